@@ -18,7 +18,7 @@ ONE = "{{instance}}"
 ROW = f"{{{{backend}}}} {{{{test}}}} {{{{model}}}} {ONE}"
 #: Grafana's grid is 24 wide.
 WIDTH = 24
-#: The pages' dark colours (benchmarks/orinbench/report/report.css), as Grafana opens dark.
+#: The pages' dark colours (benchmarks/orinbench/show/report.css), as Grafana opens dark.
 BLUE, ORANGE, GREEN, YELLOW, PALE = "#5eb3ea", "#ff9552", "#4fcfa4", "#d9b44a", "#9cc4de"
 GOOD, BAD, MUTED = "#5fd3ad", "#ff8f85", "#a3adb9"
 #: Grafana's own text colour, dark or light.
@@ -342,8 +342,14 @@ LLM = Dashboard(
             "joule",
             [(JOULES, "{{host}}{{instance}}")],
             width=12,
-            description="The module's rails over the server's tokens, idle time included: module, "
-            "without carrier board and power supply.",
+            description="The module, without carrier board and power supply; idle time included.",
+        ),
+        Panel(
+            "Joules a token, by phase",
+            "joule",
+            [(f"phase:llm_joules_per_token:rate5m{{{INSTANCE}}}", f"{{{{phase}}}} {ONE}")],
+            width=12,
+            description="The server's own meter, without idle time and cached tokens.",
         ),
         Panel(
             "Tokens a second",
@@ -374,9 +380,7 @@ LLM = Dashboard(
             colours={"95": ORANGE},
         ),
         Panel(
-            "Module power meanwhile",
-            "watt",
-            [('jetson_module_power_watts{host=~"$host"}', ONE)],
+            "Module power meanwhile", "watt", [('jetson_module_power_watts{host=~"$host"}', ONE)]
         ),
     ],
 )

@@ -8,14 +8,20 @@ from functools import lru_cache
 from orinboard.readings import Rail
 
 #: The rails that feed the AGX Orin module from outside. VDDQ_VDD2_1V8AO is fed from one of them and
-#: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance").
+#: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance"). Some published
+#: figures add it all the same: 5 W of 42 while a language model decodes.
 AGX_ORIN_INPUTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+#: AGX Xavier: the regulators' inputs, each from one of the module's two supplies (NVIDIA, Jetson
+#: AGX Xavier Series Product Design Guide, 5.6.2).
+AGX_XAVIER_INPUTS = ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V")
 #: The whole module's input on Orin NX and Nano, and on Xavier NX.
 MODULE_INPUT = "VDD_IN"
-#: Thor's input has a chip of its own, an INA238, whose rail is called so.
+#: Thor's input has a chip of its own, an INA238 on the carrier board, whose rail is called so.
 THOR_INPUT = "VIN"
 #: Parts that a module's rails leave out, in the words that stand beside each figure.
 MODULE_WORDS = "module, without carrier board and power supply"
+AGX_ORIN_WORDS = f"{MODULE_WORDS}; the memory's VDDQ_VDD2_1V8AO is inside it and not added"
+THOR_WORDS = "whole system at the carrier board's input, without power supply; more than a module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,15 @@ def _boundary(
     if MODULE_INPUT in keys:
         return Boundary(MODULE_WORDS, (MODULE_INPUT,), module=True)
     if set(AGX_ORIN_INPUTS) <= set(keys):
-        return Boundary(MODULE_WORDS, AGX_ORIN_INPUTS, module=True)
+        return Boundary(AGX_ORIN_WORDS, AGX_ORIN_INPUTS, module=True)
+    if set(AGX_XAVIER_INPUTS) <= set(keys):
+        return Boundary(MODULE_WORDS, AGX_XAVIER_INPUTS, module=True)
     by_chip = {
         chip: tuple(key for key, rail in zip(keys, rails, strict=True) if rail.chip == chip)
         for chip in ("ina238", "nvml", "rapl")
     }
     if by_chip["ina238"] == (THOR_INPUT,):
-        return Boundary(MODULE_WORDS, (THOR_INPUT,), module=True)
+        return Boundary(THOR_WORDS, (THOR_INPUT,), module=True)
     if any(rail.chip == "ina3221" for rail in rails):
         return None
     if by_chip["nvml"]:

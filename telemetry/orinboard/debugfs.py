@@ -1,6 +1,7 @@
-"""Readings for root only: the clocks of the memory controller and of the video engines."""
+"""Clocks and load of the memory controller and of the engines; most of it is for root only."""
 
 import re
+from dataclasses import replace
 
 from orinboard.files import Files
 from orinboard.readings import Clock, Process, Readings
@@ -8,10 +9,39 @@ from orinboard.readings import Clock, Process, Readings
 BPMP_CLOCKS = "sys/kernel/debug/bpmp/debug/clk"
 NVMAP_CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
 KERNEL_CLOCKS = "sys/kernel/debug/clk"
+#: Clocks a millisecond in which memory was used, a running mean (NVIDIA's tegra_cactmon_mc_all.c).
+EMC_ACTIVITY = "sys/kernel/debug/cactmon/mc_all"
+#: The activity monitors of host1x's engines, by module; 0 counts the active clocks (its actmon.c).
+ACTMON = "sys/kernel/debug/tegra-host1x/actmon"
 #: Thor's memory controller has a devfreq node, which everybody may read.
 THOR_EMC = "sys/class/devfreq/bwmgr"
 #: The engines of Orin; numbered ones are listed by the names that the firmware gives them.
 ENGINES = ("ape", "nvdec", "nvdla0", "nvdla1", "nvenc", "nvjpg", "nvjpg1", "ofa", "pva0", "vic")
+
+DEVFREQ = "sys/class/devfreq"
+#: Devfreq nodes of host1x's engines, as `15340000.vic`.
+ENGINE_NODE = re.compile(r"[0-9a-f]+\.(vic|nvenc|nvdec|nvjpg|ofa)\d*", flags=re.ASCII)
+#: The drivers' `load` and `usage` count thousandths.
+FULL_LOAD = 1000
+
+
+def engine_nodes(files: Files) -> dict[str, str]:
+    """The devfreq nodes of engines, by the engine's name."""
+    nodes = (entry for entry in files.entries(DEVFREQ) if ENGINE_NODE.fullmatch(entry))
+    return {node.partition(".")[2]: f"{DEVFREQ}/{node}" for node in nodes}
+
+
+def read_engines(files: Files) -> Readings:
+    """Engines whose clock everybody may read, with the activity monitor's load where it is."""
+    engines = []
+    for name, node in engine_nodes(files).items():
+        clock = emc(files, node, ("cur_freq", "min_freq", "max_freq"))
+        permille = files.number(f"{node}/device/load", FULL_LOAD)
+        if clock is not None or permille is not None:
+            clock = clock or Clock(name)
+            load = None if permille is None else permille / FULL_LOAD
+            engines.append(replace(clock, name=name, load=load))
+    return Readings(engines=tuple(engines))
 
 
 def read_emc(files: Files) -> Clock | None:
@@ -41,11 +71,27 @@ def read_processes(files: Files) -> tuple[Process, ...]:
 
 
 def read_debugfs(files: Files) -> Readings:
-    """EMC and engine clocks, and the GPU's memory by process; nothing where none of it is."""
-    engines = []
+    """EMC and engine clocks and loads, GPU memory by process; nothing where none of it is.
+
+    Of an engine whose clock everybody may read, only what that node leaves out.
+    """
+    engines, open_to_all = [], engine_nodes(files)
     for name in ENGINES:
-        rate = files.number(f"{BPMP_CLOCKS}/{name}/rate")
-        count = files.number(f"{KERNEL_CLOCKS}/{name}/clk_enable_count")
-        if rate is not None or count is not None:
-            engines.append(Clock(name, rate, enabled=None if count is None else count > 0))
-    return Readings(emc=read_emc(files), engines=tuple(engines), processes=read_processes(files))
+        rate = count = permille = None
+        node = open_to_all.get(name)
+        if node is None:
+            rate = files.number(f"{BPMP_CLOCKS}/{name}/rate")
+            count = files.number(f"{KERNEL_CLOCKS}/{name}/clk_enable_count")
+        if node is None or files.text(f"{node}/device/load") is None:
+            permille = files.number(f"{ACTMON}/{name}/module0/usage", FULL_LOAD)
+        if (rate, count, permille) != (None, None, None):
+            running = None if count is None else count > 0
+            load = None if permille is None else permille / FULL_LOAD
+            engines.append(Clock(name, rate, enabled=running, load=load))
+    clock, kilohertz = read_emc(files), files.number(EMC_ACTIVITY)
+    return Readings(
+        emc=clock,
+        emc_activity_hz=None if kilohertz is None else kilohertz * 1000,
+        engines=tuple(engines),
+        processes=read_processes(files),
+    )

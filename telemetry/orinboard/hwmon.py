@@ -21,6 +21,13 @@ OC_REASONS = {
 MOST_MILLIVOLTS, MOST_MILLIAMPERES, MOST_MICROWATTS = 100_000, 2_000_000, 20_000_000_000
 #: The INA3221 tells currents apart by 40 µV over its shunt (SBOS576, 7.5).
 INA3221_SHUNT_MICROVOLTS = 40
+#: And voltages by this many volts.
+INA3221_BUS_VOLTS = 0.008
+#: The INA238 with its driver's calibration: 16384 / 65536 of its 5 µV (SBOSA20, 8.1.2).
+INA238_SHUNT_MICROVOLTS = 20
+#: A cycle of an INA238 as its driver sets it: three conversions of 1052 µs, 16 times; it shows
+#: their mean until the next one.
+INA238_SECONDS = 3 * 1052e-6 * 16
 #: Files of a fan's speed: on Orin, and on Xavier; no fan turns this often in a minute.
 TACHOMETERS, MOST_RPM = ("pwm_tach", "generic_pwm_tachometer"), 1_000_000
 #: A shunt of more than an ohm is none, in µΩ.
@@ -45,7 +52,7 @@ def device(files: Files, node: str) -> str:
 class Channel:
     """One sensor of a rail: channel `number` of an INA3221, or an INA238 (0); `device` its address.
 
-    `microohms` is its shunt, which says how finely an INA3221 tells currents apart; 0 if unknown.
+    `microohms` is its shunt, which says how finely it tells currents apart; 0 if unknown.
     """
 
     node: str
@@ -58,7 +65,18 @@ class Channel:
     @property
     def step_amperes(self) -> float:
         """The smallest difference between two currents that it shows; 0 if that is not known."""
-        return INA3221_SHUNT_MICROVOLTS / self.microohms if self.microohms else 0.0
+        microvolts = INA3221_SHUNT_MICROVOLTS if self.number else INA238_SHUNT_MICROVOLTS
+        return microvolts / self.microohms if self.microohms else 0.0
+
+
+def tree_number(files: Files, path: str) -> int:
+    """A number of the device tree, four bytes; 0 where there is none."""
+    try:
+        data = files.raw(path)
+    except OSError:
+        return 0
+    number = int.from_bytes(data, "big") if len(data) == 4 else 0
+    return number if number <= MOST_MICROOHMS else 0
 
 
 def channels(files: Files) -> list[Channel]:
@@ -76,7 +94,8 @@ def channels(files: Files) -> list[Channel]:
                 found.append(Channel(node, "ina3221", address, label, number, max(shunt, 0)))
     for node in nodes(files, "ina238"):
         label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
-        found.append(Channel(node, "ina238", device(files, node), label, 0))
+        shunt = tree_number(files, f"{node}/of_node/shunt-resistor")
+        found.append(Channel(node, "ina238", device(files, node), label, 0, shunt))
     known = Counter((channel.device, channel.label) for channel in found)
     found = [
         replace(channel, label=f"{channel.label}-{channel.number}")
@@ -89,7 +108,7 @@ def channels(files: Files) -> list[Channel]:
 
 def read_channel(files: Files, channel: Channel) -> Rail | None:
     """The rail now, with its limits and alarms; None if it gives no value."""
-    node, number = channel.node, channel.number
+    node, number, before = channel.node, channel.number, len(files.errors)
     # The INA238 has one channel, whose bus voltage is `in1` and `in0` its shunt (kernel ina238).
     millivolts = files.number(f"{node}/in{number or 1}_input", MOST_MILLIVOLTS)
     milliamperes = files.number(f"{node}/curr{number or 1}_input", MOST_MILLIAMPERES)
@@ -100,6 +119,10 @@ def read_channel(files: Files, channel: Channel) -> Rail | None:
     elif millivolts is not None and milliamperes is not None:
         watts = millivolts * milliamperes / 1e6
     if millivolts is None and milliamperes is None and watts is None:
+        # The board has this rail. One that nobody switched off and that never answers is a fault.
+        on = files.number(f"{node}/in{number or 1}_enable") != 0
+        if on and len(files.errors) == before:
+            files.errors.append("ENODATA")
         return None
     limits, alarms = [], []
     for level in ("max", "crit") if number else ():

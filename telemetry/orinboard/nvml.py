@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 from orinboard.files import Files
 from orinboard.gpu import compatible
-from orinboard.readings import Cooling, Gpu, Rail, Readings, Zone
+from orinboard.readings import Cooling, Gpu, Memory, Process, Rail, Readings, Zone
 
 T = TypeVar("T")
 #: Thor's entry in the device tree: its GPU's load comes from NVML alone (jetson_stats PR 905).
 THOR = "nvidia,tegra264"
+#: No machine has as much memory; more is no number of bytes.
+MOST_BYTES = 1 << 44
 #: Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean slower than asked (nvml.h).
 THROTTLE_BITS = {
     0x04: "sw-power-cap",
@@ -52,6 +54,7 @@ def read_nvml(files: Files) -> Readings:
         if thor:
             # Its clocks are in sysfs; beside them this GPU would be there twice.
             state = Readings(gpus=tuple(Gpu(gpu.name, load=gpu.load) for gpu in state.gpus))
+            state += read_use(device)
         found += read_power(name, device) + state
     return found
 
@@ -59,18 +62,19 @@ def read_nvml(files: Files) -> Readings:
 class NvmlPower:
     """The power and energy of the discrete GPUs: for the energy sampler.
 
-    Of several, the one that this process or a child of it computes on, once that is known: a sum
-    over the others' would be nobody's.
+    Of several, the one that the process `pid` or a child of it computes on, once that is known: a
+    sum over the others' would be nobody's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._used: str | None = None
 
     def __call__(self, files: Files) -> Readings:
         """The rail of the GPU in use; those of all GPUs while that is not known."""
         found = devices(files)
         if self._used is None and len(found) > 1:
-            self._used = used(found)
+            self._used = used(found, self._pid)
         readings = Readings()
         for name, device in found:
             if self._used in (None, name):
@@ -78,15 +82,15 @@ class NvmlPower:
         return readings
 
 
-def used(found: "list[tuple[str, Device]]") -> str | None:
-    """The one GPU that CUDA_VISIBLE_DEVICES leaves, or that our own processes compute on."""
+def used(found: "list[tuple[str, Device]]", pid: int) -> str | None:
+    """The one GPU that CUDA_VISIBLE_DEVICES leaves, or that the process `pid` computes on."""
     visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     if len(visible) == 1:
         for name, device in found:
             uuid = device.ask(device.nvml.nvmlDeviceGetUUID)
             if visible[0] == name or (uuid and str(uuid).startswith(visible[0])):
                 return name
-    ours = family(os.getpid())
+    ours = family(pid)
     busy = [
         name
         for name, device in found
@@ -166,6 +170,34 @@ def read_power(name: str, device: Device) -> Readings:
         joules=None if millijoules is None else millijoules / 1000,
     )
     return Readings(rails=(rail,))
+
+
+def read_use(device: Device) -> Readings:
+    """A Thor's memory for the GPU, and the processes that compute on it, the greatest first.
+
+    Memory is unified: NVML has no total of its own, so the sum of the processes stands in for it.
+    """
+    nvml, shares = device.nvml, []
+    for process in device.ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ():
+        taken = process.usedGpuMemory
+        # NVML says "not available" by all bits set, which nvidia-ml-py turns into None.
+        if taken is None or not 0 <= taken < MOST_BYTES:
+            continue
+        shares.append(Process(process.pid, called(process.pid), taken))
+    if not shares:
+        return Readings()
+    shares.sort(key=lambda process: (-process.nvmap_bytes, process.pid))
+    total = sum(process.nvmap_bytes for process in shares)
+    return Readings(memory=Memory(nvmap_bytes=total), processes=tuple(shares))
+
+
+def called(pid: int) -> str:
+    """The name of a process; the empty text of one that has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def read_state(name: str, device: Device) -> Readings:

@@ -1,11 +1,15 @@
 """The rails many times a second: files stay open, and a sample reads as little as it can."""
 
 import os
+import random
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
+from orinboard.boundary import boundary, rail_keys
 from orinboard.files import Files, integer
 from orinboard.hwmon import (
+    INA238_SECONDS,
     MOST_MICROWATTS,
     MOST_MILLIAMPERES,
     MOST_MILLIVOLTS,
@@ -20,6 +24,8 @@ LOOK_UP_SECONDS, SEARCH_SECONDS = 10.0, 1.0
 LONGEST = 64
 #: An INA3221 averages 1024 conversions of 8.244 ms, of two values in three channels, at most: 51 s.
 MOST_MILLISECONDS, MOST_SAMPLES = 60_000, 1024
+#: Seconds between two readings of a voltage, and of a rail outside the sum.
+VOLTAGE_SECONDS, OTHER_SECONDS = 0.02, 0.1
 
 
 class OpenFile:
@@ -61,7 +67,7 @@ class OpenFile:
 class Meter:
     """One channel with its open files: the current at every sample, the voltage in turns.
 
-    An INA238 computes the power itself, and that is its one file.
+    An INA238 computes the power itself; its voltage says how finely.
     """
 
     channel: Channel
@@ -80,6 +86,7 @@ class Meter:
         if self.power is not None:
             microwatts = self.power.read(files)
             watts = None if microwatts is None else microwatts / 1e6
+            step = channel.step_amperes * (self.millivolts or 0) / 1000
         elif self.current is not None:
             milliamperes = self.current.read(files)
             if milliamperes is not None and self.millivolts is not None:
@@ -122,35 +129,95 @@ class Sensor:
 class PowerReader:
     """The rails without limits and alarms, for the energy sampler.
 
-    A sample costs one read a rail and one more: voltages change little, so each is read in turn.
-    Reading an INA3221 may wait for a conversion of the chip, so that reads are what costs time.
+    Reading an INA3221 waits for a conversion of the chip, so that reads are what costs time: a
+    sample reads the current of each rail that counts, in an order that no load can follow. Voltages
+    change little and are read in turns, as are the rails outside the sum.
     """
 
+    choice: tuple[str, ...] = ()
+    clock: Callable[[], float] = time.monotonic
+    draw: random.Random = field(default_factory=random.Random)
     sensors: tuple[Sensor, ...] = ()
+    #: When the reading of the rails that count began.
+    began: float = 0.0
     _meters: list[Meter] = field(default_factory=list)
+    _shown: dict[int, Rail] = field(default_factory=dict)
+    _counting: set[int] = field(default_factory=set)
     _turn: int = 0
     _next_look_up: float = 0.0
+    _next_voltage: float = 0.0
+    _next_other: float = 0.0
+
+    @property
+    def update_seconds(self) -> float:
+        """Seconds between two values of the slowest chip that waits for them."""
+        return max((s.update_seconds or 0.0 for s in self.sensors if s.chip != "ina238"), default=0)
+
+    @property
+    def lag_seconds(self) -> float:
+        """The mean age of a value: an INA238 shows the mean of its last cycle for a cycle."""
+        cycles = [INA238_SECONDS for sensor in self.sensors if sensor.chip == "ina238"]
+        return max([*cycles, self.update_seconds / 2])
 
     def __call__(self, files: Files) -> Readings:
         """Voltage, current and power of every rail that answers."""
-        now = time.monotonic()
+        now = self.clock()
         if now >= self._next_look_up:
             self._look_up(files)
             self._next_look_up = now + (LOOK_UP_SECONDS if self._meters else SEARCH_SECONDS)
         if not self._meters:
             return Readings()
-        self._turn = (self._turn + 1) % len(self._meters)
-        rails = []
-        for number, meter in enumerate(self._meters):
+        fresh = self._others(now) | self._counting
+        voltage = self._voltage(now)
+        self.began = self.clock()
+        for number in self.draw.sample(sorted(fresh), len(fresh)):
             try:
-                rail = meter.rail(files, turn=number == self._turn)
+                rail = self._meters[number].rail(files, turn=number == voltage)
             except OSError as error:
                 files.failed(error)
                 self._next_look_up = now
-                continue
-            if rail is not None:
-                rails.append(rail)
-        return Readings(rails=tuple(rails))
+                rail = None
+            if rail is None:
+                self._shown.pop(number, None)
+                fresh.discard(number)
+            else:
+                self._shown[number] = rail
+        rails = tuple(
+            self._shown[number] if number in fresh else replace(self._shown[number], fresh=False)
+            for number in range(len(self._meters))
+            if number in self._shown
+        )
+        self._count(rails)
+        return Readings(rails=rails)
+
+    def _voltage(self, now: float) -> int | None:
+        if now < self._next_voltage:
+            return None
+        self._next_voltage = now + VOLTAGE_SECONDS
+        self._turn += 1
+        counting = sorted(self._counting) or list(range(len(self._meters)))
+        return counting[self._turn % len(counting)]
+
+    def _others(self, now: float) -> set[int]:
+        """Rails outside the sum that are read now: one from time to time."""
+        others = [n for n in range(len(self._meters)) if n not in self._counting]
+        if not self._shown:
+            return set(others)
+        if not others or now < self._next_other:
+            return set()
+        self._next_other = now + OTHER_SECONDS
+        self._turn += 1
+        return {others[self._turn % len(others)]}
+
+    def _count(self, rails: tuple[Rail, ...]) -> None:
+        """Find the rails that are summed; all of them where nobody knows."""
+        whole = boundary(rails, self.choice)
+        names = set(whole.rails) if whole else set(rail_keys(rails))
+        shown = [number for number in range(len(self._meters)) if number in self._shown]
+        keys = zip(shown, rail_keys(rails), strict=True)
+        counting = {number for number, key in keys if key in names}
+        # One that did not answer is asked again each time.
+        self._counting = counting | (set(range(len(self._meters))) - set(shown))
 
     def _look_up(self, files: Files) -> None:
         self.close()
@@ -167,7 +234,7 @@ class PowerReader:
         """Let all files go."""
         for meter in self._meters:
             meter.close()
-        self._meters = []
+        self._meters, self._shown, self._counting = [], {}, set()
 
 
 def opened(files: Files, channel: Channel) -> Meter:
@@ -177,10 +244,13 @@ def opened(files: Files, channel: Channel) -> Meter:
         return OpenFile(files.roots.locate(f"{channel.node}/{name}"), most)
 
     if not channel.number:
-        return Meter(channel, power=file("power1_input", MOST_MICROWATTS))
-    meter = Meter(channel, current=file(f"curr{channel.number}_input", MOST_MILLIAMPERES))
+        meter = Meter(channel, power=file("power1_input", MOST_MICROWATTS))
+        name = "in1_input"
+    else:
+        name = f"in{channel.number}_input"
+        meter = Meter(channel, current=file(f"curr{channel.number}_input", MOST_MILLIAMPERES))
     try:
-        meter.voltage = file(f"in{channel.number}_input", MOST_MILLIVOLTS)
+        meter.voltage = file(name, MOST_MILLIVOLTS)
     except OSError:
         meter.close()
         raise

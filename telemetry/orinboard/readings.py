@@ -1,6 +1,7 @@
 """Readings by type: hertz, volts, amperes, watts, joules, degrees Celsius, bytes, ratios."""
 
 from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Rail:
     """One supply; `joules` is a counter the hardware keeps, which starts again at `joules_wrap`.
 
     `chip` is what measures it: `ina3221`, `ina238`, `nvml`, `rapl`. `step_watts` is the smallest
-    difference between two powers that the chip shows; 0 if that is not known.
+    difference between two powers that the chip shows; 0 if that is not known. A rail that was not
+    read again since the sample before is not `fresh`.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Rail:
     joules_wrap: float | None = None
     chip: str = ""
     step_watts: float = 0.0
+    fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +134,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The clock of the memory controller or of an engine, in Hz."""
+    """The clock of the memory controller or of an engine, in Hz, and how much of it is busy."""
 
     name: str
     current_hz: int | None = None
     min_hz: int | None = None
     max_hz: int | None = None
     enabled: bool | None = None
+    load: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +166,20 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process with memory of the GPU's (nvmap), in bytes."""
+    """A process with memory of the GPU's, in bytes: by nvmap, or by NVML on a Thor."""
 
     pid: int
     name: str
     nvmap_bytes: int
+
+
+Part = TypeVar("Part", Memory, Clock)
+
+
+def filled(one: Part, other: Part) -> Part:
+    """One of two sources' values, with the other's where it has none."""
+    pairs = ((getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return type(one)(*(theirs if mine is None else mine for mine, theirs in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +194,7 @@ class Readings:
     fans: tuple[Fan, ...] = ()
     engines: tuple[Clock, ...] = ()
     emc: Clock | None = None
-    emc_load: float | None = None
+    emc_activity_hz: int | None = None
     memory: Memory | None = None
     host: Host | None = None
     processes: tuple[Process, ...] = ()
@@ -190,10 +203,19 @@ class Readings:
     identity: Identity | None = None
 
     def __add__(self, other: "Readings") -> "Readings":
-        merged = {}
+        merged: dict[str, Any] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            merged[field.name] = mine + theirs if isinstance(mine, tuple) else mine or theirs
+            if isinstance(mine, Memory) and isinstance(theirs, Memory):
+                merged[field.name] = filled(mine, theirs)
+            elif field.name == "engines":
+                # What everybody may read of an engine, and what root adds.
+                engines = {engine.name: engine for engine in mine}
+                for engine in theirs:
+                    engines[engine.name] = filled(engines.get(engine.name, engine), engine)
+                merged[field.name] = tuple(engines.values())
+            else:
+                merged[field.name] = mine + theirs if isinstance(mine, tuple) else mine or theirs
         return Readings(**merged)
 
     @property

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orinboard.debugfs import read_debugfs, read_thor_emc
+from orinboard.debugfs import read_debugfs, read_engines, read_thor_emc
 from orinboard.files import Files, Roots, Tree
 from orinboard.gpu import read_gpus
 from orinboard.hwmon import read_fans, read_rails, read_throttle
@@ -36,6 +36,7 @@ SOURCES: Mapping[str, Reader] = {
     "host": read_host,
     "power_mode": read_power_mode,
     "emc": read_thor_emc,
+    "engines": read_engines,
     "nvml": read_nvml,
     "rapl": read_rapl,
     "debugfs": read_debugfs,

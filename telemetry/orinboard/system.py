@@ -106,7 +106,7 @@ def power_modes(files: Files) -> dict[int, str]:
     text = files.text("etc/nvpmodel.conf") or ""
     # < POWER_MODEL ID=0 NAME=MAXN >
     return {
-        int(i): name for i, name in re.findall(r"POWER_MODEL\s+ID=(\d{1,9})\s+NAME=(\S+)", text)
+        int(i): name for i, name in re.findall(r"POWER_MODEL\s+ID=(\d{1,9})\s+NAME=([^\s>]+)", text)
     }
 
 

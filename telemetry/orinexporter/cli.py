@@ -20,9 +20,6 @@ from orinboard.energy import EnergySampler
 from orinboard.files import Roots
 from orinboard.replay import FILE, Player, RecordingError, load, observe, save
 from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
-from orinboard.tegrastats import Tegrastats
-from orinboard.wall import MeterError
-from orinexporter.compare import show_wall
 from orinexporter.service import Exporter
 from orinexporter.top import show
 from orinexporter.web import Server
@@ -84,7 +81,6 @@ class Options:
     replay: Path | None
     budget: float
     sample_rate: float
-    tegrastats: str | None
     rails: tuple[str, ...] = ()
 
 
@@ -115,18 +111,7 @@ def opened(options: Options) -> Iterator[tuple[Roots, Board]]:
                     f"--replay {options.replay}: neither {FILE} nor sys/ is in it"
                 )
             roots = Roots.under(options.replay)
-        readers, collectors = dict(SOURCES), options.collectors
-        if options.tegrastats:
-            try:
-                tegrastats = Tegrastats(options.tegrastats)
-            except OSError as error:
-                reason = f"--tegrastats {options.tegrastats}: {error.strerror}"
-                raise click.UsageError(reason) from None
-            stack.callback(tegrastats.close)
-            readers["tegrastats"] = tegrastats.read
-            collectors = (*collectors, "tegrastats")
-        board = Board(roots, collectors, budget=options.budget, readers=readers)
-        with board:
+        with Board(roots, options.collectors, budget=options.budget) as board:
             yield roots, board
 
 
@@ -236,11 +221,6 @@ def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") 
     callback=parse_collectors,
     help="Sources to read. Default: every source that needs no privilege (not debugfs).",
 )
-@click.option(
-    "--tegrastats",
-    metavar="PATH",
-    help="A tegrastats binary to run for the load of the memory controller; needs root.",
-)
 @click.option("--sysfs", default="/sys", type=DIRECTORY, help="Root of sysfs.")
 @click.option("--procfs", default="/proc", type=DIRECTORY, help="Root of procfs.")
 @click.option("--etc", default="/etc", type=DIRECTORY, help="Folder of nvpmodel.conf.")
@@ -274,7 +254,6 @@ def jetson_exporter(
     listen: tuple[str, int],
     print_once: bool,
     collectors: tuple[str, ...],
-    tegrastats: str | None,
     sysfs: Path,
     procfs: Path,
     etc: Path,
@@ -292,7 +271,7 @@ def jetson_exporter(
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise click.UsageError(f"--{name} has no meaning with --replay: give one of them")
     roots = Roots(str(sysfs), str(procfs), str(etc), str(var))
-    options = Options(roots, collectors, replay, budget, sample_rate, tegrastats, rails)
+    options = Options(roots, collectors, replay, budget, sample_rate, rails)
     context.obj = options
     if context.invoked_subcommand:
         return
@@ -308,7 +287,7 @@ OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
 
 
 #: The same for `top` and --once, which show what is served.
-OF_TOP = OF_RECORD | {"collectors", "tegrastats", "replay", "budget"}
+OF_TOP = OF_RECORD | {"collectors", "replay", "budget"}
 
 
 def refuse_others(group: click.Context | None, allowed: frozenset[str], why: str) -> None:
@@ -379,7 +358,7 @@ def record(
 )
 @click.pass_context
 def top(context: click.Context, /, interval: float) -> None:
-    """Show the board in the terminal until Ctrl-C.
+    """Show the board in the terminal until q or Ctrl-C; arrows scroll.
 
     If the output is no terminal, the board is shown once. Run as root, it also shows the GPU
     memory of each process and the clock of the memory.
@@ -394,25 +373,6 @@ def top(context: click.Context, /, interval: float) -> None:
         options = replace(options, collectors=tuple(SOURCES))
     with opened(options) as (_, board):
         show(board, interval, console())
-
-
-@jetson_exporter.command()
-@click.argument("meter", type=click.Path(path_type=Path))
-@click.argument("records", type=click.Path(path_type=Path))
-@click.pass_context
-def wall(context: click.Context, /, meter: Path, records: Path) -> None:
-    """Compare a wall meter with recorded energy.
-
-    METER is the wall meter's CSV, RECORDS what `orinbench ... -o jsonl` wrote.
-
-    The CSV has a header with a column for the time (Unix seconds or ISO 8601 with a zone) and one
-    for watts. The meter's clock and this machine's must agree.
-    """
-    refuse_others(context.parent, frozenset(), "wall reads no board")
-    try:
-        show_wall(meter, records, console())
-    except MeterError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def console() -> Console:

@@ -121,7 +121,7 @@ BOARD = (
     ),
     Family(
         "module_power_watts",
-        "Power of the module: VDD_IN, else the sum of the rails that feed it.",
+        "Power of the module: VDD_IN, or its inputs' sum; of the system on a Thor.",
         (),
         lambda r: [((), module_watts(r.rails))],
     ),
@@ -186,12 +186,13 @@ BOARD = (
         one("emc", "max_hz"),
     ),
     Family(
-        "emc_load_ratio",
-        "Share of the memory bandwidth in use, as tegrastats shows it.",
+        "emc_activity_hertz",
+        "Clocks a second in which memory was used, as the activity monitor counts them.",
         (),
-        lambda r: [((), r.emc_load)],
+        lambda r: [((), r.emc_activity_hz)],
     ),
     Family("engine_frequency_hertz", "Clock of an engine.", ENGINE, each("engines", "current_hz")),
+    Family("engine_load_ratio", "Load of an engine.", ENGINE, each("engines", "load")),
     Family(
         "engine_enabled",
         "1 if the clock of an engine is running.",

@@ -137,9 +137,15 @@ def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
 
 
 def passive_trip(readings: Readings) -> float:
-    """The temperature at which the kernel first slows the chip down, over all zones."""
-    trips = [t.celsius for zone in readings.zones for t in zone.trips if t.kind == "passive"]
-    return min(trips, default=FULL_SCALE_CELSIUS)
+    """The temperature at which the kernel first slows the chip down, over all zones.
+
+    The critical one where the device tree has no passive trip, as on a Thor.
+    """
+    trips = [trip for zone in readings.zones for trip in zone.trips]
+    for kind in ("passive", "critical"):
+        if found := [trip.celsius for trip in trips if trip.kind == kind]:
+            return min(found)
+    return FULL_SCALE_CELSIUS
 
 
 def span(seconds: float) -> str:

@@ -1,11 +1,23 @@
-"""The board in a terminal: `jetson-exporter top`."""
+"""The board in a terminal: `jetson-exporter top`.
 
+The screen scrolls by lines where the board has more of them than the terminal. `q` ends it.
+"""
+
+import os
+import re
+import select
+import sys
+import termios
 import time
-from collections.abc import Iterator
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +30,29 @@ from orinexporter.page import LEAST_WATTS, full_scale, passive_trip, size
 
 #: Length of a bar, in characters.
 BAR = 20
+#: What no name of a board has, and what a terminal would obey: C0, DEL and C1 controls.
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+#: What the keys do to the first line that is shown: lines, or pages.
+KEYS: dict[bytes, tuple[int, int]] = {
+    b"\x1b[A": (-1, 0),
+    b"\x1bOA": (-1, 0),
+    b"k": (-1, 0),
+    b"\x1b[B": (1, 0),
+    b"\x1bOB": (1, 0),
+    b"j": (1, 0),
+    b"\x1b[5~": (0, -1),
+    b"\x1b[6~": (0, 1),
+    b" ": (0, 1),
+    b"\x1b[H": (0, -1000),
+    b"\x1b[F": (0, 1000),
+}
+#: One key: an escape sequence, or a byte.
+KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", flags=re.DOTALL)
+
+
+def plain(text: str) -> Text:
+    """A text of the board's, which is shown and neither obeyed nor read as markup."""
+    return Text(CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def bar(value: float, full: float, style: str = "green") -> ProgressBar:
@@ -42,11 +77,11 @@ def gauges(readings: Readings, watts: float) -> Table:
         table.add_row("module power", f"{state.watts:.1f} W", bar(state.watts, full, "yellow"))
     for gpu in readings.gpus:
         if gpu.load is not None:
-            table.add_row(f"GPU {gpu.name} load", f"{gpu.load:.1%}", bar(gpu.load, 1))
+            table.add_row(plain(f"GPU {gpu.name} load"), f"{gpu.load:.1%}", bar(gpu.load, 1))
         if gpu.current_hz is not None:
             most = gpu.max_hz or gpu.current_hz
             clock = f"{gpu.current_hz / 1e6:.0f} of {most / 1e6:.0f} MHz"
-            table.add_row(f"GPU {gpu.name} clock", clock, bar(gpu.current_hz, most))
+            table.add_row(plain(f"GPU {gpu.name} clock"), clock, bar(gpu.current_hz, most))
     if state.hottest is not None:
         trip = passive_trip(readings)
         style = "red" if state.hottest > trip - 5 else "green"
@@ -54,7 +89,7 @@ def gauges(readings: Readings, watts: float) -> Table:
         table.add_row("hottest zone", said, bar(state.hottest, trip, style))
     for fan in readings.fans:
         said = "– rpm" if fan.rpm is None else f"{fan.rpm} rpm"
-        table.add_row(fan.name, said, bar(fan.pwm or 0, 1))
+        table.add_row(plain(fan.name), said, bar(fan.pwm or 0, 1))
     return table
 
 
@@ -75,10 +110,10 @@ def memory(readings: Readings) -> Table:
         most = emc.max_hz or emc.current_hz or 0
         clock = f"{(emc.current_hz or 0) / 1e6:.0f} of {most / 1e6:.0f} MHz"
         table.add_row("memory clock", clock, bar(emc.current_hz or 0, most))
-    if readings.emc_load is not None:
-        table.add_row("memory load", f"{readings.emc_load:.0%}", bar(readings.emc_load, 1))
+    if (active := readings.emc_activity_hz) is not None:
+        table.add_row("memory active", f"{active / 1e6:.0f} MHz", "")
     for process in readings.processes[:5]:
-        table.add_row(f"  {process.name} {process.pid}", size(process.nvmap_bytes), "")
+        table.add_row(plain(f"  {process.name} {process.pid}"), size(process.nvmap_bytes), "")
     return table
 
 
@@ -101,10 +136,15 @@ def zones(readings: Readings) -> Table:
     for zone in readings.zones:
         if zone.celsius is not None:
             style = "red" if zone.celsius > trip - 5 else "green"
-            table.add_row(zone.name, f"{zone.celsius:.1f} °C", bar(zone.celsius, trip, style))
+            table.add_row(
+                plain(zone.name), f"{zone.celsius:.1f} °C", bar(zone.celsius, trip, style)
+            )
     for engine in readings.engines:
-        clock = "on" if engine.current_hz is None else f"{engine.current_hz / 1e6:.0f} MHz"
-        table.add_row(f"engine {engine.name}", "off" if engine.enabled is False else clock, "")
+        said = "on" if engine.current_hz is None else f"{engine.current_hz / 1e6:.0f} MHz"
+        busy = "" if engine.load is None else f"{engine.load:.0%} at "
+        drawn = "" if engine.load is None else bar(engine.load, 1)
+        said = "off" if engine.enabled is False else busy + said
+        table.add_row(plain(f"engine {engine.name}"), said, drawn)
     return table
 
 
@@ -113,20 +153,20 @@ def rails(readings: Readings) -> Group:
     table = grid()
     for rail in readings.rails:
         said = "–" if rail.watts is None else f"{rail.watts:.2f} W"
-        table.add_row(f"{rail.name} {rail.device}", said, "")
+        table.add_row(plain(f"{rail.name} {rail.device}"), said, "")
     whole = boundary(readings.rails)
     words = whole.words if whole else "unknown, as nobody knows which of these rails to add"
-    return Group(table, Text(f"the sum: {words}", style="dim"))
+    return Group(table, Text(CONTROLS.sub("", f"the sum: {words}"), style="dim"))
 
 
 def screen(readings: Readings, before: tuple[Core, ...], watts: float) -> Group:
     """Everything, one part below the other; a part that the board does not have is left out."""
     state, board = BoardState(readings), readings.identity
-    title = Text(f"{board.model}, L4T {board.l4t or 'unknown'}" if board else "no Jetson here")
+    title = plain(f"{board.model}, L4T {board.l4t or 'unknown'}" if board else "no Jetson here")
     if mode := readings.power_mode:
-        title.append(f", power mode {mode.name or mode.id}")
+        title.append_text(plain(f", power mode {mode.name or mode.id}"))
     for name in state.throttling:
-        title.append(f"  {name}", style="bold red")
+        title.append_text(plain(f"  {name}")).stylize("bold red", len(title) - len(name))
     parts = [gauges(readings, watts), cpus(readings, before), memory(readings)]
     parts.append(zones(readings))
     if readings.rails:
@@ -135,7 +175,34 @@ def screen(readings: Readings, before: tuple[Core, ...], watts: float) -> Group:
     return Group(title, *(piece for part in shown for piece in (Text(), part)))
 
 
-def screens(board: Board, interval: float) -> Iterator[Group]:
+class Window:
+    """As many lines of a picture as the terminal has, from `first` on; the last one says more."""
+
+    def __init__(self, picture: Group) -> None:
+        self.picture, self.first = picture, 0
+        self._keys: tuple[int, int] = (0, 0)
+
+    def press(self, lines: int, pages: int) -> None:
+        """Move with the next drawing, which knows how long the picture is."""
+        self._keys = self._keys[0] + lines, self._keys[1] + pages
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.picture, options.update(height=None), pad=False)
+        shown = max(console.height - 1, 1)
+        (by, pages), self._keys = self._keys, (0, 0)
+        wanted = self.first + by + pages * max(shown - 1, 1)
+        self.first = min(max(wanted, 0), max(len(lines) - shown, 0))
+        for line in islice(lines, self.first, self.first + shown):
+            yield from line
+            yield Segment.line()
+        last = min(self.first + shown, len(lines))
+        said = f"lines {self.first + 1}-{last} of {len(lines)}; arrows, PgUp, PgDn; q ends"
+        yield Text(said[: console.width], style="dim", no_wrap=True, end="")
+
+
+def screens(
+    board: Board, interval: float, wait: Callable[[float], object] = time.sleep
+) -> Iterator[Group]:
     """One screen after the other, for ever."""
     before: tuple[Core, ...] = ()
     watts = 0.0
@@ -144,19 +211,62 @@ def screens(board: Board, interval: float) -> Iterator[Group]:
         watts = max(watts, BoardState(readings).watts or 0.0)
         yield screen(readings, before, watts)
         before = readings.host.cores if readings.host else ()
-        time.sleep(interval)
+        wait(interval)
+
+
+@contextmanager
+def keys(descriptor: int) -> Iterator[Callable[[float], list[bytes]]]:
+    """Ask the terminal behind `descriptor` for keys as they are pressed: none waits for Enter."""
+    if not os.isatty(descriptor):
+
+        def nothing(seconds: float) -> list[bytes]:
+            time.sleep(seconds)
+            return []
+
+        yield nothing
+        return
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> list[bytes]:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            return []
+        # A terminal that has gone away is one that ends.
+        return KEY.findall(os.read(descriptor, 1024)) or [b"q"]
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class EndedError(Exception):
+    """Somebody pressed `q`."""
 
 
 def show(board: Board, interval: float, console: Console) -> None:
-    """Until Ctrl-C; one screen where the output is no terminal."""
-    shown = screens(board, interval)
+    """Until `q` or Ctrl-C; one screen where the output is no terminal."""
     if not console.is_terminal:
+        shown = screens(board, interval)
         next(shown)
         console.print(next(shown))
         return
-    try:
-        with Live(next(shown), console=console, screen=True, auto_refresh=False) as live:
-            for picture in shown:
-                live.update(picture, refresh=True)
-    except KeyboardInterrupt:
-        return
+    with keys(sys.stdin.fileno()) as pressed:
+
+        def wait(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                for key in pressed(left):
+                    if key in (b"q", b"Q"):
+                        raise EndedError
+                    window.press(*KEYS.get(key, (0, 0)))
+                    live.refresh()
+
+        pictures = screens(board, interval, wait)
+        window = Window(next(pictures))
+        with Live(window, console=console, screen=True, auto_refresh=False) as live:
+            try:
+                for window.picture in pictures:
+                    live.refresh()
+            except (KeyboardInterrupt, EndedError):
+                return

@@ -37,7 +37,8 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 10.0
 #: An idle connection, and TLS's handshake, in seconds.
 IDLE_SECONDS, HANDSHAKE_SECONDS = 8, 5.0
-#: Connections at once; beyond, the oldest that waits for its client is cut.
+#: Connections at once; beyond, the oldest that was never answered is cut, then the oldest
+#: idle one.
 MOST_CONNECTIONS = 256
 #: Clients that may wait to be accepted.
 WAITING = 128
@@ -59,6 +60,7 @@ class Guarded(H11Protocol):
     """A connection that is cut when its client takes too long, or when there are too many."""
 
     _deadline: asyncio.TimerHandle
+    _served = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
@@ -72,10 +74,14 @@ class Guarded(H11Protocol):
         ]
         waiting = [other for other in there if other is not self and not other._answering()]
         if len(there) > most_connections() and waiting:
-            min(waiting, key=lambda other: other._deadline.when()).transport.abort()
+            # Who has been answered before is a scraper; who never asked to the end may be none.
+            min(
+                waiting, key=lambda other: (other._served, other._deadline.when())
+            ).transport.abort()
 
     def on_response_complete(self) -> None:
         """The client may ask again."""
+        self._served = True
         self._rearm()
         super().on_response_complete()
 

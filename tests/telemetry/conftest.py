@@ -177,6 +177,7 @@ def thor() -> Tree:
         f"{HWMON}/hwmon1/device": Link("2-0040"),
         f"{HWMON}/hwmon2/name": "ina238\n",
         f"{HWMON}/hwmon2/device": Link("2-0044"),
+        f"{HWMON}/hwmon2/of_node/shunt-resistor": "\0\0\4\0",  # 1024 µΩ, made up
         f"{HWMON}/hwmon2/in0_input": "1\n",
         f"{HWMON}/hwmon2/in1_input": "19950\n",
         f"{HWMON}/hwmon2/curr1_input": "1310\n",
@@ -256,6 +257,9 @@ def root() -> Tree:
         f"{clocks}/emc/max_rate": "3199000000\n",
         f"{clocks}/nvenc/rate": "115200000\n",
         f"{clocks}/vic/rate": "729600000\n",
+        # 14 % of its clock: the driver's unit is 1,000 clocks a second.
+        "sys/kernel/debug/cactmon/mc_all": "447860\n",
+        "sys/kernel/debug/tegra-host1x/actmon/vic/module0/usage": "125\n",
         "sys/kernel/debug/clk/nvenc/clk_enable_count": "0\n",
         "sys/kernel/debug/clk/vic/clk_enable_count": "2\n",
     }

@@ -162,7 +162,6 @@ def test_two_instances_on_one_port(served: tuple[subprocess.Popen[str], str]) ->
         (["--sysfs", "/nonexistent"], "'/nonexistent' does not exist"),
         (["--budget", "0"], "0<x<=60"),
         (["--sample-rate", "1000"], "0<=x<=100"),
-        (["--tegrastats", "/nonexistent"], "--tegrastats /nonexistent: No such file"),
         (["--replay", "/tmp", "--etc", "/etc"], "--etc has no meaning with --replay"),
         (["--frobnicate"], "--frobnicate"),
         (["record"], "DIRECTORY"),
@@ -203,27 +202,6 @@ def test_collectors_are_chosen(recording: Path) -> None:
     out = run("--replay", str(recording), "--once", "--collectors", "rails,fan")[1]
     assert "jetson_module_power_watts" in out and "jetson_fan_speed_rpm" in out
     assert "jetson_temperature_celsius" not in out
-
-
-def test_the_load_of_the_memory_controller_comes_from_tegrastats(
-    recording: Path, tmp_path: Path
-) -> None:
-    binary = tmp_path / "tegrastats"
-    binary.write_text("#!/bin/sh\nwhile :; do echo RAM EMC_FREQ 37%@3199; sleep 0.1; done\n")
-    binary.chmod(0o755)
-    arguments = ("--replay", str(recording), "--listen", "127.0.0.1:0")
-    process = start(*arguments, "--tegrastats", str(binary))
-    try:
-        address = url(process)
-        deadline, text = time.monotonic() + 60, b""
-        while b"jetson_emc_load_ratio 0.37" not in text and time.monotonic() < deadline:
-            with urllib.request.urlopen(f"{address}metrics") as answer:
-                text = answer.read()
-        assert b"jetson_emc_load_ratio 0.37" in text
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-        process.communicate()
 
 
 def test_record_then_replay(show: Show, tmp_path: Path) -> None:
@@ -342,7 +320,6 @@ def test_the_same_in_this_process(
         (("--once", "--web-config", "FILE"), ONCE.format("web-config")),
         (("--once", "--rails", "A"), ONCE.format("rails")),
         (("--host", "a", "top"), "top serves nothing: leave --host out"),
-        (("--budget", "1", "wall", "a", "b"), "wall reads no board: leave --budget out"),
         (("--rails", "NOPE", "--listen", "127.0.0.1:0"), "no rail is called 'NOPE': there are "),
     ],
 )

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.telemetry.conftest import Tree, idle
 
-from orinboard.energy import MODULE, EnergySampler, Meter, Sample, window
+from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
+from orinboard.meter import MODULE, Meter, Sample, window
 from orinboard.readings import Rail, Readings
 from orinboard.replay import Frame, Player
+from orinboard.sampling import Clock, Sampling, Status
 from orinexporter.scenario import HWMON, supply
 
 PERIOD = 0.1
@@ -193,14 +195,17 @@ def test_a_window_outside_the_samples_is_a_gap(show: Callable[[Tree], Roots]) ->
 
 
 def test_the_interval_by_hand() -> None:
-    """Half the squared difference of neighbours is a variance; a step of the chip is a twelfth."""
-    meter = Meter(max_gap=0.5)
-    for number, watts in enumerate((10.0, 12.0, 8.0)):
+    """A jump weighs h² d² / 12 and b² d² / 12 for the chip's cycle b, going to and fro 5 / 6 of h²
+    times its product, of which three steps have two; a value that is shown for a time is off by the
+    same part of a step for all of it."""
+    meter, blur = Meter(max_gap=0.5), 0.05
+    for number, watts in enumerate((10.0, 12.0, 8.0, 12.0)):
         rail = Rail("VDD_IN", "1-0040", watts=watts, chip="ina3221", step_watts=0.6)
-        meter.add(Sample(number * 0.1, number * 0.1, (rail,)))
-    sampling = ((0.1 * 2) ** 2 + (0.1 * 4) ** 2) / 2
-    resolution = (2 * 0.1 * 0.6) ** 2 / 12
-    expected = (1.960 + 2.37 / 1) * (sampling + resolution) ** 0.5
+        meter.add(Sample(number * 0.1, number * 0.1, (rail,), blur=blur))
+    edges = (0.2**2 + 0.4**2 + 0.4**2) * (1 + (blur / 0.1) ** 2) / 12
+    noise = (0.2 * 0.4 + 0.4 * 0.4) * 3 / 2 * 5 / 6
+    resolution = ((0.2 * 0.6) ** 2 + (0.1 * 0.6) ** 2) / 12
+    expected = (1.960 + 2.37 / 2) * (edges + noise + resolution) ** 0.5
     assert meter.half_width == pytest.approx(expected)
 
 
@@ -286,3 +291,65 @@ def test_a_sensor_that_comes_later_is_found(show: Callable[[Tree], Roots]) -> No
         show(tree)
         time.sleep(1.5)
     assert (sampler.energy().total_joules or 0) > 0
+
+
+def test_a_hung_read_is_a_gap_and_excuses_nothing() -> None:
+    """5 s in the middle of 10 Hz: none of it is integrated, and the next stall is a gap too."""
+    now, seconds = [0.0], {20: 5.0, 40: 0.7}
+    reads = 0
+
+    def read(_: Files) -> Readings:
+        nonlocal reads
+        reads += 1
+        now[0] += seconds.get(reads, 0.002)
+        return Readings(rails=(Rail("VDD_IN", "1-0040", watts=10.0, chip="ina3221"),))
+
+    def wait(delay: float) -> bool:
+        now[0] += delay
+        return reads >= 60
+
+    meter, gaps = Meter(0.5), []
+
+    def take(sample: Sample, status: Status) -> None:
+        meter.max_gap = status.max_gap
+        meter.add(sample)
+        gaps.append(meter.gap_seconds)
+
+    clock = Clock(lambda: now[0], lambda: now[0], lambda delay: None)
+    Sampling(Roots(), 10.0, readers=[read], clock=clock).run(wait, take)
+    assert gaps == sorted(gaps)
+    assert gaps[18] == 0 and 5.0 <= gaps[25] < 5.3 and 5.7 <= gaps[-1] < 6.2
+    energy = meter.energy()
+    assert energy.total_joules == pytest.approx(10 * (energy.seconds - energy.gap_seconds))
+
+
+def test_a_gap_that_was_told_stays_told(show: Callable[[Tree], Roots]) -> None:
+    """A sample that comes late takes nothing back from a counter."""
+    hang, told = threading.Event(), []
+
+    def read(_: Files) -> Readings:
+        if hang.is_set():
+            time.sleep(1.5)
+            hang.clear()
+        return Readings(rails=(Rail("VDD_IN", "1-0040", watts=10.0, chip="ina3221"),))
+
+    with EnergySampler(hertz=50, readers=[read]) as sampler:
+        time.sleep(0.2)
+        hang.set()
+        for _ in range(50):
+            told.append(sampler.energy().gap_seconds)
+            time.sleep(0.05)
+    told.append(sampler.energy().gap_seconds)
+    assert told == sorted(told) and told[-1] >= 1.4
+
+
+def test_a_loop_that_holds_the_lock_takes_nothing(show: Callable[[Tree], Roots]) -> None:
+    """Beside a loop of pure Python samples are taken when they are due, within a tenth."""
+    with EnergySampler(show(idle()), 50, keep=True) as sampler:
+        end, total = time.monotonic() + 3.0, 0
+        while time.monotonic() < end:
+            total += sum(range(2000))
+    distances = [b.awake - a.awake for a, b in pairwise(sampler.samples)]
+    late = sum(distance > 0.1 for distance in distances)
+    print(len(distances), max(distances))
+    assert len(distances) > 100 and late <= len(distances) // 20

@@ -13,8 +13,10 @@ from tests.telemetry.conftest import Tree, idle, root, thor
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Failure, Files, Link, Roots, integer
+from orinboard.meter import Meter
 from orinboard.readings import Rail, Readings
 from orinboard.replay import Stage
+from orinboard.sampling import Sampling
 from orinboard.sources import SOURCES, Board
 from orinexporter.scenario import HWMON
 from orinexporter.service import Exporter
@@ -67,12 +69,12 @@ def check(roots: Roots) -> None:
     readings = Readings()
     for reader in SOURCES.values():
         readings += reader(Files(roots))
-    sampler = EnergySampler(roots)
-    sampler._meter.add(sampler._take())
-    sampler._meter.add(sampler._take())
-    assert all(math.isfinite(joules) for joules in sampler.counters().values())
-    assert not {"OverflowError", "ValueError", "TypeError"} & set(sampler.health().errors)
-    sampler._power.close()
+    sampling, meter = Sampling(roots, 10), Meter(0.5)
+    meter.add(sampling.take())
+    meter.add(sampling.take())
+    assert all(math.isfinite(joules) for joules in meter.counters().values())
+    assert not {"OverflowError", "ValueError", "TypeError"} & set(sampling._errors)
+    sampling._power.close()
 
 
 @pytest.mark.parametrize("board", [root, thor])

@@ -1,6 +1,7 @@
 """The rails many times a second: what a sample costs, and which rails make up a machine."""
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor
+from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor, xavier
 
 from orinboard import nvml, power
 from orinboard.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
@@ -19,6 +20,7 @@ from orinboard.hwmon import read_rails
 from orinboard.power import PowerReader, Sensor
 from orinboard.readings import Rail
 from orinboard.replay import Stage
+from orinboard.sampling import Sampling
 from orinexporter.scenario import HWMON
 
 Show = Callable[[Tree], Roots]
@@ -27,21 +29,29 @@ Show = Callable[[Tree], Roots]
 def test_a_sample_reads_one_file_a_rail_and_one_more(
     show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted calls, so that no busy machine can fail it: nothing is opened or listed again."""
+    """Counted calls, so that no busy machine can fail it: nothing is opened or listed again.
+
+    The currents of three rails that count, a voltage, and now and then the rail outside the sum.
+    """
     calls: Counter[str] = Counter()
+    now = [0.0]
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
             calls[name] += name in ("open", "pread", "read", "listdir", "stat", "close")
             return getattr(os, name)
 
-    files, reader = Files(show(idle())), PowerReader()
+    files, reader = Files(show(idle())), PowerReader(clock=lambda: now[0])
     assert len(reader(files).rails) == 4
     monkeypatch.setattr(power, "os", Counting())
     monkeypatch.setattr("orinboard.files.os", Counting())
-    for _ in range(100):
+    for _ in range(99):
+        now[0] += 0.1
         reader(files)
-    assert +calls == {"pread": 500}
+    assert +calls == {"pread": 99 * 3 + 99 + 99}
+    now[0] = 9.9001
+    reader(files)
+    assert +calls == {"pread": 99 * 5 + 3}
 
 
 def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: Stage) -> None:
@@ -55,13 +65,15 @@ def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: Stage) -> None
 
 
 def test_voltages_are_read_in_turns(show: Show, stage: Stage) -> None:
-    files, reader = Files(show(idle())), PowerReader()
+    now = [0.0]
+    files, reader = Files(show(idle())), PowerReader(clock=lambda: now[0])
     reader(files)
     stage.apply({f"{HWMON}/hwmon1/in{n}_input": "10000\n" for n in (1, 2, 3)})
-    stage.apply({f"{HWMON}/hwmon2/in2_input": "10000\n"})
-    for _ in range(4):
+    for _ in range(9):
+        now[0] += 0.1
         rails = reader(files).rails
-    assert [rail.volts for rail in rails] == [10.0] * 4
+    counting = [rail.volts for rail in rails if rail.name in AGX_ORIN_INPUTS]
+    assert counting == [10.0] * 3
 
 
 def test_a_chip_that_went_and_came_back(show: Show, stage: Stage) -> None:
@@ -90,8 +102,6 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
             Sensor("ina3221", "1-0040", 0.84, 128),
             Sensor("ina3221", "1-0041", None, None),
         )
-        # Asking more often than the chip measures is for nothing.
-        assert sampler._length() == pytest.approx(0.84)
         rail = sampler.last.rails[1] if sampler.last else None
         assert rail and rail.name == "VDD_GPU_SOC"
         assert rail.step_watts == pytest.approx(0.02 * 19.88)
@@ -116,10 +126,14 @@ def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
         assert replace(sampler.health(), age_seconds=999.0).complaint
 
 
-def test_a_slow_bus_is_given_time_for_its_dither() -> None:
-    sampler = EnergySampler(Roots(), 100)
-    sampler._read_seconds = 0.03
-    assert sampler._length() == pytest.approx(0.06)
+def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:
+    sampling = Sampling(Roots(), 100)
+    sampling._read_seconds = 0.03
+    assert sampling.length() == pytest.approx(0.033)
+    # Asking more often than the chip measures is for nothing.
+    sampling = Sampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
+    sampling.take()
+    assert sampling.length() == pytest.approx(0.84)
 
 
 def rail(name: str, device: str = "1-0040", chip: str = "ina3221", watts: float = 1.0) -> Rail:
@@ -135,7 +149,7 @@ VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
     [
         ((*AGX, VDDQ), AGX_ORIN_INPUTS, "module, without carrier board and power supply"),
         ((rail("VDD_IN"), rail("VDD_SOC")), ("VDD_IN",), "module, without carrier board"),
-        ((rail("VDD_GPU"), rail("VIN", "2-0044", "ina238")), ("VIN",), "module, without"),
+        ((rail("VDD_GPU"), rail("VIN", "2-0044", "ina238")), ("VIN",), "whole system at"),
         (AGX[:2], None, None),
         # A board that nobody knows: its graphics card, or one more chip, makes up no machine.
         ((rail("GPU"), rail("gpu0", "nvml", "nvml")), None, None),
@@ -201,6 +215,21 @@ def test_the_rails_that_were_chosen(show: Show) -> None:
     assert energy.boundary == "the chosen rails VDD_GPU_SOC, VDD_CPU_CV"
 
 
+def test_a_rail_that_never_answers_says_so(show: Show) -> None:
+    """Its files are there and hold nothing; one that somebody switched off is no fault."""
+    tree = {p: n for p, n in idle().items() if not re.search(r"hwmon1/(in|curr)1_input", p)}
+    files = Files(show(tree))
+    assert len(read_rails(files).rails) == 3 and files.errors == ["ENODATA"]
+    files = Files(show(tree | {f"{HWMON}/hwmon1/in1_enable": "0\n"}))
+    assert len(read_rails(files).rails) == 3 and files.errors == []
+
+
+def test_a_xavier_is_the_sum_of_its_regulators(show: Show) -> None:
+    rails = read_rails(Files(show(xavier()))).rails
+    assert module_watts(rails) == pytest.approx(sum(rail.watts or 0 for rail in rails))
+    assert len(rails) == 6
+
+
 def test_a_symlinked_device_names_the_chip(show: Show) -> None:
     tree = orin_nx() | {f"{HWMON}/hwmon1/device": Link("7-0042")}
     assert {r.device for r in read_rails(Files(show(tree))).rails} == {"7-0042"}
@@ -257,7 +286,7 @@ def test_the_gpu_that_the_run_uses(
 ) -> None:
     monkeypatch.setattr(nvml, "library", lambda: TwoGpus(*pids))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    readings = nvml.NvmlPower()(Files(show({})))
+    readings = nvml.NvmlPower(os.getpid())(Files(show({})))
     assert [rail.name for rail in readings.rails] == names
 
 

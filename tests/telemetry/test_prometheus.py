@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from tests.telemetry.conftest import exit_code, idle
 
 import orinexporter
-from orinbench.board import EnergyRun, measure_energy, textfile
+from orinbench.measure.board import EnergyRun, measure_energy, textfile
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, Player
 from orinboard.sources import Board
@@ -120,6 +120,7 @@ class Served:
         self.registry = CollectorRegistry()
         self._generated = Counter("orinllm_generation_tokens", "Tokens.", registry=self.registry)
         self._prompt = Counter("orinllm_prompt_tokens", "Tokens.", registry=self.registry)
+        self._joules = Counter("orinllm_energy_joules", "J.", ["phase"], registry=self.registry)
         self._first = Histogram("orinllm_time_to_first_token_seconds", "s", registry=self.registry)
         for name in ("running", "waiting"):
             Gauge(f"orinllm_num_requests_{name}", "Requests.", registry=self.registry).set(0)
@@ -129,6 +130,8 @@ class Served:
         self._prompt.inc(9)
         self._first.observe(0.2)
         self._generated.inc(TOKENS // 20)
+        self._joules.labels("prefill").inc(2)
+        self._joules.labels("decode").inc(TOKENS // 20)
 
 
 def start_node_exporter(directory: Path, port: int) -> subprocess.Popen[bytes] | None:
@@ -225,7 +228,7 @@ def test_every_variable_of_every_dashboard_has_values(machine: Machine) -> None:
 def test_every_rule_is_evaluated_without_error(machine: Machine) -> None:
     groups = machine.prometheus.get("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
-    assert len(rules) == 33
+    assert len(rules) == 35
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 

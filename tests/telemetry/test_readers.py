@@ -8,15 +8,15 @@ import pytest
 from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 
 from orinboard.boundary import module_watts
+from orinboard.debugfs import ACTMON, read_debugfs, read_engines
 from orinboard.files import GARBAGE, Failure, Files, Link, Roots
 from orinboard.gpu import sm_count
 from orinboard.hwmon import nodes, read_rails
 from orinboard.rapl import read_rapl
-from orinboard.readings import Readings
+from orinboard.readings import Clock, PowerMode, Readings
 from orinboard.replay import Stage
 from orinboard.sources import SOURCES, Board
 from orinboard.system import cpu_list, read_identity, read_power_mode
-from orinboard.tegrastats import Tegrastats, emc_load
 from orinboard.thermal import read_coolings, read_zones
 from orinexporter.scenario import HWMON, THERMAL
 
@@ -212,39 +212,39 @@ def test_numbers(show: Show) -> None:
     assert files.errors == [GARBAGE, GARBAGE]
 
 
-@pytest.mark.parametrize(
-    ("line", "load"),
-    [
-        ("RAM 7517/62841MB CPU [0%@729,off] EMC_FREQ 14%@2133 GR3D_FREQ 14%@[407,407]", 0.14),
-        ("r35: EMC_FREQ 0%@2133 GR3D_FREQ 0%@0 GR3D2_FREQ 0%@0 CV0@-256C", 0.0),
-        ("as a user: RAM 7517/62841MB GR3D_FREQ 0% VDD_GPU_SOC 2388mW/2388mW", None),
-        ("Thor: GR3D_FREQ @[1000,1000,1000]", None),
-    ],
-)
-def test_emc_load_of_a_tegrastats_line(line: str, load: float | None) -> None:
-    assert emc_load(line) == load
+ENGINE = "sys/class/devfreq/154c0000.nvenc"
 
 
-def test_tegrastats_is_run_and_its_silence_noticed(tmp_path: Path) -> None:
-    binary = tmp_path / "tegrastats"
-    binary.write_text("#!/bin/sh\necho $1 $2 EMC_FREQ 42%@3199\n")
-    binary.chmod(0o755)
-    stats = Tegrastats(str(binary), interval=0.1)
-    try:
-        files = Files(Roots())
-        assert wait(lambda: stats.read(files).emc_load) == 0.42
-        # It has ended: what it said last is not the state of now.
-        files = Files(Roots())
-        assert wait(lambda: stats.read(Files(Roots())).emc_load is None)
-        assert stats.read(files) == Readings() and files.errors == ["ESTALE"]
-    finally:
-        stats.close()
+def test_engines_that_everybody_may_read(show: Show) -> None:
+    tree = idle() | {
+        f"{ENGINE}/cur_freq": "729600000\n",
+        f"{ENGINE}/max_freq": "1152000000\n",
+        f"{ENGINE}/device/load": "366\n",
+        "sys/class/devfreq/15340000.vic/cur_freq": "115200000\n",
+        "sys/class/devfreq/15480000.nvdec/device/load": "1001\n",
+        "sys/kernel/debug/bpmp/debug/clk/nvenc/rate": "729600000\n",
+        "sys/kernel/debug/bpmp/debug/clk/ofa/rate": "5\n",
+    }
+    files = Files(show(tree))
+    assert read_engines(files).engines == (
+        Clock("vic", 115200000),
+        Clock("nvenc", 729600000, None, 1152000000, load=0.366),
+    )
+    # A load above a thousand is none; the clock that root reads too is told once.
+    assert files.errors == ["EBADMSG"]
+    assert [engine.name for engine in read_debugfs(Files(show(tree))).engines] == ["ofa"]
+    # The activity monitor of one without a load in the open, added to what is known of it.
+    tree |= {f"{ACTMON}/{name}/module0/usage": "125\n" for name in ("vic", "nvenc")}
+    files = Files(show(tree))
+    both = read_engines(files) + read_debugfs(files)
+    assert {engine.name: (engine.current_hz, engine.load) for engine in both.engines} == {
+        "vic": (115200000, 0.125),
+        "nvenc": (729600000, 0.366),
+        "ofa": (5, None),
+    }
 
 
-def wait(condition: Callable[[], object], seconds: float = 5.0) -> object:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not (value := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return value
+@pytest.mark.parametrize("end", [" >", ">"])
+def test_the_name_of_a_power_mode_ends_at_the_bracket(end: str, show: Show) -> None:
+    tree = idle() | {"etc/nvpmodel.conf": f"< POWER_MODEL ID=0 NAME=MAXN{end}\n"}
+    assert read_power_mode(Files(show(tree))).power_mode == PowerMode(0, "MAXN")

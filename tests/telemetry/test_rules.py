@@ -77,7 +77,7 @@ def test_the_dashboards_are_what_their_source_says() -> None:
 
 
 def test_the_dashboards_have_the_colours_of_the_pages() -> None:
-    css = (TELEMETRY.parent / "benchmarks" / "orinbench" / "report" / "report.css").read_text()
+    css = (TELEMETRY.parent / "benchmarks" / "orinbench" / "show" / "report.css").read_text()
     dark = css.split("prefers-color-scheme: dark")[1].split("@media")[0]
     panels = "".join(file.read_text() for file in BUILD.parent.glob("*.json"))
     colours = set(re.findall(r'"(?:fixedColor|color)": "([^"]+)"', panels))

@@ -16,16 +16,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, without
+from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, thor, without
 
-from orinbench import board
 from orinbench.errors import BenchError
-from orinbench.samples import BenchWarning, WarningKind
+from orinbench.judge.samples import BenchWarning, WarningKind
+from orinbench.measure import board
 from orinboard import nvgpu, nvml, require
 from orinboard.board import BoardState, read_state
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.nvgpu import GET_TPC_MASKS, TpcMasksArgs
+from orinboard.readings import Memory, Readings
 from orinboard.replay import Stage
 from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 
@@ -85,7 +86,7 @@ def test_the_real_ioctl_on_a_file_that_is_no_gpu(show: Show) -> None:
     [
         ("r35", "agx64", 16),
         ("r36", "agx64", 16),
-        ("r38", "agx64", 16),
+        ("r39", "agx64", 16),
         ("r36", "agx32", 14),
         ("r36", "nx16", 8),
         ("r36", "nano4", 4),
@@ -404,7 +405,7 @@ def test_energy_of_a_discrete_gpu(
     monkeypatch.setattr(nvml, "library", lambda: gpu)
 
     def mean_watts() -> float | None:
-        with EnergySampler(show({}), 50) as sampler:
+        with EnergySampler(show({}), 50, readers=[nvml.NvmlPower(os.getpid())]) as sampler:
             time.sleep(0.5)
         assert sampler.energy().summed == ("gpu0",)
         return sampler.energy().mean_watts
@@ -416,7 +417,29 @@ def test_energy_of_a_discrete_gpu(
 def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "library", lambda: FakeNvml())
     assert nvml.read_nvml(Files(show(idle()))).gpus == ()
-    assert nvml.NvmlPower()(Files(show(orin_nx()))).rails == ()
+    assert nvml.NvmlPower(os.getpid())(Files(show(orin_nx()))).rails == ()
+
+
+def test_a_thor_tells_its_memory_and_processes_through_nvml(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Thor(FakeNvml):
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+            sizes = ((os.getpid(), 3 << 30), (2**22 + 1, 5 << 30), (7, None), (8, 2**64 - 1))
+            return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes]
+
+    monkeypatch.setattr(nvml, "library", lambda: Thor())
+    readings = nvml.read_nvml(Files(show(thor())))
+    assert [(p.pid, p.nvmap_bytes >> 30) for p in readings.processes] == [
+        (2**22 + 1, 5), (os.getpid(), 3),
+    ]  # fmt: skip
+    # One has ended, the other is this one, by the kernel's name for it.
+    assert [p.name for p in readings.processes] == ["", Path("/proc/self/comm").read_text().strip()]
+    # The free blocks of physical memory, from another source, stand beside it.
+    whole = Readings(memory=Memory(None, 4096, 2)) + readings
+    assert whole.memory == Memory(8 << 30, 4096, 2)
+    # Elsewhere its memory is a graphics card's own, which is no part of the machine's.
+    assert nvml.read_nvml(Files(show({}))).processes == ()
 
 
 def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,17 @@
 """The terminal's view, and what only people are shown."""
 
+import fcntl
+import os
+import pty
 import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,6 +26,7 @@ from orinboard.system import read_host
 from orinexporter import page
 from orinexporter.cli import main
 from orinexporter.history import core_loads
+from orinexporter.scenario import THERMAL
 from orinexporter.service import Exporter
 from orinexporter.top import screen
 
@@ -46,7 +57,7 @@ def test_a_loaded_board(show: Show) -> None:
     shown = text(show(maxn_load() | {NVMAP_CLIENTS: CLIENTS}))
     for words in ("MAXN  gpu-throttle-alert", "43.3 W", "99.8%", "1300 of 1300 MHz",
                   "88.1 of 99 °C", "4120 rpm", "CPU 11", "of 61.4 GiB", "python3 4711", "1.7 GiB",
-                  "the sum: module, without carrier board and power supply"):  # fmt: skip
+                  "the sum: module, without carrier board and power supply;"):  # fmt: skip
         assert words in shown, words
     assert "nobody knows which of these rails to add" in text(show(nc_rail()))
 
@@ -54,12 +65,16 @@ def test_a_loaded_board(show: Show) -> None:
 def test_what_root_sees_besides(show: Show) -> None:
     roots = show(root())
     shown = " ".join(text(roots).split())
-    for words in ("memory clock 3199 of 3199 MHz", "engine vic 730 MHz", "engine nvenc off",
-                  "tj 45.6 °C"):  # fmt: skip
+    for words in ("memory clock 3199 of 3199 MHz", "memory active 448 MHz", "tj 45.6 °C",
+                  "engine vic 12% at 730 MHz", "engine nvenc off"):  # fmt: skip
         assert words in shown, words
     with Board(roots, SOURCES, budget=10.0) as board:
         body = " ".join(re.sub("<[^>]+>", " ", Exporter(board).page().decode()).split())
-    for words in ("memory clock 3199 of 3199 MHz", "vic 730 MHz", "nvenc off"):
+    for words in (
+        "memory clock, 448 MHz of it used 3199 of 3199 MHz",
+        "vic 12 % at 730 MHz",
+        "nvenc off",
+    ):
         assert words in body, words
 
 
@@ -104,3 +119,78 @@ def test_axes_fit_what_they_show() -> None:
     assert [page.size(n) for n in (5, 2048, 3 << 20, 3 << 30)] == [
         "5 B", "2.0 KiB", "3.0 MiB", "3.0 GiB",
     ]  # fmt: skip
+
+
+class Terminal:
+    """`jetson-exporter top` in a terminal of 80 by 24, as a person has it."""
+
+    def __init__(self, tree: Path) -> None:
+        self.person, program = pty.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orinexporter.cli", "--replay", tree, "top"],
+            stdin=program,
+            stdout=program,
+            stderr=program,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )
+        self.before = termios.tcgetattr(program)
+        self.program = program
+        self.lines: set[str] = set()
+
+    def until(self, wanted: str) -> str:
+        """Lines that it draws until `wanted` is in them; they are kept."""
+        drawn, end = "", time.monotonic() + 60
+        while wanted not in drawn:
+            assert select.select([self.person], [], [], max(end - time.monotonic(), 0))[0], drawn
+            drawn += os.read(self.person, 65536).decode(errors="ignore")
+        self.lines |= {line.strip() for line in re.sub(r"\x1b\[[0-9;?]*\w", "", drawn).split("\n")}
+        return drawn
+
+    def press(self, key: bytes) -> None:
+        os.write(self.person, key)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.person)
+        os.close(self.program)
+
+
+def test_every_row_is_reachable_in_a_small_terminal(show: Show) -> None:
+    roots = show(maxn_load())
+    terminal = Terminal(Path(roots.sys).parent)
+    try:
+        first = terminal.until("q ends")
+        found = re.search(r"lines 1-23 of (\d+);", first)
+        assert found and "NVIDIA Jetson AGX Orin" in first
+        count = int(found[1])
+        terminal.press(b"\x1b[B")
+        terminal.until("lines 2-24 of ")
+        terminal.press(b"\x1b[A\x1b[A")
+        terminal.until("lines 1-23 of ")
+        for last in range(45, count + 22, 22):
+            terminal.press(b"\x1b[6~")
+            terminal.until(f"-{min(last, count)} of {count};")
+        rows = text(roots).partition("the sum:")[0].splitlines()[1:]
+        wanted = {line.split("  ")[0].strip() for line in rows}
+        seen = {line.split("  ")[0].strip() for line in terminal.lines}
+        assert len(wanted) > 30 and wanted <= seen
+        terminal.press(b"q")
+        assert terminal.process.wait(timeout=60) == 0
+        assert termios.tcgetattr(terminal.program) == terminal.before
+    finally:
+        terminal.close()
+
+
+def test_names_of_a_board_are_neither_obeyed_nor_markup(show: Show) -> None:
+    evil = "\x1b]0;owned\x07\x9b2J[bold]"
+    tree = maxn_load() | {
+        f"{THERMAL}/thermal_zone0/type": f"{evil}-thermal\n",
+        "proc/device-tree/model": f"NVIDIA {evil}\0",
+        "sys/class/thermal/cooling_device1/type": f"{evil}-throttle-alert\n",
+        NVMAP_CLIENTS: f"user {evil} 4711 12K\n",
+    }
+    shown = text(show(tree))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+    assert "[bold]" in shown and "2J" in shown

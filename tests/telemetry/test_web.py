@@ -385,6 +385,33 @@ def test_of_too_many_the_one_that_waits_longest_is_cut(
             client.close()
 
 
+def test_of_too_many_a_scraper_outranks_a_dripper(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was answered stays, although it has waited longer than those that never asked."""
+    monkeypatch.setattr(web, "most_connections", lambda: 4)
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with served(show(idle())) as server, contextlib.ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            client = socket.create_connection(server.where, timeout=20)
+            return stack.enter_context(contextlib.closing(client))
+
+        def answered() -> bool:
+            scraper.sendall(ask)
+            data = b""
+            while not data.endswith(b"ok\n") and (more := scraper.recv(4096)):
+                data += more
+            return data.endswith(b"ok\n")
+
+        scraper = connect()
+        assert answered()
+        for _ in range(12):
+            connect().sendall(b"GET /metr")
+            time.sleep(0.02)
+        assert answered()
+
+
 def test_a_client_that_never_reads_its_answer(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "DEADLINE_SECONDS", 1.0)
     with served(show(idle())) as server:

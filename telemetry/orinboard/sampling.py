@@ -1,0 +1,201 @@
+"""Samples of power: when they are taken, what they cost, and the process that takes them.
+
+A sampler in step with its load measures the same phase of it again and again: so each sample lies
+anywhere in a period of its own (stratified sampling), which no rhythm can follow. Time is
+CLOCK_BOOTTIME, which no clock step moves and which goes on during suspend.
+
+`main`, in a process of its own, takes samples until its standard input ends, so that it never
+outlives whoever started it.
+"""
+
+import json
+import os
+import random
+import select
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from orinboard.files import Files, Roots
+from orinboard.meter import Sample
+from orinboard.nvml import NvmlPower
+from orinboard.power import PowerReader, Sensor
+from orinboard.rapl import read_rapl
+from orinboard.readings import Rail, Readings
+
+#: Counters that the hardware keeps need no more samples a second than this.
+COUNTER_HERTZ = 10.0
+#: Samples further apart than this many seconds leave a gap.
+GAP_SECONDS = 0.5
+#: Slow samplers: as many periods, those of a slow chip or bus too.
+GAP_PERIODS = 5
+#: Seconds between questions to readers that had nothing to say.
+PROBE_SECONDS = 10.0
+#: A period has this many times the time that a reading takes.
+BREATH = 1.1
+
+Reader = Callable[[Files], Readings]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of the sampling beside its newest sample.
+
+    `max_gap` judges the distance to the sample before, `next_gap` that to the one to come.
+    """
+
+    max_gap: float
+    next_gap: float
+    read_seconds: float = 0.0
+    sensors: tuple[Sensor, ...] = ()
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Clock:
+    """The clocks that the sampling goes by."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    sleep: Callable[[float], None] = time.sleep
+
+
+def due_times(started: float, period: Callable[[], float], draw: random.Random) -> Iterator[float]:
+    """Moments to sample at: one anywhere in each period. `period` is asked before each."""
+    begin = started
+    while True:
+        length = period()
+        yield begin + draw.random() * length
+        begin += length
+
+
+class Sampling:
+    """Takes samples of all power sensors, `hertz` times a second or as often as they can answer."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        hertz: float,
+        *,
+        rails: tuple[str, ...] = (),
+        readers: Sequence[Reader] | None = None,
+        clock: Clock | None = None,
+        pid: int | None = None,
+        draw: random.Random | None = None,
+    ) -> None:
+        self._files, self._period = Files(roots), 1 / hertz
+        self._clock, self._draw = clock or Clock(), draw or random.Random()
+        self._power = PowerReader(rails, self._clock.monotonic, self._draw)
+        self._readers = readers or (self._power, NvmlPower(pid or os.getpid()), read_rapl)
+        self._answering = list(self._readers)
+        self._errors: Counter[str] = Counter()
+        self._read_seconds = 0.0
+        self._counters_only = False
+        self._next_probe = 0.0
+
+    def run(self, wait: Callable[[float], bool], emit: Callable[[Sample, Status], None]) -> None:
+        """Take and emit samples until `wait`, which waits so many seconds, says to stop.
+
+        The last sample then holds what was drawn until that moment.
+        """
+        now = self._clock.monotonic()
+        due = due_times(now, self.length, self._draw)
+        while True:
+            self.step(emit)
+            now = self._clock.monotonic()
+            at = next(due)
+            if at < now - self.length():
+                # After a stall the rhythm goes on from now: there is no catching up on power.
+                due = due_times(now, self.length, self._draw)
+                at = next(due)
+            if wait(max(at - now, 0.0)):
+                # A chip that averages shows this moment only later.
+                self._clock.sleep(self._power.lag_seconds)
+                self.step(emit)
+                self._power.close()
+                return
+
+    def step(self, emit: Callable[[Sample, Status], None]) -> None:
+        """Take one sample and emit it. Whatever a board answers, the next one comes."""
+        try:
+            # Of the pace until now: a reading that hangs must not excuse itself.
+            max_gap = self.max_gap()
+            sample = self.take()
+        except Exception as error:
+            self._errors[type(error).__name__] += 1
+            return
+        errors = dict(self._errors)
+        emit(
+            sample, Status(max_gap, self.max_gap(), self._read_seconds, self._power.sensors, errors)
+        )
+
+    def max_gap(self) -> float:
+        """Seconds between two samples beyond which nobody knows what was drawn between them."""
+        return max(GAP_PERIODS * self.length(), GAP_SECONDS)
+
+    def length(self) -> float:
+        """Seconds of the next period: none shorter than the chip or its bus needs."""
+        slowest = 1 / COUNTER_HERTZ if self._counters_only else 0.0
+        return max(self._period, BREATH * self._read_seconds, self._power.update_seconds, slowest)
+
+    def take(self) -> Sample:
+        """Read every sensor once."""
+        before, began = self._clock.boottime(), self._clock.monotonic()
+        self._power.began = began
+        rails = self._rails(began)
+        if self._files.errors:
+            self._errors.update(self._files.errors)
+            self._files.errors.clear()
+        self._counters_only = bool(rails) and all(rail.joules is not None for rail in rails)
+        after, ended = self._clock.boottime(), self._clock.monotonic()
+        took = after - before
+        if took > self.max_gap():
+            # It hung. When the values were taken nobody knows, and the pace learns little from it.
+            self._read_seconds *= 1 + 1 / 8
+            return Sample(after, ended, rails, hung=True)
+        # A reading that was interrupted once says little: the figure follows it slowly.
+        self._read_seconds += (took - self._read_seconds) / 8
+        # The sensors are read one after the other: the middle of it is the time of all.
+        back = (ended - self._power.began) / 2 + self._power.lag_seconds
+        return Sample(after - back, ended - back, rails, blur=self._power.update_seconds)
+
+    def _rails(self, now: float) -> tuple[Rail, ...]:
+        probe = now >= self._next_probe
+        if probe:
+            self._next_probe = now + PROBE_SECONDS
+        rails: tuple[Rail, ...] = ()
+        answering = []
+        for reader in self._readers if probe else self._answering:
+            try:
+                part = reader(self._files).rails
+            except Exception as error:
+                self._errors[type(error).__name__] += 1
+                answering.append(reader)
+                continue
+            if part or reader is self._power:
+                rails += part
+                answering.append(reader)
+        if probe:
+            self._answering = answering
+        return rails
+
+
+def main() -> None:
+    """Sample as the first argument says, to standard output, until standard input ends."""
+    asked = json.loads(sys.argv[1])
+    output = Connection(os.dup(1), readable=False)
+    os.dup2(2, 1)  # nothing that prints may get in between
+
+    def wait(seconds: float) -> bool:
+        return bool(select.select([0], [], [], seconds)[0])
+
+    sampling = Sampling(
+        Roots(*asked["roots"]), asked["hertz"], rails=tuple(asked["rails"]), pid=asked["pid"]
+    )
+    try:
+        sampling.run(wait, lambda sample, status: output.send((sample, status)))
+    except BrokenPipeError:
+        return
