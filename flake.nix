@@ -47,12 +47,16 @@
         pkgs
         // {
           installer = self.lib.mkInstaller {
+            flake = self;
+            host = "orin-minimal";
+          };
+          installer-cross = self.lib.mkInstaller {
             inherit system;
             flake = self;
             host = "orin-minimal";
           };
           vm-test = import ./nixos/tests/vm.nix { inherit self pkgs; };
-          installerDisks = self.lib.installerDisks pkgs self.nixosConfigurations.orin-minimal;
+          installerDisk = self.lib.installerDisk pkgs self.nixosConfigurations.orin-minimal;
         }
       ) pkgsFor;
       packages = forEach ./overlays/packages.nix;

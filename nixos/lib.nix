@@ -1,5 +1,5 @@
 # What a flake of one's own calls.
-inputs@{
+{
   self,
   nixpkgs,
   jetpack-nixos,
@@ -8,8 +8,8 @@ inputs@{
 let
   inherit (nixpkgs) lib;
   flash = import ./install/flash.nix { inherit lib self jetpack-nixos; };
-  layouts = import ./install/layout.nix { inherit lib disko; };
-  installer = import ./install/installer.nix inputs;
+  layout = import ./install/layout.nix { inherit lib disko; };
+  installer = import ./install/installer.nix { inherit nixpkgs jetpack-nixos layout sources; };
 
   /*
     The modules of a Jetson Orin: JetPack, all of ours, and yours. For tools that evaluate a machine
@@ -38,12 +38,15 @@ let
           { options, ... }:
           {
             networking.hostName = lib.mkDefault hostName;
+            # The flakes that made this host: a board rebuilds after a garbage collection, without their addresses.
+            system.extraDependencies = sources self;
             nixpkgs.hostPlatform = system;
             # Packages that a host brings have been configured.
             nixpkgs.config = lib.mkIf (!options.nixpkgs.pkgs.isDefined) { allowUnfree = true; };
             hardware.nvidia-jetpack = {
               enable = true;
-              inherit som carrierBoard;
+              som = lib.mkDefault som;
+              carrierBoard = lib.mkDefault carrierBoard;
             };
             hardware.graphics.enable = true;
           }
@@ -51,23 +54,36 @@ let
       ]
     ++ modules;
 
+  # Every flake that a flake's lock names, and itself.
+  sources =
+    flake:
+    let
+      walk =
+        found: input:
+        if lib.elem input.outPath found then
+          found
+        else
+          lib.foldl walk (found ++ [ input.outPath ]) (lib.attrValues (input.inputs or { }));
+    in
+    walk [ ] flake;
+
   # A NixOS configuration of a Jetson Orin, of the same arguments.
   mkOrin = arguments: lib.nixosSystem { modules = orinModules arguments; };
 in
 {
   inherit mkOrin orinModules;
 
-  # The image of a USB stick that installs a host: `mkInstaller { flake = self; host = "my-orin"; }`, and
-  # `system = "x86_64-linux"` where that machine builds it.
+  # The image of a USB stick that installs a host: `mkInstaller { flake = self; host = "my-orin"; }`. It carries
+  # the built system; with `system = "x86_64-linux"` that machine cross-compiles a stick that does not.
   mkInstaller = arguments: (installer arguments).config.system.build.isoImage;
 
-  # The programs that make the file systems of a host's disk: `installerDisks pkgs host`.
-  installerDisks = pkgs: host: layouts.scripts pkgs host.config.orin.host.disk;
+  # The program that makes the file systems of a host's disk: `installerDisk pkgs host`.
+  installerDisk = pkgs: host: layout.script pkgs host.config.orin.host.disk;
 
   # What flashes a board's firmware, as jetpack-nixos of flake.lock has it: `nix run .#flash -- BOARD`.
   flashScripts = flash.scripts;
   flashProgram = flash.program;
 
-  # The options of our modules as Markdown: docs/reference/nixos-options.md.
+  # The options of our modules as Markdown: `nix build .#options`.
   optionsMarkdown = import ./options.nix { inherit self nixpkgs; };
 }

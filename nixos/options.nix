@@ -1,5 +1,4 @@
-# Our options as Markdown, from the modules themselves. A pure string: nothing is built, so that a
-# machine without a cache can compare docs/reference/nixos-options.md with it.
+# Our options as Markdown, from the modules themselves: `nix build .#options`.
 { self, nixpkgs }:
 let
   inherit (nixpkgs) lib;
@@ -63,9 +62,7 @@ in
 ''
   # Options of the NixOS modules
 
-  `orin.*`, by the file that declares them. The page to read first is [nixos.md](../nixos.md).
-
-  <!-- Generated: `nix run .#docs` writes this page. -->
+  `orin.*`, by the file that declares them. The page to read first is docs/nixos.md.
 
 ''
 + lib.concatMapStringsSep "\n" section (lib.attrNames byFile)

@@ -63,9 +63,8 @@ let
     check = orinbench "check" "Compare tinygrad's and llama.cpp's tokens and logits with a reference";
     compare = orinbench "compare" "Say whether one result is faster than another, with confidence";
     history = orinbench "history" "Show how each benchmark went from run to run, and which changes are real";
-    profile = orinbench "profile" "Say where the time of a token and of a prompt goes, kernel by kernel";
+    profile = orinbench "profile" "Say where the time of a token and of a prompt goes, kernel by kernel, or compiled for sm_87";
     report = orinbench "report" "Show results as one page, with plots and tables";
-    sass = orinbench "sass" "Compile every kernel of a model for sm_87 and say what limits it on an Orin";
     synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
     device-check = orinbench "device-check" "Take what only a real Orin can show: one report, within an hour";
     suite = orinbench "suite" "Run several benchmarks on all devices and write one report";
@@ -102,25 +101,6 @@ let
           packages.setuptools
         ]))
       ];
-    };
-    first-build = app {
-      name = "first-build";
-      description = "Say what the first build of a host takes: nix derivation show -r HOST, piped into it";
-      # Built with other tests than nixpkgs' own (overlays/default.nix), so no cache has it.
-      text = ''exec python3 ${../nixos/first_build.py} "$@" --changed ${pkgs.python3Packages.llguidance.pname}'';
-      runtimeInputs = [ pkgs.python3 ];
-    };
-    docs = app {
-      name = "docs";
-      description = "Write the generated pages of this checkout's docs";
-      text = inCheckout "docs" (
-        lib.concatLines (
-          lib.mapAttrsToList (
-            name: page: ''install -m 0644 ${pkgs.writeText name page} "$root/docs/reference/${name}"''
-          ) self.checks.${pkgs.stdenv.hostPlatform.system}.docs.pages
-        )
-      );
-      runtimeInputs = [ pkgs.git ];
     };
   };
 

@@ -1,7 +1,11 @@
 # All that this project changes in nixpkgs. `jetpack-nixos.overlays.default` comes before it.
 final: prev: {
-  # JetPack 6 is CUDA 12.6. jetpack-nixos alone picks 11.4, its NixOS module 12.9.
-  cudaPackages = final.cudaPackages_12_6;
+  # JetPack 6 is CUDA 12.6, JetPack 7 is 13.2: the module of jetpack-nixos picks 12.9 or 13, alone it picks 11.4.
+  cudaPackages =
+    if final.lib.versionAtLeast prev.cudaPackages.cudaMajorMinorVersion "13" then
+      final.cudaPackages_13_2
+    else
+      final.cudaPackages_12_6;
 
   pythonPackagesExtensions = prev.pythonPackagesExtensions ++ [
     (

@@ -1,5 +1,5 @@
 # `nix build .#NAME`.
-{ pkgs, ... }:
+{ self, pkgs }:
 let
   inherit (pkgs.python3Packages) tinygrad;
 in
@@ -19,6 +19,9 @@ in
     shape = "8b";
     quant = "Q4_K_M";
   };
+
+  # Every option of our modules, as Markdown.
+  options = pkgs.writeText "nixos-options.md" self.lib.optionsMarkdown;
 
   # A GPU inside a Nix build: for a board with `orin.tinygrad.gpuBuilds`, refused elsewhere. No
   # check, because `nix flake check` would fail on every machine without the board.

@@ -12,10 +12,12 @@
   click,
   gguf,
   httpx,
+  huggingface-hub,
   jinja2,
   llguidance,
   numpy,
   nvidia-ml-py,
+  pillow,
   prometheus-client,
   pyyaml,
   rich,
@@ -54,10 +56,12 @@ buildPythonPackage {
     click
     gguf
     httpx
+    huggingface-hub
     jinja2
     llguidance
     numpy
     nvidia-ml-py
+    pillow
     prometheus-client
     pyyaml
     rich

@@ -26,7 +26,7 @@ pkgs.mkShellNoCC {
   # The checkout goes in front of the packaged copy: an edit counts at once.
   shellHook = ''
     if [ -d benchmarks/orinbench ]; then
-      export PYTHONPATH="$PWD/benchmarks:$PWD/simulator:$PWD/telemetry''${PYTHONPATH:+:$PYTHONPATH}"
+      export PYTHONPATH="$PWD/benchmarks:$PWD/engine:$PWD/simulator:$PWD/telemetry''${PYTHONPATH:+:$PYTHONPATH}"
     fi
   '';
 }

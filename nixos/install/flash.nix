@@ -1,4 +1,4 @@
-# `flashScripts` and the program behind `nix run .#flash`: jetpack-nixos' own scripts for JetPack 6, from
+# `flashScripts` and the program behind `nix run .#flash`: jetpack-nixos' own scripts for JetPack 6 and 7, from
 # the revision that flake.lock has. NVIDIA's tools are programs for x86_64, so it is the only system.
 {
   lib,
@@ -6,9 +6,9 @@
   jetpack-nixos,
 }:
 let
-  # "flash-orin-nx-super-devkit"; those of other releases end in -jp5 and -jp7.
+  # "flash-orin-nx-super-devkit" is of JetPack 6; those of other releases end in -jp5 and -jp7.
   prefix = "flash-";
-  ours = name: lib.hasPrefix "${prefix}orin-" name && builtins.match ".*-jp[0-9]+" name == null;
+  ours = name: lib.hasPrefix "${prefix}orin-" name && !lib.hasSuffix "-jp5" name;
 in
 rec {
   # One a board, by its name: { orin-agx-devkit = derivation; ... }.
@@ -22,9 +22,12 @@ rec {
       name = "flash";
       runtimeEnv.ORIN_FIRMWARE = builtins.toJSON {
         flake = "path:${self}";
-        release = pkgs.nvidia-jetpack6.l4tMajorMinorPatchVersion;
+        releases = lib.genAttrs (lib.attrNames scripts) (
+          board:
+          (if lib.hasSuffix "-jp7" board then pkgs.nvidia-jetpack7 else pkgs.nvidia-jetpack6)
+          .l4tMajorMinorPatchVersion
+        );
         revision = jetpack-nixos.rev or "without a commit";
-        boards = lib.attrNames scripts;
       };
       text = ''exec ${lib.getExe pkgs.python3} ${./flash.py} "$@"'';
     };

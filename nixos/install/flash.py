@@ -2,7 +2,7 @@
 
 Says what it will do, looks for the board in recovery mode on USB, asks once, builds the one script
 of jetpack-nixos that the board needs, and becomes it as root. `nix run .#flash` names the firmware
-in ORIN_FIRMWARE, as JSON: {"flake", "release", "revision", "boards"}. Standard library only.
+in ORIN_FIRMWARE, as JSON: {"flake", "releases", "revision"}. Standard library only.
 """
 
 import argparse
@@ -38,17 +38,16 @@ class FlashError(Exception):
 
 @dataclass(frozen=True)
 class Firmware:
-    """Versions in flake.lock: a reference to the flake, NVIDIA's release, jetpack-nixos' commit."""
+    """Versions in flake.lock: the flake, NVIDIA's releases by board, jetpack-nixos' commit."""
 
     flake: str
-    release: str
+    releases: dict[str, str]
     revision: str
-    boards: list[str]
 
     def attribute(self, board: str) -> str:
         """Attribute that Nix builds for a board; raises FlashError with the known boards."""
-        if board not in self.boards:
-            known = ", ".join(self.boards)
+        if board not in self.releases:
+            known = ", ".join(self.releases)
             raise FlashError(f"there is no board {board!r}: write one of {known}")
         return f"{self.flake}#lib.flashScripts.{board}"
 
@@ -85,7 +84,8 @@ def plan(firmware: Firmware, board: str) -> str:
     """Steps to be done, for a person."""
     return (
         f"board     {board}: {' or '.join(f'{NVIDIA}:{n}' for n in expected(board))} on USB\n"
-        f"firmware  Jetson Linux {firmware.release}, jetpack-nixos {firmware.revision[:12]},"
+        f"firmware  Jetson Linux {firmware.releases[board]}, "
+        f"jetpack-nixos {firmware.revision[:12]},"
         " as flake.lock has it\n"
         "writes    the module's QSPI flash: boot firmware, UEFI, UEFI's variables\n"
         "keeps     NVMe, eMMC, SD card and USB disks\n"
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="flash", description="Flash an Orin's firmware as flake.lock has it, over USB."
     )
-    parser.add_argument("board", help=f"one of {', '.join(firmware.boards)}")
+    parser.add_argument("board", help=f"one of {', '.join(firmware.releases)}")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     options = parser.parse_args(arguments)

@@ -1,9 +1,11 @@
-"""Install a host of a flake on this board: `orin-install [--disk nvme|emmc] [--yes]`.
+"""Install a host of a flake on this board: `orin-install [--disk NAME] [--erase] [--yes]`.
 
-Says what it will erase and install, asks once, and then needs nobody: disko makes the disk, the
-flake goes to /etc/nixos of the new system, nixos-install builds and fetches onto the disk. The
-image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "flake", "labels",
-"disks"}. Runs as root.
+Says what it will erase and install, asks once, and starts a unit that does it: what happens to the
+terminal or to ssh is nothing to it. The same command watches a unit that runs, and goes on where a
+power cut ended one: a disk that this program has made is not made again. disko makes the disk, the
+flake goes to /etc/nixos of the new system, nixos-install copies the system that the stick carries.
+The image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "flake", "labels",
+"script", "system"}. Runs as root.
 """
 
 import argparse
@@ -11,15 +13,24 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 MOUNT = Path("/mnt")
 SECTOR = 512
+UNIT = "orin-installation.service"
+#: Link that disko's script knows the disk by, and the labels of its partitions (layout.nix).
+TARGET = Path("dev/orin-disk")
+PARTITIONS = {"root": "disk-orin-root", "boot": "disk-orin-boot"}
+#: File of the new root that is there until the installation is done.
+BEGUN = ".orin-install"
+CONNECTIONS = Path("etc/NetworkManager/system-connections")
+#: Kinds of disks, the best first.
+KINDS = ("nvme", "emmc", "sd", "usb")
 
 
 class InstallError(Exception):
@@ -32,86 +43,99 @@ class InstallError(Exception):
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk that may be installed on: its short name, its device, disko's script for it."""
+    """A disk of this board: its kind, its device, its size in bytes, its model."""
 
-    name: str
+    kind: str
     device: str
-    script: str
-
-    def _block(self, root: Path) -> Path:
-        return root / "sys/class/block" / Path(self.device).name
-
-    def present(self, root: Path) -> bool:
-        """True if this board has it."""
-        return self._block(root).exists()
-
-    def size(self, root: Path) -> int:
-        """Its size in bytes."""
-        return int((self._block(root) / "size").read_text()) * SECTOR
-
-    def model(self, root: Path) -> str:
-        """The disk's model name, or an empty string."""
-        for name in ("device/model", "device/name"):
-            if (path := self._block(root) / name).exists():
-                return path.read_text().strip()
-        return "no name"
+    size: int
+    model: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """Installation job: a host of a flake in the store, its labels, disks in order."""
+    """Installation job. script: disko's for TARGET. system: what the stick carries, or None."""
 
     host: str
     name: str
     user: str
     flake: str
     labels: list[str]
-    disks: list[Disk]
+    script: str
+    system: str | None
 
 
-def read_job(text: str) -> Job:
-    """Read ORIN_INSTALL."""
-    given = json.loads(text)
-    return Job(**{**given, "disks": [Disk(**disk) for disk in given["disks"]]})
+def kind_of(block: Path) -> str | None:
+    """The kind of a disk of /sys/class/block, or None for what is no place for a system."""
+    if block.name.startswith("nvme") and "p" not in block.name:
+        return "nvme"
+    said = block / "device/type"
+    if block.name.startswith("mmcblk") and said.exists():
+        return {"MMC": "emmc", "SD": "sd"}.get(said.read_text().strip())
+    return "usb" if block.name.startswith("sd") and not (block / "partition").exists() else None
 
 
-def choose(disks: list[Disk], wanted: str | None, root: Path) -> Disk:
-    """The disk that was asked for, or the first that is there; raises InstallError."""
-    there = [disk for disk in disks if disk.present(root)]
-    known = ", ".join(f"{disk.name} ({disk.device})" for disk in disks)
-    if wanted is not None:
-        there = [disk for disk in there if disk.name == wanted]
-    if not there:
-        raise InstallError(f"this board has no disk {wanted or known}: plug in an NVMe disk")
-    return there[0]
+def disks(root: Path) -> list[Disk]:
+    """Disks that are there, but the one that this program runs from; the best kind first."""
+    found = []
+    mounts = (root / "proc/self/mounts").read_text().split("\n")
+    sources = [line.split(" ")[0] for line in mounts if " /iso " in line]
+    for block in sorted((root / "sys/class/block").iterdir()):
+        kind, device = kind_of(block), f"/dev/{block.name}"
+        if kind is None or any(source.startswith(device) for source in sources):
+            continue
+        models = [block / "device" / name for name in ("model", "name")]
+        model = next((path.read_text().strip() for path in models if path.exists()), "no name")
+        size = int((block / "size").read_text()) * SECTOR
+        found.append(Disk(kind, device, size, model))
+    return sorted(found, key=lambda disk: (KINDS.index(disk.kind), disk.device))
+
+
+def choose(there: list[Disk], wanted: str | None) -> Disk:
+    """The disk that was asked for, or the first; raises InstallError."""
+    fitting = [disk for disk in there if wanted in (None, disk.kind, disk.device)]
+    listed = ", ".join(f"{disk.kind} ({disk.device})" for disk in there) or "none"
+    if not fitting:
+        what = "no disk" if wanted is None else f"no disk {wanted}"
+        raise InstallError(f"this board has {what}: there is {listed}")
+    if wanted is not None and len(fitting) > 1:
+        raise InstallError(f"there are several of {wanted}: name one by its device: {listed}")
+    return fitting[0]
 
 
 def refuse_twins(labels: list[str], device: str) -> None:
     """Raise InstallError where another disk has one of the labels."""
-    command = ["lsblk", "--json", "--list", "--output", "PATH,LABEL,PKNAME"]
+    command = ["lsblk", "--json", "--list", "--output", "PATH,LABEL,PARTLABEL,PKNAME"]
     listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     for each in json.loads(listed)["blockdevices"]:
-        if each["label"] in labels and each["pkname"] != Path(device).name:
+        label = each["label"] if each["label"] in labels else each.get("partlabel")
+        if label in [*labels, *PARTITIONS.values()] and each["pkname"] != Path(device).name:
             raise InstallError(
-                f"{each['path']} has the label {each['label']} too, and the board might start from "
+                f"{each['path']} has the label {label} too, and the board might start from "
                 f"it: empty it with wipefs --all {each['path']}, or unplug it"
             )
 
 
 def has_route(root: Path) -> bool:
-    """True if there is a default route: the network supplies what the disk lacks."""
-    lines = (root / "proc/net/route").read_text().splitlines()[1:]
-    return any(line.split()[1] == "00000000" for line in lines)
+    """True if there is a default route, of IPv4 or IPv6: the network supplies what is missing."""
+    four = (root / "proc/net/route").read_text().splitlines()[1:]
+    six = root / "proc/net/ipv6_route"
+    lines = six.read_text().splitlines() if six.exists() else []
+    return any(line.split()[1] == "00000000" for line in four) or any(
+        # Destination and its prefix are 0, and the interface is not the loopback's.
+        line.split()[:2] == ["0" * 32, "00"] and line.split()[-1] != "lo"
+        for line in lines
+    )
 
 
 def plan(job: Job, disk: Disk, root: Path) -> str:
     """Steps to be done, for a person."""
     model = root / "proc/device-tree/model"
     board = model.read_text().rstrip("\0\n") if model.exists() else "not named by its firmware"
+    source = "builds and fetches it" if job.system is None else "from this stick, without a network"
     return (
         f"board    {board}\n"
-        f"erases   {disk.device}: {disk.model(root)}, {disk.size(root) / 1e9:.0f} GB, all of it\n"
-        f"installs {job.host} of {job.flake}, a copy of which will be /etc/nixos\n"
+        f"erases   {disk.device}: {disk.model}, {disk.size / 1e9:.0f} GB, all of it\n"
+        f"installs {job.host} of {job.flake}, a copy of which will be /etc/nixos: {source}\n"
         f"then     restarts; log in with ssh {job.user}@{job.name}.local\n"
     )
 
@@ -136,8 +160,46 @@ def alone(root: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise InstallError("another console is installing already: look there") from error
+        raise InstallError("an installation runs already") from error
     return file
+
+
+def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
+    """Mount what an installation of this job has left on the disk; False if there is none."""
+    mount = root / MOUNT.relative_to("/")
+    links = {name: root / "dev/disk/by-partlabel" / label for name, label in PARTITIONS.items()}
+    if not all(str(link.resolve()).startswith(disk.device) for link in links.values()):
+        return False
+    if not (mount / BEGUN).exists():
+        mount.mkdir(parents=True, exist_ok=True)
+        if subprocess.run(["mount", links["root"], mount], capture_output=True).returncode:
+            return False
+    begun = mount / BEGUN
+    if not begun.exists() or begun.read_text() != f"{job.host} {job.flake} {job.system}\n":
+        subprocess.run(["umount", mount], check=True)
+        return False
+    boot = mount / "boot"
+    boot.mkdir(exist_ok=True)
+    if not boot.is_mount():
+        mounting = ["mount", "-o", "umask=0077", str(links["boot"]), str(boot)]
+        run("mounting its boot partition", *mounting)
+    return True
+
+
+def make_disk(job: Job, disk: Disk, root: Path) -> None:
+    """Erase and mount; from then on a rerun goes on."""
+    mount, link = root / MOUNT.relative_to("/"), root / TARGET
+    subprocess.run(["umount", "--recursive", "--quiet", mount])
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(disk.device)
+    run(f"making file systems on {disk.device}", job.script, "--yes-wipe-all-disks")
+    mount.mkdir(exist_ok=True)
+    new = mount / f"{BEGUN}.new"
+    new.write_text(f"{job.host} {job.flake} {job.system}\n")
+    os.sync()
+    new.replace(mount / BEGUN)
+    os.sync()
 
 
 def copy_flake(source: str, target: Path) -> None:
@@ -145,48 +207,124 @@ def copy_flake(source: str, target: Path) -> None:
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     for path in [target, *target.rglob("*")]:
         if not path.is_symlink():
-            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+            path.chmod(path.stat().st_mode | 0o200)
 
 
-def install(job: Job, disk: Disk, mount: Path) -> None:
-    """Erase, copy, install; raises InstallError with the step that failed."""
-    run(f"making file systems on {disk.device}", disk.script, "--yes-wipe-all-disks")
+def copy_connections(root: Path, mount: Path) -> None:
+    """Keep the networks that the installer was told of: Wi-Fi above all, its password with it."""
+    source, target = root / CONNECTIONS, mount / CONNECTIONS
+    if source.is_dir() and any(source.iterdir()):
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        target.chmod(0o700)
+        for path in target.iterdir():
+            path.chmod(0o600)
+
+
+def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
+    """Erase unless it goes on, copy, install; raises InstallError with the step that failed."""
+    mount = root / MOUNT.relative_to("/")
+    if not erase and mount_begun(job, disk, root):
+        print("orin-install: going on with what was begun", flush=True)
+    else:
+        make_disk(job, disk, root)
     nixos = mount / "etc/nixos"
     copy_flake(job.flake, nixos)
-    flake = f"path:{nixos}#{job.host}"
+    copy_connections(root, mount)
+    built = ["--flake", f"path:{nixos}#{job.host}"]
+    what = built if job.system is None else ["--system", job.system]
     flags = ("--no-root-passwd", "--no-channel-copy")
-    run(f"installing {job.host}", "nixos-install", "--root", str(mount), "--flake", flake, *flags)
+    run(f"installing {job.host}", "nixos-install", "--root", str(mount), *what, *flags)
+    os.sync()
+    (mount / BEGUN).unlink()
+    os.sync()
+
+
+def active() -> bool:
+    """True if the unit is at work."""
+    command = ["systemctl", "show", "--property=SubState", "--value", UNIT]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return said in ("running", "start")
+
+
+def watch() -> int:
+    """Show the unit's journal until it ends; its exit code. Who leaves does not stop it."""
+    print("orin-install: leave whenever you like; sudo orin-install shows it again", flush=True)
+    command = ["journalctl", f"--unit={UNIT}", "--follow", "--output=cat", "--lines=50"]
+    shown = subprocess.Popen(command)
+    try:
+        while active():
+            time.sleep(1)
+        time.sleep(1)
+    except KeyboardInterrupt:
+        print("\norin-install: it goes on without you")
+        return 0
+    finally:
+        shown.terminate()
+    command = ["systemctl", "show", "--property=ExecMainStatus", "--value", UNIT]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout or 1)
+
+
+def start(disk: Disk, options: argparse.Namespace) -> None:
+    """Start the unit that works."""
+    subprocess.run(["systemctl", "stop", UNIT], capture_output=True)
+    subprocess.run(["systemctl", "reset-failed", UNIT], capture_output=True)
+    keep = [f"--setenv={name}={os.environ[name]}" for name in ("ORIN_INSTALL", "PATH")]
+    work = [sys.executable, __file__, "--work", "--disk", disk.device]
+    unit = [f"--unit={UNIT}", "--service-type=exec", "--remain-after-exit", "--quiet", *keep]
+    given = {"--no-reboot": options.no_reboot, "--erase": options.erase}
+    passed = [name for name, is_on in given.items() if is_on]
+    subprocess.run(["systemd-run", *unit, *work, *passed], check=True)
+
+
+def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
+    """The disk, after all questions; raises InstallError."""
+    disk = choose(disks(root), options.disk)
+    if not options.erase and mount_begun(job, disk, root):
+        print(f"orin-install: going on with the installation of {job.host} on {disk.device}")
+        return disk
+    print(plan(job, disk, root), end="", flush=True)
+    refuse_twins(job.labels, disk.device)
+    if job.system is None and not has_route(root):
+        raise InstallError("there is no network: plug in Ethernet, or set up Wi-Fi with nmtui")
+    if not options.yes and input("Write yes to go on, anything else to stop: ") != "yes":
+        raise InstallError("stopped: nothing was written")
+    return disk
+
+
+def work(job: Job, options: argparse.Namespace, root: Path) -> None:
+    """Install, as the unit does."""
+    with alone(root):
+        install(job, choose(disks(root), options.disk), root, options.erase)
+    print(f"orin-install: done. ssh {job.user}@{job.name}.local", flush=True)
+    if not options.no_reboot:
+        subprocess.run(["systemctl", "--no-block", "reboot"], check=True)
 
 
 def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     """Run `orin-install`; one line and an exit code where it cannot be."""
-    job = read_job(os.environ["ORIN_INSTALL"])
+    job = Job(**json.loads(os.environ["ORIN_INSTALL"]))
     parser = argparse.ArgumentParser(
-        prog="orin-install", description=f"Install {job.host} on a disk of this board."
+        prog="orin-install", description=f"Install {job.host} on a disk of this board, or go on."
     )
-    parser.add_argument("--disk", choices=[disk.name for disk in job.disks], help="else the first")
+    parser.add_argument("--disk", help="nvme, emmc, sd, usb, or a device; else the first of these")
+    parser.add_argument("--erase", action="store_true", help="begin anew, whatever was begun")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--no-reboot", action="store_true", help="stay in the installer")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     try:
-        disk = choose(job.disks, options.disk, root)
-        print(plan(job, disk, root), end="", flush=True)
-        refuse_twins(job.labels, disk.device)
-        if not has_route(root):
-            raise InstallError("there is no network: plug in Ethernet, or set up Wi-Fi with nmtui")
-        if not options.yes and input("Write yes to go on, anything else to stop: ") != "yes":
-            raise InstallError("stopped: nothing was written")
-        with alone(root):
-            install(job, disk, root / MOUNT.relative_to("/"))
+        if options.work:
+            return work(job, options, root)
+        if not active():
+            start(asked(job, options, root), options)
+        if code := watch():
+            raise InstallError("it failed; the same command goes on: sudo orin-install", code)
     except EOFError:
         print("\norin-install: nobody answered: nothing was written", file=sys.stderr)
         sys.exit(2)
     except InstallError as error:
         print(f"orin-install: {error}", file=sys.stderr)
         sys.exit(error.code)
-    print(f"orin-install: done. ssh {job.user}@{job.name}.local", flush=True)
-    if not options.no_reboot:
-        subprocess.run(["systemctl", "reboot"], check=True)
 
 
 if __name__ == "__main__":

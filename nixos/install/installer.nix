@@ -1,48 +1,32 @@
 # A USB stick that installs one host of a flake: it carries the flake and all inputs of its lock, answers
 # as orin-installer.local to the host's ssh keys, and asks once.
 {
-  self,
   nixpkgs,
   jetpack-nixos,
-  disko,
+  # As lib.nix has them.
+  layout,
+  sources,
 }:
 {
   # The flake that has the host, as its own outputs know it: `self`.
   flake,
   # Its name among the flake's nixosConfigurations.
   host,
-  # The machine that builds the image; the kernel is compiled there.
+  # The machine that builds the image. An aarch64 one, or one that emulates it, builds the host too.
   system ? "aarch64-linux",
+  # Whether the stick has the host's system on it: then the board builds nothing and needs no network.
+  # What is cross-compiled is another derivation than what the board would build.
+  carry ? system == "aarch64-linux",
 }:
 let
   inherit (nixpkgs) lib;
   inherit (flake.nixosConfigurations.${host}) config;
   inherit (config.orin.host) disk sshKeys user;
-  layouts = import ./layout.nix { inherit lib disko; };
   placeholder = lib.any (lib.hasInfix "replace-me") sshKeys;
-
-  # Every flake that the lock names: the installer evaluates without GitHub.
-  sources =
-    let
-      inputsOf = input: lib.attrValues (input.inputs or { });
-      walk =
-        found: input:
-        if lib.elem input.outPath found then
-          found
-        else
-          lib.foldl walk (found ++ [ input.outPath ]) (inputsOf input);
-    in
-    walk [ ] flake;
 
   module =
     { pkgs, ... }:
     let
-      scripts = layouts.scripts pkgs disk;
-      diskOf = name: {
-        inherit name;
-        device = layouts.devices.${name};
-        script = lib.getExe scripts.${name};
-      };
       program = pkgs.writeShellApplication {
         name = "orin-install";
         runtimeInputs = [
@@ -63,7 +47,8 @@ let
           name = config.networking.hostName;
           flake = "${flake}";
           labels = lib.filter (label: label != null) (lib.attrValues disk);
-          disks = map diskOf layouts.order;
+          script = lib.getExe (layout.script pkgs disk);
+          system = if carry then "${config.system.build.toplevel}" else null;
         };
         text = ''exec python3 ${./install.py} "$@"'';
       };
@@ -88,7 +73,10 @@ let
       nixpkgs.hostPlatform = "aarch64-linux";
       nixpkgs.buildPlatform = system;
       nixpkgs.config.allowUnfree = true;
-      hardware.nvidia-jetpack.enable = true;
+      # The host's own JetPack: its kernel is built once for both.
+      hardware.nvidia-jetpack = lib.genAttrs [ "enable" "majorVersion" "som" "carrierBoard" "super" ] (
+        name: config.hardware.nvidia-jetpack.${name}
+      );
       # JetPack's kernel lacks modules that an image for every machine has.
       hardware.enableAllHardware = lib.mkForce false;
       # A kernel module to compile, for disks that the installer does not make.
@@ -109,16 +97,21 @@ let
           "flakes"
         ];
         extra-substituters = lib.attrNames config.orin.host.caches;
+        # What the store calls valid is on the disk: a power cut leaves no empty file behind.
+        fsync-store-paths = true;
         extra-trusted-public-keys = lib.attrValues config.orin.host.caches;
       };
-      isoImage.storeContents = sources;
+      isoImage.storeContents = sources flake ++ lib.optional carry config.system.build.toplevel;
+      # Wi-Fi: nmtui; the installed host keeps what was set up.
+      networking.networkmanager.enable = true;
+      networking.wireless.enable = lib.mkForce false;
       image.baseName = lib.mkForce "orin-installer";
       environment.etc."orin-install/checked".source = checked;
       environment.systemPackages = [ program ];
-      # The first login on each console (screen, serial at 115200 baud) is the installer.
+      # The first login on the serial console (115200 baud) is the installer; an Orin shows no console on a screen.
       programs.bash.loginShellInit = ''
         if [ -z "$SSH_CONNECTION" ] && mkdir "/tmp/asked$(tty | tr / -)" 2>/dev/null; then
-          sudo orin-install || echo "Again: sudo orin-install"
+          sudo orin-install || echo "Again, or to go on: sudo orin-install"
         fi
       '';
       system.stateVersion = lib.trivial.release;

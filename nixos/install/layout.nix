@@ -3,79 +3,64 @@
 { lib, disko }:
 let
   diskoLib = import disko { inherit lib; };
-in
-rec {
-  # Where an Orin may be installed.
-  devices = {
-    nvme = "/dev/nvme0n1";
-    emmc = "/dev/mmcblk0";
-  };
-  # First choice first.
-  order = [
-    "nvme"
-    "emmc"
-  ];
 
-  # name: of `devices`, and part of the partitions' names, which differ from disk to disk thereby.
-  # disk: the labels, `orin.host.disk` of the host.
-  layout = name: disk: {
-    disko.devices.disk.${name} = {
-      type = "disk";
-      device = devices.${name};
-      content = {
-        type = "gpt";
-        partitions = {
-          boot = {
-            priority = 1;
-            type = "EF00";
-            # Kernel and initrd of each generation that `boot.loader.systemd-boot.configurationLimit` keeps.
-            size = "1G";
-            content = {
-              type = "filesystem";
-              format = "vfat";
-              mountpoint = "/boot";
-              mountOptions = [ "umask=0077" ];
-              extraArgs = [
-                "-n"
-                disk.boot
-              ];
-            };
+  layout = disk: {
+    type = "disk";
+    # A link that the installer makes to the disk that was chosen.
+    device = "/dev/orin-disk";
+    content = {
+      type = "gpt";
+      partitions = {
+        boot = {
+          priority = 1;
+          type = "EF00";
+          # Kernel and initrd of each generation that `boot.loader.systemd-boot.configurationLimit` keeps.
+          size = "1G";
+          content = {
+            type = "filesystem";
+            format = "vfat";
+            mountpoint = "/boot";
+            mountOptions = [ "umask=0077" ];
+            extraArgs = [
+              "-n"
+              disk.boot
+            ];
           };
-          root = {
-            size = "100%";
-            content = {
-              type = "filesystem";
-              format = "ext4";
-              mountpoint = "/";
-              mountOptions = [ "noatime" ];
-              extraArgs = [
-                "-L"
-                disk.root
-              ];
-            };
+        };
+        root = {
+          size = "100%";
+          content = {
+            type = "filesystem";
+            format = "ext4";
+            mountpoint = "/";
+            mountOptions = [ "noatime" ];
+            extraArgs = [
+              "-L"
+              disk.root
+            ];
           };
-        }
-        // lib.optionalAttrs (disk.swap != null) {
-          swap = {
-            priority = 2;
-            size = "16G";
-            content = {
-              type = "swap";
-              extraArgs = [
-                "-L"
-                disk.swap
-              ];
-            };
+        };
+      }
+      // lib.optionalAttrs (disk.swap != null) {
+        swap = {
+          priority = 2;
+          size = "16G";
+          content = {
+            type = "swap";
+            extraArgs = [
+              "-L"
+              disk.swap
+            ];
           };
         };
       };
     };
   };
-
-  # By the short name of a disk: disko's program that erases it, formats it with the labels of
-  # `orin.host.disk`, and mounts it. It brings no programs: gptfdisk, parted, dosfstools, e2fsprogs, jq,
-  # gawk, gnused, util-linux and udevadm are the caller's.
-  scripts =
-    pkgs: disk:
-    lib.mapAttrs (name: _: diskoLib._cliDestroyFormatMountNoDeps (layout name disk) pkgs) devices;
+in
+{
+  # The program that erases a disk, formats it with the labels of `orin.host.disk`, and mounts it. It brings
+  # no programs: gptfdisk, parted, dosfstools, e2fsprogs, jq, gawk, gnused, util-linux and udevadm are the
+  # caller's, and so is the link to the disk.
+  script =
+    pkgs: disk: diskoLib._cliDestroyFormatMountNoDeps { disko.devices.disk.orin = layout disk; } pkgs;
 }

@@ -44,8 +44,16 @@ in
 
     paths = lib.mkOption {
       type = lib.types.listOf lib.types.str;
-      default = lib.optional grafana "/var/lib/orin-grafana";
-      defaultText = lib.literalMD "the secrets of this board's Grafana";
+      default = [
+        "/etc/nixos"
+      ]
+      ++ lib.optional grafana "/var/lib/orin-grafana"
+      ++ lib.optional (config.orin.cache.enable or false) "/var/lib/orin-cache"
+      ++ lib.filter (file: file != null) [
+        (config.orin.llm-server.apiKeyFile or null)
+        (config.orin.llm-server.metricsKeyFile or null)
+      ];
+      defaultText = lib.literalMD "the flake in /etc/nixos, Grafana's secrets, the cache's key, the servers' keys";
       example = [ "/var/lib/orin-grafana" ];
       description = "Files and folders beside the databases.";
     };
@@ -70,6 +78,15 @@ in
         (check.rule "orin.backup.repository" cfg.repository
           (!lib.hasPrefix "${copies}/" "${cfg.repository}/")
           ''what lies there is backed up, and the backup with it; write another place, as in "/mnt/usb/orin-1"''
+        )
+        (check.rule "orin.backup.repository" cfg.repository
+          (
+            !lib.hasPrefix "/" cfg.repository
+            || lib.any (mount: mount != "/" && lib.hasPrefix "${mount}/" "${cfg.repository}/") (
+              lib.attrNames config.fileSystems
+            )
+          )
+          ''this is the disk that it saves, which takes the backup along; name a mount of another, as in `fileSystems."/mnt/usb"`, or another machine''
         )
         (check.noPassword "orin.backup.repository" cfg.repository
           "set `services.restic.backups.orin.environmentFile` with RESTIC_REST_USERNAME and RESTIC_REST_PASSWORD"
@@ -114,6 +131,8 @@ in
       # A script without a first line of its own: a copy that fails is a failed backup.
       backupPrepareCommand = ''
         set -eu
+        # What a power cut has left of an earlier one.
+        ${lib.getExe pkgs.restic} unlock --quiet || true
         install -d -m 0700 ${copies}
       ''
       + lib.concatStrings (

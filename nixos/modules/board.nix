@@ -30,11 +30,8 @@ let
       is 5: nothing here runs on it. An Orin's is "orin-agx", "orin-nx" or "orin-nano".'')
     (check.demand (jetpack.majorVersion != "5") ''
       hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35), whose nvgpu
-      has other device nodes and ioctls. Set it to "6" and update the board's firmware first:
+      has other device nodes and ioctls. Set it to "6" or "7" and update the board's firmware first:
       https://github.com/anduril/jetpack-nixos#updating-firmware-from-device'')
-    (check.demand (jetpack.majorVersion != "7") ''
-      hardware.nvidia-jetpack.majorVersion is "7" (Jetson Linux r39, CUDA 13): the packages here
-      are for CUDA 12.6, and nobody has compared r39's nvgpu with the driver. Leave it at "6".'')
     (check.demand (lib.hasPrefix "orin-" jetpack.som) ''
       hardware.nvidia-jetpack.som is "${jetpack.som}", which is no Orin.
       Set it to the module that you have, as in `hardware.nvidia-jetpack.som = "orin-agx"`.'')
@@ -57,7 +54,7 @@ in
     };
 
     check = switch true ''
-      Whether to insist that this machine is a Jetson Orin with JetPack 6. Off for
+      Whether to insist that this machine is a Jetson Orin with JetPack 6 or 7. Off for
       machines that only imitate one: virtual machines and simulators.
     '';
   };

@@ -193,11 +193,25 @@ rec {
   # Names of environment variables; what they hold is no secret, and no option's.
   variables =
     option: environment:
+    let
+      theirs = [
+        "HOME"
+        "LD_LIBRARY_PATH"
+        "LD_PRELOAD"
+        "PATH"
+        "PYTHONPATH"
+        "SHELL"
+        "USER"
+      ];
+    in
     [
       (noSecrets option environment "use a file that the program reads, named by an option")
       (rule "${option}.DEV" (environment.DEV or null) (
         !environment ? DEV
       ) "an option sets it; leave it out and set `orin.tinygrad.device`, or `orin.llm-server.device`")
+      (rule option (lib.intersectLists theirs (lib.attrNames environment)) (
+        lib.intersectLists theirs (lib.attrNames environment) == [ ]
+      ) "every program reads it, and no login would find its own; leave it out")
     ]
     ++ map (
       name:

@@ -10,7 +10,6 @@ let
     host = ./host.nix;
     upgrade = ./upgrade.nix;
     cache = ./cache.nix;
-    containers = ./containers.nix;
     backup = ./backup.nix;
   };
 in

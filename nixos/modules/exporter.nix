@@ -24,12 +24,16 @@ let
   exporterUnit = description: flags: hardening: {
     inherit description;
     wantedBy = [ "multi-user.target" ];
-    after = [ "network.target" ];
+    # An address of the network may appear later than this unit: it is tried until it is there.
+    after = [ "network-online.target" ];
+    wants = [ "network-online.target" ];
+    startLimitIntervalSec = 0;
     serviceConfig =
       import ./hardening.nix { }
       // {
         ExecStart = lib.escapeShellArgs ([ (lib.getExe' cfg.package "jetson-exporter") ] ++ flags);
         Restart = "on-failure";
+        RestartSec = 5;
         DynamicUser = true;
         RestrictAddressFamilies = [
           "AF_INET"
@@ -42,6 +46,8 @@ let
 
   # The exporter has a user of its own: systemd hands it what only root may read.
   webSettings = lib.optionalAttrs (cfg.webConfigFile != null) {
+    # The credentials are copies, which systemd 260 and later makes anew before the signal.
+    RefreshOnReload = "credentials";
     ExecReload = "${lib.getExe' pkgs.coreutils "kill"} -HUP $MAINPID";
     LoadCredential = [
       "web.yml:${cfg.webConfigFile}"
@@ -53,6 +59,8 @@ in
   imports = [ ./ports.nix ];
 
   options.orin.telemetry.exporter = {
+    enable = switch true "Whether this machine's sensors are read. false: a monitor that is no Jetson.";
+
     package = lib.mkOption {
       type = lib.types.package;
       default = pkgs.tinygrad-orin;
@@ -87,6 +95,13 @@ in
       "jetson.key" = "/var/lib/secrets/jetson.key";
     } "The files that `webConfigFile` names, by the names that it has for them.";
 
+    fastRails = switch false ''
+      Whether the rails' INA3221 converts in 140 µs each (`update_interval` 0) and not in 1.1 ms. A
+      read waits for a conversion: an AGX Orin gives 300 samples a second so, else 50. But the chip
+      compares its critical limit with each single conversion, and not with their mean: shorter
+      peaks then raise over-current events, for which the board slows itself down.
+    '';
+
     scrape = option lib.types.attrs { } {
       scheme = "https";
       tls_config.ca_file = "/var/lib/prometheus-ca.crt";
@@ -106,7 +121,7 @@ in
     };
   };
 
-  config = lib.mkIf telemetry.enable {
+  config = lib.mkIf (telemetry.enable && cfg.enable) {
     assertions =
       listening.rules "the exporter" "orin.telemetry.exporter" "listenAddress" cfg
       ++ secrets.assertions
@@ -172,6 +187,9 @@ in
           PrivateUsers = false;
         }
     );
+    services.udev.extraRules = lib.mkIf cfg.fastRails ''
+      ACTION=="add", SUBSYSTEM=="hwmon", ATTR{name}=="ina3221", ATTR{update_interval}="0"
+    '';
     networking.firewall.allowedTCPPorts = lib.optional cfg.openFirewall cfg.port;
     system.preSwitchChecks = secrets.checks "orinSecrets";
   };

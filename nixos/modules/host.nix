@@ -23,15 +23,7 @@ let
   private = lib.any (lib.hasInfix "PRIVATE KEY") given;
   # One message is enough then, without the key.
   keys = lib.optionals (!private) given;
-  # How a public key begins, in base64: its kind once more.
-  beginnings = {
-    ssh-rsa = "AAAAB3NzaC1yc2E";
-    ecdsa-sha2-nistp256 = "AAAAE2VjZHNhLXNoYTItbmlzdHAyNTY";
-    ecdsa-sha2-nistp384 = "AAAAE2VjZHNhLXNoYTItbmlzdHAzODQ";
-    ecdsa-sha2-nistp521 = "AAAAE2VjZHNhLXNoYTItbmlzdHA1MjE";
-    "sk-ssh-ed25519@openssh.com" = "AAAAGnNrLXNzaC1lZDI1NTE5QG9wZW5zc2guY29t";
-    "sk-ecdsa-sha2-nistp256@openssh.com" = "AAAAInNrLWVjZHNhLXNoYTItbmlzdHAyNTZAb3BlbnNzaC5jb2";
-  };
+  wrongWith = import ./ssh-key.nix { inherit lib; };
   labels = lib.filterAttrs (_: name: name != null) cfg.disk;
   # Characters that a file system's label may have, and systemd need not escape; FAT has eleven.
   longest = {
@@ -43,6 +35,13 @@ let
     root = "/";
     boot = "/boot";
   };
+  hasPassword = lib.any (name: (config.users.users.${cfg.user}.${name} or null) != null) [
+    "hashedPassword"
+    "hashedPasswordFile"
+    "initialHashedPassword"
+    "initialPassword"
+    "password"
+  ];
   labelled = option (lib.types.nullOr lib.types.str) null;
 in
 {
@@ -116,16 +115,16 @@ in
         kind = lib.head words;
         body = lib.concatStrings (lib.take 1 (lib.tail words));
         edited = !lib.hasInfix placeholder key;
+        lined = matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key;
         wants = rule "orin.host.sshKeys" key;
       in
       [
-        (wants (matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key) ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"'')
-        (wants (
-          edited -> lib.hasPrefix (beginnings.${kind} or "") body
-        ) "the key is of another kind than its first word says; copy the whole line of the .pub file")
-        (wants
-          (edited && kind == "ssh-ed25519" -> matches "AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}" body)
-          "a key of this kind has 68 characters that begin with AAAAC3NzaC1lZDI1NTE5AAAAI; copy the whole line of ~/.ssh/id_ed25519.pub"
+        (wants lined ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"'')
+        (
+          let
+            why = if edited && lined then wrongWith kind body else null;
+          in
+          wants (why == null) "${toString why}: copy the whole line of ~/.ssh/id_ed25519.pub"
         )
       ]
     ) keys
@@ -149,8 +148,8 @@ in
         !lib.hasPrefix builtins.storeDir (toString cfg.modelFolder)
       ) ''the Nix store is read-only; name a folder of the board as a string, as in "/var/lib/models"'')
       (rule "orin.host.modelFolder" (toString cfg.modelFolder) (
-        !lib.elem (toString cfg.modelFolder) (paths.homes config [ cfg.user ])
-      ) "the folder is given to ${cfg.user}, and this is somebody else's home; write one of its own")
+        !lib.elem (toString cfg.modelFolder) (paths.homes config)
+      ) "everyone may read this folder, and it is somebody's home; write one of its own")
       # It becomes the user's own.
       (rule "orin.host.modelFolder" (toString cfg.modelFolder)
         (paths.inStore cfg.modelFolder || paths.ownable cfg.modelFolder)
@@ -198,7 +197,8 @@ in
       "/" = {
         device = lib.mkDefault (label (toString cfg.disk.root));
         fsType = lib.mkDefault "ext4";
-        options = lib.mkDefault [ "noatime" ];
+        # Not a default: NixOS has a list of its own for this, and lists of equal weight are joined.
+        options = lib.optional (cfg.disk.root != null) "noatime";
       };
       "/boot" = {
         device = lib.mkDefault (label (toString cfg.disk.boot));
@@ -239,8 +239,18 @@ in
       })
     ];
     orin.tinygrad.users = [ cfg.user ];
-    # There is no password to ask for.
-    security.sudo.wheelNeedsPassword = lib.mkDefault false;
+    # There is no password to ask this one for; others of the group `wheel` are asked for theirs.
+    security.sudo.extraRules = lib.optionals (!hasPassword) [
+      {
+        users = [ cfg.user ];
+        commands = [
+          {
+            command = "ALL";
+            options = [ "NOPASSWD" ];
+          }
+        ];
+      }
+    ];
 
     services.openssh = {
       enable = lib.mkDefault true;
@@ -251,6 +261,8 @@ in
       };
     };
     networking.firewall.enable = lib.mkDefault true;
+    # It has the networks that the installer was told of, Wi-Fi too: /etc/NetworkManager/system-connections.
+    networking.networkmanager.enable = lib.mkDefault (!config.networking.useNetworkd);
     # A sixth of the time that an evaluation takes, on the board too.
     documentation.nixos.enable = lib.mkDefault false;
     services.timesyncd.enable = lib.mkDefault (!config.services.chrony.enable);
@@ -272,6 +284,14 @@ in
       };
       optimise.automatic = lib.mkDefault true;
     };
+
+    # Modules of 8 GB build their kernels, too.
+    zramSwap.enable = lib.mkDefault (
+      lib.elem (config.hardware.nvidia-jetpack.som or null) [
+        "orin-nano"
+        "orin-nx"
+      ]
+    );
 
     systemd.tmpfiles.rules = [ "d ${toString cfg.modelFolder} 0755 ${cfg.user} users -" ];
 

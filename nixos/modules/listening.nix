@@ -16,9 +16,23 @@ rec {
       "localhost"
     ];
 
+  # Of addresses that a machine has from its start on.
+  always =
+    address:
+    isLoopback address
+    || lib.elem address [
+      "0.0.0.0"
+      "::"
+    ];
+
   # Address and port as programs take them: an IPv6 address in brackets.
   socket =
-    address: port: (if lib.hasInfix ":" address then "[${address}]" else address) + ":${toString port}";
+    address: port:
+    let
+      # Some options of nixpkgs want the brackets themselves.
+      six = lib.hasInfix ":" address && !lib.hasPrefix "[" address;
+    in
+    (if six then "[${address}]" else address) + ":${toString port}";
 
   # Where this machine itself reaches what listens there.
   reach =
@@ -27,6 +41,7 @@ rec {
       {
         "0.0.0.0" = loopback;
         "::" = "::1";
+        "[::]" = "::1";
       }
       .${address} or address
     );

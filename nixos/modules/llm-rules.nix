@@ -20,6 +20,7 @@ let
     "--host"
     "--insecure"
     "--memory"
+    "--mmproj"
     "--model"
     "--model-draft"
     "--n-gpu-layers"
@@ -103,6 +104,16 @@ in
     (paths.file "orin.llm-server.models.${name}.draftModel" model.draftModel
       "where each rebuild would copy gigabytes to"
       "/var/lib/models/draft.gguf"
+    )
+    (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (
+      model.mmproj == null || !check.matches "[a-z0-9]+://.*" model.mmproj
+    ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/mmproj.gguf"'')
+    (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (model.mmproj != model.file)
+      "this is `file` too; name the mmproj file of the same model, or null"
+    )
+    (paths.file "orin.llm-server.models.${name}.mmproj" model.mmproj
+      "where each rebuild would copy gigabytes to"
+      "/var/lib/models/mmproj.gguf"
     )
     (check.demand (cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null) ''
       orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`

@@ -40,6 +40,7 @@ let
       ++ flag "--memory" model.memory
       ++ flag "--queue" model.queue
       ++ flag "--draft" model.draftModel
+      ++ flag "--mmproj" model.mmproj
       ++ flag "--grace" cfg.grace
       ++ lib.optional cfg.insecure "--insecure";
       # It says when it answers, and from then on that its scheduler moves.
@@ -65,7 +66,8 @@ let
         (toString (model.context * (if model.slots == null then 1 else model.slots)))
       ]
       ++ flag "--parallel" (if model.slots == null then 1 else model.slots)
-      ++ flag "--model-draft" model.draftModel;
+      ++ flag "--model-draft" model.draftModel
+      ++ flag "--mmproj" model.mmproj;
       serviceConfig.Type = "exec";
     };
   };
@@ -75,13 +77,20 @@ let
     let
       engine = engines.${cfg.backend} name model;
       folder = "orin-llm-server-${name}";
-      files = [ "file" ] ++ lib.optional (model.draftModel != null) "draftModel";
+      files = [
+        "file"
+      ]
+      ++ lib.optional (model.draftModel != null) "draftModel"
+      ++ lib.optional (model.mmproj != null) "mmproj";
     in
     {
       description = "Language model server of ${name} (${cfg.backend})";
       wantedBy = [ "multi-user.target" ];
+      wants = [ "network-online.target" ];
+      # A disk that comes late, or is `nofail`: the unit waits for its mount.
+      unitConfig.RequiresMountsFor = map (file: model.${file}) files;
       after = [
-        "network.target"
+        "network-online.target"
         "nvpmodel.service"
         "jetson_clocks.service"
       ];
@@ -90,8 +99,9 @@ let
         PYTHONUNBUFFERED = "1";
       }
       // cfg.environment;
-      # Three failures within ten minutes and it stays down: a missing model does not come by itself.
-      startLimitIntervalSec = 600;
+      # Three failures within ten minutes and it stays down: a missing model does not come by itself. An
+      # address that the network gives does: then it is tried without end.
+      startLimitIntervalSec = if listening.always cfg.host then 600 else 0;
       startLimitBurst = 3;
       serviceConfig =
         import ./hardening.nix {
@@ -127,7 +137,7 @@ let
           # It ends what runs, or cuts it, within the grace.
           TimeoutStopSec = cfg.grace + 15;
           Restart = "on-failure";
-          RestartSec = 1;
+          RestartSec = if listening.always cfg.host then 1 else 10;
           DynamicUser = true;
           CacheDirectory = folder;
           # The file alone, wherever it lies: its folders need not be open to the server.
@@ -145,6 +155,11 @@ let
         }
         // lib.optionalAttrs (cfg.apiKeyFile != null) {
           LoadCredential = "api-keys:${cfg.apiKeyFile}";
+        }
+        // lib.optionalAttrs (cfg.apiKeyFile != null && cfg.backend == "orinllm") {
+          # The credential is a copy, which systemd 260 and later makes anew before the signal.
+          RefreshOnReload = "credentials";
+          ExecReload = "${lib.getExe' pkgs.coreutils "kill"} -HUP $MAINPID";
         };
     };
 
@@ -168,6 +183,16 @@ let
         description = ''
           A smaller GGUF file of the same vocabulary, which guesses tokens while one answer runs alone; the
           answers stay the same. It takes its own memory.
+        '';
+      };
+
+      mmproj = lib.mkOption {
+        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+        default = null;
+        apply = file: if file == null then null else toString file;
+        example = "/var/lib/models/mmproj-gemma-3-4b-it-f16.gguf";
+        description = ''
+          llama.cpp's mmproj file of the same model, with which it sees pictures. It takes its own memory.
         '';
       };
 
@@ -259,8 +284,9 @@ in
     '';
 
     apiKeyFile = option (lib.types.nullOr lib.types.str) null "/var/lib/secrets/llm-keys" ''
-      A file on the board with the keys that clients show, one a line. Root's alone will do.
-      null: everyone who reaches the port is answered.
+      A file on the board with the keys that clients show, one a line. Root's alone will do; this
+      project's engine reads it again at `systemctl reload orin-llm-server-NAME`. null: everyone who
+      reaches the port is answered.
     '';
 
     insecure = switch false "Whether to listen beyond the loopback without keys.";

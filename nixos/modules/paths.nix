@@ -16,9 +16,8 @@ rec {
       toString path
     );
 
-  # Homes of a host's users but those named: whoever is given one locks its owner out.
-  homes =
-    config: except: lib.mapAttrsToList (_: user: user.home) (removeAttrs config.users.users except);
+  # Homes of a host's users: whoever is given one locks its owner out.
+  homes = config: lib.mapAttrsToList (_: user: user.home) config.users.users;
 
   # A rule: a file outside the store, or null for none. `why` not in the store, and a right `example`.
   file =

@@ -5,6 +5,26 @@ let
   cfg = config.orin.ports;
   options = lib.groupBy (option: toString cfg.${option}) (lib.attrNames cfg);
   twice = lib.filterAttrs (_: names: lib.length names > 1) options;
+  # Services that share a port with ours by their defaults: the attribute that has it.
+  neighbours = {
+    adguardhome = [ "port" ];
+    forgejo = [
+      "settings"
+      "server"
+      "HTTP_PORT"
+    ];
+    gitea = [
+      "settings"
+      "server"
+      "HTTP_PORT"
+    ];
+    llama-cpp = [ "port" ];
+    ollama = [ "port" ];
+    open-webui = [ "port" ];
+  };
+  taken = lib.filterAttrs (
+    name: path: (config.services.${name}.enable or false) && lib.hasAttrByPath path config.services.${name}
+  ) neighbours;
 in
 {
   options.orin.ports = lib.mkOption {
@@ -21,7 +41,13 @@ in
           n: port: lib.nameValuePair "services.openssh.ports.[${toString n}]" port
         ) config.services.openssh.ports
       )
-    );
+    )
+    // lib.mapAttrs' (
+      name: path:
+      lib.nameValuePair "services.${name}.${lib.concatStringsSep "." path}" (
+        lib.getAttrFromPath path config.services.${name}
+      )
+    ) taken;
     assertions = lib.mapAttrsToList (
       port: names:
       check.demand false ''

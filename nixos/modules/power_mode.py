@@ -175,6 +175,13 @@ def clock_deviation(
     return [f"{name} may run up to {got}, {mode.name} wants {max(allowed)}"]
 
 
+def in_memory(folder: Path) -> bool:
+    """True if a restart empties a folder."""
+    command = ["stat", "--file-system", "--format=%T", str(folder)]
+    kind = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    return kind in ("tmpfs", "ramfs")
+
+
 def set_mode(mode: Mode, root: Path, nvpmodel: str, shutdown: str | None) -> None:
     """Run nvpmodel with the number of the mode; raises ModeError where a restart did not help.
 
@@ -201,6 +208,11 @@ def set_mode(mode: Mode, root: Path, nvpmodel: str, shutdown: str | None) -> Non
             "before nvpmodel.service (systemd-analyze critical-chain nvpmodel.service)"
         )
     restarted.parent.mkdir(parents=True, exist_ok=True)
+    if in_memory(restarted.parent):
+        raise ModeError(
+            f"{restarted.parent} is in memory and forgets that the board was restarted for "
+            f"{mode.name}: it would restart for ever; keep this folder on a disk"
+        )
     restarted.write_text(mode.name + "\n")
     # A minute, so that a switch that is under way ends.
     subprocess.run([shutdown, "-r", "+1", f"power mode {mode.name}"], check=True)

@@ -225,13 +225,13 @@ in
                 ];
               };
             in
-            [
-              (
-                jobAt telemetry.exporter.listenAddress "jetson" telemetry.exporter.port // telemetry.exporter.scrape
-              )
+            lib.optional telemetry.exporter.enable (
+              jobAt telemetry.exporter.listenAddress "jetson" telemetry.exporter.port // telemetry.exporter.scrape
+            )
+            ++ [
               (jobAt config.services.prometheus.listenAddress "prometheus" config.services.prometheus.port)
             ]
-            ++ lib.optional telemetry.exporter.debugfs.enable (
+            ++ lib.optional (telemetry.exporter.enable && telemetry.exporter.debugfs.enable) (
               job "jetson-debugfs" telemetry.exporter.debugfs.port
             )
             ++ lib.optional telemetry.nodeExporter (jobAt node.listenAddress "node" node.port)

@@ -50,7 +50,7 @@ in
         ''the folder is given to the group video; write one of its own and no system's, as in "/var/lib/orin-textfile"''
       )
       (check.rule "orin.telemetry.textfileDirectory" (toString cfg.textfileDirectory) (
-        !lib.elem (toString cfg.textfileDirectory) (paths.homes config [ ])
+        !lib.elem (toString cfg.textfileDirectory) (paths.homes config)
       ) "this is a user's home; write a folder of its own")
     ];
 

@@ -112,6 +112,8 @@ in
           serviceConfig = import ./hardening.nix { gpu = true; } // {
             Type = "oneshot";
             RemainAfterExit = true;
+            # Ten times what compiling takes; a GPU that hangs must not keep the boot from its end.
+            TimeoutStartSec = 300;
             ExecStart = "${
               lib.getExe (pkgs.python3.withPackages (_: [ cfg.package ]))
             } ${../../overlays/checks/gpu.py}";

@@ -19,7 +19,26 @@ let
   ++ map (name: "orin-llm-server-${name}") (lib.attrNames (config.orin.llm-server.models or { }));
   llm = config.orin.llm-server or { enable = false; };
   slowest = if llm.enable then llm.startTimeout else 0;
-  program = "${lib.getExe pkgs.python3} ${./upgrade.py}";
+  folder = lib.fileset.toSource {
+    root = ./.;
+    fileset = lib.fileset.unions [
+      ./reachable.py
+      ./upgrade.py
+    ];
+  };
+  inherit (config.boot.loader) efi systemd-boot;
+  program = "${lib.getExe pkgs.python3} ${folder}/upgrade.py";
+  esp = "--esp ${efi.efiSysMountPoint}";
+  # Restarts a board that nobody looks at, instead of a shell that nobody may log into.
+  restart = after: {
+    description = "Restart: nobody looks at this board's console";
+    wantedBy = [ "emergency.target" ];
+    unitConfig.DefaultDependencies = false;
+    unitConfig.SuccessAction = "reboot-force";
+    unitConfig.FailureAction = "reboot-force";
+    serviceConfig.Type = "oneshot";
+    serviceConfig.ExecStart = "${after}/bin/sleep 30";
+  };
 in
 {
   options.orin.upgrade = {
@@ -41,8 +60,25 @@ in
       description = ''
         Units that are up on a system that works. Where one is not after an upgrade, the board goes
         back to the last generation that passed: at once, or by a restart where the kernel differs.
+        A generation passes after a boot of its own, and no earlier.
       '';
     };
+
+    ssh = lib.mkOption {
+      type = lib.types.nullOr lib.types.port;
+      default =
+        if config.services.openssh.enable then lib.head (config.services.openssh.ports ++ [ 22 ]) else null;
+      defaultText = lib.literalMD "the first of `services.openssh.ports`, null where ssh is off";
+      example = 2222;
+      description = ''
+        The port that answers as ssh on a system that works, at an address of this board, through its
+        firewall: it is asked from a network namespace of its own. null: it is not asked.
+      '';
+    };
+
+    peer = option (lib.types.nullOr (
+      lib.types.strMatching "[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*"
+    )) null "nas.local:445" "A machine that a working board reaches: HOST by ping, or HOST:PORT by TCP.";
 
     timeout =
       option lib.types.ints.positive 1200 300
@@ -57,9 +93,10 @@ in
       (check.rule "orin.upgrade.units" cfg.units
         (lib.all (
           unit:
-          !lib.hasPrefix "orin-" unit
-          || !lib.hasSuffix ".service" unit
+          !lib.hasSuffix ".service" unit
           || config.systemd.services ? ${lib.removeSuffix ".service" unit}
+          # One of a template's.
+          || config.systemd.services ? "${lib.head (lib.splitString "@" unit)}@"
         ) cfg.units)
         "this host has not all of these, and every upgrade would be undone; leave the option out for those that it has"
       )
@@ -90,8 +127,48 @@ in
       # It is for channels.
       upgrade = lib.mkDefault false;
     };
+    warnings = lib.optional (!systemd-boot.enable) (
+      "host ${config.networking.hostName}: orin.upgrade.enable: only systemd-boot counts tries: a "
+      + "generation that does not start stays; set `boot.loader.systemd-boot.enable = true`"
+    );
+    boot = {
+      # After each installation of the boot loader, whoever asked for it.
+      loader.systemd-boot.extraInstallCommands = "${program} arm ${esp} \"$1\"\n";
+      # A kernel that stops starts again, and so does one that only says that it should.
+      kernelParams = [ "panic=10" ];
+      kernel.sysctl."kernel.panic_on_oops" = lib.mkDefault 1;
+      initrd.systemd = {
+        # No root file system after five minutes: another try, or the last good system.
+        targets.initrd.unitConfig = {
+          JobTimeoutSec = lib.mkDefault 300;
+          JobTimeoutAction = lib.mkDefault "reboot-force";
+        };
+        services.orin-restart = restart "";
+      };
+    };
+    # The SoC's own watchdog restarts a board whose PID 1 stops.
+    systemd.settings.Manager = {
+      RuntimeWatchdogSec = lib.mkDefault "60s";
+      RebootWatchdogSec = lib.mkDefault "5min";
+    };
+    systemd.timers.orin-upgrade-deadline = {
+      description = "A boot comes to a decision about this system";
+      wantedBy = [ "sysinit.target" ];
+      unitConfig.DefaultDependencies = false;
+      timerConfig.OnBootSec = 2 * cfg.timeout + 120;
+    };
     systemd.services = {
+      orin-restart = lib.mkIf (!config.orin.host.rescueLogin or false) (restart pkgs.coreutils);
+      orin-upgrade-deadline = {
+        description = "No decision about this system: restart, and spend one of its tries";
+        unitConfig.DefaultDependencies = false;
+        path = [ config.systemd.package ];
+        serviceConfig.Type = "oneshot";
+        serviceConfig.ExecStart = "${program} deadline ${esp}";
+      };
       nixos-upgrade.serviceConfig = {
+        # A download that hangs is given up; the next night tries again.
+        TimeoutStartSec = lib.mkDefault "12h";
         ExecStartPre = [ "${program} began" ];
         # A switch that leaves a failed unit behind is a failed upgrade: that one above all is checked.
         ExecStopPost = [
@@ -103,6 +180,8 @@ in
       orin-upgrade-check = {
         description = "This system works, or the board goes back to the last that did";
         wantedBy = [ "multi-user.target" ];
+        after = [ "network-online.target" ];
+        wants = [ "network-online.target" ];
         # The switch back stops and starts units; this one goes on.
         restartIfChanged = false;
         stopIfChanged = false;
@@ -110,10 +189,18 @@ in
         path = [
           config.nix.package
           config.systemd.package
+          pkgs.coreutils
+          pkgs.iproute2
+          pkgs.iputils
         ];
         serviceConfig = {
           Type = "oneshot";
-          ExecStart = "${program} check --seconds ${toString cfg.timeout} ${lib.escapeShellArgs cfg.units}";
+          ExecStart = lib.concatStringsSep " " (
+            [ "${program} check ${esp} --seconds ${toString cfg.timeout}" ]
+            ++ lib.optional (cfg.ssh != null) "--ssh ${toString cfg.ssh}"
+            ++ lib.optional (cfg.peer != null) "--peer ${cfg.peer}"
+            ++ [ (lib.escapeShellArgs cfg.units) ]
+          );
           StateDirectory = "orin-upgrade";
         };
       };

@@ -1,22 +1,34 @@
-"""Keep a board on a system that works: `upgrade.py began|ended|check`, for nixos-upgrade.service.
+"""Keep a board on a system that works: `upgrade.py began|ended|arm|check|deadline`. Runs as root.
 
-`began` and `ended` note the generation that an upgrade has made, if it made one. `check` waits
-until every unit of it that matters is up. Where one is not, and the generation is the noted one,
-the board goes back to the last generation that passed: at once with the same kernel, else by a
-restart. A generation that a person has switched to stays, and the unit fails. Runs as root.
+A system is good once it has passed the check after a boot of its own. Until then the boot menu
+counts its tries: systemd-boot takes `orin-next+3.conf` while tries are left, and `orin-good.conf`,
+the last good system, after that (https://systemd.io/AUTOMATIC_BOOT_ASSESSMENT). `began` and `ended`
+stand around nixos-upgrade.service, `arm` follows every installation of the boot loader, `check`
+waits for units and an answer over the network, `deadline` ends a boot that came to no decision.
 Standard library only.
 """
 
 import argparse
+import contextlib
+import os
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from reachable import unreachable
+
 #: Parts that a switch cannot change while the board runs.
 BOOTED = ("kernel", "initrd", "kernel-modules")
 POLL_SECONDS = 2.0
+TRIES = 3
+#: systemd-boot sorts by these keys, entries without tries left last.
+KEYS = {"orin-next": "orin-1", "orin-good": "orin-2"}
+TITLES = {"orin-next": "not proven yet", "orin-good": "the last that worked"}
+DEFAULT = "default orin-*"
+KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,7 @@ class Board:
     """Paths of a board's generations. root: / but in tests."""
 
     root: Path
+    esp: Path
 
     @property
     def profile(self) -> Path:
@@ -38,100 +51,294 @@ class Board:
         """The system that was switched to last, or booted."""
         return (self.root / "run/current-system").resolve()
 
+    def booted(self) -> Path:
+        """The system that the board started with."""
+        return (self.root / "run/booted-system").resolve()
+
     def same_kernel(self, system: Path) -> bool:
         """True if the board need not restart for a system."""
-        booted = self.root / "run/booted-system"
-        return all((booted / name).resolve() == (system / name).resolve() for name in BOOTED)
+        return all((self.booted() / n).resolve() == (system / n).resolve() for n in BOOTED)
 
     def note(self, name: str) -> Path:
-        """A note of ours: `good`, the last system that passed; `trying`, what an upgrade made;
-        `before`, what was there when it began."""
+        """A note of ours: `good`, systems that passed, the last one last; `bad`, those that did
+        not come up; `before`, what was there when an upgrade began; `trying`, what upgrades made;
+        `upgrading`, there while one runs; `good-entry`, the menu's entry of the last good one."""
         return self.root / "var/lib/orin-upgrade" / name
 
-    def noted(self, name: str) -> Path | None:
-        """Return the system that a note names, or None if the garbage collector took it."""
+    def noted(self, name: str) -> list[Path]:
+        """Systems that a note names and the garbage collector has left."""
         path = self.note(name)
-        system = Path(path.read_text().strip()) if path.exists() else None
-        return system if system is not None and system.exists() else None
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [system for line in lines if (system := Path(line)).exists()]
 
-    def write(self, name: str, system: Path) -> None:
-        """Write a note."""
-        self.note(name).parent.mkdir(parents=True, exist_ok=True)
-        self.note(name).write_text(f"{system}\n")
+    def add(self, name: str, *systems: Path) -> None:
+        """Make systems the last ones of a note, whole or not at all; a full disk is said."""
+        path = self.note(name)
+        kept = [each for each in self.noted(name) if each not in systems]
+        text = "".join(f"{each}\n" for each in [*kept, *systems][-KEPT:])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace(path, text)
+        except OSError as error:
+            print(f"{path}: not written: {error.strerror}", file=sys.stderr)
+
+    def drop(self, name: str, system: Path) -> None:
+        """Leave a system out of a note."""
+        if system in (kept := self.noted(name)):
+            kept.remove(system)
+            replace(self.note(name), "".join(f"{each}\n" for each in kept))
+
+    def good(self) -> Path | None:
+        """The last system that passed, or None."""
+        return next(reversed(self.noted("good")), None)
+
+    def on_trial(self) -> bool:
+        """True if the board started with a system that has not passed, and one has."""
+        good = self.noted("good")
+        return bool(good) and self.booted() not in good
+
+    def entries(self, pattern: str = "*") -> list[Path]:
+        """Entries of the boot menu."""
+        return sorted((self.esp / "loader/entries").glob(f"{pattern}.conf"))
+
+    def entry_of(self, system: Path) -> str | None:
+        """Return the boot loader's own entry of a system, or None."""
+        for path in self.entries("nixos*"):
+            text = path.read_text()
+            if f"init={system}/init" in text.split():
+                return text
+        return None
 
 
-def not_up(units: list[str], seconds: float) -> list[str]:
-    """Units that are failed, or not active after `seconds`; ends as soon as all are decided."""
-    end = time.monotonic() + seconds
+def replace(path: Path, text: str) -> None:
+    """Write a file so that a power cut leaves the old or the new one."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def written(name: str, text: str) -> str:
+    """An entry's text under a name of ours."""
+    lines = [line for line in text.splitlines() if line.split(" ")[0] not in ("title", "sort-key")]
+    head = [f"title NixOS ({TITLES[name]})", f"sort-key {KEYS[name]}"]
+    return "\n".join([*head, *lines, ""])
+
+
+def restore_files(board: Board, system: Path, text: str) -> None:
+    """Put a good system's kernel and initrd back where the boot loader has removed them."""
+    for line in text.splitlines():
+        key, _, where = line.partition(" ")
+        part = {"linux": "kernel", "initrd": "initrd"}.get(key)
+        target = board.esp / where.strip().lstrip("/")
+        if part and not target.exists() and (system / part).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(system / part, target.with_name("orin.new"))
+            target.with_name("orin.new").replace(target)
+
+
+def arm(board: Board, target: Path) -> None:
+    """After the boot loader's installation: count the tries of what has not passed.
+
+    Without a good system there is nothing to go back to, and the menu stays as it is.
+    """
+    proven = board.noted("good")
+    if not proven:
+        return
+    if target in proven:
+        board.add("good", target)
+    # A person who switches to it again wants another try; the nightly upgrade does not.
+    bad = board.noted("bad") if board.note("upgrading").exists() else []
+    good = board.good()
+    assert good is not None
+    settings = board.esp / "loader/loader.conf"
+    lines = settings.read_text().splitlines()
+    kept = [line for line in lines if line.split(" ")[0] not in ("default", "preferred")]
+    try:
+        for old in board.entries("orin-next*"):
+            old.unlink()
+        saved = board.note("good-entry")
+        text = board.entry_of(good) or (saved.read_text() if saved.exists() else None)
+        if text is None:
+            print(f"{good}: the boot menu has no entry of it: tries are not counted")
+            return
+        restore_files(board, good, text)
+        replace(saved, text)
+        replace(board.esp / "loader/entries/orin-good.conf", written("orin-good", text))
+        new = board.entry_of(target)
+        if new is not None and target not in [*proven, *bad]:
+            name = f"loader/entries/orin-next+{TRIES}.conf"
+            replace(board.esp / name, written("orin-next", new))
+            board.drop("bad", target)
+        replace(settings, "\n".join([DEFAULT, *kept, ""]))
+    except OSError as error:
+        # In place, and no longer than before: that needs no room. The good system comes first then.
+        with settings.open("r+") as file:
+            file.write(text := "\n".join([DEFAULT, *kept, ""]))
+            file.truncate(len(text))
+        raise SystemExit(
+            f"{board.esp}: {error.strerror}: the next boot is the good system's"
+        ) from error
+    finally:
+        os.sync()
+
+
+def bless(board: Board, system: Path) -> None:
+    """Note a system as good, keep it from the garbage collector, stop counting."""
+    board.add("good", system)
+    root = board.root / "nix/var/nix/gcroots/orin-good"
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.unlink(missing_ok=True)
+    root.symlink_to(system)
+    if (board.esp / "loader/loader.conf").exists():
+        arm(board, system)
+
+
+def set_profile(board: Board, system: Path) -> None:
+    """Make a system the newest generation; a failure is said and no reason to stop."""
+    if board.newest() != system:
+        done = subprocess.run(["nix-env", "--profile", str(board.profile), "--set", str(system)])
+        if done.returncode:
+            print(f"nix-env ended with {done.returncode}: the profile stays", file=sys.stderr)
+
+
+def give_up(board: Board, good: Path, bad: Path) -> None:
+    """Leave a system that has not come up: the next boot is the good one's."""
+    for entry in board.entries("orin-next*"):
+        entry.unlink()
+    board.add("bad", bad)
+    set_profile(board, good)
+    os.sync()
+
+
+def restart(board: Board, good: Path) -> None:
+    """Restart into the good system: by its entry, or by its own installation."""
+    if not board.entries("orin-good"):
+        subprocess.run([str(good / "bin/switch-to-configuration"), "boot"])
+    subprocess.run(["systemctl", "--no-block", "reboot"])
+
+
+def states(units: list[str]) -> dict[str, str]:
+    """ActiveState by unit."""
+    command = ["systemctl", "show", "--property=ActiveState", "--value"]
+    return {
+        unit: subprocess.run([*command, unit], stdout=subprocess.PIPE, text=True).stdout.strip()
+        for unit in units
+    }
+
+
+def problems(options: argparse.Namespace) -> list[str]:
+    """Return faults after at most `--seconds`, and nothing as soon as all is well."""
+    end = time.monotonic() + options.seconds
     while True:
-        shown = [
-            subprocess.run(
-                ["systemctl", "show", "--property=ActiveState", "--value", unit],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            ).stdout.strip()
-            for unit in units
-        ]
-        states = dict(zip(units, shown, strict=True))
-        waiting = [unit for unit, state in states.items() if state not in ("active", "failed")]
-        if not waiting or time.monotonic() >= end:
-            return [f"{unit} is {state}" for unit, state in states.items() if state != "active"]
+        now = states(options.units)
+        down = [f"{unit} is {state}" for unit, state in now.items() if state != "active"]
+        lost = unreachable(options.ssh, options.peer) if options.ssh or options.peer else []
+        waiting = lost or any(state not in ("active", "failed") for state in now.values())
+        if not (down or lost) or not waiting or time.monotonic() >= end:
+            return down + lost
         time.sleep(POLL_SECONDS)
 
 
-def go_back(board: Board, good: Path) -> str:
-    """Make `good` the newest generation, and what runs; say how."""
-    subprocess.run(["nix-env", "--profile", str(board.profile), "--set", str(good)], check=True)
-    switch = str(good / "bin/switch-to-configuration")
-    if board.same_kernel(good):
-        subprocess.run([switch, "switch"], check=True)
-        return "went back to it"
-    subprocess.run([switch, "boot"], check=True)
-    subprocess.run(["shutdown", "-r", "+1", "the upgrade failed"], check=True)
-    return "will restart with it in a minute"
+def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) -> str:
+    """Return to the good system: at once with the same kernel, else by a restart; say how."""
+    started_with_it = board.booted() == bad
+    give_up(board, good, bad)
+    if not started_with_it and board.same_kernel(good):
+        switch = str(good / "bin/switch-to-configuration")
+        # One that hangs is left behind by the restart.
+        switched = subprocess.run(["timeout", str(options.seconds + 60), switch, "switch"])
+        if switched.returncode == 0 and not problems(options):
+            return "went back to it"
+    restart(board, good)
+    return "restarting with it"
 
 
-def check(board: Board, units: list[str], seconds: float) -> int:
+def check(board: Board, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
-    system = board.running()
-    if system != board.newest():
-        print(f"{board.newest()} waits for a restart; nothing to check yet")
+    system, newest, good = board.running(), board.newest(), board.good()
+    if system != newest:
+        spent = board.entries("orin-next+0-*")
+        if not spent or system not in board.noted("good"):
+            print(f"{newest} waits for a restart; nothing to check yet")
+            return 0
+        print(f"{newest} did not come up {TRIES} times: back to {system}", file=sys.stderr)
+        give_up(board, system, newest)
+    wrong = problems(options)
+    if system in board.noted("bad"):
+        wrong.append("it did not come up when the board started with it")
+    if not wrong and board.booted() != system:
+        print(f"{system} works so far; it is good when the board has started with it")
         return 0
-    wrong = not_up(units, seconds)
     if not wrong:
-        board.write("good", system)
-        print(f"{system} works: {len(units)} units are up")
+        bless(board, system)
+        print(f"{system} is good: {len(options.units)} units are up, and the board answers")
         return 0
     print(f"{system} does not work: {'; '.join(wrong)}", file=sys.stderr)
-    good = board.noted("good")
-    if board.noted("trying") != system:
-        print("no upgrade made it: it stays", file=sys.stderr)
-    elif good is None or good == system:
+    if good is None or system in board.noted("good"):
         print("there is no system that has passed before: it stays", file=sys.stderr)
+    elif not board.on_trial() and system not in board.noted("trying"):
+        print("no upgrade made it: it stays until the next boot", file=sys.stderr)
     else:
-        board.note("trying").unlink()
-        print(f"the last that passed is {good}: {go_back(board, good)}", file=sys.stderr)
+        how = go_back(board, good, system, options)
+        print(f"the last that passed is {good}: {how}", file=sys.stderr)
     return 1
 
 
+def deadline(board: Board) -> int:
+    """End a boot that has come to no decision: restart, so that its tries are spent."""
+    if not board.on_trial():
+        return 0
+    print(f"{board.booted()} came to no decision: restarting", file=sys.stderr)
+    # A manager that hangs is asked for nothing.
+    subprocess.run(["systemctl", "--force", "reboot"])
+    return 1
+
+
+def ended(board: Board, result: str) -> None:
+    """After an upgrade: note what it made, or put the profile back where it was not switched to."""
+    newest, running = board.newest(), board.running()
+    board.note("upgrading").unlink(missing_ok=True)
+    if running == newest or result == "success":
+        if newest not in board.noted("before"):
+            board.add("trying", newest)
+        return
+    print(f"the upgrade to {newest} failed: the profile is {running} again", file=sys.stderr)
+    set_profile(board, running)
+    subprocess.run([str(running / "bin/switch-to-configuration"), "boot"])
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run `began`, `ended` or `check`; 1 where the system does not work."""
+    """Run one of the actions; 1 where the system does not work."""
     parser = argparse.ArgumentParser(prog="upgrade", description="Keep a board on what works.")
-    parser.add_argument("action", choices=["began", "ended", "check"])
-    parser.add_argument("units", nargs="*", help="check: units that have to be up")
+    parser.add_argument("action", choices=["began", "ended", "arm", "check", "deadline"])
+    parser.add_argument("units", nargs="*", help="check: units that are up; arm: the system")
     parser.add_argument("--seconds", type=float, default=900, help="check: how long to wait")
+    parser.add_argument("--ssh", type=int, metavar="PORT", help="check: where ssh must answer")
+    parser.add_argument("--peer", help="check: HOST or HOST:PORT that must be reached")
+    parser.add_argument("--esp", type=Path, default=Path("/boot"), help="the boot partition")
     parser.add_argument("--root", type=Path, default=Path("/"), help="where the board lies")
     options = parser.parse_intermixed_args(arguments)
-    board = Board(options.root)
+    board = Board(options.root, options.esp)
     if options.action == "began":
-        board.write("before", board.newest())
-        return 0
-    if options.action == "ended":
-        if board.newest() != board.noted("before"):
-            board.write("trying", board.newest())
-        return 0
-    return check(board, options.units, options.seconds)
+        board.add("before", board.newest())
+        with contextlib.suppress(OSError):
+            board.note("upgrading").touch()
+    elif options.action == "ended":
+        ended(board, os.environ.get("SERVICE_RESULT", "success"))
+    elif options.action == "arm":
+        arm(board, Path(options.units[0]).resolve())
+    elif options.action == "deadline":
+        return deadline(board)
+    else:
+        return check(board, options)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Wrong use, and what it says: by the name of a host that was right and has been changed, the messages of its
-# failing assertions. Strings only, nothing is built. docs/reference/nixos-refused.md has them all.
+# failing assertions. Strings only, nothing is built.
 { self }:
 let
   inherit (self.inputs.nixpkgs) lib;
@@ -140,9 +140,6 @@ let
 
     jetpack5 = jetson {
       hardware.nvidia-jetpack.majorVersion = "5";
-    };
-    jetpack7 = jetson {
-      hardware.nvidia-jetpack.majorVersion = "7";
     };
     genericModule = jetson {
       hardware.nvidia-jetpack.som = "generic";

@@ -41,37 +41,6 @@ let
   said = lib.concatLists (lib.attrValues wrongUse);
   unclear = lib.filter (text: !lib.hasPrefix "host board: " text || lib.hasInfix "\n" text) said;
 
-  # What wrong use says, as docs/reference/nixos-refused.md has it: without the store's hashes.
-  messages = lib.concatMapStringsSep "\n" (
-    text:
-    let
-      parts = builtins.split "/nix/store/[a-z0-9]{32}-[^\" )/]*" (lib.removePrefix "host board: " text);
-      short = map (part: if lib.isString part then part else "/nix/store/...") parts;
-    in
-    "| ${lib.replaceStrings [ "|" ] [ "\\|" ] (lib.concatStrings short)} |"
-  ) (lib.unique (lib.sort lib.lessThan (map builtins.unsafeDiscardStringContext said)));
-  pages = {
-    "nixos-options.md" = self.lib.optionsMarkdown;
-    "nixos-refused.md" = ''
-      # What the NixOS modules refuse
-
-      Each of these messages stops the evaluation; the name of the host stands before it. This command
-      prints them, from the mistakes in `nixos/tests/mistakes.nix` and `nixos/tests/assertions.nix`:
-
-      ```console
-      $ nix eval --json .#checks.x86_64-linux.wrong-use.report
-      ```
-
-      <!-- Generated: `nix run .#docs` writes this page. -->
-
-      | message |
-      |---|
-      ${messages}
-    '';
-  };
-  stale = lib.filterAttrs (
-    name: page: page != builtins.readFile (../../docs/reference + "/${name}")
-  ) pages;
 in
 {
   # The series applies to the line, and what it makes imports and computes.
@@ -87,8 +56,6 @@ in
 
   wrong-use = decided "wrong-use" unclear { report = wrongUse; };
   foreign-host = decided "foreign-host" strange { report = strange; };
-  docs = decided "docs" (map (
-    name: "docs/reference/${name} is not what the modules say: `nix run .#docs` writes it anew"
-  ) (lib.attrNames stale)) { inherit pages; };
+  options = pkgs.writeText "nixos-options.md" self.lib.optionsMarkdown;
   templates = decided "templates" templates.wrong { report = templates; };
 }

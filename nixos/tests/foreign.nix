@@ -62,7 +62,10 @@ let
     "boot.loader.systemd-boot.enable" = !attic.boot.loader.systemd-boot.enable;
     "fileSystems./.device" = attic.fileSystems."/".device == "tank/root";
     "fileSystems./boot.options" = attic.fileSystems."/boot".options == [ "nofail" ];
-    "security.sudo.wheelNeedsPassword" = attic.security.sudo.wheelNeedsPassword;
+    # Ada has a password, and is asked for it.
+    "security.sudo" =
+      attic.security.sudo.wheelNeedsPassword
+      && !lib.any (rule: lib.elem "ada" rule.users) attic.security.sudo.extraRules;
     "services.openssh.settings.PermitRootLogin" =
       attic.services.openssh.settings.PermitRootLogin == "no";
     "services.timesyncd.enable" = !attic.services.timesyncd.enable;

@@ -148,6 +148,7 @@
     orin.tinygrad.environment = {
       DEV = "CPU";
       HF_TOKEN = "hf_abc";
+      PATH = "/opt/bin";
     };
     orin.telemetry = {
       textfileDirectory = "${./.}";
@@ -218,7 +219,10 @@
       enable = true;
       dates = "every sunday";
       flake = "../orins";
-      units = [ "orin-gpux.service" ];
+      units = [
+        "orin-gpux.service"
+        "sshx.service"
+      ];
     };
     orin.backup = {
       enable = true;
@@ -236,6 +240,7 @@
       # The second is right: a file that was read ends with a line's end.
       sshKeys = lib.mkForce [
         "ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh"
+        "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBA=="
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh\n"
       ];
       caches."https://cache.example.org " = "c:74DUi4Ye579gUqzH4ziL9IyiJBlDpMRn9MBN8oNan9M=";

@@ -31,11 +31,16 @@
       options = [ "nofail" ];
     };
   };
+  fileSystems."/mnt/usb" = {
+    device = "/dev/disk/by-label/attic-backup";
+    fsType = "ext4";
+  };
   networking.hostId = "deadbeef";
   boot.zfs.forceImportRoot = false;
 
   users.users.ada = {
     isNormalUser = true;
+    hashedPasswordFile = "/var/lib/attic/ada";
     extraGroups = [ "wheel" ];
     openssh.authorizedKeys.keys = [
       "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh ada@attic"

@@ -55,7 +55,30 @@ let
     hive = lib.mapAttrs (_: host: host.config.deployment) nodes;
     alone = lib.attrNames fleet.nixosConfigurations;
     # What is wrong, one string each.
-    wrong = lib.concatLists (
+    wrong =
+      let
+        monitor = nodes.monitor.config;
+        shut = {
+          "Grafana on its loopback" = monitor.services.grafana.settings.server.http_addr == "127.0.0.1";
+          "a password of its own" =
+            monitor.services.grafana.settings.security.admin_password
+            == "$__file{/run/credentials/grafana.service/grafana-admin-password}";
+          "Prometheus on its loopback" = monitor.services.prometheus.listenAddress == "127.0.0.1";
+          "one port for the boards" =
+            lib.sort lib.lessThan monitor.networking.firewall.allowedTCPPorts == [
+              22
+              9443
+            ];
+          "TLS and a password at that port" =
+            let
+              host = monitor.services.nginx.virtualHosts."monitor.local";
+            in
+            host.onlySSL && host.basicAuthFile != null;
+          "no passwords of ssh" = !monitor.services.openssh.settings.PasswordAuthentication;
+        };
+      in
+      map (name: "monitor: not ${name}") (lib.attrNames (lib.filterAttrs (_: ok: !ok) shut))
+      ++ lib.concatLists (
       lib.mapAttrsToList (
         name: host:
         map (rule: "${name}: ${rule.message}") (lib.filter (rule: !rule.assertion) host.config.assertions)

@@ -1,8 +1,9 @@
 {
   description = "My Jetson Orin";
 
-  # Where you have tinygrad-orin from: a checkout as here, or github:OWNER/tinygrad-orin.
-  inputs.tinygrad-orin.url = "git+file:///home/me/tinygrad-orin";
+  # Where you have tinygrad-orin from. A board fetches it from there: the path of a checkout on your desktop
+  # would mean nothing to it.
+  inputs.tinygrad-orin.url = "github:OWNER/tinygrad-orin";
 
   outputs =
     { tinygrad-orin, ... }:

@@ -19,7 +19,16 @@
       grafana.enable = false;
       prometheus = {
         retention = "1d";
-        remoteWrite = [ { url = "http://monitor.local:9090/api/v1/write"; } ];
+        remoteWrite = [
+          {
+            url = "https://monitor.local:9443/api/v1/write";
+            tls_config.ca_file = "/var/lib/secrets/monitor-ca.crt";
+            basic_auth = {
+              username = "orin";
+              password_file = "/var/lib/secrets/monitor-password";
+            };
+          }
+        ];
       };
     };
 

@@ -2,8 +2,9 @@
   description = "My Jetson Orins";
 
   inputs = {
-    # Where you have tinygrad-orin from: a checkout as here, or github:OWNER/tinygrad-orin.
-    tinygrad-orin.url = "git+file:///home/me/tinygrad-orin";
+    # Where you have tinygrad-orin from. A board fetches it from there: the path of a checkout on your desktop
+    # would mean nothing to it.
+    tinygrad-orin.url = "github:OWNER/tinygrad-orin";
     nixpkgs.follows = "tinygrad-orin/nixpkgs";
   };
 
@@ -50,7 +51,7 @@
       monitor = [
         ./monitor.nix
         {
-          _module.args = { inherit tinygrad-orin; };
+          imports = [ tinygrad-orin.nixosModules.default ];
           networking.hostName = "monitor";
           nixpkgs.hostPlatform = "x86_64-linux";
         }

@@ -1,47 +1,43 @@
 # Prometheus that takes the boards' samples, and Grafana with our dashboards. No Orin: any NixOS machine.
-{
-  config,
-  lib,
-  tinygrad-orin,
-  ...
-}:
+# Grafana is on its loopback, with a password of its own, made at its first start:
+#   ssh -L 3000:localhost:3000 root@monitor.local cat /var/lib/orin-grafana/grafana-admin-password
+{ config, lib, ... }:
 {
   imports = [ ./hardware.nix ];
 
-  services = {
-    prometheus = {
+  orin = {
+    board.check = false;
+    telemetry = {
       enable = true;
-      retentionTime = "1y";
-      extraFlags = [ "--web.enable-remote-write-receiver" ];
-      ruleFiles = map (name: "${tinygrad-orin}/telemetry/rules/${name}") (
-        lib.filter (lib.hasSuffix ".yml") (
-          lib.attrNames (builtins.readDir "${tinygrad-orin}/telemetry/rules")
-        )
-      );
+      # It has no sensors of a Jetson.
+      exporter.enable = false;
+      prometheus.retention = "1y";
     };
-    grafana = {
+  };
+  services = {
+    prometheus.extraFlags = [ "--web.enable-remote-write-receiver" ];
+    # The boards write over TLS, with a password; nothing else passes. On the monitor, once:
+    #   openssl req -x509 -newkey ed25519 -nodes -days 3650 -subj /CN=monitor.local \
+    #     -addext subjectAltName=DNS:monitor.local -keyout monitor.key -out monitor.crt
+    #   htpasswd -cB boards.htpasswd orin
+    nginx = {
       enable = true;
-      settings = {
-        server.http_addr = "0.0.0.0";
-        # Made on the machine: head -c 32 /dev/urandom | base64 > /var/lib/secrets/grafana-key
-        security.secret_key = "$__file{/var/lib/secrets/grafana-key}";
-      };
-      provision = {
-        enable = true;
-        datasources.settings.datasources = [
+      virtualHosts."monitor.local" = {
+        onlySSL = true;
+        listen = [
           {
-            name = "Prometheus";
-            uid = "prometheus";
-            type = "prometheus";
-            url = "http://127.0.0.1:9090";
+            addr = "0.0.0.0";
+            port = 9443;
+            ssl = true;
           }
         ];
-        dashboards.settings.providers = [
-          {
-            name = "tinygrad-orin";
-            options.path = "${tinygrad-orin}/telemetry/dashboards";
-          }
-        ];
+        sslCertificate = "/var/lib/secrets/monitor.crt";
+        sslCertificateKey = "/var/lib/secrets/monitor.key";
+        basicAuthFile = "/var/lib/secrets/boards.htpasswd";
+        locations = {
+          "= /api/v1/write".proxyPass = "http://127.0.0.1:9090";
+          "/".return = "404";
+        };
       };
     };
     avahi = {
@@ -50,13 +46,13 @@
       publish.enable = true;
       publish.addresses = true;
     };
-    openssh.enable = true;
+    openssh = {
+      enable = true;
+      settings.PasswordAuthentication = false;
+      settings.KbdInteractiveAuthentication = false;
+    };
   };
-  # Open to the boards' network: put it behind a VPN or a proxy with passwords elsewhere.
-  networking.firewall.allowedTCPPorts = [
-    3000
-    9090
-  ];
+  networking.firewall.allowedTCPPorts = [ 9443 ];
   users.users.root.openssh.authorizedKeys.keys = [ "ssh-ed25519 replace-me" ];
   system.preSwitchChecks.sshKeys = lib.mkIf (lib.any (lib.hasInfix "replace-me") config.users.users.root.openssh.authorizedKeys.keys) ''
     echo "monitor.nix: users.users.root.openssh.authorizedKeys.keys still holds replace-me: nobody could log in."

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ BUS = ("dbus.service", "dbus.socket")
 #: Path where the stand-ins find this checkout and its Python: units hide /root and /home.
 PYTHON, CHECKOUT, PACKAGES = "/opt/python", "/opt/checkout", "/opt/packages"
 ROOMS = ("benchmarks", "engine", "simulator", "telemetry")
-_USERS = ("messagebus",)
+_USERS = ("messagebus", "sshd")
 _GROUPS = ("systemd-journal", "video", "render", "adm", "utmp", "tty")
 
 
@@ -71,7 +72,8 @@ class Machine:
 
     units: texts by unit name.
     programs: shell scripts by their names below `/nix/store/any/bin`.
-    binds: folders and files of this machine by the paths that they get inside.
+    binds: folders and files of this machine by the paths that they get inside, read-only.
+    kept: folders by such paths, writable: they outlive the machine.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class Machine:
         units: Mapping[str, str],
         programs: Mapping[str, str],
         binds: Mapping[str, Path],
+        kept: Mapping[str, Path] | None = None,
     ) -> None:
+        self._kept = kept or {}
         self._tree = folder / "tree"
         self._log = folder / "pid1.log"
         self._binds = {
@@ -157,6 +161,7 @@ class Machine:
             *("unshare", *_NAMESPACES, "--propagation", "private"),
             *("bash", str(HERE / "pid1.sh"), str(self._tree)),
             *(f"{source}={target}" for target, source in self._binds.items()),
+            *(f"rw:{source}={target}" for target, source in self._kept.items()),
         ]
         with self._log.open("wb") as log:
             self._outer = subprocess.Popen(command, stdout=log, stderr=log)
@@ -169,15 +174,18 @@ class Machine:
 
     def _await_manager(self) -> None:
         assert self._outer is not None
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while time.monotonic() < end and self._outer.poll() is None:
             children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text()
             if children:
                 self._pid = int(children.split()[0])
                 systemd = Path(f"/proc/{self._pid}/comm").read_text() == "systemd\n"
-                if systemd and self.run("systemctl", "show", "-P", "Version", check=False).stdout:
+                # The socket by which systemctl asks, so that it is not started in vain.
+                listens = Path(f"/proc/{self._pid}/root/run/systemd/private").exists()
+                answers = systemd and listens and self.run("systemctl", "show", check=False)
+                if answers and answers.returncode == 0:
                     return
-            time.sleep(0.1)
+            time.sleep(0.05)
         raise RuntimeError(f"systemd did not start as PID 1:\n{self._log.read_text()}")
 
     def __exit__(self, *error: object) -> None:
@@ -191,18 +199,34 @@ class Machine:
                 _remove_group(folder)
         _remove_group(self._group)
 
+    def ended(self) -> bool:
+        """True if systemd has shut the machine down, or restarted it."""
+        assert self._outer is not None
+        return self._outer.poll() is not None
+
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as root."""
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["nsenter", "--all", "--target", str(self._pid), "--wdns=/", *command],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
             env={"PATH": "/usr/bin:/usr/sbin", "SYSTEMD_COLORS": "0", "LC_ALL": "C.UTF-8"},
         )
-        if check and done.returncode:
-            raise AssertionError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-        return done
+        end = time.monotonic() + 300
+        while True:
+            try:
+                output, errors = process.communicate(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                # A restart stops all processes before it ends them, and nsenter stops with its own.
+                process.send_signal(signal.SIGCONT)
+                if time.monotonic() > end:
+                    process.kill()
+                    raise
+        if check and process.returncode:
+            raise AssertionError(f"{' '.join(command)}: {output}{errors}")
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
     def put(self, path: str, content: bytes) -> None:
         """Write a file while the machine runs; its folders are made."""
@@ -220,13 +244,16 @@ class Machine:
         return self.run("journalctl", "--no-pager", "--output=cat", f"--unit={unit}").stdout
 
     def wait(self, unit: str, state: str, seconds: float) -> dict[str, str]:
-        """Wait until a unit's ActiveState is `state`; its properties then."""
+        """Wait until a unit's ActiveState is `state`; its properties then.
+
+        A unit that has failed is not waited for: systemd does not start it again.
+        """
         end = time.monotonic() + seconds
         while (now := self.show(unit, "ActiveState", "SubState", "MainPID", "NRestarts", "Result"))[
             "ActiveState"
         ] != state:
-            if time.monotonic() > end:
-                raise AssertionError(f"{unit} is {now} after {seconds} s:\n{self.journal(unit)}")
+            if time.monotonic() > end or now["ActiveState"] == "failed":
+                raise AssertionError(f"{unit} is {now}, of {seconds} s:\n{self.journal(unit)}")
             time.sleep(0.2)
         return now
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What runs in the new namespaces before systemd does: build a root of its own and become PID 1 in it.
 #
-# pid1.sh TREE [SOURCE=TARGET]...: TREE is copied into an empty root, each SOURCE is bound there read-only.
+# pid1.sh TREE [SOURCE=TARGET]...: TREE is copied into an empty root, each SOURCE is bound there read-only, and
+# with rw:SOURCE=TARGET so that what is written outlives the machine.
 set -euo pipefail
 tree=$1
 shift
@@ -15,9 +16,9 @@ chmod 1777 tmp
 for folder in bin sbin lib lib64; do ln -s "usr/$folder" "$folder"; done
 bind() {
   mkdir -p "$(dirname "$2")"
-  if [ -d "$1" ]; then mkdir -p "$2"; else touch "$2"; fi
-  mount --bind "$1" "$2"
-  mount -o remount,bind,ro "$2"
+  if [ -d "${1#rw:}" ]; then mkdir -p "$2"; else touch "$2"; fi
+  mount --bind "${1#rw:}" "$2"
+  [[ $1 == rw:* ]] || mount -o remount,bind,ro "$2"
 }
 bind /usr usr
 for pair; do bind "${pair%%=*}" "./${pair#*=}"; done

@@ -33,7 +33,10 @@ UNITS = (
     "orin-grafana-secrets.service",
     "orin-llm-server-main.service",
     "orin-performance-readback.service",
+    "orin-restart.service",
     "orin-upgrade-check.service",
+    "orin-upgrade-deadline.service",
+    "orin-upgrade-deadline.timer",
     "prometheus.service",
     "prometheus-node-exporter.service",
     "restic-backups-orin.service",
@@ -43,12 +46,13 @@ SCRIPTS = (
     "backupPrepareCommand",
     "nixos-upgrade-start",
     "orin-cache-key-start",
+    "boot-loader",
     "restic-backups-orin-post-stop",
     "restic-backups-orin-pre-start",
     "staticPaths",
 )
-#: disko's scripts of the installer, by the short names of the disks.
-DISKS = ("emmc", "nvme")
+#: disko's script of the installer.
+DISK = "disk.sh"
 EXPRESSION = """
 names: host: let
   inherit (host.extendModules {
@@ -57,7 +61,8 @@ names: host: let
         orin.telemetry.exporter.debugfs.enable = true;
         orin.upgrade.enable = true;
         orin.cache.enable = true;
-        orin.containers.enable = true;
+        virtualisation.podman.enable = true;
+        hardware.nvidia-container-toolkit.enable = true;
         orin.backup = {
           enable = true;
           repository = "/srv/backup";
@@ -81,6 +86,7 @@ in {
   scripts = {
     backupPrepareCommand = backup.backupPrepareCommand;
     nixos-upgrade-start = services.nixos-upgrade.script;
+    boot-loader = config.boot.loader.systemd-boot.extraInstallCommands;
     orin-cache-key-start = services.orin-cache-key.script;
     restic-backups-orin-post-stop = services.restic-backups-orin.postStop;
     restic-backups-orin-pre-start = services.restic-backups-orin.preStart;
@@ -117,16 +123,9 @@ def without_null(value: Any) -> Any:
     return value
 
 
-def disk_script(name: str) -> str:
-    """The name of the kept script that makes a disk."""
-    return f"disk-{name}.sh"
-
-
 def evaluated(flake: Callable[[str, str], Any]) -> dict[str, str]:
     """The files that `recorded/` should hold, by name; `flake(attribute, apply)` evaluates."""
-    disks = flake(
-        "legacyPackages.x86_64-linux.installerDisks", "builtins.mapAttrs (_: d: d.content)"
-    )
+    disk = flake("legacyPackages.x86_64-linux.installerDisk", "d: d.content")
     names = json.dumps(json.dumps(UNITS))
     said = flake("nixosConfigurations.orin-llm", f"({EXPRESSION}) {names}")
     prometheus = without_null(said["prometheus"])
@@ -134,7 +133,7 @@ def evaluated(flake: Callable[[str, str], Any]) -> dict[str, str]:
     prometheus["rule_files"] = [name.split("-", 1)[-1] for name in prometheus["rule_files"]]
     files = {name: generic(text) for name, text in said["units"].items()}
     files |= {f"{name}.sh": generic(text) for name, text in said["scripts"].items()}
-    files |= {disk_script(name): generic(disks[name]) for name in DISKS}
+    files[DISK] = generic(disk)
     others = {"prometheus.json": prometheus, "litellm.json": said["litellm"]}
     return files | {
         name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in others.items()

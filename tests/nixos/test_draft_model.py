@@ -1,20 +1,21 @@
-"""A draft model in a host's configuration: what the server is told, and what is refused."""
+"""A draft model and an mmproj file of a host: what the server is told, and what is refused."""
 
 from collections.abc import Callable
 from typing import Any
 
 Flake = Callable[..., Any]
 DRAFT = "/var/lib/models/draft.gguf"
+MMPROJ = "/var/lib/models/mmproj.gguf"
 
 HOST = """
 mkOrin:
 let
-  host = backend: draftModel: (mkOrin {
+  host = backend: draftModel: mmproj: (mkOrin {
     hostName = "board";
     modules = [
       {
         orin.llm-server = { inherit backend; enable = true; };
-        orin.llm-server.models.m = { file = "/var/lib/models/m.gguf"; inherit draftModel; };
+        orin.llm-server.models.m = { file = "/var/lib/models/m.gguf"; inherit draftModel mmproj; };
       }
     ];
   }).config;
@@ -26,13 +27,14 @@ let
       failed = map (a: a.message) (builtins.filter (a: !a.assertion) config.assertions);
     };
   draft = "/var/lib/models/draft.gguf";
+  mmproj = "/var/lib/models/mmproj.gguf";
 in
 {
-  ours = found (host "orinllm" draft);
-  other = found (host "llama-cpp" draft);
-  none = found (host "orinllm" null);
-  folder = (found (host "orinllm" "/var/lib/models/")).failed;
-  space = (found (host "orinllm" "/var/lib/my draft.gguf")).failed;
+  ours = found (host "orinllm" draft mmproj);
+  other = found (host "llama-cpp" draft mmproj);
+  none = found (host "orinllm" null null);
+  folder = (found (host "orinllm" "/var/lib/models/" "https://example.com/mmproj.gguf")).failed;
+  space = (found (host "orinllm" "/var/lib/my draft.gguf" "/var/lib/models/m.gguf")).failed;
 }
 """
 
@@ -47,11 +49,15 @@ def test_the_server_is_told_and_may_read_it(flake: Flake) -> None:
     for name, flag in (("ours", "--draft"), ("other", "--model-draft")):
         command, checks = plain(found[name]["command"]), found[name]["pre"]
         assert f" {flag} {DRAFT} " in f"{command} "
-        assert found[name]["files"] == ["-/var/lib/models/m.gguf", f"-{DRAFT}"]
-        assert len(checks) == 2
+        assert f" --mmproj {MMPROJ} " in f"{command} "
+        assert found[name]["files"] == ["-/var/lib/models/m.gguf", f"-{DRAFT}", f"-{MMPROJ}"]
+        assert len(checks) == 3
         assert f"orin.llm-server.models.m.draftModel {DRAFT}" in plain(checks[1])
-        assert not any("draftModel" in message for message in found[name]["failed"])
-    assert "draft" not in found["none"]["command"]
+        assert f"orin.llm-server.models.m.mmproj {MMPROJ}" in plain(checks[2])
+        assert not any(" m." in m or ".m." in m for m in found[name]["failed"])
+    assert "draft" not in found["none"]["command"] and "mmproj" not in found["none"]["command"]
     assert (found["none"]["files"], len(found["none"]["pre"])) == ("-/var/lib/models/m.gguf", 1)
     assert any("draftModel" in m and "write a file of the board" in m for m in found["folder"])
     assert any("draftModel" in m and "holds a space" in m for m in found["space"])
+    assert any("m.mmproj" in m and "downloads nothing" in m for m in found["folder"])
+    assert any("m.mmproj" in m and "this is `file` too" in m for m in found["space"])

@@ -17,9 +17,8 @@ def usb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a board: an empty USB, `nix` and `sudo` that leave word."""
     firmware = {
         "flake": "path:/nix/store/any",
-        "release": "36.5.0",
         "revision": "4d857d6da48c420da39964b6fb7ba23a958abad3",
-        "boards": [AGX, NANO],
+        "releases": {AGX: "36.5.0", NANO: "36.5.0", f"{AGX}-jp7": "39.2.0"},
     }
     monkeypatch.setenv("ORIN_FIRMWARE", json.dumps(firmware))
     built = tmp_path / "built" / "bin"

@@ -46,7 +46,7 @@ class Boards:
     def _serve(self, name: str, port: int) -> subprocess.Popen[bytes]:
         model = str(self._folder / "tiny.gguf")
         given = ("--alias", "tiny", "--device", "CPU", "--port", str(port))
-        return self._start(name, [sys.executable, "-m", "orinllm.cli", "serve", model, *given])
+        return self._start(name, [sys.executable, "-m", "orinllm", "serve", model, *given])
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         variables = {

@@ -1,6 +1,7 @@
 """The power mode is set by name and read back from the board's own files."""
 
 import importlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,21 @@ def test_the_board_is_restarted_once_for_a_mode_where_that_is_asked(
     (used / "free").unlink()
     assert set_mode(used, "MAXN", *reboot) == 0
     assert (used / "called").read_text().count("shutdown") == 2
+
+
+def test_a_board_that_forgets_its_restarts_is_not_restarted(
+    used: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A root file system in memory: it would restart at every boot."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        folder = (used / str(power_mode.RESTARTED)).parent
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            folder.rename(used / "disk")
+        folder.symlink_to(memory)
+        assert set_mode(used, "MAXN", "--reboot", str(used / "shutdown")) == 2
+    assert "is in memory and forgets" in capsys.readouterr().err
+    assert "shutdown" not in (used / "called").read_text()
 
 
 def test_set_refuses_a_name_that_the_board_lacks_and_calls_nobody(

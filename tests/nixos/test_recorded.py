@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.nixos.recorded import (
-    DISKS,
+    DISK,
     FOLDER,
     SCRIPTS,
     UNITS,
-    disk_script,
     evaluated,
     generic,
     recorded,
@@ -21,7 +20,7 @@ def test_the_kept_files_are_the_evaluated_ones(flake: Callable[..., Any]) -> Non
 
 
 def test_each_unit_is_kept_and_nothing_else() -> None:
-    others = {"litellm.json", "prometheus.json", *map(disk_script, DISKS)}
+    others = {"litellm.json", "prometheus.json", DISK}
     others |= {f"{name}.sh" for name in SCRIPTS}
     assert {path.name for path in FOLDER.iterdir()} == {*UNITS, *others}
 

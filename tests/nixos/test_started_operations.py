@@ -98,6 +98,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")
     # Of the units that an upgrade is judged by, the one that is here.
     texts[CHECK] = re.sub(r"(--seconds) \d+ .*", rf"\1 20 {READBACK}", texts[CHECK])
+    # No network here: that the board is reached is shown by test_upgrade_failures.py.
+    texts[CHECK] += "\n[Service]\nEnvironment=PATH=/usr/sbin:/usr/bin\n"
     texts[KEY] += "[Install]\nRequiredBy=harmonia.service\n"
     scripts = {name: f"set -e\n{recorded()[f'{name}.sh']}" for name in SCRIPTS}
     machine = Machine(folder, texts, PROGRAMS | scripts, {})
@@ -107,8 +109,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.write("/etc/systemd/system/harmonia.service.d/key.conf", f"[Unit]\nRequires={KEY}\n")
     machine.write("/srv/harmonia.py", HARMONIA)
     machine.write("/srv/cdi.json", json.dumps(SPEC))
-    for name in ("power_mode.py", "upgrade.py"):
-        machine.write(f"/nix/store/{name}", (MODULES / name).read_text())
+    machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
+    for name in ("reachable.py", "upgrade.py"):
+        machine.write(f"/nix/store/any/{name}", (MODULES / name).read_text())
     board = importlib.import_module("fake_board")
     machine.write("/etc/nvpmodel.conf", board.config())
     board.write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
@@ -133,7 +136,7 @@ def test_an_upgrade_that_breaks_a_unit_is_undone(machine: Machine) -> None:
     machine.run("ln", "-s", old, "/run/booted-system")
     machine.run(f"{old}/bin/switch-to-configuration", "switch")
     machine.run("systemctl", "start", CHECK)
-    assert f"{old} works: 1 units are up" in machine.journal(CHECK)
+    assert f"{old} is good: 1 units are up" in machine.journal(CHECK)
 
     machine.run("sh", "-c", f"echo {new} >/srv/next")
     assert machine.run("systemctl", "start", UPGRADE, check=False).returncode == 1
@@ -160,24 +163,50 @@ def write_database(machine: Machine, path: str, rows: int) -> None:
     database.close()
 
 
-def test_a_backup_has_whole_copies_and_a_copy_that_fails_is_a_failed_backup(
-    machine: Machine,
-) -> None:
-    write_database(machine, HISTORY, 7)
-    machine.run("systemctl", "start", BACKUP)
-    options = ("-r", "/srv/backup", "-p", "/var/lib/secrets/backup")
-    machine.run("restic", "--no-cache", *options, "restore", "latest", "--target", "/srv/restored")
-    copy = "/srv/restored/var/lib/orin-backup/history.db"
-    counted = machine.run("sqlite3", copy, "PRAGMA integrity_check; SELECT count(*) FROM run")
-    assert counted.stdout.split() == ["ok", "7"]
-    key = "/srv/restored/var/lib/orin-grafana/grafana-secret-key"
-    assert machine.run("cat", key).stdout == "the key\n"
+#: What is lost with a disk and comes back from the backup, with its mode.
+KEPT = {
+    "/etc/nixos/flake.nix": "644",
+    "/etc/nixos/keys/ssh host": "600",
+    "/var/lib/orin-grafana/grafana-secret-key": "400",
+    "/var/lib/orin-cache/secret-key": "600",
+}
 
+
+def test_a_backup_brings_back_a_board_that_lost_its_disk(machine: Machine) -> None:
+    machine.run("systemctl", "start", KEY)
+    machine.run("systemctl", "start", KEY)
+    write_database(machine, HISTORY, 7)
+    for path, mode in KEPT.items():
+        if path.startswith("/etc"):
+            machine.put(path, f"text of {path}\n".encode())
+            machine.run("chmod", mode, path)
+    before = {path: machine.run("cat", path).stdout for path in KEPT}
+    machine.run("systemctl", "start", BACKUP)
+
+    # A power cut leaves a lock that keeps all others out: a check, slow enough to be killed.
+    options = ("--no-cache", "-r", "/srv/backup", "-p", "/var/lib/secrets/backup")
+    check = " ".join(("restic", *options, "check", "--read-data", "--limit-download", "1"))
+    lock = "ls /srv/backup/locks/* >/dev/null 2>&1"
+    machine.run("sh", "-c", f"{check} & until {lock}; do sleep 0.02; done; kill -KILL $!")
+    assert machine.run("sh", "-c", lock, check=False).returncode == 0
+    # A copy that fails is a failed backup; the lock does not stand in the way of the next.
     machine.put(GRAFANA, b"no database at all " * 100)
     assert machine.run("systemctl", "start", BACKUP, check=False).returncode == 1
     assert "file is not a database" in machine.journal(BACKUP)
-    snapshots = machine.run("restic", "--no-cache", *options, "snapshots", "--json").stdout
+    assert machine.run("sh", "-c", lock, check=False).returncode != 0
+    snapshots = machine.run("restic", *options, "snapshots", "--json").stdout
     assert snapshots.count('"short_id"') == 1
+
+    # As docs/nixos.md says it.
+    machine.run("rm", "-r", "/etc/nixos", "/var/lib/orin-grafana", "/var/lib/orin-backup", HISTORY)
+    machine.run("sh", "-c", "rm -r /var/lib/orin-cache/*")
+    machine.run("restic", *options, "restore", "latest", "--target", "/")
+    machine.run("cp", "/var/lib/orin-backup/history.db", HISTORY)
+    for path, mode in KEPT.items():
+        assert machine.run("cat", path).stdout == before[path]
+        assert machine.run("stat", "--format=%a %U", path).stdout == f"{mode} root\n"
+    counted = machine.run("sqlite3", HISTORY, "PRAGMA integrity_check; SELECT count(*) FROM run")
+    assert counted.stdout.split() == ["ok", "7"]
 
 
 def test_a_cache_makes_its_key_once_and_says_it_to_the_other_boards(machine: Machine) -> None:

@@ -6,6 +6,7 @@ same, because this systemd gives other units 5 s to start.
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,11 +28,13 @@ NAME = "orin-llm-server-{}.service"
 MAIN, SLOW, WRONG, GONE = (NAME.format(name) for name in ("main", "slow", "wrong", "gone"))
 PORTS = {"slow": 8001, "wrong": 8002, "gone": 8003}
 FILE = "/var/lib/models/{}.gguf"
+#: A disk that is plugged in after the start: its mount waits for the kernel to find it.
+DISK, MOUNT, FOUND = "/var/lib/disk", "var-lib-disk.mount", "found.service"
 PROGRAMS = {
     "python3": with_checkout(f'exec {PYTHON}/bin/python3 "$@"'),
     # A disk that takes its time, before anything else.
     "orinllm": f'case "$*" in *slow.gguf*) sleep {LOAD_SECONDS};; esac\n'
-    + python_program("orinllm.cli"),
+    + python_program("orinllm.command.cli"),
     "setupConf": "sleep 1",
     "nvpmodel": "exec true",
     "jetson_clocks": "exec sleep 1",
@@ -58,7 +61,16 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     text = text.replace("WatchdogSec=60", "WatchdogSec=8").replace("--grace 30", "--grace 2")
     text = text.replace(" serve ", " serve --device CPU --context 512 ")
     units |= {MAIN: text} | {NAME.format(name): variant(text, name) for name in PORTS}
-    models = {FILE.format(name): MODEL.resolve() for name in ("model", "slow")}
+    units[SLOW] = units[SLOW].replace(FILE.format("slow"), f"{DISK}/slow.gguf")
+    units[FOUND] = (
+        "[Service]\nType=oneshot\nRemainAfterExit=yes\n"
+        "ExecStart=/bin/sh -c 'until test -e /run/plugged; do sleep 0.1; done'\n"
+    )
+    units[MOUNT] = (
+        f"[Unit]\nRequires={FOUND}\nAfter={FOUND}\n"
+        f"[Mount]\nWhat=/srv/disk\nWhere={DISK}\nType=none\nOptions=rbind\n"
+    )
+    models = {FILE.format("model"): MODEL.resolve(), "/srv/disk/slow.gguf": MODEL.resolve()}
     machine = Machine(tmp_path_factory.mktemp("machine"), units, PROGRAMS, models)
     modules = ROOT / "nixos" / "modules"
     for program in ("check_model.py", "power_mode.py"):
@@ -89,10 +101,13 @@ def began(machine: Machine, unit: str) -> int:
     return int(machine.show(unit, name)[name])
 
 
-def test_a_load_that_takes_long_is_waited_for(machine: Machine) -> None:
+def test_a_slow_disk_and_a_long_load_are_waited_for(machine: Machine) -> None:
     """The other tests run meanwhile; this one asks for the first time, the last for the end."""
     machine.run("systemctl", "start", "--no-block", SLOW)
-    assert machine.wait(SLOW, "activating", 5)["NRestarts"] == "0"
+    jobs = machine.run("systemctl", "list-jobs", "--no-legend").stdout
+    assert re.search(rf"{SLOW} +start waiting", jobs) and f"{MOUNT}" in jobs
+    machine.put("/run/plugged", b"")
+    assert machine.wait(SLOW, "activating", 60)["NRestarts"] == "0"
 
 
 def test_at_boot_it_comes_after_the_power_mode_and_is_up_when_it_answers(machine: Machine) -> None:
@@ -118,6 +133,7 @@ def test_it_is_nobody_and_listens_on_the_loopback_alone(machine: Machine) -> Non
 
 def test_a_crash_is_a_new_process_within_seconds(machine: Machine) -> None:
     before = machine.show(MAIN, "MainPID")["MainPID"]
+    assert before != "0"
     machine.run("kill", "-KILL", before)
     until(lambda: machine.show(MAIN, "MainPID")["MainPID"] not in ("0", before), 10)
     after = machine.wait(MAIN, "active", 240)
@@ -159,6 +175,7 @@ def test_one_that_hangs_is_killed_by_the_watchdog_and_may_be_stopped_while_it_lo
     machine: Machine,
 ) -> None:
     before = machine.show(SLOW, "MainPID")["MainPID"]
+    assert before != "0"  # which means all of the caller's group: the tests would stop
     machine.run("kill", "-STOP", before)
     until(lambda: machine.show(SLOW, "MainPID")["MainPID"] not in ("0", before), 60)
     assert "Watchdog timeout" in machine.journal(SLOW)

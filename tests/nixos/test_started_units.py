@@ -44,6 +44,8 @@ PROGRAMS = {
     "jetson_clocks": "echo jetson_clocks >>/run/asked",
 }
 READBACK = "orin-performance-readback.service"
+#: An exporter on an address of the network, which is not there yet.
+LATE, ADDRESS = "late-exporter.service", "10.9.0.2"
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,16 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     texts = {name: text for name, text in units().items() if not elsewhere.search(name)}
     exporter = "jetson-exporter.service"
     texts[exporter] = texts[exporter].replace("--listen", "--replay /srv/recording --listen")
+    late = texts[exporter].replace("127.0.0.1:9401", f"{ADDRESS}:9401")
+    texts[LATE] = late.replace("RestartSec=5", "RestartSec=100ms").partition("[Install]")[0]
     texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")
     machine = Machine(folder, texts, PROGRAMS, {})
     for program in ("power_mode.py", "make_secrets.py"):
         machine.write(f"/nix/store/{program}", (MODULES / program).read_text())
     machine.write("/nix/store/prometheus.yml-checkconfig-checked", json.dumps(prometheus))
+    # However slow this machine is, a unit without limits of its own starts three times.
+    limits = "[Manager]\nDefaultStartLimitIntervalSec=1h\nDefaultStartLimitBurst=3\n"
+    machine.write("/etc/systemd/system.conf", limits)
     board = importlib.import_module("fake_board")
     machine.write("/etc/nvpmodel.conf", board.config())
     with (machine.folder("/srv/recording") / FILE).open("w") as file:
@@ -128,11 +135,21 @@ def test_every_scrape_of_the_host_is_up_but_that_of_debugfs(machine: Machine) ->
 def test_an_exporter_that_is_killed_comes_back_as_nobody_in_particular(machine: Machine) -> None:
     unit = "jetson-exporter.service"
     before = machine.wait(unit, "active", 30)["MainPID"]
+    assert before != "0"
     assert machine.run("stat", "--format=%u", f"/proc/{before}").stdout.strip() != "0"
     machine.run("kill", "-KILL", before)
     until(lambda: machine.show(unit, "MainPID")["MainPID"] not in ("0", before), 30)
     until(lambda: machine.http("http://127.0.0.1:9401/metrics")[0] == 200, 30)
     assert machine.show(unit, "NRestarts")["NRestarts"] == "1"
+
+
+def test_an_address_that_comes_late_is_waited_for(machine: Machine) -> None:
+    machine.run("systemctl", "start", LATE)
+    until(lambda: int(machine.show(LATE, "NRestarts")["NRestarts"]) > 3)
+    assert machine.http(f"http://{ADDRESS}:9401/metrics")[0] == 0
+    machine.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    until(lambda: machine.http(f"http://{ADDRESS}:9401/metrics")[0] == 200)
+    machine.run("systemctl", "stop", LATE)
 
 
 def test_a_board_makes_the_secrets_of_its_grafana_once(machine: Machine) -> None:

@@ -1,2 +1,4 @@
 /var/lib/orin-backup
+/etc/nixos
 /var/lib/orin-grafana
+/var/lib/orin-cache

@@ -2,7 +2,7 @@ if [ "$1" != "--yes-wipe-all-disks" ]; then
   echo "WARNING: This will destroy all data on the disks defined in disko.devices, which are:"
   echo
   # shellcheck disable=SC2043,2041
-  for dev in /dev/nvme0n1; do
+  for dev in /dev/orin-disk; do
     echo "  - $dev"
   done
   echo
@@ -20,7 +20,7 @@ fi
 umount -Rv "/mnt" || :
 
 # shellcheck disable=SC2043,2041
-for dev in /dev/nvme0n1; do
+for dev in /dev/orin-disk; do
   $BASH /nix/store/any/disk-deactivate "$dev"
 done
 
@@ -30,66 +30,66 @@ disko_devices_dir=$(mktemp -d)
 trap 'rm -rf "$disko_devices_dir"' EXIT
 mkdir -p "$disko_devices_dir"
 
-( # disk nvme /dev/nvme0n1   #
+( # disk orin /dev/orin-disk   #
   destroy=1
-  device=/dev/nvme0n1
-  imageName=nvme
+  device=/dev/orin-disk
+  imageName=orin
   imageSize=2G
-  name=nvme
+  name=orin
   type=disk
   
-  ( # gpt  /dev/nvme0n1   #
-    device=/dev/nvme0n1
+  ( # gpt  /dev/orin-disk   #
+    device=/dev/orin-disk
     efiGptPartitionFirst=1
     type=gpt
     
-    if ! blkid "/dev/nvme0n1" >&2; then
-      sgdisk --clear "/dev/nvme0n1"
+    if ! blkid "/dev/orin-disk" >&2; then
+      sgdisk --clear "/dev/orin-disk"
     fi
     # try to create the partition, if it fails, try to change the type and name
     if ! sgdisk --align-end  \
     --new=1:0:+1G \
      --partition-guid="1:R" \
-    --change-name="1:disk-nvme-boot" \
+    --change-name="1:disk-orin-boot" \
     --typecode=1:EF00 \
     --attributes=1:=:0 \
      \
-    "/dev/nvme0n1" \
+    "/dev/orin-disk" \
     
     then
       sgdisk --partition-guid="1:R" \
-    --change-name="1:disk-nvme-boot" \
+    --change-name="1:disk-orin-boot" \
     --typecode=1:EF00 \
     --attributes=1:=:0 \
      \
-    "/dev/nvme0n1" \
+    "/dev/orin-disk" \
     
     fi
     # ensure /dev/disk/by-path/..-partN exists before continuing
-    partprobe "/dev/nvme0n1" || : # sometimes partprobe fails, but the partitions are still up2date
+    partprobe "/dev/orin-disk" || : # sometimes partprobe fails, but the partitions are still up2date
     udevadm trigger --subsystem-match=block
     udevadm settle --timeout 120
     # try to create the partition, if it fails, try to change the type and name
     if ! sgdisk --align-end  \
     --new=2:0:-0 \
      --partition-guid="2:R" \
-    --change-name="2:disk-nvme-root" \
+    --change-name="2:disk-orin-root" \
     --typecode=2:8300 \
     --attributes=2:=:0 \
      \
-    "/dev/nvme0n1" \
+    "/dev/orin-disk" \
     
     then
       sgdisk --partition-guid="2:R" \
-    --change-name="2:disk-nvme-root" \
+    --change-name="2:disk-orin-root" \
     --typecode=2:8300 \
     --attributes=2:=:0 \
      \
-    "/dev/nvme0n1" \
+    "/dev/orin-disk" \
     
     fi
     # ensure /dev/disk/by-path/..-partN exists before continuing
-    partprobe "/dev/nvme0n1" || : # sometimes partprobe fails, but the partitions are still up2date
+    partprobe "/dev/orin-disk" || : # sometimes partprobe fails, but the partitions are still up2date
     udevadm trigger --subsystem-match=block
     udevadm settle --timeout 120
     
@@ -97,35 +97,35 @@ mkdir -p "$disko_devices_dir"
     
     
     
-    ( # filesystem  /dev/disk/by-partlabel/disk-nvme-boot vfat /boot #
-      device=/dev/disk/by-partlabel/disk-nvme-boot
+    ( # filesystem  /dev/disk/by-partlabel/disk-orin-boot vfat /boot #
+      device=/dev/disk/by-partlabel/disk-orin-boot
       declare -a extraArgs=(-n ESP)
       format=vfat
       declare -a mountOptions=('umask=0077')
       mountpoint=/boot
       type=filesystem
       
-      if ! (blkid "/dev/disk/by-partlabel/disk-nvme-boot" | grep -q 'TYPE='); then
+      if ! (blkid "/dev/disk/by-partlabel/disk-orin-boot" | grep -q 'TYPE='); then
         mkfs.vfat \
           -n ESP \
-          "/dev/disk/by-partlabel/disk-nvme-boot"
+          "/dev/disk/by-partlabel/disk-orin-boot"
       fi
       
       
     )
     
-    ( # filesystem  /dev/disk/by-partlabel/disk-nvme-root ext4 / #
-      device=/dev/disk/by-partlabel/disk-nvme-root
+    ( # filesystem  /dev/disk/by-partlabel/disk-orin-root ext4 / #
+      device=/dev/disk/by-partlabel/disk-orin-root
       declare -a extraArgs=(-L nixos)
       format=ext4
       declare -a mountOptions=(noatime)
       mountpoint=/
       type=filesystem
       
-      if ! (blkid "/dev/disk/by-partlabel/disk-nvme-root" | grep -q 'TYPE='); then
+      if ! (blkid "/dev/disk/by-partlabel/disk-orin-root" | grep -q 'TYPE='); then
         mkfs.ext4 \
           -L nixos \
-          "/dev/disk/by-partlabel/disk-nvme-root"
+          "/dev/disk/by-partlabel/disk-orin-root"
       fi
       
       
@@ -144,14 +144,14 @@ set -efux
 # first create the necessary devices
 (
   destroy=1
-  device=/dev/nvme0n1
-  imageName=nvme
+  device=/dev/orin-disk
+  imageName=orin
   imageSize=2G
-  name=nvme
+  name=orin
   type=disk
   
   (
-    device=/dev/nvme0n1
+    device=/dev/orin-disk
     efiGptPartitionFirst=1
     type=gpt
     
@@ -166,27 +166,27 @@ set -efux
 # and then mount the filesystems in dependency order
 (
   destroy=1
-  device=/dev/nvme0n1
-  imageName=nvme
+  device=/dev/orin-disk
+  imageName=orin
   imageSize=2G
-  name=nvme
+  name=orin
   type=disk
   
   (
-    device=/dev/nvme0n1
+    device=/dev/orin-disk
     efiGptPartitionFirst=1
     type=gpt
     
     (
-      device=/dev/disk/by-partlabel/disk-nvme-root
+      device=/dev/disk/by-partlabel/disk-orin-root
       declare -a extraArgs=(-L nixos)
       format=ext4
       declare -a mountOptions=(noatime)
       mountpoint=/
       type=filesystem
       
-      if ! findmnt "/dev/disk/by-partlabel/disk-nvme-root" "/mnt/" >/dev/null 2>&1; then
-        mount "/dev/disk/by-partlabel/disk-nvme-root" "/mnt/" \
+      if ! findmnt "/dev/disk/by-partlabel/disk-orin-root" "/mnt/" >/dev/null 2>&1; then
+        mount "/dev/disk/by-partlabel/disk-orin-root" "/mnt/" \
           -t "ext4" \
           -o noatime \
           -o X-mount.mkdir
@@ -202,27 +202,27 @@ set -efux
 )
 (
   destroy=1
-  device=/dev/nvme0n1
-  imageName=nvme
+  device=/dev/orin-disk
+  imageName=orin
   imageSize=2G
-  name=nvme
+  name=orin
   type=disk
   
   (
-    device=/dev/nvme0n1
+    device=/dev/orin-disk
     efiGptPartitionFirst=1
     type=gpt
     
     (
-      device=/dev/disk/by-partlabel/disk-nvme-boot
+      device=/dev/disk/by-partlabel/disk-orin-boot
       declare -a extraArgs=(-n ESP)
       format=vfat
       declare -a mountOptions=('umask=0077')
       mountpoint=/boot
       type=filesystem
       
-      if ! findmnt "/dev/disk/by-partlabel/disk-nvme-boot" "/mnt/boot" >/dev/null 2>&1; then
-        mount "/dev/disk/by-partlabel/disk-nvme-boot" "/mnt/boot" \
+      if ! findmnt "/dev/disk/by-partlabel/disk-orin-boot" "/mnt/boot" >/dev/null 2>&1; then
+        mount "/dev/disk/by-partlabel/disk-orin-boot" "/mnt/boot" \
           -t "vfat" \
           -o 'umask=0077' \
           -o X-mount.mkdir

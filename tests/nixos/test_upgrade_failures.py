@@ -1,0 +1,214 @@
+"""Whatever an upgrade brings, the board comes back to a system that answers, and nobody helps."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.nixos.board import (
+    ADDRESS,
+    FIREWALL,
+    GPU,
+    HANGS,
+    HEALTHY,
+    LONG,
+    NET,
+    NETWORK,
+    PANICS,
+    SHORT,
+    SSH,
+    SSHD,
+    UPGRADE,
+    Board,
+    Generation,
+    oneshot,
+    service,
+)
+from tests.nixos.pid1 import Machine, refusal
+
+reason = refusal()
+TOOLS = ("sshd", "nft", "ssh-keygen")
+if reason is None and (missing := [tool for tool in TOOLS if shutil.which(tool) is None]):
+    reason = f"{', '.join(missing)}: not here: apt-get install openssh-server nftables"
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+
+def units(**changed: str | None) -> dict[str, str]:
+    """The healthy units but for some; None leaves one out."""
+    names = {"net": NET, "sshd": SSHD, "gpu": GPU, "firewall": FIREWALL}
+    every = HEALTHY | {names.get(k, f"{k}.service"): v for k, v in changed.items() if v is not None}
+    return {
+        k: v
+        for k, v in every.items()
+        if k not in [names[n] for n, v in changed.items() if v is None]
+    }
+
+
+def drops(rule: str) -> str:
+    """A firewall with one rule."""
+    table = "add table inet f; add chain inet f i { type filter hook input priority 0; }"
+    return oneshot(f"nft '{table}; add rule inet f i {rule}'")
+
+
+def without_own_boot(command: str, before: str = "") -> str:
+    """A unit that is well under the old kernel, and not after the boot of its own system."""
+    return oneshot(f"readlink /run/booted-system | grep -q old || {command}", before)
+
+
+EARLY = "[Unit]\nDefaultDependencies=no\nAfter=booted.service\n{}WantedBy=sysinit.target\n"
+EMERGENCY = """[Unit]
+DefaultDependencies=no
+After=booted.service
+Before=sysinit.target
+OnFailure=emergency.target
+OnFailureJobMode=replace-irreversibly
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c "readlink /run/booted-system | grep -q old"
+[Install]
+WantedBy=sysinit.target
+"""
+ACCEPT = 'import socket, time; s = socket.create_server(("", 22)); time.sleep(1000)'
+MUTE = service(f"/usr/bin/python3 -c '{ACCEPT}'")
+
+NEW = "6.6"
+BROKEN = units(gpu=oneshot("false"))
+#: Failures by what fails first. Boards of one group run beside each other.
+FAILURES = {
+    "kernel": {
+        "kernel panics": Generation(kernel=PANICS, version=NEW),
+        "kernel panics, built as the running one": Generation(kernel=PANICS),
+        "root file system is not there": Generation(units(disk=EMERGENCY), version=NEW),
+        "boot hangs before the network": Generation(
+            units(early=EARLY.format(without_own_boot(HANGS, "sysinit.target"))),
+            version=NEW,
+            deadline=SHORT,
+        ),
+        "GPU fails after a boot of its own alone": Generation(
+            units(gpu=without_own_boot("false")), version=NEW
+        ),
+        "GPU hangs after a boot of its own, built as the running one": Generation(
+            units(gpu=without_own_boot(HANGS))
+        ),
+    },
+    "network": {
+        "network is not set up": Generation(units(net=None), version=NEW),
+        "network is not set up, with the same kernel": Generation(
+            units(net=oneshot("ip link delete eth0"))
+        ),
+        "interface stays down": Generation(
+            units(net=oneshot(NETWORK.replace("link set eth0 up", "link"))), version=NEW
+        ),
+        "interface has no address": Generation(
+            units(net=oneshot("ip link add eth0 type veth")), version=NEW
+        ),
+        "address of a container alone": Generation(
+            units(net=oneshot(NETWORK.replace("eth0", "docker0"))), version=NEW
+        ),
+        "ssh is off": Generation(units(sshd=None), version=NEW),
+    },
+    "ssh": {
+        "ssh has a wrong configuration": Generation(
+            units(sshd=service(SSH.format(port=22, more="-o Nonsense=1"))), version=NEW
+        ),
+        "ssh on another port": Generation(
+            units(sshd=service(SSH.format(port=2222, more=""))), version=NEW
+        ),
+        "ssh on the loopback alone": Generation(
+            units(sshd=service(SSH.format(port=22, more="-o ListenAddress=127.0.0.1"))),
+            version=NEW,
+        ),
+        "ssh says nothing": Generation(units(sshd=MUTE), version=NEW),
+        "ssh says nothing, with the same kernel": Generation(units(sshd=MUTE)),
+    },
+    "firewall": {
+        "firewall drops ssh": Generation(units(firewall=drops("tcp dport 22 drop")), version=NEW),
+        "firewall rejects ssh": Generation(
+            units(firewall=drops("tcp dport 22 reject")), version=NEW
+        ),
+        "firewall drops all but the loopback": Generation(
+            units(firewall=drops("iif != lo drop")), version=NEW
+        ),
+        "firewall drops ssh, with the same kernel": Generation(
+            units(
+                firewall=drops("tcp dport 22 drop").replace(
+                    "[Install]", "ExecStop=/usr/sbin/nft flush ruleset\n[Install]"
+                )
+            )
+        ),
+    },
+    "GPU": {
+        "GPU fails": Generation(BROKEN, version=NEW),
+        "GPU hangs": Generation(units(gpu=oneshot(HANGS)), version=NEW),
+        "GPU fails, with the same kernel": Generation(BROKEN),
+        "hang after the switch": Generation(BROKEN, after_switch=HANGS),
+        "notes cannot be written": Generation(BROKEN, version=NEW, small=("notes",)),
+    },
+    "upgrade": {
+        "hang before the switch": Generation(before_switch=HANGS, version=NEW),
+        "firmware is too old": Generation(
+            before_switch="echo the firmware is older; exit 1", version=NEW
+        ),
+        "disk is full while it builds": Generation(
+            BROKEN, version=NEW, build="echo no space left on device; exit 1"
+        ),
+        "build hangs": Generation(BROKEN, version=NEW, build=HANGS),
+        "boot partition is full": Generation(BROKEN, version=NEW, small=("boot",)),
+    },
+}
+
+
+def assert_old_answers(board: Board, machine: Machine) -> None:
+    """The old system runs, is the next one, and answers a machine on its network."""
+    for link in ("/run/current-system", "/nix/var/nix/profiles/system"):
+        assert machine.run("readlink", "-f", link).stdout.strip() == "/nix/store/old", board.journal
+    assert board.choose() == "old"
+    ask = f"import socket; print(socket.create_connection(('{ADDRESS}', 22), 5).recv(4))"
+    from_lan = machine.run("ip", "netns", "exec", "lan", "/usr/bin/python3", "-c", ask)
+    assert from_lan.stdout == "b'SSH-'\n"
+    assert machine.show(GPU, "ActiveState")["ActiveState"] == "active"
+
+
+def run(folder: Path, new: Generation) -> None:
+    """The old system boots and passes, is upgraded, and must be back at the end."""
+    board = Board(folder, new)
+    machine = board.until_settled(upgrade=True)
+    try:
+        # What was switched to without a restart has its own boot still to come.
+        if machine.run("readlink", "-f", "/run/current-system").stdout.strip() == "/nix/store/new":
+            machine.__exit__()
+            machine = board.until_settled()
+        assert_old_answers(board, machine)
+        bad = board.notes / "bad"
+        met = "new" in board.boots or (bad.exists() and "/nix/store/new" in bad.read_text())
+        assert met or f"{UPGRADE}: Failed with result" in board.journal, board.journal
+    finally:
+        machine.__exit__()
+        board.close()
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_system_that_does_not_work_goes_away(tmp_path: Path, kind: str) -> None:
+    with ThreadPoolExecutor(len(FAILURES[kind])) as pool:
+        runs = {
+            name: pool.submit(run, tmp_path / str(number), new)
+            for number, (name, new) in enumerate(FAILURES[kind].items())
+        }
+    wrong = {name: str(error) for name, one in runs.items() if (error := one.exception())}
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+def test_a_system_that_works_is_good_after_its_own_boot(tmp_path: Path) -> None:
+    late = (
+        oneshot(f"sleep 2; {NETWORK}")
+        .replace(f"Before={SSHD} ", "Before=")
+        .replace("Type=oneshot", "Type=exec")
+    )
+    board = Board(tmp_path, Generation(units(net=late), version=NEW, seconds=LONG))
+    good = board.notes / "good"
+    board.until_settled(upgrade=True).__exit__()
+    assert good.read_text() == "/nix/store/old\n"
+    assert "works so far" in board.journal
+    board.until_settled().__exit__()
+    assert good.read_text().splitlines()[-1] == "/nix/store/new"
+    assert board.choose() == "new"
