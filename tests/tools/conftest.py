@@ -94,6 +94,7 @@ class Repository:
         files["tinygrad/__init__.py"] += "\n"
         self.pin(write_sdist(self.sdist, files))
         (self.folder / "series").write_text("")
+        (root / "patches" / "README.template").write_text("tinygrad @VERSION@\n\n@TABLE@\nMore.\n")
 
     def pin(self, sha256: str) -> None:
         """Write base.json."""

@@ -1,5 +1,6 @@
 """`make` on a machine where nothing is set up yet."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,3 +66,26 @@ def test_the_chosen_python_is_no_device_of_tinygrad(clone: Path) -> None:
         makefile.write("\nshow:\n\t@env\n")
     done = make(clone, "show", "PYTHON=python3.11")
     assert "\nPATH=" in done.stdout and "\nPYTHON=" not in done.stdout
+
+
+KERNEL_ROWS = re.compile(r"(?m)^TESTS_(\w+) := (.+)$")
+
+
+def test_every_kernel_has_tests_of_its_own() -> None:
+    rows = dict(KERNEL_ROWS.findall((ROOT / "Makefile").read_text()))
+    assert set(rows) == {path.stem for path in (ROOT / "engine/orinllm/gpu/cuda").glob("*.cu")}
+    for node in " ".join(rows.values()).split():
+        file, _, test = node.partition("::")
+        text = (ROOT / "tests" / "engine" / file).read_text()
+        assert f"\ndef {test.partition('[')[0]}(" in text or not test, node
+
+
+@pytest.mark.parametrize("kernel", ["", "gem", "gemv gemm"])
+def test_an_unknown_kernel_is_refused(clone: Path, kernel: str) -> None:
+    cuda = clone / "engine" / "orinllm" / "gpu" / "cuda"
+    cuda.mkdir(parents=True)
+    (cuda / "gemv.cu").touch()
+    # As if all were installed already.
+    done = make(clone, "--assume-old=.venv/.dev", "kernel", f"K={kernel}")
+    assert done.returncode == 2
+    assert f"make: K='{kernel}' is no kernel: want one of gemv\n" in done.stderr

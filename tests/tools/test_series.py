@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.tools.conftest import TOOLS, Edit, Repository, said
 
-from patchseries.reader import read_series
+from patchseries.series import read_series
 from patchseries.tree import AUTHOR
 
 Capture = pytest.CaptureFixture[str]
@@ -77,6 +77,20 @@ def test_export_names_a_commit_without_name(repository: Repository) -> None:
     repository.git(tree, "commit", "-q", "--amend", "-F", "-", stdin="\n".join(kept))
     assert repository.run("export", tree) == 0
     assert (repository.folder / "0002-set-m-is-1.patch").is_file()
+
+
+def test_a_long_subject_stays_on_its_line(repository: Repository, tmp_path: Path) -> None:
+    """git format-patch folds a header line of more than 76 characters."""
+    tree = repository.series()
+    subject = "set: " + "a " * 33 + "b"
+    message = repository.git(tree, "show", "-s", "--format=%B")
+    whole = message.replace("set: m is 1", subject)
+    repository.git(tree, "commit", "-q", "--amend", "-F", "-", stdin=whole)
+    assert repository.run("export", tree) == 0
+    assert f"Subject: [PATCH] {subject}\n\n" in (repository.folder / "0004-set-m.patch").read_text()
+    assert repository.run("checkout", tmp_path / "again") == 0
+    assert repository.run("export", tmp_path / "again") == 0
+    assert read_series(repository.root).patches[1].subject == subject
 
 
 def test_export_wants_clean_commits(repository: Repository, capsys: Capture) -> None:
@@ -175,6 +189,7 @@ def test_status_and_its_check(repository: Repository, capsys: Capture) -> None:
     assert repository.run("status") == 0
     table = capsys.readouterr().out
     assert "| [0004](tinygrad/0004-set-m.patch) | set: m is 1 | fix | Pending | 0001 |" in table
+    assert table.startswith("tinygrad 0.13.0\n\n| patch |") and table.endswith(" |\nMore.\n")
     readme = repository.root / "patches" / "README.md"
     readme.write_text(table)
     assert repository.run("status", "--check") == 0
@@ -182,6 +197,10 @@ def test_status_and_its_check(repository: Repository, capsys: Capture) -> None:
     capsys.readouterr()
     assert repository.run("status", "--check") == 1
     assert "is not what the headers say" in said(capsys)
+    template = repository.root / "patches" / "README.template"
+    template.unlink()
+    assert repository.run("status") == 2
+    assert f"series: {template}: No such file" in said(capsys)
 
 
 def test_hash_covers_base_series_and_patches(repository: Repository, edit: Edit) -> None:

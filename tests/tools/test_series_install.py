@@ -11,10 +11,9 @@ import pip
 import pytest
 from tests.tools.conftest import Repository, said
 
-from patchseries import base as bases
-from patchseries.errors import SeriesError
-from patchseries.model import Base
-from patchseries.reader import read_series
+from patchseries import tree as bases
+from patchseries.process import SeriesError
+from patchseries.series import Base, read_series
 
 Capture = pytest.CaptureFixture[str]
 MonkeyPatch = pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.tools.conftest import Edit, Repository, said
 
-from patchseries.reader import read_series
+from patchseries.series import read_series
 
 Capture = pytest.CaptureFixture[str]
 MonkeyPatch = pytest.MonkeyPatch

@@ -5,18 +5,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import base as bases
-from .errors import SeriesError
 from .forward import forward
 from .install import install
-from .model import Series
-from .reader import read_series
-from .status import readme
-from .tree import commit_series, read_commits, write_patches
+from .process import SeriesError
+from .series import Series, read_series, readme
+from .tree import commit_series, fetch_sdist, read_commits, unpack, write_patches
 from .verify import verify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,10 +71,10 @@ def _checkout(series: Series, args: argparse.Namespace) -> None:
     to: Path = args.dir
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise SeriesError(f"{to}: exists and is not an empty folder")
-    archive = bases.fetch_sdist(series.base, args.sdist)
+    archive = fetch_sdist(series.base, args.sdist)
     to.resolve().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.resolve().parent, prefix=".checkout-") as tmp:
-        tree = bases.unpack(archive, Path(tmp, "tree"))
+        tree = unpack(archive, Path(tmp, "tree"))
         commit_series(tree, series.patches)
         if to.exists():
             to.rmdir()
@@ -103,7 +100,7 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
         raise SeriesError(
             f"--forward {args.forward}: {with_it} has no meaning with it, leave it out"
         )
-    archive = bases.fetch_sdist(series.base, args.sdist)
+    archive = fetch_sdist(series.base, args.sdist)
     if args.forward is not None:
         forward(series, args.forward, archive, say)
         return 0
@@ -128,22 +125,20 @@ def _install(series: Series, args: argparse.Namespace) -> None:
     print(f"{series.base.name} {series.installed_version()}: {word} in {args.venv}")
 
 
+COMMANDS: dict[str, Callable[[Series, argparse.Namespace], int | None]] = {
+    "checkout": _checkout,
+    "export": _export,
+    "verify": _verify,
+    "status": _status,
+    "install": _install,
+}
+
+
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Run one command; returns the exit code."""
     try:
         args = _parser().parse_args(argv)
-        series = read_series(root)
-        match args.command:
-            case "checkout":
-                _checkout(series, args)
-            case "export":
-                _export(series, args)
-            case "verify":
-                return _verify(series, args)
-            case "status":
-                _status(series, args)
-            case "install":
-                _install(series, args)
+        return COMMANDS[args.command](read_series(root), args) or 0
     except SeriesError as e:
         print(f"series: {e}", file=sys.stderr)
         return e.exit_code
@@ -154,4 +149,3 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     except KeyboardInterrupt:
         print("series: interrupted", file=sys.stderr)
         return 130
-    return 0

@@ -5,11 +5,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from . import base as bases
-from .errors import SeriesError
-from .model import Patch, Series
-from .proc import last_error
-from .tree import commit_series, git
+from .process import SeriesError, git, last_error
+from .series import Patch, Series
+from .tree import apply_all, cache_folder, commit_series, download, sha256_of, unpack
 from .verify import Say
 
 _TARGETS = "want a version, DIR or DIR@REF"
@@ -37,7 +35,7 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
         later, name = _unpacked(series, target, Path(tmp, "later"))
         say(name)
-        tree = bases.unpack(sdist, Path(tmp, "tree"))
+        tree = unpack(sdist, Path(tmp, "tree"))
         commit_series(tree, series.patches)
         commits = git(tree, "rev-list", "--reverse", "base..HEAD", what="series").split()
         _replace(tree, later)
@@ -61,7 +59,7 @@ def _unpacked(series: Series, target: str, to: Path) -> tuple[Path, str]:
     if folder and Path(folder).is_dir() and bool(at) == bool(ref):
         commit, day = _archived(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
         try:
-            tree = bases.unpack(to.with_suffix(".tar"), to)
+            tree = unpack(to.with_suffix(".tar"), to)
         except SeriesError:  # the commit has no file at all
             tree = to
         if not (tree / "tinygrad" / "__init__.py").is_file():
@@ -71,14 +69,14 @@ def _unpacked(series: Series, target: str, to: Path) -> tuple[Path, str]:
         raise SeriesError(f"--forward {target}: no such folder; {_TARGETS}")
     if not _VERSION.fullmatch(target):
         raise SeriesError(f"--forward {target or repr(target)}: no version; {_TARGETS}")
-    archive = bases.cache_folder() / f"{series.base.name}-{target}.tar.gz"
+    archive = cache_folder() / f"{series.base.name}-{target}.tar.gz"
     if not archive.is_file():
         try:
-            bases.download(f"{series.base.name}=={target}", archive, said=f"--forward {target}")
+            download(f"{series.base.name}=={target}", archive, said=f"--forward {target}")
         except SeriesError as error:  # wrong input, as far as can be told
             raise SeriesError(str(error)) from error
-    name = f"{series.base.name} {target} (sha256 {bases.sha256_of(archive)})"
-    return bases.unpack(archive, to), name
+    name = f"{series.base.name} {target} (sha256 {sha256_of(archive)})"
+    return unpack(archive, to), name
 
 
 def _archived(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:
@@ -111,7 +109,7 @@ def _try(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
     """Apply one patch, or leave the tree as it was; returns a word of the report and the reason."""
     word, why = "ok", ""
     try:
-        git(tree, "apply", "--index", "--whitespace=nowarn", "-", stdin=patch.diff, what="apply")
+        apply_all(tree, [patch], "--index")
     except SeriesError as strict:
         word = "merge"
         try:
@@ -120,7 +118,7 @@ def _try(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
             unmerged = git(tree, "diff", "--name-only", "--diff-filter=U", what="merge").split()
             why = f"conflicts in {', '.join(unmerged)}" if unmerged else last_error(str(error))
             git(tree, "reset", "--quiet", "--hard", what="forward")
-            return "no", f": {why} ({str(strict).removeprefix('apply: ')})"
+            return "no", f": {why} ({str(strict).partition(': does not apply: ')[2]})"
     if not git(tree, "status", "--porcelain", "--untracked-files=no", what="forward"):
         why = ": changes nothing there"
     git(tree, "commit", "--quiet", "--allow-empty", f"--message={patch.file}", what="forward")

@@ -6,24 +6,9 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from . import base as bases
-from .errors import SeriesError
-from .model import Series
-from .proc import pip
-from .tree import apply_all
-
-
-def venv_python(venv: Path) -> Path:
-    """The interpreter of a virtual environment.
-
-    Raises:
-        SeriesError: it is not one.
-    """
-    python = venv / "bin" / "python"
-    if not (venv / "pyvenv.cfg").is_file() or not python.exists():
-        raise SeriesError(f"{venv}: not a virtual environment (make one with python3 -m venv)")
-    # Not resolved: the link in bin/ is what makes it the environment's interpreter.
-    return python.absolute()
+from .process import SeriesError, pip
+from .series import Series
+from .tree import apply_all, fetch_sdist, unpack
 
 
 def is_installed(series: Series, venv: Path) -> bool:
@@ -48,28 +33,14 @@ def _is_whole(info: Path) -> bool:
     return True
 
 
-def set_version(tree: Path, series: Series) -> None:
-    """Write the series' version into the tree's pyproject.toml.
-
-    Raises:
-        SeriesError: the line that carries the base's version is not there exactly once.
-    """
-    pyproject = tree / "pyproject.toml"
-    line = f'version = "{series.base.version}"'
+def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Path:
+    """Unpack, patch, stamp the version and build below `scratch`; returns the wheel."""
+    tree = apply_all(unpack(sdist, scratch / "tree"), series.patches)
+    pyproject, line = tree / "pyproject.toml", f'version = "{series.base.version}"'
     text = pyproject.read_text()
     if text.count(line) != 1:
         raise SeriesError(f"pyproject.toml of the base: want one line '{line}'", 1)
     pyproject.write_text(text.replace(line, f'version = "{series.installed_version()}"'))
-
-
-def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Path:
-    """Unpack, patch, stamp and build below `scratch`; returns the wheel.
-
-    Raises:
-        SeriesError: a patch does not apply or the build fails.
-    """
-    tree = apply_all(bases.unpack(sdist, scratch / "tree"), series.patches)
-    set_version(tree, series)
     pip(python, "wheel", "--wheel-dir", scratch / "wheel", tree, what="cannot build the wheel")
     wheels = [*(scratch / "wheel").glob("*.whl")]
     if len(wheels) != 1:
@@ -87,10 +58,13 @@ def install(series: Series, venv: Path, sdist: Path | None) -> bool:
         SeriesError: no environment, no sdist, a wrong hash, a patch that does not apply, a build
             or an installation that fails.
     """
-    python = venv_python(venv)
+    # Not resolved: the link in bin/ is what makes it the environment's interpreter.
+    python = (venv / "bin" / "python").absolute()
+    if not (venv / "pyvenv.cfg").is_file() or not python.exists():
+        raise SeriesError(f"{venv}: not a virtual environment (make one with python3 -m venv)")
     if is_installed(series, venv):
         return False
-    archive = bases.fetch_sdist(series.base, sdist, python)
+    archive = fetch_sdist(series.base, sdist, python)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-") as tmp:
         wheel = build_wheel(series, archive, python, Path(tmp))
         pip(python, "install", "--force-reinstall", wheel, what=f"cannot install into {venv}")

@@ -6,32 +6,21 @@ from pathlib import Path
 
 import pytest
 
-
-class Outcomes:
-    """Collects the worst outcome of each node: failed, then skipped, then passed."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, str] = {}
-
-    def _note(self, node: str, outcome: str) -> None:
-        rank = ("passed", "skipped", "failed")
-        old = self.seen.get(node, "passed")
-        self.seen[node] = max(old, outcome, key=rank.index)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note one phase (setup, call, teardown) of a test."""
-        self._note(report.nodeid, report.outcome)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a module that cannot be collected."""
-        if report.failed:
-            self._note(report.nodeid, "failed")
-
-    def pytest_sessionfinish(self) -> None:
-        """Write the file."""
-        Path(os.environ["SERIES_OUTCOMES"]).write_text(json.dumps(self.seen))
+RANK = ("passed", "skipped", "failed")
+seen: dict[str, str] = {}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the collector."""
-    config.pluginmanager.register(Outcomes())
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the worst of a test's phases (setup, call, teardown)."""
+    seen[report.nodeid] = max(seen.get(report.nodeid, "passed"), report.outcome, key=RANK.index)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a module that cannot be collected."""
+    if report.failed:
+        seen[report.nodeid] = "failed"
+
+
+def pytest_sessionfinish() -> None:
+    """Write the file."""
+    Path(os.environ["SERIES_OUTCOMES"]).write_text(json.dumps(seen))

@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import base as bases
-from .errors import SeriesError
-from .mail import format_mail
-from .model import Patch, Series
-from .proc import last_error
-from .tree import apply, apply_all, commit_series, read_commits
+from .process import SeriesError, last_error
+from .series import Patch, Series
+from .tree import apply_all, commit_series, link_copy, read_commits, unpack
 
 # Modules that each prefix of the series must import: the model, and all runtimes patched.
 MODULES = (
@@ -29,35 +26,18 @@ MODULES = (
     "tinygrad.runtime.support.compiler_cuda",
 )
 # One test run may take this long, in seconds; what takes longer hangs.
-TEST_TIMEOUT = 300
+TEST_TIMEOUT = 600
 
 Say = Callable[[str], None]
 
 
 class Verifier:
-    """Holds the pristine tree and makes patched ones from it.
-
-    Args:
-        series: what to prove.
-        sdist: the base, checked.
-        scratch: a folder for trees, ours alone.
-        say: called with each line of the report.
-    """
+    """Holds the pristine tree and makes patched ones from it, all in `scratch`."""
 
     def __init__(self, series: Series, sdist: Path, scratch: Path, say: Say) -> None:
-        self.series = series
-        self.scratch = scratch
-        self.say = say
+        self.series, self.scratch, self.say = series, scratch, say
         self.failures: list[str] = []
-        self.pristine = bases.unpack(sdist, scratch / "base")
-
-    def tree(self, name: str, patches: Iterable[Patch]) -> Path:
-        """A tree of the base with these patches.
-
-        Raises:
-            SeriesError: one does not apply.
-        """
-        return apply_all(bases.link_copy(self.pristine, self.scratch / name), patches)
+        self.pristine = unpack(sdist, scratch / "base")
 
     def check(self, label: str, problem: str | None) -> None:
         """Report one check; remember it when there is a problem."""
@@ -71,12 +51,12 @@ class Verifier:
 
     def prefixes(self) -> None:
         """Apply in order; import the modules on the base and after each patch."""
-        tree = bases.link_copy(self.pristine, self.scratch / "prefix")
+        tree = link_copy(self.pristine, self.scratch / "prefix")
         # The base's byte code is made once and linked into every later copy.
         self.check(f"base {self.series.base.version} imports", self._imports(self.pristine))
         for patch in self.series.patches:
             try:
-                apply(tree, patch)
+                apply_all(tree, [patch])
             except SeriesError as e:
                 self.check(f"{patch.number} applies in order", str(e))
                 return
@@ -84,38 +64,35 @@ class Verifier:
 
     def roundtrip(self) -> None:
         """export(checkout(series)) is byte-identical."""
-        tree = bases.link_copy(self.pristine, self.scratch / "roundtrip")
+        tree = link_copy(self.pristine, self.scratch / "roundtrip")
         try:
             commit_series(tree, self.series.patches)
             back = read_commits(tree)
         except SeriesError as e:
             self.check("export of checkout is identical", str(e))
             return
-        differs = [
-            patch.file
-            for patch, again in zip(self.series.patches, back, strict=True)
-            if (self.series.folder / patch.file).read_bytes() != format_mail(again).encode()
-        ]
+        pairs = zip(self.series.patches, back, strict=True)
+        differs = [patch.file for patch, again in pairs if patch.text != again.text]
         problem = f"{', '.join(differs)} (rewrite with series export)" if differs else None
         self.check("export of checkout is identical", problem)
 
     def effects(self, patches: Iterable[Patch], workers: int) -> None:
         """Each patch with its Depends-on alone passes its tests; without it each test fails."""
         with ThreadPoolExecutor(workers) as pool:
+            labels = {True: "alone passes its tests", False: "left out fails its tests"}
             jobs = [
-                (f"{patch.number} {label}", pool.submit(self._effect, patch, alone=alone))
+                (f"{patch.number} {labels[alone]}", pool.submit(self._effect, patch, alone=alone))
                 for patch in patches
-                for label, alone in (("alone passes its tests", True),
-                                     ("left out fails its tests", False))
-            ]  # fmt: skip
+                for alone in labels
+            ]
             for label, future in jobs:
                 self.check(label, future.result())
 
     def _effect(self, patch: Patch, *, alone: bool) -> str | None:
-        name = f"{'alone' if alone else 'without'}-{patch.number}"
+        tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
         patches = self.series.closure(patch) if alone else self.series.without(patch)
         try:
-            seen = self._test(self.tree(name, patches), patch)
+            seen = self._test(apply_all(link_copy(self.pristine, tree), patches), patch)
         except SeriesError as e:
             return str(e)
         return _judge(patch, seen, want_pass=alone)
@@ -177,16 +154,8 @@ def verify(
 ) -> bool:
     """Run the checks; True when all hold.
 
-    Args:
-        series: the series.
-        sdist: the base, checked.
-        names: patches whose tests to run; all when empty.
-        quick: no tests, only applying, importing and the round trip.
-        workers: test runs at a time.
-        say: called with each line of the report.
-
-    Raises:
-        SeriesError: a name that the series does not have.
+    `names` are the patches whose tests to run (all when empty), `quick` runs none, `workers` is the
+    number of test runs at a time. Raises SeriesError for a name that the series does not have.
     """
     chosen = series.select(names)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-verify-") as tmp:
