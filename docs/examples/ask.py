@@ -2,8 +2,8 @@
 
 import sys
 
+from orinllm.choose.sampling import Sampling
 from orinllm.model import Model
-from orinllm.sampling import Sampling
 
 MODEL = ".venv/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from orinllm.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_path
 
 WHEELS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",

@@ -19,7 +19,7 @@ from tinygrad.device import Buffer
 from tinygrad.engine.realize import compile_linear
 from tinygrad.runtime.ops_cpu import CPUProgram
 
-from orinllm.compiler import provide_compiler
+from orinllm.gpu.compiler import provide_compiler
 
 SIZE, CALLS, BLOCKS, WIDTH = 1024, 5, 2, 1024
 POOL = ThreadPoolExecutor()

@@ -19,7 +19,7 @@ def test_adds() -> None:
     assert (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2] * 4
 """
 # Parts of the repository that commands change; all else is read in place.
-COPIED = ("patches", "tools", "experiments", "tests/patches", "docs/examples")
+COPIED = ("patches", "tools", "tests/patches", "docs/examples")
 
 
 @pytest.fixture(scope="session")

@@ -59,23 +59,30 @@ MINUTES = "takes minutes; its flags are read by its own parser"
 # The one real run of the benchmark: the smallest model and test that it takes.
 SMALL = "-p 8 -n 8 -r 1 --no-check --no-cold-start --backend tinygrad:CPU"
 
-HISTORY = "tests/benchmarks/history/test_command.py"
-CHECK = "tests/benchmarks/test_check.py"
+HISTORY = "tests/benchmarks/judge/history/test_command.py"
+CHECK = "tests/benchmarks/check/test_check.py"
 DEMO = "tests/telemetry/test_prometheus.py"
 EXPORTER = "tests/telemetry/test_cli.py"
 
 RULES: list[tuple[str, Answer]] = [
     # README, CONTRIBUTING
-    (r"git clone <this repository> && cd tinygrad-orin", NotHere("the repository's own address")),
     (r"\. \.venv/bin/activate", NotHere("changes the reader's own shell")),
-    (r"make chat", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
     (
-        r"make serve SERVE_FLAGS='--alias smollm2'",
+        r"make chat( MODEL=model\.gguf)?",
+        Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped"),
+    ),
+    (
+        r"make serve( SERVE_FLAGS='--alias smollm2')?",
         Elsewhere("tests/engine/server/test_process.py::test_killed_under_load_it_starts_again"),
     ),
     (r"make bench", Elsewhere(".ci/run", "make bench")),
     (r"make test", Elsewhere(".ci/run", "make test")),
+    (
+        r"make kernel K=gemv",
+        Elsewhere("tests/tools/test_makefile.py::test_every_kernel_has_tests_of_its_own"),
+    ),
     (r"pytest tests/docs", Elsewhere("Makefile", "$(BIN)/pytest")),
+    (r"make boot-menu", Elsewhere("Makefile", "$(BIN)/pytest tests/nixos/boot_menu.py")),
     # docs/nixos.md
     (
         r"nix run \.#flash -- --dry-run orin-agx-devkit",
@@ -99,7 +106,10 @@ RULES: list[tuple[str, Answer]] = [
             "tests/nixos/test_install.py::test_the_host_finds_its_file_systems_by_their_labels"
         ),
     ),
-    (r"ssh orin@orin-minimal\.local|scp model\.gguf orin@.*", NotHere(BOARD)),
+    (
+        r"ssh orin@orin-minimal\.local|scp model\.gguf orin@.*|ssh orin@orin\.local mv .*",
+        NotHere(BOARD),
+    ),
     (r"sudo nixos-rebuild .*|nix run /etc/nixos#llama-bench", NotHere(BOARD)),
     (
         r"systemctl status orin-performance-readback orin-gpu",
@@ -115,16 +125,6 @@ RULES: list[tuple[str, Answer]] = [
         ),
     ),
     (r"nix build (--dry-run )?\.#nixosConfigurations.*", NotHere(NIX)),
-    (
-        r"nix derivation show -r \.#nixosConfigurations.* \| nix run \.#first-build",
-        Elsewhere(
-            "tests/nixos/test_first_build.py::test_it_reads_what_nix_prints_and_refuses_all_else"
-        ),
-    ),
-    (
-        r"nix eval --json \.#checks\.x86_64-linux\.wrong-use\.report",
-        Elsewhere("tests/nixos/test_flake.py::test_wrong_use_says_what_it_should_and_no_more"),
-    ),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop( \.#(tinygrad|llama-cpp))?|nix flake check|nixos-rebuild .*", NotHere(NIX)),
     (r"nix build \.#gpu-check", NotHere(BOARD)),
@@ -147,6 +147,15 @@ RULES: list[tuple[str, Answer]] = [
         r"orinllm run ((\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf|MODEL) -p .*",
         Elsewhere("tests/engine/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
     ),
+    (
+        r"orinllm (run hf\.co/OWNER/REPO:Q4_K_M -p TEXT|list|rm NAME)",
+        Elsewhere("tests/engine/test_hub.py::test_a_model_is_fetched_once_listed_and_removed"),
+    ),
+    (
+        r"orinllm run \S+ --mmproj \S+ --image photo\.jpg .*",
+        Elsewhere("tests/engine/vision/test_command.py::test_a_picture_of_the_command_line"),
+    ),
+    (r"llama-mtmd-cli .*", NotHere("llama.cpp's command, on real weights")),
     (r"orinllm chat MODEL", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
     (r"orinllm show MODEL", Elsewhere("tests/engine/test_cli.py::test_show_says_what_a_model_is")),
     (
@@ -179,9 +188,16 @@ RULES: list[tuple[str, Answer]] = [
         ),
     ),
     (r"orinbench llama-bench -m model\.gguf( .*)?", Parsed(MINUTES)),
+    (
+        r"orinbench twin run\.json",
+        Elsewhere(
+            "tests/benchmarks/judge/test_twin.py::"
+            "test_the_command_prints_a_prediction_with_its_interval"
+        ),
+    ),
     (r"orinbench compare before\.json after\.json", Run(shows="tg8")),
     # docs/serve-bench.md
-    (r"orinbench serve-bench .*", Elsewhere("tests/benchmarks/test_serve_bench.py")),
+    (r"orinbench serve-bench .*", Elsewhere("tests/benchmarks/serve/test_serve_bench.py")),
     # docs/benchmarks.md
     (r"orinbench suite --select 'alloc \* 4 KiB' --device CPU -r 1", Run(shows="driver 4 KiB")),
     (r"orinbench suite ?.*", Parsed(MINUTES)),
@@ -195,7 +211,7 @@ RULES: list[tuple[str, Answer]] = [
     (
         r"orinbench compare (3|before\.json) 5",
         Elsewhere(
-            "tests/benchmarks/history/test_compare.py"
+            "tests/benchmarks/judge/history/test_compare.py"
             "::test_runs_of_the_history_are_named_by_their_ids"
         ),
     ),
@@ -203,7 +219,7 @@ RULES: list[tuple[str, Answer]] = [
     (
         r"orinbench device-check verify device-check/report\.json",
         Elsewhere(
-            "tests/benchmarks/device_check/test_claims.py"
+            "tests/benchmarks/check/device/test_claims.py"
             "::test_verify_prints_the_claims_and_says_by_its_code_whether_one_is_refuted"
         ),
     ),
@@ -212,17 +228,11 @@ RULES: list[tuple[str, Answer]] = [
     (
         r"orinbench report before\.json .*",
         Elsewhere(
-            "tests/benchmarks/report/test_command.py::test_files_and_runs_become_a_page",
+            "tests/benchmarks/show/test_command.py::test_files_and_runs_become_a_page",
             says='"--title"',
         ),
     ),
     # docs/reference/matvec.md, models.md, performance.md
-    (
-        r"python3 experiments/matvec_decode\.py .*",
-        Run(
-            "python3 experiments/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"
-        ),
-    ),
     (
         r"orinbench synth --shape tiny\|160m.*",
         Run("orinbench synth --shape tiny --quant Q6_K --seed 0 --force OUT.gguf"),
@@ -264,10 +274,22 @@ RULES: list[tuple[str, Answer]] = [
         r"(CUDA_PATH=\S+ )?nvgpusim cuda .*\./program.*|nvcc -cudart shared .* program\.cu",
         Elsewhere("tests/simulator/cuda/test_cuda.py::test_a_dozen_programs_run_unchanged"),
     ),
+    (
+        r"pip install 'nvgpusim\[cuda,compiler\] @ \./simulator'",
+        Elsewhere("tests/simulator/cuda/test_tools.py::test_a_wheel_of_its_own"),
+    ),
+    (
+        r"nvgpusim run \w+\.cu( 1000)?",
+        Elsewhere("tests/simulator/cuda/test_tools.py::test_run_compiles_runs_and_reports"),
+    ),
+    (
+        r"python -m tests\.simulator\.cuda\.hecbench HeCBench",
+        NotHere("needs a checkout of HeCBench, of which nothing is kept here"),
+    ),
     (r"nvgpusim rules", Run(shows="profile\\.read-all-sm")),
     (r"python3 recorder\.pyz -o trace\.jsonl -- script\.py", NotHere(BOARD)),
     (r"python3 -c \"from tinygrad import Tensor;.*", Run(shows=re.escape("[2.0, 2.0, 2.0, 2.0]"))),
-    # docs/life-of-a-tensor.md, environment.md, fixes.md, moving-to-a-new-release.md
+    # docs/life-of-a-tensor.md, environment.md, fixes.md, patches/README.md
     (r"make \.venv/\.dev", Elsewhere("Makefile", "\n.venv/.dev:")),
     (r"eval .*docs/examples/env\.py\)\"", Elsewhere("tests/docs/conftest.py", '"env.py"')),
     (r"export NO_COLOR=1", Run()),
@@ -299,10 +321,6 @@ RULES: list[tuple[str, Answer]] = [
     (r"jetson-exporter", Elsewhere(f"{EXPORTER}::test_it_says_which_board_it_serves")),
     (r"jetson-exporter --once", Run(shows="# EOF|# TYPE")),
     (r"jetson-exporter top", Elsewhere("tests/telemetry/test_top.py::test_a_loaded_board")),
-    (
-        r"jetson-exporter wall meter.csv run.jsonl",
-        Elsewhere("tests/telemetry/test_wall.py::test_it_stands_beside_the_record"),
-    ),
     (r"jetson-exporter record DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
     (r"jetson-exporter --replay DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
 ]
@@ -311,9 +329,11 @@ RULES: list[tuple[str, Answer]] = [
 NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "power-mode: the board"): "an error message",
     ("docs/server.md", "rate(orinllm_energy"): "queries for Prometheus",
+    ("docs/server.md", "x-ignored-fields"): "a header of an answer",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
     ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
+    ("docs/simulator-cuda.md", "nvgpusim: note: kernel _Z5saxpy"): "a finding",
     ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",
     ("docs/telemetry.md", "jetson_energy_joules_total"): "PromQL",
 }

@@ -17,13 +17,9 @@ ARROWS = {
     "telemetry/orinexporter": {"orinexporter", "orinboard"},
     "simulator/nvgpusim": {"nvgpusim"},
     "tools": {"patchseries"},
-    "experiments": {"orinbench", "orinllm", "nvgpusim", "experiments", "tests"},
     "docs/examples": {"orinbench", "orinllm"},
 }
-OURS = {"orinbench", "orinllm", "orinboard", "orinexporter", "nvgpusim", "patchseries"} | {
-    "experiments",
-    "tests",
-}
+OURS = {"orinbench", "orinllm", "orinboard", "orinexporter", "nvgpusim", "patchseries"} | {"tests"}
 
 
 def folders(depth: int = 2, root: Path = REPOSITORY) -> set[str]:

@@ -15,9 +15,9 @@ from environment import Use, differences, find_uses, installed, main, variables
 PAGE = "docs/reference/environment.md"
 # Variables of other programs that ours read too.
 GENERAL = {
-    "CC", "CCACHE", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DEV", "HOME", "LD_LIBRARY_PATH",
-    "LD_PRELOAD", "NO_COLOR", "PATH", "PYTEST_XDIST_WORKER", "PYTHONPATH", "TMPDIR", "USER",
-    "XDG_CACHE_HOME", "XDG_STATE_HOME",
+    "CC", "CCACHE", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DEV", "GGML_CUDA_DISABLE_GRAPHS",
+    "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NO_COLOR", "PATH", "PYTEST_XDIST_WORKER",
+    "PYTHONPATH", "TMPDIR", "USER", "XDG_CACHE_HOME", "XDG_STATE_HOME",
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_no_read_escapes_the_tool() -> None:
 def test_our_own_variables_are_on_the_page() -> None:
     table = section(PAGE, "Ours")
     named = set(re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"(?m)^\|([^|]+)\|", table))))
-    rooms = ("benchmarks", "engine", "experiments", "simulator", "telemetry", "tools")
+    rooms = ("benchmarks", "engine", "simulator", "telemetry", "tools")
     read = reads(*rooms) | set(re.findall(r"(?m)^(\w+) \?=", text("Makefile"))) | {"UPSTREAM"}
     tinygrad = {v.name for v in variables(tinygrad_uses())}
     assert read - tinygrad - GENERAL <= named

@@ -7,8 +7,7 @@ import pytest
 from tests.docs.pages import REPOSITORY, text
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-from patchseries.model import Patch
-from patchseries.reader import read_series
+from patchseries.series import Patch, read_series
 
 PAGE = "docs/fixes.md"
 PATCHES = read_series(REPOSITORY).patches
@@ -21,7 +20,7 @@ def test_every_patch_has_a_row_and_every_row_a_patch() -> None:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.number)
 def test_a_header_tells_the_whole_story(patch: Patch) -> None:
-    parts = re.findall(r"(?m)^(Problem|Cause|Fix|Proof): ", patch.message)
+    parts = re.findall(r"(?m)^(Problem|Cause|Fix|Proof): ", patch.text)
     assert parts == ["Problem", "Cause", "Fix", "Proof"]
     for test in patch.tests:
         file, name = test.split("::")

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.docs.pages import REPOSITORY
 
 ROOMS = (
-    "benchmarks", "docs", "engine", "experiments", "nixos", "simulator", "telemetry", "tests",
+    "benchmarks", "docs", "engine", "nixos", "simulator", "telemetry", "tests",
     "tools",
 )  # fmt: skip
 PACKAGES = (

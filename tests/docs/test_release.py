@@ -1,4 +1,4 @@
-"""docs/moving-to-a-new-release.md: what it says of each patch is of the patches there are."""
+"""patches/README.md: what it says of a move is of the patches that there are."""
 
 import re
 import sys
@@ -6,9 +6,9 @@ import sys
 from tests.docs.pages import REPOSITORY, section
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-from patchseries.reader import read_series
+from patchseries.series import read_series
 
-PAGE = "docs/moving-to-a-new-release.md"
+PAGE = "patches/README.md"
 PATCHES = read_series(REPOSITORY).patches
 
 

@@ -1,0 +1,37 @@
+"""Say what a camera sees, again and again: python camera.py MODEL MMPROJ [CAMERA].
+
+Needs OpenCV (pip install opencv-python). Frames that come while the model answers are dropped.
+"""
+
+import sys
+import threading
+from typing import Any
+
+import cv2
+
+from orinllm.choose.sampling import Sampling
+from orinllm.model import Model
+
+model = Model.load(sys.argv[1], mmproj=sys.argv[2], context=2048)
+camera = cv2.VideoCapture(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+newest, there = list[Any](), threading.Event()
+
+
+def watch() -> None:
+    """Keep the newest frame alone."""
+    while camera.isOpened():
+        good, frame = camera.read()
+        if good:
+            newest[:] = [frame]
+            there.set()
+
+
+threading.Thread(target=watch, daemon=True).start()
+while there.wait():
+    there.clear()
+    picture = cv2.cvtColor(newest[0], cv2.COLOR_BGR2RGB)
+    parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
+    answer = model.generate(
+        [{"role": "user", "content": parts}], Sampling(temperature=0), max_tokens=48
+    )
+    print(answer.text, flush=True)
