@@ -5,7 +5,7 @@ PYTHON ?= python3
 # tinygrad reads a variable PYTHON, too: the name of a device.
 unexport PYTHON
 BIN := .venv/bin
-PYTEST_FLAGS ?= -n 2
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 # What `make chat` and `make bench` run: a real model of 135 million parameters.
 MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
@@ -13,7 +13,7 @@ BENCH_FLAGS ?= -p 32 -n 32 -r 6
 # Of `make serve`: SERVE_FLAGS='--port 9000' and the like.
 SERVE_FLAGS ?=
 
-.PHONY: chat serve bench test takes lint types unit coverage verify upstream-tests mutations telemetry-demo clean
+.PHONY: chat serve bench test takes lint types unit kernel coverage verify upstream-tests boot-menu mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
@@ -30,18 +30,39 @@ bench: .venv/.bench .venv/.smollm2
 test: takes lint types unit verify
 
 takes:
-	@echo 'make: style, types, tests and the patch series take about 20 minutes on two CPUs'
+	@echo 'make: style, types, tests and the patch series take about 35 minutes on two CPUs'
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror engine/orinllm/cuda/*
+	$(BIN)/clang-format --dry-run --Werror engine/orinllm/gpu/cuda/*
 
 types: .venv/.dev
 	$(BIN)/mypy
 
 unit: .venv/.dev
 	$(BIN)/pytest $(PYTEST_FLAGS)
+
+# Tests of each kernel of engine/orinllm/gpu/cuda, in tests/engine.
+KERNELS := $(sort $(patsubst engine/orinllm/gpu/cuda/%.cu,%,$(wildcard engine/orinllm/gpu/cuda/*.cu)))
+TESTS_argmax := test_batch.py::test_the_most_likely_tokens
+TESTS_attention := test_attention.py::test_few_splits_are_combined_by_their_reader test_attention.py::test_the_smallest_keys_and_values_keep_their_signs
+TESTS_attention_prompt := test_attention.py::test_a_chunk
+TESTS_batch := test_batch.py::test_a_product_that_is_added test_batch.py::test_two_matrices_that_are_gated
+TESTS_embed := test_fused.py::test_tokens_and_a_prompt[tiny]
+TESTS_gate := test_batch.py::test_a_gate_of_its_own
+TESTS_gemm := test_gemm.py::test_tokens test_gemm.py::test_added test_gemm.py::test_gated
+TESTS_gemv := test_types.py::test_gemv
+TESTS_joined := test_fused.py::test_tokens_and_a_prompt[tiny]
+TESTS_moe := test_experts.py::test_router test_experts.py::test_token[experts0-shape0-3]
+TESTS_moe_prompt := test_experts.py::test_groups test_experts.py::test_chunk
+TESTS_norm_rope := test_attention.py::test_a_chunk
+TESTS_sample := test_draws.py
+
+# The tests of one kernel, in about ten seconds: make kernel K=gemv
+kernel: .venv/.dev
+	@test -n '$(TESTS_$(K))' || { echo "make: K='$(K)' is no kernel: want one of $(KERNELS)" >&2; exit 2; }
+	$(BIN)/pytest $(addprefix 'tests/engine/,$(addsuffix ',$(TESTS_$(K))))
 
 # The tracer of coverage doubles the time of the suite, so `make test` leaves it out.
 coverage: .venv/.dev
@@ -57,10 +78,15 @@ upstream-tests: .venv/.dev
 	$(BIN)/python -m pip install --quiet torch pillow
 	$(BIN)/python tests/patches/upstream.py '$(UPSTREAM)'
 
+# The boot menu after three kernels that panic, in QEMU: three minutes. As root, with qemu-system-x86,
+# ovmf, systemd-boot-efi, linux-image-cloud-amd64, mtools, cpio and busybox.
+boot-menu: .venv/.dev
+	$(BIN)/pytest tests/nixos/boot_menu.py
+
 # TegraIface broken in one place at a time, 40 drawn at random: do its tests notice?
 mutations: .venv/.dev
 	rm -rf build/mutations && tools/series checkout build/mutations
-	$(BIN)/python -m experiments.mutations --tree build/mutations --limit 40 \
+	$(BIN)/python tools/mutations.py --tree build/mutations --limit 40 \
 	  tinygrad/runtime/support/nv/tegra.py -- $(wildcard tests/patches/test_tegra_*.py)
 
 telemetry-demo: .venv/.bench

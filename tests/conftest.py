@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from tests.patches.conftest import COMPILERS, wheel_file
 
-# A job in the background of a shell script ignores Ctrl-C, and so would every program that a test
-# starts and interrupts.
+# A job in the background of a shell script ignores Ctrl-C, one under nohup a lost terminal, and so
+# would every program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # tinygrad looks for NVIDIA's compilers when it is imported, which may be the first test's doing.
 for variable, pattern in COMPILERS.items():

@@ -31,7 +31,7 @@ def test_nix_reads_what_tools_series_reads(plain_nix: PlainNix) -> None:
     said = json.loads(result.stdout)
 
     sys.path.insert(0, str(ROOT / "tools"))
-    from patchseries.reader import read_series
+    from patchseries.series import read_series
 
     series = read_series(ROOT)
     assert said["base"] == json.loads((FOLDER / "base.json").read_text())
