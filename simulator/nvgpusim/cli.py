@@ -17,10 +17,8 @@ from typing import Any
 
 import click
 
-from . import report as reports
 from .cuda.cli import cuda, run_source
 from .errors import SimError
-from .inject import Injection
 from .options import (
     BOARDS,
     KEPT,
@@ -32,7 +30,9 @@ from .options import (
     cache_directory,
     checks,
 )
-from .rules import RULES
+from .orin import report as reports
+from .orin.inject import Injection
+from .orin.rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 _STRICT_EXIT = 3
@@ -333,7 +333,7 @@ def report(file: Path | None) -> int:
 @click.option("--addresses", is_flag=True, help="GPU addresses must be equal too.")
 def replay(file: Path, profile: str | None, board: str, addresses: bool) -> int:
     """Drive the model with the trace FILE and list where it answers differently; exit 1 if so."""
-    from .replay import Replay
+    from .orin.replay import Replay
 
     run = Replay.load(file, profile, board, addresses)
     for line in run.play():
@@ -346,7 +346,7 @@ def replay(file: Path, profile: str | None, board: str, addresses: bool) -> int:
 @click.argument("file", type=click.Path(path_type=Path))
 def recorder(file: Path) -> int:
     """Write the recorder for a real board as one file: python3 FILE -o TRACE -- script.py."""
-    from .recorder import write_zipapp
+    from .orin.recorder import write_zipapp
 
     try:
         write_zipapp(file)
@@ -364,7 +364,7 @@ def programs(cubin: Path, ptx: Path) -> int:
 
     What a program compiles by NVRTC or nvJitLink is kept by itself.
     """
-    from .programs import register
+    from .orin.gpu.programs import register
 
     for program in register(cubin, ptx):
         size, count = len(program.text), len(program.code.kernel.instrs)
@@ -389,7 +389,7 @@ def judge(file: Path, only: str, show: int) -> int:
 
     Prints how many sequences and answers agree, by release and kind.
     """
-    from . import judge as judging
+    from .orin import judge as judging
 
     sequences = [s for s in judging.load(file) if fnmatchcase(s.name, only)]
     if not sequences:

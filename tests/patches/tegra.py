@@ -37,7 +37,7 @@ class FailAt:
     """
 
     def __init__(self, code=errno.EIO):
-        from nvgpusim.shim import Simulation
+        from nvgpusim.orin.shim import Simulation
         self.kernel, self.code, self.at, self.lasting = Simulation.current.kernel, code, 0, False
         self.calls, self.failed, self.kernel.injector.maybe = 0, [], self
 

@@ -156,9 +156,9 @@ def test_profiling_goes_without_pma(tegra: Tegra) -> None:  # noqa: F811
 
 # The kernel side on a fatal error that the model's own kernels do not make.
 KILL = """
-from nvgpusim.gpu_api import FaultReport, SmError
-from nvgpusim.kernel.channel import ChannelFile
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.gpu_api import FaultReport, SmError
+from nvgpusim.orin.kernel.channel import ChannelFile
+from nvgpusim.orin.shim import Simulation
 kernel, d = Simulation.current.kernel, Device["NV"]
 channel = next(f for f in kernel.files.values() if isinstance(f, ChannelFile))
 block = d.new_signal(value=0)

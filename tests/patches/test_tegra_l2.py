@@ -18,7 +18,7 @@ for i in range(4):
     first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
     got.append(y.cpu_view().view(size=4, fmt="I")[0])
 for _ in range(5): first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.shim import Simulation
 vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
 say(got=got, cached={hex(m.va): [m.size, bool(m.flags & 4)] for m in vm.pages.mappings()},
     x=hex(x.va_addr), y=hex(y.va_addr))

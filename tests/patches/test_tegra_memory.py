@@ -72,7 +72,7 @@ lib, queued = d.compiler.compile(more), d.timeline_value - 1
 d._ensure_has_local_memory(d.slm_per_thread * 4)
 recycled = d.allocator.alloc(old.size, BufferSpec(gpu_only=True))
 same, early = recycled.va_addr == old.va_addr, d.timeline_signal.value < queued
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.shim import Simulation
 vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
 vm.pages.find(int(recycled.va_addr)).seen(0, recycled.size, 3)[:] = 0xdb  # l2.DIRTY
 d.synchronize()

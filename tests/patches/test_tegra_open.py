@@ -154,8 +154,8 @@ def spy(fd, request, arg):
     return real(fd, request, arg)
 fcntl.ioctl = spy
 d = Device["NV"]
-from nvgpusim.kernel.channel import ChannelFile
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.kernel.channel import ChannelFile
+from nvgpusim.orin.shim import Simulation
 files = Simulation.current.kernel.files.values()
 say(veid=[f.veid for f in files if isinstance(f, ChannelFile)],
     **{name: sorted(values) for name, values in asked.items()})
@@ -188,7 +188,7 @@ def test_sms_are_those_that_the_board_has(tegra: Tegra, board: str, sms: int) ->
 def test_all_memory_is_cached(tegra: Tegra) -> None:  # noqa: F811
     # 2 is nvmap's INNER_CACHEABLE; reads of write-combined memory are 17 times slower on an Orin.
     run = tegra("""
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.shim import Simulation
 t = (Tensor.ones(1 << 20).contiguous().realize() + 1).realize()
 say(kinds=sorted({buf.attribute for buf in Simulation.current.kernel.dmabufs.values()}))
 """)

@@ -57,7 +57,7 @@ def test_an_event_ends_the_wait_and_costs_a_token_little(tegra: Tegra) -> None: 
 
 
 NO_EVENTS = """
-from nvgpusim.kernel.tsg import Tsg
+from nvgpusim.orin.kernel.tsg import Tsg
 Tsg.post, slept, real_sleep = (lambda *args: None), [], time.sleep
 def counted(seconds):
     slept.append(threading.current_thread() is threading.main_thread())

@@ -18,7 +18,7 @@ def _start() -> None:
             importlib.import_module("nvgpusim")
         except ImportError:
             sys.path.append(root)
-        importlib.import_module("nvgpusim.shim").bootstrap()
+        importlib.import_module("nvgpusim.orin.shim").bootstrap()
     except ImportError as error:
         sys.stderr.write(f"nvgpusim: error: {sys.executable} cannot load the simulator: {error}\n")
         os._exit(2)

@@ -146,9 +146,9 @@ def close_device() -> None:
 
 def one_seed(seed: int, model: Path, path: str, count: int, logits: Path | None) -> dict[str, Any]:
     """Decode on a model of the hardware of its own; the last one's has no descriptor any more."""
-    from nvgpusim.kernel import Kernel
-    from nvgpusim.report import Journal, collect
-    from nvgpusim.shim import Simulation, make_executor
+    from nvgpusim.orin.kernel import Kernel
+    from nvgpusim.orin.report import Journal, collect
+    from nvgpusim.orin.shim import Simulation, make_executor
 
     simulation = Simulation.current
     assert simulation is not None, "run it under nvgpusim"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvgpusim.gpu import Gpu
-from nvgpusim.gpu_api import ChannelPort, FaultReport
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping
 from nvgpusim.options import Options
-from nvgpusim.programs import PROGRAMS, Program, _sections
+from nvgpusim.orin.gpu import Gpu
+from nvgpusim.orin.gpu.programs import PROGRAMS, Program, _sections
+from nvgpusim.orin.gpu_api import ChannelPort, FaultReport
 
 HERE = Path(__file__).resolve().parent
 CUBIN, PTX = HERE / "kernels.cubin", HERE / "kernels.ptx"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvgpusim.seam import Backend, Seam
+from nvgpusim.orin.seam import Backend, Seam
 
 from .rig import FRESH, PER_TPC, SECTIONS, SIGNAL, WAIT, Rig, inc, launch, semaphore, u32, u64
 

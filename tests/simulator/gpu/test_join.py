@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvgpusim.kernel import usermode
+from nvgpusim.orin.kernel import usermode
 
 from ..kernel.conftest import simulated
 from ..kernel.rawclient import Board, Channel

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nvgpusim.gpu.faults import SKED_BITS
+from nvgpusim.orin.gpu.faults import SKED_BITS
 
 from .rig import (
     CUBIN,

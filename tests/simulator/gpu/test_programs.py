@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from nvgpusim import cli, options, programs
+from nvgpusim import cli, options
 from nvgpusim.errors import SimError
-from nvgpusim.gpu import bench
+from nvgpusim.orin.gpu import bench, programs
 
 from .rig import CUBIN, EQUAL, EQUAL_PTX, PTX, SECTIONS, Rig, launch, u64
 
-SIMULATOR = Path(programs.__file__).resolve().parents[1]
+SIMULATOR = Path(programs.__file__).resolve().parents[3]
 TEXT = SECTIONS[".text.k_set"].data
 
 
@@ -233,7 +233,8 @@ def test_benchmark_measures_and_checks() -> None:
 
 
 COMPILE = """
-from nvgpusim import cli, options, programs
+from nvgpusim import cli, options
+from nvgpusim.orin.gpu import programs
 programs.install()
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, NVPTXCompiler
 import sys

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nvgpusim.gpu_api import FaultReport
-from nvgpusim.kernel import Kernel
-from nvgpusim.kernel.channel import ChannelFile
+from nvgpusim.orin.gpu_api import FaultReport
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.kernel.channel import ChannelFile
 
 from . import rawclient as rc
 from .rawclient import Board, Channel, call

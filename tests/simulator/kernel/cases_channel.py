@@ -7,8 +7,8 @@ import fcntl
 import struct
 from typing import Any
 
-from nvgpusim.gpu_api import FaultReport, SmError
-from nvgpusim.kernel import Kernel
+from nvgpusim.orin.gpu_api import FaultReport, SmError
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .cases import bound, case, fails, file_of, kill

@@ -7,7 +7,7 @@ import fcntl
 import os
 import struct
 
-from nvgpusim.kernel import Kernel
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .cases import BAD, case, fails

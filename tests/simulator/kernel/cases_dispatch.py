@@ -12,7 +12,7 @@ import struct
 
 import pytest
 
-from nvgpusim.kernel import Kernel
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .cases import BAD, bound, case, fails

@@ -13,8 +13,8 @@ import signal
 import struct
 from collections.abc import Callable
 
-from nvgpusim.abi import abi
-from nvgpusim.kernel import Kernel
+from nvgpusim.orin.abi import abi
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .cases import BAD, case, fails

@@ -6,8 +6,8 @@ import fcntl
 import os
 import select
 
-from nvgpusim.gpu_api import EVENT_BLOCKING_SYNC
-from nvgpusim.kernel import Kernel
+from nvgpusim.orin.gpu_api import EVENT_BLOCKING_SYNC
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .cases import bound, case, fails, file_of

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nvgpusim.gpu_api import ChannelPort
-from nvgpusim.kernel import Kernel
 from nvgpusim.options import Options
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.gpu_api import ChannelPort
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.shim import Simulation
 
 
 class Recorder:

@@ -13,14 +13,14 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nvgpusim.abi import Ioctl, ioc_nr, ioc_type
-from nvgpusim.call_trace import NEW_FDS
-from nvgpusim.gpu_api import FaultReport
-from nvgpusim.kernel import Kernel
-from nvgpusim.kernel.core import NODES
 from nvgpusim.memory import DmaBuf
 from nvgpusim.options import PLACES, PROFILES, Options
-from nvgpusim.rules import KernelError
+from nvgpusim.orin.abi import Ioctl, ioc_nr, ioc_type
+from nvgpusim.orin.call_trace import NEW_FDS
+from nvgpusim.orin.gpu_api import FaultReport
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.kernel.core import NODES
+from nvgpusim.orin.rules import KernelError
 
 from .conftest import Recorder
 

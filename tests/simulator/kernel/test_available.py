@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvgpusim.kernel.available import CMA, SYSTEM
+from nvgpusim.orin.kernel.available import CMA, SYSTEM
 
 from . import rawclient as rc
 from .cases import R35Board

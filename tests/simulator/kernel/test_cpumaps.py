@@ -11,9 +11,9 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvgpusim.kernel import Kernel
-from nvgpusim.kernel.cpumaps import CpuMapping, CpuMaps
 from nvgpusim.memory import DmaBuf
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.kernel.cpumaps import CpuMapping, CpuMaps
 
 from . import rawclient as rc
 from .rawclient import Board

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from nvgpusim.kernel import Kernel
-from nvgpusim.kernel.tsg import EventFile
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.kernel.tsg import EventFile
 
 from .rawclient import Board, call
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nvgpusim.kernel import Kernel
-from nvgpusim.kernel.allocator import WINDOWS
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import PLACES
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.kernel.allocator import WINDOWS
 
 from . import rawclient as rc
 from .conftest import fork_status, simulated

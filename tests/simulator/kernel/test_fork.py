@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nvgpusim.kernel import Kernel
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .conftest import fork_status, simulated

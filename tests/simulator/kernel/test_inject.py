@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nvgpusim.errors import SimError
-from nvgpusim.inject import Injection
+from nvgpusim.orin.inject import Injection
 
 from . import rawclient as rc
 from .conftest import simulated

@@ -12,7 +12,7 @@ import pytest
 
 from nvgpusim.cli import main
 from nvgpusim.errors import SimError
-from nvgpusim.judge import NOWHERE, Bench, Sequence, judge, load, table
+from nvgpusim.orin.judge import NOWHERE, Bench, Sequence, judge, load, table
 
 ANSWERS = Path(__file__).parent / "data" / "nvgpu-answers.json.gz"
 

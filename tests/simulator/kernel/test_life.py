@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgpusim import cli, programs
+from nvgpusim import cli
+from nvgpusim.orin.gpu import programs
 
 from .data.build import build, library
 from .test_cli import cache, sim  # noqa: F401 - cache is a fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgpusim.kernel import Kernel
 from nvgpusim.locks import Bell, Lock, client_hooks, pause, resume
+from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
 from .rawclient import Board

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvgpusim.kernel.allocator import PAGE, WINDOWS, Buddy
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault, fill_resident, map_pages
 from nvgpusim.options import PLACES
+from nvgpusim.orin.kernel.allocator import PAGE, WINDOWS, Buddy
 
 
 def buffer(size: int, name: str = "buf") -> DmaBuf:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvgpusim.cli import run
-from nvgpusim.rules import RULES
+from nvgpusim.orin.rules import RULES
 
 DOCS = Path(__file__).parents[3] / "docs"
 REFERENCE = DOCS / "reference"

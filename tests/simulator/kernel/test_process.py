@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from nvgpusim import cli, report
+from nvgpusim import cli
 from nvgpusim.extents import EXTENTS, Extents
-from nvgpusim.gpu_api import FaultReport
 from nvgpusim.options import Options
-from nvgpusim.shim import Simulation, bootstrap, make_executor
+from nvgpusim.orin import report
+from nvgpusim.orin.gpu_api import FaultReport
+from nvgpusim.orin.shim import Simulation, bootstrap, make_executor
 
 from . import rawclient as rc
 from .conftest import Recorder, simulated

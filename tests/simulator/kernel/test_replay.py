@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from nvgpusim import cli
-from nvgpusim.call_trace import TraceWriter, peek
 from nvgpusim.options import PROFILES, Options
-from nvgpusim.recorder import PassThrough, main, profile_of, record
-from nvgpusim.seam import Seam
-from nvgpusim.shim import Simulation
+from nvgpusim.orin.call_trace import TraceWriter, peek
+from nvgpusim.orin.recorder import PassThrough, main, profile_of, record
+from nvgpusim.orin.seam import Seam
+from nvgpusim.orin.shim import Simulation
 
 from . import rawclient as rc
 from .conftest import Recorder, fork_status, simulated

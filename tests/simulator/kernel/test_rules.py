@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvgpusim.rules import RULES
+from nvgpusim.orin.rules import RULES
 
 from . import (
     cases_channel,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from nvgpusim.kernel import Kernel
-from nvgpusim.kernel.core import NODES
+from nvgpusim.orin.kernel import Kernel
+from nvgpusim.orin.kernel.core import NODES
 
 from . import rawclient as rc
 from .conftest import simulated
@@ -296,7 +296,7 @@ def test_the_seam_comes_out_again() -> None:
 
 
 def test_barriers_reach_the_backend(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvgpusim.shim import Simulation
+    from nvgpusim.orin.shim import Simulation
 
     assert Simulation.current is not None
     seen: list[int] = []

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from tests.simulator.ptx.flat import FlatMemory
 
-from nvgpusim.gpu import bench
 from nvgpusim.options import CHECKS
+from nvgpusim.orin.gpu import bench
 from nvgpusim.ptx import Code, Launch, compile_kernel, parse
 from nvgpusim.ptx.sanitize import Sanitizer
 

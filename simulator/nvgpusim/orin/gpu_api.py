@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from .ctxsw import Budget, Context
 
 if TYPE_CHECKING:
-    from .memory import GpuAddressSpace
+    from ..memory import GpuAddressSpace
 
 NOTIFIER_IDLE_TIMEOUT = 8
 """NVGPU_CHANNEL_FIFO_ERROR_IDLE_TIMEOUT: context switch or preemption timed out."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from ...memory import GpuAddressSpace, MmuFault
 from ..gpu_api import EVENT_BLOCKING_SYNC
-from ..memory import GpuAddressSpace, MmuFault
 from .faults import illegal_method, mmu, pbdma
 from .protocols import DONE, Channel, Steps, Work
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import close as real_close
 
+from ...memory import PAGE, DmaBuf
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
-from ..memory import PAGE, DmaBuf
 from ..rules import KernelError
 from .available import room, take
 from .cpumaps import CpuMapping

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from . import locks, programs
+from .. import locks
+from ..extents import EXTENTS
+from ..memory import DmaBuf
+from ..options import Options
 from .call_trace import IoctlCapture, TraceWriter
-from .extents import EXTENTS
+from .gpu import programs
 from .kernel import Kernel
 from .kernel.available import MEMINFO, meminfo
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
-from .memory import DmaBuf
-from .options import Options
 from .report import Journal, collect
 from .seam import Backend, Seam
 

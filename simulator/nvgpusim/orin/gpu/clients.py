@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from .extents import EXTENTS
-from .memory import caller
+from ...extents import EXTENTS
+from ...memory import caller
 
 DEVICE, HCQ = "tinygrad.device", "tinygrad.runtime.support.hcq"
 

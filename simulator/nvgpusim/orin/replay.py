@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import SimError
+from ..options import PROFILES, Options
 from .abi import Abi, Field, Ioctl, Record, ioc_nr, ioc_type
 from .call_trace import BUFFERS, VERSION
-from .errors import SimError
 from .kernel import Kernel
 from .kernel.core import NODES
-from .options import PROFILES, Options
 
 # Members by what they mean: f descriptor, h handle, v GPU address, p pointer, t time, k token;
 # capitals are outputs.

@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from ..locks import Lock
+from ...locks import Lock
 
 _CHUNK = 1 << 16
 

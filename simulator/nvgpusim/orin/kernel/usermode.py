@@ -14,9 +14,9 @@ import threading
 import time
 from os import close as real_close
 
+from ...locks import Lock, pause, resume
+from ...memory import client_line, map_pages
 from ..gpu_api import FaultReport
-from ..locks import Lock, pause, resume
-from ..memory import client_line, map_pages
 from .file import Board, File
 
 SIZE = 0x10000

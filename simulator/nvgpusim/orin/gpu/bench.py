@@ -1,4 +1,4 @@
-"""Speed of the simulator: `python -m nvgpusim.gpu.bench`.
+"""Speed of the simulator: `python -m nvgpusim.orin.gpu.bench`.
 
 Two kernels on the interpreter: a naive fp32 matmul of 256 x 256 x 256, one thread an output
 element, and one that does nothing, for the cost of a launch.
@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 
-from ..memory import DmaBuf, GpuAddressSpace, Mapping
-from ..ptx import Launch, compile_kernel, parse
+from ...memory import DmaBuf, GpuAddressSpace, Mapping
+from ...ptx import Launch, compile_kernel, parse
 
 MATMUL = """.version 7.5
 .target sm_87

@@ -6,10 +6,10 @@ import struct
 import time
 from collections.abc import Callable
 
+from ...memory import PAGE, DmaBuf, Mapping
 from ..abi import Record
 from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
-from ..memory import PAGE, DmaBuf, Mapping
 from ..rules import KernelError
 from .address_space import Vm
 from .file import Board, File, handler

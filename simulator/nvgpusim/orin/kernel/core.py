@@ -22,13 +22,13 @@ from collections.abc import Callable
 from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
 from os import close as _real_close
 
+from ...locks import Lock
+from ...memory import DmaBuf, caller
+from ...options import Options
 from ..abi import abi
 from ..ctxsw import WFI
 from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
-from ..locks import Lock
-from ..memory import DmaBuf, caller
-from ..options import Options
 from ..report import Journal
 from ..rules import KernelError
 from .address_space import AsFile

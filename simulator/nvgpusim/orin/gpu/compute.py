@@ -7,13 +7,13 @@ import struct
 
 import numpy as np
 
-from .. import l2
-from ..memory import MmuFault
-from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
-from ..ptx import KernelFault, Launch, Local, PtxError, private_local
-from ..ptx.launch import PARAM_BASE
+from ... import l2
+from ...memory import MmuFault
+from ...ptx import KernelFault, Launch, Local, PtxError, private_local
+from ...ptx.launch import PARAM_BASE
 from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
 from .host import write_semaphore
+from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from .protocols import DONE, Channel, Steps, Work
 from .qmd import SIZE, Limits, Qmd, check
 from .watch import Published, read_bank

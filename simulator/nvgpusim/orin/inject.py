@@ -16,11 +16,11 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ..errors import SimError
+from ..locks import Lock
+from ..options import PROFILES
 from .abi import abi
-from .errors import SimError
 from .gpu_api import NOTIFIER_IDLE_TIMEOUT, NOTIFIER_MMU_FAULT
-from .locks import Lock
-from .options import PROFILES
 
 _SPEC = re.compile(
     r"(?P<what>[A-Za-z-]+)(=(?P<code>\d+))?(@(?P<where>[\w*?]+))?"

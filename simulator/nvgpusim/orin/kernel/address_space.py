@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from os import close as real_close
 from typing import Protocol, runtime_checkable
 
-from .. import l2
+from ... import l2
+from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
 from ..abi import Record
-from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
 from ..rules import KernelError
 from .allocator import Buddy
 from .file import Board, File, handler

@@ -17,15 +17,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import l2
+from ... import l2
+from ...extents import EXTENTS
+from ...locks import Bell, Lock, pause, resume
+from ...memory import MmuFault
+from ...options import Options
+from ...ptx import Launch
+from ...ptx.sanitize import Sanitizer
 from ..ctxsw import SecondClient
-from ..extents import EXTENTS
 from ..gpu_api import ChannelPort
-from ..locks import Bell, Lock, pause, resume
-from ..memory import MmuFault
-from ..options import Options
-from ..ptx import Launch
-from ..ptx.sanitize import Sanitizer
 from .faults import GpuFault, ctxsw_timeout, gr_class
 from .order import Order
 from .pbdma import Channel
@@ -39,7 +39,7 @@ KEPT_NOTES = 200
 
 
 class Gpu:
-    """The execution side (nvgpusim.gpu_api.Executor).
+    """The execution side (nvgpusim.orin.gpu_api.Executor).
 
     `note` receives findings: behaviour that no hardware reports but that is a bug on it. Without
     one they go to stderr; `notes` keeps them.

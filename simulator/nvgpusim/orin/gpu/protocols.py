@@ -12,14 +12,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...extents import Extents
+from ...memory import GpuAddressSpace
+from ...options import Options
+from ...ptx import Launch
+from ...ptx.sanitize import Sanitizer
 from ..ctxsw import SecondClient
-from ..extents import Extents
 from ..gpu_api import ChannelPort
-from ..memory import GpuAddressSpace
-from ..options import Options
-from ..programs import Program
-from ..ptx import Launch
-from ..ptx.sanitize import Sanitizer
+from .programs import Program
 from .qmd import Qmd
 from .watch import Published
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..memory import Access, GpuAddressSpace, MmuFault
+from ...memory import Access, GpuAddressSpace, MmuFault
 from .faults import gr_class, illegal_method, mmu
 from .host import write_semaphore
 from .protocols import DONE, Channel, Steps, Work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..options import Options
+from ...options import Options
 
 MAX_GPCS, TPCS_PER_GPC, SMS_PER_TPC = 2, 4, 2
 GR_RUNLIST = 0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..memory import DmaBuf
+from ...memory import DmaBuf
 from .file import File
 
 

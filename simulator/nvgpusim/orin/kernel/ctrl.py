@@ -10,7 +10,8 @@ import struct
 import time
 from typing import ClassVar
 
-from .. import ctxsw, l2
+from ... import l2
+from .. import ctxsw
 from ..abi import Record
 from .address_space import AsFile
 from .channel import ChannelFile

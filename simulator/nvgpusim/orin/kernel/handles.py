@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from os import close as real_close
 
-from ..memory import PAGE, DmaBuf, caller
+from ...memory import PAGE, DmaBuf, caller
 from ..rules import KernelError
 from .file import Board
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...memory import MmuFault
+from ...ptx import KernelFault
 from ..gpu_api import (
     NOTIFIER_GAP,
     NOTIFIER_GR_EXCEPTION,
@@ -12,8 +14,6 @@ from ..gpu_api import (
     FaultReport,
     SmError,
 )
-from ..memory import MmuFault
-from ..ptx import KernelFault
 
 WARP_ERRORS = {
     0x2: "API stack error", 0x5: "misaligned PC", 0x6: "PC overflow", 0x8: "misaligned register",

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import SimError
+from ..options import PROFILES, Options
 from .abi import ioc_nr, ioc_size, ioc_type
 from .call_trace import NEW_FDS
-from .errors import SimError
 from .kernel import Kernel
 from .kernel.nvmap import HEAP_IOVMM, READ_ONLY
-from .options import PROFILES, Options
 
 SCHEMA = 1
 """Layout of the file; a judge refuses any other."""

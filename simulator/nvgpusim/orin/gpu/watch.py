@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from ..extents import Extents
+from ...extents import Extents
+from ...memory import GpuAddressSpace, MmuFault
 from ..gpu_api import ChannelPort
-from ..memory import GpuAddressSpace, MmuFault
 from .qmd import SIZE, Qmd
 
 SEND_PCAS_A = 0x2B4

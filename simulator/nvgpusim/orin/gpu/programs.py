@@ -29,12 +29,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...errors import SimError
+from ...locks import Lock
+from ...options import cache_directory
+from ...ptx import Code, PtxError, compile_kernel, parse
+from ...ptx.tree import Module
 from . import clients
-from .errors import SimError
-from .locks import Lock
-from .options import cache_directory
-from .ptx import Code, PtxError, compile_kernel, parse
-from .ptx.tree import Module
 
 R_64, R_LO, R_HI = 2, 0x38, 0x39
 """R_CUDA_64, R_CUDA_ABS32_LO_20, R_CUDA_ABS32_HI_20: what sm_8x cubins of nvcc and NVRTC use."""

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+from ...locks import Lock
+from ...memory import DmaBuf, caller
+from ...options import Options
 from ..abi import Abi, Ioctl, Record, ioc_dir, ioc_nr, ioc_size, ioc_type
 from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
-from ..locks import Lock
-from ..memory import DmaBuf, caller
-from ..options import Options
 from ..report import Journal
 from ..rules import KernelError
 from .shape import GpuShape

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ...memory import MmuFault
 from ..gpu_api import ChannelPort
-from ..memory import MmuFault
 from .compute import COMPUTE_CLASS, Compute
 from .copy_engine import COPY_CLASS, Copy
 from .faults import gr_class, illegal_method, mmu, pbdma

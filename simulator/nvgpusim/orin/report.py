@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from .errors import SimError
+from ..errors import SimError
+from ..locks import Lock
+from ..options import Options
 from .gpu_api import NOTIFIER_GAP, ChannelPort, FaultReport
-from .locks import Lock
-from .options import Options
 from .rules import RULES, KernelError
 
 FORMAT = 1
