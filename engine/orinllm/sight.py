@@ -19,6 +19,7 @@ from orinllm.network.vision.header import ClipHeader
 from orinllm.network.vision.idefics3 import idefics3
 from orinllm.network.vision.pictures import Floats, Picture, Pixels, Prepared, picture_of
 from orinllm.network.vision.prepare import MOST_BYTES, MOST_PIXELS, prepare, upright
+from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
 from orinllm.text.processes.child import Child
 from orinllm.text.template import ChatTemplate
 
@@ -26,6 +27,9 @@ from orinllm.text.template import ChatTemplate
 PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
     "gemma3": gemma3,
     "idefics3": idefics3,
+    "qwen2vl_merger": qwen2vl,
+    "qwen2.5vl_merger": qwen25vl,
+    "qwen3vl_merger": qwen3vl,
 }
 # CPU seconds and bytes of the process that decodes a picture.
 _SECONDS, _MEMORY = 20.0, 2 << 30
@@ -74,7 +78,9 @@ class Sight:
         if isinstance(source, str | Path):
             source = read_picture(source)
         prepared = self._decoded(source) if isinstance(source, bytes) else self._prepared(source)
-        n_rows = len(prepared.tiles) * self.projector.n_rows
+        sides = [tile.shape[:2] for tile in prepared.tiles]
+        n_rows = sum(self.projector.rows_of(*side) for side in sides)
+        prepared = replace(prepared, shape=self.projector.blocks(*sides[0]))
         return picture_of(str(self.gguf.path), prepared, n_rows, lambda p: self.encode(p.tiles))
 
     def _decoded(self, data: bytes) -> Prepared:
@@ -119,19 +125,21 @@ class Sight:
         tiles, grid = prepare(upright(image), self.projector.way, self.projector.sizes)
         return Prepared(tuple(np.asarray(tile) for tile in tiles), grid)
 
-    def text_of(self, picture: Picture) -> str:
-        """Return what stands for a picture in a prompt's text."""
+    def text_of(self, picture: Picture, bare: bool = False) -> str:
+        """Return what stands for a picture in a prompt's text; `bare`: nothing stands around it."""
+        if bare and self.projector.bare is not None:
+            return self.projector.bare
         return self.projector.text(picture.grid)
 
     def placed(self, ids: Sequence[int], slot: int, pictures: Sequence[Picture]) -> list[int]:
         """Return a prompt's tokens with the rows of its pictures at their slots."""
-        rows, n = self.projector.n_rows, sum(picture.n_tiles for picture in pictures)
+        n = sum(picture.n_tiles for picture in pictures)
         if (slots := sum(token == slot for token in ids)) != n:
             raise BadInput(f"the prompt has {slots} places for {n} tiles of pictures")
         tiles = iter(
-            picture.ids[at : at + rows]
+            picture.ids[at : at + picture.n_rows // picture.n_tiles]
             for picture in pictures
-            for at in range(0, picture.n_rows, rows)
+            for at in range(0, picture.n_rows, picture.n_rows // picture.n_tiles)
         )
         found: list[int] = []
         for token in ids:
@@ -169,7 +177,7 @@ def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
         return network
     clip, projector = read_projector(mmproj)
     _check(clip, projector, network.config, network.gguf)
-    return replace(network, pictures=projector.n_rows)
+    return replace(network, pictures=projector.n_rows or 1)
 
 
 def encoder_bytes(mmproj: str | Path) -> int:
@@ -184,11 +192,17 @@ def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
     _check(clip, projector, network.config, network.gguf)
     encoder = projector.encoder
     patches, width = encoder.side**2, encoder.width
-    yield f"pictures      {clip.path}: {projector.kind}, {projector.n_rows} rows a tile"
-    yield (
-        f"              tiles of {encoder.size} x {encoder.size} pixels, {patches} patches of "
-        f"width {width}"
-    )
+    if (free := encoder.free) is None:
+        yield f"pictures      {clip.path}: {projector.kind}, {projector.n_rows} rows a tile"
+        yield (
+            f"              tiles of {encoder.size} x {encoder.size} pixels, {patches} patches of "
+            f"width {width}"
+        )
+    else:
+        cell = encoder.patch * free.merge
+        most = projector.sizes["most"] // cell**2
+        yield f"pictures      {clip.path}: {projector.kind}, up to {most:,} rows"
+        yield f"              a row each {cell} x {cell} pixels, patches of width {width}"
     yield (
         f"              {clip.size_bytes / 1e6:,.1f} MB of weights; as halves on a GPU "
         f"{encoder_bytes(mmproj) / 1e6:,.1f} MB, from the first picture on"
@@ -209,12 +223,14 @@ def let_see(
 
 def _check(clip: GGUF, projector: Projector, config: Config, gguf: GGUF) -> None:
     """Raise BadInput where a projector is not of a language model."""
-    if projector.encoder.out_width != config.dim:
+    parts = f"{1 + config.deepstack} times " if config.deepstack else ""
+    if projector.encoder.out_width != config.dim * (1 + config.deepstack):
         raise BadInput(
             f"{clip.path}: its rows have {projector.encoder.out_width} numbers, and tokens of "
-            f"{gguf.path} {config.dim}; an mmproj file of the same model was expected"
+            f"{gguf.path} {parts}{config.dim}; an mmproj file of the same model was expected"
         )
-    if projector.whole != config.whole_pictures:
+    free = projector.encoder.free is not None
+    if projector.whole != config.whole_pictures or free != config.turned_by_parts:
         raise BadInput(
             f"{clip.path}: a projector {projector.kind}, which is not one of "
             f"{config.architecture}; an mmproj file of the same model was expected"

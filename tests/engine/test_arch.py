@@ -238,7 +238,6 @@ def test_soft_caps() -> None:
     ("name", "hint"),
     [
         ("mistral4", "latent attention"),
-        ("qwen2vl", "positions on three axes"),
         ("gemma3n", "embeddings by layer"),
         ("mamba", ""),
         (None, ""),

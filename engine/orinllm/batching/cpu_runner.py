@@ -9,6 +9,7 @@ from orinllm.choose.sampling import sample
 from orinllm.cpu.executor import CpuExecutor
 from orinllm.cpu.program import CHUNK, MOST_ROWS
 from orinllm.gpu.memory import pages_of
+from orinllm.network.vision.pictures import Turns, text_turns, turns_of
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
 _CHUNK = 4 * CHUNK
@@ -32,7 +33,8 @@ class CpuRunner:
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
         if end > start:
-            self.path.fill(tokens[start:end], start, self._slot(pages))
+            turns = self._turns(tokens, start, end)
+            self.path.fill(tokens[start:end], start, self._slot(pages), turns)
 
     def keep(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
@@ -44,7 +46,8 @@ class CpuRunner:
 
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """See `Runner`."""
-        return self.path.states(tokens[start:end], start, self._slot(pages))
+        turns = self._turns(tokens, start, end)
+        return self.path.states(tokens[start:end], start, self._slot(pages), turns)
 
     def begin(self, row: Row, start: int) -> None:
         """See `Runner`."""
@@ -60,23 +63,31 @@ class CpuRunner:
         tokens = [row.token for row in rows if row.token is not None]
         slots = [self._slot(row.pages) for row in rows]
         if self._start < 0:
-            self._logits = self.path.step(tokens, [row.position for row in rows], slots)
+            positions = [row.position for row in rows]
+            turns = text_turns([row.position - row.behind for row in rows])
+            self._logits = self.path.step(tokens, positions, slots, turns)
         else:
             (row,), start = rows, self._start
-            text = [*row.draw.before[start : row.position], *tokens]
-            self._logits = self.path.prefill(text, start, *slots)[None]
+            text = [*row.draw.before[: row.position], *tokens]
+            given = self._turns(text, start, len(text))
+            self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
         return [draw(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
         assert row.token is not None
-        rows = self.path.rows([row.token, *guesses], row.position, self._slot(row.pages))
+        tokens, first = [row.token, *guesses], row.position - row.behind
+        turns = text_turns(range(first, first + len(tokens)))
+        rows = self.path.rows(tokens, row.position, self._slot(row.pages), turns)
         how = row.draw.sampling
         return [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
 
     def logits(self) -> Floats:
         """See `Runner`."""
         return self._logits
+
+    def _turns(self, tokens: Sequence[int], start: int, end: int) -> Turns | None:
+        return turns_of(tokens, start, end) if self.path.config.turned_by_parts else None
 
     def _slot(self, pages: Sequence[int]) -> int:
         return pages[0] // self._each

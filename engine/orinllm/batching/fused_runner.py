@@ -90,7 +90,7 @@ class FusedRunner:
             # That told the decoder of one sequence, too.
             self._draws[1] = [_Held(None if how.greedy else how)]
             self._alone = pages, how
-        return self.executor.verify([row.token, *guesses], row.position)
+        return self.executor.verify([row.token, *guesses], row.position, row.behind)
 
     def begin(self, row: Row, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""
@@ -113,6 +113,7 @@ class FusedRunner:
         decoder, idle = self.executor.decoder(size), size - len(rows)
         self._place_rows(decoder, [tuple(row.pages) for row in rows] + [()] * idle)
         self._sample(decoder, rows)
+        decoder.turn([row.behind for row in rows] + [0] * idle)
         tokens = [row.token for row in rows if row.token is not None]
         if tokens:
             self._steps.clear()  # what was not collected is not wanted

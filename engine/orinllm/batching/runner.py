@@ -47,6 +47,8 @@ class Row:
 
     token: None for the one that the step under way draws; `draw.before` is without it.
     room: tokens behind the next one that it may get, while it runs alone.
+    behind: how far rotary positions are behind `position`, since pictures take fewer than they have
+      rows (pictures.py: behind).
     """
 
     token: int | None
@@ -54,6 +56,7 @@ class Row:
     pages: Sequence[int]
     draw: Draw
     room: int = 0
+    behind: int = 0
 
 
 @dataclass(frozen=True)

@@ -460,7 +460,7 @@ class Scheduler:
         sequence.lease.under_way = True
         ids = sequence.ids
         token, position = (ids[-1], len(ids) - 1) if known else (None, len(ids))
-        return Row(token, position, sequence.lease.pages, sequence.draw, room)
+        return Row(token, position, sequence.lease.pages, sequence.draw, room, sequence.behind)
 
     def _hand_out(self) -> None:
         """Give the tokens of the last step to their sinks, while the device computes the next."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from orinllm.batching.cache import Lease
 from orinllm.batching.runner import Draw, Floats, Logprobs, Words
 from orinllm.choose.sampling import Sampling
-from orinllm.network.vision.pictures import Picture, pictures_in
+from orinllm.network.vision.pictures import Picture, behind, pictures_in
 
 
 class Sink(Protocol):
@@ -61,6 +61,7 @@ class Sequence:
     n_prompt: int = field(init=False)
     draw: Draw = field(init=False)
     pictures: tuple[Picture, ...] = field(init=False)
+    behind: int = field(init=False)  # of the answer's tokens (Row.behind)
     n_cached: int = 0  # tokens of the prompt that were known when it began
     n_guessed: int = 0  # tokens that were guessed, and those of them that were right
     n_right: int = 0
@@ -73,6 +74,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.n_prompt, self.pictures = len(self.ids), pictures_in(self.ids)
+        self.behind = behind(self.ids)
         mask = None if self.constraint is None else self.constraint.words
         self.draw = Draw(self.sampling, self.ids, mask, self.top)
 

@@ -27,7 +27,8 @@ enum {
   NORM_GROUPS,
   ACTIVATE,
   SCALE,
-  LAYERS
+  LAYERS,
+  DEEPSTACK
 };
 enum { STORE, ADD, RELU_SQUARED, SILU, GELU, GPT_OSS };  // from SILU on there is a gate
 enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
@@ -61,6 +62,7 @@ typedef struct {
   const float* by;                 // of ADD: the sigmoid of its elements is a factor; or 0
   i64 by_stride;
   const Recurrent* recurrent;
+  const i64* axes;  // of a position in three parts, which part each pair turns by; or 0: it is one
 } Op;
 
 typedef struct {
@@ -73,6 +75,7 @@ typedef struct {
   i64 positions[MAX_CHUNK], slots[MAX_CHUNK];
   i64 wanted[MAX_CHUNK];  // which tokens' logits, in this order
   i64 ahead[MAX_CHUNK];   // tokens behind it that it sees, too: a picture's
+  i64 turns[3][MAX_CHUNK];  // positions in three parts, where models have them
 } Run;
 
 static inline void give_way(int spins) {
@@ -250,16 +253,17 @@ static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 
 }
 
 // out = a head normed, where there is a norm, and turned by its position.
-static void turned(const Op* op, const float* x, i64 position, float* out) {
+static void turned(const Op* op, const Run* run, i64 t, const float* x, float* out) {
   const float scale = op->norm ? rms_scale(x, op->head_dim, op->eps) : 1;
   for (i64 i = 0; i < op->head_dim; i++) out[i] = op->norm ? x[i] * scale * op->norm[i] : x[i];
-  const float* cos = op->table + position * 2 * op->pairs;
-  const float* sin = cos + op->pairs;
   for (i64 i = 0; i < op->pairs; i++) {
+    const i64 position = op->axes ? run->turns[op->axes[i]][t] : run->positions[t];
+    const float* cos = op->table + position * 2 * op->pairs + i;
+    const float* sin = cos + op->pairs;
     const i64 at = op->interleaved ? 2 * i : i, with = op->interleaved ? 2 * i + 1 : i + op->pairs;
     const float a = out[at], b = out[with];
-    out[at] = a * cos[i] - b * sin[i];
-    out[with] = b * cos[i] + a * sin[i];
+    out[at] = a * *cos - b * *sin;
+    out[with] = b * *cos + a * *sin;
   }
 }
 
@@ -275,7 +279,7 @@ static void keys(const Op* op, const Run* run, i64 unit) {
   float key[MAX_HEAD];
   const float* value = op->second + from;
   const float scale = op->v_norm ? rms_scale(value, op->head_dim, op->eps) : 1;
-  turned(op, op->in + from, position, key);
+  turned(op, run, t, op->in + from, key);
   for (i64 i = 0; i < op->head_dim; i++) {
     op->keys[to + i] = (half)key[i];
     op->values[to + i] = (half)(value[i] * scale);
@@ -313,7 +317,7 @@ static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
   float q[MAX_HEAD], mixed[MAX_HEAD], most = op->sinks ? op->sinks[h] : -3.4e38f;
   const float scale = (float)op->scale * (op->factors ? op->factors[position / op->every] : 1);
   const float* query = op->in + t * op->in_stride + h * op->head_stride;
-  turned(op, query, position, q);
+  turned(op, run, t, query, q);
   for (i64 p = first; p <= last; p++) {
     scores[p - first] = score(q, op->keys + base + p * size, size) * scale;
     if (op->softcap) scores[p - first] = capped(scores[p - first], op->softcap);
@@ -361,6 +365,12 @@ static void activate(const Op* op, i64 t) {
 static void scale_row(const Op* op, i64 t) {
   float* out = op->parts[0].out + t * op->parts[0].stride;
   for (i64 i = 0; i < op->cols; i++) out[i] *= (float)op->scale;
+}
+
+static void add_picture(const Op* op, const Run* run, i64 t) {
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  if (run->tokens[t] < 0)
+    for (i64 i = 0; i < op->cols; i++) out[i] += op->in[t * op->in_stride + i];
 }
 
 // A token's embeddings for each layer: those of a table, `second`, and those that a matrix made of
@@ -420,6 +430,9 @@ static void compute(const Op* op, const Run* run, float* scratch, const Prepared
       break;
     case LAYERS:
       layers(op, unit);
+      break;
+    case DEEPSTACK:
+      add_picture(op, run, unit);
       break;
     default:
       mixture(op, run, mine, unit, scratch);

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from orinllm.file.gguf import GGUF
-from orinllm.network.vision.encoder import Encoder
+from orinllm.network.vision.encoder import AttendAll, Encoder, Gelu
 from orinllm.network.vision.lowering import Floats, Lowering, patches_of, positions_of, weight_of
 from orinllm.network.vision.pictures import Pixels
+from orinllm.network.vision.places import Where, places_of, turns_of, windows_of
+
+# Scores of a head that are there at once: 64 MB.
+_MOST_SCORES = 16 << 20
 
 
 class CpuEncoder:
@@ -20,15 +24,24 @@ class CpuEncoder:
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
         self._encoder, self._arrays = encoder, _Arrays(gguf)
         self._lowering = Lowering(encoder, self._arrays)
-        self._positions = positions_of(gguf, encoder)
+        self._gguf = gguf
+        self._fixed = positions_of(gguf, encoder) if encoder.free is None else None
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
         return np.concatenate([self._of_tile(tile) for tile in tiles])
 
     def _of_tile(self, tile: Pixels) -> Floats:
-        x = self._arrays.linear(patches_of(self._encoder, tile), ("v.patch_embd",), False)
-        return self._lowering(x + self._positions)
+        encoder, free = self._encoder, self._encoder.free
+        x = self._arrays.linear(patches_of(encoder, tile), ("v.patch_embd",), False)
+        if self._fixed is not None:
+            return self._lowering(x + self._fixed)
+        assert free is not None
+        rows, columns = (side // encoder.patch for side in tile.shape[:2])
+        places = places_of(rows, columns, free.merge)
+        windows = windows_of(free, rows, columns, places)
+        where = Where(*turns_of(encoder, free, places), windows)
+        return self._lowering(x + positions_of(self._gguf, encoder, rows, columns), where)
 
 
 class _Arrays:
@@ -59,25 +72,41 @@ class _Arrays:
         found: Floats = x / scale * weight_of(self._gguf, f"{name}.weight")
         return found
 
-    def gelu(self, x: Floats, quick: bool) -> Floats:
-        if quick:
+    def gelu(self, x: Floats, how: Gelu) -> Floats:
+        if how.exact:
+            return (x * (0.5 + 0.5 * _erf(x * 0.5**0.5))).astype(np.float32)
+        if how.quick:
             gate: Floats = 1 + np.exp(np.float32(-1.702) * x)
             return np.divide(x, gate)
         inner: Floats = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
         found: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
         return found
 
-    def attend(self, qkv: Floats, heads: int) -> Floats:
+    def gate(self, x: Floats) -> Floats:
+        g, u = np.split(x, 2, axis=1)
+        found: Floats = g / (1 + np.exp(-g)) * u
+        return found
+
+    def attend(self, qkv: Floats, how: AttendAll, where: Where[Floats] | None) -> Floats:
         q, k, v = np.split(qkv, 3, axis=1)
-        width = q.shape[1] // heads
+        if where is not None:
+            q, k = (_turned(part, how.heads, where) for part in (q, k))
+        width = q.shape[1] // how.heads
+        windows = where.windows if where is not None and how.windowed else (slice(None),)
         out = np.empty_like(q)
-        for at in range(0, q.shape[1], width):  # a head's scores at a time: 64 MB for 4,096 rows
+        for at in range(0, q.shape[1], width):
             of = slice(at, at + width)
-            scores = (q[:, of] * np.float32(width**-0.5)) @ k[:, of].T
-            scores -= scores.max(axis=1, keepdims=True)
-            np.exp(scores, out=scores)
-            out[:, of] = (scores @ v[:, of]) / scores.sum(axis=1, keepdims=True)
+            for rows in windows:
+                keys, values = k[rows, of], v[rows, of]
+                queries = q[rows, of] * np.float32(width**-0.5)
+                out[rows, of] = _attended(queries, keys, values)
         return out
+
+    def join(self, x: Floats, rows: int) -> Floats:
+        return x.reshape(len(x) // rows, -1)
+
+    def beside(self, values: list[Floats]) -> Floats:
+        return np.concatenate(values, axis=1)
 
     def add(self, x: Floats, y: Floats, scale: float) -> Floats:
         return x + np.float32(scale) * y
@@ -89,3 +118,32 @@ class _Arrays:
             means: Floats = blocks.mean(axis=(2, 3), dtype=np.float32)
             return means.reshape(-1, width)
         return blocks.reshape(-1, side * side * width)
+
+
+def _attended(q: Floats, k: Floats, v: Floats) -> Floats:
+    """Return the attention of one head, by so many queries that their scores are not too many."""
+    step = max(1, _MOST_SCORES // len(k))
+    parts = []
+    for at in range(0, len(q), step):
+        scores = q[at : at + step] @ k.T
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        parts.append((scores @ v) / scores.sum(axis=1, keepdims=True))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _turned(x: Floats, heads: int, where: Where[Floats]) -> Floats:
+    """Return heads turned: dimension i of each, and the one half a head behind it."""
+    a, b = np.moveaxis(x.reshape(len(x), heads, 2, -1), 2, 0)
+    cos, sin = where.cos[:, None], where.sin[:, None]
+    return np.stack((a * cos - b * sin, b * cos + a * sin), axis=2).reshape(x.shape)
+
+
+def _erf(x: Floats) -> Floats:
+    """Return the error function, to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    t = 1 / (1 + 0.3275911 * np.abs(x))
+    sum_ = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+    found: Floats = np.sign(x) * (
+        1 - t * (0.254829592 + t * (-0.284496736 + t * sum_)) * np.exp(-x * x)
+    )
+    return found

@@ -24,7 +24,7 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.config import Config, check_room
 from orinllm.network.layer import Delta
-from orinllm.network.vision.pictures import ahead, pieces, rows_of
+from orinllm.network.vision.pictures import Turns, ahead, pieces, rows_of
 
 # Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
 _MAX_HEAD, _MAX_USED = 512, 32
@@ -82,42 +82,67 @@ class CpuExecutor:
         """Number of logits."""
         return self.config.vocab_size
 
-    def fill(self, tokens: Sequence[int], start: int, slot: int = 0) -> None:
+    def fill(
+        self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
+    ) -> None:
         """Append tokens to a slot from position `start` on; nobody wants their logits.
 
+        `turns`: the tokens' positions in three parts (pictures.py: turns_of); None: those of text.
         Raises BadInput where they do not fit the context.
         """
         check_room(tokens, start, self.context)
+        turns = self._turns(range(start, start + len(tokens)), turns)
         for at, end in self._pieces(tokens):
-            self._append(tokens[at:end], start + at, slot, last=0)
+            self._append(tokens[at:end], start + at, slot, turns[:, at:end])
 
-    def prefill(self, tokens: Sequence[int], start: int = 0, slot: int = 0) -> Floats:
+    def prefill(
+        self, tokens: Sequence[int], start: int = 0, slot: int = 0, turns: Turns | None = None
+    ) -> Floats:
         """Append tokens as `fill` does; return the logits after the last one."""
         check_room(tokens, start, self.context)
+        turns = self._turns(range(start, start + len(tokens)), turns)
         *before, (at, end) = self._pieces(tokens)
         for first, behind in before:
-            self._append(tokens[first:behind], start + first, slot, last=0)
-        self._append(tokens[at:end], start + at, slot, last=1)
+            self._append(tokens[first:behind], start + first, slot, turns[:, first:behind])
+        self._append(tokens[at:end], start + at, slot, turns[:, at:end], last=1)
         logits: Floats = self._read(1)[0]
         return logits
 
-    def rows(self, tokens: Sequence[int], start: int, slot: int = 0) -> Floats:
+    def rows(
+        self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
+    ) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary)."""
-        self._append(tokens, start, slot, last=len(tokens))
+        turns = self._turns(range(start, start + len(tokens)), turns)
+        self._append(tokens, start, slot, turns, last=len(tokens))
         return self._read(len(tokens))
 
-    def step(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Floats:
+    def step(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        turns: Turns | None = None,
+    ) -> Floats:
         """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
-        self._compute(tokens, positions, slots, range(len(tokens)))
+        turns = self._turns(positions, turns)
+        self._compute(tokens, positions, slots, range(len(tokens)), turns)
         return self._read(len(tokens))
 
-    def states(self, tokens: Sequence[int], start: int, slot: int = 0) -> Floats:
+    @staticmethod
+    def _turns(positions: Sequence[int], turns: Turns | None) -> Turns:
+        """Return positions in three parts."""
+        return np.tile(np.array(positions, np.int32), (3, 1)) if turns is None else turns
+
+    def states(
+        self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
+    ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
         check_room(tokens, start, self.context)
+        turns = self._turns(range(start, start + len(tokens)), turns)
         pieces, width = [], self.config.dim
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
-            self._append(tokens[at : at + CHUNK], start + at, slot, last=0)
+            self._append(tokens[at : at + CHUNK], start + at, slot, turns[:, at : at + CHUNK])
             raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
             pieces.append(np.array(raw, np.float32).reshape(n, width))
         norm = self._gguf.vector(f"{self.config.final_norm}.weight")
@@ -126,10 +151,12 @@ class CpuExecutor:
     def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         return list(pieces(tokens, 0, len(tokens), CHUNK, self.config.whole_pictures))
 
-    def _append(self, tokens: Sequence[int], start: int, slot: int, last: int) -> None:
+    def _append(
+        self, tokens: Sequence[int], start: int, slot: int, turns: Turns, last: int = 0
+    ) -> None:
         """Append neighbours to a slot; the logits of the `last` ones are wanted."""
         n = len(tokens)
-        self._compute(tokens, range(start, start + n), [slot] * n, range(n - last, n))
+        self._compute(tokens, range(start, start + n), [slot] * n, range(n - last, n), turns)
 
     def _compute(
         self,
@@ -137,6 +164,7 @@ class CpuExecutor:
         positions: Sequence[int],
         slots: Sequence[int],
         wanted: Sequence[int],
+        turns: Turns,
     ) -> None:
         """Append a piece's tokens, each at its position of a slot."""
         if self.config.state_size:
@@ -148,6 +176,9 @@ class CpuExecutor:
         given = {"tokens": tokens, "positions": positions, "slots": slots, "wanted": wanted}
         for name, values in given.items():
             getattr(state, name)[: len(values)] = values
+        if self.config.turned_by_parts:
+            for part, values in zip(state.turns, turns.tolist(), strict=True):
+                part[: len(values)] = values
         self._see(tokens)
         ctypes.memset(state.progress, 0, 8 * state.n_ops)
         self._program(
@@ -160,9 +191,12 @@ class CpuExecutor:
         whole = self.config.whole_pictures
         self._state.ahead[:n] = ahead(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
-            raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
             places, rows = rows_of(tokens)
-            np.ctypeslib.as_array(raw).reshape(n, width)[places] = rows
+            beside = map(self._lowered.beside, range(self.config.deepstack))
+            for part, address in enumerate((self._lowered.x, *beside)):
+                raw = (ctypes.c_float * (n * width)).from_address(address)
+                own = rows[:, part * width : (part + 1) * width]
+                np.ctypeslib.as_array(raw).reshape(n, width)[places] = own
 
     def _read_layer_rows(self, tokens: Sequence[int]) -> None:
         """Bring the tokens' rows of the table of embeddings by layer."""

@@ -17,6 +17,7 @@ from orinllm.network.layer import (
     Activation,
     Attend,
     Attention,
+    Deepstack,
     Gating,
     Layer,
     Linear,
@@ -41,7 +42,7 @@ MOST_ROWS = 8
 _PIECE = 8 << 20
 
 _EMBED, _MATMUL, _KEYS, _ATTEND, _NORM_ADD, _EXPERTS_GATED, _EXPERTS_DOWN = range(7)
-_RECURRENT, _NORM_GROUPS, _ACTIVATE, _SCALE, _LAYERS = range(7, 12)
+_RECURRENT, _NORM_GROUPS, _ACTIVATE, _SCALE, _LAYERS, _DEEPSTACK = range(7, 13)
 _STORE, _ADD = 0, 1
 _EPILOGUES = {
     Activation.RELU_SQUARED: 2,
@@ -84,7 +85,7 @@ class Op(ctypes.Structure):
         *((name, _I64) for name in ("head_stride", "gated", "v_norm")),
         ("by", _POINTER),
         ("by_stride", _I64),
-        ("recurrent", _POINTER),
+        *((name, _POINTER) for name in ("recurrent", "axes")),
     )
 
 
@@ -99,6 +100,7 @@ class Run(ctypes.Structure):
             (name, _I64 * MOST_CHUNK)
             for name in ("tokens", "positions", "slots", "wanted", "ahead")
         ),
+        ("turns", _I64 * MOST_CHUNK * 3),
     )
 
 
@@ -199,9 +201,17 @@ class Program:
                     to = Part(0, 0, self.x, self.config.dim, self.config.dim)
                     factor = float(self._gguf.vector(f"{prefix}{step.operation.weight}.weight")[0])
                     found.append(self._op(_SCALE, self.x, self.config.dim, [to], scale=factor))
+                case Deepstack(number):
+                    to = Part(0, 0, self.x, self.config.dim, self.config.dim)
+                    beside = self.beside(number)
+                    found.append(self._op(_DEEPSTACK, beside, self.config.dim, [to]))
                 case _:
                     found += self._recurrent(prefix, step.operation, widths)
         return found
+
+    def beside(self, part: int) -> int:
+        """Return the address of what rows of pictures have beside their embeddings, as floats."""
+        return self.floats(f"beside {part}", self._most * self.config.dim)
 
     def _activate(self, activate: Activate, widths: dict[str, int]) -> Op:
         width, out = widths[activate.out], self.value(activate.out)
@@ -403,7 +413,15 @@ class Program:
             "pairs": len(rope.frequencies) if rope else 0,
             "interleaved": int(rope.interleaved) if rope else 0,
             "table": self._table(rope) if rope else 0,
+            "axes": self._axes(rope) if rope and rope.axes else 0,
         }
+
+    def _axes(self, rope: Rope) -> int:
+        """Return the address of which part of a position each pair turns by."""
+        axes = np.array(rope.axes, np.int64)
+        address = self.address(f"axes {rope.axes}", axes.nbytes)
+        ctypes.memmove(address, axes.ctypes.data, axes.nbytes)
+        return address
 
     def _table(self, rope: Rope) -> int:
         """Return the address of cos and sin of every position."""

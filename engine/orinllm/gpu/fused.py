@@ -27,7 +27,7 @@ from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import Memory
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
-from orinllm.network.vision.pictures import ahead, pieces, rows_of
+from orinllm.network.vision.pictures import ahead, behind, pieces, rows_of, turns_of
 
 if TYPE_CHECKING:
     from orinllm.gpu.steps.batch import BatchList
@@ -129,6 +129,7 @@ class Decoder:
         self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
         self._mail = tokens.mail
         self._positions: Sequence[int] = [-1] * sequences  # of each slot's last token
+        self._turned: Sequence[int] = [0] * sequences  # as `turn` was told last
         state = self.list.state
         self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
         rows, width = self.list.logits.size // sequences, memory.context // PAGE
@@ -151,6 +152,12 @@ class Decoder:
     def place_slot(self, slot: int, pages: Sequence[int]) -> None:
         """Say which pages one slot's keys and values are in, from the first token on."""
         copy_ints(self._tables[slot], self.list.memory.table_row(pages))
+
+    def turn(self, behind: Sequence[int]) -> None:
+        """Say by how much less than its position each slot's token is turned from now on."""
+        if self.list.turns is not None and behind != self._turned:
+            copy_ints(self.list.turns, [*behind])
+            self._turned = behind
 
     def step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
         """Start a token of each: the given ones at their positions, or what the last step left.
@@ -328,10 +335,11 @@ class FusedExecutor:
         for at, to in pieces(tokens, start, end, self.chunk, self.memory.config.whole_pictures):
             piece = tokens[at:to]
             if self._prompt and (len(piece) >= _LEAST_CHUNK or min(piece) < 0):
-                self._chunk(self._prompt, piece, at)
+                self._chunk(self._prompt, tokens, at, to)
             else:
+                less = self._behind(tokens[:at])
                 for position, token in enumerate(piece, at):
-                    self.step(token, position)
+                    self.step(token, position, less)
 
     @property
     def has_pieces(self) -> bool:
@@ -346,10 +354,19 @@ class FusedExecutor:
         if self._piece is None or end - start < _LEAST_PIECE:
             self.fill(tokens, start, end)
         else:
-            self._chunk(self._piece, tokens[start:end], start)
+            self._chunk(self._piece, tokens, start, end)
 
-    def _chunk(self, prompt: tuple[ChunkList, Graph], tokens: Sequence[int], start: int) -> None:
-        chunk, graph = prompt
+    def _behind(self, tokens: Sequence[int]) -> int:
+        """Return by how much less than their positions tokens behind these are turned."""
+        sees = self._prompt is not None and self.memory.config.turned_by_parts
+        return behind(tokens) if sees else 0
+
+    def _chunk(
+        self, prompt: tuple[ChunkList, Graph], text: Sequence[int], start: int, end: int
+    ) -> None:
+        (chunk, graph), tokens = prompt, text[start:end]
+        if chunk.turns is not None:
+            copy_ints(chunk.turns, turns_of(text, start, end).T.reshape(-1).tolist())
         copy_ints(chunk.chunk, [start, len(tokens), *(max(token, -1) for token in tokens)])
         if chunk.ahead is not None:
             copy_ints(chunk.ahead, ahead(tokens))
@@ -358,13 +375,15 @@ class FusedExecutor:
         graph.run()
 
     def _put_pictures(self, chunk: ChunkList, tokens: Sequence[int]) -> None:
-        """Copy rows of pictures to where the chunk's other tokens are embedded."""
+        """Copy rows of pictures to where the chunk's other tokens are embedded, and beside."""
         width = self.memory.config.dim
         places, rows = rows_of(tokens)
         for at, run in _runs(places):
-            view = chunk.x.view(len(run) * width, dtypes.float32, 4 * run[0] * width)
-            part = np.ascontiguousarray(rows[at : at + len(run)], np.float32)
-            view.ensure_allocated().copyin(part.data.cast("B"))
+            own = rows[at : at + len(run)]
+            for index, buffer in enumerate((chunk.x, *chunk.beside)):
+                view = buffer.view(len(run) * width, dtypes.float32, 4 * run[0] * width)
+                part = np.ascontiguousarray(own[:, index * width : (index + 1) * width], np.float32)
+                view.ensure_allocated().copyin(part.data.cast("B"))
 
     def settle(self) -> None:
         """Wait for all that was started, which frees what copies to the device have kept."""
@@ -379,10 +398,11 @@ class FusedExecutor:
         end = len(tokens)
         if not self._prompt:
             self.fill(tokens, start, end - 1)
-            self.step(tokens[-1], end - 1)
+            self.step(tokens[-1], end - 1, self._behind(tokens))
             return
         for at, to in pieces(tokens, start, end, CHUNK, self.memory.config.whole_pictures):
-            self._chunk(self._prompt, tokens[at:to], at)
+            self._chunk(self._prompt, tokens, at, to)
+        self.decoder().turn([self._behind(tokens)])
         self.decoder().begin(end - 1)
 
     def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
@@ -392,11 +412,11 @@ class FusedExecutor:
             if self._prompt:
                 chunk, _ = self._prompt
                 n, x = min(CHUNK, end - start), chunk.x
-                self._chunk(self._prompt, tokens[start : start + n], start)
+                self._chunk(self._prompt, tokens, start, start + n)
                 self._chunk_rest.run()
             else:
                 n, x = 1, self.decoder().list.x
-                self.step(tokens[start], start)
+                self.step(tokens[start], start, self._behind(tokens[:start]))
             rows = x.view(n * self.memory.config.dim, dtypes.float32, 0).ensure_allocated()
             raw = rows.copyout(memoryview(bytearray(rows.nbytes)))
             pieces.append(np.frombuffer(raw, np.float32).reshape(n, -1))
@@ -417,11 +437,15 @@ class FusedExecutor:
         weight: NDArray[np.float32] = np.frombuffer(raw, np.float32)
         return weight
 
-    def step(self, token: int | None = None, position: int = 0) -> None:
-        """Start one token more: the given one, or the one that the last step found."""
+    def step(self, token: int | None = None, position: int = 0, behind: int = 0) -> None:
+        """Start one token more: the given one, or the one that the last step found.
+
+        `behind`: by how much less than its position it is turned (pictures.py: behind).
+        """
         if token is None:
             self.decoder().step()
         else:
+            self.decoder().turn([behind])
             self.decoder().step([token], [position])
 
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
@@ -438,13 +462,14 @@ class FusedExecutor:
         """Tokens that `verify` takes at most."""
         return VERIFIED[-1]
 
-    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+    def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.
 
-        The sampling must have no penalties: those would depend on the tokens before.
+        The sampling must have no penalties: those would depend on the tokens before. `behind` is
+        that of `step`.
         """
         if len(tokens) == 1:
-            self.step(tokens[0], position)
+            self.step(tokens[0], position, behind)
             return [self.token()]
         rows = min(size for size in VERIFIED if size >= len(tokens))
         if rows not in self._verifiers:
@@ -455,6 +480,7 @@ class FusedExecutor:
             self._verifiers[rows] = verifier
         idle = rows - len(tokens)
         places = [*range(position, position + len(tokens)), *[-1] * idle]
+        self._verifiers[rows].turn([behind] * rows)
         self._verifiers[rows].step([*tokens, *[0] * idle], places)
         return list(self._verifiers[rows].tokens()[: len(tokens)])
 

@@ -35,6 +35,7 @@ class Memory:
     rotations: dict[Rope | None, Buffer]
     kv: KeyType = F16
     scales: tuple[Buffer, ...] = ()  # of the caches, where the type has them
+    axes: Buffer | None = None  # which part of a position in three parts each pair turns by
 
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
@@ -116,7 +117,14 @@ def make_memory(
     )
     ropes = dict.fromkeys(attention.rope for attention in config.attentions.values())
     rotations = {rope: _rotation(device, rope, context) for rope in ropes}
-    return Memory(device, config, weights, context, pages, caches, rotations, kv, scales)
+    axes = next((ints(device, rope.axes) for rope in ropes if rope and rope.axes), None)
+    return Memory(device, config, weights, context, pages, caches, rotations, kv, scales, axes)
+
+
+def ints(device: str, values: Sequence[int]) -> Buffer:
+    """Return ints on a device."""
+    raw = np.array(values, np.int32)
+    return Buffer(device, raw.size, dtypes.int32).allocate().copyin(memoryview(bytearray(raw)))
 
 
 def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:

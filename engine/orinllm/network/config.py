@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from orinllm.errors import BadInput
-from orinllm.network.layer import Attention, Layer
+from orinllm.network.layer import Attention, Deepstack, Layer
 
 #: The value that has what Config.layer_embedding says, of all layers one after the other.
 LAYERS = "layers"
@@ -66,6 +66,17 @@ class Config:
     def state_size(self) -> int:
         """The floats of a sequence's recurrent states in all layers; 0: it has none."""
         return sum(layer.state_size for layer in self.layers)
+
+    @cached_property
+    def turned_by_parts(self) -> bool:
+        """Say whether positions have three parts: rows of a picture have a place in it."""
+        return any(a.rope is not None and a.rope.axes for a in self.attentions.values())
+
+    @cached_property
+    def deepstack(self) -> int:
+        """The parts that rows of pictures have beside their embeddings, each `dim` wide."""
+        operations = (op for layer in self.layers for op in layer.operations)
+        return sum(isinstance(op, Deepstack) for op in operations)
 
     @cached_property
     def widths(self) -> dict[str, int]:

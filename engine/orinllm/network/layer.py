@@ -46,11 +46,13 @@ class Rope:
 
     Dimensions from 2 * len(frequencies) on are not turned. cos and sin are times `magnitude`.
     `interleaved`: pair i is (2i, 2i + 1); else (i, i + len(frequencies)).
+    `axes`: positions have three parts, and pair i turns by part axes[i]; (): they have one.
     """
 
     frequencies: tuple[float, ...]
     interleaved: bool
     magnitude: float = 1.0
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,18 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Deepstack:
+    """X += what rows of pictures have beside their embeddings, its part `part`; text has none."""
+
+    part: int
+
+    @property
+    def out(self) -> str:
+        """The value that it makes."""
+        return X
+
+
+@dataclass(frozen=True)
 class Convolve:
     """out = a causal convolution of each channel: its last `taps` inputs times weight.weight.
 
@@ -281,7 +295,7 @@ class Scan:
 # What keeps a state of each sequence, which does not go back.
 Recurrence = Convolve | Delta | Scan
 # What a kernel is made for; the others are computed on its way in or out.
-Root = Linear | Attend | Mix | Activate | Scale | Recurrence
+Root = Linear | Attend | Mix | Activate | Scale | Deepstack | Recurrence
 Operation = Root | Norm | Gate | Add
 
 
@@ -385,7 +399,7 @@ def _steps(operations: Sequence[Operation]) -> Iterator[Step]:
             continue
         if isinstance(operation, Gate | Add):
             raise ValueError(f"{operation} does not follow what it reads")
-        if isinstance(operation, Scale):
+        if isinstance(operation, Scale | Deepstack):
             yield Step(operation, X)
             norms = {name: norm for name, norm in norms.items() if norm.of != X}
             continue

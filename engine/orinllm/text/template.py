@@ -227,7 +227,7 @@ class ChatTemplate:
         if len(rest) != len(pictures):
             raise BadInput(f"chat template: it has {len(rest)} places for {len(pictures)} pictures")
         return before + "".join(
-            self.sight.text_of(picture) + behind
+            self.sight.text_of(picture, not self._reads_pictures) + behind
             for picture, behind in zip(pictures, rest, strict=True)
         )
 

@@ -3,6 +3,7 @@
 import io
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ from tests.engine.vision import tiny
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from orinllm.errors import BadInput
 from orinllm.network.layer import X
-from orinllm.network.vision.encoder import Encoder
+from orinllm.network.vision.encoder import Encoder, Free
 from orinllm.network.vision.idefics3 import _text
 from orinllm.network.vision.lowering import patches_of
 from orinllm.network.vision.pictures import ahead, pieces, uncut
@@ -88,6 +90,30 @@ def test_tiles_are_those_of_transformers() -> None:
         assert grid == (told["rows"][0][0], told["cols"][0][0])
 
 
+def test_patches_of_blocks_are_those_of_transformers() -> None:
+    """With limits that enlarge some pictures and make others smaller."""
+    patch, sizes = 14, {"cell": 28, "least": 6 * 28**2, "most": 60 * 28**2}
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": sizes["least"], "longest_edge": sizes["most"]},
+        patch_size=patch,
+        image_mean=MEAN,
+        image_std=STD,
+    )
+    encoder = replace(encoder_of(patch), free=Free(2))
+    for at, data in enumerate(pictures()):
+        image, raw = decode(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        if max(image.size) > 200 * min(image.size):
+            with pytest.raises(BadInput, match="a side of 200 times the other at most"):
+                prepare(image, "blocks", sizes)
+            continue
+        told = processor(images=[raw], return_tensors="np")
+        (tile,), _ = prepare(image, "blocks", sizes)
+        assert [1, tile.height // patch, tile.width // patch] == list(told["image_grid_thw"][0])
+        frames = told["pixel_values"].reshape(-1, 3, 2, patch**2)
+        wanted = frames[:, :, 0].reshape(len(frames), -1)
+        np.testing.assert_array_equal(patches_of(encoder, np.asarray(tile)), wanted, str(at))
+
+
 @pytest.mark.parametrize("grid", [(0, 0), (1, 2), (3, 2)])
 def test_the_text_around_tiles_is_that_of_transformers(grid: tuple[int, int]) -> None:
     said = SimpleNamespace(
@@ -135,7 +161,9 @@ def test_a_projector_that_is_not_supported_is_refused_by_name(tmp_path: Path) ->
     path = tmp_path / "mmproj.gguf"
     tiny.write_mmproj(path, "gemma3")
     path.write_bytes(path.read_bytes().replace(b"gemma3", b"pixtrl"))
-    with pytest.raises(BadInput, match=r"projector 'pixtrl' is not supported; .* gemma3, idefics3"):
+    with pytest.raises(
+        BadInput, match=r"projector 'pixtrl' is not supported; .* gemma3, idefics3, qwen2vl"
+    ):
         read_projector(path)
     tiny.write_text(path, "gemma3")
     with pytest.raises(BadInput, match="architecture is 'gemma3'; clip was expected"):

@@ -1,5 +1,6 @@
 """Tiny models that see, against what `transformers` makes of the same weights (record.py)."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +9,18 @@ from tests.engine.conftest import load_emulated
 from tests.engine.vision import tiny
 from tinygrad import Context
 
+from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.proposers import Lookup
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.gpu.encoder import TensorEncoder
 from orinllm.loader import Network, make_store, plan_network
-from orinllm.model import Header, Model
+from orinllm.model import Header, Model, Piece
 from orinllm.sight import Sight, read_projector, with_pictures
 
 GREEDY = Sampling(temperature=0)
-KINDS = ("gemma3", "idefics3")
+KINDS = tiny.KINDS
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
 
 
@@ -36,6 +39,11 @@ def load(files: Path, kind: str, device: str = "CPU") -> Model:
     return Model.load(files / f"{kind}.gguf", device=device, mmproj=files / f"mmproj-{kind}.gguf")
 
 
+def tokens_of(answer: Iterable[Piece]) -> list[int]:
+    """Those of an answer; a piece without one is the end of its text."""
+    return [piece.token for piece in answer if piece.token >= 0]
+
+
 def sight_of(model: Model) -> Sight:
     assert model.template is not None and model.template.sight is not None
     return model.template.sight
@@ -50,7 +58,8 @@ def ids_of(sight: Sight, kind: str) -> list[int]:
             found.append(part)
         else:
             picture, tile = part
-            found += seen[picture].ids[tile * tiny.ROWS : (tile + 1) * tiny.ROWS]
+            n = tiny.rows(kind)[picture]
+            found += seen[picture].ids[tile * n : (tile + 1) * n]
     return found
 
 
@@ -64,7 +73,7 @@ def test_first_logits_and_tokens_are_those_of_transformers(files: Path, kind: st
     wanted = RECORDED[f"{kind}.logits"]
     assert np.abs(logits - wanted).max() < 0.01 * np.abs(wanted).max()
     answer = model.generate(ids, GREEDY, max_tokens=24)
-    assert [piece.token for piece in answer] == list(RECORDED[f"{kind}.tokens"])
+    assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"])
     assert answer.n_cached == len(ids) - 1
 
 
@@ -98,9 +107,38 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     ids, wanted = ids_of(sight, kind), RECORDED[f"{kind}.logits"]
     for behind in (0, 64):
         answer = model.generate(ids, GREEDY, max_tokens=4)
-        found = [piece.token for piece in answer]
-        assert found == list(RECORDED[f"{kind}.tokens"][:4]), behind
+        assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"][:4]), behind
         assert answer.n_cached >= behind
     executor.place(range(len(ids) // 64 + 2))
     executor.begin(ids, 0)
     assert np.abs(executor.logits() - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", tiny.QWENS)
+def test_guesses_behind_a_picture_are_turned_as_the_tokens_are(files: Path, kind: str) -> None:
+    model = load(files, kind)
+    model.speculate(Lookup())
+    answer = model.generate(ids_of(sight_of(model), kind), GREEDY, max_tokens=24)
+    assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"])
+    assert answer.n_proposed > 0
+
+
+def test_answers_that_share_few_pages_are_those_of_each_alone(
+    files: Path, emulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two with pictures on the fused kernels, of which one is preempted; alone is the CPU's path.
+
+    Behind their pictures tokens of the two are turned by positions of different distances.
+    """
+    kind, alone = "qwen3vl", load(files, "qwen3vl")
+    network = alone.header.network
+    runner = FusedRunner(load_emulated(network.gguf.path, network.context), 2)
+    model = Model(alone.header, plan_network(network, "EMU"), runner, PagedStore(3))
+    preempted: list[int] = []
+    monkeypatch.setattr(model._scheduler._watch, "preempted", lambda: preempted.append(1))
+    ids = ids_of(sight_of(alone), kind)
+    prompts = [ids[:46] + ids[:9], [40, 41, 42, *ids[46:94]]]
+    wanted = [tokens_of(alone.generate(prompt, GREEDY, max_tokens=24)) for prompt in prompts]
+    answers = [model.generate(prompt, GREEDY, max_tokens=24) for prompt in prompts]
+    assert [tokens_of(answer) for answer in answers] == wanted
+    assert preempted

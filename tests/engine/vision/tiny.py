@@ -1,7 +1,7 @@
 """Tiny vision models: the same random weights for a GGUF file, its mmproj and `transformers`.
 
 Values are such as halves hold, so that no file rounds them. record.py needs nothing of the engine,
-and this file neither.
+and this file neither. tiny_qwen.py has the encoders of pictures of any size.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from tests.engine.vision import tiny_qwen
 
 Array = NDArray[np.float32]
 DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, LAYERS = 64, 2, 1, 64, 128, 3
@@ -20,6 +21,10 @@ SIDE = SIZE // PATCH
 ROWS = (SIDE // MERGE) ** 2
 EPS, VISION_EPS = 1e-6, 1e-6
 LONGEST = 64
+QWENS = ("qwen2vl", "qwen25vl", "qwen3vl")
+KINDS = ("gemma3", "idefics3", *QWENS)
+#: Pairs of a head that turn by time, row and column.
+SECTIONS = {"qwen2vl": [8, 12, 12], "qwen25vl": [8, 12, 12], "qwen3vl": [12, 10, 10]}
 #: A picture's place in a prompt: the index of the picture, and of its tile.
 Place = tuple[int, int]
 _SPECIAL = {
@@ -32,7 +37,14 @@ _SPECIAL = {
         "<end_of_utterance>",
         *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
     ],
+    **{
+        kind: [
+            f"<|{name}|>" for name in "vision_start vision_end image_pad im_start im_end".split()
+        ]
+        for kind in QWENS
+    },
 }
+_ENDS = {"gemma3": "<end_of_turn>", "idefics3": "<end_of_utterance>"}
 TEMPLATES = {
     "gemma3": (
         "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else "
@@ -50,7 +62,21 @@ TEMPLATES = {
         "<end_of_utterance>\n{% endfor %}"
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
+    **dict.fromkeys(
+        QWENS,
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for item in m['content'] %}"
+        "{% if item['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+        "{% elif 'text' in item %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    ),
 }
+
+
+def dim(kind: str) -> int:
+    """Return the width of the language model; Qwen2's heads are as wide as it by their number."""
+    return HEADS * HEAD_DIM if kind in ("qwen2vl", "qwen25vl") else DIM
 
 
 def tokens(kind: str) -> list[str]:
@@ -80,29 +106,34 @@ def weights(kind: str) -> Weights:
         spread = shape[-1] ** -0.5 if by is None else by
         return (rng.normal(around, spread, shape)).astype(np.float16).astype(np.float32)
 
-    text, gemma = found.text, kind == "gemma3"
+    text, gemma, wide = found.text, kind == "gemma3", dim(kind)
     near = 0.0 if gemma else 1.0
-    text["embed_tokens.weight"] = draw(len(tokens(kind)), DIM, by=0.05)
+    text["embed_tokens.weight"] = draw(len(tokens(kind)), wide, by=0.05)
     norms = ["input_layernorm", "post_attention_layernorm"]
     norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else []
     for at in range(LAYERS):
         prefix = f"layers.{at}."
         for name in norms:
-            text[f"{prefix}{name}.weight"] = draw(DIM, around=near, by=0.1)
-        if gemma:
+            text[f"{prefix}{name}.weight"] = draw(wide, around=near, by=0.1)
+        if gemma or kind == "qwen3vl":
             for name in ("q_norm", "k_norm"):
-                text[f"{prefix}self_attn.{name}.weight"] = draw(HEAD_DIM, by=0.1)
+                text[f"{prefix}self_attn.{name}.weight"] = draw(HEAD_DIM, around=near, by=0.1)
         rows = {"q_proj": HEADS * HEAD_DIM, "k_proj": KV_HEADS * HEAD_DIM}
         for name, n in (rows | {"v_proj": KV_HEADS * HEAD_DIM}).items():
-            text[f"{prefix}self_attn.{name}.weight"] = draw(n, DIM)
-        text[f"{prefix}self_attn.o_proj.weight"] = draw(DIM, HEADS * HEAD_DIM)
-        text[f"{prefix}mlp.gate_proj.weight"] = draw(HIDDEN, DIM)
-        text[f"{prefix}mlp.up_proj.weight"] = draw(HIDDEN, DIM)
-        text[f"{prefix}mlp.down_proj.weight"] = draw(DIM, HIDDEN)
-    text["norm.weight"] = draw(DIM, around=near, by=0.1)
+            text[f"{prefix}self_attn.{name}.weight"] = draw(n, wide)
+            if kind in ("qwen2vl", "qwen25vl"):
+                text[f"{prefix}self_attn.{name}.bias"] = draw(n, by=0.1)
+        text[f"{prefix}self_attn.o_proj.weight"] = draw(wide, HEADS * HEAD_DIM)
+        text[f"{prefix}mlp.gate_proj.weight"] = draw(HIDDEN, wide)
+        text[f"{prefix}mlp.up_proj.weight"] = draw(HIDDEN, wide)
+        text[f"{prefix}mlp.down_proj.weight"] = draw(wide, HIDDEN)
+    text["norm.weight"] = draw(wide, around=near, by=0.1)
     if not gemma:
-        text["lm_head.weight"] = draw(len(tokens(kind)), DIM)
+        text["lm_head.weight"] = draw(len(tokens(kind)), wide)
     vision = found.vision
+    if kind in QWENS:
+        vision |= tiny_qwen.weights(kind, wide, draw)
+        return found
     vision["embeddings.patch_embedding.weight"] = draw(VISION_DIM, 3, PATCH, PATCH, by=0.15)
     vision["embeddings.patch_embedding.bias"] = draw(VISION_DIM, by=0.1)
     vision["embeddings.position_embedding.weight"] = draw(SIDE**2, VISION_DIM, by=0.3)
@@ -187,11 +218,11 @@ def _interleaved(values: Array, heads: int) -> Array:
 def write_text(path: Path, kind: str) -> None:
     """Write the language model's file."""
     gemma, found = kind == "gemma3", weights(kind)
-    name = "gemma3" if gemma else "llama"
+    name = {"idefics3": "llama", "qwen25vl": "qwen2vl"}.get(kind, kind)
     writer = gguf.GGUFWriter(path, name)
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(DIM)
+    writer.add_embedding_length(dim(kind))
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
@@ -202,20 +233,25 @@ def write_text(path: Path, kind: str) -> None:
     if gemma:
         writer.add_sliding_window(WINDOW)
         writer.add_sliding_window_pattern([True, False, True])
+    if kind in QWENS:
+        writer.add_rope_dimension_sections([*SECTIONS[kind], 0])
+    if kind == "qwen3vl":
+        writer.add_num_deepstack_layers(tiny_qwen.DEEPSTACK)
     _write_vocabulary(writer, kind)
     for full, values in found.text.items():
-        parts = full.removesuffix(".weight").split(".", 2)
+        stem, _, end = full.rpartition(".")
+        parts = stem.split(".", 2)
         layer = f"blk.{parts[1]}." if parts[0] == "layers" else ""
         key = parts[2] if layer else parts[0]
         if key == "post_attention_layernorm":
             short = "post_attention_norm" if gemma else "ffn_norm"
         else:
             short = _TEXT_NAMES[key]
-        if not gemma and key in ("self_attn.q_proj", "self_attn.k_proj"):
+        if name == "llama" and key in ("self_attn.q_proj", "self_attn.k_proj"):
             values = _interleaved(values, HEADS if "q_proj" in key else KV_HEADS)
         if gemma and values.ndim == 1:
             values = values + 1
-        _add(writer, f"{layer}{short}.weight", values)
+        _add(writer, f"{layer}{short}.{end}", values)
     _write(writer)
 
 
@@ -228,7 +264,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, kind: str) -> None:
     types = [gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in found]
     writer.add_token_types(types)
     writer.add_token_merges(["a n"])
-    end = found.index("<end_of_turn>" if kind == "gemma3" else "<end_of_utterance>")
+    end = found.index(_ENDS.get(kind, "<|im_end|>"))
     writer.add_eos_token_id(end)
     writer.add_bos_token_id(end)
     writer.add_add_bos_token(False)
@@ -237,6 +273,9 @@ def _write_vocabulary(writer: gguf.GGUFWriter, kind: str) -> None:
 
 def write_mmproj(path: Path, kind: str, old_names: bool = False) -> None:
     """Write the projector's file; `old_names` as older converters called ffn_up and ffn_down."""
+    if kind in QWENS:
+        tiny_qwen.write(path, kind, weights(kind).vision, old_names)
+        return
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind)
@@ -278,13 +317,20 @@ def write_mmproj(path: Path, kind: str, old_names: bool = False) -> None:
 def pictures(kind: str) -> list[NDArray[np.uint8]]:
     """Return the pictures of a prompt: two of odd sizes."""
     rng = np.random.default_rng(7)
-    sizes = [(45, 70), (33, 31)] if kind == "gemma3" else [(40, 61), (90, 30)]
+    sizes = {"gemma3": [(45, 70), (33, 31)], "idefics3": [(40, 61), (90, 30)]}.get(
+        kind, [(150, 210), (30, 400)]
+    )
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
 def tiles(kind: str) -> list[int]:
     """Return how many tiles each picture has."""
-    return [1, 1] if kind == "gemma3" else [5, 3]
+    return [5, 3] if kind == "idefics3" else [1, 1]
+
+
+def rows(kind: str) -> list[int]:
+    """Return how many rows a tile of each picture has."""
+    return tiny_qwen.ROWS[kind] if kind in QWENS else [ROWS, ROWS]
 
 
 def prompt(kind: str) -> list[int | Place]:
@@ -300,5 +346,7 @@ def prompt(kind: str) -> list[int | Place]:
             say(2)
             found.append((picture, tile))
         say(8)
+    if kind in QWENS:
+        found.append((0, 0))  # once more, at another position
     say(5)
     return found

@@ -28,7 +28,8 @@ template<typename P, typename Out, typename B> struct Attention {
   float eps, scale;
   float *part, *part_ml;  // parts.cuh
   int* state;
-  const int* table;  // cache.cuh
+  const int* table;   // cache.cuh
+  const int* behind;  // (N) of AXES: by how much less than its position each token is turned, or 0
 };
 
 // Sizes of a block's work. A warp has AT_ONCE times 16 tokens in registers; the first ones, where
@@ -101,7 +102,8 @@ DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch
   typedef Sizes<P> S;
   constexpr int HD = S::HD, KVH = S::KVH, G = S::G;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const float* fr = a.freqs + (u64)w.pos * P::ROTATED;
+  const int behind = P::AXES ? a.behind[w.seq] : 0;
+  const float* fr = a.freqs + (u64)(w.pos - behind) * P::ROTATED;
   const float* qkv = a.qkv + w.seq * (G + 2) * KVH * HD;
   for (int g = warp; g < S::GT; g += S::WARPS)
     rope_head<P>(s.qs[g], qkv + (w.kvh * G + w.g0 + g) * HD, fr, a.qn, a.eps,
@@ -407,6 +409,7 @@ template<typename P> struct StoreKeys {
   const float *qkv, *freqs, *kn;
   const int *state, *table;
   float eps;
+  const int* behind;  // as in Attention
 };
 template<typename P> DI void store_keys(const StoreKeys<P>& a) {
   constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP;
@@ -415,7 +418,9 @@ template<typename P> DI void store_keys(const StoreKeys<P>& a) {
   const int pos = a.state[P::SEQUENCES + seq];
   if (pos < 0) return;
   const float* qkv = a.qkv + (u64)seq * (G + 2) * KVH * HD + (KVH * G + kvh) * HD;
-  rope_head<P>(turned, qkv, a.freqs + (u64)pos * P::ROTATED, a.kn, a.eps, 1.f, lane);
+  const int behind = P::AXES ? a.behind[seq] : 0;
+  const float* fr = a.freqs + (u64)(pos - behind) * P::ROTATED;
+  rope_head<P>(turned, qkv, fr, a.kn, a.eps, 1.f, lane);
   __syncwarp();
   const u32 key = key_offset<P>(a.table[seq * P::PAGES + pos / P::PAGE], kvh, pos);
   store_row<P>(a.cache, key, turned, lane);

@@ -63,6 +63,8 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
 
 // q of a prompt's chunk normed, rotated and scaled to halves (T, heads, HD); k and v into the
 // cache. chunk: first position, number of tokens, then the tokens; table: the sequence's pages.
+// Of AXES, turns (T, 3) has each token's position in three parts, and axes (ROTATED / 2) says by
+// which part a pair turns; else both are 0.
 // Grid: (T), a warp for a head at a time. Heads are read at once, up to ROPE_FLOATS of them: one by
 // one, each would be waited for.
 #define ROPE_WARPS 8
@@ -73,6 +75,7 @@ template<typename P> struct RopeRows {
   const float *qkv, *freqs, *qn, *kn;
   const int *chunk, *table;
   float eps, scale;
+  const int *turns, *axes;
 };
 template<typename P> DI void rope_rows(const RopeRows<P>& a) {
   constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP, ALL = NH + 2 * KVH,
@@ -82,7 +85,11 @@ template<typename P> DI void rope_rows(const RopeRows<P>& a) {
   const int t = blockIdx.x, tid = threadIdx.x, lane = tid & 31;
   if (t >= a.chunk[1]) return;
   const int pos = a.chunk[0] + t, page = a.table[pos / P::PAGE];
-  for (int i = tid; i < P::ROTATED; i += THREADS) freqs[i] = a.freqs[(u64)pos * P::ROTATED + i];
+  for (int i = tid; i < P::ROTATED; i += THREADS) {
+    int by = pos;
+    if constexpr (P::AXES) by = a.turns[3 * t + a.axes[i % (P::ROTATED / 2)]];
+    freqs[i] = a.freqs[(u64)by * P::ROTATED + i];
+  }
   float* const turned = keys[tid >> 5];
 #pragma unroll 1
   for (int first = 0; first < ALL; first += AT_ONCE) {

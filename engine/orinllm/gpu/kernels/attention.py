@@ -63,13 +63,19 @@ class AttentionConstants(Constants):
     softcap: float
     temperature: float
     temperature_length: int
+    axes: bool
     stored: bool = False
     ahead: bool = False
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Buffers of a layer's attention. Vectors that the model lacks are None."""
+    """Buffers of a layer's attention. Vectors that the model lacks are None.
+
+    axes: where positions have three parts, which of them each pair turns by. turns: those of a
+    chunk's tokens (tokens, 3), or by how much less than its position each of other tokens is
+    turned.
+    """
 
     cache: Cache
     qkv: Buffer  # (tokens, heads + 2 KV heads, head_dim)
@@ -78,6 +84,8 @@ class AttentionInputs:
     k_norm: Buffer | None
     sinks: Buffer | None
     eps: float
+    axes: Buffer | None = None
+    turns: Buffer | None = None
 
 
 def most_splits(device: str, heads: Heads, warps: int = ALONE_WARPS) -> int:
@@ -132,7 +140,15 @@ def _constants(
         softcap=float(attention.softcap),
         temperature=0.0 if temperature is None else temperature.scale,
         temperature_length=1 if temperature is None else temperature.length,
+        axes=attention.rope is not None and bool(attention.rope.axes),
     )
+
+
+def _turned(inputs: AttentionInputs) -> tuple[list[Argument], str]:
+    """Return the argument of what tokens are turned by, other than their positions."""
+    if inputs.turns is None:
+        return [], "0"
+    return [Argument("const int* turns", inputs.turns)], "turns"
 
 
 def _cached(cache: Cache) -> tuple[list[Argument], str]:
@@ -178,6 +194,7 @@ def attend_token(
     constants = replace(
         _constants(heads, parts.splits, heads.per_block, few, parts.warps), stored=stored
     )
+    turned, turns = _turned(inputs)
     written = () if stored else _written(inputs.cache)
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
@@ -193,11 +210,12 @@ def attend_token(
             Argument("int* state", state),
             Argument("const int* table", inputs.cache.table),
             *more,
+            *turned,
         ),
         body=(
             f"  attention<P0>(Attention<P0, {element}, decltype(before)>{{smem, block, before, "
             f"out, {cached}, qkv, freqs, {q_norm}, {k_norm}, {sinks}, {inputs.eps!r}f, "
-            f"{attention.scale!r}f, part, part_ml, state, table}});"
+            f"{attention.scale!r}f, part, part_ml, state, table, {turns}}});"
         ),
         grid=(heads.blocks * parts.splits * heads.sequences, 1, 1),
         block=parts.warps * 32,
@@ -215,6 +233,7 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
     attention = heads.attention
     more, (k_norm,) = _optional(("kn", inputs.k_norm))
     cache, cached = _cached(inputs.cache)
+    turned, turns = _turned(inputs)
     return Launch(
         name=f"store_keys_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="attention.cu",
@@ -226,10 +245,11 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
             Argument("const int* state", state),
             Argument("const int* table", inputs.cache.table),
             *more,
+            *turned,
         ),
         body=(
             f"  store_keys<P0>(StoreKeys<P0>{{{cached}, qkv, freqs, {k_norm}, state, table, "
-            f"{inputs.eps!r}f}});"
+            f"{inputs.eps!r}f, {turns}}});"
         ),
         grid=(attention.kv_heads, heads.sequences, 1),
         block=32,
@@ -243,6 +263,10 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     attention = heads.attention
     more, (q_norm, k_norm) = _optional(("qn", inputs.q_norm), ("kn", inputs.k_norm))
     cache, cached = _cached(inputs.cache)
+    turned, turns = _turned(inputs)
+    if inputs.axes is not None:
+        turned.append(Argument("const int* axes", inputs.axes))
+    axes = "0" if inputs.axes is None else "axes"
     return Launch(
         name=f"rope_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="norm_rope.cu",
@@ -255,10 +279,11 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             Argument("const int* chunk", chunk),
             Argument("const int* table", inputs.cache.table),
             *more,
+            *turned,
         ),
         body=(
             f"  rope_rows<P0>(RopeRows<P0>{{q, {cached}, qkv, freqs, {q_norm}, {k_norm}, chunk, "
-            f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
+            f"table, {inputs.eps!r}f, {attention.scale!r}f, {turns}, {axes}}});"
         ),
         grid=(most_tokens(chunk), 1, 1),
         block=_ROPE_WARPS * 32,

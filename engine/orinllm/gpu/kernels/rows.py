@@ -39,7 +39,7 @@ class EmbedConstants(Constants):
 
 @dataclass(frozen=True)
 class RowConstants(Constants):
-    """P of norm_rows(), add_norm() and last_row()."""
+    """P of norm_rows(), add_norm(), add_pictures() and last_row()."""
 
     cols: int
     threads: int
@@ -81,6 +81,25 @@ def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch
         ),
         body=f"  embed_rows<P0>(x, table, chunk, {scale!r}f);",
         grid=(ceil_div(table.cols, _THREADS), most_tokens(chunk), 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+def add_pictures(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
+    """Return x += rows, both (tokens, cols), where a chunk's tokens are rows of pictures."""
+    cols = x.size // most_tokens(chunk)
+    return Launch(
+        name=f"add_pictures_{cols}",
+        file="embed.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const float* rows", rows),
+            Argument("const int* chunk", chunk),
+        ),
+        body="  add_pictures<P0>(x, rows, chunk);",
+        grid=(ceil_div(cols, _THREADS), most_tokens(chunk), 1),
         block=_THREADS,
         writes=("x",),
     )

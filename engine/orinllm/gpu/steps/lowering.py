@@ -18,7 +18,7 @@ from orinllm.gpu.kernels.rows import Norm, add_norm, count_of, gate
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.network import layer as network
-from orinllm.network.layer import Attend, Linear, Mix, Step, X
+from orinllm.network.layer import Attend, Deepstack, Linear, Mix, Step, X
 
 if TYPE_CHECKING:
     from orinllm.gpu.steps.mixtures import Mixtures
@@ -38,12 +38,17 @@ class Lowering(ABC):
     """Launches of layers over `count` rows, a number of tokens or a chunk that says it.
 
     Values that products read are of type `inputs`, all others floats. What is gated or normed as
-    soon as it is made lies in one buffer, whatever its name.
+    soon as it is made lies in one buffer, whatever its name. `turns` is what rows are turned by,
+    where positions have three parts (attention.py: AttentionInputs).
     """
+
+    parts_of_turn = 1
 
     def __init__(self, memory: Memory, count: int | Buffer, inputs: DType) -> None:
         self.memory, self.count = memory, count
         _, self._rows, _ = count_of(count)
+        by_parts = memory.config.turned_by_parts
+        self.turns = memory.zeros(self.parts_of_turn * self._rows) if by_parts else None
         steps = [step for layer in memory.config.layers for step in layer.steps]
         self._inputs, self._read = (
             inputs,
@@ -101,6 +106,10 @@ class Lowering(ABC):
     def mix(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield x += a layer's mixture of experts."""
 
+    def add_pictures(self, part: int) -> Iterator[Launch]:
+        """Yield x += what rows of pictures have beside their embeddings; tokens are none."""
+        return iter(())
+
     def layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """Return a layer's launches up to the last that keeps something, and those behind it."""
         launches, kept = list[Launch](), 0
@@ -114,6 +123,8 @@ class Lowering(ABC):
                     launches += self.attend(layer, step)
                 case Mix():
                     launches += self.mix(layer, step)
+                case Deepstack(part):
+                    launches += self.add_pictures(part)
         return launches[:kept], launches[kept:]
 
     def _linear(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -170,6 +181,8 @@ class Lowering(ABC):
             weights.optional(f"{prefix}attn_k_norm.weight"),
             weights.optional(f"{prefix}attn_sinks.weight"),
             memory.config.norm_eps,
+            memory.axes,
+            self.turns,
         )
 
 

@@ -14,7 +14,7 @@ from orinllm.gpu.device import multiprocessors
 from orinllm.gpu.kernels.attention import attend_chunk, rotate_chunk
 from orinllm.gpu.kernels.buffers import CHUNK, PAGE
 from orinllm.gpu.kernels.gemm import RowProduct, Splits, chunk_products, piece_products
-from orinllm.gpu.kernels.rows import embed_chunk
+from orinllm.gpu.kernels.rows import add_pictures, embed_chunk
 from orinllm.gpu.kernels.tile import PIECE_TOKENS
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
@@ -27,13 +27,17 @@ class ChunkList(RowList):
 
     `chunk` holds the first position, the number of tokens, `most` of them, and these; `table` the
     sequence's pages, of another list if it is given. Rows of `x` whose tokens are below 0 are a
-    picture's, which are there before; `ahead`, where these see all of their picture, holds for each
-    token how many behind it that is.
+    picture's, which are there before, as those of `beside`, what they have beside their embeddings;
+    `ahead`, where these see all of their picture, holds for each token how many behind it that is.
     `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
     leaves there what that layer makes of it.
     """
 
+    parts_of_turn = 3
+
     def __init__(self, memory: Memory, most: int = CHUNK, table: Buffer | None = None) -> None:
+        config = memory.config
+        self.beside = [memory.empty(most * config.dim) for _ in range(config.deepstack)]
         self.chunk = memory.empty(2 + most, dtypes.int32)
         self.ahead = memory.zeros(most) if memory.config.whole_pictures else None
         super().__init__(memory, self.chunk)
@@ -48,6 +52,10 @@ class ChunkList(RowList):
     def _embed(self) -> Launch:
         table = self.memory.weights.matrix("token_embd")
         return embed_chunk(table, self.x, self.chunk, self.memory.config.embedding_scale)
+
+    def add_pictures(self, part: int) -> Iterator[Launch]:
+        """See `Lowering`."""
+        yield add_pictures(self.x, self.beside[part], self.chunk)
 
     @property
     def cache_view(self) -> tuple[int, Buffer]:

@@ -18,7 +18,7 @@ from orinllm.network.arch.lfm2 import lfm2
 from orinllm.network.arch.llama import granite, llama, mistral3, smollm3
 from orinllm.network.arch.nemotron_h import nemotron_h
 from orinllm.network.arch.phi import phi3
-from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe
+from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe, qwen3vl
 from orinllm.network.arch.qwen35 import qwen35
 from orinllm.network.arch.tinygrad_llm import upstream
 from orinllm.network.config import Config
@@ -54,9 +54,9 @@ ARCHITECTURES: Mapping[str, Family] = {
     "qwen2": Family(qwen2),
     "qwen3": Family(qwen3),
     "qwen3moe": Family(qwen3moe),
-    # Of Qwen3-VL what computes text, whose positions are the same on all three axes.
-    "qwen3vl": Family(qwen3),
-    "qwen3vlmoe": Family(qwen3moe),
+    "qwen2vl": Family(qwen2),
+    "qwen3vl": Family(qwen3vl),
+    "qwen3vlmoe": Family(qwen3vl),
     "gemma2": Family(gemma2, reads=("attn_logit_softcapping",)),
     "gemma3": Family(gemma3),
     "phi3": Family(phi3, rope_tensors=True),
@@ -76,7 +76,6 @@ ARCHITECTURES: Mapping[str, Family] = {
 _OTHER_NETWORKS = {
     "mistral4": "latent attention",
     "qwen2moe": "a gated shared expert",
-    "qwen2vl": "positions on three axes",
     "qwen3next": "a gated delta net",
     "gemma": "norms and a head of its own",
     "gemma3n": "embeddings by layer",

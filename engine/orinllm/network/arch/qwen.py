@@ -1,11 +1,14 @@
-"""qwen2, qwen3 and qwen3moe. Source: src/models/{qwen2,qwen3,qwen3moe}.cpp of llama.cpp 0.5.0."""
+"""Qwen2, Qwen3 and their models that see. Source: src/models/qwen*.cpp of llama.cpp 0.5.0."""
 
+from dataclasses import replace
+
+from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import LayerParts, decoder, dense, experts_of, heads_of, mixture
 from orinllm.network.arch.decoder import plain_attention as attention
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import rope_of, with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Gating, Rope
+from orinllm.network.layer import Activation, Deepstack, Gating, Layer, Rope
 
 
 def qwen2(header: Header) -> Config:
@@ -30,5 +33,23 @@ def qwen3moe(header: Header) -> Config:
     return decoder(header, parts)
 
 
+def qwen3vl(header: Header) -> Config:
+    """Return the Config of a Qwen3-VL: pictures' rows go on being added behind its first layers."""
+    config = qwen3(header) if header.architecture == "qwen3vl" else qwen3moe(header)
+    parts = header.count("n_deepstack_layers", 0, least=0)
+    if parts >= header.n_layers:
+        raise BadInput(
+            f"{header.architecture}.n_deepstack_layers is {parts} of {header.n_layers} layers; "
+            "fewer were expected"
+        )
+    first = [
+        Layer((*layer.operations, Deepstack(part)))
+        for part, layer in enumerate(config.layers[:parts])
+    ]
+    return replace(config, layers=(*first, *config.layers[parts:]))
+
+
 def _rope(header: Header) -> Rope:
-    return rope_of(header, heads_of(header).head_dim, interleaved=False)
+    """Return rotary positions, of three parts where the family sees."""
+    rope, name = rope_of(header, heads_of(header).head_dim, interleaved=False), header.architecture
+    return with_axes(header, rope, mixed=name != "qwen2vl") if "vl" in name else rope

@@ -5,6 +5,7 @@ src/llama-context.cpp for the magnitudes), computed in float64.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,29 @@ def rope_of(
     kept = _yarn_kept(header, turned, base)
     magnitude *= _yarn_magnitude(header, factor)
     return Rope(_tuple(plain * (kept + (1 - kept) / factor)), interleaved, magnitude)
+
+
+def with_axes(header: Header, rope: Rope, mixed: bool) -> Rope:
+    """Return positions of three parts (time, row, column), as a file's sections say.
+
+    `mixed`: pairs take the parts in turns, as many of each as its section has; else in sections one
+    after the other. A file without sections has positions of one part, and sees no pictures.
+    """
+    name = f"{header.architecture}.rope.dimension_sections"
+    if name not in header.metadata:
+        return rope
+    given, pairs = np.asarray(header.metadata[name]).reshape(-1), len(rope.frequencies)
+    sections = [int(item) for item in given]
+    if len(sections) < 3 or min(sections) < 0 or sum(sections[:3]) != pairs or any(sections[3:]):
+        raise BadInput(
+            f"{name} is {sections}; sections of time, rows and columns were expected, together "
+            f"{pairs} pairs"
+        )
+    if mixed:
+        axes = [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(pairs)]
+    else:
+        axes = [axis for axis, n in enumerate(sections[:3]) for _ in range(n)]
+    return replace(rope, axes=tuple(axes))
 
 
 def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:

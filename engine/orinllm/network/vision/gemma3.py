@@ -14,6 +14,7 @@ _BEGIN, _END = "<start_of_image>", "<end_of_image>"
 
 def gemma3(header: ClipHeader) -> Projector:
     """Return the projector of a Gemma 3."""
+    header.without_silu()
     shape, pool = header.shape(), header.count("projector.scale_factor", 4)
     if shape.side % pool:
         raise BadInput(

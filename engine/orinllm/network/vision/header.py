@@ -5,8 +5,20 @@ from typing import Any
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.network.layer import Add, Linear, Norm
-from orinllm.network.vision.encoder import Encoder, LayerNorm, Operation, Shape
+from orinllm.network.layer import Add, Gate, Linear, Norm
+from orinllm.network.vision.encoder import (
+    AttendAll,
+    Beside,
+    Encoder,
+    Free,
+    Gelu,
+    Join,
+    LayerNorm,
+    Operation,
+    Pool,
+    Shape,
+    Shuffle,
+)
 
 # Sizes that no encoder has: a file that says so is damaged.
 _MOST = 1 << 16
@@ -26,10 +38,10 @@ class ClipHeader:
             raise BadInput(f"{name} is missing from the file's metadata; a value was expected")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = _MOST) -> int:
         """Return a whole number above 0."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadInput(f"clip.vision.{key} is {value!r}; a number from 1 on was expected")
         return value
 
@@ -42,8 +54,9 @@ class ClipHeader:
 
     def shape(self) -> Shape:
         """Return the encoder's shape. In older files the names of up and down are exchanged."""
-        width, hidden = self.count("embedding_length"), self.count("feed_forward_length")
-        exchanged = hidden != width and self.tensor("v.blk.0.ffn_up.weight") == (width, hidden)
+        width, up = self.count("embedding_length"), self.tensor("v.blk.0.ffn_up.weight")
+        exchanged = len(up) == 2 and up[0] == width != up[1]
+        hidden = up[1] if exchanged else up[0]
         shape = Shape(
             self.count("image_size"),
             self.count("patch_size"),
@@ -54,8 +67,6 @@ class ClipHeader:
             not self._metadata.get("clip.use_gelu", False),
             *(("ffn_down", "ffn_up") if exchanged else ("ffn_up", "ffn_down")),
         )
-        if self._metadata.get("clip.use_silu", False):
-            raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
         if shape.width % shape.heads or shape.size < shape.patch:
             raise BadInput(f"clip.vision.*: sizes that do not fit each other: {shape}")
         return shape
@@ -66,15 +77,25 @@ class ClipHeader:
             raise BadInput(f"tensor {name} is missing")
         return self._tensors[name].shape
 
+    def has(self, name: str) -> bool:
+        """Say whether there is a tensor."""
+        return name in self._tensors
+
+    def without_silu(self) -> None:
+        """Raise BadInput where the encoder's activation is SiLU."""
+        if self._metadata.get("clip.use_silu", False):
+            raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
+
     def encoder(
         self,
         shape: Shape,
-        positions: Iterable[int],
+        positions: Iterable[int] | Free,
         operations: Iterable[Operation],
         out: int,
         across: Iterable[str] = (),
     ) -> Encoder:
         """Return an encoder, whose tensors are there in the shapes that it needs."""
+        free = positions if isinstance(positions, Free) else None
         encoder = Encoder(
             shape.size,
             shape.patch,
@@ -82,24 +103,30 @@ class ClipHeader:
             float(self.get("attention.layer_norm_epsilon")),
             self.floats("image_mean"),
             self.floats("image_std"),
-            tuple(positions),
+            () if isinstance(positions, Free) else tuple(positions),
             tuple(operations),
             "rows",
             out,
             frozenset(across),
+            free,
         )
         self._check(encoder, shape)
         return encoder
 
     def _check(self, encoder: Encoder, shape: Shape) -> None:
         width, patch = shape.width, shape.patch
-        self._expect("v.patch_embd.weight", (width, 3, patch, patch))
-        self._expect("v.patch_embd.bias", (width,))
-        rows = self.tensor("v.position_embd.weight")
-        if len(rows) != 2 or rows[1] != width or rows[0] <= max(encoder.positions):
+        for end in ("", ".1") if encoder.free else ("",):
+            self._expect(f"v.patch_embd.weight{end}", (width, 3, patch, patch))
+        if encoder.free is None or self.has("v.patch_embd.bias"):
+            self._expect("v.patch_embd.bias", (width,))
+        least = max(encoder.positions, default=-1) + 1
+        if encoder.free is not None:
+            least = encoder.free.learned**2
+        rows = self.tensor("v.position_embd.weight") if least else (0, width)
+        if len(rows) != 2 or rows[1] != width or rows[0] < least:
             raise BadInput(
-                f"tensor v.position_embd.weight has the shape {rows}; more than "
-                f"{max(encoder.positions)} rows of {width} were expected"
+                f"tensor v.position_embd.weight has the shape {rows}; {least} rows or more of "
+                f"{width} were expected"
             )
         widths = {"x": width}
         for operation in encoder.operations:
@@ -116,23 +143,30 @@ class ClipHeader:
                         wanted = (n, widths[of])
                         across = name in encoder.across
                         self._expect(f"{name}.weight", wanted[::-1] if across else wanted)
+                        if self.has(f"{name}.bias"):
+                            self._expect(f"{name}.bias", (n,))
                     widths[out] = sum(n for _, n in matrices)
                 case Add():
                     pass
+                case Beside(out, names):
+                    widths[out] = sum(widths[name] for name in names)
                 case _:
-                    widths[operation.out] = _width(operation, widths)
+                    widths[operation.out] = _width(operation, widths[operation.of])
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         if (found := self.tensor(name)) != shape:
             raise BadInput(f"tensor {name} has the shape {found}; {shape} was expected")
 
 
-def _width(operation: Any, widths: dict[str, int]) -> int:
-    """Return the width of what an operation without tensors leaves."""
-    width = widths[operation.of]
-    kind = type(operation).__name__
-    return (
-        width // 3
-        if kind == "AttendAll"
-        else width * (operation.side**2 if kind == "Shuffle" else 1)
-    )
+def _width(operation: Gelu | Gate | AttendAll | Pool | Shuffle | Join, width: int) -> int:
+    """Return the width of what an operation without tensors makes of a value of a width."""
+    match operation:
+        case AttendAll():
+            return width // 3
+        case Gate():
+            return width // 2
+        case Shuffle():
+            return width * operation.side**2
+        case Join():
+            return width * operation.rows
+    return width

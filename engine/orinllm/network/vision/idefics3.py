@@ -16,6 +16,7 @@ _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
 
 def idefics3(header: ClipHeader) -> Projector:
     """Return the projector of an Idefics 3 or a SmolVLM."""
+    header.without_silu()
     shape, side = header.shape(), header.count("projector.scale_factor")
     if shape.side % side:
         raise BadInput(

@@ -7,9 +7,19 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from orinllm.file.gguf import GGUF
-from orinllm.network.layer import Add, Linear, Norm, X
-from orinllm.network.vision.encoder import AttendAll, Encoder, Gelu, LayerNorm, Pool, Shuffle
+from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.vision.encoder import (
+    AttendAll,
+    Beside,
+    Encoder,
+    Gelu,
+    Join,
+    LayerNorm,
+    Pool,
+    Shuffle,
+)
 from orinllm.network.vision.pictures import Pixels
+from orinllm.network.vision.places import Where, interpolated, places_of
 
 Floats = NDArray[np.float32]
 Array = TypeVar("Array")
@@ -30,12 +40,24 @@ class Arrays(Protocol[Array]):
         """Return the RMS norm."""
         ...
 
-    def gelu(self, x: Array, quick: bool) -> Array:
+    def gelu(self, x: Array, how: Gelu) -> Array:
         """Return Gelu."""
         ...
 
-    def attend(self, qkv: Array, heads: int) -> Array:
-        """Return AttendAll."""
+    def gate(self, x: Array) -> Array:
+        """Return SiLU of the first half of each row times its second half."""
+        ...
+
+    def attend(self, qkv: Array, how: AttendAll, where: Where[Array] | None) -> Array:
+        """Return AttendAll; `where`: of pictures of any size."""
+        ...
+
+    def join(self, x: Array, rows: int) -> Array:
+        """Return Join."""
+        ...
+
+    def beside(self, values: list[Array]) -> Array:
+        """Return Beside."""
         ...
 
     def add(self, x: Array, y: Array, scale: float) -> Array:
@@ -53,7 +75,7 @@ class Lowering(Generic[Array]):
     def __init__(self, encoder: Encoder, arrays: Arrays[Array]) -> None:
         self.encoder, self._arrays = encoder, arrays
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, where: Where[Array] | None = None) -> Array:
         """Return the rows of a tile, of patches with their positions."""
         arrays, eps, values = self._arrays, self.encoder.eps, {X: x}
         for operation in self.encoder.operations:
@@ -66,10 +88,16 @@ class Lowering(Generic[Array]):
                     names = tuple(name for name, _ in matrices)
                     across = names[0] in self.encoder.across
                     values[out] = arrays.linear(values[of], names, across)
-                case Gelu(out, of, quick):
-                    values[out] = arrays.gelu(values[of], quick)
-                case AttendAll(out, of, heads):
-                    values[out] = arrays.attend(values[of], heads)
+                case Gelu(out, of):
+                    values[out] = arrays.gelu(values[of], operation)
+                case Gate(out, of):
+                    values[out] = arrays.gate(values[of])
+                case AttendAll(out, of):
+                    values[out] = arrays.attend(values[of], operation, where)
+                case Join(out, of, rows):
+                    values[out] = arrays.join(values[of], rows)
+                case Beside(out, names):
+                    values[out] = arrays.beside([values[name] for name in names])
                 case Add(of, scale):
                     values[X] = arrays.add(values[X], values[of], scale)
                 case Pool(out, of, side):
@@ -81,25 +109,42 @@ class Lowering(Generic[Array]):
 
 def patches_of(encoder: Encoder, tile: Pixels) -> Floats:
     """Return a tile's patches, normed by channel: (patches, 3 * patch * patch)."""
-    size, patch, side = encoder.size, encoder.patch, encoder.side
-    if tile.shape != (size, size, 3):
+    size, patch, free = encoder.size, encoder.patch, encoder.free
+    if free is None and tile.shape != (size, size, 3):
         raise ValueError(f"a tile of {tile.shape}; ({size}, {size}, 3) was expected")
     x: Floats = (tile.astype(np.float64) * (1 / 255)).astype(np.float32)
     x -= np.array(encoder.mean, np.float32)
     x /= np.array(encoder.std, np.float32)
-    used = side * patch
-    x = x[:used, :used].reshape(side, patch, side, patch, 3).transpose(0, 2, 4, 1, 3)
-    return np.ascontiguousarray(x.reshape(side * side, -1))
+    down, across = tile.shape[0] // patch, tile.shape[1] // patch
+    x = x[: down * patch, : across * patch].reshape(down, patch, across, patch, 3)
+    found = x.transpose(0, 2, 4, 1, 3).reshape(down, across, -1)
+    row, column = places_of(down, across, free.merge if free else 1).T
+    return np.ascontiguousarray(found[row, column])
 
 
-def positions_of(gguf: GGUF, encoder: Encoder) -> Floats:
-    """Return what is added to each patch: (patches, width)."""
-    found: Floats = weight_of(gguf, "v.position_embd.weight")[list(encoder.positions)]
-    return found
+def positions_of(gguf: GGUF, encoder: Encoder, rows: int = 0, columns: int = 0) -> Floats:
+    """Return what is added to each patch: (patches, width), of a grid where pictures are free."""
+    free, name = encoder.free, "v.position_embd.weight"
+    if free is None:
+        found: Floats = weight_of(gguf, name)[list(encoder.positions)]
+        return found
+    places = places_of(rows, columns, free.merge)
+    if not free.learned:
+        return np.zeros((len(places), encoder.width), np.float32)
+    return interpolated(weight_of(gguf, name), free.learned, rows, columns, places)
 
 
 def weight_of(gguf: GGUF, name: str) -> Floats:
-    """Return a tensor's values, rows first; of more than two dimensions as (rows, the rest)."""
+    """Return a tensor's values, rows first; of more than two dimensions as (rows, the rest).
+
+    Where there are two, for two frames after the other, a picture is both: their sum.
+    """
+    if f"{name}.1" in gguf.tensors:
+        return _values(gguf, name) + _values(gguf, f"{name}.1")
+    return _values(gguf, name)
+
+
+def _values(gguf: GGUF, name: str) -> Floats:
     tensor = gguf.tensors[name]
     rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
     values = dequantize(gguf.bytes(name).reshape(rows, -1), tensor.type)

@@ -20,6 +20,8 @@ from orinllm.errors import BadInput
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
+#: Positions of tokens in three parts (time, row, column): (3, tokens).
+Turns = NDArray[np.int32]
 #: Rows of a picture at most.
 MOST_ROWS = 1 << 20
 # Bytes of pictures and of their rows that are kept for a prompt that comes again.
@@ -31,11 +33,13 @@ class Prepared:
     """A picture as its model's encoder takes it.
 
     tiles: (height, width, 3) each. grid: rows and columns of the tiles that it was cut into, before
-    a last one that is all of it; (0, 0): it is one tile.
+    a last one that is all of it; (0, 0): it is one tile. shape: rows and columns of what a prompt
+    has of it, where its positions have three parts.
     """
 
     tiles: tuple[Pixels, ...]
     grid: tuple[int, int] = (0, 0)
+    shape: tuple[int, int] | None = None
 
 
 class Picture:
@@ -44,7 +48,7 @@ class Picture:
     def __init__(
         self, number: int, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
     ) -> None:
-        self.grid, self.n_rows = prepared.grid, n_rows
+        self.grid, self.n_rows, self.shape = prepared.grid, n_rows, prepared.shape
         self.n_tiles = len(prepared.tiles)
         first = -number * MOST_ROWS - 1
         self.ids = range(first, first - n_rows, -1)
@@ -61,7 +65,7 @@ class Picture:
 
     @property
     def rows(self) -> Floats:
-        """Its rows: (n_rows, width of the language model)."""
+        """Its rows: (n_rows, width of the language model times 1 + its parts beside)."""
         with self._lock:
             if self._rows is None:
                 assert self._prepared is not None
@@ -149,6 +153,43 @@ def rows_of(ids: Sequence[int]) -> tuple[list[int], Floats]:
     found = {_number(picture.ids[0]): picture.rows for picture in pictures_in(ids)}
     rows = [found[_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
     return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def turns_of(ids: Sequence[int], start: int, end: int) -> Turns:
+    """Return the positions of ids[start:end] in three parts; `ids` begin at position 0.
+
+    Those of text are equal. A picture of a shape has one time, and its rows and columns from there
+    on; what follows it has the next position behind all of these.
+    """
+    numbers = np.asarray(ids[:end], np.int64)
+    turns = np.tile(np.arange(len(numbers), dtype=np.int32), (3, 1))
+    for at, (rows, columns) in _shapes(numbers):
+        n = min(rows * columns, end - at)
+        places = np.arange(rows * columns, dtype=np.int32)[:n]
+        turns[:, at : at + n] = turns[0, at]
+        turns[1, at : at + n] += places // columns
+        turns[2, at : at + n] += places % columns
+        turns[:, at + n :] -= n - max(rows, columns)
+    return turns[:, start:]
+
+
+def text_turns(positions: Sequence[int]) -> Turns:
+    """Return the positions of text in three parts."""
+    return np.tile(np.array(positions, np.int32), (3, 1))
+
+
+def behind(ids: Sequence[int]) -> int:
+    """Return by how much the positions of text behind `ids` are less than the number of these."""
+    shapes = _shapes(np.asarray(ids, np.int64))
+    return sum(rows * columns - max(rows, columns) for _, (rows, columns) in shapes)
+
+
+def _shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield where pictures of a shape begin among tokens, and the shape."""
+    for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
+        picture = _KNOWN.get(_number(int(ids[at])))
+        if picture is not None and picture.shape is not None:
+            yield int(at), picture.shape
 
 
 def ahead(ids: Sequence[int]) -> list[int]:

@@ -19,6 +19,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_BYTES, MOST_PIXELS = 32 << 20, 50_000_000
 # Sides of a picture after the first step, at most.
 _MOST_SIDE = 4096
+# Times the shorter side that the longer one may be (smart_resize of `transformers`).
+_MOST_RATIO = 200
 
 Tiles = tuple[list[Image.Image], tuple[int, int]]
 
@@ -76,6 +78,27 @@ def tiled(image: Image.Image, size: int, longest: int) -> Tiles:
     return [*map(image.crop, boxes), _resized(image, size, size)], (rows, columns)
 
 
+def blocks(image: Image.Image, cell: int, least: int, most: int) -> Tiles:
+    """Qwen-VL: the whole picture, in whole blocks of `cell` pixels a side.
+
+    It has from `least` to `most` pixels then, about, and its ratio of sides, which is up to 200.
+    """
+    width, height = image.size
+    if max(width, height) > _MOST_RATIO * min(width, height):
+        raise BadInput(
+            f"the picture has {width} x {height} pixels; a side of {_MOST_RATIO} times the other "
+            "at most was expected"
+        )
+    wide, high = (round(side / cell) * cell for side in (width, height))
+    if wide * high > most:
+        ratio = math.sqrt(width * height / most)
+        wide, high = (max(cell, math.floor(n / ratio / cell) * cell) for n in (width, height))
+    elif wide * high < least:
+        ratio = math.sqrt(least / (width * height))
+        wide, high = (math.ceil(n * ratio / cell) * cell for n in (width, height))
+    return [image.resize((wide, high), Image.Resampling.BICUBIC)], (0, 0)
+
+
 def _resized(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
@@ -113,7 +136,7 @@ def _whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
 
 
 #: Ways to prepare a picture, by the name that a projector gives.
-WAYS: Mapping[str, Callable[..., Tiles]] = {"square": square, "tiled": tiled}
+WAYS: Mapping[str, Callable[..., Tiles]] = {"square": square, "tiled": tiled, "blocks": blocks}
 
 
 def prepare(image: Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
