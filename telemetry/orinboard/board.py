@@ -4,10 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from orinboard import nvgpu
 from orinboard.boundary import module_watts
 from orinboard.files import GATED, Roots
 from orinboard.readings import Identity, PowerMode, Readings, Throttle
+from orinboard.sensors import nvgpu
 from orinboard.sources import SOURCES, UNPRIVILEGED, Board
 
 #: The zone that is the hottest of all on a Tegra: the junction.

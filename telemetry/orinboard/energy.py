@@ -18,8 +18,8 @@ from typing import Self
 from orinboard.files import Roots
 from orinboard.health import Health
 from orinboard.meter import Energy, Meter, Sample, window
-from orinboard.power import Sensor
 from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, Reader, Sampling, Status
+from orinboard.sensors.power import Sensor
 
 #: Samples a second of an exporter, which measures for hours, and around a benchmark of seconds.
 DEFAULT_HERTZ, BENCHMARK_HERTZ = 10.0, 300.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from orinboard.boundary import Boundary, boundary, rail_keys
-from orinboard.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 from orinboard.readings import Rail
+from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 
 #: CLOCK_BOOTTIME ahead of CLOCK_MONOTONIC by more than this many seconds was a suspend.
 SUSPEND_SECONDS = 0.01

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from orinboard.debugfs import NVMAP_CLIENTS
 from orinboard.files import GATED, Failure, Link, Node, Roots, Tree
+from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sources import SOURCES, Board
 
 FILE = "recording.jsonl"

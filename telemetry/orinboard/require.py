@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from orinboard.board import BoardState
 from orinboard.files import Files, Roots
-from orinboard.gpu import MODULE_TPCS, SMS_PER_TPC, compatible
-from orinboard.system import power_modes
+from orinboard.sensors.gpu import MODULE_TPCS, SMS_PER_TPC, compatible
+from orinboard.sensors.system import power_modes
 
 CONDITIONS = {
     "maxn": "the power mode without limits, with all multiprocessors on",

@@ -21,10 +21,10 @@ from multiprocessing.connection import Connection
 
 from orinboard.files import Files, Roots
 from orinboard.meter import Sample
-from orinboard.nvml import NvmlPower
-from orinboard.power import PowerReader, Sensor
-from orinboard.rapl import read_rapl
 from orinboard.readings import Rail, Readings
+from orinboard.sensors.nvml import NvmlPower
+from orinboard.sensors.power import PowerReader, Sensor
+from orinboard.sensors.rapl import read_rapl
 
 #: Counters that the hardware keeps need no more samples a second than this.
 COUNTER_HERTZ = 10.0

@@ -11,15 +11,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orinboard.debugfs import read_debugfs, read_engines, read_thor_emc
 from orinboard.files import Files, Roots, Tree
-from orinboard.gpu import read_gpus
-from orinboard.hwmon import read_fans, read_rails, read_throttle
-from orinboard.nvml import read_nvml
-from orinboard.rapl import read_rapl
 from orinboard.readings import Readings
-from orinboard.system import read_cpu, read_host, read_identity, read_memory, read_power_mode
-from orinboard.thermal import read_coolings, read_zones
+from orinboard.sensors.debugfs import read_debugfs, read_engines, read_thor_emc
+from orinboard.sensors.gpu import read_gpus
+from orinboard.sensors.hwmon import read_fans, read_rails, read_throttle
+from orinboard.sensors.nvml import read_nvml
+from orinboard.sensors.rapl import read_rapl
+from orinboard.sensors.system import (
+    read_cpu,
+    read_host,
+    read_identity,
+    read_memory,
+    read_power_mode,
+)
+from orinboard.sensors.thermal import read_coolings, read_zones
 
 Reader = Callable[[Files], Readings]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import Tree, idle, maxn_load
 
-from orinboard.debugfs import NVMAP_CLIENTS
 from orinboard.files import Roots
 from orinboard.replay import Stage
+from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sources import SOURCES, Board
 from orinexporter import page
 from orinexporter.history import point

@@ -301,7 +301,7 @@ def test_the_same_in_this_process(
     assert "jetson_module_power_watts 6.6" in capfd.readouterr().out
     target = tmp_path / "copy"
     assert exit_code(main, "record", str(target), "--seconds", "0.2", "--interval", "0.05") == 0
-    assert len(load(target)) >= 2
+    assert load(target)
     assert exit_code(main, "record", str(target)) == 2
     assert "exists already" in capfd.readouterr().err
     for bad in (tmp_path, target / "x"):

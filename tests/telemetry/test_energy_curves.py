@@ -214,7 +214,7 @@ class VirtualFile:
 def benches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     def make(name: str, interval: int | None = 0, waits: bool = True) -> Bench:
         bench = Bench(stage, BOARDS[name], interval, waits)
-        monkeypatch.setattr("orinboard.power.OpenFile", bench.file)
+        monkeypatch.setattr("orinboard.sensors.power.OpenFile", bench.file)
         return bench
 
     yield make

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor, xavier
 
-from orinboard import nvml, power
 from orinboard.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Link, Roots
-from orinboard.hwmon import read_rails
-from orinboard.power import PowerReader, Sensor
 from orinboard.readings import Rail
 from orinboard.replay import Stage
 from orinboard.sampling import Sampling
+from orinboard.sensors import nvml, power
+from orinboard.sensors.hwmon import read_rails
+from orinboard.sensors.power import PowerReader, Sensor
 from orinexporter.scenario import HWMON
 
 Show = Callable[[Tree], Roots]

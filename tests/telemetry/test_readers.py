@@ -8,16 +8,16 @@ import pytest
 from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 
 from orinboard.boundary import module_watts
-from orinboard.debugfs import ACTMON, read_debugfs, read_engines
 from orinboard.files import GARBAGE, Failure, Files, Link, Roots
-from orinboard.gpu import sm_count
-from orinboard.hwmon import nodes, read_rails
-from orinboard.rapl import read_rapl
 from orinboard.readings import Clock, PowerMode, Readings
 from orinboard.replay import Stage
+from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
+from orinboard.sensors.gpu import sm_count
+from orinboard.sensors.hwmon import nodes, read_rails
+from orinboard.sensors.rapl import read_rapl
+from orinboard.sensors.system import cpu_list, read_identity, read_power_mode
+from orinboard.sensors.thermal import read_coolings, read_zones
 from orinboard.sources import SOURCES, Board
-from orinboard.system import cpu_list, read_identity, read_power_mode
-from orinboard.thermal import read_coolings, read_zones
 from orinexporter.scenario import HWMON, THERMAL
 
 Show = Callable[[Tree], Roots]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle, maxn_load
 
-from orinboard.debugfs import NVMAP_CLIENTS
 from orinboard.files import Failure, Files, Link, Roots
 from orinboard.replay import (
     FILE,
@@ -24,8 +23,9 @@ from orinboard.replay import (
     observe,
     save,
 )
+from orinboard.sensors.debugfs import NVMAP_CLIENTS
+from orinboard.sensors.system import read_memory
 from orinboard.sources import SOURCES, Board
-from orinboard.system import read_memory
 from orinexporter import scenario
 from orinexporter.scenario import DEVFREQ, THERMAL
 

@@ -66,7 +66,7 @@ def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> Non
 
 @pytest.fixture
 def stage_board(show: Callable[[Tree], Roots]) -> Board:
-    from orinboard.hwmon import read_rails
+    from orinboard.sensors.hwmon import read_rails
 
     roots = show(idle())
     forever = threading.Event()

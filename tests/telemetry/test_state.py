@@ -21,13 +21,14 @@ from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, 
 from orinbench.errors import BenchError
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinbench.measure import board
-from orinboard import nvgpu, nvml, require
+from orinboard import require
 from orinboard.board import BoardState, read_state
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.nvgpu import GET_TPC_MASKS, TpcMasksArgs
 from orinboard.readings import Memory, Readings
 from orinboard.replay import Stage
+from orinboard.sensors import nvgpu, nvml
+from orinboard.sensors.nvgpu import GET_TPC_MASKS, TpcMasksArgs
 from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 
 Show = Callable[[Tree], Roots]
@@ -96,7 +97,8 @@ def test_the_modelled_kernel_is_asked(profile: str, module: str, sms: int) -> No
     """The real ioctl against the driver simulator, which knows nothing of these readers."""
     rooms = [Path(importlib.import_module(name).__file__ or "").parents[1] for name in ROOMS]
     simulator = [sys.executable, "-m", "nvgpusim", "--quiet", "--strict"]
-    code = "from orinboard import files, nvgpu; print(nvgpu.sm_count(files.Roots()))"
+    code = "from orinboard.files import Roots; from orinboard.sensors.nvgpu import sm_count; "
+    code += "print(sm_count(Roots()))"
     done = subprocess.run(
         [*simulator, "--profile", profile, "--board", module, "--", "python", "-c", code],
         capture_output=True,

@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, nc_rail, root
 
-from orinboard.debugfs import NVMAP_CLIENTS, read_debugfs
 from orinboard.files import Files, Roots
 from orinboard.readings import Core, Process
 from orinboard.replay import Stage
+from orinboard.sensors.debugfs import NVMAP_CLIENTS, read_debugfs
+from orinboard.sensors.system import read_host
 from orinboard.sources import SOURCES, Board
-from orinboard.system import read_host
 from orinexporter import page
 from orinexporter.cli import main
 from orinexporter.history import core_loads

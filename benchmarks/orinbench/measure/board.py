@@ -25,7 +25,7 @@ from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import COVERAGE, Energy
 from orinboard.require import maxn, pinned, unmet
-from orinboard.thermal import read_zones
+from orinboard.sensors.thermal import read_zones
 
 TEXTFILE = "orinbench.prom"
 #: Seconds between looks at a cooling board, and the longest wait for it.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinbench.judge.samples import BenchWarning, WarningKind
-from orinboard import nvml
 from orinboard.board import BoardState
 from orinboard.files import Files, Roots
+from orinboard.sensors import nvml
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
 # A GPU clock that moves more than this between samples is not pinned.

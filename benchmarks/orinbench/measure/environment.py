@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinbench.measure.clocks import governors
-from orinboard import nvml
 from orinboard.files import Files, Roots
+from orinboard.sensors import nvml
 
 # The version that `tools/series install` and the Nix package give to patched tinygrad.
 PATCHED = re.compile(r"(?P<base>[^+]+)(?:\+orin\.(?P<series>[0-9a-f]+))?")

@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from orinboard.energy import EnergySampler
-from orinboard.hwmon import INA238_SECONDS
 from orinboard.meter import Meter, Sample
 from orinboard.sampling import Reader
+from orinboard.sensors.hwmon import INA238_SECONDS
 
 #: What the machine does when it computes nothing.
 IDLE = "idle"

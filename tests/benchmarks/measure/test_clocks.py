@@ -6,9 +6,9 @@ import pytest
 
 from orinbench.judge.samples import WarningKind
 from orinbench.measure.clocks import ClockState, GpuInUse, clock_warnings, read_clocks
-from orinboard import nvml
 from orinboard.board import BoardState
 from orinboard.readings import Cooling, Gpu, Readings
+from orinboard.sensors import nvml
 
 SEVERAL = {"0": 345_000_000, "1": 1_980_000_000}
 STATE = ClockState(("performance",), 2_000_000, 0, None)
@@ -97,6 +97,8 @@ def test_throttling_is_seen_by_counter_and_by_reason() -> None:
 
 def test_of_several_gpus_the_visible_one_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     device = MagicMock(**{"ask.return_value": None})
-    monkeypatch.setattr("orinboard.nvml.devices", lambda files: [("0", device), ("1", device)])
+    monkeypatch.setattr(
+        "orinboard.sensors.nvml.devices", lambda files: [("0", device), ("1", device)]
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert GpuInUse()() == "1"

@@ -5,8 +5,8 @@ import pytest
 
 from orinbench.measure import environment
 from orinbench.measure.environment import read_environment
-from orinboard import nvml
 from orinboard.files import Files, Roots
+from orinboard.sensors import nvml
 
 
 def test_this_machine() -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from orinboard.boundary import boundary, rail_keys
 from orinboard.files import Files, integer
-from orinboard.hwmon import (
+from orinboard.readings import Rail, Readings
+from orinboard.sensors.hwmon import (
     INA238_SECONDS,
     MOST_MICROWATTS,
     MOST_MILLIAMPERES,
@@ -16,7 +17,6 @@ from orinboard.hwmon import (
     Channel,
     channels,
 )
-from orinboard.readings import Rail, Readings
 
 #: Seconds between searches for sensors: one that came late, one that went.
 LOOK_UP_SECONDS, SEARCH_SECONDS = 10.0, 1.0

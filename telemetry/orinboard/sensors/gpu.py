@@ -34,7 +34,7 @@ def sm_count(board: list[str], tpc_pg_mask: int | None) -> int | None:
     """Multiprocessors that sysfs lets one conclude: those of the module less the gated ones.
 
     A part with TPCs missing from the factory may gate some that it never had, so the count is
-    an upper bound there; `orinboard.nvgpu.sm_count` asks the driver.
+    an upper bound there; `orinboard.sensors.nvgpu.sm_count` asks the driver.
     """
     if tpc_pg_mask is None:
         return None

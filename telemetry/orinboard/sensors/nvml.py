@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from orinboard.files import Files
-from orinboard.gpu import compatible
 from orinboard.readings import Cooling, Gpu, Memory, Process, Rail, Readings, Zone
+from orinboard.sensors.gpu import compatible
 
 T = TypeVar("T")
 #: Thor's entry in the device tree: its GPU's load comes from NVML alone (jetson_stats PR 905).

@@ -4,8 +4,8 @@ import os
 import re
 
 from orinboard.files import Files, integer
-from orinboard.gpu import compatible
 from orinboard.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
+from orinboard.sensors.gpu import compatible
 
 CPU = "sys/devices/system/cpu"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

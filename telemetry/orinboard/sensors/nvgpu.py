@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from orinboard.files import Roots
-from orinboard.gpu import SMS_PER_TPC
+from orinboard.sensors.gpu import SMS_PER_TPC
 
 #: _IOWR('G', 10, struct nvgpu_gpu_get_tpc_masks_args) (nvgpu uapi nvgpu-ctrl.h).
 GET_TPC_MASKS = 0xC010470A

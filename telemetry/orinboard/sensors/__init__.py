@@ -1,0 +1,1 @@
+"""Readers of one kind of sensor each: files of the kernel, or a library, to `Readings`."""
