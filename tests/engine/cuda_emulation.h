@@ -80,7 +80,7 @@ static uint3_ tid, bid;
 static std::vector<const void*> prefetched;  // addresses that the last launch asked the L2 for
 static void (*kernel)(void*);
 static void* kernel_args;
-static bool backwards, postponed;  // a block that waits for others begins anew behind them
+static uint64_t drawn = 29;  // of the orders of blocks
 
 static void fail(const char* what) {
   fprintf(stderr, "cuda_emulation: %s (block %u,%u,%u thread %d)\n", what, bid.x, bid.y, bid.z, current);
@@ -121,16 +121,15 @@ static int forget_shared(dl_phdr_info* object, size_t, void*) {
 static void run(void (*k)(void*), void* args, const int* grid, const int* block) {
   kernel = k; kernel_args = args; nthreads = block[0]; prefetched.clear();
   if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
-  const int blocks = grid[0] * grid[1] * grid[2];
-  backwards = getenv("EMULATION_BACKWARDS");  // blocks start in order on a GPU, and go on in any
-  // Backwards, the block that waits with the lowest number is tried again behind each that ends: it must wait for the last one.
-  std::vector<int> waiting;
-  for (int fresh = 0, done = 0; done < blocks; done += !postponed) {
-    const bool again = fresh == blocks || (fresh && !postponed && !waiting.empty());
-    const int b = again ? waiting.back() : backwards ? blocks - 1 - fresh : fresh;
-    if (again) waiting.pop_back(); else fresh++;
+  std::vector<int> order(grid[0] * grid[1] * grid[2]);  // CUDA does not say in which order blocks start
+  for (size_t i = 0; i < order.size(); i++) {
+    drawn = drawn * 6364136223846793005ull + 1442695040888963407ull;
+    const size_t j = (drawn >> 33) % (i + 1);
+    order[i] = order[j]; order[j] = i;
+  }
+  for (const int b : order) {
     const int x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
-    bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0; postponed = false;
+    bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0;
     dl_iterate_phdr(forget_shared, 0);
     for (int i = 0; i < nthreads; i++) {
       Fiber& f = fibers[i];
@@ -139,22 +138,20 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
       make_context(f.ctx, f.stack, 1 << 16, entry);
     }
     for (int w = 0; w < nthreads / 32; w++) { warp_alive[w] = 32; warp_waiting[w] = 0; }
-    while (alive && !postponed) {
+    while (alive) {
       uint64_t before = progress;
-      for (int w = 0; w < nthreads / 32 && !postponed; w++) {  // a warp runs on until it waits for the block
+      for (int w = 0; w < nthreads / 32; w++) {  // a warp runs on until it waits for the block
         uint64_t p;
         do {
           p = progress;
-          for (int i = w * 32; i < w * 32 + 32 && !postponed; i++) if (!fibers[i].done) {
+          for (int i = w * 32; i < w * 32 + 32; i++) if (!fibers[i].done) {
             current = i; tid = {(unsigned)i, 0, 0};
             switch_context(scheduler, fibers[i].ctx);
           }
-        } while (progress != p && warp_alive[w] && !postponed);
+        } while (progress != p && warp_alive[w]);
       }
-      if (alive && progress == before && !postponed) fail("deadlock: a barrier that not all threads reach");
+      if (alive && progress == before) fail("deadlock: a barrier that not all threads reach");
     }
-    if (postponed && again && fresh == blocks) fail("deadlock: blocks that wait for one another");
-    if (postponed) waiting.push_back(b);
   }
 }
 }  // namespace emu
@@ -235,12 +232,8 @@ static inline int second_block_again() { return emu::bid.y; }
 static inline int load_again(const int* p) { return *p; }
 static inline int load_acquire(const int* p) { return *p; }
 static inline void add_release(int* p, int n) { *p += n; }
-// Every thread's fiber is given up; a block writes nothing to memory before it waits.
-static inline void still_waiting() {
-  if (!emu::backwards) emu::fail("waits for a block that comes later");
-  emu::postponed = true;
-  emu::yield();
-}
+// A block runs to its end before the next one starts: whoever waits, waits for one that has not.
+static inline void still_waiting() { emu::fail("waits for a block that starts later"); }
 static inline unsigned long long cycles() { return 0; }
 static inline void stop_the_gpu() { emu::fail("a wait did not end"); }
 // ldmatrix.x4: lane 8 i + r has the address of row r of matrix i

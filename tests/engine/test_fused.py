@@ -50,9 +50,8 @@ def test_tokens_and_a_prompt(
     emulated: Load,
     synthetic: Callable[[str, str], Path],
     shape: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A prompt in a chunk, then token by token past a window's border, late blocks first."""
+    """A prompt in a chunk, then token by token past a window's border."""
     path = synthetic(shape, "F16")
     # longrope's frequencies depend on the context.
     executor, reference = emulated(path, 128), Reference(open_model(path), context=128)
@@ -65,7 +64,6 @@ def test_tokens_and_a_prompt(
     want = reference.logits(PROMPT)[-1]
     executor.begin(PROMPT, 0)
     in_chunks = off(executor, want)
-    monkeypatch.setenv("EMULATION_BACKWARDS", "1")
     for position, given in enumerate(PROMPT):
         executor.step(given, position)
     one_by_one = off(executor, want)
@@ -113,7 +111,7 @@ def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
 
 
 def test_parts_of_a_launch_wait_for_those_before(
-    emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    emulated: Load, synthetic: Callable[[str, str], Path]
 ) -> None:
     """A layer is one launch, and its numbers are the same whichever blocks are fast."""
     executor = emulated(synthetic("tiny", "Q8_0"))
@@ -130,7 +128,6 @@ def test_parts_of_a_launch_wait_for_those_before(
         for position, token in enumerate((5, 900, 77)):
             executor.step(token, position)
         found.append(executor.logits())
-        monkeypatch.setenv("EMULATION_BACKWARDS", "1")
     np.testing.assert_array_equal(found[0], found[1])
 
 

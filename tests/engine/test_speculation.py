@@ -68,11 +68,8 @@ def answer(model: Model, how: Sampling, proposer: Proposer | None) -> tuple[list
     return said.tokens, said.n_proposed, said.n_accepted
 
 
-def test_fused_text_is_the_same(
-    emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_text_is_the_same(emulated: Load, synthetic: Callable[[str, str], Path]) -> None:
     """Tokens of one pass see one another, over a page's end, whichever block runs first."""
-    monkeypatch.setenv("EMULATION_BACKWARDS", "1")
     path = synthetic("tiny", "Q8_0")
     one = model(path, emulated(path))
     for how in (GREEDY, DRAWN):

@@ -10,7 +10,11 @@ REWRITE = """
 d, size = Device["NV"], 1 << 20
 first = program(d, 'extern "C" __global__ void first(int* y, int* x) { y[0] = x[0]; }', "first")
 x, y = d.allocator.alloc(size), d.allocator.alloc(4096)
-data, got = memoryview(bytearray(size)), []
+data, got, real, steps = memoryview(bytearray(size)), [], fcntl.ioctl, set()
+def spy(fd, request, arg):
+    if request & 0xffff == 0x470c: steps.add(bytes(arg).hex())
+    return real(fd, request, arg)
+fcntl.ioctl = spy
 for i in range(4):
     data.cast("I")[0] = i
     if i % 2: d.allocator._as_buffer(x)[:] = data
@@ -21,7 +25,7 @@ for _ in range(5): first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait
 from nvgpusim.orin.shim import Simulation
 vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
 say(got=got, cached={hex(m.va): [m.size, bool(m.flags & 4)] for m in vm.pages.mappings()},
-    x=hex(x.va_addr), y=hex(y.va_addr))
+    steps=sorted(steps), x=hex(x.va_addr), y=hex(y.va_addr))
 """
 
 
@@ -31,6 +35,8 @@ def test_the_gpu_sees_what_the_cpu_writes(tegra: Tegra, l2: str) -> None:  # noq
     assert run.said["got"] == [0, 1, 2, 3]
     assert run.said["cached"][run.said["x"]] == [1 << 20, l2 == "2"]
     assert run.calls("ioctl FLUSH_L2") == (4 if l2 == "2" else 0)
+    # Write back, invalidate, and the barrier that memory has it [nvgpu-ctrl.h, FLUSH_L2].
+    assert run.said["steps"] == (["0700000000"] if l2 == "2" else [])
 
 
 @pytest.mark.parametrize("l2", ["0", "1", "2"])

@@ -101,6 +101,12 @@ def test_missing_flag_says_which_driver(
     )
 
 
+@pytest.mark.parametrize("bit", [18, 19])
+def test_one_kind_of_deterministic_submit_is_enough(tegra: Tegra, bit: int) -> None:  # noqa: F811
+    change = f"ctypes.c_uint64.from_address(at + 64).value &= ~{1 << bit:#x}"
+    assert tegra(CHARACTERISTICS.replace("CHANGE", change)).said == {"sms": 16}
+
+
 def test_another_gpu_is_refused(tegra: Tegra) -> None:  # noqa: F811
     change = "ctypes.c_uint32.from_address(at + 80).value = 0xc6c0"
     run = tegra(CHARACTERISTICS.replace("CHANGE", change))
@@ -142,12 +148,15 @@ say(sum=(Tensor.ones(4).contiguous().realize() + 1).sum().item(), opened=opened)
     assert run.said == {"sum": 8, "present": True, "opened": [[node, True] for node in nodes]}
 
 
-def test_what_nvgpu_and_nvmap_are_asked_for(tegra: Tegra) -> None:  # noqa: F811
+@pytest.mark.parametrize("release", ["r35", "r36"])
+def test_what_nvgpu_and_nvmap_are_asked_for(tegra: Tegra, release: str) -> None:  # noqa: F811
     # Memory with the tag 0x900, mapped by pages of 4 KiB without compression; one asynchronous
-    # subcontext, as CUDA's own. Layouts: nvmap.h, nvgpu-as.h.
+    # subcontext, as CUDA's own; a space of unified addresses (2) whose kernel region, 4 GiB
+    # behind it, ends below the windows. Layouts: nvmap.h, nvgpu-as.h, nvgpu-ctrl.h.
     run = tegra("""
-asked, real = {"alloc": set(), "map": set()}, fcntl.ioctl
+asked, real = {"alloc": set(), "map": set(), "space": set()}, fcntl.ioctl
 def spy(fd, request, arg):
+    if request & 0xffff == 0x4708: asked["space"].add(struct.unpack_from("=4I2Q", bytes(arg))[2:])
     if request & 0xffff == 0x4e03: asked["alloc"].add(struct.unpack_from("=3I", bytes(arg))[2])
     if request & 0xffff == 0x4107: asked["map"].add(struct.unpack_from("=IhhII", bytes(arg))[1:3]
                                                     + struct.unpack_from("=4I", bytes(arg))[3:])
@@ -159,8 +168,10 @@ from nvgpusim.orin.shim import Simulation
 files = Simulation.current.kernel.files.values()
 say(veid=[f.veid for f in files if isinstance(f, ChannelFile)],
     **{name: sorted(values) for name, values in asked.items()})
-""")
+""", "--profile", release)  # fmt: skip
+    ((flags, _, start, end),) = run.said.pop("space")
     assert run.said == {"alloc": [0x09000002], "map": [[-1, 0, 0x1000]], "veid": [1]}
+    assert flags == 2 and start > 0 and end + (4 << 30) <= WINDOWS.start
 
 
 def test_what_has_no_counterpart_is_refused(tegra: Tegra) -> None:  # noqa: F811
@@ -378,6 +389,13 @@ FileIOInterface._mmap = staticmethod(refused)
 tegra.store_barrier.cache_clear()
 try: tegra.TegraIface(None, 0)
 except RuntimeError as e: say(error=str(e), seen=seen)
+platform.machine = lambda: "x86_64"
+class Missing:  # ctypes of a libatomic that is not there
+    def memory_barrier(self): raise AttributeError("atomic_thread_fence")
+tegra.System = Missing()
+try: tegra.TegraIface(None, 0)
+except RuntimeError as e: say(missing=str(e))
 """)
     assert run.said["seen"] == [[4, "9f3e03d5c0035fd6"]] and run.said["opened"] == 0
     assert "store barrier" in run.said["error"]
+    assert run.said["missing"].endswith("but libatomic was not found")

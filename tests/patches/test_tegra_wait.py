@@ -32,9 +32,10 @@ def test_a_wait_leaves_the_cpu_alone(tegra: Tegra) -> None:  # noqa: F811
 # The event's cost for a token: the waiting thread's own CPU time from where the kernel has woken it
 # until wait() has returned, which a busy machine does not stretch as it does time by the clock.
 LATENCY = """
-real, woken, ended = d.iface.poller.poll, [0.0], []
+real, woken, ended, asked = d.iface.poller.poll, [0.0], [], set()
 class Poller:
     def poll(self, timeout):
+        asked.add(timeout)
         shown = real(timeout)
         woken[0] = time.thread_time()
         ended.append(bool(shown))
@@ -46,7 +47,8 @@ for _ in range(40):
     costs.append(time.thread_time() - woken[0])
     assert len(ended) > before
 costs.sort()
-say(least_us=1e6 * costs[0], median_us=1e6 * costs[20], by_event=sum(ended), tokens=len(costs))
+say(least_us=1e6 * costs[0], median_us=1e6 * costs[20], by_event=sum(ended), tokens=len(costs),
+    longest_ms=max(asked))
 """
 
 
@@ -54,13 +56,14 @@ def test_an_event_ends_the_wait_and_costs_a_token_little(tegra: Tegra) -> None: 
     run = tegra(TOKENS + LATENCY)
     assert run.said["least_us"] < 50  # of 40 tokens, the one that other processes disturb least
     assert run.said["by_event"] >= 0.8 * run.said["tokens"]  # a signal may come between two polls
+    assert 0 < run.said["longest_ms"] <= 2  # between two polls it looks for a fault
 
 
 NO_EVENTS = """
 from nvgpusim.orin.kernel.tsg import Tsg
 Tsg.post, slept, real_sleep = (lambda *args: None), [], time.sleep
 def counted(seconds):
-    slept.append(threading.current_thread() is threading.main_thread())
+    if threading.current_thread() is threading.main_thread(): slept.append(seconds)
     real_sleep(seconds)
 time.sleep = counted
 """
@@ -68,8 +71,9 @@ time.sleep = counted
 
 def test_without_events_a_wait_sleeps(tegra: Tegra) -> None:  # noqa: F811
     # nvgpu posts to whoever listens to its TSG; a board that does not is waited for by sleeping.
-    run = tegra(NO_EVENTS + TOKENS + "say(slept=sum(slept))")
+    run = tegra(NO_EVENTS + TOKENS + "say(slept=len(slept), longest=max(slept))")
     assert not run.said["events"] and run.said["slept"] >= 20  # at least once a token
+    assert 0 < run.said["longest"] <= 0.001  # what a token waits for nothing
 
 
 def test_a_short_wait_asks_the_kernel_nothing(tegra: Tegra) -> None:  # noqa: F811

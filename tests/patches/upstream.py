@@ -49,15 +49,14 @@ def environment(upstream: Path) -> dict[str, str]:
 
 
 def run(
-    file: str, upstream: Path, timeout: float, strict: bool, only: str
+    file: str, upstream: Path, timeout: float, flags: list[str], only: str
 ) -> list[tuple[str, str, str]]:
-    """(test, outcome, reason) of each test of a file; `only` is for pytest's -k."""
+    """(test, outcome, reason) of each test of a file; `flags` are nvgpusim's, `only` pytest's."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "junit.xml"
         pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
         pytest.append("--import-mode=append")
         pytest += ["-k", only] if only else []
-        flags = ["--strict"] if strict else []
         command = [sys.executable, "-m", "nvgpusim", "--quiet", *flags, "--", *pytest]
         command += [f"--junitxml={result}", file]
         try:
@@ -91,14 +90,16 @@ def main() -> int:
     parser.add_argument(
         "--strict", action="store_true", help="watch kernels: findings are failures"
     )
+    parser.add_argument("--profile", default="r36", help="release of L4T (r36)")
     parser.add_argument("-k", default="", metavar="TESTS", help="pytest's -k")
     options = parser.parse_args()
     if not (options.upstream / "test/test_tiny.py").is_file():
         parser.error(f"{options.upstream}: has no test/test_tiny.py; want a checkout of tinygrad")
     upstream = options.upstream.resolve()
+    flags = ["--profile", options.profile, *(["--strict"] if options.strict else [])]
     rows, reasons = [], []
     for file in options.files:
-        outcomes = run(file, upstream, options.timeout, options.strict, options.k)
+        outcomes = run(file, upstream, options.timeout, flags, options.k)
         count = Counter(outcome for _, outcome, _ in outcomes)
         print(f"{file}: {dict(count)}", file=sys.stderr, flush=True)
         rows.append(f"| {file} | {count['passed']} | {count['failed']} | {count['skipped']} |")

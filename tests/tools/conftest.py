@@ -94,7 +94,8 @@ class Repository:
         files["tinygrad/__init__.py"] += "\n"
         self.pin(write_sdist(self.sdist, files))
         (self.folder / "series").write_text("")
-        (root / "patches" / "README.template").write_text("tinygrad @VERSION@\n\n@TABLE@\nMore.\n")
+        head = "| patch | what it does | why | upstream | needs |\n|---|---|---|---|---|\n"
+        (root / "patches" / "README.md").write_text(f"Before.\n\n{head}\nMore.\n")
 
     def pin(self, sha256: str) -> None:
         """Write base.json."""

@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     proof.add_argument(
         "-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help=jobs_help
     )
-    status = add("status", "Print patches/README.md, made from the headers.")
-    status.add_argument("--check", action="store_true", help="exit 1 if patches/README.md differs")
+    status = add("status", "Write the headers into the table of patches/README.md.")
+    status.add_argument("--check", action="store_true", help="write nothing, exit 1 if it differs")
     setup = add("install", "Install the patched base into a virtual environment.", sdist=True)
     setup.add_argument("venv", type=Path, metavar="VENV", help="its folder")
     return parser
@@ -109,13 +109,11 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
 
 
 def _status(series: Series, args: argparse.Namespace) -> None:
-    text = readme(series)
-    if not args.check:
-        print(text, end="")
-        return
-    path = series.root / "patches" / "README.md"
-    if not path.is_file() or path.read_text() != text:
-        raise SeriesError(f"{path}: is not what the headers say: tools/series status > {path}", 1)
+    path, text = series.root / "patches" / "README.md", readme(series)
+    if path.read_text() != text:
+        if args.check:
+            raise SeriesError(f"{path}: is not what the headers say: tools/series status", 1)
+        path.write_text(text)
     print(f"{path}: as the headers say")
 
 

@@ -39,8 +39,8 @@ _MAIL = re.compile(
     re.DOTALL,
 )
 _HEAD = """\
-| patch | what it does | why | upstream | needs | fails without it | verified on | last update |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| patch | what it does | why | upstream | needs |
+|---|---|---|---|---|
 """
 
 
@@ -217,21 +217,21 @@ def read_series(root: Path) -> Series:
 
 
 def readme(series: Series) -> str:
-    """The text of patches/README.md: its template with the version and a row for each patch."""
-    path = series.root / "patches" / "README.template"
+    """The text that patches/README.md should have: as it is, its table from the headers."""
+    path = series.root / "patches" / "README.md"
     try:
         text = path.read_text()
     except OSError as e:
         raise SeriesError(f"{path}: {e.strerror}") from e
-    rows = [_HEAD]
+    before, head, rest = text.partition(_HEAD)
+    if not head:
+        raise SeriesError(f"{path}: has no table that begins with {_HEAD.splitlines()[0]}")
+    rows = [before, _HEAD]
     for patch in series.patches:
         said = {key: values[0] for key, values in patch.trailers.items()}
-        files = sorted({test.split("::")[0] for test in patch.tests})
-        tests = ", ".join(f"[{f.rsplit('/', 1)[1]}](../{f})" for f in files)
         cells = (
             f"[{patch.number}](tinygrad/{patch.file})", patch.subject, said["Why"],
-            said["Upstream-Status"], said["Depends-on"], f"{tests} ({len(patch.tests)})",
-            said["Verified"], said["Last-Update"],
+            said["Upstream-Status"], said["Depends-on"],
         )  # fmt: skip
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
-    return text.replace("@VERSION@", series.base.version).replace("@TABLE@\n", "".join(rows))
+    return "".join(rows) + re.sub(r"\A(\|.*\n)*", "", rest)

@@ -9,8 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nvgpusim.orin.gpu.faults import SKED_BITS
+from nvgpusim.ptx.launch import Launch
+from nvgpusim.ptx.state import State
 
 from .rig import (
     CUBIN,
@@ -56,6 +59,32 @@ def test_vector_add(rig: Rig) -> None:
     stats = rig.gpu.statistics()
     assert stats["launches"] == 1
     assert stats["instructions"] > 20 * 256 * 5
+
+
+def test_blocks_start_in_a_drawn_order_as_many_as_the_sms_hold(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No option asks for it: CUDA promises no order, so no kernel may lean on one."""
+    started: list[list[int]] = []
+    chunk = Launch.chunk
+
+    def noted(self: Launch, ids: NDArray[np.int64], threads: int) -> State:
+        started.append(ids.tolist())
+        return chunk(self, ids, threads)
+
+    monkeypatch.setattr(Launch, "chunk", noted)
+    blocks = 100
+    a, b, out = (rig.alloc(4 * 256 * blocks) for _ in range(3))
+    rig.at(a, 256 * blocks, np.float32)[:] = 7
+    qmd = rig.qmd("k_add", u64(out, a, b) + u32(256 * blocks), (blocks, 1, 1), (256, 1, 1))
+    rig.submit([*FRESH, *launch(qmd)])
+    rig.done()
+    assert (rig.at(out, 256 * blocks, np.float32) == 7).all()
+    order = [block for wave in started for block in wave]
+    assert sorted(order) == list(range(blocks)) != order
+    # 48 warps an SM, 8 a block [CUDA guide, compute capability 8.7], on all of the board's SMs;
+    # the interpreter takes no more than 16384 threads at a time.
+    assert max(map(len, started)) == min(6 * 2 * rig.gpu.tpcs, 64)
 
 
 def test_bank_size_in_bytes_is_sixteen_times_too_large(rig: Rig) -> None:

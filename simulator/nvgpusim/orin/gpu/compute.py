@@ -10,7 +10,7 @@ import numpy as np
 from ... import l2
 from ...memory import MmuFault
 from ...ptx import KernelFault, Launch, Local, PtxError, private_local
-from ...ptx.launch import PARAM_BASE
+from ...ptx.launch import CHUNK_LANES, PARAM_BASE
 from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
 from .host import write_semaphore
 from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
@@ -189,8 +189,11 @@ class Compute:
 
     def waves(self, qmd: Qmd) -> int:
         """Number of times that the grid's blocks fill the SMs, at least one."""
-        resident = qmd.resident_blocks() * 2 * self.c.gpu.tpcs
-        return max(1, -(-math.prod(qmd.grid) // resident))
+        return max(1, -(-math.prod(qmd.grid) // self.resident(qmd)))
+
+    def resident(self, qmd: Qmd) -> int:
+        """Blocks that the board's SMs hold at once."""
+        return max(1, qmd.resident_blocks()) * 2 * self.c.gpu.tpcs
 
     def release(self, qmd: Qmd) -> None:
         """Write the QMD's semaphores; the grid's stores are visible (CWD_MEMBAR)."""
@@ -318,7 +321,6 @@ class Compute:
         ntid, nctaid = struct.unpack_from("<3I", zero), struct.unpack_from("<3I", zero, 12)
         shared, local, top = struct.unpack_from("<QQQ", zero, 0x18)
         threads = qmd.block[0] * qmd.block[1] * qmd.block[2]
-        order = c.gpu.block_order()
         launch = Launch(
             code,
             c.vm,
@@ -333,13 +335,11 @@ class Compute:
             bases={"shared": shared, "local": local},
             symbols=self.symbols(qmd, program, banks),
             stopped=lambda: c.stop,
-            shuffle=order,
+            chunk_lanes=min(CHUNK_LANES, self.resident(qmd) * threads),
+            shuffle=c.gpu.block_order(),
             warps=c.gpu.warp_order(),
             watch=c.gpu.watch,
         )
-        if order is not None:  # no more at a time than the SMs hold
-            resident = max(1, qmd.resident_blocks()) * 2 * c.gpu.tpcs
-            launch.chunk_lanes = min(launch.chunk_lanes, resident * threads)
         if code.local_bytes and program.min_stack >= code.local_bytes:
             launch.stack_top = top
             per_tpc = LANES_PER_TPC // (-(-threads // 32) * 32)

@@ -63,8 +63,8 @@ class Device(Protocol):
     def make_room(self, channel: Channel, waves: list[int]) -> None:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
 
-    def block_order(self) -> int | None:
-        """Seed of a drawn order of blocks, None for the natural one."""
+    def block_order(self) -> int:
+        """Seed of the order in which blocks start."""
         ...
 
     def warp_order(self) -> int | None:

@@ -179,9 +179,12 @@ class Gpu:
                 **channel.details(),
             )
 
-    def block_order(self) -> int | None:
-        """Seed of a drawn order of blocks, None for the natural one."""
-        return int(self.rng.integers(1 << 31)) if self.delay else None
+    def block_order(self) -> int:
+        """Seed of the order in which blocks start: CUDA promises none, so it is always drawn.
+
+        Without delays it stays the same, so that the memory of a kernel's chunks is used again.
+        """
+        return int(self.rng.integers(1 << 31)) if self.delay else self.options.seed
 
     def warp_order(self) -> int | None:
         """Seed of a drawn order of warps, None to run them in step."""

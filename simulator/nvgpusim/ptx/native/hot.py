@@ -21,7 +21,6 @@ class Sized(Grid, Protocol):
     nctaid: tuple[int, int, int] | None
     shared_bytes: int
     warps: int | None
-    shuffle: int | None
 
     def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""
@@ -66,12 +65,12 @@ def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, 
     native = launch.code.heat.native
     if native is None or launch.compiled is False or launch.code.local_bytes:
         return None
-    if launch.warps is not None or launch.shuffle is not None:
+    if launch.warps is not None:
         return None
     if not fits(native, launch):
         return None
     shape = launch.grid, launch.block, launch.ntid, launch.nctaid
-    key = shape, launch.shared_bytes, int(ids[0]), len(ids)
+    key = shape, launch.shared_bytes, ids.tobytes()
     machine = native.idle.pop(key, None)
     try:
         if machine is None:
