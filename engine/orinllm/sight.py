@@ -17,7 +17,7 @@ from orinllm.network.vision.encoder import Projector
 from orinllm.network.vision.gemma3 import gemma3
 from orinllm.network.vision.header import ClipHeader
 from orinllm.network.vision.idefics3 import idefics3
-from orinllm.network.vision.pictures import Floats, Picture, Pixels, Prepared, picture_of
+from orinllm.network.vision.pictures import MOST_ROWS, Floats, Picture, Pixels, Prepared, picture_of
 from orinllm.network.vision.prepare import MOST_BYTES, MOST_PIXELS, prepare, upright
 from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
 from orinllm.text.processes.child import Child
@@ -80,6 +80,8 @@ class Sight:
         prepared = self._decoded(source) if isinstance(source, bytes) else self._prepared(source)
         sides = [tile.shape[:2] for tile in prepared.tiles]
         n_rows = sum(self.projector.rows_of(*side) for side in sides)
+        if n_rows > MOST_ROWS:
+            raise BadInput(f"the picture has {n_rows:,} rows; {MOST_ROWS:,} at most were expected")
         prepared = replace(prepared, shape=self.projector.blocks(*sides[0]))
         return picture_of(str(self.gguf.path), prepared, n_rows, lambda p: self.encode(p.tiles))
 

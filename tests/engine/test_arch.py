@@ -189,6 +189,21 @@ def test_llama_3s_factors_divide_the_frequencies() -> None:
     assert plain.frequencies[-1] / scaled.frequencies[-1] == pytest.approx(3)
 
 
+def test_pairs_turn_by_parts_of_a_position() -> None:
+    """By turns, as far as a section goes (Qwen3-VL); without sections positions have one part."""
+    file = File("tiny-qwen3vl")
+    assert not file.config().turned_by_parts
+    config = file.set("rope.dimension_sections", [12, 10, 10, 0]).config()
+    rope = config.attentions[0].rope
+    assert rope is not None and rope.axes == (*(0, 1, 2) * 10, 0, 0)
+    assert config.deepstack == 0 and file.set("n_deepstack_layers", 1).config().deepstack == 1
+    layers = len(config.layers)
+    with pytest.raises(BadInput, match=f"n_deepstack_layers is {layers} of {layers} layers"):
+        file.set("n_deepstack_layers", layers).config()
+    with pytest.raises(BadInput, match="together 32 pairs"):
+        file.set("rope.dimension_sections", [12, 10, 9, 1]).config()
+
+
 def test_yarn_by_hand() -> None:
     """Pairs between those that turn 32 times and once over 4,096 tokens are mixed in a line."""
     file = File("tiny-yarn").set("rope.freq_base", 10000.0).set("rope.scaling.factor", 32.0)

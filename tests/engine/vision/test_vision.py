@@ -71,7 +71,7 @@ def test_first_logits_and_tokens_are_those_of_transformers(files: Path, kind: st
     assert [piece.token for piece in answer][:1] == [RECORDED[f"{kind}.tokens"][0]]
     logits = model.runner.logits()[0]
     wanted = RECORDED[f"{kind}.logits"]
-    assert np.abs(logits - wanted).max() < 0.01 * np.abs(wanted).max()
+    assert np.abs(logits - wanted).max() < 0.001 * np.abs(wanted).max()
     answer = model.generate(ids, GREEDY, max_tokens=24)
     assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"])
     assert answer.n_cached == len(ids) - 1
@@ -111,7 +111,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
         assert answer.n_cached >= behind
     executor.place(range(len(ids) // 64 + 2))
     executor.begin(ids, 0)
-    assert np.abs(executor.logits() - wanted).max() < 0.02 * np.abs(wanted).max()
+    assert np.abs(executor.logits() - wanted).max() < 0.002 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("kind", tiny.QWENS)
@@ -142,3 +142,9 @@ def test_answers_that_share_few_pages_are_those_of_each_alone(
     answers = [model.generate(prompt, GREEDY, max_tokens=24) for prompt in prompts]
     assert [tokens_of(answer) for answer in answers] == wanted
     assert preempted
+    # A text behind them is turned by its places again.
+    text = list(range(60, 72))
+    wanted = [tokens_of(each.generate(text, GREEDY, max_tokens=8)) for each in (model, alone)]
+    assert wanted[0] == wanted[1]
+    logits = [each.runner.logits()[0] for each in (model, alone)]
+    assert np.abs(logits[0] - logits[1]).max() < 0.002 * np.abs(logits[1]).max()

@@ -83,6 +83,11 @@ def _projector(
     beside: Sequence[str] = (),
 ) -> Projector:
     """Return a projector; `beside`: values that its rows have side by side, behind their first."""
+    if shape.width // shape.heads % 4:
+        raise BadInput(
+            f"clip.vision.attention.head_count is {shape.heads}: heads of {shape.width} elements "
+            "whose quarters are whole were expected"
+        )
     last = [Join("normed", "seen", free.merge**2), *_two(header, "row", ("mm.0", "mm.2"))]
     names = ("row", *beside)
     out = header.tensor("mm.2.weight")[0] * len(names)
