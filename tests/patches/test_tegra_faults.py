@@ -181,6 +181,29 @@ def test_every_sm_is_asked(tegra: Tegra) -> None:  # noqa: F811
     assert "in no kernel of this process, pc 0xf0" in run.said["error"]
 
 
+# NVGPU_ERR_NOTIFIER_* of nvgpu.h, and NVGPU_CHANNEL_RESETCHANNEL_VERIF_ERROR.
+NOTIFIERS = {
+    8: "FIFO_ERROR_IDLE_TIMEOUT", 13: "GR_EXCEPTION", 24: "GR_SEMAPHORE_TIMEOUT",
+    25: "GR_ILLEGAL_NOTIFY", 31: "FIFO_ERROR_MMU_ERR_FLT", 32: "PBDMA_ERROR",
+    37: "FECS_ERR_UNIMP_FIRMWARE_METHOD", 43: "RESETCHANNEL_VERIF_ERROR",
+    80: "PBDMA_PUSHBUFFER_CRC_MISMATCH", 81: "unknown error",
+}  # fmt: skip
+
+
+def test_notifications_have_their_names(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(f"""
+d, said = Device["NV"], {{}}
+for code in {sorted(NOTIFIERS)}:
+    note = d.iface._notification("compute")
+    note.info32, note.status = code, 0xffff
+    said[code] = d.iface.fault_report()[0]
+note.status = 0
+say(said=said)
+""")
+    want = {str(n): f"compute channel: {name} ({n})" for n, name in NOTIFIERS.items()}
+    assert run.said["said"] == want
+
+
 def test_a_dead_channel_without_a_notification(tegra: Tegra) -> None:  # noqa: F811
     run = tegra(
         KILL.replace("FAULT", "channel.unserviceable = True"),

@@ -122,8 +122,13 @@ def test_foreign_buffers_are_refused(tegra: Tegra) -> None:  # noqa: F811
 cpu = Buffer("CPU", 64, dtypes.int32).ensure_allocated()
 try: Device["NV"].allocator.map(cpu._buf)
 except RuntimeError as e: say(error=str(e))
+try: Device["NV"].iface.alloc(4096, cpu_addr=0x7f0000000000)
+except RuntimeError as e: say(host=str(e))
 """)
     assert run.said["error"] == "nvgpu cannot map a buffer of CPU into NV"
+    assert (
+        run.said["host"] == "nvgpu cannot give host memory at 0x7f0000000000 an equal GPU address"
+    )
 
 
 # Buffers until there is no memory, freed ones in the cache: the OOM killer must find nothing to do.

@@ -157,7 +157,7 @@ def test_what_nvgpu_and_nvmap_are_asked_for(tegra: Tegra, release: str) -> None:
 asked, real = {"alloc": set(), "map": set(), "space": set()}, fcntl.ioctl
 def spy(fd, request, arg):
     if request & 0xffff == 0x4708: asked["space"].add(struct.unpack_from("=4I2Q", bytes(arg))[2:])
-    if request & 0xffff == 0x4e03: asked["alloc"].add(struct.unpack_from("=3I", bytes(arg))[2])
+    if request & 0xffff == 0x4e03: asked["alloc"].add(struct.unpack_from("=4I", bytes(arg))[2:])
     if request & 0xffff == 0x4107: asked["map"].add(struct.unpack_from("=IhhII", bytes(arg))[1:3]
                                                     + struct.unpack_from("=4I", bytes(arg))[3:])
     return real(fd, request, arg)
@@ -170,7 +170,8 @@ say(veid=[f.veid for f in files if isinstance(f, ChannelFile)],
     **{name: sorted(values) for name, values in asked.items()})
 """, "--profile", release)  # fmt: skip
     ((flags, _, start, end),) = run.said.pop("space")
-    assert run.said == {"alloc": [0x09000002], "map": [[-1, 0, 0x1000]], "veid": [1]}
+    alloc = [[0x09000002, align] for align in (4096, 2 << 20)]  # large buffers: whole large pages
+    assert run.said == {"alloc": alloc, "map": [[-1, 0, 0x1000]], "veid": [1]}
     assert flags == 2 and start > 0 and end + (4 << 30) <= WINDOWS.start
 
 
@@ -267,12 +268,33 @@ for _ in range(5):
     except RuntimeError as e: errors.append(str(e))
     try: dev.hw_compute_queue_t().signal(dev.timeline_signal, 1).submit(dev)  # its ring is unmapped
     except RuntimeError as e: errors.append(str(e))
+    try: dev.iface.alloc(4096)
+    except RuntimeError as e: errors.append(str(e))
     dev.allocator.free(buf, 1 << 20, BufferSpec())
 say(errors=errors)
 """)
-    assert run.said["errors"] == ["NV is closed"] * 10
+    assert run.said["errors"] == ["NV is closed"] * 15
     assert run.calls("open ctrl") == run.calls("close channel") == run.calls("close as") == 5
     assert run.report["peak_bytes"] < 40 << 20
+
+
+def test_channels_close_before_what_they_use(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+from nvgpusim.orin.shim import Simulation
+from tinygrad.runtime.ops_nv import NVDevice
+kernel, dev, closed, real = Simulation.current.kernel, NVDevice("NV"), [], os.close
+def spy(fd):
+    if kind := getattr(kernel.lookup(fd), "kind", ""): closed.append(kind)
+    real(fd)
+os.close = spy
+dev.finalize()
+os.close = real
+say(closed=closed)
+""")
+    closed = run.said["closed"]
+    assert {"channel", "tsg", "as", "nvmap", "ctrl"} <= set(closed)
+    assert closed.index("channel") < closed.index("tsg") < closed.index("as")
+    assert closed[-1] == "ctrl"
 
 
 def test_two_devices_at_once_share_no_signal_page(tegra: Tegra) -> None:  # noqa: F811

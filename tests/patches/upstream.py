@@ -19,7 +19,9 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, wheel_file
+
 FINDINGS = 3
 """Exit status of nvgpusim --strict where the program itself succeeded."""
 FILES = (
@@ -41,7 +43,10 @@ def environment(upstream: Path) -> dict[str, str]:
     assert spec is not None and spec.origin is not None, "tinygrad is not installed"
     # A checkout has a tinygrad too: the one under test comes first, and no folder by itself.
     rooms = (Path(spec.origin).resolve().parents[1], REPOSITORY / "simulator", upstream)
-    return {"HCQDEV_WAIT_TIMEOUT_MS": "300000", "CCACHE": "0"} | os.environ | {
+    found = {name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()}
+    found["CUDA_PATH"] = str(wheel_file(CUDA_HEADER).parents[1])
+    # A process of nvcc for each kernel takes many times as long as NVRTC.
+    return found | {"HCQDEV_WAIT_TIMEOUT_MS": "300000", "CCACHE": "0"} | os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, rooms)),
         "PYTHONSAFEPATH": "1",
         "DEV": "TEGRA+NV",
