@@ -12,7 +12,7 @@ import cv2
 from orinllm.choose.sampling import Sampling
 from orinllm.model import Model
 
-model = Model.load(sys.argv[1], mmproj=sys.argv[2], context=2048)
+model = Model.load(sys.argv[1], mmproj=sys.argv[2], context=4096)
 camera = cv2.VideoCapture(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
 newest, there = list[Any](), threading.Event()
 

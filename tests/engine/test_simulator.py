@@ -184,3 +184,45 @@ def test_a_fault_while_a_token_is_awaited(tiny: Path) -> None:
     # tinygrad says once more, at the end, what the device died of.
     assert done.stdout.startswith("1 True\nNV synchronization failed"), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+SEES = """
+import sys
+from pathlib import Path
+
+from tests.engine.vision import tiny
+from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
+
+from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.model import Header, Model
+from orinllm.sight import Sight, with_pictures
+
+folder, kind = Path(sys.argv[1]), "qwen3vl"
+tiny.write_text(folder / "tiny.gguf", kind)
+tiny.write_mmproj(folder / "mmproj.gguf", kind)
+network = with_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.gguf")
+plan = plan_network(network, "NV")
+assert plan.fused, plan.obstacles
+runner = make_runner(network, plan, share=Share(slots=1))
+model = Model(Header.of(network), plan, runner, make_store(runner, network))
+sight = Sight.read(folder / "mmproj.gguf", network.config, network.gguf, "CPU")
+found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
+assert found == list(RECORDED[f"{kind}.tokens"][:3]), found
+print("the picture is seen")
+"""
+
+
+def test_a_picture_on_the_modelled_orin(tmp_path: Path) -> None:
+    """Positions of three parts and rows beside embeddings, every check of --strict on."""
+    script = tmp_path / "sees.py"
+    script.write_text(SEES)
+    done = subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", script, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=environment(tmp_path) | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "the picture is seen" in done.stdout
