@@ -227,8 +227,8 @@ def resident():
     return int(text.partition("Rss:")[2].split()[0])
 advised = []
 if os.environ.get("KEEP"): d.iface._give_up_files = lambda: advised.append(1)
-say(pieces=load(9, size), page=first == pages[0], held=resident(), one=load(1, 9 * size),
-    left=resident(), far=load(1, 9 << 30))
+say(held=resident(), one=load(1, 9 * size), left=resident(), pieces=load(9, size),
+    page=first == pages[0], far=load(1, 9 << 30))
 """
 
 
