@@ -131,9 +131,13 @@ def twin_of(cells: Sequence[Cell], clock: float) -> Twin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Contents of twin.json: cells, the board's clock in MHz, its published times and sources."""
+    """Contents of twin.json: cells, the board's clock in MHz, its published times and sources.
+
+    `watts` are the least and the most that its rails took while an engine decoded.
+    """
 
     clock: float
+    watts: tuple[float, float]
     board: str
     source: str
     envelope: str
@@ -165,4 +169,6 @@ def calibration() -> Calibration:
         )
         for model, kind, sms, which, tokens, weights, envelope, board in data["cells"]
     )
-    return Calibration(data["board_mhz"], data["board"], data["source"], data["envelope"], cells)
+    least, most = data["decode_watts"]
+    sources = data["board"], data["source"], data["envelope"]
+    return Calibration(data["board_mhz"], (least, most), *sources, cells)

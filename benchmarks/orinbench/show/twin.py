@@ -27,7 +27,7 @@ def twin_command(results: tuple[Path, ...], output: str) -> None:
     """
     known = calibration()
     twin = known.twin(_SMS)
-    rows = [_predicted(record, work, twin) for record, work in _works(results)]
+    rows = [_predicted(record, work, twin, known.watts) for record, work in _works(results)]
     if output == "json":
         click.echo(json.dumps(rows, ensure_ascii=False))
     else:
@@ -62,8 +62,10 @@ def _work(where: str, record: Record) -> Work:
     )
 
 
-def _predicted(record: Record, work: Work, twin: Twin) -> Plain:
+def _predicted(record: Record, work: Work, twin: Twin, watts: tuple[float, float]) -> Plain:
     expected, low, high = twin.interval(work)
+    tokens = 1e3 * (record.n_parallel or 1)
+    joules = None if work.is_prompt else (low * watts[0] / tokens, high * watts[1] / tokens)
     return {
         "model": record.model_type,
         "backend": record.backend,
@@ -72,11 +74,16 @@ def _predicted(record: Record, work: Work, twin: Twin) -> Plain:
         "orin_ms": expected,
         "orin_low_ms": low,
         "orin_high_ms": high,
+        "orin_low_joules_per_token": joules and joules[0],
+        "orin_high_joules_per_token": joules and joules[1],
     }
 
 
 def _table(rows: list[Plain]) -> str:
-    titles = ("model", "engine", "test", "16 SMs here, ms", "an AGX Orin, ms", "90 % interval, ms")
+    titles = (
+        *("model", "engine", "test"),
+        *("16 SMs here, ms", "an AGX Orin, ms", "90 % interval, ms", "J/token"),
+    )
     cells = [
         (
             str(row["model"] or ""),
@@ -85,10 +92,15 @@ def _table(rows: list[Plain]) -> str:
             f"{row['envelope_ms']:.2f}",
             f"{row['orin_ms']:.2f}",
             f"{row['orin_low_ms']:.2f} to {row['orin_high_ms']:.2f}",
+            _joules(row["orin_low_joules_per_token"], row["orin_high_joules_per_token"]),
         )
         for row in rows
     ]
     return markdown_table(titles, cells, right=titles[3:])
+
+
+def _joules(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _notes(known: Calibration, twin: Twin) -> str:
@@ -102,5 +114,6 @@ def _notes(known: Calibration, twin: Twin) -> str:
         f"\nPredicted, not measured. Bandwidth {twin.fit.bandwidth:g} GB/s, clock "
         f"{twin.fit.clock:g} MHz, by published runs: {known.board} ({known.source}).\n"
         f"Held-out types: {tokens}; {prompts}.\n"
+        f"J/token: that interval, at {known.watts[0]:g} to {known.watts[1]:g} W, as engines took.\n"
         "Not in it: the board's CPU and launches beyond llama.cpp's, SMMU, memory latency, heat."
     )

@@ -82,14 +82,21 @@ def test_the_command_prints_a_prediction_with_its_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.json"
-    path.write_text(json.dumps([record(), record(n_prompt=512, n_gen=0, test="pp512")]))
+    prompt, batch = record(n_prompt=512, n_gen=0, test="pp512"), record(n_parallel=8)
+    path.write_text(json.dumps([record(), prompt, batch]))
     assert orinbench("twin", str(path), "-o", "json") == 0
-    token, prompt = json.loads(capsys.readouterr().out)
+    token, prompt, batch = json.loads(capsys.readouterr().out)
     fit = calibration().twin().fit
     by_hand = math.hypot(2.0 * 1980 / 1300, 1014 / fit.bandwidth)
     assert token["orin_ms"] == pytest.approx(by_hand)
     assert token["orin_low_ms"] < token["orin_ms"] < token["orin_high_ms"]
     assert prompt["test"] == "pp512"
+    # TensorRT-LLM took least (1B int4), llama.cpp most (8B): engines-agx-orin.csv.
+    low, high = (f"orin_{end}_joules_per_token" for end in ("low", "high"))
+    assert token[low] == pytest.approx(token["orin_low_ms"] * 31.5e-3)
+    assert token[high] == pytest.approx(token["orin_high_ms"] * 53.3e-3)
+    assert batch[low] == pytest.approx(token[low] / 8)
+    assert prompt[low] is None
     assert orinbench("twin", str(path)) == 0
     shown = capsys.readouterr().out
     assert f"{by_hand:.2f}" in shown
