@@ -1,7 +1,7 @@
 """The options that every command that measures has, and what is done with their values.
 
-A command takes them as `**options`, calls `check_output` and `check_board` before it writes or
-opens anything, and hands its records, whole or not, to `write_records`.
+A command makes a dataclass of what it is given, calls `check_output` and `check_board` before it
+writes or opens anything, and hands its records, whole or not, to `write_records`.
 """
 
 import functools
@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,48 @@ from orinboard.files import Roots
 from orinllm.errors import BadInput
 
 Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What `model_options` gives: files, or the shape and type of a synthetic model."""
+
+    model: tuple[str, ...]
+    shape: str
+    quant: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseOptions:
+    """What `case_options` gives, each a LIST that may be repeated."""
+
+    n_prompt: tuple[str, ...]
+    n_gen: tuple[str, ...]
+    pairs: tuple[str, ...]
+    n_depth: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `run_options`, `output_options`, `sweep_options` and the two of the rounds give."""
+
+    repetitions: int
+    processes: int | None
+    seed: int
+    delay: float  # seconds
+    require: str | None
+    rails: str | None
+    cooldown: float | None  # degrees Celsius
+    timeout: float  # seconds
+    progress: bool
+    verbose: bool
+    output: str
+    output_err: str | None
+    history: Path | None
+    no_history: bool
+    report: Path | None
+    variables: tuple[str, ...]
+    kept: Path | None
 
 
 class Finite(click.FloatRange):
@@ -223,13 +266,13 @@ def numbers_of(
     return [value for numbers in lists for value in numbers] or [default]
 
 
-def tests_of(options: dict[str, Any], parallel: Sequence[int] = (1,)) -> list[Case]:
+def tests_of(options: CaseOptions, parallel: Sequence[int] = (1,)) -> list[Case]:
     """Return the tests of `case_options`; raises BenchError for what cannot be run."""
     return make_tests(
-        numbers_of(options["n_prompt"], "-p", 512),
-        numbers_of(options["n_gen"], "-n", 128),
-        [parse_pair(pair, "-pg") for pair in options["pairs"]],
-        numbers_of(options["n_depth"], "-d", 0),
+        numbers_of(options.n_prompt, "-p", 512),
+        numbers_of(options.n_gen, "-n", 128),
+        [parse_pair(pair, "-pg") for pair in options.pairs],
+        numbers_of(options.n_depth, "-d", 0),
         parallel,
     )
 
@@ -318,33 +361,33 @@ def repetitions_option(default: int, help_text: str) -> Callable[[Command], Comm
     )
 
 
-def check_board(options: dict[str, Any], roots: Roots) -> None:
+def check_board(options: RunOptions, roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
-    if options["require"] is not None:
-        requirements(options["require"], roots)
-    if options["cooldown"] is not None:
-        hottest(options["cooldown"], roots)
+    if options.require is not None:
+        requirements(options.require, roots)
+    if options.cooldown is not None:
+        hottest(options.cooldown, roots)
 
 
-def check_output(options: dict[str, Any]) -> None:
+def check_output(options: RunOptions) -> None:
     """Raise BenchError for what excludes another, and for files that could not be written."""
-    if (page := options["report"]) is not None:
+    if (page := options.report) is not None:
         folder = page.absolute().parent
         other = page.exists() and not page.is_file()
         if other or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise BenchError(f"--report {page}: not a file in a folder that can be written")
-    if options["no_history"] and options["history"]:
+    if options.no_history and options.history:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
 
 
-def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
+def write_records(records: Sequence[Record], options: RunOptions) -> None:
     """Print the records, keep them in the history, print them in the second form, draw the page.
 
     A history that cannot be written costs a line, not the results. Raises BenchError for a page
     that cannot be.
     """
     try:
-        sys.stdout.write(_rendered(records, options["output"], options))
+        sys.stdout.write(_rendered(records, options.output, options))
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -352,19 +395,19 @@ def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise BenchError(f"standard output: cannot be written: {error.strerror}") from None
     # A run that was interrupted before its first sample says nothing.
-    if not options["no_history"] and any(record.samples_ts or record.error for record in records):
-        keep(records, options["history"] or history_path())
-    if options["output_err"]:  # nothing is said behind it, so that a program can read it
-        sys.stderr.write(_rendered(records, options["output_err"], options))
-    if options["report"]:
+    if not options.no_history and any(record.samples_ts or record.error for record in records):
+        keep(records, options.history or history_path())
+    if options.output_err:  # nothing is said behind it, so that a program can read it
+        sys.stderr.write(_rendered(records, options.output_err, options))
+    if options.report:
         from orinbench.show.page import write_report  # jinja2 is slow to load
 
-        write_report(records, options["report"])
+        write_report(records, options.report)
 
 
-def _rendered(records: Sequence[Record], form: str, options: dict[str, Any]) -> str:
+def _rendered(records: Sequence[Record], form: str, options: RunOptions) -> str:
     """Return a form of the records; with -v, the table has all its columns."""
-    return render_md(records, options["verbose"]) if form == "md" else RENDERERS[form](records)
+    return render_md(records, options.verbose) if form == "md" else RENDERERS[form](records)
 
 
 def keep(records: Sequence[Record], path: Path) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from orinbench.measure.plan import KEY_TYPES
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
     Command,
+    ModelOptions,
     backend_options,
     model_options,
     output_form,
@@ -25,6 +26,20 @@ from orinbench.options import (
     timeout_option,
 )
 from orinbench.talk import Talk, make_talk
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(ModelOptions):
+    """Options of the command."""
+
+    backends: tuple[str, ...]
+    llama_bench: str | None
+    n_tokens: int
+    seed: int
+    timeout: float  # seconds
+    cache_type_k: str
+    cache_type_v: str
+    output: str
 
 
 def _cache_type(of: str) -> Callable[[Command], Command]:
@@ -53,20 +68,21 @@ def _cache_type(of: str) -> Callable[[Command], Command]:
 @_cache_type("k")
 @_cache_type("v")
 @output_form(["text", "json"])
-def check_command(**options: Any) -> int:
+def check_command(**given: Any) -> int:
     """Check tokens and logits against a float64 reference.
 
     Exit code 3 says that numbers are wrong, 1 that an engine did not answer, 130 that Ctrl-C left
     some out.
     """
-    if (key := options["cache_type_k"]) != (value := options["cache_type_v"]):
+    options = CheckOptions(**given)
+    if (key := options.cache_type_k) != (value := options.cache_type_v):
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
     talk = make_talk(False)
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
-    names, llama_bench = choose_backends(options["backends"], options["llama_bench"], talk)
+    names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
     for model in models:
-        sample_prompts(model, options["n_tokens"], options["seed"])
+        sample_prompts(model, options.n_tokens, options.seed)
     if key != "f16" and (plain := [name for name in names if name.startswith("tinygrad:CPU")]):
         raise BenchError(f"-ctk {key}: {plain[0]} keeps keys and values as f16; leave it out")
     reports: list[dict[str, Any]] = []
@@ -80,17 +96,17 @@ def check_command(**options: Any) -> int:
                 died = True
                 talk.line(f"{name}: {error}")
                 continue
-            seed = options["seed"]
+            seed = options.seed
             reports.append({"model": str(model.path), "seed": seed, **asdict(verdict)})
             talk.close()  # a spinner would share the line on a terminal
-            if options["output"] == "text":
+            if options.output == "text":
                 click.echo(f"{model.path}: {verdict.line()}")
     except KeyboardInterrupt:
         interrupted = True
         talk.line(f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done")
     finally:
         talk.close()
-    if options["output"] == "json":
+    if options.output == "json":
         click.echo(json.dumps(reports, indent=2))
     if failed := sum(not report["passed"] for report in reports):
         raise CheckFailed(f"{failed} of {len(reports)} checks failed")
@@ -100,16 +116,16 @@ def check_command(**options: Any) -> int:
 
 
 def _check(
-    name: str, model: ModelInfo, llama_bench: Path | None, options: dict[str, Any], talk: Talk
+    name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Talk
 ) -> Verdict:
     def say(text: str) -> None:
         talk.detail(f"{name}: {text}")
 
-    timeout, n_tokens, seed = options["timeout"], options["n_tokens"], options["seed"]
+    timeout, n_tokens, seed = options.timeout, options.n_tokens, options.seed
     if name == "llama.cpp":
         if (found := llama_cpp_candidate(model, llama_bench, timeout, say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
         return run_check(model, found, n_tokens, seed, say)
     with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
-        candidate = tinygrad_candidate(name, model, device, say, options["cache_type_k"])
+        candidate = tinygrad_candidate(name, model, device, say, options.cache_type_k)
         return run_check(model, candidate, n_tokens, seed, say)

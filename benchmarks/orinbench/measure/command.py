@@ -29,6 +29,7 @@ from orinbench.measure.backends.tinygrad_backend import (
 from orinbench.measure.board import check_textfile, rail_choice, textfile
 from orinbench.measure.journal import Journal, journal_directory, lost_journals
 from orinbench.measure.parity import (
+    LlamaBenchOptions,
     WholeFlags,
     check_passed_on,
     list_devices,
@@ -55,6 +56,7 @@ from orinbench.measure.sampled import sampling_of
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
     Command,
+    ModelOptions,
     backend_options,
     case_options,
     check_board,
@@ -168,20 +170,21 @@ def _knob_options(command: Command) -> Command:
 @run_options
 @parity_options
 @_knob_options
-def llama_bench_command(**options: Any) -> int:
+def llama_bench_command(**given: Any) -> int:
     """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
 
     It measures prompts (pp), generation (tg) and the time from a prompt's text to the answer's
     first text (ttft). A LIST is 128,256 or 1-4 or 64-512+64 or 32-512*2; its flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
-    if options["list_devices"]:
-        click.echo(list_devices(find_llama_bench(options["llama_bench"])))
+    options = LlamaBenchOptions.of(given)
+    if options.list_devices:
+        click.echo(list_devices(find_llama_bench(options.llama_bench)))
         return 0
     roots = Roots()
     check_options(options, roots)
     plan_options = PlanOptions(options)
-    talk, sms = make_talk(options["progress"]), options["sms"]
+    talk, sms = make_talk(options.progress), options.sms
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = model_paths(options, talk)
@@ -189,16 +192,16 @@ def llama_bench_command(**options: Any) -> int:
     for model in models.values():
         if unsupported(model) is None:
             require_layers(model)
-    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
+    backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
     check_possible(options, plan_options, backends)
     tests, settings = plan_options.tests, plan_options.settings
     check_contexts(tests, models.values())
     texts = text_lengths(plan_options, models.values(), talk)
-    lanes = make_lanes(backends, paths, tests, settings, texts, sms, options["sampling"])
-    lanes = swept(lanes, options["variables"])
+    lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
+    lanes = swept(lanes, options.variables)
     if note := compiler_note(os.environ):
         talk.line(note)
-    plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
+    plan = Plan(lanes, plan_options.repetitions, options.seed, plan_options.processes)
     with (
         Interrupts() as interrupts,
         Journal(journal_directory()) as journal,
@@ -209,16 +212,16 @@ def llama_bench_command(**options: Any) -> int:
             [make_backend(lane, binary, options, preload) for lane in lanes],
             [models[lane.model] for lane in lanes if lane.model],
             talk,
-            gate=Gate(options["check"], talk, binary, options["timeout"]),
-            probe=None if sms else lambda device: copy_bandwidth(device, options["timeout"]),
-            delay=options["delay"],
-            warm_up=not options["no_warmup"],
-            cooldown=options["cooldown"],
+            gate=Gate(options.check, talk, binary, options.timeout),
+            probe=None if sms else lambda device: copy_bandwidth(device, options.timeout),
+            delay=options.delay,
+            warm_up=not options.no_warmup,
+            cooldown=options.cooldown,
             roots=roots,
             journal=journal,
-            rails=rail_choice(options["rails"], roots),
+            rails=rail_choice(options.rails, roots),
             interrupts=interrupts,
-            fit_seconds=None if options["processes"] else FIT_SECONDS,
+            fit_seconds=None if options.processes else FIT_SECONDS,
             least_processes=pairs_needed(sum(len(lane.cases) for lane in lanes[1:])),
         )
         made_up = all(model.name.startswith("synthetic ") for model in models.values())
@@ -229,23 +232,23 @@ def llama_bench_command(**options: Any) -> int:
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
 
-def check_options(options: dict[str, Any], roots: Roots) -> None:
+def check_options(options: LlamaBenchOptions, roots: Roots) -> None:
     """Raise BenchError for what cannot be, before anything is written or opened."""
     check_output(options)
     check_passed_on(options)
-    parse_variables(options["variables"])
-    if kept_cache(options["kept"]) and options["cold_start"]:
+    parse_variables(options.variables)
+    if kept_cache(options.kept) and options.cold_start:
         raise BenchError("--kept with --cold-start: a cold start has nothing kept; choose one")
-    for text in options["sampling"]:
+    for text in options.sampling:
         sampling_of(text)
-        if options["path_"] == "general":
+        if options.path_ == "general":
             raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
     check_board(options, roots)
-    if options["textfile"] is not None:
-        check_textfile(options["textfile"])
+    if options.textfile is not None:
+        check_textfile(options.textfile)
 
 
-def run_and_report(runner: Runner, options: dict[str, Any], journal: Journal) -> RunResult:
+def run_and_report(runner: Runner, options: LlamaBenchOptions, journal: Journal) -> RunResult:
     """Run and hand out what was measured, also where something unexpected is raised."""
     try:
         run = runner.run()
@@ -263,23 +266,23 @@ def run_and_report(runner: Runner, options: dict[str, Any], journal: Journal) ->
 class PlanOptions:
     """The options that make the plan, parsed; raises BenchError for what cannot be run."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.repetitions = options["repetitions"]
-        self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
-        n_prompt = numbers_of(options["n_prompt"], "-p", 512)
-        self.asks_text = bool(options["texts"])
-        self.texts = [n for n in numbers_of(options["texts"], "--ttft", max(n_prompt)) if n]
-        self.parallel = numbers_of(options["n_parallel"], "-npl", 1, 1, MOST_SEQUENCES)
+    def __init__(self, options: LlamaBenchOptions) -> None:
+        self.repetitions = options.repetitions
+        self.processes = check_processes(options.processes, self.repetitions, PROCESSES)
+        n_prompt = numbers_of(options.n_prompt, "-p", 512)
+        self.asks_text = bool(options.texts)
+        self.texts = [n for n in numbers_of(options.texts, "--ttft", max(n_prompt)) if n]
+        self.parallel = numbers_of(options.n_parallel, "-npl", 1, 1, MOST_SEQUENCES)
         self.tests = tests_of(options, self.parallel)
-        self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
+        self.settings = parse_settings(options.knobs)
 
 
-def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequence[str]) -> None:
+def check_possible(options: LlamaBenchOptions, plan: PlanOptions, backends: Sequence[str]) -> None:
     """Raise BenchError for what no test or no backend of the run can do."""
     most = max(plan.parallel)
     if most > 1 and not any(test.n_gen for test in plan.tests):
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
-    general = options["path_"] == "general"
+    general = options.path_ == "general"
     plain = [b for b in backends if b.startswith("tinygrad:" if general else "tinygrad:CPU")]
     if most > 1 and plain:
         raise BenchError(
@@ -287,13 +290,14 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
         )
     if "llama.cpp" in backends:
         return
-    keys = {*",".join(options["type_k"]).split(","), *",".join(options["type_v"]).split(",")} - {""}
+    type_k, type_v = (",".join(options.knobs[name]).split(",") for name in ("type_k", "type_v"))
+    keys = {*type_k, *type_v} - {""}
     if other := keys - {*(KEY_TYPES if not plain else ["f16"])}:
         raise BenchError(
             f"-ctk, -ctv {min(other)}: tinygrad keeps keys and values as f16, and as q8_0 on its "
             "fused kernels; llama.cpp, which takes other types, is not in this run"
         )
-    if options["type_k"] != options["type_v"] and keys != {"f16"}:
+    if type_k != type_v and keys != {"f16"}:
         raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
@@ -318,9 +322,9 @@ def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Talk) -> 
     return list(dict.fromkeys(plan.texts))
 
 
-def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
+def model_paths(options: ModelOptions, talk: Talk) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
-    given = [Path(name) for text in options["model"] for name in text.split(",") if name]
+    given = [Path(name) for text in options.model for name in text.split(",") if name]
     if given:
         for name in ("shape", "quant"):
             if (
@@ -328,15 +332,13 @@ def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
                 is ParameterSource.COMMANDLINE
             ):
                 raise BenchError(
-                    f"--{name} {options[name]}: is of the synthetic model that is made without -m; "
-                    "leave one of the two out"
+                    f"--{name} {getattr(options, name)}: is of the synthetic model that is made "
+                    "without -m; leave one of the two out"
                 )
         return list(dict.fromkeys(given)), False
     with progress_bar("writing the synthetic model") as progress:
-        path = cached_synthetic(options["shape"], options["quant"], 0, progress)
-    talk.line(
-        f"no -m: synthetic model {options['shape']} {options['quant']} (random weights), {path}"
-    )
+        path = cached_synthetic(options.shape, options.quant, 0, progress)
+    talk.line(f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}")
     return [path], True
 
 
@@ -414,23 +416,23 @@ def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
 
 
 def make_backend(
-    plan: Lane, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
+    plan: Lane, binary: Path | None, options: LlamaBenchOptions, preload: Preload | None = None
 ) -> Backend:
     """Return the backend of a lane; nothing is started yet."""
     if plan.is_tinygrad:
-        cold = options["cold_start"]
-        cache = kept_cache(options.get("kept"))
+        cold = options.cold_start
+        cache = kept_cache(options.kept)
         if cold is None:
             variables = {**os.environ, **dict(plan.variables)}
             cold = not cache and all(variables.get(name, "0") == "0" for name in SEARCH_VARIABLES)
-        general = options["path_"] == "general"
-        made = TinygradBackend(plan, cold, options["timeout"], options["verbose"], general)
+        general = options.path_ == "general"
+        made = TinygradBackend(plan, cold, options.timeout, options.verbose, general)
         made.environment |= cache
         return made
     assert binary is not None
-    extra = ["--no-warmup"] if options["no_warmup"] else []
+    extra = ["--no-warmup"] if options.no_warmup else []
     extra += passed_on(options)
-    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"], preload)
+    return LlamaCppBackend(binary, plan, options.timeout, extra, options.verbose, preload)
 
 
 def last_words(run: RunResult) -> str | None:
@@ -439,29 +441,29 @@ def last_words(run: RunResult) -> str | None:
     return None if run.partial or run.failed or others else FIRST_RUN
 
 
-def report(run: RunResult, options: dict[str, Any]) -> None:
+def report(run: RunResult, options: LlamaBenchOptions) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
         record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
     write_records(records, options)
-    if options["textfile"]:
-        textfile(map(vars, records), options["textfile"])
+    if options.textfile:
+        textfile(map(vars, records), options.textfile)
 
 
-def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> list[str]:
+def ignored_flags(backend: str, path: str | None, options: LlamaBenchOptions) -> list[str]:
     """Return the flags that were given and mean nothing to this backend, with their values.
 
     `path` is tinygrad's decode path: fused alone takes -ctk.
     """
     if backend == "llama.cpp":
         return []
-    types = set(",".join(options["type_k"]).split(","))
-    keys = options["type_k"] == options["type_v"] and types <= {*KEY_TYPES}
+    types = set(",".join(options.knobs["type_k"]).split(","))
+    keys = options.knobs["type_k"] == options.knobs["type_v"] and types <= {*KEY_TYPES}
     flags = [
-        f"{knob.flags[0]} {','.join(options[knob.field])}"
+        f"{knob.flags[0]} {','.join(options.knobs[knob.field])}"
         for knob in KNOBS
-        if options[knob.field]
+        if options.knobs[knob.field]
         and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
         and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]

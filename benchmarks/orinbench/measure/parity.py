@@ -1,6 +1,7 @@
 """Compatibility of `orinbench llama-bench` with llama-bench's own command lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,47 @@ from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.measure.backends.tinygrad_backend import probe_device
 from orinbench.measure.environment import package_version
-from orinbench.measure.plan import TINYGRAD_DEVICES
-from orinbench.options import OFFLINE, Command, with_options
+from orinbench.measure.plan import KNOBS, TINYGRAD_DEVICES
+from orinbench.options import (
+    OFFLINE,
+    CaseOptions,
+    Command,
+    ModelOptions,
+    RunOptions,
+    with_options,
+)
 
 # `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
 NUMA = ("distribute", "isolate", "numactl")
 LIST_SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaBenchOptions(RunOptions, ModelOptions, CaseOptions):
+    """Options of llama-bench; `knobs` are the LISTs of each setting of KNOBS, by field."""
+
+    backends: tuple[str, ...]
+    llama_bench: str | None
+    n_parallel: tuple[str, ...]
+    texts: tuple[str, ...]
+    sampling: tuple[str, ...]
+    path_: str
+    sms: int | None
+    check: bool | None
+    cold_start: bool | None
+    no_warmup: bool
+    textfile: Path | None
+    list_devices: bool
+    numa: str | None
+    prio: int | None
+    rpc: str | None
+    knobs: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "LlamaBenchOptions":
+        """Return them by the names that click gives."""
+        knobs = {knob.field: given.pop(knob.field) for knob in KNOBS}
+        return cls(knobs=knobs, **given)
 
 
 class WholeFlags(click.Command):
@@ -110,18 +146,18 @@ def parity_options(command: Command) -> Command:
     )
 
 
-def check_passed_on(options: dict[str, Any]) -> None:
+def check_passed_on(options: LlamaBenchOptions) -> None:
     """Raise BenchError for a value that llama-bench would not take."""
-    rpc = options["rpc"]
+    rpc = options.rpc
     for server in rpc.split(",") if rpc is not None else ():
         host, _, port = server.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise BenchError(f"-rpc {rpc}: '{server}' is no HOST:PORT")
 
 
-def passed_on(options: dict[str, Any]) -> list[str]:
+def passed_on(options: LlamaBenchOptions) -> list[str]:
     """Return the arguments for llama.cpp's binary."""
-    given = [(f"--{name}", options[name]) for name in ("numa", "prio", "rpc")]
+    given = [(f"--{name}", getattr(options, name)) for name in ("numa", "prio", "rpc")]
     return [word for flag, value in given if value is not None for word in (flag, str(value))]
 
 

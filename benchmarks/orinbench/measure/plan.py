@@ -239,7 +239,7 @@ def make_tests(
     return list(dict.fromkeys(tests))
 
 
-def parse_settings(given: dict[str, Sequence[str]]) -> list[Settings]:
+def parse_settings(given: Mapping[str, Sequence[str]]) -> list[Settings]:
     """Return each combination of the knobs in `given` (record field -> values as typed)."""
     axes: list[list[tuple[str, str | int]]] = []
     for field, texts in given.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,31 @@ from orinbench.talk import make_talk
 # Seeds of the run's texts lie so far apart; a request takes one.
 _SEED_STEP = 1_000_003
 _HTTP = ("http", "https")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Options of the command; `flags` are those of each server that can be started."""
+
+    urls: tuple[str, ...]
+    start: str | None
+    model: Path | None
+    model_name: str | None
+    api_key_file: Path | None
+    endpoint: str
+    flags: dict[str, str]
+    input_len: int
+    output_len: int
+    concurrency: str | None
+    rate: str | None
+    burstiness: float
+    requests: int | None
+    goodput: str | None
+    rounds: int
+    seed: int
+    timeout: float  # seconds
+    output: str
+    verbose: bool
 
 
 def _server_options(command: Command) -> Command:
@@ -136,13 +162,15 @@ def _load_options(command: Command) -> Command:
 @timeout_option("a step", 600.0)
 @output_form(["md", "json"])
 @click.option("-v", "--verbose", is_flag=True, help="Show the servers' own output.")
-def serve_bench_command(**options: Any) -> int:
+def serve_bench_command(**given: Any) -> int:
     """Measure servers that speak OpenAI's protocol, under load.
 
     Prints latencies, throughput and goodput. Give --url, or --start with -m FILE. Each request has
     another random text, with -m of exactly -p tokens, else of -p words. Results go to standard
     output, the rest to standard error. Ctrl-C and SIGTERM print what was measured until then.
     """
+    flags = {name: given.pop(f"{name.replace('-', '_')}_flags") for name in STARTED}
+    options = ServeOptions(flags=flags, **given)
     loads = _loads(options)
     plan = _plan(options, loads)
     servers = _servers(options, plan)
@@ -152,7 +180,7 @@ def serve_bench_command(**options: Any) -> int:
             results = run(plan, servers, talk, interrupts)
         finally:
             talk.close()
-        click.echo((render_json if options["output"] == "json" else render_md)(results), nl=False)
+        click.echo((render_json if options.output == "json" else render_md)(results), nl=False)
     if results.fault is not None:
         raise BenchError(results.fault)
     return EXIT_INTERRUPTED if results.partial else EXIT_FAILED_ROWS * _any_failed(results)
@@ -163,30 +191,26 @@ def _any_failed(results: Results) -> bool:
     return any(answer.error for stretch in stretches for answer in stretch.answers)
 
 
-def _loads(options: dict[str, Any]) -> tuple[Load, ...]:
+def _loads(options: ServeOptions) -> tuple[Load, ...]:
     """Return the loads; raises BenchError for what is none."""
-    if options["burstiness"] != 1 and not options["rate"]:
-        raise BenchError(
-            f"--burstiness {options['burstiness']:g}: is of --rate, which is not given"
-        )
-    given = options["concurrency"] or (None if options["rate"] else "1,8")
+    if options.burstiness != 1 and not options.rate:
+        raise BenchError(f"--burstiness {options.burstiness:g}: is of --rate, which is not given")
+    given = options.concurrency or (None if options.rate else "1,8")
     loads = [Load(n) for n in parse_int_list(given, "--concurrency", 1)] if given else []
-    for text in options["rate"].split(",") if options["rate"] else ():
+    for text in options.rate.split(",") if options.rate else ():
         try:
             rate = float(text)
         except ValueError:
             rate = -1.0
         if not 0 < rate < float("inf"):
-            raise BenchError(
-                f"--rate {options['rate']}: '{text}' is no number of requests a second"
-            )
-        loads.append(Load(rate=rate, burstiness=options["burstiness"]))
+            raise BenchError(f"--rate {options.rate}: '{text}' is no number of requests a second")
+        loads.append(Load(rate=rate, burstiness=options.burstiness))
     return tuple(dict.fromkeys(loads))
 
 
-def _plan(options: dict[str, Any], loads: tuple[Load, ...]) -> Plan:
+def _plan(options: ServeOptions, loads: tuple[Load, ...]) -> Plan:
     headers = {}
-    if (path := options["api_key_file"]) is not None:
+    if (path := options.api_key_file) is not None:
         try:
             keys = path.read_text().split()
         except (OSError, UnicodeDecodeError) as error:
@@ -196,16 +220,16 @@ def _plan(options: dict[str, Any], loads: tuple[Load, ...]) -> Plan:
         headers["Authorization"] = f"Bearer {keys[0]}"
     return Plan(
         loads=loads,
-        rounds=options["rounds"],
-        requests=options["requests"],
-        max_tokens=options["output_len"],
-        prompt=_prompts(options["model"], options["input_len"], options["seed"]),
-        endpoint=options["endpoint"],
-        model_name=options["model_name"],
+        rounds=options.rounds,
+        requests=options.requests,
+        max_tokens=options.output_len,
+        prompt=_prompts(options.model, options.input_len, options.seed),
+        endpoint=options.endpoint,
+        model_name=options.model_name,
         headers=headers,
-        timeout=options["timeout"],
-        seed=options["seed"],
-        goals=parse_goals(options["goodput"]),
+        timeout=options.timeout,
+        seed=options.seed,
+        goals=parse_goals(options.goodput),
     )
 
 
@@ -237,27 +261,27 @@ def _check_address(text: str) -> None:
         raise BenchError(f"--url {text!r}: no address; right is http://127.0.0.1:8000")
 
 
-def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
+def _servers(options: ServeOptions, plan: Plan) -> tuple[Server, ...]:
     """Return the servers; raises BenchError for none, for unknown ones, for one without a file."""
-    names = [name for name in (options["start"] or "").split(",") if name]
+    names = [name for name in (options.start or "").split(",") if name]
     if unknown := [name for name in names if name not in STARTED]:
         raise BenchError(f"--start {unknown[0]}: unknown; there are {', '.join(STARTED)}")
     for name in set(STARTED) - set(names):
-        if more := options[f"{name.replace('-', '_')}_flags"]:
+        if more := options.flags[name]:
             raise BenchError(f"--{name}-flags {more}: are for --start {name}, which is not given")
-    if names and options["model"] is None:
-        raise BenchError(f"--start {options['start']}: serves a file; name it with -m FILE")
-    for url in options["urls"]:
+    for url in options.urls:
         _check_address(url)
-    if not names and not options["urls"]:
+    if not names and not options.urls:
         raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
-    found = [Server(url, partial(_there, url)) for url in dict.fromkeys(options["urls"])]
+    found = [Server(url, partial(_there, url)) for url in dict.fromkeys(options.urls)]
     for name in dict.fromkeys(names):
+        if options.model is None:
+            raise BenchError(f"--start {options.start}: serves a file; name it with -m FILE")
         most = max(load.concurrency or 0 for load in plan.loads) or 8
         queue = max(map(plan.count, plan.loads))
-        room = Room(options["model"], most, options["input_len"] + plan.max_tokens, queue)
-        more = options[f"{name.replace('-', '_')}_flags"]
+        room = Room(options.model, most, options.input_len + plan.max_tokens, queue)
+        more = options.flags[name]
         command_of(name, room, 0, more)  # raises where there is no program
-        serve = partial(started, name, room, more, options["timeout"], options["verbose"])
+        serve = partial(started, name, room, more, options.timeout, options.verbose)
         found.append(Server(name, serve, fresh=True))
     return tuple(found)

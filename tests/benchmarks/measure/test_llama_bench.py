@@ -21,7 +21,8 @@ from orinbench.judge.schema import FIELDS
 from orinbench.measure import command as llama_bench
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
-from orinbench.measure.plan import BACKEND_NAMES, KNOBS, Case, Lane
+from orinbench.measure.parity import LlamaBenchOptions
+from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
 from orinbench.measure.results import RunResult
 from orinbench.talk import Talk
 from orinboard.files import Roots
@@ -238,15 +239,20 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     assert binary == fake_llama_bench
 
 
+def options(**given: Any) -> LlamaBenchOptions:
+    """The options as click gives them for a command line of nothing, but for these."""
+    context = llama_bench.llama_bench_command.make_context("llama-bench", [])
+    names = {name: value for name, value in context.params.items() if name != "hf"}
+    return LlamaBenchOptions.of({**names, **given})
+
+
 def test_a_beam_search_is_not_repeated_for_a_cold_start(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Lane("tinygrad:CPU", (Case(0, 1, 0),), tiny_path)
-    options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
-    options["path_"] = "auto"
 
     def made(**given: Any) -> TinygradBackend:
-        backend = llama_bench.make_backend(plan, None, options | given)
+        backend = llama_bench.make_backend(plan, None, options(**given))
         assert isinstance(backend, TinygradBackend)
         backend.close()
         return backend
@@ -452,17 +458,12 @@ def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., Run
 
 
 def test_flags_that_tinygrad_ignores_are_said() -> None:
-    given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {
-        "numa": None,
-        "prio": None,
-        "rpc": None,
-    }
-    given |= {"n_ubatch": ("64",), "n_threads": ("2",)}
+    given = options(n_ubatch=("64",), n_threads=("2",))
     assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ub 64", "-t 2"]
     assert llama_bench.ignored_flags("tinygrad:CPU", "general", given) == ["-ub 64"]
-    given |= {"n_ubatch": (), "n_threads": (), "type_k": ("q8_0",)}
+    given = options(type_k=("q8_0",))
     assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ctk q8_0"]
-    given["type_v"] = ("q8_0",)
+    given = options(type_k=("q8_0",), type_v=("q8_0",))
     assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == []
     ignored = llama_bench.ignored_flags("tinygrad:CPU", "general", given)
     assert ignored == ["-ctk q8_0", "-ctv q8_0"]

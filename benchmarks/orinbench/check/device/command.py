@@ -66,7 +66,14 @@ def step_names(text: str, flag: str) -> set[str]:
     help="Model that llama-bench measures. [default: synthetic 1B]",
 )
 @click.pass_context
-def device_check_command(context: click.Context, /, **options: Any) -> int:
+def device_check_command(
+    context: click.Context,
+    folder: Path,
+    only: str | None,
+    skip: str | None,
+    fresh: bool,
+    model: Path | None,
+) -> int:
     """Collect what only a real Orin can show.
 
     The result is one report and one trace, within an hour.
@@ -76,23 +83,23 @@ def device_check_command(context: click.Context, /, **options: Any) -> int:
     """
     if context.invoked_subcommand is not None:
         return 0
-    only = step_names(options["only"], "--only") if options["only"] else set(_NAMES)
-    only -= step_names(options["skip"], "--skip") if options["skip"] else set()
+    names = step_names(only, "--only") if only else set(_NAMES)
+    names -= step_names(skip, "--skip") if skip else set()
     if not os.path.exists(CTRL):
         raise BenchError(
             f"device-check: no Orin's GPU here: {CTRL} does not exist; run it on the board"
         )
-    if options["model"]:
-        open_model(options["model"])
+    if model:
+        open_model(model)
     check = Check(
-        folder=options["folder"].absolute(),
+        folder=folder.absolute(),
         simulated=_SIMULATED in os.environ,
         begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
-        model=options["model"],
+        model=model,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report = begin(check, options["fresh"])
-    return take(check, report, [step for step in STEPS if step.name in only], make_talk(False))
+    report = begin(check, fresh)
+    return take(check, report, [step for step in STEPS if step.name in names], make_talk(False))
 
 
 def versions() -> dict[str, str | None]:

@@ -21,7 +21,7 @@ from orinbench.measure.plan import BACKEND_NAMES
 from orinbench.measure.profiling import sass
 from orinbench.measure.profiling.log import KernelTime, read_log
 from orinbench.model import open_model
-from orinbench.options import model_options, output_form
+from orinbench.options import ModelOptions, model_options, output_form
 from orinbench.show.markdown import markdown_table
 from orinbench.talk import make_talk
 
@@ -56,6 +56,17 @@ class Profile:
     wall: dict[str, float]
     sections: dict[str, list[ClassTime]]
     bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(ModelOptions):
+    """Options of the command."""
+
+    backend: str | None
+    n_prompt: int
+    n_depth: int
+    arch: str | None
+    output: str
 
 
 def grouped(kernels: Iterable[KernelTime]) -> list[ClassTime]:
@@ -168,17 +179,18 @@ def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
     "every Orin), and show registers, main loops and what limits each.",
 )
 @output_form(["md", "json"])
-def profile_command(**options: Any) -> None:
+def profile_command(**values: Any) -> None:
     """Show which kernels take the time.
 
     Kernels are those of a token and of a prompt of the model, on the path that a run takes. On a
     CPU that is one program a token, and there is the wall clock alone.
     """
-    talk, given = make_talk(False), options["backend"]
-    if options["arch"]:
+    options = ProfileOptions(**values)
+    talk, given = make_talk(False), options.backend
+    if options.arch:
         if given:
             raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")
-        click.echo(_compiled(options))
+        click.echo(_compiled(options, options.arch))
         return
     if given and ("," in given or not given.startswith("tinygrad:")):
         raise BenchError(f"--backend {given}: one of tinygrad's is profiled, as tinygrad:CUDA")
@@ -189,21 +201,21 @@ def profile_command(**options: Any) -> None:
     paths, _ = model_paths(options, talk)
     if len(paths) > 1:
         raise BenchError(f"-m {paths[1]}: one model is profiled at a time")
-    result = measure(paths[0], device, options["n_prompt"], options["n_depth"])
-    click.echo(json.dumps(asdict(result)) if options["output"] == "json" else markdown(result))
+    result = measure(paths[0], device, options.n_prompt, options.n_depth)
+    click.echo(json.dumps(asdict(result)) if options.output == "json" else markdown(result))
 
 
-def _compiled(options: dict[str, Any]) -> str:
+def _compiled(options: ProfileOptions, arch: str) -> str:
     """Return what the compiler makes of a model's kernels; raises BenchError."""
-    arch, files = options["arch"], options["model"]
+    files = options.model
     if len(files) > 1:
         raise BenchError(f"-m {files[1]}: one model is profiled at a time")
     if files:
         name, found = files[0], sass.launches_of(open_model(Path(files[0])).path, arch)
     else:
-        name = f"{options['shape']} {options['quant']}"
-        found = sass.launches(options["shape"], options["quant"], arch)
+        name = f"{options.shape} {options.quant}"
+        found = sass.launches(options.shape, options.quant, arch)
     rows = [sass.compile_launch(launch, arch) for launch in found]
-    if options["output"] == "json":
+    if options.output == "json":
         return json.dumps([asdict(row) for row in rows])
     return sass.markdown(rows, f"{name} for {arch}")

@@ -2,7 +2,8 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -36,6 +37,7 @@ from orinbench.measure.runner import Runner
 from orinbench.measure.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
 from orinbench.options import (
     Finite,
+    RunOptions,
     check_board,
     check_output,
     check_processes,
@@ -52,14 +54,24 @@ from orinboard.files import Roots
 from orinllm.gpu.compiler import compiler_note
 
 
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions(RunOptions):
+    """Options of the command."""
+
+    select: str
+    devices: tuple[str, ...]
+    max_call: float | None  # seconds
+    roofline: bool
+
+
 class SuiteBackend(DeviceBackend):
     """One device; options and `max_call_s` as `SuiteWork.prepare` has them."""
 
-    def __init__(self, plan: Lane, options: Mapping[str, Any], max_call_s: float) -> None:
+    def __init__(self, plan: Lane, options: SuiteOptions, max_call_s: float) -> None:
         assert plan.device is not None
-        timeout, verbose = options["timeout"], options["verbose"]
+        timeout, verbose = options.timeout, options.verbose
         super().__init__(plan.device, timeout, verbose, variables=plan.variables)
-        self.environment |= kept_cache(options["kept"])
+        self.environment |= kept_cache(options.kept)
         self._options, self._max_call_s = options, max_call_s
 
     def open(self) -> Identity:
@@ -72,7 +84,7 @@ class SuiteBackend(DeviceBackend):
 
     def warm_up(self, case: SuiteCase) -> Prepared:
         """Make a case ready and check its result; raises LeftOutError."""
-        seed, repetitions = self._options["seed"], self._options["repetitions"]
+        seed, repetitions = self._options.seed, self._options.repetitions
         prepared = self.runner.suite.prepare(case, seed, self._max_call_s, repetitions)
         if prepared.left_out is not None:
             raise LeftOutError(prepared.left_out)
@@ -118,26 +130,28 @@ class SuiteBackend(DeviceBackend):
 @output_options
 @run_options
 @sweep_options
-def suite_command(**options: Any) -> int:
+def suite_command(**given: Any) -> int:
     """Run a selection of benchmarks on all devices.
 
     Results go to standard output, everything else to standard error.
     """
+    options = SuiteOptions(**given)
     check_output(options)
-    options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
+    processes = check_processes(options.processes, options.repetitions, MIN_UNITS)
     check_board(options, Roots())
-    parse_variables(options["variables"])
-    kept_cache(options["kept"])
-    selection = select(options["select"])
+    parse_variables(options.variables)
+    kept_cache(options.kept)
+    selection = select(options.select)
     records: list[Record] = []
     partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
-            talk = make_talk(options["progress"])
-            options["devices"] = choose_devices(options["devices"], talk)
+            talk = make_talk(options.progress)
+            devices = tuple(choose_devices(options.devices, talk))
+            options = replace(options, processes=processes, devices=devices)
             if note := compiler_note(os.environ):
                 talk.line(note)
-            probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
+            probe = functools.cache(lambda device: copy_bandwidth(device, options.timeout))
             for name, cases in selection.items():
                 runner = _runner(name, cases, options, probe, interrupts, journal)
                 try:
@@ -164,27 +178,26 @@ def suite_command(**options: Any) -> int:
 def _runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
-    options: Mapping[str, Any],
+    options: SuiteOptions,
     probe: Callable[[str], Bandwidth],
     interrupts: Interrupts,
     journal: Journal,
 ) -> Runner:
     """Return the runner of one benchmark on all devices, interleaved."""
-    devices: Sequence[str] = options["devices"]
-    max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
+    max_call_s = options.max_call or MOST_SECONDS[benchmark]
     lanes = swept(
-        [Lane(f"tinygrad:{device}", tuple(cases)) for device in devices], options["variables"]
+        [Lane(f"tinygrad:{device}", tuple(cases)) for device in options.devices], options.variables
     )
     return Runner(
-        Plan(lanes, options["repetitions"], options["seed"], options["processes"]),
+        Plan(lanes, options.repetitions, options.seed, options.processes or MIN_UNITS),
         [SuiteBackend(lane, options, max_call_s) for lane in lanes],
         [None] * len(lanes),
-        make_talk(options["progress"]),
+        make_talk(options.progress),
         gate=None,
-        probe=probe if options["roofline"] and benchmark in WITH_ROOFLINE else None,
-        delay=options["delay"],
-        cooldown=options["cooldown"],
-        rails=rail_choice(options["rails"]),
+        probe=probe if options.roofline and benchmark in WITH_ROOFLINE else None,
+        delay=options.delay,
+        cooldown=options.cooldown,
+        rails=rail_choice(options.rails),
         roots=Roots(),
         journal=journal,
         interrupts=interrupts,
