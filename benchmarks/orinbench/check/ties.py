@@ -6,13 +6,13 @@ expert must be compared with a reference that does, too.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from orinbench.check.greedy import Generation
-from orinbench.check.reference import Reference, Routed, Routes, log_softmax
+from orinbench.check.reference import Reference, Routed, log_softmax
 from orinbench.check.reference_rope import Array
 
 # Ties whose effect is computed, the closest first, and how often all of them are: each effect is a
@@ -31,6 +31,9 @@ _COLUMNS = 4096
 _BEYOND = 1.5
 # Standard deviations of the difference of two rounded scores.
 _FAR = 6.0
+
+# Experts to force, by layer and position.
+Way = dict[tuple[int, int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,13 @@ def settle(
     Ties are of scores within `gaps` (by layer). A token's choice changes what all later ones see,
     so errors are sums of many choices' effects. Each tie's effect on the logits is computed alone;
     least squares say how much of it the errors hold: 0 or 1, but for noise. It gives way in those
-    that are held, or where that does not help in the one that leaves least, while errors are beyond
-    those of `rounded`, the reference's logits when it rounds, and fall.
+    that are held, or where that does not help in the one that leaves least, and takes back those
+    without which less is left; while errors are beyond those of `rounded`, the reference's logits
+    when it rounds, and fall.
     """
     tokens = [*prompt, *generation.tokens[:-1]]
     last = len(generation.tokens)
-    found: list[Tie] = []
-    forced: dict[tuple[int, int], Sequence[int]] = {}
+    given: dict[Tie, Way] = {}
     wanted = reference.logits(tokens, last=last)
     usual = _widths(rounded - wanted)
     usual = np.sqrt((usual**2 + (usual**2).mean()) / 2)[:, None]
@@ -109,40 +112,48 @@ def settle(
         target = log_softmax(rows) if generation.normalized else rows
         return np.asarray((generation.logits - target) / usual)
 
-    def wanted_with(routes: Routes) -> Array:
+    def wanted_with(ways: Iterable[Way]) -> Array:
+        routes = dict(route for way in ways for route in way.items())
         return reference.logits(tokens, last=last, forced=routes)
+
+    def width(rows: Array) -> float:
+        return _Tried({}, scaled_to(rows)).width
 
     for _ in range(_ROUNDS):
         errors = scaled_to(wanted)
         if _widths(errors).max() <= _BEYOND:
             break
-        routed, settled = dict(reference.routed), {(tie.layer, tie.position) for tie in found}
+        routed, settled = dict(reference.routed), {(tie.layer, tie.position) for tie in given}
         near = [t for t in ties(reference, gaps) if (t.layer, t.position) not in settled][:_TRIED]
         tried = {}
         for tie in near:
             ways = _ways(tie, routed)
-            each = [_Tried(way, scaled_to(wanted_with({**forced, **way}))) for way in ways]
+            each = [_Tried(way, scaled_to(wanted_with([*given.values(), way]))) for way in ways]
             tried[tie] = min(each, key=lambda one: one.width)
         held = _held(errors, [errors - each.left for each in tried.values()])
         together = _most_held(held, errors, tried)
         alone = sorted(tried, key=lambda tie: tried[tie].width)[:1]
         for more in filter(None, (together, alone)):
-            trial = forced | {at: way for tie in more for at, way in tried[tie].way.items()}
-            rows = wanted_with(trial)
-            if _Tried({}, scaled_to(rows)).width < _FALLEN * _Tried({}, errors).width:
-                wanted, forced = rows, trial
-                found += more
+            trial = given | {tie: tried[tie].way for tie in more}
+            rows = wanted_with(trial.values())
+            if width(rows) < _FALLEN * width(wanted):
                 break
         else:
             break
-    return wanted, tuple(found)
+        given, wanted = trial, rows
+        for tie in list(given):  # one of several may have come along with the others
+            fewer = {other: way for other, way in given.items() if other != tie}
+            if width(rows := wanted_with(fewer.values())) < width(wanted):
+                given, wanted = fewer, rows
+        wanted = wanted_with(given.values())  # the next round reads its routes
+    return wanted, tuple(given)
 
 
 @dataclass(frozen=True)
 class _Tried:
     """Experts to force for a tie, and the errors that are left then, of what rounding explains."""
 
-    way: dict[tuple[int, int], list[int]]
+    way: Way
     left: Array
 
     @property
@@ -150,7 +161,7 @@ class _Tried:
         return float(np.nanmean(self.left**2))
 
 
-def _ways(tie: Tie, routed: Mapping[int, Routed]) -> Iterator[dict[tuple[int, int], list[int]]]:
+def _ways(tie: Tie, routed: Mapping[int, Routed]) -> Iterator[Way]:
     """Yield the experts to force for a tie: its own, or those of the token's later layers, too."""
     chosen = {layer: of.chosen[tie.position].tolist() for layer, of in routed.items()}
     own = [tie.left if expert == tie.taken else expert for expert in chosen[tie.layer]]
