@@ -32,7 +32,7 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What `model_options` gives: files, or the shape and type of a synthetic model."""
+    """Values of `model_options`: files, or the shape and type of a synthetic model."""
 
     model: tuple[str, ...]
     shape: str
@@ -41,7 +41,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseOptions:
-    """What `case_options` gives, each a LIST that may be repeated."""
+    """Values of `case_options`, each a LIST that may be repeated."""
 
     n_prompt: tuple[str, ...]
     n_gen: tuple[str, ...]
@@ -51,7 +51,7 @@ class CaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What `run_options`, `output_options`, `sweep_options` and the two of the rounds give."""
+    """Values of `run_options`, `output_options`, `sweep_options` and the two of the rounds."""
 
     repetitions: int
     processes: int | None
