@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinllm.batching.cache import PagedStore, SlotStore, Store
+from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.errors import BadInput
@@ -11,7 +12,7 @@ from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import free_memory
 from orinllm.gpu.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.gpu.kernels.buffers import CHUNK, F16, PAGE, KeyType, round_up
-from orinllm.gpu.memory import make_memory, most_pages, pages_of
+from orinllm.gpu.memory import make_memory, most_pages, pages_of, slot_floats
 from orinllm.gpu.plan import Plan, cache_bytes, make_plan
 from orinllm.gpu.weights import Say, Weights, check_types, quiet
 from orinllm.network.arch import config_of
@@ -25,6 +26,8 @@ MOST_SLOTS = SIZE_CLASSES[-1]
 
 # Copies of recurrent states: as many as fit so many bytes, within limits.
 _CHECKPOINT_BYTES, _LEAST_CHECKPOINTS, _MOST_CHECKPOINTS = 256 << 20, 2, 32
+# Of the memory that weights leave free on a GPU, what all sequences' recurrent states take at most.
+_STATE_PART = 0.25
 
 
 @dataclass(frozen=True)
@@ -119,15 +122,36 @@ def make_runner(
     weights = Weights(gguf, config, plan.device)
     with weights.arriving(say):
         say("kernels: compiled or taken from the cache")
-        memory = make_memory(config, weights, plan.device, context, pool, network.kv)
+        slots = fused_slots(network, plan, share.slots)
+        states = slots, most_checkpoints(config)
+        memory = make_memory(config, weights, plan.device, context, pool, network.kv, states)
         executor = FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
-        return FusedRunner(executor, share.slots, share.deterministic)
+        return FusedRunner(executor, slots, share.deterministic)
+
+
+def fused_slots(network: Network, plan: Plan, asked: int) -> int:
+    """Return how many sequences the fused kernels compute at once, of those that are asked for.
+
+    The recurrent states of all take a part of the free memory at most.
+    """
+    size, free = 4 * slot_floats(network.config), free_memory(plan.device)
+    if not size or free is None:
+        return asked
+    return max(1, min(asked, int(_STATE_PART * (free - plan.weight_bytes)) // size))
+
+
+def state_bytes(network: Network, slots: int) -> int:
+    """Return the bytes of the recurrent states of so many sequences, and of their copies."""
+    config = network.config
+    return 4 * slot_floats(config) * (slots + most_checkpoints(config))
 
 
 def make_store(runner: Runner, network: Network) -> Store:
     """Return who says which sequence has which of a runner's pages."""
     if isinstance(runner, FusedRunner):
-        return PagedStore(runner.executor.memory.pages)
+        states = StateSlots(runner.slots, most_checkpoints(network.config))
+        memory = runner.executor.memory
+        return PagedStore(memory.pages, None if memory.states is None else states)
     config = network.config
     if runner.name != "cpu":  # tinygrad.llm's networks may have recurrent states
         resumable = bool(config.layers) and not config.state_size
@@ -212,6 +236,8 @@ def _check_memory(network: Network, plan: Plan) -> None:
     if free is None or not network.config.layers:
         return
     cache = cache_bytes(plan, network.context)
+    if plan.fused:
+        free -= state_bytes(network, 1)
     if plan.weight_bytes + cache <= free:
         return
     fit = max(0, free - plan.weight_bytes) // plan.cache_bytes_per_token // PAGE * PAGE

@@ -66,9 +66,16 @@ def emulated(emulation: None) -> Load:
 
 
 def load_emulated(
-    path: Path, context: int = 128, pages: int | None = None, kv: KeyType = F16
+    path: Path,
+    context: int = 128,
+    pages: int | None = None,
+    kv: KeyType = F16,
+    slots: tuple[int, int] = (4, 2),
 ) -> FusedExecutor:
-    """Load a file on the emulated GPU, which is installed and the default device."""
+    """Load a file on the emulated GPU, which is installed and the default device.
+
+    slots: of recurrent states, and of copies of them.
+    """
     gguf = GGUF.open(path)
     config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
     plan = make_plan(gguf, config, "EMU", kv)
@@ -76,7 +83,7 @@ def load_emulated(
     weights = Weights(gguf, config, "EMU")
     with weights.arriving():
         pass
-    memory = make_memory(config, weights, "EMU", context, pages or context // PAGE, kv)
+    memory = make_memory(config, weights, "EMU", context, pages or context // PAGE, kv, slots)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 

@@ -1,12 +1,14 @@
 """Tiny files of the families with recurrent states or shared caches: their keys and tensors.
 
-tests/engine/hybrid_golden.py has transformers compute the same weights.
+tests/engine/hybrid_golden.py has transformers compute the same weights. `wide` makes those whose
+heads and rows the fused kernels take.
 """
 
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 
 DIM, VOCAB, CONTEXT, HEADS = 64, 64, 256, 4
@@ -219,7 +221,44 @@ MODELS: dict[str, tuple[str, Keys, list[Shapes]]] = {
 }
 
 
-def tensors(name: str) -> dict[str, NDArray[np.float32]]:
+# How much wider the models for the fused kernels are, and keys that are widths.
+WIDER = 4
+_WIDTHS = (
+    *("length", "length_swa", "length_per_layer_input", "_size"),
+    *("dimension_count", "dimension_count_swa"),
+)
+# Elements of tensors that are as many in a wide model: of a whole one, or of one axis.
+_ALIKE = ("ssm_dt.bias", "ssm_a", "ssm_d", "exp_probs_b.bias", "layer_output_scale.weight")
+_AXES = {"ssm_conv1d.weight": 1, "shortconv.conv.weight": 1, "ssm_norm.weight": 0}
+_AXES |= {f"{name}.weight": 0 for name in ("ssm_alpha", "ssm_beta", "ffn_gate_inp", "token_embd")}
+_AXES |= {f"{name}.weight": 0 for name in ("output", "per_layer_token_embd")}
+_AXES |= {f"ffn_{name}_exps.weight": 0 for name in ("gate", "up", "down")}
+_MAMBA_HEADS = 8  # the last rows of ssm_in
+_SMALL = ("conv1d.weight", "shortconv.conv.weight", "ssm_norm.weight")
+
+
+def _wide_shape(tensor: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    short = tensor.split(".", 2)[2] if tensor.startswith("blk.") else tensor
+    if short in _ALIKE:
+        return shape
+    if short == "ssm_in.weight":
+        return WIDER * (shape[0] - _MAMBA_HEADS) + _MAMBA_HEADS, WIDER * shape[1]
+    kept = _AXES.get(short) if len(shape) > 1 else None
+    return tuple(n if axis == kept else WIDER * n for axis, n in enumerate(shape))
+
+
+def wide(keys: Keys) -> Keys:
+    """Return a model's keys with all of its widths WIDER times as many elements."""
+    found = dict(keys)
+    for key, value in keys.items():
+        if key.endswith(_WIDTHS):
+            found[key] = (
+                [WIDER * n for n in value] if isinstance(value, list) else WIDER * int(value)
+            )
+    return found
+
+
+def tensors(name: str, wider: bool = False) -> dict[str, NDArray[np.float32]]:
     """Return the weights of a model, all of which 16-bit floats hold."""
     architecture, _, layers = MODELS[name]
     shapes: Shapes = {"token_embd.weight": (VOCAB, DIM), "output.weight": (VOCAB, DIM)}
@@ -230,10 +269,13 @@ def tensors(name: str) -> dict[str, NDArray[np.float32]]:
         shapes["per_layer_proj_norm.weight"] = (32,)
     for index, layer in enumerate(layers):
         shapes |= {f"blk.{index}.{tensor}": shape for tensor, shape in layer.items()}
+    if wider:
+        shapes = {tensor: _wide_shape(tensor, shape) for tensor, shape in shapes.items()}
     rng = np.random.default_rng(12)
     found = {tensor: _values(rng, tensor, shape) for tensor, shape in shapes.items()}
     if architecture == "gemma4":
-        found["rope_freqs.weight"] = np.array([1] * 4 + [1e30] * 12, np.float32)
+        by = WIDER if wider else 1
+        found["rope_freqs.weight"] = np.array([1] * 4 * by + [1e30] * 12 * by, np.float32)
     return found
 
 
@@ -248,13 +290,18 @@ def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
     return drawn.astype(np.float16).astype(np.float32)
 
 
-def write(path: Path, name: str) -> None:
-    """Write the file of a model."""
+# Matrices that are floats in every file.
+_FLOATS = (*_ALIKE, "ffn_gate_inp.weight", "ssm_alpha.weight", "ssm_beta.weight")
+
+
+def write(path: Path, name: str, quant: str | None = None) -> None:
+    """Write the file of a model; `quant`: of a wide one, whose matrices are of that type."""
     architecture, keys, layers = MODELS[name]
+    keys = wide(keys) if quant else keys
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(len(layers))
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(DIM)
+    writer.add_embedding_length(WIDER * DIM if quant else DIM)
     writer.add_head_count(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     for key, value in ({"rope.freq_base": 1e4} | keys).items():
@@ -267,8 +314,13 @@ def write(path: Path, name: str) -> None:
             writer.add_float32(full, value)
         else:
             writer.add_uint32(full, value)
-    for tensor, values in tensors(name).items():
-        writer.add_tensor(tensor, values)
+    for tensor, values in tensors(name, quant is not None).items():
+        packs = quant and values.ndim > 1 and not tensor.endswith((*_FLOATS, *_SMALL))
+        if packs:
+            kind = GGMLQuantizationType[str(quant)]
+            writer.add_tensor(tensor, quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

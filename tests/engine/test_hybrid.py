@@ -188,15 +188,15 @@ def test_guesses_would_have_to_go_back(opened: Open) -> None:
 def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orinllm.gpu.plan.unsupported", lambda device: None)
     monkeypatch.setattr("orinllm.gpu.plan.fits", lambda *matrix: True)
-    for name, what in (
-        ("lfm2", "short convolution"),
-        ("qwen35", "gated delta net"),
-        ("nemotron_h", "Mamba-2"),
-        ("gemma4", "attention"),
+    for name, what, why in (
+        ("qwen35", "recurrent layer", "heads of 16 dimensions; a multiple of 32 up to 128"),
+        ("nemotron_h", "recurrent layer", "states of 24; a multiple of 16 up to 256"),
+        ("lfm2", "attention", "head dimension 16 is none of 64, 80"),
+        ("gemma4", "attention", ""),
     ):
         network = opened(name)[0]
         plan = plan_network(network, "NULL")
-        assert what in plan.obstacles and not plan.fused
+        assert plan.obstacles[what].startswith(why) and not plan.fused
         if name != "qwen35":  # which tinygrad.llm knows
             with pytest.raises(BadInput, match="--device CPU runs it"):
                 make_runner(network, plan)

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 from tests.engine.sources import flat
 from tests.patches.conftest import wheel_file
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+from tinygrad.dtype import DType
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinbench.measure.profiling import sass
+from orinllm.gpu.ahead import target
+from orinllm.gpu.device import compile_for
+from orinllm.gpu.kernels.recurrent import Gates, Places, Rows, convolve, copy_states, delta, scan
 from orinllm.gpu.launch import Launch, included
+from orinllm.network.layer import Convolve, Delta, Scan
 
 # On an Orin one type of each way of unpacking, on the GPU of the benchmarks the commonest.
 CASES = [
@@ -96,3 +103,42 @@ def test_what_a_product_is_added_to_is_read_before_it(role: str, part: int) -> N
     products = own[own.index("dp4a") :]
     assert "ld.global.f32" not in products[: products.index("st.global.f32")], role
     assert "ld.global.f32" in own[: -len(products)]
+
+
+def recurrent_launches(tokens: int) -> list[Launch]:
+    """Qwen3.5 9B's delta net, Nemotron Nano 9B v2's Mamba-2, LFM2 1.2B's convolution.
+
+    Of one token of each of two sequences, or of a chunk.
+    """
+    device = compile_for(target("sm_87", None))
+
+    def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
+        return Buffer(device, size, dtype).allocate()
+
+    chunk = tokens > 1
+    count = some(2 + tokens, dtypes.int32) if chunk else 2
+    places = Places(some(1 << 20), 1 << 20, some(2, dtypes.int32), some(4, dtypes.int32), count)
+    net = Delta("o", "c", "p", 8192, "g", 32, 16, 128)
+    mamba = Scan("o", "c", "p", 128, 80, 8, 128)
+    short = Convolve("o", "p", "w", 2048, 3, gated=True)
+    first = Convolve("o", "p", "w", 8192, 4)
+    out, rows = some(1 << 20, dtypes.uint16 if chunk else dtypes.float32), some(1 << 20)
+    gates = Gates(rows, rows, rows, 1e-6, rows)
+    projected = Rows(rows, mamba.channels + mamba.width + mamba.heads)
+    return [
+        delta(net, places, out, (Rows(rows, 8192), Rows(rows, 12288), Rows(rows, 64)), gates),
+        *scan(mamba, places, (some(1 << 20), out), (Rows(rows, mamba.channels), projected), gates),
+        convolve(short, places, out, Rows(rows, 3 * 2048), rows, None),
+        convolve(first, places, some(1 << 20), Rows(rows, 12288), rows, rows),
+        copy_states(rows, 1 << 20, some(2, dtypes.int32)),
+    ]
+
+
+@pytest.mark.parametrize("tokens", [1, 512])
+def test_layers_with_states_spill_nothing(tokens: int, tmp_path: Path) -> None:
+    """A head's state stays in registers, and two blocks share a multiprocessor."""
+    kernels = recurrent_launches(tokens)
+    found = used(kernels, "sm_87", tmp_path)
+    most = [65536 // (2 * kernel.block) for kernel in kernels]
+    over = {n: u for (n, u), limit in zip(found.items(), most, strict=True) if u[0] > limit or u[1]}
+    assert over == {}

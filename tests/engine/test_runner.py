@@ -115,12 +115,12 @@ def test_penalties_count_the_text_of_their_own_request(
 class Asked:
     """An executor that notes what it is asked to fill, and how."""
 
-    chunk, beside, context, vocab_size = 512, 64, 1024, 100
+    chunk, beside, context, vocab_size, begins = 512, 64, 1024, 100, True
 
     def __init__(self) -> None:
         self.filled: list[tuple[str, int]] = []
 
-    def place(self, pages: Sequence[int]) -> None: ...
+    def place(self, pages: Sequence[int], states: int) -> None: ...
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.filled.append(("fill", end - start))

@@ -15,9 +15,15 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.checkpoints import Checkpoints
+from orinllm.batching.checkpoints import Checkpoints, StateSlots
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.memory import pages_of
+
+
+class Place(list[int]):
+    """A sequence's pages in their order, and the slot where its recurrent states are."""
+
+    slot = 0
 
 
 @dataclass
@@ -26,17 +32,18 @@ class Lease:
 
     cached: tokens whose keys and values were there when it began. ids, done: those of ids[:done]
     are there now. resumes: the checkpoint of recurrent states that it begins with; None: they are
-    in their place, or there are none. under_way: a step that goes on behind
-    ids[:done] was started.
+    in their place, or there are none. started: tokens that the states are behind when all that was
+    started is done. last: a token that ended the text, which is no part of it.
     """
 
-    pages: list[int]
+    pages: Place
     cached: int
     ids: Sequence[int] = ()
     done: int = 0
     names: list[bytes] = field(default_factory=list)  # of its full pages, as far as they are known
     resumes: int | None = None
-    under_way: bool = False
+    started: int = 0
+    last: int | None = None
 
 
 class Store(Protocol):
@@ -96,10 +103,12 @@ class PagedStore:
 
     A page that is not full has one user, who writes behind its tokens. It is found by a prompt that
     begins with all of them: parts of it would tell a stranger token by token what another one said.
+    states: of a model that has recurrent ones, which do not go back. A prompt begins where there
+    are some: behind a text that ended, whose slot still has them, or at a checkpoint.
     """
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, total: int, states: StateSlots | None = None) -> None:
+        self.total, self._states = total, states
         self._free = list(range(total - 1, -1, -1))
         self._users = [0] * total
         self._name_of: dict[int, bytes] = {}
@@ -123,7 +132,7 @@ class PagedStore:
 
     def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """See `Store`."""
-        lease = Lease([], 0)
+        lease = Lease(Place(), 0)
         for name in _names(ids, (len(ids) - 1) // PAGE) if reuse else ():
             if (page := self._page_of.get(name)) is None:
                 break
@@ -133,7 +142,9 @@ class PagedStore:
         lease.cached = len(lease.pages) * PAGE
         if reuse:
             self._go_on(lease, ids)
-        lease.ids, lease.done = ids, lease.cached
+        if self._states is not None:
+            self._begin_states(lease, ids, self._states)
+        lease.ids, lease.done, lease.started = ids, lease.cached, lease.cached
         if self.grow(lease, tokens):
             return lease
         self.end(lease)
@@ -166,6 +177,12 @@ class PagedStore:
 
     def end(self, lease: Lease) -> None:
         """See `Store`; the sequence's last pages are the first to go."""
+        if self._states is not None:
+            if lease.last is not None and lease.started == lease.done + 1:
+                # A step passes it; a chat's next question comes behind it.
+                self.commit(lease, [*lease.ids, lease.last], lease.started)
+            known = lease.started <= lease.done and self.resume(lease) is None
+            self._states.end(lease.pages.slot, _text_name(lease) if known else None)
         if tokens := lease.ids[len(lease.names) * PAGE : lease.done]:
             page, name = lease.pages[len(lease.names)], _end_name(lease)
             if (older := self._page_of.get(name)) is not None:
@@ -173,26 +190,54 @@ class PagedStore:
                 self._free.append(older)
             self._page_of[name], self._name_of[page], self._ends[page] = page, name, tokens
         for page in reversed(lease.pages):
-            self._users[page] -= 1
-            if self._users[page]:
-                continue
-            if page in self._name_of:
-                self._idle[page] = None
-            else:
-                self._free.append(page)
+            self._unuse(page)
         lease.pages.clear()
 
+    def _unuse(self, page: int) -> None:
+        self._users[page] -= 1
+        if self._users[page]:
+            return
+        if page in self._name_of:
+            self._idle[page] = None
+        else:
+            self._free.append(page)
+
     def stop(self, lease: Lease, start: int, end: int) -> int:
-        """See `Store`; there are no recurrent states."""
-        return end
+        """See `Store`."""
+        kept = None if self._states is None else self._states.checkpoints
+        return kept.stop(start, end, len(lease.ids)) if kept is not None and kept.total else end
 
     def keep(self, lease: Lease) -> int | None:
         """See `Store`."""
-        return None
+        kept = None if self._states is None else self._states.checkpoints
+        if kept is None or not kept.total or not lease.done or lease.done % PAGE:
+            return None
+        return kept.take(lease.names[-1], lease.done)
 
     def resume(self, lease: Lease) -> int | None:
         """See `Store`."""
-        return None
+        checkpoint, lease.resumes = lease.resumes, None
+        if checkpoint is not None and self._states is not None:
+            self._states.checkpoints.unpin(checkpoint)
+        return checkpoint
+
+    def _begin_states(self, lease: Lease, ids: Sequence[int], states: StateSlots) -> None:
+        """Take a slot, and give back pages behind the place from which there are states."""
+        lease.ids, lease.done = ids, lease.cached
+        if lease.cached and states.has(text := _text_name(lease)):
+            lease.pages.slot = states.take(text)
+            return
+        while lease.names:
+            done = len(lease.names) * PAGE
+            _, checkpoint = states.checkpoints.best(lease.names[-1], done)
+            if checkpoint is not None:
+                states.checkpoints.pin(checkpoint)
+                lease.resumes = checkpoint
+                break
+            lease.names.pop()
+            self._unuse(lease.pages.pop())
+        lease.cached = len(lease.names) * PAGE
+        lease.pages.slot = states.take(None)
 
     def _go_on(self, lease: Lease, ids: Sequence[int]) -> None:
         """Add the page behind the full ones of a text that ends there, and that `ids` continue."""
@@ -201,6 +246,8 @@ class PagedStore:
             return
         tokens, start = self._ends[page], lease.cached
         end = start + len(tokens)
+        if self._states is not None and not self._states.has((_end_name(lease), tuple(tokens))):
+            return
         if end < len(ids) and ids[start:end] == tokens:
             self._forget(page)
             self._use(page)
@@ -267,8 +314,9 @@ class SlotStore:
             self._checkpoints.pin(checkpoint)
         self._asked[slot] = len(ids) - 1
         first = slot * self._each
-        pages = list(range(first, first + self._each))
-        return Lease(pages, cached, ids, cached, resumes=checkpoint)
+        pages = Place(range(first, first + self._each))
+        pages.slot = slot
+        return Lease(pages, cached, ids, cached, resumes=checkpoint, started=cached)
 
     def _known(self, slot: int, ids: Sequence[int]) -> tuple[int, int | None]:
         """Return how many tokens of a prompt a slot spares, and from which checkpoint on."""
@@ -291,12 +339,12 @@ class SlotStore:
         """See `Store`."""
         held = self._held[self._slot(lease)]
         held += ids[len(held) : done]
-        lease.ids, lease.done, lease.under_way = ids, done, False
+        lease.ids, lease.done = ids, done
 
     def end(self, lease: Lease) -> None:
         """See `Store`."""
         slot = self._slot(lease)
-        self._live[slot] = not lease.under_way and (self.resume(lease) is None)
+        self._live[slot] = lease.started <= lease.done and (self.resume(lease) is None)
         self._free.append(slot)
 
     def stop(self, lease: Lease, start: int, end: int) -> int:
@@ -325,6 +373,11 @@ class SlotStore:
 def _end_name(lease: Lease) -> bytes:
     """Return the name of the page behind a lease's full ones; full pages have other names."""
     return (lease.names[-1] if lease.names else b"") + b"end"
+
+
+def _text_name(lease: Lease) -> tuple[bytes, tuple[int, ...]]:
+    """Return the name of all that a lease's states are behind."""
+    return _end_name(lease), tuple(lease.ids[len(lease.names) * PAGE : lease.done])
 
 
 def _names(ids: Sequence[int], pages: int, first: int = 0, last: bytes = b"") -> Iterator[bytes]:

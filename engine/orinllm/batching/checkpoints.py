@@ -1,10 +1,11 @@
-"""A bounded set of recurrent states, each of a slot's tokens up to a page's border.
+"""A bounded set of recurrent states, each of a text's tokens up to a page's border.
 
 A recurrent state does not go back, as keys and values do. A prompt that begins like what a slot
 holds goes on from the last checkpoint before they part.
 """
 
 from collections import OrderedDict
+from collections.abc import Hashable
 
 from orinllm.gpu.kernels.buffers import PAGE
 
@@ -13,18 +14,21 @@ _SPACING = 8
 
 
 class Checkpoints:
-    """At most `total` of them; where there is no room, the one that was used longest ago goes."""
+    """At most `total` of them; where there is no room, the one that was used longest ago goes.
+
+    Owners are slots, or names of texts (cache.py).
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
-        self._of: OrderedDict[int, tuple[int, int]] = OrderedDict()  # slot, and tokens
+        self._of: OrderedDict[int, tuple[Hashable, int]] = OrderedDict()  # owner, and tokens
         self._pinned: list[int] = []
 
-    def best(self, slot: int, most: int) -> tuple[int, int | None]:
-        """Return the most tokens up to `most` that a checkpoint of a slot has, and which it is."""
-        of_slot = ((n, i) for i, (of, n) in self._of.items() if of == slot and n <= most)
-        return max(of_slot, default=(0, None))
+    def best(self, owner: Hashable, most: int) -> tuple[int, int | None]:
+        """Return the most tokens up to `most` that an owner's checkpoint has, and which it is."""
+        of_owner = ((n, i) for i, (of, n) in self._of.items() if of == owner and n <= most)
+        return max(of_owner, default=(0, None))
 
     def pin(self, checkpoint: int) -> None:
         """Keep a checkpoint until it is unpinned: somebody begins with it."""
@@ -35,15 +39,15 @@ class Checkpoints:
         """Let a checkpoint go again."""
         self._pinned.remove(checkpoint)
 
-    def cut(self, slot: int, tokens: int) -> None:
-        """Forget a slot's checkpoints behind so many tokens: others come there."""
-        for checkpoint in [i for i, (of, n) in self._of.items() if of == slot and n > tokens]:
+    def cut(self, owner: Hashable, tokens: int) -> None:
+        """Forget an owner's checkpoints behind so many tokens: others come there."""
+        for checkpoint in [i for i, (of, n) in self._of.items() if of == owner and n > tokens]:
             del self._of[checkpoint]
             self._free.append(checkpoint)
 
-    def take(self, slot: int, tokens: int) -> int | None:
-        """Return the checkpoint for a slot's first tokens; None: it has one, or there is none."""
-        if (slot, tokens) in self._of.values():
+    def take(self, owner: Hashable, tokens: int) -> int | None:
+        """Return the checkpoint for an owner's first tokens; None: it has one, or there is none."""
+        if (owner, tokens) in self._of.values():
             return None
         if not self._free:
             oldest = next((i for i in self._of if i not in self._pinned), None)
@@ -52,7 +56,7 @@ class Checkpoints:
             del self._of[oldest]
             self._free.append(oldest)
         checkpoint = self._free.pop()
-        self._of[checkpoint] = slot, tokens
+        self._of[checkpoint] = owner, tokens
         return checkpoint
 
     def stop(self, start: int, end: int, prompt: int) -> int:
@@ -65,3 +69,34 @@ class Checkpoints:
         step = pages * PAGE
         places = ((prompt - 1) // PAGE * PAGE, (start // step + 1) * step)
         return min((place for place in places if start < place < end), default=end)
+
+
+class StateSlots:
+    """The places of running sequences' recurrent states, and what those that ended left there."""
+
+    def __init__(self, slots: int, checkpoints: int) -> None:
+        self.checkpoints = Checkpoints(checkpoints)
+        self._free = list(range(slots))  # the one that was used longest ago is first
+        self._left: dict[Hashable, int] = {}  # free slots with the states behind a text
+
+    def has(self, text: Hashable) -> bool:
+        """Say whether a free slot has the states behind a text."""
+        return text in self._left
+
+    def take(self, text: Hashable) -> int:
+        """Return the slot with the states behind a text, or else another one.
+
+        A running sequence has a slot of its own, so there is one.
+        """
+        if (slot := self._left.pop(text, None)) is None:
+            left = set(self._left.values())
+            slot = next((free for free in self._free if free not in left), self._free[0])
+            self._left = {name: of for name, of in self._left.items() if of != slot}
+        self._free.remove(slot)
+        return slot
+
+    def end(self, slot: int, text: Hashable | None) -> None:
+        """Give a slot back; `text` is what its states are behind, None: nobody knows."""
+        self._free.append(slot)
+        if text is not None:
+            self._left[text] = slot

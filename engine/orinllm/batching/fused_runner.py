@@ -3,7 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from orinllm.batching.cache import Place
 from orinllm.batching.runner import Drawn, Floats, Row, draw
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import (
@@ -24,22 +26,23 @@ class FusedRunner:
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self.executor, self.chunk = executor, executor.chunk
         self.context, self.vocab_size = executor.context, executor.vocab_size
-        self._pieces = self._begins = not deterministic
+        self._pieces = not deterministic
+        self._begins = self._pieces and executor.begins
         self.beside = executor.beside
         self.slots = min(slots, SIZE_CLASSES[-1])
         self._sizes = list(size_classes(self.slots))
         if deterministic:
             del self._sizes[:-1]
-        self._placed: dict[int, list[tuple[int, ...]]] = {}
+        self._placed: dict[int, list[_At]] = {}
         self._draws: dict[int, list[_Held]] = {}  # by size: what each slot draws like
         self._steps = deque[_Step]()  # under way
         self._last: _Step | None = None  # that was collected
-        self._alone: tuple[tuple[int, ...], Sampling] | None = None  # what `verify` goes on with
+        self._alone: tuple[_At, Sampling] | None = None  # what `verify` goes on with
 
     def warm(self, verifies: bool = False) -> None:
         """Compile what pieces of prompts and steps of every size need, and `verify`, if used."""
         self._pieces = self._pieces and self.executor.has_pieces
-        if verifies:
+        if verifies and self.most_verified > 1:
             for how in (Sampling(), Sampling(temperature=0)):
                 self.executor.sample(how, ())
                 for size in VERIFIED:
@@ -57,10 +60,14 @@ class FusedRunner:
             (self.executor.fill_piece if small else self.executor.fill)(tokens, start, end)
 
     def keep(self, pages: Sequence[int], checkpoint: int) -> None:
-        """See `Runner`; there are no recurrent states, and no store has checkpoints."""
+        """See `Runner`."""
+        slots = self.executor.memory.slots
+        self.executor.copy_states(_at(pages).slot, slots + checkpoint)
 
     def resume(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
+        slots = self.executor.memory.slots
+        self.executor.copy_states(slots + checkpoint, _at(pages).slot)
 
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """See `Runner`."""
@@ -73,7 +80,7 @@ class FusedRunner:
         self._placed.pop(1, None)
         self._draws[1] = [_Held(held.how) for held in self._draws.get(1, [_Held()])]
         self._alone = None
-        self.executor.place(pages)
+        self.executor.place(pages, _at(pages).slot)
 
     @property
     def most_verified(self) -> int:
@@ -83,25 +90,25 @@ class FusedRunner:
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each."""
         assert row.token is not None
-        how, pages = row.draw.sampling, tuple(row.pages)
-        if self._alone != (pages, how):
-            self._place(pages)
+        how, at = row.draw.sampling, _at(row.pages)
+        if self._alone != (at, how):
+            self._place(row.pages)
             self.executor.sample(how, row.draw.before)
             # That told the decoder of one sequence, too.
             self._draws[1] = [_Held(None if how.greedy else how)]
-            self._alone = pages, how
+            self._alone = at, how
         return self.executor.verify([row.token, *guesses], row.position, row.behind)
 
     def begin(self, row: Row, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""
-        tokens, pages = row.draw.before, tuple(row.pages)
+        tokens = row.draw.before
         if not self._begins or self.chunk == 1:
-            self.fill(pages, tokens, start, row.position)
+            self.fill(row.pages, tokens, start, row.position)
             self.launch([row])
             return
-        self._place(pages)
+        self._place(row.pages)
         decoder = self.executor.decoder()
-        self._placed[1] = [pages]
+        self._placed[1] = [_at(row.pages)]
         self._sample(decoder, [row])
         self.executor.begin(tokens, start)
         self._steps.clear()
@@ -111,7 +118,7 @@ class FusedRunner:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
         decoder, idle = self.executor.decoder(size), size - len(rows)
-        self._place_rows(decoder, [tuple(row.pages) for row in rows] + [()] * idle)
+        self._place_rows(decoder, [_at(row.pages) for row in rows] + [_At((), 0)] * idle)
         self._sample(decoder, rows)
         decoder.turn([row.behind for row in rows] + [0] * idle)
         tokens = [row.token for row in rows if row.token is not None]
@@ -138,15 +145,16 @@ class FusedRunner:
         assert self._last is not None
         return self._last.decoder.logits()[: len(self._last.rows)]
 
-    def _place_rows(self, decoder: Decoder, pages: list[tuple[int, ...]]) -> None:
+    def _place_rows(self, decoder: Decoder, places: list["_At"]) -> None:
         """Copy what changed of a table of pages: mostly one slot's, which got a page."""
         before = self._placed.get(decoder.sequences, [])
-        changed = [slot for slot, was in enumerate(before) if was != pages[slot]]
-        if not before or len(changed) > 1:
-            decoder.place(pages)
+        changed = [slot for slot, was in enumerate(before) if was != places[slot]]
+        moved = any(before[slot].slot != places[slot].slot for slot in changed)
+        if not before or len(changed) > 1 or moved:
+            decoder.place([at.pages for at in places], [at.slot for at in places])
         elif changed:
-            decoder.place_slot(changed[0], pages[changed[0]])
-        self._placed[decoder.sequences] = pages
+            decoder.place_slot(changed[0], places[changed[0]].pages)
+        self._placed[decoder.sequences] = places
 
     def _sample(self, decoder: Decoder, rows: Sequence[Row]) -> None:
         """Tell the device how each slot draws; what needs logits or masks is drawn here."""
@@ -166,6 +174,17 @@ class FusedRunner:
             if held[slot].how is not None:
                 decoder.sample(slot, None)
                 held[slot] = _Held()
+
+
+class _At(NamedTuple):
+    """Where a sequence is: its pages, and the slot of its recurrent states."""
+
+    pages: tuple[int, ...]
+    slot: int
+
+
+def _at(pages: Sequence[int]) -> _At:
+    return _At(tuple(pages), pages.slot if isinstance(pages, Place) else 0)
 
 
 @dataclass(frozen=True)

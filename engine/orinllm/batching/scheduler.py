@@ -321,6 +321,7 @@ class Scheduler:
             return
         done = sequence.constraint is not None and sequence.constraint.take(token)
         if token in sequence.end_ids:
+            sequence.lease.last = token
             self._release(sequence)
             self._news.append((sequence, -1, None, "stop"))
             return
@@ -386,6 +387,7 @@ class Scheduler:
         """Compute a prompt's tokens before `end`."""
         start, lease = sequence.filled, sequence.lease
         assert lease is not None
+        lease.started = end
         if sequence.states is None:
             self.runner.fill(lease.pages, sequence.ids, start, end)
         else:
@@ -457,9 +459,9 @@ class Scheduler:
         """Return a sequence's part of a step that starts, behind its last token or one that is not
         `known`."""
         assert sequence.lease is not None
-        sequence.lease.under_way = True
         ids = sequence.ids
         token, position = (ids[-1], len(ids) - 1) if known else (None, len(ids))
+        sequence.lease.started = position + 1
         return Row(token, position, sequence.lease.pages, sequence.draw, room, sequence.behind)
 
     def _hand_out(self) -> None:

@@ -17,8 +17,9 @@ from orinllm.gpu.device import (
 from orinllm.gpu.draws import Draws
 from orinllm.gpu.fused import VERIFIED, behind_chunk, list_of_tokens, piece_of, size_classes
 from orinllm.gpu.kernels.buffers import PAGE, round_up
+from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import make_memory
+from orinllm.gpu.memory import make_memory, slot_floats
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList
@@ -62,8 +63,9 @@ def launches_for(
     context = round_up(network.context, PAGE)
     pages = context // PAGE
     memory = make_memory(network.config, weights, device, context, pages, network.kv)
+    guesses = served and memory.states is None
     lists = [list_of_tokens(memory, n, plan.prompt_obstacle is None) for n in sequences]
-    lists += [TokenList(memory, n, together=True) for n in VERIFIED if served]
+    lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
     for tokens in lists:
         yield from tokens.launches
         mail = tokens.mail.buffer if tokens.mail else None
@@ -72,6 +74,9 @@ def launches_for(
         chunk = ChunkList(memory)
         yield from (*chunk.launches, *chunk.rest)
         yield from behind_chunk(TokenList(memory, 1), chunk)[:1]
+    if memory.states is not None:
+        yield copy_states(memory.states, slot_floats(network.config), memory.zeros(2))
+    if plan.prompt_obstacle is None:
         piece = piece_of(chunk) if served else None
         yield from () if piece is None else piece.launches
 

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, dtypes
+from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling
 from orinllm.choose.states import normed
 from orinllm.gpu.device import compile_all, multiprocessors
 from orinllm.gpu.draws import Draws
 from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
+from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.kernels.rows import last_row
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import Memory, slot_floats
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
 from orinllm.network.vision.pictures import ahead, behind, pieces, rows_of, turns_of
@@ -142,12 +144,18 @@ class Decoder:
             for i in range(sequences)
         ]
 
-    def place(self, pages: Sequence[Sequence[int]]) -> None:
-        """Say which pages each slot's keys and values are in, from the first token on."""
+    def place(self, pages: Sequence[Sequence[int]], states: Sequence[int] | None = None) -> None:
+        """Say which pages each slot's keys and values are in, from the first token on.
+
+        states: where the recurrent states of each are, of a model that has some; None: those of
+        slot i are the i-th.
+        """
         if len(pages) != self.sequences:
             raise ValueError(f"pages of {len(pages)} sequences for {self.sequences} slots")
         memory = self.list.memory
         copy_ints(self.list.table, [p for row in pages for p in memory.table_row(row)])
+        if memory.states is not None:
+            copy_ints(self.list.slots, list(range(self.sequences) if states is None else states))
 
     def place_slot(self, slot: int, pages: Sequence[int]) -> None:
         """Say which pages one slot's keys and values are in, from the first token on."""
@@ -273,6 +281,7 @@ class FusedExecutor:
         self._verifiers: dict[int, Decoder] = {}
         self._how = Sampling(temperature=0)
         self._pages: tuple[int, ...] = ()
+        self._copy: tuple[Buffer, Graph] | None = None  # of recurrent states
         self._prompt: tuple[ChunkList, Graph] | None = None
         if chunked:
             chunk = ChunkList(memory)
@@ -314,18 +323,46 @@ class FusedExecutor:
             raise ValueError(f"{sequences} sequences; a batch has 1 to {MOST_SEQUENCES}")
         if sequences not in self._decoders:
             tokens = list_of_tokens(self.memory, sequences, self._prompt is not None)
-            chunk = self._prompt[0] if self._prompt and sequences == 1 else None
+            begins = self.begins and sequences == 1
+            chunk = self._prompt[0] if self._prompt and begins else None
             self._decoders[sequences] = Decoder(tokens, chunk)
         return self._decoders[sequences]
 
-    def place(self, pages: Sequence[int]) -> None:
-        """Say which pages the sequence of the coming prompt, and of `step`, is in."""
+    @functools.cached_property
+    def begins(self) -> bool:
+        """Say whether the token behind a chunk needs no more than the last layer of its last token.
+
+        That layer would pass a recurrent state of its own twice.
+        """
+        return not self.memory.config.layers[-1].state_size
+
+    def place(self, pages: Sequence[int], states: int = 0) -> None:
+        """Say which pages the sequence of the coming prompt, and of `step`, is in.
+
+        states: where its recurrent states are, of a model that has some.
+        """
         self._pages = tuple(pages)
-        self.decoder().place([pages])
+        self.decoder().place([pages], [states])
         for rows, verifier in self._verifiers.items():
             verifier.place([pages] * rows)
         if self._prompt:
             copy_ints(self._prompt[0].table, self.memory.table_row(pages))
+            copy_ints(self._prompt[0].slots, [states])
+
+    def copy_states(self, source: int, target: int) -> None:
+        """Start a copy of a slot's recurrent states to another; checkpoints are behind the slots.
+
+        It is done in its order among what is started.
+        """
+        assert self.memory.states is not None
+        if self._copy is None:
+            which = self.memory.zeros(2)
+            stride = slot_floats(self.memory.config)
+            launch = copy_states(self.memory.states, stride, which)
+            compile_all(self.memory.device, [launch.source])
+            self._copy = which, Graph(self.memory.device, [launch])
+        copy_ints(self._copy[0], [source, target])
+        self._copy[1].run()
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions; nothing is waited for.
@@ -396,7 +433,7 @@ class FusedExecutor:
         """
         self.settle()
         end = len(tokens)
-        if not self._prompt:
+        if not self._prompt or not self.begins:
             self.fill(tokens, start, end - 1)
             self.step(tokens[-1], end - 1, self._behind(tokens))
             return
@@ -459,8 +496,8 @@ class FusedExecutor:
 
     @property
     def most_verified(self) -> int:
-        """Tokens that `verify` takes at most."""
-        return VERIFIED[-1]
+        """Tokens that `verify` takes at most: recurrent states do not go back."""
+        return 1 if self.memory.states is not None else VERIFIED[-1]
 
     def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.

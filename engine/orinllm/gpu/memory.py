@@ -8,15 +8,17 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import DType
 
-from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, ceil_div
+from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, ceil_div, round_up
 from orinllm.gpu.weights import Weights, floats
 from orinllm.network.config import Config
-from orinllm.network.layer import Rope
+from orinllm.network.layer import Recurrence, Rope, state_size
 
 # The elements that 32 bits address.
 _MOST_ELEMENTS = 1 << 32
 # Of what the GPU alone reads and writes: an Orin's L2 may keep lines of it (docs/tegra-iface.md).
 _GPU_ONLY = BufferSpec(gpu_only=True)
+# Floats that an operation's states begin at a multiple of: what a warp reads at once.
+_STATE_STEP = 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Memory:
     kv: KeyType = F16
     scales: tuple[Buffer, ...] = ()  # of the caches, where the type has them
     axes: Buffer | None = None  # which part of a position in three parts each pair turns by
+    # Recurrent states: those of sequences, by slot, then copies for later prompts (checkpoints).
+    states: Buffer | None = None
+    slots: int = 0
 
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
@@ -58,6 +63,13 @@ class Memory:
         if pages and not 0 <= min(pages) <= max(pages) < self.pages:
             raise ValueError(f"pages {min(pages)} to {max(pages)} of a pool of {self.pages}")
         return [*pages, *[0] * (width - len(pages))]
+
+    def states_of(self, layer: int, operation: Recurrence) -> Buffer:
+        """Return the states of a layer's operation, of the first slot and what follows it."""
+        assert self.states is not None
+        first = _state_places(self.config)[layer, operation]
+        view = self.states.view(self.states.size - first, dtypes.float32, 4 * first)
+        return view.ensure_allocated()
 
     def heads(self, layer: int, sequences: int) -> Heads:
         """Return the heads of a layer that has attention."""
@@ -93,6 +105,26 @@ def _page_elements(config: Config) -> list[int]:
     return [attention.kept_width * PAGE for attention in config.attentions.values()]
 
 
+def _state_places(config: Config) -> dict[tuple[int, Recurrence], int]:
+    """Return where the states of each operation begin, in floats from a slot's first."""
+    found, at = dict[tuple[int, Recurrence], int](), 0
+    for index, layer in enumerate(config.layers):
+        for operation in layer.operations:
+            if isinstance(operation, Recurrence):
+                found[index, operation] = at
+                at += round_up(state_size(operation), _STATE_STEP)
+    return found
+
+
+def slot_floats(config: Config) -> int:
+    """Return the floats of a sequence's recurrent states on a device; 0: it has none."""
+    places = _state_places(config)
+    if not places:
+        return 0
+    (_, operation), at = max(places.items(), key=lambda pair: pair[1])
+    return at + round_up(state_size(operation), _STATE_STEP)
+
+
 def make_memory(
     config: Config,
     weights: Weights,
@@ -100,8 +132,11 @@ def make_memory(
     context: int,
     pages: int,
     kv: KeyType = F16,
+    slots: tuple[int, int] = (1, 0),
 ) -> Memory:
     """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences.
+
+    slots: sequences that have recurrent states, and copies of them for later prompts.
 
     Raises ValueError for fewer than one page, and for more than the kernels can address.
     """
@@ -118,7 +153,11 @@ def make_memory(
     ropes = dict.fromkeys(attention.rope for attention in config.attentions.values())
     rotations = {rope: _rotation(device, rope, context) for rope in ropes}
     axes = next((ints(device, rope.axes) for rope in ropes if rope and rope.axes), None)
-    return Memory(device, config, weights, context, pages, caches, rotations, kv, scales, axes)
+    states, size = None, slot_floats(config) * sum(slots)
+    if size:
+        states = Buffer(device, size, dtypes.float32, options=_GPU_ONLY).allocate()
+    shared = (device, config, weights, context, pages, caches, rotations, kv, scales, axes)
+    return Memory(*shared, states, slots[0])
 
 
 def ints(device: str, values: Sequence[int]) -> Buffer:

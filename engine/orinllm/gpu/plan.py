@@ -1,8 +1,9 @@
 """Which path a model takes on a device, tensor by tensor, and what stands in the way."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orinllm.file.ggml import kernel_types
+from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import unsupported
 from orinllm.gpu.kernels.attention import HEAD_DIMS
@@ -10,8 +11,9 @@ from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType, round_up
 from orinllm.gpu.kernels.gemm import COLUMN_STEP
 from orinllm.gpu.kernels.gemv import fits
 from orinllm.gpu.kernels.rows import COLUMNS as NORM_COLUMNS
+from orinllm.network.arch.check import wanted_tensors
 from orinllm.network.config import Config
-from orinllm.network.layer import Activate, Add, Convolve, Delta, Mix, Recurrence, Scale, Scan
+from orinllm.network.layer import Activate, Activation, Mix, Recurrence, Scale
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Plan:
 
 # Matrices that may be floats: routers.
 _FLOATS = (".ffn_gate_inp.weight",)
+# Others that are floats become halves on the device (weights.py) up to so many elements.
+_SMALL = 1 << 20
 
 
 def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Plan:
@@ -53,7 +57,7 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Pla
         device=device,
         path=path,
         obstacles=obstacles,
-        prompt_obstacle=None if obstacles else _of_prompts(gguf),
+        prompt_obstacle=None if obstacles else _of_prompts(gguf, config),
         weight_bytes=size,
         weights_as=how,
         cache_bytes_per_token=sum(
@@ -107,37 +111,42 @@ def _not_fused(config: Config) -> dict[str, str]:
     found = {}
     operations = [op for layer in config.layers for op in layer.operations]
     for op in operations:
-        if isinstance(op, Recurrence | Activate | Scale):
-            found[_NOT_FUSED[type(op)]] = "has no kernels"
-        elif isinstance(op, Add) and op.by is not None:
-            found["shared expert"] = "its gate has no kernels"
-        elif isinstance(op, Mix) and (op.experts.choice_bias or not op.experts.gated):
-            found["experts"] = "chosen by a bias, or without a gate, they have no kernels"
+        if isinstance(op, Recurrence):
+            from orinllm.gpu.kernels.recurrent import obstacle
+
+            if (why := obstacle(op)) is not None:
+                found["recurrent layer"] = why
+        elif isinstance(op, Scale):
+            found["scale of a layer"] = "has no kernels"
+        elif isinstance(op, Activate) and op.activation != Activation.RELU_SQUARED:
+            found["activation without a gate of its own"] = "has no kernels"
+    for step in (step for layer in config.layers for step in layer.steps):
+        if step.post is not None and step.add is not None and step.add.by is not None:
+            found["shared expert"] = "with a gate and a norm behind it, it has no kernels"
+    if config.layers and not config.attentions:
+        found["attention"] = "no layer has any"
     for attention in config.attentions.values():
-        if attention.gated or attention.v_norm or attention.reads is not None:
-            found["attention"] = "gates, norms of values and shared caches have no kernels"
+        if attention.v_norm or attention.reads is not None:
+            found["attention"] = "norms of values and shared caches have no kernels"
     return found
 
 
-_NOT_FUSED = {
-    Convolve: "short convolution",
-    Delta: "gated delta net",
-    Scan: "Mamba-2",
-    Activate: "activation without a gate of its own",
-    Scale: "scale of a layer",
-}
+def _matrices(gguf: GGUF, config: Config) -> Iterator[TensorInfo]:
+    """Yield the file's matrices that the network computes with, each once."""
+    wanted = (each for each in wanted_tensors(config) if each.is_matrix)
+    names = (config.matrix(each.name.removesuffix(".weight")).tensor for each in wanted)
+    yield from (gguf.tensors[name] for name in dict.fromkeys(names) if name in gguf.tensors)
 
 
 def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
     found = {}
-    for tensor in gguf.tensors.values():
-        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
-        if not is_matrix or tensor.name.endswith(_FLOATS):
+    for tensor in _matrices(gguf, config):
+        if tensor.name.endswith(_FLOATS):
             continue
         if (why := _of_matrix(tensor, device)) is not None:
             found[tensor.name] = why
     for index, layer in enumerate(config.layers):
-        if layer.mixture is not None:
+        if layer.mixture is not None and layer.mixture.experts.gated:
             gate, up = (
                 gguf.tensors[config.matrix(f"blk.{index}.ffn_{name}_exps").tensor]
                 for name in ("gate", "up")
@@ -148,7 +157,8 @@ def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
 
 
 def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
-    type_ = kernel_types().get(int(tensor.type))
+    halves = tensor.type == GgmlType.F32 and tensor.n_elements <= _SMALL
+    type_ = kernel_types().get(int(GgmlType.F16 if halves else tensor.type))
     if type_ is None:
         return "no kernel for its type"
     cols = tensor.shape[-1]
@@ -162,10 +172,9 @@ def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
     return None
 
 
-def _of_prompts(gguf: GGUF) -> str | None:
-    for tensor in gguf.tensors.values():
-        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
-        if is_matrix and tensor.shape[-1] % COLUMN_STEP:
+def _of_prompts(gguf: GGUF, config: Config) -> str | None:
+    for tensor in _matrices(gguf, config):
+        if tensor.shape[-1] % COLUMN_STEP:
             return f"{tensor.name} has rows of {tensor.shape[-1]}, no multiple of {COLUMN_STEP}"
     return None
 

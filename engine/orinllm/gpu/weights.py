@@ -48,6 +48,7 @@ class Weights:
         self._starts: list[int] = []
         self._buffers = [self._allocate(i) for i in range(len(gguf.files))]
         self._vectors: dict[str, Buffer] = {}
+        self._halves: dict[str, Buffer] = {}  # of small matrices that are floats in the file
 
     def _allocate(self, file: int) -> Buffer:
         tensors = [t for t in self._gguf.tensors.values() if t.file == file]
@@ -103,6 +104,8 @@ class Weights:
         """Return the matrix of a logical name; of stacked experts, all from the first one's row."""
         where = self._config.matrix(name)
         tensor = self._gguf.tensors[where.tensor]
+        if tensor.type == GgmlType.F32:
+            return self._in_halves(where.tensor)
         type_ = kernel_types()[int(tensor.type)]
         cols, stacked = tensor.shape[-1], len(tensor.shape) > 2
         row_bytes = cols // type_.block_values * type_.block_bytes
@@ -112,6 +115,17 @@ class Weights:
         offset = tensor.offset - self._starts[tensor.file] + where.first_row * row_bytes
         view = self._buffers[tensor.file].view(rows * row_bytes, dtypes.uint8, offset)
         return Weight(view.ensure_allocated(), type_, rows, cols)
+
+    def _in_halves(self, name: str) -> Weight:
+        """Return a small matrix of floats as halves; a vector is a matrix of one row."""
+        shape, type_ = self._gguf.tensors[name].shape, kernel_types()[int(GgmlType.F16)]
+        if name not in self._halves:
+            halves = self._gguf.vector(name).reshape(-1).astype(np.float16)
+            data = halves.view(np.uint8).data.cast("B")
+            self._halves[name] = (
+                Buffer(self._device, data.nbytes, dtypes.uint8).allocate().copyin(data)
+            )
+        return Weight(self._halves[name], type_, prod(shape[:-1]), shape[-1])
 
     def stack(self, name: str) -> Stack:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
@@ -130,10 +144,11 @@ class Weights:
 
         tensor = self._gguf.tensors[f"{name}.weight"]
         bias = self.optional(f"{name}.bias")
+        choice = self.optional(f"{name.removesuffix('ffn_gate_inp')}exp_probs_b.bias")
         if tensor.type == GgmlType.F32:
-            return Router(self.vector(f"{name}.weight"), None, norm, experts, bias)
+            return Router(self.vector(f"{name}.weight"), None, norm, experts, bias, choice)
         packed = self.matrix(name)
-        return Router(packed.buffer, packed.type, norm, experts, bias)
+        return Router(packed.buffer, packed.type, norm, experts, bias, choice)
 
     def vector(self, name: str) -> Buffer:
         """Return a vector of the file, as floats."""

@@ -21,10 +21,12 @@ from orinllm.loader import (
     MOST_SLOTS,
     Network,
     Share,
+    fused_slots,
     make_runner,
     make_store,
     most_slots,
     plan_network,
+    state_bytes,
 )
 from orinllm.model import Header, load_draft
 from orinllm.server.options import EngineOptions
@@ -146,4 +148,7 @@ def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
     if options.mmproj is not None:
         free -= encoder_bytes(options.mmproj)
     room = int((free - plan.weight_bytes) * options.memory)
+    if plan.fused:
+        slots = fused_slots(network, plan, slots)
+        room -= state_bytes(network, slots)
     return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

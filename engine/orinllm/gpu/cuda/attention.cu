@@ -23,7 +23,7 @@ template<typename P, typename Out, typename B> struct Attention {
   B before;   // whom it waits for
   Out* out;   // (N, heads, HD), floats or halves
   Cached<P> cache;
-  const float *qkv, *freqs;      // (N, heads + 2 KV heads, HD), (positions, ROTATED)
+  const float *qkv, *freqs;      // (N, ALL, HD) (rope.cuh), (positions, ROTATED)
   const float *qn, *kn, *sinks;  // norms (HD) and sinks (heads), or 0
   float eps, scale;
   float *part, *part_ml;  // parts.cuh
@@ -100,21 +100,21 @@ template<typename P> DI Cached<P> own_row(Scratch<P>& s) { return {s.own[0], s.o
 template<typename P, typename Out, typename B>
 DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch<P>& s) {
   typedef Sizes<P> S;
-  constexpr int HD = S::HD, KVH = S::KVH, G = S::G;
+  constexpr int HD = S::HD, G = S::G;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int behind = P::AXES ? a.behind[w.seq] : 0;
   const float* fr = a.freqs + (u64)(w.pos - behind) * P::ROTATED;
-  const float* qkv = a.qkv + w.seq * (G + 2) * KVH * HD;
+  const float* qkv = a.qkv + w.seq * Qkv<P>::ALL * HD;
   for (int g = warp; g < S::GT; g += S::WARPS)
-    rope_head<P>(s.qs[g], qkv + (w.kvh * G + w.g0 + g) * HD, fr, a.qn, a.eps,
+    rope_head<P>(s.qs[g], Qkv<P>::query(qkv, w.kvh * G + w.g0 + g), fr, a.qn, a.eps,
                  a.scale * LOG2E * temperature<P>(w.pos), lane);
   if ((S::EARLY || !P::STORED) && w.end == w.pos + 1 && warp >= S::WARPS - 2) {
     const bool key = warp == S::WARPS - 1;
     float* row = s.kvnew[key ? 0 : 1];
     if (key)
-      rope_head<P>(row, qkv + (KVH * G + w.kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
+      rope_head<P>(row, qkv + (Qkv<P>::KEYS + w.kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
     else
-      for (int i = lane; i < HD; i += 32) row[i] = qkv[(KVH * G + KVH + w.kvh) * HD + i];
+      for (int i = lane; i < HD; i += 32) row[i] = qkv[(Qkv<P>::VALUES + w.kvh) * HD + i];
     __syncwarp();
     if constexpr (!P::STORED) {
       const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
@@ -288,6 +288,13 @@ template<typename P> DI void leave_sums(Scratch<P>& s, Sums<P>& sums) {
   }
 }
 
+// What an element of a block's head is times.
+template<typename P, typename Out, typename B>
+DI float gate_of(const Attention<P, Out, B>& a, const BlockWork<P>& w, int g, int d) {
+  const float* row = a.qkv + w.seq * Qkv<P>::ALL * P::HEAD_DIM;
+  return Qkv<P>::gate(row, w.kvh * P::GROUP + w.g0 + g, d);
+}
+
 // The sums of all warps: the result where the block is alone, else its part.
 template<typename P, typename Out, typename B>
 DI void add_warps(const Attention<P, Out, B>& a, const BlockWork<P>& w, const Scratch<P>& s) {
@@ -305,7 +312,7 @@ DI void add_warps(const Attention<P, Out, B>& a, const BlockWork<P>& w, const Sc
       l += by * s.ml[k][1][g];
     }
     if (w.active == 1) {
-      put(a.out + (w.first + g) * HD + d, sum / l);
+      put(a.out + (w.first + g) * HD + d, sum / l * gate_of(a, w, g, d));
       continue;
     }
     const u64 at = (u64)(w.first + g) * P::SPLITS + w.split;
@@ -349,7 +356,8 @@ DI void combine_parts(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scra
       sum[1] += weight[k] * v.y;
     }
 #pragma unroll
-    for (int c = 0; c < 2; c++) put(a.out + w.first * HD + i + c, sum[c] * s.inverse[g]);
+    for (int c = 0; c < 2; c++)
+      put(a.out + w.first * HD + i + c, sum[c] * s.inverse[g] * gate_of(a, w, g, i % HD + c));
   }
 }
 
@@ -412,12 +420,12 @@ template<typename P> struct StoreKeys {
   const int* behind;  // as in Attention
 };
 template<typename P> DI void store_keys(const StoreKeys<P>& a) {
-  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP;
+  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS;
   __shared__ float turned[HD];
   const int kvh = blockIdx.x, seq = blockIdx.y, lane = threadIdx.x;
   const int pos = a.state[P::SEQUENCES + seq];
   if (pos < 0) return;
-  const float* qkv = a.qkv + (u64)seq * (G + 2) * KVH * HD + (KVH * G + kvh) * HD;
+  const float* qkv = a.qkv + ((u64)seq * Qkv<P>::ALL + Qkv<P>::KEYS + kvh) * HD;
   const int behind = P::AXES ? a.behind[seq] : 0;
   const float* fr = a.freqs + (u64)(pos - behind) * P::ROTATED;
   rope_head<P>(turned, qkv, fr, a.kn, a.eps, 1.f, lane);

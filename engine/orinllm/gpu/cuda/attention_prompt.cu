@@ -10,6 +10,7 @@
 // 16 bytes, so that the eight rows of a matrix lie in different banks. One stage is copied while
 // the other is multiplied. A warp's rows of q stay in registers.
 #include "cache.cuh"
+#include "rope.cuh"
 #include "softcap.cuh"
 
 template<typename P> struct Head : P {
@@ -161,9 +162,10 @@ DI void add_values(typename Head<P>::Sums acc, const u32 p[][2], const u16* valu
     }
 }
 
-// Sums to the result, divided by the sums of powers.
+// Sums to the result, divided by the sums of powers; qkv has the gates of GATED heads (rope.cuh).
 template<typename P>
-DI void write_rows(u16* out, typename Head<P>::Sums acc, Softmax& row, const Place& at) {
+DI void write_rows(u16* out, typename Head<P>::Sums acc, Softmax& row, const Place& at,
+                   const float* qkv) {
   typedef Head<P> H;
   const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16 + (lane >> 2);
 #pragma unroll
@@ -173,16 +175,21 @@ DI void write_rows(u16* out, typename Head<P>::Sums acc, Softmax& row, const Pla
     const int i = first + r * 8, t = at.t0 + i / H::GT;
     if (i >= H::TPB * H::GT || t >= at.tokens) continue;
     const float inv = 1.f / row.l[r];
-    u16* to = out + ((u64)t * H::NH + at.head + i % H::GT) * H::HD + 2 * (lane & 3);
+    const int head = at.head + i % H::GT, first = 2 * (lane & 3);
+    u16* to = out + ((u64)t * H::NH + head) * H::HD + first;
+    const float* own = qkv + (u64)t * Qkv<P>::ALL * H::HD;
 #pragma unroll
-    for (int d = 0; d < H::HD / 8; d++)
-      *(u32*)(to + d * 8) = f2h2(acc[d][2 * r] * inv, acc[d][2 * r + 1] * inv);
+    for (int d = 0; d < H::HD / 8; d++) {
+      const float a = acc[d][2 * r] * inv, b = acc[d][2 * r + 1] * inv;
+      *(u32*)(to + d * 8) = f2h2(a * Qkv<P>::gate(own, head, d * 8 + first),
+                                 b * Qkv<P>::gate(own, head, d * 8 + first + 1));
+    }
   }
 }
 
 template<typename P>
-DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const float* sinks,
-                       const int* chunk, const int* table, const int* ahead) {
+DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const float* qkv,
+                       const float* sinks, const int* chunk, const int* table, const int* ahead) {
   typedef Head<P> H;
   constexpr int TK = H::TK, WINDOW = P::WINDOW;
   __shared__ typename H::Stage __align__(16) stages[2];
@@ -230,5 +237,5 @@ DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const flo
       weigh<P>(p, s, acc, row, k0, false);
     add_values<P>(acc, p, stages[now][1]);
   }
-  write_rows<P>(out, acc, row, at);
+  write_rows<P>(out, acc, row, at, qkv);
 }

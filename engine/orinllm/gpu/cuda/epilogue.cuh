@@ -2,15 +2,15 @@
 #pragma once
 #include "gpu.cuh"
 
-// MODE: stored, added to out, gated (the first matrix with the second), or stored while the largest
-// is kept; each plus a bias and times a factor.
-enum { STORE, ADD, GATED, ARGMAX };
+// MODE: stored, added to out, gated (the first matrix with the second), stored while the largest is
+// kept, or passed through an activation; each plus a bias and times a factor.
+enum { STORE, ADD, GATED, ARGMAX, ACTIVATED };
 
 // Of what GATED leaves in halves, against overflow.
 #define HIDDEN_SCALE 0.0625f
 
 // The function between the matrices of a feed-forward part: g is gate's output, u is up's.
-enum { SILU, GELU, GPT_OSS };
+enum { SILU, GELU, GPT_OSS, RELU_SQUARED };
 
 template<int ACTIVATION> DI float gated(float g, float u) {
   if constexpr (ACTIVATION == SILU) return divide(g, 1.f + exp_(-g)) * u;
@@ -22,4 +22,5 @@ template<int ACTIVATION> DI float gated(float g, float u) {
     const float x = g < 7.f ? g : 7.f, y = u > 7.f ? 7.f : u < -7.f ? -7.f : u;
     return divide(x, 1.f + exp_(-1.702f * x)) * (y + 1.f);
   }
+  if constexpr (ACTIVATION == RELU_SQUARED) return u > 0.f ? u * u : 0.f;
 }

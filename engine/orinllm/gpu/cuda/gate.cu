@@ -1,5 +1,8 @@
-// The gate of a feed-forward part whose two matrices have different types, so that no product can
-// apply it: rows of in are (2, N) floats, gate's results and up's. Grid: (N / THREADS, rows).
+// What becomes of a product where its own kernel cannot do it. Grid: (N / THREADS, rows).
+//
+// gate: of a feed-forward part whose two matrices have different types; rows of in are (2, N)
+// floats, gate's results and up's. activate: of one that has no gate. add_gated: of an expert that
+// takes part for every token, times a sigmoid of the token's own.
 #include "epilogue.cuh"
 
 template<typename P> DI void gate(float* out, const float* in) {
@@ -15,4 +18,21 @@ template<typename P> DI void gate_rows(u16* out, const float* in, int rows) {
   const float* row = in + (u64)blockIdx.y * 2 * P::COLS;
   out[(u64)blockIdx.y * P::COLS + i] =
       f2h(gated<P::ACTIVATION>(row[i], row[P::COLS + i]) * HIDDEN_SCALE);
+}
+
+DI void put_hidden(float* out, float x) { *out = x; }
+DI void put_hidden(u16* out, float x) { *out = f2h(x * HIDDEN_SCALE); }
+template<typename P, typename Out> DI void activate(Out* out, const float* in, int rows) {
+  const int i = blockIdx.x * P::THREADS + threadIdx.x;
+  const u64 at = (u64)blockIdx.y * P::COLS + i;
+  if (i < P::COLS && (int)blockIdx.y < rows)
+    put_hidden(out + at, gated<P::ACTIVATION>(0.f, in[at]));
+}
+
+template<typename P>
+DI void add_gated(float* x, const float* y, const float* by, float factor, int rows) {
+  const int i = blockIdx.x * P::THREADS + threadIdx.x, t = blockIdx.y;
+  if (i >= P::COLS || t >= rows) return;
+  const u64 at = (u64)t * P::COLS + i;
+  x[at] += divide(factor, 1.f + exp_(-by[t])) * y[at];
 }

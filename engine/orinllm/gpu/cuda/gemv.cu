@@ -264,7 +264,10 @@ template<typename P> struct ItemSums {
           g.best[n] = better(g.best[n], y, row);
         } else if (lane == 0) {
           const float y = with_bias<P::SEGMENTS>(g.seg, g.bias, acc[r][n], row) * g.factor;
-          o[row] = MODE == ADD ? before[r][n] + y : y;
+          if constexpr (MODE == ACTIVATED)
+            o[row] = gated<P::ACTIVATION>(0.f, y);
+          else
+            o[row] = MODE == ADD ? before[r][n] + y : y;
         }
       }
     }

@@ -169,7 +169,7 @@ struct Chosen {
   const float *x, *norm;
   const int* ids;
   const float* weights;
-  const u8* w[2];        // stacked: gate and up, or down alone
+  const u8* w[2];        // stacked: gate and up, or one alone
   const float* bias[2];  // (experts, ROWS) floats, or 0
   float eps;
 };
@@ -178,15 +178,15 @@ template<typename P> DI const u8* expert_rows(const u8* stack, int expert) {
   return stack + (u64)expert * P::STACKED_ROWS * (P::COLS / Packed<T>::BW * Packed<T>::BB);
 }
 
-// hidden = gate of the two products of x, normed
+// hidden = gate of the two products of x, normed; or the activation of one
 template<typename P> DI void expert_gate_up(const Chosen& c) {
   constexpr int K = P::COLS, ROWS = P::ROWS;
   const int choice = blockIdx.y, expert = c.ids[choice];
   if (expert < 0) return;
-  Seg seg[2];
-  const float* bias[2];
+  Seg seg[P::SEGMENTS];
+  const float* bias[P::SEGMENTS];
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < P::SEGMENTS; i++) {
     seg[i] = {expert_rows<P>(c.w[i], expert), ROWS};
     bias[i] = c.bias[i] ? c.bias[i] + (u64)expert * ROWS : 0;
   }

@@ -8,8 +8,8 @@
 // a pair without an expert no place.
 //
 // group: one block of THREADS threads; a tile has TOKENS pairs at most. expert_rows_gate_up,
-// expert_rows_down: a block, as in tile.cuh with one rank along k, has a tile of pairs. Grid: (row
-// blocks, tiles at most).
+// expert_rows_up, expert_rows_down: a block, as in tile.cuh with one rank along k, has a tile of
+// pairs. Grid: (row blocks, tiles at most).
 #include "epilogue.cuh"
 #include "tile.cuh"
 
@@ -56,7 +56,7 @@ struct Grouped {
   const int4* tiles;
   const int* order;
   const float* weights;  // of pairs
-  const u8* w[2];        // stacked: gate and up, or down alone
+  const u8* w[2];        // stacked: gate and up, or one alone
   const float* bias[2];  // (experts, ROWS) floats, or 0
 };
 // A warp's rows of an expert's matrices.
@@ -102,6 +102,39 @@ template<typename P> DI void expert_rows_gate_up(const Grouped& a) {
         const float y = gated<P::ACTIVATION>(acc[t][m][c] * tile_unit<P::TYPE>() + gate,
                                              acc[t][m][2 + c] * tile_unit<P::TYPE>() + up);
         ((u16*)a.out)[(u64)(to.y + p) * P::ROWS + row] = f2h(y * HIDDEN_SCALE);
+      }
+  }
+}
+
+// hidden = the activation of the product of a pair's token, of experts without a gate
+template<typename P> DI void expert_rows_up(const Grouped& a) {
+  typedef Tile<P> S;
+  __shared__ typename S::Memory __align__(16) memory;
+  __shared__ int tokens[S::TOKENS];
+  if ((int)blockIdx.y >= a.tiles[0].x) return;
+  const int4 tile = a.tiles[blockIdx.y + 1];
+  for (int i = threadIdx.x; i < S::TOKENS; i += S::THREADS)
+    tokens[i] = a.order[tile.y + (i < tile.z ? i : 0)] / P::USED;
+  __syncthreads();
+  typename S::Sums acc;
+  multiply_tile<P>(acc, memory, rows_of_expert<P>(a, tile.x), TokensOfList<P>{a.in, tokens},
+                   tile.z);
+  const int4 to = a.tiles[blockIdx.y + 1];
+  const int j = thread_again() & 3;
+#pragma unroll
+  for (int i = 0; i < 2 * P::ROW_TILES; i++) {
+    const int row = row_of_lane<P>() + i * 8;
+    if (row >= P::ROWS) continue;
+    const float bias = a.bias[0] ? a.bias[0][(u64)to.x * P::ROWS + row] : 0.f;
+#pragma unroll
+    for (int m = 0; m < P::TOKEN_GROUPS; m++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int p = m * 8 + 2 * j + c;
+        if (p >= to.z) continue;
+        const float y = acc[i / 2][m][2 * (i % 2) + c] * tile_unit<P::TYPE>() + bias;
+        ((u16*)a.out)[(u64)(to.y + p) * P::ROWS + row] =
+            f2h(gated<P::ACTIVATION>(0.f, y) * HIDDEN_SCALE);
       }
   }
 }

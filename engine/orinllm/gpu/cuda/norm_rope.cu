@@ -78,7 +78,8 @@ template<typename P> struct RopeRows {
   const int *turns, *axes;
 };
 template<typename P> DI void rope_rows(const RopeRows<P>& a) {
-  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP, ALL = NH + 2 * KVH,
+  typedef Qkv<P> Q;
+  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = Q::NH, ALL = Q::ALL, KEYS = Q::KEYS,
                 THREADS = ROPE_WARPS * 32, FIT = ROPE_FLOATS / HD, AT_ONCE = FIT < ALL ? FIT : ALL;
   __shared__ float __align__(16) heads[AT_ONCE * HD];
   __shared__ float freqs[P::ROTATED + 1], keys[ROPE_WARPS][HD];
@@ -101,12 +102,13 @@ template<typename P> DI void rope_rows(const RopeRows<P>& a) {
     __syncthreads();
     for (int head = first + (tid >> 5); head < first + count; head += ROPE_WARPS) {
       const float* src = heads + (head - first) * HD;
-      u16* q = a.q + ((u64)t * NH + head) * HD;
-      const u32 key = key_offset<P>(page, (head - NH) % KVH, pos);
-      if (head < NH) {
+      u16* q = a.q + ((u64)t * NH + head / Q::EACH) * HD;
+      const u32 key = key_offset<P>(page, (head - KEYS) % KVH, pos);
+      if (P::GATED && head < KEYS && head % 2) continue;  // a gate
+      if (head < KEYS) {
         rope_head<P>([&](int i, float x) { q[i] = f2h(x); }, src, freqs, a.qn, a.eps,
                      a.scale * LOG2E * temperature<P>(pos), lane);
-      } else if (head < NH + KVH) {
+      } else if (head < Q::VALUES) {
         __syncwarp();
         rope_head<P>(turned, src, freqs, a.kn, a.eps, 1.f, lane);
         __syncwarp();

@@ -8,6 +8,20 @@ template<typename P> DI float temperature(int position) {
   return 1.f + P::TEMPERATURE * logf((float)(1 + position / P::TEMPERATURE_LENGTH));
 }
 
+// A token's row of queries, keys and values: heads of HD, of which a GATED one is its query, then a
+// gate. What attention makes of that head is times the gate's sigmoid.
+template<typename P> struct Qkv {
+  static constexpr int EACH = P::GATED ? 2 : 1, NH = P::KV_HEADS * P::GROUP, KEYS = EACH * NH,
+                       VALUES = KEYS + P::KV_HEADS, ALL = VALUES + P::KV_HEADS;  // heads
+  static DI const float* query(const float* row, int head) {
+    return row + EACH * head * P::HEAD_DIM;
+  }
+  static DI float gate(const float* row, int head, int d) {
+    if constexpr (!P::GATED) return 1.f;
+    return divide(1.f, 1.f + exp_(-row[(EACH * head + 1) * P::HEAD_DIM + d]));
+  }
+};
+
 // put(i, x): x is element i of src (HD) normed, its first ROTATED dimensions turned, times mul.
 // freqs: cosines and sines,
 // ROTATED / 2 each, of this position. Dimensions i and i + ROTATED/2 pair up; INTERLEAVED rows hold

@@ -64,6 +64,7 @@ class AttentionConstants(Constants):
     temperature: float
     temperature_length: int
     axes: bool
+    gated: bool
     stored: bool = False
     ahead: bool = False
 
@@ -78,7 +79,7 @@ class AttentionInputs:
     """
 
     cache: Cache
-    qkv: Buffer  # (tokens, heads + 2 KV heads, head_dim)
+    qkv: Buffer  # (tokens, heads + 2 KV heads, head_dim); a gated head is a query, then a gate
     freqs: Buffer  # (context, rotated): cosines, then sines
     q_norm: Buffer | None
     k_norm: Buffer | None
@@ -141,6 +142,7 @@ def _constants(
         temperature=0.0 if temperature is None else temperature.scale,
         temperature_length=1 if temperature is None else temperature.length,
         axes=attention.rope is not None and bool(attention.rope.axes),
+        gated=attention.gated,
     )
 
 
@@ -190,7 +192,7 @@ def attend_token(
     )
     cache, cached = _cached(inputs.cache)
     dim = attention.head_dim
-    few = 1 if halves else FEW
+    few = 1 if halves else parts.few
     constants = replace(
         _constants(heads, parts.splits, heads.per_block, few, parts.warps), stored=stored
     )
@@ -301,6 +303,8 @@ def attend_chunk(
     heads = inputs.cache.heads
     attention = heads.attention
     more, (sinks,) = _optional(("sinks", inputs.sinks))
+    if attention.gated:
+        more.append(Argument("const float* qkv", inputs.qkv))
     if ahead is not None:
         more.append(Argument("const int* ahead", ahead))
     seen = "0" if ahead is None else "ahead"
@@ -320,7 +324,10 @@ def attend_chunk(
             Argument("const int* table", inputs.cache.table),
             *more,
         ),
-        body=f"  attention_rows<P0>(out, {cached}, q, {sinks}, chunk, table, {seen});",
+        body=(
+            f"  attention_rows<P0>(out, {cached}, q, {'qkv' if attention.gated else 0}, {sinks}, "
+            f"chunk, table, {seen});"
+        ),
         grid=(token_blocks, attention.heads // per_block, 1),
         block=128,
         writes=("out",),

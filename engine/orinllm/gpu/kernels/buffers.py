@@ -116,6 +116,11 @@ class Parts:
     part_ml: Buffer
     warps: int = ALONE_WARPS  # of a block
 
+    @property
+    def few(self) -> int:
+        """Splits that the reader combines: of gated heads none, whose gates are here."""
+        return 1 if self.heads.attention.gated else FEW
+
 
 def most_tokens(chunk: Buffer) -> int:
     """Return the tokens that a chunk has room for, behind its first position and their number."""

@@ -193,7 +193,7 @@ def _spread(device: str, stack: Stack, mode: str, activation: str, choices: int)
             segments=2 if gated else 1,
             warps=plan.warps,
             grid=grid,
-            norm=gated,
+            norm=mode != "STORE",
             columns=1,
             first_row=0,
             out_stride=stack.rows,
@@ -211,7 +211,7 @@ def _spread(device: str, stack: Stack, mode: str, activation: str, choices: int)
 class TokenExperts:
     """The experts of one token of each of N sequences."""
 
-    gate: Stack
+    gate: Stack | None
     up: Stack
     down: Stack
     activation: Activation
@@ -239,6 +239,8 @@ def _launch(name: str, body: str, spread: _Spread, used: int, arguments: list[Ar
 def expert_hidden(device: str, experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
     """Return gate and up of the chosen experts: out (sequences, used, hidden) floats."""
     gate, up, choices = experts.gate, experts.up, experts.sequences * experts.used
+    if gate is None:
+        return _activated(device, experts, out, x)
     if gate.type != up.type:
         raise ValueError(f"gate is {gate.type.name} and up {up.type.name}: they share a launch")
     spread = _spread(device, gate, "GATED", experts.activation.name, choices)
@@ -259,6 +261,28 @@ def expert_hidden(device: str, experts: TokenExperts, out: Buffer, x: Buffer) ->
             Argument("const u8* up", up.buffer),
             *gate_bias,
             *up_bias,
+        ],
+    )
+
+
+def _activated(device: str, experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
+    """Return the same of experts without a gate."""
+    up, choices = experts.up, experts.sequences * experts.used
+    spread = _spread(device, up, "ACTIVATED", experts.activation.name, choices)
+    bias, bias_name = _floats("bias", up.bias)
+    return _launch(
+        f"experts_up_{up.type.name.lower()}_{up.rows}x{up.cols}_{choices}",
+        f"  expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {{up, 0}}, {{{bias_name}, 0}}, "
+        f"{experts.norm.eps!r}f}});",
+        spread,
+        experts.used,
+        [
+            Argument("float* out", out),
+            Argument("const float* x", x),
+            Argument("const float* norm", experts.norm.weight),
+            Argument("const int* ids", experts.choice.ids),
+            Argument("const u8* up", up.buffer),
+            *bias,
         ],
     )
 
@@ -340,7 +364,7 @@ class Groups:
 class RowExperts:
     """The experts of at most `tokens` rows of halves."""
 
-    gate: Stack
+    gate: Stack | None
     up: Stack
     down: Stack
     activation: Activation
@@ -383,7 +407,7 @@ def group_by_expert(
 def _tiles(
     name: str, chosen: RowExperts, stacks: tuple[Stack, ...], out: Argument, inp: Buffer
 ) -> Launch:
-    """Return a product of all tiles: of gate and up, or of down alone."""
+    """Return a product of all tiles: of gate and up, or of one alone."""
     gated, stack, used = len(stacks) == 2, stacks[0], chosen.experts.used
     if any(other.type != stack.type for other in stacks):
         names = " and ".join(other.type.name for other in stacks)
@@ -403,7 +427,7 @@ def _tiles(
         biases.append(expression)
     ws = [f"w{i}" for i in range(len(stacks))]
     given = [", ".join([*both, "0"][:2]) for both in (ws, biases)]
-    function = "expert_rows_gate_up" if gated else "expert_rows_down"
+    function = name.replace("experts", "expert")
     return Launch(
         name=f"{name}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
         file="moe_prompt.cu",
@@ -433,6 +457,8 @@ def _tiles(
 
 def rows_hidden(chosen: RowExperts, out: Buffer, normed: Buffer) -> Launch:
     """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
+    if chosen.gate is None:
+        return _tiles("experts_rows_up", chosen, (chosen.up,), Argument("u16* out", out), normed)
     stacks = (chosen.gate, chosen.up)
     return _tiles("experts_rows_gate_up", chosen, stacks, Argument("u16* out", out), normed)
 

@@ -39,7 +39,7 @@ class EmbedConstants(Constants):
 
 @dataclass(frozen=True)
 class RowConstants(Constants):
-    """P of norm_rows(), add_norm(), add_pictures() and last_row()."""
+    """P of norm_rows(), add_norm(), add_gated(), add_pictures() and last_row()."""
 
     cols: int
     threads: int
@@ -165,7 +165,7 @@ def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer
 
 @dataclass(frozen=True)
 class GateConstants(Constants):
-    """P of gate() and gate_rows()."""
+    """P of gate(), gate_rows() and activate()."""
 
     cols: int
     threads: int
@@ -188,4 +188,47 @@ def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffe
         grid=(ceil_div(cols, _THREADS), most, 1),
         block=_THREADS,
         writes=("out",),
+    )
+
+
+def activate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
+    """Return out = the activation of each element, floats or halves as `out` is, of rows.
+
+    Halves are times HIDDEN_SCALE, as those of `gate` are.
+    """
+    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
+    return Launch(
+        name=f"activate_{activation.lower()}_{cols}",
+        file="gate.cu",
+        constants=(GateConstants(cols, _THREADS, activation),),
+        arguments=(
+            Argument("u16* out" if halves else "float* out", out),
+            Argument("const float* in", inp),
+            *more,
+        ),
+        body=f"  activate<P0>(out, in, {count});",
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("out",),
+    )
+
+
+def add_gated(x: Buffer, y: Buffer, by: Buffer, factor: float, rows: int | Buffer) -> Launch:
+    """Return x += factor * sigmoid(by) * y, with one element of `by` for each row."""
+    count, most, more = count_of(rows)
+    cols = x.size // most
+    return Launch(
+        name=f"add_gated_{cols}",
+        file="gate.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const float* y", y),
+            Argument("const float* by", by),
+            *more,
+        ),
+        body=f"  add_gated<P0>(x, y, by, {factor!r}f, {count});",
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("x",),
     )

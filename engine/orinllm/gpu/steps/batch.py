@@ -61,6 +61,11 @@ class BatchList(RowList):
         yield argmax(self.logits, self._argmax, self.state, self.mail.buffer, config.logit_softcap)
 
     @property
+    def at(self) -> Buffer:
+        """Return the state."""
+        return self.state
+
+    @property
     def cache_view(self) -> tuple[int, Buffer]:
         """Return the sequences and their table."""
         return self.sequences, self.table

@@ -14,14 +14,16 @@ from tinygrad.dtype import DType
 
 from orinllm.gpu.kernels.attention import AttentionInputs
 from orinllm.gpu.kernels.buffers import ALONE_WARPS, Cache, Heads, Parts, Weight
-from orinllm.gpu.kernels.rows import Norm, add_norm, count_of, gate
+from orinllm.gpu.kernels.rows import Norm, activate, add_gated, add_norm, count_of, gate
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.network import layer as network
-from orinllm.network.layer import Attend, Deepstack, Linear, Mix, Step, X
+from orinllm.network.layer import Activate, Attend, Deepstack, Linear, Mix, Recurrence, Step, X
 
 if TYPE_CHECKING:
+    from orinllm.gpu.kernels.recurrent import Places
     from orinllm.gpu.steps.mixtures import Mixtures
+    from orinllm.gpu.steps.recurrent import Recurrences
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,18 @@ class Lowering(ABC):
 
     Values that products read are of type `inputs`, all others floats. What is gated or normed as
     soon as it is made lies in one buffer, whatever its name. `turns` is what rows are turned by,
-    where positions have three parts (attention.py: AttentionInputs).
+    where positions have three parts (attention.py: AttentionInputs). `slots` says where the
+    recurrent states of each sequence are.
     """
 
     parts_of_turn = 1
 
-    def __init__(self, memory: Memory, count: int | Buffer, inputs: DType) -> None:
+    def __init__(
+        self, memory: Memory, count: int | Buffer, inputs: DType, slots: Buffer | None = None
+    ) -> None:
         self.memory, self.count = memory, count
+        sequences = count if isinstance(count, int) else 1
+        self.slots = memory.zeros(sequences) if slots is None else slots
         _, self._rows, _ = count_of(count)
         by_parts = memory.config.turned_by_parts
         self.turns = memory.zeros(self.parts_of_turn * self._rows) if by_parts else None
@@ -54,12 +61,18 @@ class Lowering(ABC):
             inputs,
             {s.source for s in steps if isinstance(s.operation, Linear)},
         )
-        self._gated = {step.gate.out for step in steps if step.gate}
+        self._gated = {step.gate.out for step in steps if step.gate} | {
+            step.out for step in steps if isinstance(step.operation, Activate)
+        }
         self._values = {X: memory.empty(self._rows * memory.config.dim)}
         for step in steps:
             self._make(step)
         widths = memory.config.widths
-        brief = [widths[step.operation.out] for step in steps if step.gate or step.post]
+        brief = [
+            widths[step.operation.out]
+            for step in steps
+            if step.gate or step.post or (step.add and step.add.by)
+        ]
         self._aside = memory.scratch(self._rows * max(brief, default=1))
 
     def _make(self, step: Step) -> None:
@@ -84,6 +97,26 @@ class Lowering(ABC):
         from orinllm.gpu.steps.mixtures import Mixtures
 
         return Mixtures(self.memory, self._rows, rows=self._inputs == dtypes.uint16)
+
+    @functools.cached_property
+    def _recurrences(self) -> Recurrences:
+        """The layers with states, which other models do not wait for."""
+        from orinllm.gpu.steps.recurrent import Recurrences
+
+        return Recurrences(self.memory, self._values, self._rows)
+
+    @property
+    @abstractmethod
+    def at(self) -> Buffer:
+        """Return what says where tokens are: the state (attention.cu), or a chunk."""
+
+    def places(self, layer: int, operation: Recurrence) -> Places:
+        """Return where the states of an operation are, and whose."""
+        from orinllm.gpu.kernels.recurrent import Places
+        from orinllm.gpu.memory import slot_floats
+
+        states, stride = self.memory.states_of(layer, operation), slot_floats(self.memory.config)
+        return Places(states, stride, self.slots, self.at, self.count)
 
     @property
     @abstractmethod
@@ -125,6 +158,15 @@ class Lowering(ABC):
                     launches += self.mix(layer, step)
                 case Deepstack(part):
                     launches += self.add_pictures(part)
+                case Activate() as operation:
+                    values, name = self._values, operation.activation.name
+                    width = self.memory.config.layers[layer].widths(self.memory.config.dim)
+                    columns, inp = width[step.out], values[step.source]
+                    launches.append(activate(values[step.out], inp, columns, name, self.count))
+                case network.Convolve() | network.Delta() | network.Scan() as operation:
+                    places = self.places(layer, operation)
+                    launches += self._recurrences.of(layer, operation, places)
+                    kept = len(launches)
         return launches[:kept], launches[kept:]
 
     def _linear(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -140,6 +182,10 @@ class Lowering(ABC):
             yield gate(out, self._aside, hidden, activation, self.count)
         elif step.add is None:
             yield from self.product(layer, step, Wanted("STORE", self._values[step.out]))
+        elif step.add.by is not None:
+            yield from self.product(layer, step, Wanted("STORE", self._aside))
+            by = self._values[step.add.by]
+            yield add_gated(self.x, self._aside, by, step.add.scale, self.count)
         elif step.post is None:
             yield from self.product(layer, step, Wanted("ADD", self.x, step.add.scale))
         else:

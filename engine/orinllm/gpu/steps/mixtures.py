@@ -76,7 +76,7 @@ class Mixtures:
         router = weights.router(f"{prefix}ffn_gate_inp", norm, experts)
         yield choose_experts(router, x, scratch.choice, self._tokens, state)
         chosen = TokenExperts(
-            weights.stack(f"{prefix}ffn_gate_exps"),
+            weights.stack(f"{prefix}ffn_gate_exps") if experts.gated else None,
             weights.stack(f"{prefix}ffn_up_exps"),
             weights.stack(f"{prefix}ffn_down_exps"),
             step.operation.activation,
@@ -108,7 +108,7 @@ class Mixtures:
         yield choose_experts(router, x, scratch.choice, count, state)
         yield group_by_expert(experts, scratch.groups, scratch.choice, count)
         chosen = RowExperts(
-            weights.stack(f"{prefix}ffn_gate_exps"),
+            weights.stack(f"{prefix}ffn_gate_exps") if experts.gated else None,
             weights.stack(f"{prefix}ffn_up_exps"),
             weights.stack(f"{prefix}ffn_down_exps"),
             step.operation.activation,

@@ -26,22 +26,23 @@ class ChunkList(RowList):
     """Scratch of a chunk, and the launches over it, in order.
 
     `chunk` holds the first position, the number of tokens, `most` of them, and these; `table` the
-    sequence's pages, of another list if it is given. Rows of `x` whose tokens are below 0 are a
-    picture's, which are there before, as those of `beside`, what they have beside their embeddings;
-    `ahead`, where these see all of their picture, holds for each token how many behind it that is.
+    sequence's pages and `slots` its slot, both those of `other` if it is given. Rows of `x` whose
+    tokens are below 0 are a picture's, which are there before, as those of `beside`, what they have
+    beside their embeddings; `ahead`, where these see all of their picture, holds for each token how
+    many behind it that is.
     `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
     leaves there what that layer makes of it.
     """
 
     parts_of_turn = 3
 
-    def __init__(self, memory: Memory, most: int = CHUNK, table: Buffer | None = None) -> None:
+    def __init__(self, memory: Memory, most: int = CHUNK, other: "ChunkList | None" = None) -> None:
         config = memory.config
         self.beside = [memory.empty(most * config.dim) for _ in range(config.deepstack)]
         self.chunk = memory.empty(2 + most, dtypes.int32)
         self.ahead = memory.zeros(most) if memory.config.whole_pictures else None
-        super().__init__(memory, self.chunk)
-        self.table = memory.zeros(memory.context // PAGE) if table is None else table
+        super().__init__(memory, self.chunk, None if other is None else other.slots)
+        self.table: Buffer = other.table if other else memory.zeros(memory.context // PAGE)
         widest = max(attention.q_width for attention in memory.config.attentions.values())
         self._q = memory.scratch(most * widest, dtypes.uint16)
         layers = [self.layer(i) for i in range(len(memory.config.layers))]
@@ -56,6 +57,11 @@ class ChunkList(RowList):
     def add_pictures(self, part: int) -> Iterator[Launch]:
         """See `Lowering`."""
         yield add_pictures(self.x, self.beside[part], self.chunk)
+
+    @property
+    def at(self) -> Buffer:
+        """Return the chunk."""
+        return self.chunk
 
     @property
     def cache_view(self) -> tuple[int, Buffer]:
@@ -79,14 +85,14 @@ class ChunkList(RowList):
 class PieceList(ChunkList):
     """The same of PIECE_TOKENS at most, which others' next tokens wait for.
 
-    Tiles are small, and blocks share columns. `table` is that of the list of chunks.
+    Tiles are small, and blocks share columns. `table` and `slots` are those of the list of chunks.
     """
 
     def __init__(self, chunk: ChunkList) -> None:
         memory = chunk.memory
         sums, arrived = Splits.sizes(multiprocessors(memory.device))
         self._splits = Splits(memory.scratch(sums), memory.zeros(arrived))
-        super().__init__(memory, PIECE_TOKENS, chunk.table)
+        super().__init__(memory, PIECE_TOKENS, chunk)
 
     def products(self, product: RowProduct) -> Iterator[Launch]:
         """Yield tiles of a piece."""

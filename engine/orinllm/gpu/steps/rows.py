@@ -22,8 +22,8 @@ class RowList(Lowering):
     Norms are launches, which leave halves: what products read.
     """
 
-    def __init__(self, memory: Memory, count: int | Buffer) -> None:
-        super().__init__(memory, count, dtypes.uint16)
+    def __init__(self, memory: Memory, count: int | Buffer, slots: Buffer | None = None) -> None:
+        super().__init__(memory, count, dtypes.uint16, slots)
 
     def _make(self, step: Step) -> None:
         super()._make(step)

@@ -91,6 +91,11 @@ class TokenList(Lowering):
         yield from products(memory.device, head)
 
     @property
+    def at(self) -> Buffer:
+        """Return the state."""
+        return self.state
+
+    @property
     def cache_view(self) -> tuple[int, Buffer]:
         """Return the sequences and their table."""
         return self.sequences, self.table
@@ -129,7 +134,10 @@ class TokenList(Lowering):
         """Yield attention of each sequence at its own position, whose parts its reader combines."""
         inputs = self.attention_inputs(layer, step)
         parts = self._parts.of(inputs.cache.heads, self._splits[layer], self._warps[layer])
-        self._left[step.out] = parts
+        if parts.few > 1:
+            self._left[step.out] = parts
+        else:
+            self._left.pop(step.out, None)
         out = self._values[step.out]
         yield attend_token(out, inputs, parts, self.state, stored=self._together)
 

@@ -1,0 +1,312 @@
+"""Layers that keep a state of each sequence: cuda/recurrent.cu."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.gpu.kernels.buffers import ceil_div, most_tokens
+from orinllm.gpu.kernels.rows import count_of
+from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
+
+# Of a block; threads that share a channel's tokens in a chunk; tokens in shared memory together.
+_THREADS, _RANKS, _AT_ONCE = 256, 8, 8
+# Threads that have a column of a delta net's state, and a row of a Mamba-2's.
+_COLUMN, _ROW = 2, 4
+# Of a head's state a thread has so many floats in registers at most.
+_MOST_DELTA, _MOST_WIDTH, _MOST_SCAN = 128, 256, 1024
+
+
+def obstacle(operation: Recurrence) -> str | None:
+    """Return why the kernels do not take a layer with a state, or None."""
+    match operation:
+        case Delta(size=size) if size % 32 or size > _MOST_DELTA:
+            return f"heads of {size} dimensions; a multiple of 32 up to {_MOST_DELTA} was expected"
+        case Scan(state=width) if width % (4 * _ROW) or width > _MOST_WIDTH:
+            return f"states of {width}; a multiple of {4 * _ROW} up to {_MOST_WIDTH} was expected"
+        case Scan(head_dim=size) if size % 8 or size * _ROW > _MOST_SCAN:
+            most = _MOST_SCAN // _ROW
+            return f"heads of {size} dimensions; a multiple of 8 up to {most} was expected"
+    return None
+
+
+@dataclass(frozen=True)
+class StateConstants(Constants):
+    """The part of P that Turn reads."""
+
+    chunk: bool
+    slot_stride: int  # floats
+
+
+@dataclass(frozen=True)
+class ConvolveConstants(StateConstants):
+    """P of convolve()."""
+
+    channels: int
+    taps: int
+    first: int
+    stride: int
+    gated: bool
+    threads: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class DeltaConstants(StateConstants):
+    """P of delta()."""
+
+    heads: int
+    key_heads: int
+    size: int
+    first: int
+    stride: int
+    split: int
+    at_once: int
+
+
+@dataclass(frozen=True)
+class ScanConstants(StateConstants):
+    """P of scan()."""
+
+    heads: int
+    groups: int
+    size: int
+    width: int
+    stride: int
+    split: int
+    at_once: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class GroupConstants(Constants):
+    """P of norm_groups()."""
+
+    groups: int
+    cols: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class CopyConstants(Constants):
+    """P of copy_states()."""
+
+    slot_stride: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Places:
+    """The states of an operation, from the first slot's on, and who has which slot.
+
+    count: sequences, whose positions are behind as many tokens in `state`; or a chunk.
+    """
+
+    states: Buffer
+    slot_stride: int  # floats
+    slots: Buffer  # int32, one a sequence
+    state: Buffer  # attention.cu; of a chunk the chunk itself
+    count: int | Buffer
+
+    @property
+    def sequences(self) -> int:
+        """The second size of a grid."""
+        return self.count if isinstance(self.count, int) else 1
+
+    @property
+    def chunk(self) -> bool:
+        """Say whether tokens are those of a prompt's chunk."""
+        return not isinstance(self.count, int)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence at most."""
+        return 1 if isinstance(self.count, int) else most_tokens(self.count)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments of a kernel."""
+        return (
+            Argument("float* states", self.states),
+            Argument("const int* slots", self.slots),
+            Argument("const int* at", self.state),
+        )
+
+    @property
+    def expression(self) -> str:
+        """The States of a kernel."""
+        return f"{{states, slots, at{'' if self.chunk else f' + {self.count}'}}}"
+
+    @property
+    def at_once(self) -> int:
+        """Tokens that are brought together."""
+        return _AT_ONCE if self.chunk else 1
+
+
+def _out(out: Buffer) -> tuple[str, Argument]:
+    element = "u16" if out.dtype == dtypes.uint16 else "float"
+    return element, Argument(f"{element}* out", out)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A value that an operation reads: rows of floats, `stride` from one to the next."""
+
+    buffer: Buffer
+    stride: int
+
+
+def convolve(
+    op: Convolve,
+    places: Places,
+    out: Buffer,
+    rows: Rows,
+    weight: Buffer,
+    bias: Buffer | None,
+) -> Launch:
+    """Return a convolution: out (tokens, channels), floats or halves."""
+    element, written = _out(out)
+    ranks = _RANKS if places.chunk else 1
+    more = () if bias is None else (Argument("const float* bias", bias),)
+    return Launch(
+        name=f"convolve_{op.channels}x{op.taps}",
+        file="recurrent.cu",
+        constants=(
+            ConvolveConstants(
+                *(places.chunk, places.slot_stride, op.channels, op.taps, op.first),
+                *(rows.stride, op.gated, _THREADS, ranks),
+            ),
+        ),
+        arguments=(
+            written,
+            Argument("const float* in", rows.buffer),
+            Argument("const float* weight", weight),
+            *more,
+            *places.arguments,
+        ),
+        body=(
+            f"  convolve<P0>(Convolution<{element}>{{out, in, weight, {'bias' if more else '0'}, "
+            f"{places.expression}}});"
+        ),
+        grid=(ceil_div(op.channels, _THREADS // ranks), places.sequences, 1),
+        block=_THREADS,
+        writes=("out", "states"),
+        operations=2 * op.channels * op.taps * places.sequences * places.tokens,
+    )
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The vectors of a layer with a state: ssm_a and ssm_dt.bias by head, ssm_norm, ssm_d."""
+
+    decay: Buffer
+    dt: Buffer
+    norm: Buffer
+    eps: float
+    skip: Buffer | None = None
+
+
+def delta(
+    op: Delta, places: Places, out: Buffer, rows: tuple[Rows, Rows, Rows], gates: Gates
+) -> Launch:
+    """Return a gated delta net of rows of q, k, v, of z, and of gates: out (tokens, width)."""
+    element, written = _out(out)
+    qkv, beside, gate_rows = rows
+    assert qkv.stride == (2 * op.key_heads + op.heads) * op.size
+    assert gate_rows.stride == 2 * op.heads
+    return Launch(
+        name=f"delta_{op.heads}x{op.size}",
+        file="recurrent.cu",
+        constants=(
+            DeltaConstants(
+                *(places.chunk, places.slot_stride, op.heads, op.key_heads, op.size, op.first),
+                *(beside.stride, _COLUMN, places.at_once),
+            ),
+        ),
+        arguments=(
+            written,
+            Argument("const float* in", qkv.buffer),
+            Argument("const float* beside", beside.buffer),
+            Argument("const float* gates", gate_rows.buffer),
+            Argument("const float* decay", gates.decay),
+            Argument("const float* dt", gates.dt),
+            Argument("const float* norm", gates.norm),
+            *places.arguments,
+        ),
+        body=(
+            f"  delta<P0>(DeltaNet<{element}>{{out, in, beside, gates, decay, dt, norm, "
+            f"{places.expression}, {gates.eps!r}f}});"
+        ),
+        grid=(op.heads, places.sequences, 1),
+        block=op.size * _COLUMN,
+        writes=("out", "states"),
+        operations=8 * op.width * op.size * places.sequences * places.tokens,
+        per_sm=2,
+    )
+
+
+def scan(
+    op: Scan, places: Places, outs: tuple[Buffer, Buffer], rows: tuple[Rows, Rows], gates: Gates
+) -> Iterator[Launch]:
+    """Yield a Mamba-2 of rows of x, B, C, and of z and dt: into outs[0], then normed to outs[1]."""
+    (mixed, out), (xbc, beside) = outs, rows
+    assert gates.skip is not None and xbc.stride == op.channels
+    threads = op.head_dim * _ROW
+    yield Launch(
+        name=f"scan_{op.heads}x{op.head_dim}x{op.state}",
+        file="recurrent.cu",
+        constants=(
+            ScanConstants(
+                *(places.chunk, places.slot_stride, op.heads, op.groups, op.head_dim, op.state),
+                *(beside.stride, _ROW, places.at_once, threads),
+            ),
+        ),
+        arguments=(
+            Argument("float* out", mixed),
+            Argument("const float* in", xbc.buffer),
+            Argument("const float* beside", beside.buffer),
+            Argument("const float* decay", gates.decay),
+            Argument("const float* dt", gates.dt),
+            Argument("const float* skip", gates.skip),
+            *places.arguments,
+        ),
+        body=f"  scan<P0>(Mamba{{out, in, beside, decay, dt, skip, {places.expression}}});",
+        grid=(op.heads, places.sequences, 1),
+        block=threads,
+        writes=("out", "states"),
+        operations=5 * op.width * op.state * places.sequences * places.tokens,
+    )
+    _, written = _out(out)
+    count, most, more = count_of(places.count)
+    cols = op.width // op.groups
+    yield Launch(
+        name=f"norm_groups_{op.groups}x{cols}",
+        file="recurrent.cu",
+        constants=(GroupConstants(op.groups, cols, _THREADS),),
+        arguments=(
+            written,
+            Argument("const float* in", mixed),
+            Argument("const float* norm", gates.norm),
+            *more,
+        ),
+        body=f"  norm_groups<P0>(out, in, norm, {gates.eps!r}f, {count});",
+        grid=(op.groups, most, 1),
+        block=_THREADS,
+        writes=("out",),
+    )
+
+
+def copy_states(states: Buffer, slot_stride: int, which: Buffer) -> Launch:
+    """Return the copy of one slot's states, of all layers, to another: which[0] to which[1]."""
+    return Launch(
+        name=f"copy_states_{slot_stride}",
+        file="recurrent.cu",
+        constants=(CopyConstants(slot_stride, _THREADS),),
+        arguments=(Argument("float* states", states), Argument("const int* which", which)),
+        body="  copy_states<P0>(states, which);",
+        grid=(ceil_div(slot_stride, 4 * _THREADS), 1, 1),
+        block=_THREADS,
+        writes=("states",),
+    )
