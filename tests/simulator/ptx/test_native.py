@@ -411,3 +411,45 @@ xor.b32 %r1, %r5, %r4; red.global.add.u64 [%in+56], %i; atom.global.cas.b32 %r6,
         )
     assert found[0] == found[1]
     assert code.heat.native.plan.kinds.count(GROUP) == len(ops) + 2
+
+
+PARTS = [
+    ("0xffff", "setp.lt.u32 p, l, 16;"),
+    ("0xffffff00", "setp.ge.u32 p, l, 8;"),
+    ("m", "setp.ne.u32 p, l, 40;"),  # tiles of four lanes, each with a mask of its own
+    ("m", "setp.lt.u32 p, l, 12;"),
+]
+TOGETHER = [
+    "shfl.sync.up.b32 x|z, v, 1, 0x1c00, {mask};", "shfl.sync.bfly.b32 x|z, v, 1, 31, {mask};",
+    "shfl.sync.down.b32 x|z, v, 2, 0x1c1f, {mask};", "shfl.sync.idx.b32 x|z, v, l, 0x1c1f, {mask};",
+    "redux.sync.add.s32 x, v, {mask};", "redux.sync.min.s32 x, v, {mask};",
+    "redux.sync.max.u32 x, v, {mask};", "redux.sync.xor.b32 x, v, {mask};",
+    "match.any.sync.b32 x, v, {mask};", "match.any.sync.b64 x, w, {mask};",
+    "match.all.sync.b32 x|z, v, {mask};", "vote.sync.ballot.b32 x, q, {mask};",
+    "vote.sync.any.pred z, q, {mask};", "vote.sync.all.pred z, !q, {mask};",
+    "vote.sync.uni.pred z, q, {mask};", "activemask.b32 x;",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mask", "test"), PARTS)
+def test_parts_of_warps_combine_as_c(mask: str, test: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes of a part of a warp, and tiles that name a mask each, need no interpreter."""
+    every = " ".join(
+        f"{op.format(mask=mask)} mad.lo.u32 %r1, %r1, 31, x; @z add.u32 %r1, %r1, 7;"
+        for op in TOGETHER
+    )
+    body = f"""mov.u32 l, %laneid; and.b32 m, l, 28; shl.b32 m, 15, m;
+sub.u64 w, %i, %o; add.u64 w, w, %in; ld.global.u32 v, [w]; and.b32 v, v, 0x80000003;
+cvt.u64.u32 w, v; setp.gt.s32 q, v, 0; mov.u32 %r1, 0; mov.u32 x, 0; setp.eq.u32 z, l, 99;
+{test} @!p bra E; {every} E: {STORE}"""
+    regs = ".reg .pred p, q, z; .reg .b32 l, m, v, x; .reg .b64 w;"
+    text = kernel(body, regs=regs)
+    code, expected = code_of(text), outcome(code_of(text), False)
+
+    def asked(*_: Any) -> None:
+        raise AssertionError("the interpreter ran it")
+
+    for name in ("members", "ballot"):
+        monkeypatch.setattr(f"nvgpusim.ptx.ops_warp.{name}", asked)
+    assert outcome(code, True) == expected and any(expected[0])
+    assert code.heat.native.plan.kinds.count(GROUP) == len(TOGETHER)

@@ -100,11 +100,11 @@ TOGETHER = [c for c in cases() if c.name.startswith(("shfl", "vote", "redux", "a
 
 @pytest.mark.parametrize("case", TOGETHER, ids=lambda c: c.name)
 def test_c_that_lanes_run_together_is_the_same(case: Case) -> None:
-    """Warp operations and atomics as C; of parts of a warp C leaves them to the interpreter."""
+    """Warp operations, of parts of warps too, and atomics as C."""
     got = interpret(case, True).reshape(-1)
     assert not len(differences(case, got, RECORDED[case.name]))
     kinds = interpret.heat.native.plan.kinds  # type: ignore[attr-defined]
-    assert (GROUP in kinds) == ("match" not in case.name)
+    assert GROUP in kinds
 
 
 def test_recording_is_complete() -> None:

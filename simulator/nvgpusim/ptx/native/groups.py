@@ -1,7 +1,8 @@
 """Instructions that all lanes of a group do together as C: of whole warps, and atomics.
 
 Each is a call of groups.h that first looks whether everything is plain, and else does nothing, so
-that the interpreter runs the instruction: parts of a warp, other masks, memory that needs a look.
+that the interpreter runs the instruction: lanes that name others than are here with them, memory
+that needs a look.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .values import Unknown, Words
 
 Place = Callable[[int], str]
 """The memory of a register, "0" for one that nobody reads."""
-WHOLE = "{0, 0xffffffffu}"
+HERE = "(Source){0, HERE}"
+"""The membermask of an instruction without one."""
 _COMBINE = ("add", "min", "max", "and", "or", "xor")
 _ATOMIC = {name: f"A_{name.upper()}" for name in (*_COMBINE, "exch", "inc", "dec", "cas")}
 
@@ -64,7 +66,7 @@ def _goal(arg: Operand | None, bits: int) -> Callable[[Place], str]:
 
 def _mask(w: Words, n: int) -> Callable[[Place], str]:
     if not w.has("sync"):
-        return lambda place: f"(Source){WHOLE}"
+        return lambda place: HERE
     return _column(w, w.arg(n), 32)
 
 
@@ -131,11 +133,20 @@ def _atom(w: Words) -> Group:
 
 def _active(w: Words) -> Group:
     goal = _goal(w.i.args[0], 32)
-    parts = goal, _column(w, Imm(0xFFFFFFFF, "int"), 32), lambda place: f"(Source){WHOLE}"
-    return Group(lambda place: _call("reduce(c, A_OR, 0", parts, place))
+    return Group(lambda place: _call("active(c", (goal,), place))
+
+
+def _match(w: Words) -> Group:
+    d = w.i.args[0]
+    first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
+    parts = (
+        _goal(first, 32), _goal(second, 1), _column(w, w.arg(1), w.t.bits), _mask(w, 2),
+    )  # fmt: skip
+    head = f"match(c, {int(w.has('all'))}, {int(w.t.bits == 64)}"
+    return Group(lambda place: _call(head, parts, place))
 
 
 GROUPS: dict[str, Callable[[Words], Group]] = {
-    "shfl": _shfl, "vote": _vote, "redux": _redux, "activemask": _active, "atom": _atom,
-    "red": _atom,
+    "shfl": _shfl, "vote": _vote, "redux": _redux, "activemask": _active, "match": _match,
+    "atom": _atom, "red": _atom,
 }  # fmt: skip

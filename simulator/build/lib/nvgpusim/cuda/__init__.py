@@ -1,0 +1,1 @@
+"""CUDA programs on the interpreter, unchanged: stand-ins for libcudart and libcuda."""

@@ -1,0 +1,389 @@
+"""The interpreter's side of the stand-ins: modules, memory and launches of one program.
+
+The program's process maps `Server.arena` at the addresses that kernels see and asks for everything
+else over a socket, in the form that standin.h describes. Answers carry a CUresult.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import sys
+from bisect import insort
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..extents import Extents
+from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
+from ..options import CHECKS as KERNEL_CHECKS
+from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
+from ..ptx.sanitize import Sanitizer
+from .fatbin import NoPtxError, ptx_of
+from .lines import Lines
+from .streams import Operation, Streams, Touch, copied, launched
+
+MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
+INVALID, NO_MEMORY, BAD_SIZE, NO_SYMBOL, NO_KERNEL = 1, 2, 9, 13, 98
+NO_IMAGE, ILLEGAL_ADDRESS, ASSERTED, MISALIGNED, BAD_SPACE = 209, 700, 710, 716, 717
+LAUNCH_FAILED, NOT_SUPPORTED = 719, 801
+"""Numbers of CUresult and cudaError_t, which are the same."""
+ESR = {0xF: MISALIGNED, 0x10: BAD_SPACE, 0xE: ILLEGAL_ADDRESS}
+BASE, SIZE = 0x1000000000, 4 << 30
+"""Device memory: below 2^40, far from the shader windows and from what Linux hands out."""
+MOST_PARAMS = 256
+SHARED_MOST, THREADS_MOST = 164 << 10, 1024
+GRID_MOST, BLOCK_MOST = (0x7FFFFFFF, 65535, 65535), (1024, 1024, 64)
+STREAMS = 64
+_REQUEST, _ANSWER = struct.Struct("<II5Q6Q"), struct.Struct("<iI")
+
+
+@dataclass
+class Loaded:
+    """A module with the addresses of its variables (.const: offsets in bank 3)."""
+
+    module: Module
+    symbols: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    constants: tuple[int, int] = (0, 0)
+
+
+class Server:
+    """One program's GPU. `findings` are the sanitizer's notes and the faults, in order.
+
+    `late`: calls are watched and complete as late as CUDA allows. `gaps`: modules and kernels that
+    the simulator refuses. `frames`: where the program
+    made the call that is being answered.
+    """
+
+    def __init__(self, checks: frozenset[str] = frozenset(), warps: int | None = None) -> None:
+        self.fd = os.memfd_create("nvgpusim-cuda", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, SIZE)
+        self.pages = mmap.mmap(self.fd, SIZE)
+        self.arena: NDArray[np.uint8] = np.frombuffer(self.pages, np.uint8)
+        self.vm, self.extents = GpuAddressSpace("the program"), Extents()
+        kernel_checks = checks & {*KERNEL_CHECKS}
+        self.watch = Sanitizer(kernel_checks, self.extents) if kernel_checks else None
+        self.warps, self.fine = warps, bool(kernel_checks) or warps is not None
+        self.late, self.leaks, self.gaps = "calls" in checks, "leaks" in checks, 0
+        self.lines, self.frames = Lines(), tuple[int, ...]()
+        self.streams, self.operations = Streams(), {0}
+        self.modules: list[Loaded] = []
+        self.kernels: list[tuple[Loaded, Code]] = []
+        self.known: dict[tuple[int, str], int] = {}
+        self.mappings: dict[int, Mapping] = {}
+        self.free_runs = [(BASE, BASE + SIZE)]
+        self.findings: list[str] = []
+        self.launches = self.instructions = 0
+
+    def tell(self, text: str, here: bool = False) -> None:
+        """A finding, once; `here`: of the call that is being answered."""
+        if here and self.line:
+            text = f"{text}, at {self.line}"
+        if text not in self.findings:
+            self.findings.append(text)
+            print(f"nvgpusim: note: {text}", file=sys.stderr, flush=True)
+
+    @property
+    def line(self) -> str:
+        """The line of the call that is being answered, "" where nobody asked for it."""
+        return self.lines.of(self.frames)
+
+    def gap(self, text: str) -> None:
+        """Something that the simulator cannot run: the program has not been tested."""
+        self.gaps += 1
+        self.tell(text, here=True)
+
+    # memory
+
+    def malloc(self, size: int, name: str = "", fresh: bool = True) -> int:
+        """The address of `size` bytes, 0 where there is no room; a page is free behind each."""
+        room = -(-max(size, 1) // PAGE) * PAGE
+        for index, (start, end) in enumerate(self.free_runs):
+            if end - start >= room + PAGE:
+                self.free_runs[index] = (start + room + PAGE, end)
+                break
+        else:
+            return 0
+        buf = DmaBuf(max(size, 1), name or "buffer")
+        buf.array = self.arena[start - BASE : start - BASE + room]
+        self.mappings[start] = Mapping(start, room, buf)
+        self.vm.map(self.mappings[start])
+        self.extents.alloc(start, size, name or "buffer", "" if name else self.line, fresh)
+        return start
+
+    def free(self, va: int) -> int:
+        """Give memory back; its address comes again."""
+        mapping = self.mappings.pop(va, None)
+        if mapping is None:
+            where = self.extents.find(va)
+            what = f"is inside {where}" if where else self.extents.story(va)[1]
+            self.tell(f"calls: cudaFree of {va:#x}, which {what}", here=True)
+            return INVALID
+        self.vm.unmap(mapping, "cudaFree")
+        self.extents.free(va, self.line or "cudaFree")
+        insort(self.free_runs, (va, mapping.end + PAGE))
+        joined: list[tuple[int, int]] = []
+        for start, end in self.free_runs:
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((start, end))
+        self.free_runs = joined
+        return 0
+
+    # modules
+
+    def load(self, image: bytes) -> tuple[int, bytes]:
+        """A fat binary or PTX; its number."""
+        try:
+            loaded = Loaded(parse(ptx_of(image)))
+            self._place(loaded)
+        except (NoPtxError, PtxError) as error:
+            self.gap(f"a module cannot be loaded: {error}")
+            return NO_IMAGE, b""
+        self.modules.append(loaded)
+        return 0, struct.pack("<I", len(self.modules) - 1)
+
+    def _place(self, loaded: Loaded) -> None:
+        """Memory for a module's variables. Raises PtxError for a name that is not there."""
+        module = loaded.module
+        for v in module.variables.values():
+            for _, name, _ in v.references:
+                if name not in module.functions and name not in module.variables:
+                    raise PtxError(f"{v.name} holds the address of {name}, which is not here")
+        constants, used = [], 0
+        for v in loaded.module.variables.values():
+            if v.space == "const":
+                used = -(-used // max(v.align, 1)) * max(v.align, 1)
+                loaded.symbols[v.name] = used
+                constants.append((v, used))
+                used += v.size
+            elif v.space == "global":
+                at = self.malloc(v.size, v.name, fresh=False)
+                loaded.symbols[v.name] = at
+                loaded.places[v.name] = at, v.size
+                self._fill(at, v.size, v.data)
+        if used:
+            base = self.malloc(used, "constants", fresh=False)
+            loaded.constants = base, used
+            for v, offset in constants:
+                loaded.places[v.name] = base + offset, v.size
+                self._fill(base + offset, v.size, v.data)
+        for v in loaded.module.variables.values():
+            for offset, name, more in v.references:
+                at = loaded.places[v.name][0] + offset - BASE
+                target = loaded.module.function(name) or loaded.places[name][0]
+                word = struct.pack("<Q", target + more & (1 << 64) - 1)
+                self.arena[at : at + 8] = np.frombuffer(word, np.uint8)
+
+    def _fill(self, at: int, size: int, data: bytes) -> None:
+        content = data.ljust(size, b"\0")[:size]
+        self.arena[at - BASE : at - BASE + size] = np.frombuffer(content, np.uint8)
+
+    def kernel(self, module: int, name: str) -> tuple[int, bytes]:
+        """Number, parameters and sizes of a kernel, as standin.h's Kernel."""
+        if module >= len(self.modules) or name not in self.modules[module].module.kernels:
+            return NO_KERNEL, b""
+        loaded = self.modules[module]
+        kernel = loaded.module.kernels[name]
+        if (module, name) not in self.known:
+            try:
+                code = compile_kernel(loaded.module, kernel, self.fine, self.warps is not None)
+            except PtxError as error:
+                self.gap(f"kernel {name}: a gap of the simulator: {error}")
+                return NOT_SUPPORTED, b""
+            self.known[module, name] = len(self.kernels)
+            self.kernels.append((loaded, code))
+        number = self.known[module, name]
+        code = self.kernels[number][1]
+        params = list(kernel.params.values())
+        head = (number, len(params), code.shared_bytes - 0x400, code.local_bytes)
+        pad = [0] * (MOST_PARAMS - len(params))
+        size = max((p.offset + p.size for p in params), default=0)
+        columns = [p.offset for p in params] + pad + [p.size for p in params] + pad
+        return 0, struct.pack("<6I512I", *head, kernel.max_threads, size, *columns)
+
+    def variable(self, module: int, name: str) -> tuple[int, bytes]:
+        """Address and size of a module's variable."""
+        if module >= len(self.modules) or name not in self.modules[module].places:
+            return NO_SYMBOL, b""
+        return 0, struct.pack("<QQ", *self.modules[module].places[name])
+
+    # calls
+
+    def copies(self, to: int, source: int, size: int) -> int:
+        """Refuse a copy or memset whose device memory is not all of one buffer."""
+        for va, verb in ((to, "writes"), (source, "reads")):
+            extent = self.extents.find(va) if va else None
+            if not va or (extent is not None and va + size <= extent.end):
+                continue
+            if extent is not None:
+                what = f"{va + size - extent.end} bytes past the end of {extent}"
+            else:
+                what = self.extents.story(va)[1]
+            self.tell(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
+            return INVALID
+        return 0
+
+    def touched(self, a: tuple[int, ...], data: bytes) -> None:
+        """A copy or memset has been done: (address, bytes, whether written, stream), its clock."""
+        if a[2]:
+            self.extents.written(a[0], a[1])
+        self._ordered(
+            f"a copy or memset at {self.line}", a[3], data, [copied(a[0], a[1], a[2] > 0)]
+        )
+
+    def _ordered(self, what: str, stream: int, clock: bytes, touches: list[Touch]) -> None:
+        self.operations.add(stream)
+        if not self.late or len(self.operations) < 2:
+            return
+        operation = Operation(what, stream, np.frombuffer(clock, np.uint32), touches)
+        for text in self.streams.add(operation):
+            self.tell(text)
+
+    def host(self, va: int, shared: int) -> None:
+        """The program itself touched memory that is the GPU's, or that work under way uses."""
+        extent = self.extents.find(va)
+        if shared:
+            what = f"{va:#x} ({extent})" if extent else f"{va:#x}, pinned memory"
+            text = f"the host touches {what} while work on it may be under way: it has to wait"
+        else:
+            text = f"the host touches device memory: {extent or self.extents.story(va)[1]}"
+        self.tell(f"calls: {text}", here=True)
+
+    def left(self) -> None:
+        """At the program's end: memory that it has not freed."""
+        lost: dict[str, list[int]] = {}
+        for va in self.mappings if self.leaks else ():
+            extent = self.extents.find(va)
+            if extent is not None and extent.name == "buffer":
+                lost.setdefault(extent.line, []).append(extent.end - extent.va)
+        for line, sizes in lost.items():
+            made = f", made at {line}" if line else ""
+            self.tell(f"leaks: {len(sizes)} buffers of {sum(sizes)} bytes are never freed{made}")
+
+    # launches
+
+    def check(self, a: tuple[int, ...]) -> int:
+        """The error of a launch that cannot be, 0 if it can."""
+        grid, block, dynamic = _sizes(a)
+        if a[0] & LOW >= len(self.kernels):
+            return NO_KERNEL
+        code = self.kernels[a[0] & LOW][1]
+        threads, most = block[0] * block[1] * block[2], min(THREADS_MOST, code.kernel.max_threads)
+        wrong, error = "", BAD_SIZE
+        if not all(0 < n <= most for n, most in zip(grid, GRID_MOST, strict=True)):
+            wrong = f"a grid of {grid}: each from 1, at most {GRID_MOST}"
+        elif not all(0 < n <= most for n, most in zip(block, BLOCK_MOST, strict=True)):
+            wrong = f"a block of {block}: each from 1, at most {BLOCK_MOST}"
+        elif threads > most:
+            wrong = f"a block of {threads} threads: at most {most}"
+        elif dynamic > a[0] >> 32:
+            wrong = f"{dynamic} bytes of dynamic shared memory: at most {a[0] >> 32} " + (
+                "without cudaFuncAttributeMaxDynamicSharedMemorySize"
+            )
+            error = INVALID
+        if wrong:
+            self.tell(f"calls: kernel {code.kernel.name} is launched with {wrong}", here=True)
+        return error if wrong else 0
+
+    def launch(self, a: tuple[int, ...], data: bytes) -> int:
+        """Run a grid to its end; an error of CUDA's, 0 for none. `data`: parameters, clock."""
+        if error := self.check(a):
+            return error
+        grid, block, dynamic = _sizes(a)
+        params, clock = data[: -4 * STREAMS], data[-4 * STREAMS :]
+        loaded, code = self.kernels[a[0] & LOW]
+        # what the launch asks for begins at a multiple of 16
+        shared = -(-code.shared_bytes // 16) * 16 + dynamic if code.dynamic else code.shared_bytes
+        if shared > SHARED_MOST:
+            return INVALID
+        banks = {0: bytes(0x160) + params}
+        if loaded.constants[1]:
+            at = loaded.constants[0] - BASE
+            banks[3] = self.arena[at : at + loaded.constants[1]].tobytes()
+        self.operations.add(a[4] >> 56)
+        several = self.late and len(self.operations) > 1 and self.watch is not None
+        if self.watch is not None:
+            self.watch.everything = several
+        launch = Launch(
+            code, self.vm, grid, block, banks, shared_bytes=shared,
+            symbols=loaded.symbols, warps=self.warps, watch=self.watch,
+        )  # fmt: skip
+        name = code.kernel.name
+        error = self._run(launch, name)
+        self.launches += 1
+        self.instructions += launch.thread_instrs
+        for text in launch.findings.values():
+            self.tell(f"kernel {text}")
+        if several and self.watch is not None:
+            places = {id(m.buf): va for va, m in self.mappings.items()}
+            touches = launched(self.watch, places)
+            self._ordered(f"kernel {name}", a[4] >> 56, clock, touches)
+        sys.stdout.flush()
+        return error
+
+    def _run(self, launch: Launch, name: str) -> int:
+        try:
+            launch.run()
+        except MmuFault as fault:
+            self.tell(f"kernel {name}: {fault} {getattr(fault, 'where', '')}".rstrip())
+            return ILLEGAL_ADDRESS
+        except KernelFault as fault:
+            self.tell(f"kernel {name}: {fault} {fault.where}".rstrip())
+            return ASSERTED if "assert" in fault.what.lower() else ESR.get(fault.esr, LAUNCH_FAILED)
+        except PtxError as error:
+            self.gap(f"kernel {name}: a gap of the simulator: {error}")
+            return NOT_SUPPORTED
+        return 0
+
+    # the socket
+
+    def answer(self, op: int, a: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
+        """Do what a request asks; error and bytes of the answer."""
+        if op == MODULE:
+            return self.load(data)
+        if op == KERNEL:
+            return self.kernel(a[0], data.decode())
+        if op == VARIABLE:
+            return self.variable(a[0], data.decode())
+        if op == LAUNCH:
+            return self.launch(a, data), b""
+        if op == CHECK:
+            return self.check(a), b""
+        if op == MALLOC:
+            at = self.malloc(a[0], fresh=not a[1])  # the CPU's stores are not seen
+            return (0 if at else NO_MEMORY), struct.pack("<Q", at)
+        if op == FREE:
+            return self.free(a[0]), b""
+        if op == COPY:
+            return self.copies(a[0], a[1], a[2]), b""
+        if op == INFO:
+            return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
+        if op in (TOUCHED, HOST):
+            self.touched(a, data) if op == TOUCHED else self.host(a[0], a[1])
+            return 0, b""
+        return NOT_SUPPORTED, b""
+
+    def serve(self, channel: socket.socket) -> None:
+        """Answer until the program closes its end, which it does when we close ours."""
+        with channel, channel.makefile("rwb") as stream:
+            while len(head := stream.read(_REQUEST.size)) == _REQUEST.size:
+                op, size, *a = _REQUEST.unpack(head)
+                self.frames = tuple(a[5:])
+                error, data = self.answer(op, tuple(a[:5]), stream.read(size))
+                stream.write(_ANSWER.pack(error, len(data)) + data)
+                stream.flush()
+
+
+LOW = 0xFFFFFFFF
+
+
+def _sizes(a: tuple[int, ...]) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
+    """Grid, block and dynamic shared bytes of a request."""
+    grid = (a[1] & LOW, a[1] >> 32, a[2] & LOW)
+    return grid, (a[2] >> 32, a[3] & LOW, a[3] >> 32), a[4] & (1 << 56) - 1

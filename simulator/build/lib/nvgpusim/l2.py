@@ -1,0 +1,140 @@
+"""The GPU's L2: it keeps lines of memory that is mapped CACHEABLE, and writes them back late.
+
+T234 is coherent one way: the GPU snoops the CPU's caches when it fetches a line, and nothing tells
+the L2 of a later store by the CPU, nor writes a line back because the CPU reads. `nvgpu-ctrl.h`
+lists "write-back L2 dirty lines" as a step of FLUSH_L2 of its own, and no source shows that a
+release with wait-for-idle drains them: so here it does not. Without CACHEABLE nvgpu makes a PTE
+volatile [gmmu_ga10b_fusa.c:240] and nothing is kept.
+
+A line that the GPU touches is fetched once and then stays, with the GPU's stores, until
+
+- FLUSH_L2 with l2_flush writes dirty lines back, and with l2_invalidate drops all;
+- an unmapping flushes and invalidates the whole L2 [common/mm/gmmu/page_table.c:1011-1035];
+- the policy "evict" drops it: some lines, drawn from the seed, before and after each grid.
+
+A write-back stores the whole line, over what the CPU has stored there since the fetch. The policy
+"all" keeps lines of volatile mappings too, as an operating system outside the SMMU's coherent path
+saw on a GA10B; only what the host engine itself reads and writes is spared.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .memory import DmaBuf
+
+CACHEABLE = 4
+"""NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE."""
+LINE = 128
+"""Bytes of a line of ga10b's L2."""
+KEPT, DIRTY = 1, 3
+"""States of a line that is there, as compiled kernels know them (machine.h); 0: it is not."""
+RATES = (0.02, 0.2, 1.0)
+"""Part of the lines that one moment evicts; a seed has one of them."""
+
+
+class Lines:
+    """The lines of one buffer, by their place in it: all its mappings share them."""
+
+    def __init__(self, buf: DmaBuf) -> None:
+        self._buf = weakref.ref(buf)
+        self.kept = np.zeros(buf.size, np.uint8)
+        self.state = np.zeros(-(-buf.size // LINE), np.uint8)
+
+    def touch(self, start: int, size: int, state: int = KEPT) -> NDArray[np.uint8]:
+        """Fetch what is missing of [start, start + size); all bytes as the GPU sees them."""
+        first, last = start // LINE, -(-(start + size) // LINE)
+        buf = self._buf()
+        missing = self.state[first:last] == 0
+        if buf is not None and missing.any():
+            span = slice(first * LINE, last * LINE)
+            fresh = buf.array[span].reshape(-1, LINE)[missing]
+            self.kept[span].reshape(-1, LINE)[missing] = fresh
+        self.state[first:last] |= state
+        return self.kept
+
+    def write_back(self, some: NDArray[np.bool_] | None = None) -> None:
+        """Store dirty lines to memory: all, or those of `some`."""
+        dirty = self.state == DIRTY
+        if some is not None:
+            dirty &= some
+        buf = self._buf()
+        if buf is not None and dirty.any():
+            self.state[dirty] = KEPT
+            buf.array.reshape(-1, LINE)[dirty] = self.kept.reshape(-1, LINE)[dirty]
+
+
+class L2:
+    """The board's cache."""
+
+    def __init__(self, policy: str = "keep", seed: int = 0) -> None:
+        self.executing = 0
+        self._lines: weakref.WeakValueDictionary[int, Lines] = weakref.WeakValueDictionary()
+        self.behave(policy, seed)
+
+    def behave(self, policy: str, seed: int) -> None:
+        """From now on lines go by this policy and seed; those that are there stay."""
+        self.policy, self._rate = policy, random.Random(f"l2 {seed}").choice(RATES)
+        self._draws = np.random.default_rng(seed)
+
+    def keeps(self, flags: int, kernel: bool) -> bool:
+        """True if lines of such a mapping stay."""
+        return bool(flags & CACHEABLE) or (self.policy == "all" and not kernel)
+
+    def enter(self, number: int, lines: Lines) -> None:
+        """Lines of one more buffer."""
+        self._lines[number] = lines
+
+    def flush(self, invalidate: bool) -> None:
+        """Write every dirty line back, and drop all lines if asked.
+
+        A running grid goes on with its lines: as if it had fetched and written them once more.
+        """
+        for lines in list(self._lines.values()):
+            before = lines.state.copy()
+            lines.write_back()
+            if self.executing:
+                lines.state |= before
+            elif invalidate:
+                lines.state[:] = 0
+
+    def moment(self) -> None:
+        """A moment at which lines may go: between grids."""
+        if self.policy != "evict":
+            return
+        for lines in list(self._lines.values()):
+            there = lines.state != 0
+            some = there & (self._draws.random(len(there)) < self._rate)
+            lines.write_back(some)
+            lines.state[some] = 0
+
+
+_board = L2()
+_count = 0
+
+
+def board() -> L2:
+    """The L2 of the board of this process."""
+    return _board
+
+
+def power_on(policy: str, seed: int) -> None:
+    """A board starts: nothing is kept."""
+    global _board
+    _board = L2(policy, seed)
+
+
+def lines_of(buf: DmaBuf) -> Lines:
+    """The lines of a buffer, from now on kept by the board."""
+    global _count
+    if buf.lines is None:
+        _count += 1
+        buf.lines = Lines(buf)
+        _board.enter(_count, buf.lines)
+    return buf.lines

@@ -1,0 +1,103 @@
+"""Copy engine, class 0xC7B5: pitch-linear copies and semaphores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...memory import Access, GpuAddressSpace, MmuFault
+from .faults import gr_class, illegal_method, mmu
+from .host import write_semaphore
+from .protocols import DONE, Channel, Steps, Work
+
+COPY_CLASS = 0xC7B5
+SEM_A, SEM_B, SEM_PAYLOAD, SEM_PAYLOAD_UPPER, LAUNCH_DMA = 0x240, 0x244, 0x248, 0x24C, 0x300
+IN_UPPER, IN_LOWER, OUT_UPPER, OUT_LOWER = 0x400, 0x404, 0x408, 0x40C
+PITCH_IN, PITCH_OUT, LINE_LENGTH, LINE_COUNT = 0x410, 0x414, 0x418, 0x41C
+_REGS = (SEM_A, SEM_B, SEM_PAYLOAD, SEM_PAYLOAD_UPPER, IN_UPPER, IN_LOWER, OUT_UPPER, OUT_LOWER,
+         PITCH_IN, PITCH_OUT, LINE_LENGTH, LINE_COUNT)  # fmt: skip
+TRANSFER, FLUSH, SEMAPHORE, PITCH_LAYOUT, MULTI_LINE = 3, 1 << 2, 3 << 3, 3 << 7, 1 << 9
+
+
+def pieces(vm: GpuAddressSpace, va: int, size: int, access: Access) -> list[memoryview]:
+    """The bytes [va, va + size) mapping by mapping; raises MmuFault."""
+    out = []
+    while size:
+        mapping = vm.find(va)
+        part = min(size, mapping.end - va) if mapping is not None else size
+        out.append(vm.view(va, part, access))
+        va, size = va + part, size - part
+    return out
+
+
+class Copy:
+    """State of the copy methods of one channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.c = channel
+        self.regs = dict.fromkeys(_REGS, 0)
+
+    def method(self, method: int, value: int) -> Work:
+        """Execute one method."""
+        if method in self.regs:
+            self.regs[method] = value
+        elif method == LAUNCH_DMA:
+            return self.start(value)
+        else:
+            raise illegal_method(f"copy method {method:#x} with {value:#x}", **self.c.details())
+        return DONE
+
+    def start(self, flags: int) -> Steps:
+        """LAUNCH_DMA, some time later under --delay."""
+        yield from self.c.lag()
+        try:
+            self.launch(flags)
+        except MmuFault as e:
+            raise mmu(e, copy=self.describe(), **self.c.details()) from e
+
+    def wide(self, upper: int, lower: int) -> int:
+        """A 49-bit address from two registers."""
+        return (self.regs[upper] & 0x1FFFF) << 32 | self.regs[lower]
+
+    def describe(self) -> str:
+        """The copy in words."""
+        source, target = self.wide(IN_UPPER, IN_LOWER), self.wide(OUT_UPPER, OUT_LOWER)
+        return f"{self.regs[LINE_LENGTH]} bytes from {source:#x} to {target:#x}"
+
+    def launch(self, flags: int) -> None:
+        """LAUNCH_DMA: transfer, then semaphore."""
+        r, c = self.regs, self.c
+        if flags & ~(TRANSFER | FLUSH | SEMAPHORE | PITCH_LAYOUT | MULTI_LINE):
+            raise gr_class(f"LAUNCH_DMA {flags:#x} is not modelled", **c.details())
+        transfer, semaphore = flags & TRANSFER, (flags & SEMAPHORE) >> 3
+        if transfer:
+            if flags & PITCH_LAYOUT != PITCH_LAYOUT:
+                raise gr_class(
+                    f"LAUNCH_DMA {flags:#x}: only pitch layouts are modelled", **c.details()
+                )
+            lines = r[LINE_COUNT] if flags & MULTI_LINE else 1
+            source, target = self.wide(IN_UPPER, IN_LOWER), self.wide(OUT_UPPER, OUT_LOWER)
+            for line in range(lines):
+                self.line(source + line * r[PITCH_IN], target + line * r[PITCH_OUT], r[LINE_LENGTH])
+        if semaphore == 3:
+            raise gr_class("LAUNCH_DMA with semaphore type 3", **c.details())
+        if semaphore:
+            va = self.wide(SEM_A, SEM_B)
+            if va % (16 if semaphore == 2 else 4):
+                raise gr_class(f"copy semaphore at {va:#x} is not aligned", **c.details())
+            four = semaphore == 2
+            write_semaphore(c.vm, va, r[SEM_PAYLOAD], 2 if four else 1, four)
+
+    def line(self, source: int, target: int, size: int) -> None:
+        """Copy `size` bytes, byte-granular; nothing is copied when a page is missing."""
+        c = self.c
+        if source < target + size and target < source + size and size:
+            c.gpu.note(f"copy with overlapping source and target (undefined): {self.describe()}")
+        data = b"".join(pieces(c.vm, source, size, "read"))
+        at = 0
+        for view in pieces(c.vm, target, size, "write"):
+            np.frombuffer(view, np.uint8)[:] = np.frombuffer(data, np.uint8, len(view), at)
+            at += len(view)
+        when = c.current.moment if c.current is not None else None
+        c.gpu.extents.written(target, size, when)
+        c.gpu.count("copies")
+        c.gpu.count("bytes copied", size)

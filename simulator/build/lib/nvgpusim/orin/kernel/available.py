@@ -1,0 +1,73 @@
+"""Memory left on the board, and the answer of a release when it is not enough.
+
+nvmap up to 36.4.3 compares a request with total RAM only and takes its pages one by one by
+GFP_KERNEL [nvmap_dev.c:598-633 is_nvmap_memory_available, nvmap_alloc.c; linux-nv-oot at
+l4t-r36.4]: a request that does not fit meets the OOM killer, and the process that asks is its
+largest. JetPack 7's compares with MemAvailable less CmaFree less 0.1 % and answers ENOMEM
+[nvmap_heap.c system_heap_free_mem; CMA pages are no use to nvmap].
+
+Since October 2025 (r35.6.3, r36.4.7, for CVE-2025-33177 and CVE-2025-33182) the older ones answer
+ENOMEM too, sooner: boards refuse 4 GiB with 5.36 of 7.44 GiB reported free while the page cache is
+full, grant 3 GiB, and grant the same bytes in pieces. The source of that condition is not public.
+The model refuses what exceeds free memory and three eighths of the page cache.
+"""
+
+from __future__ import annotations
+
+from .file import Board
+from .release import JETPACK7
+
+MEMINFO = "/proc/meminfo"
+SYSTEM = 512 << 20
+"""Bytes given to kernel and services of the modelled board."""
+CMA = 256 << 20
+"""Bytes reserved for contiguous allocations, all free; an Orin has 256 to 512 MB."""
+
+
+def available(kernel: Board) -> int:
+    """MemAvailable of the board, in bytes; CMA pages and the page cache count."""
+    return max(kernel.options.ram - SYSTEM - kernel.journal.in_use, 0)
+
+
+def for_nvmap(kernel: Board) -> int:
+    """Bytes that nvmap can have: those that are no CMA pages."""
+    return max(available(kernel) - CMA, 0)
+
+
+def cached(kernel: Board) -> int:
+    """Bytes of files in the page cache, which gives way to whoever needs memory."""
+    asked = kernel.options.page_cache
+    full = kernel.options.ram * 3 // 4 if asked < 0 else asked << 20
+    return min(max(full - kernel.journal.given_up, 0), for_nvmap(kernel))
+
+
+def meminfo(kernel: Board) -> str:
+    """The lines of /proc/meminfo that are about the whole of memory."""
+    lines = {
+        "MemTotal": kernel.options.ram,
+        "MemFree": available(kernel) - cached(kernel),
+        "MemAvailable": available(kernel),
+        "Cached": cached(kernel),
+        "CmaTotal": CMA,
+        "CmaFree": min(CMA, available(kernel)),
+    }
+    return "".join(f"{name + ':':15} {size >> 10:8} kB\n" for name, size in lines.items())
+
+
+def room(kernel: Board) -> int:
+    """Bytes that nvmap compares a request with."""
+    if kernel.options.memory_end == "refuse":
+        return for_nvmap(kernel) - cached(kernel) * 5 // 8
+    left = for_nvmap(kernel)
+    return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram
+
+
+def take(kernel: Board, size: int) -> None:
+    """Take the pages of a request that nvmap let pass; the OOM killer may be the answer."""
+    left = for_nvmap(kernel)
+    if size > left:
+        kernel.journal.note(
+            f"the OOM killer ends this process: {size:#x} bytes asked of nvmap, {left:#x} "
+            "available; this release has no ENOMEM for it"
+        )
+        kernel.oom_kill()

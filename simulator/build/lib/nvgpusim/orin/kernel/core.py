@@ -1,0 +1,468 @@
+"""File descriptors, dispatch and lifetimes: what every device of the model shares.
+
+A device fd is one end of a socket pair. The model keeps the other end and learns from its hang-up
+that the last copy of the client's end is gone (closed, in this process and in its children), which
+is when a kernel would call release(). A dmabuf fd is the memfd itself. Both are found again by
+inode, so dup, fork, poll and CLOEXEC are the host kernel's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable
+from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
+from os import close as _real_close
+
+from ...locks import Lock
+from ...memory import DmaBuf, caller
+from ...options import Options
+from ..abi import abi
+from ..ctxsw import WFI
+from ..gpu_api import ChannelPort, Executor, FaultReport
+from ..inject import Injector
+from ..report import Journal
+from ..rules import KernelError
+from .address_space import AsFile
+from .channel import ChannelFile
+from .cpumaps import CpuMapping, CpuMaps
+from .ctrl import CtrlFile
+from .file import File, Key
+from .handles import NvMapState
+from .nvmap import NvMapFile
+from .shape import GpuShape
+from .tsg import TsgFile
+from .usermem import UserMemory
+from .usermode import Usermode
+
+NODES = {
+    "/dev/nvgpu/igpu0/ctrl": "ctrl",
+    "/dev/nvgpu/igpu0/as": "as",
+    "/dev/nvgpu/igpu0/tsg": "tsg",
+    "/dev/nvgpu/igpu0/channel": "channel",
+    "/dev/nvhost-ctrl-gpu": "ctrl",
+    "/dev/nvhost-as-gpu": "as",
+    "/dev/nvhost-tsg-gpu": "tsg",
+    "/dev/nvhost-gpu": "channel",
+    "/dev/nvmap": "nvmap",
+}
+"""Device nodes of the model, both naming schemes; debugger, profiler and scheduler are absent."""
+
+
+class Kernel:
+    """One board: its devices, memory and GPU. All entry points may be called from any thread."""
+
+    def __init__(self, options: Options, journal: Journal | None = None) -> None:
+        self.options = options
+        self.abi = abi(options.profile)
+        self.journal = journal or Journal()
+        self.injector = Injector(options.inject, options.seed)
+        self.lock, self.fault_lock = Lock(), Lock()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._soft, self._raised = soft, soft
+        self._base = soft
+        if hard == resource.RLIM_INFINITY or hard > soft:
+            want = soft + 65536 if hard == resource.RLIM_INFINITY else min(hard, soft + 65536)
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (want, hard))
+                self._raised = want
+        if self._raised == soft:
+            self._base = max(soft // 2, 64)
+        self.user = UserMemory(self.memfd("nvgpusim-scratch"))
+        self.files: dict[Key, File] = {}
+        self.dmabufs: dict[Key, DmaBuf] = {}
+        self.peers: dict[int, File] = {}
+        self.hangups = self._new_hangups()
+        self.executor: Executor | None = None
+        self.make_executor: Callable[[Kernel], Executor] | None = None
+        self.shape = GpuShape(options)
+        self.nvmap = NvMapState(self)
+        self.usermode = Usermode(self)
+        self.spaces = 0
+        self.channel_ids = list(range(512))
+        self.tsg_ids = list(range(512))
+        self.syncpoints = list(range(64))
+        self.ports: dict[int, ChannelPort] = {}
+        self.cpu_maps = CpuMaps()
+        self.scheduler_locked = False
+        self.default_modes = (WFI, WFI)
+        self.before_kill: Callable[[], None] = lambda: None
+
+    # descriptors
+
+    def descriptor_limit(self) -> int:
+        """The client's RLIMIT_NOFILE: what it set itself, or what it was before the model's."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return self._soft if soft == self._raised else soft
+
+    def high(self, fd: int) -> int:
+        """Move one of the model's own fds out of the client's range."""
+        try:
+            moved = fcntl(fd, F_DUPFD_CLOEXEC, self._base)
+        except OSError:
+            return fd
+        _real_close(fd)
+        return moved
+
+    def memfd(self, name: str) -> int:
+        """A memfd in the model's own range of descriptors."""
+        return self.high(os.memfd_create(name, os.MFD_CLOEXEC))
+
+    def _new_hangups(self) -> select.epoll:
+        """An epoll of this process alone, on all peers."""
+        made = select.epoll()
+        moved = fcntl(made.fileno(), F_DUPFD_CLOEXEC, self._base)
+        made.close()
+        hangups = select.epoll.fromfd(moved)
+        for peer in self.peers:
+            hangups.register(peer, _HANGUP)
+        return hangups
+
+    def give(self, fd: int) -> int:
+        """The lowest free descriptor of the client's, a copy of `fd`; EMFILE when there is none."""
+        try:
+            new = os.dup(fd)
+        except OSError as error:
+            raise KernelError("fd.full") from error
+        if new >= self.descriptor_limit():
+            _real_close(new)
+            raise KernelError("fd.full")
+        self.journal.rule("fd.cloexec")
+        return new
+
+    def install(self, file: File) -> int:
+        """Give the client an fd for `file`."""
+        try:
+            theirs, ours = socket.socketpair()
+        except OSError as error:
+            raise KernelError("fd.full") from error
+        peer = self.high(ours.detach())
+        inner = self.high(theirs.detach())
+        try:
+            fd = self.give(inner)
+        except KernelError:
+            _real_close(peer)
+            raise
+        finally:
+            _real_close(inner)
+        file.peer = socket.socket(fileno=peer)
+        status = os.fstat(fd)
+        file.key = (status.st_dev, status.st_ino)
+        self.files[file.key] = file
+        self.peers[peer] = file
+        self.hangups.register(peer, _HANGUP)
+        return fd
+
+    def lookup(self, fd: int) -> File | DmaBuf | None:
+        """The model's object behind a descriptor, None for a foreign or closed one."""
+        if not 0 <= fd < 1 << 31:
+            return None
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            return None
+        key = (status.st_dev, status.st_ino)
+        if stat.S_ISSOCK(status.st_mode):
+            return self.files.get(key)
+        return self.dmabufs.get(key)
+
+    def file(self, fd: int, kind: str) -> File | None:
+        """The open device of that kind behind `fd`."""
+        found = self.lookup(fd)
+        return found if isinstance(found, File) and found.kind == kind else None
+
+    def dmabuf(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
+        """The dmabuf behind `fd`; raises KernelError with one of the two rules."""
+        found = self.lookup(fd)
+        if isinstance(found, DmaBuf):
+            return found
+        try:
+            os.fstat(fd)
+        except (OSError, OverflowError):
+            raise KernelError(badfd, f"fd {fd}") from None
+        raise KernelError(not_dmabuf, f"fd {fd}")
+
+    def read_only(self, fd: int) -> bool:
+        """True if `fd` is open for reading only: the mode of a dmabuf."""
+        return fcntl(fd, F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+
+    # system calls
+
+    def sweep(self) -> None:
+        """Release every device whose last fd is gone."""
+        with self.lock:
+            for peer, _ in self.hangups.poll(0):
+                file = self.peers.pop(peer, None)
+                if file is None:
+                    continue
+                self.hangups.unregister(peer)
+                del self.files[file.key]
+                if file.peer is not None:
+                    file.peer.close()
+                file.release()
+                self.journal.count("close", file.kind)
+
+    def open(self, path: str) -> int:
+        """open() of a node in NODES; raises OSError."""
+        with self.lock, self.errors("open", f"open of {path}"):
+            self.sweep()
+            self.injector.maybe(f"OPEN_{NODES[path].upper()}")
+            match NODES[path]:
+                case "ctrl":
+                    file: File = CtrlFile(self)
+                case "as":
+                    file = AsFile.default(self)
+                case "tsg":
+                    file = TsgFile(self)
+                case "channel":
+                    file = ChannelFile(self, -1)
+                case _:
+                    file = NvMapFile(self, self.nvmap, self.shown)
+            try:
+                fd = self.install(file)
+            except KernelError:
+                file.release()
+                raise
+            self.journal.count("open", file.kind)
+            return fd
+
+    def ioctl(self, fd: int, request: int, arg: int) -> int:
+        """ioctl() on a device or dmabuf of the model; raises OSError."""
+        request &= 0xFFFFFFFF
+        with self.lock, self.errors("ioctl", self.abi.name(request), request):
+            self.sweep()
+            found = self.lookup(fd)
+            if isinstance(found, DmaBuf):
+                if request not in _DMA_BUF_SYNC:
+                    raise KernelError("dmabuf.ioctl")
+                return 0
+            if found is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            known = self.abi.by_number.get(request)
+            self.journal.count("ioctl", self.abi.name(request))
+            if known is not None:
+                self.injector.maybe(known.short)
+            return found.ioctl(request, arg)
+
+    def map_fd(self, fd: int, length: int, offset: int) -> tuple[int, File | DmaBuf] | None:
+        """Descriptor to mmap in place of `fd` (None: not the model's); raises OSError.
+
+        Follow it with :meth:`mapped` once the host kernel has mapped the returned fd.
+        """
+        with self.lock, self.errors("mmap", f"mmap of fd {fd}"):
+            self.sweep()
+            found = self.lookup(fd)
+            if found is None:
+                return None
+            self.injector.maybe("MMAP")
+            if isinstance(found, File):
+                return found.mmap(length, offset), found
+            if offset + length > found.size:
+                raise KernelError("dmabuf.mmap-range", f"{offset + length:#x} > {found.size:#x}")
+            if found.vpr:
+                raise KernelError("dmabuf.vpr")
+            if not found.allocated:
+                self.journal.rule("dmabuf.sigbus")
+            return fd, found
+
+    def mapped(self, address: int, length: int, what: File | DmaBuf) -> None:
+        """The host kernel has mapped [address, address + length)."""
+        with self.lock:
+            end = address + -(-length // 4096) * 4096
+            for old in self.unmapped(address, end - address):
+                if isinstance(old, DmaBuf) and old is not what:
+                    self.journal.note(
+                        f"mmap at {address:#x} replaced the CPU mapping of {old!r}: {caller()}"
+                    )
+            if isinstance(what, DmaBuf):
+                what.get("cpu")
+            self.cpu_maps.add(CpuMapping(address, end, what))
+            self.journal.rule("fd.fork")
+            self.journal.count("mmap", what.kind if isinstance(what, File) else "dmabuf")
+
+    def shown(self, address: int) -> CpuMapping | None:
+        """The CPU mapping that holds an address."""
+        return self.cpu_maps.at(address)
+
+    def unmapped(self, address: int, length: int) -> list[File | DmaBuf]:
+        """[address, address + length) is unmapped or replaced; returns what was there."""
+        with self.lock:
+            end = address + -(-length // 4096) * 4096
+            self.nvmap.unpin(address, end)
+            gone, left = self.cpu_maps.cut(address, end)
+            for entry in left:
+                if isinstance(entry.what, DmaBuf):
+                    entry.what.get("cpu")
+            for entry in gone:
+                if isinstance(entry.what, DmaBuf):
+                    entry.what.put("cpu")
+                else:
+                    self.usermode.unmapped(entry.what)
+            return [entry.what for entry in gone]
+
+    def msync(self, address: int) -> None:
+        """msync() at `address`; raises OSError for a dmabuf's mapping."""
+        with self.lock, self.errors("msync", f"msync of {address:#x}"):
+            if self.cpu_maps.at(address) is not None:
+                raise KernelError("dmabuf.msync")
+
+    def errors(
+        self, call: str, what: str, request: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
+        """Turn KernelError into OSError, and count both."""
+        return _Errors(self, call, what, request)
+
+    # execution side
+
+    def gpu(self) -> Executor | None:
+        """The execution side, made at first use."""
+        if self.executor is None and self.make_executor is not None:
+            self.executor = self.make_executor(self)
+        return self.executor
+
+    def fault(self, port: ChannelPort, report: FaultReport) -> None:
+        """A fatal error: kill the TSG, write the notifiers, keep the SM records. Any thread."""
+        with self.fault_lock:
+            if not port.alive:
+                return
+            victims = [  # list(): the client's threads open and close meanwhile
+                f
+                for f in list(self.files.values())
+                if isinstance(f, ChannelFile) and f.tsg is not None and f.tsg.id == port.tsg_id
+            ]
+            for channel in victims:
+                if channel.tsg is not None:
+                    channel.tsg.sm_errors.update(report.sm)
+                channel.die(report.code)
+            port.alive = False
+            for other in list(self.ports.values()):
+                if other.tsg_id == port.tsg_id:
+                    other.alive = False
+            self.journal.rule("kill.tsg")
+            self.journal.fault(report, port)
+
+    def oom_kill(self) -> None:
+        """Linux ends the process for want of memory."""
+        self.before_kill()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def forked(self) -> None:
+        """In a forked child: the model is a copy, the GPU and its channels are the parent's.
+
+        Buffers are shared with the parent. What both would write, or listen to, is made anew.
+        """
+        with self.lock:
+            self.executor, self.ports = None, {}
+            for file in self.files.values():
+                if isinstance(file, ChannelFile):
+                    file.gone, file.port = True, None
+            self.cpu_maps = CpuMaps()
+            for buf in list(self.dmabufs.values()):
+                buf.forked()
+            self.hangups.close()
+            self.hangups = self._new_hangups()
+            _real_close(self.user.fd)
+            self.user = UserMemory(self.memfd("nvgpusim-scratch"))
+            self.usermode.forked()
+            in_use = self.journal.in_use
+            self.journal.forked()
+            self.journal.memory(in_use)
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        self.usermode.stop()
+        if self.executor is not None:
+            self.executor.shutdown()
+
+    def close(self) -> None:
+        """Stop, and give back the model's own descriptors and the limit as it was."""
+        self.shutdown()
+        with self.lock:
+            for peer, file in self.peers.items():
+                self.hangups.unregister(peer)
+                if file.peer is not None:
+                    file.peer.close()
+            for handle in self.nvmap.handles.values():
+                _real_close(handle.fd)
+            for fd in (self.usermode.fd, self.user.fd):
+                _real_close(fd)
+            self.hangups.close()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft == self._raised != self._soft:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
+
+    def ptimer(self) -> int:
+        """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""
+        return time.monotonic_ns()
+
+    def leaks(self) -> list[str]:
+        """List all that is open, mapped or allocated, one line each. Call it with the lock held."""
+        found: list[str] = []
+        for kind, n in sorted(count_kinds(self.files).items()):
+            lines = sorted({f.line for f in self.files.values() if f.kind == kind})
+            found.append(f"{n} {kind} fd{'s' * (n > 1)} open, opened at {lines[0]}")
+        handles = list(self.nvmap.handles.values())
+        if handles:
+            total = sum(h.buf.size for h in handles if h.buf.allocated)
+            found.append(f"{len(handles)} nvmap handles ({total:#x} bytes): {handles[0].line}")
+        held = self.nvmap.client_fds()
+        if held:
+            found.append(f"{len(held)} buffers with open dmabuf fds: {next(iter(held))!r}")
+        vms = [getattr(f, "vm", None) for f in self.files.values()]
+        spaces = {vm.number: vm for vm in vms if vm is not None}
+        for vm in spaces.values():
+            maps = [m for m in vm.pages.mappings() if not m.kernel]
+            if maps:
+                total = sum(m.size for m in maps)
+                found.append(f"{len(maps)} GPU mappings ({total:#x} bytes): {maps[0].line}")
+            if vm.areas:
+                found.append(f"{len(vm.areas)} reserved VA areas: {vm.areas[0].line}")
+        buffers = [m for m in self.cpu_maps if isinstance(m.what, DmaBuf)]
+        if buffers:
+            total = sum(m.end - m.start for m in buffers)
+            found.append(f"{len(buffers)} CPU mappings ({total:#x} bytes) of {buffers[0].what!r}")
+        return found
+
+    def check(self) -> None:
+        """The model's invariants; raises AssertionError naming the one that broke."""
+        with self.lock:
+            for file in self.files.values():
+                file.check()
+            self.nvmap.check()
+            shown = self.cpu_maps.check()
+            for buf in self.dmabufs.values():
+                assert buf.refs["cpu"] == shown[buf], f"{buf!r}: {shown[buf]} CPU mappings"
+
+
+class _Errors:
+    def __init__(self, kernel: Kernel, call: str, what: str, request: int) -> None:
+        self.kernel, self.call, self.what, self.request = kernel, call, what, request
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, KernelError):
+            return
+        journal = self.kernel.journal
+        journal.rule(error.rule)
+        journal.refused(self.call, self.what, error, caller())
+        raise OSError(error.errno, os.strerror(error.errno)) from error
+
+
+_HANGUP = select.EPOLLHUP | select.EPOLLRDHUP
+_DMA_BUF_SYNC = {0x40086200}
+"""DMA_BUF_IOCTL_SYNC of linux/dma-buf.h."""
+
+
+def count_kinds(files: dict[Key, File]) -> Counter[str]:
+    """Number of open devices of each kind."""
+    return Counter(f.kind for f in files.values())

@@ -1,0 +1,260 @@
+"""The simulator in a process: a kernel behind the seam, from start-up to the report at exit."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from .. import locks
+from ..extents import EXTENTS
+from ..memory import DmaBuf
+from ..options import Options
+from .call_trace import IoctlCapture, TraceWriter
+from .gpu import programs
+from .kernel import Kernel
+from .kernel.available import MEMINFO, meminfo
+from .kernel.core import NODES
+from .kernel.tsg import EventFile
+from .report import Journal, collect
+from .seam import Backend, Seam
+
+DIRECTORIES = {
+    "/dev/nvgpu": ["igpu0"],
+    "/dev/nvgpu/igpu0": sorted(p.rpartition("/")[2] for p in NODES if "igpu0" in p),
+}
+
+
+class SimBackend(Backend):
+    """Answers the seam from a model kernel; `writer` gets every event."""
+
+    imposes = True
+
+    def __init__(self, kernel: Kernel, writer: TraceWriter | None = None) -> None:
+        self.kernel, self.writer = kernel, writer
+
+    def _event(self, op: str, **values: Any) -> None:
+        if self.writer is not None:
+            self.writer.event(op, **values)
+
+    def owns_path(self, path: str) -> bool:
+        """A node of the model."""
+        return path in NODES or path == MEMINFO
+
+    def listdir(self, path: str) -> list[str] | None:
+        """The v2 directory."""
+        return DIRECTORIES.get(path)
+
+    def open(self, path: str, flags: int) -> int:
+        """open() of a node, or of the board's /proc/meminfo."""
+        if path == MEMINFO:
+            return text_file(meminfo(self.kernel))
+        try:
+            fd = self.kernel.open(path)
+        except OSError as error:
+            self._event("open", path=path, errno=error.errno)
+            raise
+        self._event("open", path=path, fd=fd, errno=0)
+        return fd
+
+    def gives_up(self, size: int) -> None:
+        """The page cache has so much less."""
+        self.kernel.journal.given_up += size
+
+    def closing(self, fd: int) -> Any:
+        """Remember what a descriptor was."""
+        return self.kernel.lookup(fd), fd
+
+    def closed_after(self, token: Any) -> None:
+        """Release what has no descriptor any more."""
+        found, fd = token
+        if found is None:
+            return
+        with self.kernel.lock:
+            if isinstance(found, DmaBuf):
+                self.kernel.nvmap.closed(found)
+            else:
+                self.kernel.sweep()
+        self._event("close", fd=fd)
+
+    def ioctl(self, fd: int, request: int, arg: int, size: int) -> Any:
+        """ioctl on a device or dmabuf of the model."""
+        if self.kernel.lookup(fd) is None:
+            return NotImplemented
+        if self.writer is None:
+            return self.kernel.ioctl(fd, request, arg)
+        capture, result, number = IoctlCapture(request, arg), -1, 0
+        try:
+            result = self.kernel.ioctl(fd, request, arg)
+            return result
+        except OSError as error:
+            number = error.errno or 0
+            raise
+        finally:
+            self._event("ioctl", **capture.event(fd, result, number))
+
+    def map_fd(self, fd: int, length: int, offset: int) -> Any:
+        """mmap of the doorbell page or of a dmabuf."""
+        try:
+            got = self.kernel.map_fd(fd, length, offset)
+        except OSError as error:
+            self._event("mmap", fd=fd, length=length, offset=offset, errno=error.errno)
+            raise
+        return NotImplemented if got is None else (got[0], (got[1], fd, offset))
+
+    def shares(self, token: Any) -> bool:
+        """nvmap does (nvmap_dmabuf.c:456); nvgpu's doorbell does not (ioctl_ctrl.c:2861)."""
+        return isinstance(token[0], DmaBuf)
+
+    def mapped(self, address: int, length: int, token: Any) -> None:
+        """The host kernel has mapped."""
+        if token is None:
+            self.kernel.unmapped(address, length)
+            return
+        found, fd, offset = token
+        self.kernel.mapped(address, length, found)
+        self._event("mmap", fd=fd, length=length, offset=offset, address=address, errno=0)
+
+    def unmapping(self, address: int, length: int) -> None:
+        """A range goes away."""
+        if self.kernel.unmapped(address, length):
+            self._event("munmap", address=address, length=length)
+
+    def msync(self, address: int) -> None:
+        """Refused on dmabufs."""
+        self.kernel.msync(address)
+
+    def barrier(self) -> None:
+        """A barrier orders the stores before it for the GPU."""
+        if self.kernel.executor is not None:
+            if self.kernel.options.order:
+                self.kernel.usermode.hear()
+            self.kernel.executor.barrier()
+
+    def polled(self, fds: list[int]) -> None:
+        """An event shows once."""
+        for fd in fds:
+            file = self.kernel.file(fd, "event")
+            if isinstance(file, EventFile) and file.posted:
+                file.posted = False
+                self.kernel.journal.rule("event.poll")
+                drain(fd)
+
+    def exiting(self) -> None:
+        """The report, before the process ends without atexit."""
+        Simulation.finish()
+
+
+def text_file(text: str) -> int:
+    """A descriptor at the beginning of a text."""
+    fd = os.memfd_create("text", os.MFD_CLOEXEC)
+    os.write(fd, text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def drain(fd: int) -> None:
+    """Take the out-of-band byte of an event, and its place in the queue, out of the socket."""
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        copy.setblocking(False)
+        for flags in (socket.MSG_OOB, 0):
+            with suppress(OSError):
+                copy.recv(1, flags)
+
+
+class Simulation:
+    """The simulator of this process."""
+
+    current: Simulation | None = None
+
+    def __init__(self, options: Options, directory: str | None = None) -> None:
+        self.options, self.directory = options, directory
+        self.kernel = Kernel(options, Journal(sys.stderr))
+        self.kernel.make_executor, self.kernel.before_kill = make_executor, Simulation.finish
+        writer = (
+            TraceWriter(self._record(), "nvgpusim", options.profile) if options.record else None
+        )
+        self.seam = Seam(SimBackend(self.kernel, writer))
+        self._pid = os.getpid()
+        self._done = False
+
+    def _record(self) -> str:
+        """The trace's name; a second process of the run gets its pid appended."""
+        path = self.options.record
+        if self.directory is None:
+            return path
+        with suppress(FileExistsError):
+            os.close(os.open(f"{self.directory}/recorded", os.O_CREAT | os.O_EXCL))
+            return path
+        return f"{path}.{os.getpid()}"
+
+    def start(self) -> None:
+        """Install the seam; the report is written at exit."""
+        if self.directory is not None:
+            with open(f"{self.directory}/started.{self._pid}", "w"):
+                pass
+        self.seam.install()
+        for name, hook in locks.client_hooks().items():
+            self.seam.replace(gc, name, hook)
+        EXTENTS.keeps_writes = "init" in self.options.checks
+        programs.install()
+        Simulation.current = self
+        atexit.register(Simulation.finish)
+
+    def forked(self) -> None:
+        """In a forked child: a report of its own."""
+        self._pid, self._done = os.getpid(), False
+        self.kernel.forked()
+
+    @classmethod
+    def finish(cls) -> None:
+        """Write the report of this process, once, and stop the model."""
+        self = cls.current
+        if self is None or self._done:
+            return
+        self._done = True
+        report = collect(self.kernel)
+        self.kernel.shutdown()
+        used = any(k.startswith(("open ", "ioctl ")) for k in report["counts"])
+        if self.directory is not None and (used or not report["child"]):
+            path = f"{self.directory}/{self._pid}.json"
+            with suppress(OSError), open(path, "w", encoding="utf-8") as out:
+                json.dump(report | {"used": used}, out)
+
+    def stop(self) -> None:
+        """Take the seam out again (for tests)."""
+        self.seam.remove()
+        self.kernel.close()
+        EXTENTS.keeps_writes = True
+        Simulation.current = None
+
+
+def _fork(then: Callable[[Simulation], None]) -> Callable[[], None]:
+    return lambda: then(Simulation.current) if Simulation.current is not None else None
+
+
+os.register_at_fork(
+    before=_fork(lambda s: s.kernel.lock.acquire()),  # no call is under way in the child's copy
+    after_in_parent=_fork(lambda s: s.kernel.lock.release()),
+    after_in_child=_fork(Simulation.forked),
+)
+
+
+def make_executor(kernel: Kernel) -> Any:
+    """The execution side for a kernel."""
+    from .gpu import Gpu
+
+    return Gpu(kernel.options, note=kernel.journal.note)
+
+
+def bootstrap() -> None:
+    """Called by the sitecustomize of a simulated process: start if the environment says so."""
+    text = os.environ.get("NVGPUSIM_OPTIONS")
+    if text and Simulation.current is None:
+        Simulation(Options.from_json(text), os.environ.get("NVGPUSIM_DIR")).start()

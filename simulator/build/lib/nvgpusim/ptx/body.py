@@ -1,0 +1,329 @@
+"""The statements of a kernel: directives, labels, instructions; calls are inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .reader import Reader, Token, shape
+from .tree import (
+    Addr,
+    Imm,
+    Instr,
+    Kernel,
+    Neg,
+    Operand,
+    Pair,
+    Reg,
+    Special,
+    Sym,
+    Variable,
+    Vec,
+    number,
+    type_bits,
+)
+
+_SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
+"""Functions that the driver provides: bits of their results and parameters."""
+
+
+class Body:
+    """The statements of one kernel."""
+
+    def __init__(self, parser: Reader, kernel: Kernel) -> None:
+        self.p, self.kernel = parser, kernel
+        self.scopes: list[dict[str, Reg]] = []
+        self.labels: dict[str, int] = {}
+        self.source: tuple[str, int] | None = None
+        self.params: list[dict[str, str]] = []
+        self.renamed: dict[str, str] = {}
+        self.end = ""
+        self.unique = self.addressed = 0
+        self.prototypes: dict[str, list[str]] = {}
+        self.inside: list[str] = []
+
+    def scope(self) -> None:
+        """Statements up to the closing brace."""
+        self.scopes.append({})
+        self.params.append({})
+        while not self.p.take("}"):
+            self.statement()
+        self.scopes.pop()
+        self.params.pop()
+
+    def statement(self) -> None:
+        """One statement or directive."""
+        p = self.p
+        tok = p.next()
+        if tok.kind == "end":
+            raise p.error("kernel without end", tok)
+        if tok.text == "{":
+            self.scope()
+        elif tok.text == ";":
+            pass
+        elif tok.text == ".reg":
+            kind = p.next().text[1:]
+            if kind in ("v2", "v4"):
+                raise p.error("vector registers are not supported", tok)
+            p.at -= 1
+            for variable in p.variable("reg"):
+                reg = Reg(len(self.kernel.regs), type_bits(kind), variable.name)
+                self.kernel.regs.append(reg)
+                self.scopes[-1][variable.name] = reg
+            p.expect(";")
+        elif tok.text == ".param":  # of a call to come
+            for variable in p.variable("param"):
+                self.unique += 1
+                self.params[-1][variable.name] = f"{variable.name}@{self.unique}"
+            p.expect(";")
+        elif tok.text in (".local", ".shared", ".const", ".global"):
+            for variable in p.variable(tok.text[1:]):
+                self.kernel.variables[variable.name] = variable
+            p.expect(";")
+        elif tok.text == ".loc":
+            words = [t.text for t in p.rest_of_line()]
+            self.source = (p.files.get(int(words[0]), ""), int(words[1]))
+        elif tok.text == ".pragma":
+            while p.next().text != ";":
+                pass
+        elif tok.kind == "id" and p.peek().text == ":":
+            p.at += 1
+            if p.peek().text == ".branchtargets":
+                p.at += 1
+                self.kernel.tables[tok.text] = list(self._names(";"))
+            elif p.take(".callprototype"):
+                self.prototypes[tok.text] = self.prototype()
+            elif p.take(".calltargets"):
+                self.prototypes[tok.text] = [n for n in self._names(";") if n in p.functions]
+            else:
+                name = self.renamed.get(tok.text, tok.text)
+                self.labels[name] = len(self.kernel.instrs)
+        else:
+            self.instruction(tok)
+
+    def prototype(self) -> list[str]:
+        """The functions that fit `(results) _ (parameters)`, of those that have an address."""
+        p = self.p
+        lists: list[list[Variable]] = [[], []]
+        if p.peek().text == "(":
+            lists[0] = p.parameters()
+        p.next()
+        if p.peek().text == "(":
+            lists[1] = p.parameters()
+        while p.next().text != ";":
+            pass
+        want = shape(*lists)
+        return [n for n, f in p.functions.items() if n in p.taken and f.shape == want]
+
+    def _names(self, end: str) -> Iterator[str]:
+        while (tok := self.p.next()).text != end:
+            if tok.text != ",":
+                yield tok.text
+
+    def instruction(self, tok: Token) -> None:
+        """One instruction, guard included."""
+        p, guard, negated, first = self.p, None, False, tok
+        if tok.text == "@":
+            negated = p.take("!")
+            guard = self.register(p.next())
+            tok = p.next()
+        if tok.kind != "id" or tok.text.startswith("."):
+            raise p.error(f"expected an instruction, found {tok.text!r}", tok)
+        op, *mods = tok.text.split(".")
+        if op == "call":
+            self.call(guard, negated, first)
+            return
+        args: list[Operand | None] = []
+        while not p.take(";"):
+            args.append(self.operand())
+            if p.take("|"):
+                args[-1] = Pair(args[-1], self.operand())
+            if p.peek().text != ";":
+                p.expect(",")
+        end = p.toks[p.at - 1].line
+        text = " ".join(" ".join(p.lines[first.line - 1 : end]).split())
+        if op == "ret" and self.end:
+            op, mods, args = "bra", [], [Sym(self.end)]
+        self.kernel.instrs.append(
+            Instr(op, tuple(mods), tuple(args), guard, negated, first.line, text, self.source)
+        )
+
+    def call(self, guard: Reg | None, negated: bool, first: Token) -> None:
+        """A call: of a function with a body, of one by its address, of the system's."""
+        p = self.p
+        results = self.names() if p.peek().text == "(" else []
+        p.take(",")
+        tok = p.next()
+        given = self.names() if p.take(",") and p.peek().text == "(" else []
+        fits: list[str] | None = None
+        while not p.take(";"):  # prototype or targets of an indirect call
+            word = p.next()
+            if word.kind == "end":
+                raise p.error("call without end", tok)
+            fits = self.prototypes.get(word.text, fits)
+        target = self.lookup(tok.text)
+        self.unique += 1
+        end = f"end@{self.unique}"
+        if guard is not None:
+            self.emit("bra", (), (Sym(end),), first, guard, not negated)
+        if target is not None:
+            if fits is None:
+                raise p.error("a call by address without its prototype", tok)
+            self.indirect(target, fits, results, given, end, first)
+        elif tok.text in p.functions:
+            self.inline(tok.text, results, given, tok)
+        elif tok.text in _SYSTEM:
+            names = [Sym(name) for name in (*results, *given)]
+            self.emit(tok.text, (), tuple(names), first)
+            for n, bits in enumerate(_SYSTEM[tok.text]):
+                self.kernel.slot((*results, *given)[n], 0, bits)
+        else:
+            raise p.error(f"call of {tok.text}, which has no body here", tok)
+        self.labels[end] = len(self.kernel.instrs)
+
+    def emit(
+        self, op: str, mods: tuple[str, ...], args: tuple[Operand | None, ...], first: Token,
+        guard: Reg | None = None, negated: bool = False,
+    ) -> None:  # fmt: skip
+        """An instruction that stands for a call, with the call's text."""
+        text = " ".join(self.p.lines[first.line - 1].split())
+        self.kernel.instrs.append(
+            Instr(op, mods, args, guard, negated, first.line, text, self.source)
+        )
+
+    def indirect(
+        self, target: Reg, fits: list[str], results: list[str], given: list[str], end: str,
+        first: Token,
+    ) -> None:  # fmt: skip
+        """A call by address: every function that fits, where the address is its own.
+
+        One that calls itself refuses a launch that gets that far, and no other.
+        """
+        for name in fits:
+            self.unique += 1
+            skip = f"skip@{self.unique}"
+            test = Reg(len(self.kernel.regs), 1, f"is@{self.unique}")
+            self.kernel.regs.append(test)
+            self.emit("setp", ("ne", "u64"), (test, target, Sym(name)), first)
+            self.emit("bra", (), (Sym(skip),), first, test)
+            self.addressed += 1
+            self.inline(name, results, given, first)
+            self.addressed -= 1
+            self.emit("bra", (), (Sym(end),), first)
+            self.labels[skip] = len(self.kernel.instrs)
+        self.emit("trap", (), (), first)
+
+    def inline(self, name: str, results: list[str], given: list[str], tok: Token) -> None:
+        """Put the function's body here: registers, labels and parameters under names of its own."""
+        p = self.p
+        function = p.functions[name]
+        if name in self.inside and self.addressed:
+            self.emit("__recursion", (), (), tok)  # which a launch may never come to
+            return
+        if name in self.inside or len(self.inside) >= 16:
+            raise p.error("calls nest too deep (recursion?)", tok)
+        self.unique += 1
+        end = f"end@{self.unique}"
+        formal = [
+            *zip(function.results, results, strict=True),
+            *zip(function.params, given, strict=True),
+        ]
+        kept = (self.scopes, self.params, self.renamed, self.end, p.at)
+        self.scopes, self.params = [], [dict(formal)]
+        p.at, self.end = function.at, end
+        self.inside.append(name)
+        self.renamed = {name: f"{name}@{self.unique}" for name in self.body_labels()}
+        self.scope()
+        self.scopes, self.params, self.renamed, self.end, p.at = kept
+        self.inside.pop()
+        self.labels[end] = len(self.kernel.instrs)
+
+    def body_labels(self) -> list[str]:
+        """Labels between here and the brace that closes the function."""
+        found, level, toks = [], 1, self.p.toks
+        at = self.p.at
+        while level:
+            level += {"{": 1, "}": -1}.get(toks[at].text, 0)
+            if toks[at].kind == "id" and toks[at + 1].text == ":":
+                found.append(toks[at].text)
+            at += 1
+        return found
+
+    def names(self) -> list[str]:
+        """(a, b, ...) of a call: the unique names of parameter variables."""
+        self.p.expect("(")
+        return [self.param(name) for name in self._names(")")]
+
+    def param(self, name: str) -> str:
+        """The unique name of a call's parameter variable; other names stay."""
+        for scope in reversed(self.params):
+            if name in scope:
+                return scope[name]
+        return self.renamed.get(name, name)
+
+    def register(self, tok: Token) -> Reg:
+        """A declared register."""
+        reg = self.lookup(tok.text)
+        if reg is None:
+            raise self.p.error(f"undeclared register {tok.text!r}", tok)
+        return reg
+
+    def lookup(self, name: str) -> Reg | None:
+        """The innermost register of that name."""
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    def operand(self) -> Operand | None:
+        """One operand; None for the sink."""
+        p = self.p
+        tok = p.next()
+        if tok.text == "{":
+            items = []
+            while not p.take("}"):
+                items.append(self.operand())
+                p.take(",")
+            return Vec(tuple(items))
+        if tok.text == "[":
+            return self.address()
+        if tok.text == "!":
+            return Neg(self.register(p.next()))
+        if tok.text == "-":
+            literal = number(p.next().text)
+            return Imm(-literal.value, literal.kind)
+        if tok.kind == "num":
+            return number(tok.text)
+        if tok.text == "_":
+            return None
+        reg = self.lookup(tok.text)
+        if reg is not None:
+            return reg
+        if tok.text.startswith("%"):
+            return Special(tok.text)
+        if tok.text == "WARP_SZ":
+            return Imm(32, "int")
+        if tok.kind != "id":
+            raise p.error(f"unexpected {tok.text!r}", tok)
+        offset = 0
+        if p.take("["):  # tinygrad writes local0[0]
+            offset = p.integer()
+            p.expect("]")
+        elif p.peek().text in "+-":
+            sign = 1 if p.next().text == "+" else -1
+            offset = sign * p.integer()
+        return Sym(self.param(tok.text), offset)
+
+    def address(self) -> Addr:
+        """The rest of [base + offset]."""
+        base = self.operand()
+        if isinstance(base, Sym):
+            base, offset = Sym(base.name), base.offset
+        elif isinstance(base, (Imm, Reg)):
+            offset = 0
+            if self.p.peek().text in ("+", "-"):
+                sign = 1 if self.p.next().text == "+" else -1
+                offset = sign * self.p.integer()
+        else:
+            raise self.p.error("this is no address", self.p.peek())
+        self.p.expect("]")
+        return Addr(base, offset)

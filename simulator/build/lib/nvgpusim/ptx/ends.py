@@ -1,0 +1,168 @@
+"""Findings in words, ends of buffers, and global memory that nobody has written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..extents import WORD, Extent
+from .clocks import Clocks, Watch
+from .state import Lanes, State
+from .tree import Instr, Vec, registers
+
+
+def at(instr: Instr | None) -> str:
+    """Describe an instruction's position."""
+    if instr is None:
+        return "unknown instruction"
+    source = f", {instr.source[0]}:{instr.source[1]}" if instr.source else ""
+    return f"PTX line {instr.line}: {instr.text}{source}"
+
+
+def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
+    """Return how many of the bytes of an instruction's access, from the first, the kernel uses.
+
+    NVRTC makes one aligned load of four of two that have three, and never looks at the fourth.
+    """
+    if instr.op not in ("ld", "ldu") or not isinstance(instr.args[0], Vec):
+        return total
+    items = instr.args[0].items
+    elsewhere = {
+        reg
+        for other in instrs
+        if other is not instr
+        for arg in (*other.args, other.guard)
+        for reg in registers(arg)
+    }
+    used = [n for n, item in enumerate(items) if elsewhere.intersection(registers(item))]
+    return total // len(items) * (used[-1] + 1 if used else 0)
+
+
+class Ends(Clocks):
+    """Targets of accesses, and their wording in a finding."""
+
+    init = bounds = True
+
+    def __init__(self, owner: Watch, st: State) -> None:
+        super().__init__(owner, st)
+        self.pieces: dict[int, Extent] = {}
+
+    def place(self, site: int, verb: str) -> str:
+        """An instruction by its number."""
+        sites = self.launch.code.sites
+        if not 0 < site <= len(sites):
+            return verb
+        return f"{verb} ({at(sites[site - 1])})"
+
+    def report(self, kind: str, key: Any, text: str) -> None:
+        """A finding, once for each pair of instructions."""
+        name = self.launch.code.kernel.name
+        self.launch.findings.setdefault(f"{kind} {key}", f"{name}: {kind}: {text}")
+
+    def who(self, gid: int) -> str:
+        """Block and thread by global number."""
+        return self.launch.name_thread(gid // self.st.threads, gid % self.st.threads)
+
+    def me(self, lane: int) -> str:
+        """Block and thread of a lane."""
+        return self.who(int(self.gid[lane]))
+
+    def _active(self, part: Any) -> Lanes:
+        return self.st.lanes() if part is None else self.st.lanes()[part]
+
+    def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
+        """A global access before it is done: ends of buffers, reads of what nobody wrote."""
+        low, high = int(addr.min()), int(addr.max()) + total
+        extent = self.pieces.get(self.st.site)
+        if extent is None or not extent.va <= low < extent.end:
+            extent = self.o.find(low)
+            if extent is not None:
+                self.pieces[self.st.site] = extent
+        if extent is not None and high <= extent.end:
+            self._fresh(extent, part, addr, total, access)
+            return
+        where = np.atleast_1d(addr)
+        mapping = self.o.mapping(low)
+        whole = mapping is not None and high <= mapping.end
+        if whole and not self.o.extents.inside(mapping.va, mapping.end):
+            self._asked(part, where, total, access, mapping)
+            return
+        left = np.arange(len(where))
+        while len(left):
+            va = int(where[left[0]])
+            extent = self.o.find(va)
+            if extent is None or va + total > extent.end:
+                self._outside(part, where, int(left[0]), total, access)
+                beyond = extent.end if extent is not None else self.o.extents.after(va)
+                gone = (where[left] >= where[left[0]]) & (
+                    where[left] < np.uint64(max(beyond, va + 1))
+                )
+                left = left[~gone]
+                continue
+            here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
+            inside = left[here]
+            lanes = inside if part is None else part[inside]
+            self._fresh(extent, lanes, where[inside], total, access)
+            left = left[~here]
+
+    def _asked(self, part: Any, where: Any, total: int, access: str, mapping: Any) -> None:
+        """A buffer of which only the driver knows the size."""
+        asked = mapping.va - mapping.buf_offset + mapping.buf.asked
+        over = where + np.uint64(total) > asked
+        if self.bounds and over.any():
+            n = int(np.flatnonzero(over)[0])
+            va = max(int(where[n]), asked)
+            what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
+            self._tell("bounds", part, where, n, total, access, what)
+
+    def _outside(self, part: Any, where: Any, n: int, total: int, access: str) -> None:
+        va = int(where[n])
+        mapping = self.o.mapping(va)
+        if mapping is None or not self.bounds:
+            return  # the MMU says it, or nobody asked
+        kind, what = self.o.extents.story(va, self.o.now)
+        if not self.o.extents.inside(mapping.va, mapping.end) and kind != "free":
+            self._asked(part, where[n : n + 1], total, access, mapping)
+            return
+        last = self.o.find(va)
+        if last is not None:
+            if access == "read" and va + self._used(total) <= last.end:
+                return
+            kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
+        self._tell(kind, part, where, n, total, access, what)
+
+    def _used(self, total: int) -> int:
+        code = self.launch.code
+        if not 0 < self.st.site <= len(code.sites):
+            return total
+        return bytes_used(code.sites[self.st.site - 1], code.kernel.instrs, total)
+
+    def _tell(
+        self, kind: str, part: Any, where: Any, n: int, total: int, access: str, what: str
+    ) -> None:
+        lanes = self._active(part)
+        who = self.me(int(lanes[n if where.size == len(lanes) else 0]))
+        place = self.place(self.st.site, access)
+        self.report(kind, self.st.site, f"{place} of {total} bytes by {who}: {what}")
+
+    def _fresh(self, extent: Extent, part: Any, addr: Any, total: int, access: str) -> None:
+        if extent.wrote is None or not self.init:
+            return
+        first = ((np.atleast_1d(addr) - np.uint64(extent.va)) // np.uint64(WORD)).astype(np.int64)
+        index = first[:, None] + np.arange(max(1, total // WORD))
+        if access == "write":
+            extent.wrote[index] = True
+            return
+        known = extent.wrote[index]
+        if not known.all():
+            n = int(np.flatnonzero(~known.all(1))[0])
+            lane = int(self._active(part)[n])
+            self.report(
+                "init",
+                self.st.site,
+                f"{self.place(self.st.site, access)} of +{int(first[n]) * WORD} in {extent} by "
+                f"{self.me(lane)}: nobody has written it",
+            )
+        if access == "atomic":
+            extent.wrote[index] = True

@@ -1,0 +1,202 @@
+"""C to machine code: the machine's compiler, and a folder of what it has made."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...options import cache_directory
+
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+FLAGS = (
+    "-std=gnu11", "-O2", "-fPIC", "-shared", "-march=native", "-fwrapv", "-ffp-contract=off",
+    "-fno-math-errno", "-fno-strict-aliasing", "-falign-jumps=32", "-w",
+)  # fmt: skip
+"""No -ffast-math: what is fused or reordered is written so. Jumps: a matmul takes 12 % longer
+where gcc happens to lay its loop across a line (EPYC, gcc 12.2)."""
+PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n_Float16 half;\n"
+"""The C that machine.h needs: a compiler that refuses it is passed over."""
+SECONDS = 120
+"""A compiler that takes longer is ended, and not asked again by this process."""
+KEPT = 4096
+"""Libraries in the folder, of 16 to 50 KiB; those that were used last stay."""
+
+_told: set[str] = set()
+_hung: set[tuple[str, ...]] = set()
+
+
+def tell(line: str) -> None:
+    """Say on stderr, once, why kernels are not compiled."""
+    if line not in _told:
+        _told.add(line)
+        print(f"nvgpusim: {line}; kernels run on numpy alone, slower", file=sys.stderr)
+
+
+@lru_cache
+def compiler() -> tuple[str, ...]:
+    """The C compiler's command: $CC, or of clang, gcc, cc of PATH and ziglang's clang the first
+    that knows the C that is written here; () for none."""
+    try:
+        asked = shlex.split(os.environ.get("CC", ""))
+    except ValueError as e:
+        tell(f"CC={os.environ['CC']}: {e}")
+        return ()
+    if asked:
+        if found := shutil.which(asked[0]):
+            return found, *asked[1:]
+        tell(f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)")
+        return ()
+    names = ("clang", "gcc", "cc")
+    known: list[tuple[str, ...]] = [(found,) for name in names if (found := shutil.which(name))]
+    ziglang = importlib.util.find_spec("ziglang")
+    if ziglang is not None and ziglang.submodule_search_locations:
+        known.append((str(Path(ziglang.submodule_search_locations[0]) / "zig"), "cc"))
+    for command in known:
+        with suppress(subprocess.SubprocessError, OSError):
+            version(command)
+            return command
+    return known[0] if known else ()
+
+
+@lru_cache
+def version(command: tuple[str, ...]) -> str:
+    """The version that a compiler says it is. Raises CalledProcessError: it has no _Float16, as
+    clang 14 on x86-64, or no headers, as `zig clang`."""
+    # Not -fsyntax-only: zig 0.17 fails for want of an object file. Not -o -: it writes a file `-`.
+    with tempfile.TemporaryDirectory() as folder:
+        assembly = str(Path(folder, "probe.s"))
+        said = _call([*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE)
+    # A line with -o is a command; it names a file that is another each time.
+    return "\n".join(x for x in said.splitlines() if "version" in x and " -o " not in x)
+
+
+@lru_cache
+def _machine() -> bytes:
+    """The machine as -march=native sees it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    known = [line for line in lines if line.startswith(("flags", "Features"))][:1]
+    return repr((platform.machine(), platform.processor(), known)).encode()
+
+
+def load(text: str) -> Any:
+    """The function `run` of a C file, compiled now or found in the folder; None if it cannot be."""
+    command = compiler()
+    if command in _hung:
+        return None
+    if not command:
+        if not os.environ.get("CC"):
+            tell("no C compiler (install clang or gcc, or `pip install ziglang`)")
+        return None
+    directory = cache_directory() / "native"
+    try:
+        made = repr((command, FLAGS, version(command))).encode()
+        parts = [text.encode(), *(h.read_bytes() for h in HEADERS), made, _machine()]
+        library = directory / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _mine(directory, directory.stat()):
+            tell(f"{directory}: others may write there (it must be yours, mode 0700)")
+            return None
+        run = _kept(library)
+        if run is None:
+            _compile(command, text, library)
+            run = ctypes.PyDLL(str(library)).run
+            _prune(directory)
+    except subprocess.CalledProcessError as e:
+        said = e.stderr.decode(errors="replace").splitlines()
+        error = next((n for n in said if "error:" in n or "failed:" in n), "no message")
+        tell(f"{command[0]} cannot compile a kernel ({error})")
+        return None
+    except subprocess.TimeoutExpired:
+        _hung.add(command)
+        tell(f"{command[0]} was ended: it had not compiled a kernel in {SECONDS} s")
+        return None
+    except (OSError, AttributeError) as e:
+        tell(f"{directory}: {e}")
+        return None
+    run.argtypes, run.restype = [ctypes.c_void_p], ctypes.c_int
+    return run
+
+
+def _mine(path: Path, found: os.stat_result) -> bool:
+    """True if nobody but this user may have written there."""
+    kind = stat.S_ISDIR if path.suffix != ".so" else stat.S_ISREG
+    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _complete(library: Path) -> bool:
+    """True if an ELF file's last part is there, its section headers; without it, a SIGBUS."""
+    with library.open("rb") as file:
+        at, size, count = struct.unpack_from("<Q10x2H", file.read(64), 40)
+        return bool(at + size * count <= os.fstat(file.fileno()).st_size)
+
+
+def _kept(library: Path) -> Any:
+    """The function of a library of the folder; None if there is none to be trusted."""
+    try:
+        if not _mine(library, library.lstat()) or not _complete(library):
+            return None
+        run = ctypes.PyDLL(str(library)).run
+        os.utime(library)
+    except (OSError, AttributeError, struct.error):  # none, a part of one, or none of ours
+        return None
+    return run
+
+
+def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
+    """Compile beside and move, so that nobody loads a part of a file."""
+    handle, name = tempfile.mkstemp(".so", dir=library.parent)
+    os.close(handle)
+    try:
+        _call([*command, *FLAGS, f"-I{HEADERS[0].parent}", "-x", "c", "-", "-o", name, "-lm"], text)
+        os.chmod(name, 0o600)
+        os.replace(name, library)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _call(line: list[str], text: str) -> str:
+    """Return what the compiler says on stderr. Raises CalledProcessError and TimeoutExpired."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate(text.encode(), SECONDS)
+        except BaseException:
+            with suppress(ProcessLookupError):  # with what it has started itself
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, line, stderr=said)
+    return said.decode(errors="replace")
+
+
+def _prune(directory: Path) -> None:
+    """Delete what was used longest ago, where there is more than `KEPT`."""
+    names = os.listdir(directory)
+    if len(names) <= KEPT:
+        return
+    used = []
+    for name in names:
+        with suppress(OSError):  # another process has deleted it
+            used.append((os.stat(directory / name).st_mtime, name))
+    for _, name in sorted(used)[:-KEPT]:
+        (directory / name).unlink(missing_ok=True)

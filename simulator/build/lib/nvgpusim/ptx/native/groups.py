@@ -1,0 +1,141 @@
+"""Instructions that all lanes of a group do together as C: of whole warps, and atomics.
+
+Each is a call of groups.h that first looks whether everything is plain, and else does nothing, so
+that the interpreter runs the instruction: parts of a warp, other masks, memory that needs a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..lower import TYPES, literal
+from ..ops_mem import space_of
+from ..tree import Addr, Imm, Neg, Operand, Pair, Reg
+from .values import Unknown, Words
+
+Place = Callable[[int], str]
+"""The memory of a register, "0" for one that nobody reads."""
+WHOLE = "{0, 0xffffffffu}"
+_COMBINE = ("add", "min", "max", "and", "or", "xor")
+_ATOMIC = {name: f"A_{name.upper()}" for name in (*_COMBINE, "exch", "inc", "dec", "cas")}
+
+
+class Group(NamedTuple):
+    """A call: what makes its text from the places of registers."""
+
+    text: Callable[[Place], str]
+
+
+def _column(w: Words, arg: Operand | None, bits: int) -> Callable[[Place], str]:
+    """A register of `bits` or a literal as a Source."""
+    if isinstance(arg, Reg) and arg.bits == bits:
+        index = arg.index
+        return lambda place: f"(Source){{{place(index)}, 0}}"
+    if isinstance(arg, Imm):
+        word = np.asarray(literal(arg, TYPES[f"u{bits}"], w)).reshape(1)
+        raw = int(word.view(f"u{word.itemsize}")[0])
+        return lambda place: f"(Source){{0, {raw:#x}ull}}"
+    raise Unknown
+
+
+def _flag(arg: Operand | None) -> Callable[[Place], str]:
+    """A predicate as a Flag."""
+    if isinstance(arg, Neg):
+        index = arg.reg.index
+        return lambda place: f"(Flag){{{place(index)}, 1}}"
+    if isinstance(arg, Reg) and arg.bits == 1:
+        number = arg.index
+        return lambda place: f"(Flag){{{place(number)}, 0}}"
+    raise Unknown
+
+
+def _goal(arg: Operand | None, bits: int) -> Callable[[Place], str]:
+    """Text of the place of a result."""
+    if arg is None:
+        return lambda place: "0"
+    if not isinstance(arg, Reg) or arg.bits != bits:
+        raise Unknown
+    index = arg.index
+    return lambda place: place(index)
+
+
+def _mask(w: Words, n: int) -> Callable[[Place], str]:
+    if not w.has("sync"):
+        return lambda place: f"(Source){WHOLE}"
+    return _column(w, w.arg(n), 32)
+
+
+def _shfl(w: Words) -> Group:
+    mode = next((m for m in ("up", "down", "bfly", "idx") if w.has(m)), None)
+    d, source = w.i.args[0], w.i.args[1]
+    first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
+    if mode is None or not isinstance(source, Reg):
+        raise Unknown
+    parts = (
+        _goal(first, 32), _goal(second, 1), _column(w, source, 32), _column(w, w.arg(2), 32),
+        _column(w, w.arg(3), 32), _mask(w, 4),
+    )  # fmt: skip
+    return Group(lambda place: _call(f"shuffle(c, S_{mode.upper()}", parts, place))
+
+
+def _call(head: str, parts: tuple[Callable[[Place], str], ...], place: Place) -> str:
+    return ", ".join([head, *(part(place) for part in parts)]) + ")"
+
+
+def _vote(w: Words) -> Group:
+    mode = next((m for m in ("all", "any", "uni", "ballot") if w.has(m)), None)
+    if mode is None:
+        raise Unknown
+    parts = _goal(w.i.args[0], 32 if mode == "ballot" else 1), _flag(w.arg(1)), _mask(w, 2)
+    return Group(lambda place: _call(f"vote(c, V_{mode.upper()}", parts, place))
+
+
+def _redux(w: Words) -> Group:
+    op = next((m for m in _COMBINE if w.has(m)), None)
+    if op is None or w.t.bits != 32 or w.has("abs", "NaN") or w.t.kind not in "usb":
+        raise Unknown
+    parts = _goal(w.i.args[0], 32), _column(w, w.arg(1), 32), _mask(w, 2)
+    kind = f"A_{op.upper()}, {int(w.t.kind == 's')}"
+    return Group(lambda place: _call(f"reduce(c, {kind}", parts, place))
+
+
+def _atom(w: Words) -> Group:
+    """Atomics of 32 and 64 bits on integers, and sums of f32."""
+    red = w.i.op == "red"
+    op = next((m for m in w.mods if m in _ATOMIC), None)
+    arg, t = w.i.args[0 if red else 1], w.t
+    space = {"global": "g", "shared": "s", "generic": "a"}.get(space_of(w))
+    real = t.name == "f32" and op == "add"
+    if op is None or space is None or t.bits not in (32, 64) or not (real or t.kind in "usb"):
+        raise Unknown
+    if w.has("v2", "v4", "v8", "L2::cache_hint") or w.frame.watched:
+        raise Unknown
+    if not isinstance(arg, Addr) or not isinstance(arg.base, Reg) or arg.base.bits < 32:
+        raise Unknown
+    first = 1 if red else 2
+    none: Callable[[Place], str] = lambda place: "(Source){0, 0}"  # noqa: E731
+    parts = (
+        (lambda place: "0") if red else _goal(w.i.args[0], t.bits),
+        _column(w, arg.base, arg.base.bits),
+        _column(w, w.arg(first), t.bits),
+        _column(w, w.arg(first + 1), t.bits) if op == "cas" else none,
+    )
+    kind = "F" if real else "S" if t.kind == "s" else "U"
+    head = f"atomic{t.bits}(c, {_ATOMIC[op]}, K_{kind}, '{space}', {int(arg.base.bits == 64)}"
+    offset = arg.offset & (1 << arg.base.bits) - 1
+    return Group(lambda place: _call(f"{head}, {offset:#x}ull", parts, place))
+
+
+def _active(w: Words) -> Group:
+    goal = _goal(w.i.args[0], 32)
+    parts = goal, _column(w, Imm(0xFFFFFFFF, "int"), 32), lambda place: f"(Source){WHOLE}"
+    return Group(lambda place: _call("reduce(c, A_OR, 0", parts, place))
+
+
+GROUPS: dict[str, Callable[[Words], Group]] = {
+    "shfl": _shfl, "vote": _vote, "redux": _redux, "activemask": _active, "atom": _atom,
+    "red": _atom,
+}  # fmt: skip

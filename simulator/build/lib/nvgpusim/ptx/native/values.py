@@ -1,0 +1,170 @@
+"""Operands as C: how a compiled kernel reads and writes registers, literals and symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..lower import SPECIALS, TYPES, Site, Type, literal
+from ..records import SITES
+from ..tree import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
+
+
+class Unknown(Exception):  # noqa: N818 - no error: the interpreter runs it
+    """A form that stays with the interpreter."""
+
+
+NEUTRAL = ("mov", "ld", "ldu", "st", "selp", "shfl")
+"""Opcodes that move bits: their types do not say what a register holds."""
+CHANGING = ("%clock", "%globaltimer")
+
+
+def at(array: Any) -> int:
+    """Address of an array's first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def unsigned(bits: int) -> str:
+    """The C type of a register or of an unsigned value of so many bits."""
+    return f"uint{max(8, bits)}_t"
+
+
+def floats(kernel: Kernel) -> set[int]:
+    """Registers that arithmetic uses as f32 or f64 and nothing as an integer."""
+    real: set[int] = set()
+    other: set[int] = set()
+    for i in kernel.instrs:
+        if i.op in NEUTRAL:
+            continue
+        kinds = {TYPES[m].bits for m in i.mods if m in ("f32", "f64")}
+        integers = {TYPES[m].bits for m in i.mods if m in TYPES and m not in ("f32", "f64")}
+        for arg in i.args:
+            reg = arg.base if isinstance(arg, Addr) else arg
+            if isinstance(reg, Reg):
+                plain = reg is arg and reg.bits in kinds and reg.bits not in integers
+                (real if plain else other).add(reg.index)
+    return real - other
+
+
+class Frame:
+    """One kernel being written: its special registers and symbols by number.
+
+    `sites`: its memory instructions, where a sanitizer watches them.
+    """
+
+    def __init__(self, kernel: Kernel, module: Module, sites: list[Instr] | None = None) -> None:
+        self.kernel, self.module = kernel, module
+        self.watched, self.sites = sites is not None, sites or []
+        self.real = floats(kernel)
+        self.specials: list[str] = []
+        self.symbols: list[tuple[str, str]] = []
+        self.param_end = 0
+        self.hits = 0
+
+    def special(self, name: str) -> int:
+        """Number of a special register."""
+        if name not in SPECIALS or name.startswith(CHANGING):
+            raise Unknown
+        if name not in self.specials:
+            self.specials.append(name)
+        return self.specials.index(name)
+
+    def symbol(self, kind: str, name: str) -> str:
+        """A launch's constant: ("symbol", variable) or ("base", state space)."""
+        if (kind, name) not in self.symbols:
+            self.symbols.append((kind, name))
+        return f"c->symbol[{self.symbols.index((kind, name))}]"
+
+    def site(self, instr: Instr) -> int:
+        """Number of a memory instruction in records."""
+        return min(self.sites.index(instr) + 1, SITES)
+
+    def hit(self) -> str:
+        """A place for the last mapping of a memory instruction."""
+        self.hits += 1
+        return f"&h[{self.hits - 1}]"
+
+    def c_type(self, reg: Reg) -> str:
+        """The C type of a register's local variable."""
+        if reg.index in self.real:
+            return "float" if reg.bits == 32 else "double"
+        return unsigned(reg.bits)
+
+
+class Words(Site):
+    """One instruction whose operands are written as C."""
+
+    def __init__(self, instr: Instr, frame: Frame) -> None:
+        super().__init__(instr, frame.kernel, frame.module)
+        self.frame = frame
+
+    def bits_of(self, reg: Reg) -> str:
+        """A register's content, unsigned."""
+        if reg.index in self.frame.real:
+            return f"as_u{reg.bits}(r{reg.index})"
+        return f"r{reg.index}"
+
+    def value(self, arg: Operand | None, t: Type) -> str:
+        """An operand as a C expression of type t: float, double, integer; f16 and packed: bits."""
+        if isinstance(arg, Reg):
+            if arg.bits < t.bits or (1 in (arg.bits, t.bits) and arg.bits != t.bits):
+                raise Unknown
+            if arg.index in self.frame.real and t.kind == "f" and arg.bits == t.bits:
+                return f"r{arg.index}"
+            return self._typed(f"({unsigned(t.bits)}){self.bits_of(arg)}", t)
+        if isinstance(arg, Neg):
+            return f"(uint8_t)!r{arg.reg.index}"
+        if isinstance(arg, Imm):
+            word = np.asarray(literal(arg, t, self))
+            raw = int(word.reshape(1).view(f"u{word.itemsize}")[0])
+            return self._typed(f"({unsigned(t.bits)}){raw:#x}u{'ll' if t.bits == 64 else ''}", t)
+        if isinstance(arg, Special):
+            n = self.frame.special(arg.name)
+            read = f"((const uint32_t *)c->special[{n}])[i & c->special_mask[{n}]]"
+            return self._typed(f"({unsigned(t.bits)}){read}", t)
+        if isinstance(arg, Sym):
+            return self._typed(f"({unsigned(t.bits)}){self.address_of(arg, t.bits)}", t)
+        raise Unknown
+
+    def address_of(self, sym: Sym, bits: int) -> str:
+        """The address of a variable."""
+        if bits not in (32, 64) or not self.known(sym.name):
+            raise Unknown
+        return f"({self.frame.symbol('symbol', sym.name)} + {sym.offset & (1 << 64) - 1:#x}ull)"
+
+    @staticmethod
+    def _typed(bits: str, t: Type) -> str:
+        if t.name in ("f32", "f64"):
+            return f"as_{t.name}({bits})"
+        return f"((int{t.bits}_t)({bits}))" if t.kind == "s" else f"({bits})"
+
+    def a(self, n: int, t: Type | None = None) -> str:
+        """Operand n as type t, the instruction's by default."""
+        return self.value(self.arg(n), t or self.t)
+
+    def put(self, arg: Operand | None, t: Type, value: str) -> str:
+        """A statement that writes a value of type t (f16 and packed: its bits) to a destination."""
+        if isinstance(arg, Pair):
+            arg = arg.first
+        if arg is None:
+            return ""
+        if not isinstance(arg, Reg) or arg.bits < t.bits or (t.bits == 1 != arg.bits):
+            raise Unknown
+        real = arg.index in self.frame.real
+        if t.name in ("f32", "f64"):
+            if real and arg.bits == t.bits:
+                return f"r{arg.index} = {value};"
+            value = f"as_u{t.bits}({value})"
+        inner = f"(int{t.bits}_t)" if t.kind == "s" else f"({unsigned(t.bits)})"
+        bits = f"({unsigned(arg.bits)}){inner}({value})"
+        return f"r{arg.index} = {f'as_f{arg.bits}({bits})' if real else bits};"
+
+    def d(self, value: str, t: Type | None = None) -> str:
+        """A statement that writes the destination."""
+        return self.put(self.i.args[0], t or self.t, value)
+
+
+Emit = Callable[[Words], str]

@@ -1,0 +1,194 @@
+"""The sanitizer's records as compiled code sees them (`Watch` of watch.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ..records import Slots
+from .values import at
+
+if TYPE_CHECKING:
+    from ..state import State
+
+PIECES, LOST = 64, 1 << 16
+"""Buffers that are known at a time; reads in between that one call may leave (see `Crowd`)."""
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_CALLED = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
+
+
+class Extent(ctypes.Structure):
+    """`Extent` of machine.h."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("start", "size", "memory", "kept", "state", "writable")
+    ]  # fmt: skip
+
+
+class Piece(ctypes.Structure):
+    """`Piece` of watch.h."""
+
+    _fields_ = [
+        ("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("mapping", Extent),
+        ("wrote", _POINTER),
+        *((name, ctypes.c_uint64) for name in (
+            "origin", "records", "base", "granules", "number",
+        )),
+        *((name, _POINTER) for name in ("write", "low", "high", "equal", "crowd", "flight")),
+    ]  # fmt: skip
+
+    def show(self, slots: Slots) -> None:
+        """Take the addresses of a memory's records."""
+        self.granules = len(slots.write)
+        self.write, self.low, self.high = at(slots.write), at(slots.low), at(slots.high)
+        self.equal = 0 if slots.equal is None else at(slots.equal)
+        self.crowd = 0 if slots.crowd is None else at(slots.crowd.some)
+        self.flight = 0 if slots.flight is None else at(slots.flight)
+
+
+class Watch(ctypes.Structure):
+    """`Watch` of watch.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in (
+            "tick", "start", "race", "init", "crowded", "can_cross", "crossed", "shared_end",
+            "whole_warps", "shared_grain", "global_grain", "token",
+        )),
+        *((name, _POINTER) for name in (
+            "gid", "thread", "passed", "warped", "local", "saved", "lost",
+        )),
+        ("lost_count", _INT), ("lost_room", _INT), ("piece_count", _INT),
+        ("locate", _CALLED), ("own", Piece), ("pieces", Piece * PIECES),
+    ]  # fmt: skip
+
+
+_watchers: WeakValueDictionary[int, Watcher] = WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def _locate(token: int, address: int, write: int) -> int:
+    return int(_watchers[token].locate(address, bool(write)))
+
+
+_LOCATE = _CALLED(_locate)
+
+
+class Watcher:
+    """One chunk's shadow, shared with compiled code. `widest`: granules of its widest store."""
+
+    def __init__(self, widest: int, st: State) -> None:
+        self.struct = Watch(locate=_LOCATE, token=next(_numbers), lost_room=LOST)
+        _watchers[self.struct.token] = self
+        self.saved = np.empty((st.n * widest, 2), np.uint64)
+        self.struct.saved = at(self.saved)
+        self.lost = np.empty((0, 3), np.uint64)
+        self.rows: Any = None
+        self.slots: list[Slots] = []
+        self.held: list[Any] = []
+        self.renew(st)
+
+    @property
+    def address(self) -> int:
+        """Address of the C struct."""
+        return ctypes.addressof(self.struct)
+
+    def renew(self, st: State) -> None:
+        """Another chunk of the same size."""
+        shadow: Any = st.shadow
+        self.shadow, self.o, w = shadow, shadow.o, self.struct
+        launch = st.launch
+        w.start, w.race, w.init = int(self.o.start), shadow.race, shadow.init
+        w.crowded = shadow.race and self.o.facts.crowded
+        if w.crowded and not len(self.lost):
+            self.lost = np.empty((LOST, 3), np.uint64)
+            w.lost = at(self.lost)
+        w.shared_end = limit = st.shared.shape[1]
+        if shadow.bounds and not launch.code.dynamic:
+            w.shared_end = min(limit, launch.code.shared_bytes)
+        w.whole_warps = st.threads % 32 == 0
+        w.shared_grain = shadow.grain.bit_length() - 1
+        w.global_grain = self.o.grain.bit_length() - 1
+        w.gid, w.thread = at(shadow.gid), at(st.thread)
+        w.passed, w.warped = at(shadow.passed), at(shadow.warped)
+        w.local = at(shadow.local) if len(shadow.local) else 0
+        self.shapes = -1
+
+    def rest(self) -> None:
+        """Let go of what belongs to a launch."""
+        self.shadow = self.o = self.rows = None
+        self.slots, self.held = [], []
+
+    def before(self, rows: Any) -> None:
+        """C is about to run; `rows`: the mappings."""
+        w, shadow = self.struct, self.shadow
+        if self.shapes != Slots.shapes or rows is not self.rows or w.piece_count == PIECES:
+            self.shapes, self.rows = Slots.shapes, rows
+            w.piece_count = 0
+            self.slots = [shadow.shared]
+            self.held = [rows]
+            w.own.show(shadow.shared)
+        w.tick, w.crossed, w.lost_count = self.o.tick, 0, 0
+        w.can_cross = not w.crowded and shadow.knows is None and shadow.shared.crowd is None
+
+    def after(self) -> None:
+        """C has run: its barriers, and the reads that it has left."""
+        w = self.struct
+        if w.crossed:
+            self.shadow.crossed(w.tick)
+        if w.lost_count:
+            lost = self.lost[: w.lost_count]
+            for number in np.unique(lost[:, 0]).tolist():
+                some = lost[lost[:, 0] == number]
+                self.slots[number].between(some[:, 1].astype(np.int64), some[:, 2])
+
+    def locate(self, address: int, write: bool) -> bool:
+        """Enter the piece that holds an address; False: the interpreter judges the access."""
+        w, o = self.struct, self.o
+        mapping = o.mapping(address)
+        row = int(np.searchsorted(self.rows[:, 0], np.uint64(address), "right")) - 1
+        if mapping is None or row < 0 or int(self.rows[row, 0]) != mapping.va:
+            return False
+        if write and self.shadow.race and o.written is not None:
+            o.written.add(id(mapping.buf))
+            for known in w.pieces[: w.piece_count]:
+                if known.mapping.start == mapping.va:
+                    known.records = True
+                    if known.start <= address < known.end:
+                        return True
+        bounds = self._ends(mapping, address)
+        if w.piece_count == PIECES or bounds is None:
+            return False
+        piece, row = w.pieces[w.piece_count], self.rows[row]
+        piece.start, piece.end, piece.origin, wrote = bounds
+        piece.mapping = Extent(*row.tolist())
+        piece.wrote = 0 if wrote is None else at(wrote)
+        piece.base = mapping.va - mapping.buf_offset
+        piece.records, piece.write = False, 0
+        self.held += [wrote, mapping.array]
+        if self.shadow.race:
+            slots = o.slots(mapping)
+            piece.records = o.written is None or id(mapping.buf) in o.written
+            piece.number = len(self.slots)
+            self.slots.append(slots)
+            piece.show(slots)
+        w.piece_count += 1
+        return True
+
+    def _ends(self, mapping: Any, address: int) -> tuple[int, int, int, Any] | None:
+        """Start and end of what may be touched there, where its words begin, which are written."""
+        extents = self.o.extents
+        extent = self.o.find(address)
+        if extent is None:
+            if extents.inside(mapping.va, mapping.end):
+                return None
+            asked = mapping.va - mapping.buf_offset + mapping.buf.asked
+            return mapping.va, min(mapping.end, asked), mapping.va, None
+        if extent.wrote is not None and extent.wrote.all():
+            extent.wrote = None
+        wrote = extent.wrote if self.shadow.init else None
+        return max(mapping.va, extent.va), min(mapping.end, extent.end), extent.va, wrote

@@ -1,0 +1,185 @@
+"""PTX text to modules, kernels and instructions (PTX ISA 8.5, "Syntax" and "Directives").
+
+Registers are numbered per kernel; scopes (`{ ... }`, as inline assembly makes them) may shadow
+names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .body import Body
+from .reader import Function, Reader, shape
+from .taint import compared_reads
+from .tree import Kernel, Module, PtxError, Variable
+
+_LINKAGE = (".visible", ".extern", ".weak", ".common")
+
+
+class Parser(Reader):
+    """A module's text; `run` gives its tree."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.module = Module()
+
+    # module scope
+    def run(self) -> Module:
+        """Parse the whole text."""
+        try:
+            return self.text()
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
+            tok = self.toks[min(self.at, len(self.toks) - 1)] if self.toks else self.peek()
+            raise self.error(f"not understood ({e})", tok) from e
+
+    def text(self) -> Module:
+        """The module's directives, one after the other."""
+        for at, tok in enumerate(self.toks):
+            if tok.text == ".func":
+                self.at = at + 1
+                self.function()
+            elif tok.text == ".file":
+                number, name = self.toks[at + 1].text, self.toks[at + 2].text
+                self.files[int(number)] = name.strip('"')
+        self.addressed_functions()
+        self.at = 0
+        while (tok := self.peek()).kind != "end":
+            if tok.text in (".version", ".target", ".address_size", ".file"):
+                self.at += 1
+                words = [t.text for t in self.rest_of_line()]
+                if tok.text == ".version":
+                    self.module.version = words[0]
+                elif tok.text == ".target":
+                    self.module.target = words[0]
+                elif tok.text == ".address_size" and words[:1] != ["64"]:
+                    raise self.error("only 64-bit addresses exist on this GPU", tok)
+            elif tok.text in _LINKAGE:
+                self.at += 1
+            elif tok.text == ".entry":
+                self.at += 1
+                self.entry()
+            elif tok.text == ".func":
+                self.skip_function()
+            elif tok.text in (".global", ".const", ".shared"):
+                self.at += 1
+                for variable in self.variable(tok.text[1:]):
+                    self.module.variables[variable.name] = variable
+                self.expect(";")
+            elif tok.text == ".section":
+                while self.next().text != "{":
+                    pass
+                self.skip_block()
+            elif tok.text == ".pragma":
+                while self.next().text != ";":
+                    pass
+            elif tok.kind == "bad":
+                self.next()
+            else:
+                raise self.error(f"unknown directive {tok.text!r}", tok)
+        return self.module
+
+    def skip_block(self) -> None:
+        """Skip to the brace that closes the open one."""
+        depth = 1
+        while depth:
+            tok = self.peek()
+            self.at += 1
+            if tok.kind == "end":
+                raise self.error("block without end", tok)
+            depth += {"{": 1, "}": -1}.get(tok.text, 0)
+
+    def skip_function(self) -> None:
+        """Step over a function; calls take it from `functions`."""
+        while (tok := self.next()).text not in ("{", ";"):
+            if tok.kind == "end":
+                raise self.error("function without body", tok)
+        if tok.text == "{":
+            self.skip_block()
+
+    def function(self) -> None:
+        """Note where a function's body begins and what its parameters are called."""
+        lists: list[list[Variable]] = [[], []]
+        if self.peek().text == "(":
+            lists[0] = self.parameters()
+        name = self.next().text
+        if self.peek().text == "(":
+            lists[1] = self.parameters()
+        while (tok := self.next()).text not in ("{", ";"):
+            if tok.kind == "end":
+                raise self.error("function without body", tok)
+        if tok.text == "{":
+            results, params = ([v.name for v in some] for some in lists)
+            self.functions[name] = Function(results, params, self.at, shape(*lists))
+            if name not in self.module.functions:
+                self.module.functions.append(name)
+
+    # kernel scope
+    def entry(self) -> None:
+        """A kernel; one that cannot be read refuses itself when it is to run, not its module."""
+        start, name = self.at, self.peek().text
+        try:
+            self.kernel()
+        except PtxError as e:
+            self.at = start
+            while (tok := self.peek()).text != "{":
+                if tok.kind == "end":
+                    raise
+                self.at += 1
+            self.at += 1
+            try:
+                self.skip_block()
+            except PtxError:
+                raise e from None
+            self.module.kernels[name] = Kernel(name, refusal=f"{e} (kernel {name})")
+
+    def addressed_functions(self) -> None:
+        """Note the functions whose address somebody takes: a call by address can reach them."""
+        head = ""
+        for tok in self.toks:
+            if tok.text == ";" or (tok.text in ("{", "}") and head != "="):
+                head = ""
+            elif tok.text == "=":
+                head = "="
+            elif not head:
+                head = "" if tok.text in _LINKAGE or tok.kind != "id" else tok.text
+            elif tok.text in self.functions and not head.startswith((".func", "call")):
+                self.taken.add(tok.text)
+
+    def kernel(self) -> None:
+        """Parse an entry."""
+        kernel = Kernel(self.next().text)
+        if self.take("("):
+            while not self.take(")"):
+                self.expect(".param")
+                # A parameter is laid out at its natural alignment, in order.
+                for variable in self.variable("param", many=False):
+                    at = -(-kernel.param_bytes // variable.align) * variable.align
+                    variable.offset, kernel.param_bytes = at, at + variable.size
+                    kernel.params[variable.name] = variable
+                self.take(",")
+        while not self.take("{"):
+            tok = self.next()
+            if tok.text in (".maxntid", ".reqntid"):
+                kernel.max_threads = 1
+                for _ in range(3):
+                    kernel.max_threads *= self.integer()
+                    if not self.take(","):
+                        break
+            elif tok.text in (".minnctapersm", ".maxnreg", ".maxnctapersm"):
+                self.integer()
+            elif tok.text == ".noreturn":
+                pass
+            else:
+                raise self.error(f"unknown performance directive {tok.text!r}", tok)
+        body = Body(self, kernel)
+        body.scope()
+        kernel.labels = body.labels
+        for n in compared_reads(kernel):
+            instr = kernel.instrs[n]
+            kernel.instrs[n] = replace(instr, mods=(*instr.mods, "relaxed"))
+        self.module.kernels[kernel.name] = kernel
+
+
+def parse(text: str) -> Module:
+    """Parse a PTX module. Raises PtxError with line and text."""
+    return Parser(text).run()

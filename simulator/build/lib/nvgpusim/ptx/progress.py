@@ -1,0 +1,174 @@
+"""Threads that wait for ever: what they look at, no thread of the launch will change.
+
+Now and then each group of lanes goes on alone for a while. One that comes back to the same piece of
+code with the same registers, and has changed nothing in memory, will do so for ever, unless another
+one changes what it reads. If all of them are such, none will.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .state import KernelFault, Lanes, State
+from .tree import Instr
+
+if TYPE_CHECKING:
+    from .run import Run
+
+FIRST, AGAIN_S = 8192, 1.0
+"""Pieces of code before the first look, seconds between two."""
+OTHERS_S = 3.0
+"""Seconds in which the CPU or another channel could still write what a kernel waits for."""
+PIECES = 1000
+"""Pieces of code in which a group that waits is expected to come round."""
+TOLD = 4
+"""Places that the message names."""
+Look = tuple[Instr, str, Any, Lanes]
+
+
+class Progress:
+    """Progress of one chunk's run.
+
+    `ripe`: a look is due. `judging`: a group goes on alone, a piece at a time.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.ripe = self.judging = False
+        self.since = 0.0
+        self.stuck_at: float | None = None
+        self.after = run.launch.steps + FIRST
+
+    def due(self) -> bool:
+        """True if all groups are to be looked at now."""
+        if not self.judging and self.run.launch.steps > self.after:
+            self.ripe = time.monotonic() - self.since > AGAIN_S
+        return self.ripe
+
+    def judge(self) -> None:
+        """Let each group go on alone. Raises KernelFault if all of them wait for ever."""
+        run = self.run
+        self.ripe, self.judging = False, True
+        fronts = run.fronts or [run.groups]
+        todo = [(at, lanes) for front in fronts for at, lanes in front.items()]
+        for front in fronts:
+            front.clear()
+        kept, left, stuck = run.groups, dict[int, Lanes | None](), True
+        looks: list[Look] = []
+        while todo and stuck:
+            at, lanes = todo.pop()
+            run.groups = {at: lanes}
+            stuck = self.comes_round(at, lanes, looks)
+            self.gather(left, run.groups)
+        self.judging = False
+        run.groups = kept
+        for at, lanes in [*todo, *left.items()]:
+            run.push(at, lanes)
+        self.since, self.after = time.monotonic(), run.launch.steps + FIRST
+        if not stuck or not (left or looks):
+            self.stuck_at = None
+            return
+        self.stuck_at = self.stuck_at or self.since
+        outside = any(space == "global" for _, space, _, _ in looks)
+        if not outside or self.since - self.stuck_at >= OTHERS_S:
+            raise self.fault(looks) if looks else self.endless(left)
+
+    def gather(self, left: dict[int, Lanes | None], groups: dict[int, Lanes | None]) -> None:
+        """Put groups beside others that are at the same places."""
+        kept, self.run.groups = self.run.groups, left
+        for at, lanes in groups.items():
+            self.run.push(at, lanes)
+        self.run.groups = kept
+
+    def comes_round(self, at: int, lanes: Lanes | None, looks: list[Look]) -> bool:
+        """True if the group is again where it was and has changed nothing."""
+        run, st, launch = self.run, self.run.st, self.run.launch
+        waiting = len(run.parked), len(run.waiting), len(run.meeting)
+        alive = None if st.live is None else int(st.live.sum())
+        before = _registers(st, lanes)
+        launch.changes, launch.looks = 0, looks
+        here = 0 if lanes is None else len(lanes)
+        try:
+            for _ in range(PIECES):
+                first = min(run.groups)
+                st.m = run.groups.pop(first)
+                run.follow(first)
+                if launch.changes or waiting != (
+                    len(run.parked), len(run.waiting), len(run.meeting),
+                ):  # fmt: skip
+                    return False
+                if alive != (None if st.live is None else int(st.live.sum())):
+                    return False
+                if len(run.groups) != 1 or at not in run.groups:
+                    continue
+                now = run.groups[at]
+                if (0 if now is None else len(now)) == here and _same(before, _registers(st, now)):
+                    return True
+        finally:
+            launch.looks = None
+        return False
+
+    def endless(self, groups: dict[int, Lanes | None]) -> KernelFault:
+        """The fault of a loop that looks at nothing."""
+        at, lanes = next(iter(groups.items()))
+        st, self.run.st.m = self.run.st, lanes
+        instrs = self.run.blocks[at].instrs
+        return self._named(KernelFault(0, f"sync: an endless loop of {st.count()} threads"), instrs)
+
+    def _named(self, fault: KernelFault, instrs: list[Instr]) -> KernelFault:
+        fault.kind = "sync"
+        self.run.st.name(fault, instrs[0] if instrs else None)
+        return fault
+
+    def fault(self, looks: list[Look]) -> KernelFault:
+        """The fault of those who wait: at what, and where."""
+        st, launch = self.run.st, self.run.launch
+        told: dict[tuple[int, int], str] = {}
+        more: Counter[tuple[int, int]] = Counter()
+        for instr, space, address, lanes in looks:
+            for lane, where in zip(
+                lanes.tolist(), np.broadcast_to(address, len(lanes)).tolist(), strict=True
+            ):
+                key = instr.line, where
+                more[key] += 1
+                if key in told or len(told) == TOLD:
+                    continue
+                block, thread = int(st.first_block[lane // st.threads]), lane % st.threads
+                source = f" ({instr.source[0]}:{instr.source[1]})" if instr.source else ""
+                told[key] = (
+                    f"{launch.name_thread(block, thread)}{{more}}: waiting at PTX line "
+                    f"{instr.line}: {instr.text}{source} for {_word(st, space, where)}"
+                )
+        also = {key: f" and {n - 1} more" if n > 1 else "" for key, n in more.items()}
+        what = "sync: deadlock: all threads that are left wait for what none of them changes; "
+        what += "; ".join(text.replace("{more}", also[key]) for key, text in told.items())
+        if st.n < launch.threads:
+            what += " (blocks that start later cannot help: they wait for room)"
+        st.m = looks[0][3][:1]
+        return self._named(KernelFault(0, what), [looks[0][0]])
+
+
+def _word(st: State, space: str, where: int) -> str:
+    """A word of memory and what it is in."""
+    launch = st.launch
+    if space == "shared":
+        names = [(v, k) for k, v in launch.code.shared.items() if v <= where]
+        return f"shared {max(names)[1]}+{where - max(names)[0]}" if names else f"shared {where:#x}"
+    extent = None if launch.watch is None else launch.watch.find(where)
+    return f"{where:#x}" if extent is None else f"{where:#x} (+{where - extent.va} in {extent})"
+
+
+def _registers(st: State, lanes: Lanes | None) -> list[Any]:
+    """The registers of a group."""
+    return [v if v.ndim == 0 or lanes is None else v[lanes] for v in st.R]
+
+
+def _same(before: list[Any], now: list[Any]) -> bool:
+    for a, b in zip(before, now, strict=True):
+        if a is not b and (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any():
+            return False
+    return True

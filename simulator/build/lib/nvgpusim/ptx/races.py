@@ -1,0 +1,282 @@
+"""Races of a chunk's accesses with those that are remembered.
+
+Time counts synchronizations (`tick`). Every granule of shared and global memory remembers its last
+write and the reads of the lowest and the highest thread since, and all others where the kernel may
+order some threads without those between them, as one word each (see `records`). Two accesses of
+different threads, one of them a write, race unless something orders them: a barrier of the block or
+of the warp that both passed, a named barrier, or a release that the second knows of (see
+`releases`). Two volatile or atomic accesses of global memory do not race, nor do two writes of the
+same value, as compute-sanitizer has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clocks import Watch
+from .ends import Ends, at
+from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
+from .releases import Words
+from .state import Lanes, State
+from .tree import Instr
+
+WAITS = ("test_wait", "try_wait")
+
+
+class Races(Ends):
+    """A chunk's lanes, the records of its shared memory, and what is a race with them."""
+
+    def __init__(self, owner: Watch, st: State) -> None:
+        super().__init__(owner, st)
+        code = st.launch.code
+        self.race, self.init = "race" in owner.checks, "init" in owner.checks
+        self.bounds, self.sync = "bounds" in owner.checks, "sync" in owner.checks
+        self.grain = code.granules.get("shared", 4)
+        limit = st.shared.shape[1]
+        self.limit = limit
+        self.shared = Slots.of(st.blocks * -(-limit // self.grain) if code.shared else 0)
+
+    def _what(self, space: str, index: int, mapping: Any) -> str:
+        """The variable or buffer behind a granule."""
+        if space == "shared":
+            grains = -(-self.limit // self.grain)
+            offset = index % grains * self.grain
+            best = max(
+                ((v, k) for k, v in self.launch.code.shared.items() if v <= offset),
+                default=(0, "shared memory"),
+            )
+            return f"{best[1]}+{offset - best[0]}"
+        va = mapping.va - mapping.buf_offset + index * self.o.grain
+        extent = self.o.find(va)
+        if extent is not None:
+            return f"+{va - extent.va} in {extent}"
+        return f"+{index * self.o.grain:#x} in {mapping.buf!r}"
+
+    def _clash(
+        self, verb: str, other: str, space: str, lane: int, record: int, index: int, mapping: Any
+    ) -> None:
+        site, thread = record >> SITE & SITES, record & int(THREADS)
+        if space == "shared":
+            thread = int(self.gid[thread])
+        mine = self.place(self.st.site, verb)
+        theirs = self.place(site, other)
+        self.report(
+            "race",
+            (self.st.site, site, verb, other),
+            f"{mine} of {self._what(space, index, mapping)} by {self.me(lane)} and {theirs} by "
+            f"{self.who(thread)}: nothing orders them",
+        )
+
+    # order
+
+    def _strong(self) -> bool:
+        return self.facts.strong[self.st.site]
+
+    def _atomic(self) -> bool:
+        return self.facts.atomic[self.st.site]
+
+    def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
+        """A barrier for the whole block that some of its threads never reach."""
+        if self.sync:
+            block = lane // self.st.threads * self.st.threads
+            self.report(
+                "sync",
+                instr and instr.line,
+                f"barrier ({at(instr)}) passed by {self.me(lane)}, which {count} threads of the "
+                f"block never reach, {self.me(block + gone)} the first of them: they have exited",
+            )
+
+    # accesses
+
+    def _index(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:
+        """Granules of an access, all of a lane's side by side, and how many a lane has."""
+        count = max(1, total // grain)
+        base = np.asarray(offsets).astype(np.int64) // grain
+        if count == 1:
+            return base, 1
+        return (base[:, None] + np.arange(count)).reshape(-1), count
+
+    def _mine(self, lanes: Lanes, space: str, strong: bool) -> Words:
+        who = lanes if space == "shared" else self.gid[lanes]
+        head = self.o.tick << TICK | int(strong) << STRONG
+        head |= min(self.st.site, SITES) << SITE
+        return np.uint64(head) | who.astype(np.uint64)
+
+    def _exempt(self, bad: Any, lanes: Lanes, records: Words, strong: bool, space: str) -> None:
+        """Two strong accesses of global memory, or two atomics, are no race in their scopes."""
+        if strong and (space == "global" or self._atomic()):
+            fine = (records & ATOMIC) > 0
+            if space == "global" and self.facts.scoped:
+                theirs = (records & THREADS).astype(np.int64)
+                near = theirs // self.st.threads == self.gid[lanes] // self.st.threads
+                sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
+                fine &= near | ~(self.narrow() | np.isin(sites, self.facts.scoped))
+            bad &= ~fine
+
+    def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:
+        """A strong write; .release is a fence, too."""
+        at = self.st.at
+        if at is not None and any(m in ("release", "acq_rel") for m in at.mods):
+            self.fence()
+        self.publish(lanes, slots, index, at is not None and at.op not in ("st", "mbarrier"))
+
+    def _oldest(self, space: str) -> np.uint64:
+        """Records from before this are ordered before every access of the chunk."""
+        return self.first if space == "shared" else self.o.start
+
+    def _flag(self, space: str) -> bool:
+        return self._atomic() or (space == "global" and self._strong())
+
+    def _read(
+        self, slots: Slots, space: str, lanes: Lanes, index: Any, count: int, mapping: Any
+    ) -> None:
+        strong = self._flag(space)
+        if count > 1:
+            lanes = np.repeat(lanes, count)
+        records = slots.write[index]
+        if slots.flight is not None:
+            self._in_flight(slots, lanes, index, "read")
+        if int(np.maximum.reduce(records)) >= int(self._oldest(space)):
+            bad = self.unordered(lanes, records, space)
+            self._exempt(bad, lanes, records, strong, space)
+            if np.count_nonzero(bad):
+                for equal in slots.equals(index):
+                    bad &= (equal == 0) | self.unordered(lanes, equal, space)
+            if np.count_nonzero(bad):
+                n = int(bad.nonzero()[0][0])
+                self._clash(
+                    "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
+                )
+        mine = self._mine(lanes, space, strong)
+        low, high = slots.low[index], slots.high[index]
+        older = self._stale(low, lanes, space), self._stale(high, lanes, space)
+        slots.low[index[::-1]] = _further(low, mine, older[0], np.less)[::-1]
+        slots.high[index] = _further(high, mine, older[1], np.greater)
+        if self.facts.crowded:
+            self._between(slots, index, (low, high, mine), older)
+
+    def _between(self, slots: Slots, index: Any, records: tuple[Words, ...], older: Any) -> None:
+        """Keep the reads that are neither the lowest thread's nor the highest's any more."""
+        *before, mine = records
+        low, high = slots.low[index], slots.high[index]
+        lost = [(mine, (mine != low) & (mine != high))]
+        for record, gone in zip(before, older, strict=True):
+            if np.count_nonzero(gone) < len(gone):
+                other = (record & THREADS) != (mine & THREADS)
+                lost.append((record, ~gone & other & (record != low) & (record != high)))
+        for record, which in lost:
+            if np.count_nonzero(which):
+                some, their = index[which], record[which]
+                if record is not mine:
+                    some, first = np.unique(some, return_index=True)
+                    their = their[first]
+                slots.between(some, their)
+
+    def _stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
+        """Records that are ordered before the lane by a barrier, or are of no thread."""
+        shared = space == "shared"
+        out: NDArray[np.bool_] = records < (self.passed[lanes] if shared else self.o.start)
+        if np.count_nonzero(out) == len(out):
+            return out
+        other, mine = (records & THREADS).astype(np.int64), lanes if shared else self.gid[lanes]
+        if not shared:
+            same = other // self.st.threads == mine // self.st.threads
+            out |= same & (records < self.passed[lanes])
+        same = (other // 32 == mine // 32) if self.st.threads % 32 == 0 else (other == mine)
+        out |= same & (records < self.warped[lanes])
+        return out
+
+    def _before_write(
+        self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
+    ) -> None:
+        """Races of a write with what was done before; `same`: where the value does not change.
+
+        Writes that nothing orders and that wrote the same value stay remembered.
+        """
+        strong = self._flag(space)
+        if slots.flight is not None:
+            self._in_flight(slots, lanes, index, "write")
+        exempt = strong and (space == "global" or self._atomic()) and not self.facts.scoped
+        last, equals = slots.write[index], slots.equals(index)
+        unchanged = np.zeros(len(index), bool)
+        for records, other in (
+            (last, "write"), *((record, "write") for record in equals),
+            (slots.low[index], "read"), (slots.high[index], "read"),
+        ):  # fmt: skip
+            if int(np.maximum.reduce(records)) < int(self._oldest(space)):
+                continue
+            if exempt and (records & ATOMIC).all():
+                continue
+            bad = self.unordered(lanes, records, space)
+            self._exempt(bad, lanes, records, strong, space)
+            if same is not None and np.count_nonzero(bad):
+                equal = bad & same()
+                if other == "write":
+                    unchanged |= equal
+                else:
+                    equal &= self._after_own(records, [last, *equals], space)
+                bad &= ~equal
+            if np.count_nonzero(bad):
+                n = int(bad.nonzero()[0][0])
+                self._clash(
+                    "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
+                )
+        if slots.crowd is not None and slots.crowd.some[index].any():
+            self._after_crowd(slots, space, lanes, index, mapping, same)
+        slots.forget_equals(index[~unchanged])
+        if np.count_nonzero(unchanged):
+            slots.keep_equal(index[unchanged], last[unchanged])
+
+    def _after_crowd(
+        self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
+    ) -> None:
+        """Races of a write with the reads between the lowest thread's and the highest's."""
+        assert slots.crowd is not None
+        which, places = slots.crowd.at(index)
+        if not len(which):
+            return
+        records, writers = slots.crowd.records[places], lanes[which]
+        bad = self.unordered(writers, records, space)
+        slots.crowd.drop(places[~bad], index[:0] if np.count_nonzero(bad) else index)
+        self._exempt(bad, writers, records, self._flag(space), space)
+        if same is not None and np.count_nonzero(bad):
+            writes = [slots.write[index][which], *(row[which] for row in slots.equals(index))]
+            bad &= ~(same()[which] & self._after_own(records, writes, space))
+        if np.count_nonzero(bad):
+            n = int(bad.nonzero()[0][0])
+            at = int(index[which[n]])
+            self._clash("write", "read", space, int(writers[n]), int(records[n]), at, mapping)
+
+    def _after_own(self, reads: Words, writes: list[Words], space: str) -> NDArray[np.bool_]:
+        """Reads by a block that itself had written before what is written once more."""
+        own, threads = np.zeros(len(reads), bool), np.uint64(self.st.threads)
+        if space == "global":
+            for record in writes:
+                later = reads >> np.uint64(TICK) > record >> np.uint64(TICK)
+                block = (reads & THREADS) // threads == (record & THREADS) // threads
+                own |= later & block & (record >= self.o.start)
+        return own
+
+    def _in_flight(self, slots: Slots, lanes: Lanes, index: Any, verb: str) -> None:
+        assert slots.flight is not None
+        owner = slots.flight[index]
+        if np.count_nonzero(owner):
+            n = int(owner.nonzero()[0][0])
+            self.report(
+                "race",
+                (self.st.site, verb, "flight"),
+                f"{self.place(self.st.site, verb)} of {self._what('shared', int(index[n]), None)} "
+                f"by {self.me(int(lanes[n]))}, where a cp.async of {self.me(int(owner[n]) - 1)} "
+                f"is still under way",
+            )
+
+
+def _further(records: Words, mine: Words, stale: Any, side: Any) -> Words:
+    """Of records and my own those of the thread that is further to a side."""
+    if np.count_nonzero(stale) == len(stale):
+        return mine
+    kept: Words = np.where(side(records & THREADS, mine & THREADS) & ~stale, records, mine)
+    return kept

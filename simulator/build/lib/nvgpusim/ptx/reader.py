@@ -1,0 +1,233 @@
+"""PTX text as tokens, and what modules and kernels both declare: variables.
+
+Everything that is not understood raises `PtxError` with the line and the text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .tree import PtxError, Variable, number, type_bits
+
+_TOKEN = re.compile(
+    r"""(?P<nl>\n)|(?P<ws>[ \t\r]+)|(?P<str>"(?:[^"\\]|\\.)*")
+  |(?P<num>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
+     |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
+  |(?P<id>\.[A-Za-z_%$][\w$%]*|[A-Za-z_%$][\w$%]*(?:\.[A-Za-z0-9_]+(?:::[A-Za-z0-9_]+)*)*)
+  |(?P<sym>::|[{}\[\](),;:|!@<>+\-=])""",
+    re.X,
+)
+MOST_NAMES, MOST_BYTES = 1 << 20, 1 << 40
+"""Registers of one declaration and bytes of one variable: more is a damaged text."""
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token: kind (nl, str, num, id, sym), text, line."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def _tokens(text: str) -> list[Token]:
+    text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", text)
+    out, pos, line = [], 0, 1
+    while pos < len(text):
+        if text[pos] == "\0":  # a C string's end: NVRTC and nvJitLink give one
+            break
+        match = _TOKEN.match(text, pos)
+        if match is None:
+            out.append(Token("bad", text[pos : pos + 40].split("\n")[0], line))
+            pos += 1
+            continue
+        pos = match.end()
+        kind = match.lastgroup or ""
+        if kind == "nl":
+            out.append(Token("nl", "\n", line))
+            line += 1
+        elif kind != "ws":
+            out.append(Token(kind, match.group(), line))
+    return out
+
+
+@dataclass(frozen=True)
+class Function:
+    """A .func: names of results and parameters, index of its body's first token.
+
+    `shape`: bytes of the results, and of the parameters.
+    """
+
+    results: list[str]
+    params: list[str]
+    at: int
+    shape: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def shape(
+    results: list[Variable], params: list[Variable]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of results and of parameters: the same for a call and a function that fits it."""
+    return tuple(v.size for v in results), tuple(v.size for v in params)
+
+
+class Reader:
+    """A module's text and a place in it; `functions`: those that calls may name.
+
+    `taken`: functions whose address the module uses.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.toks = _tokens(text)
+        self.lines = text.split("\n")
+        self.at = 0
+        self.files: dict[int, str] = {}
+        self.functions: dict[str, Function] = {}
+        self.taken: set[str] = set()
+
+    # tokens
+    def _skip_lines(self) -> None:
+        while self.at < len(self.toks) and self.toks[self.at].kind == "nl":
+            self.at += 1
+
+    def peek(self) -> Token:
+        """The next token that is no line end."""
+        self._skip_lines()
+        return self.toks[self.at] if self.at < len(self.toks) else Token("end", "", len(self.lines))
+
+    def next(self) -> Token:
+        """Take the next token."""
+        tok = self.peek()
+        self.at += 1
+        if tok.kind == "end" and self.at > len(self.toks) + 1:
+            raise self.error("the text ends here", tok)
+        if tok.kind == "bad":
+            raise PtxError(f"PTX line {tok.line}: cannot read {tok.text!r}")
+        return tok
+
+    def take(self, text: str) -> bool:
+        """Take the next token if it is `text`."""
+        if self.peek().text == text:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        """Take `text` or fail."""
+        tok = self.next()
+        if tok.text != text:
+            raise self.error(f"expected {text!r}, found {tok.text!r}", tok)
+
+    def error(self, what: str, tok: Token) -> PtxError:
+        """An error at a token."""
+        text = self.lines[tok.line - 1].strip() if tok.line <= len(self.lines) else ""
+        return PtxError(f"PTX line {tok.line}: {what} in {text!r}")
+
+    def rest_of_line(self) -> list[Token]:
+        """Tokens up to the line's end (directives without semicolon)."""
+        out = []
+        while self.at < len(self.toks) and self.toks[self.at].kind != "nl":
+            out.append(self.toks[self.at])
+            self.at += 1
+        return out
+
+    def integer(self) -> int:
+        """Take a number."""
+        negative = self.take("-")
+        tok = self.next()
+        if tok.kind != "num":
+            raise self.error(f"expected a number, found {tok.text!r}", tok)
+        value = int(number(tok.text).value)
+        return -value if negative else value
+
+    # declarations
+    def parameters(self) -> list[Variable]:
+        """A function's (.param ...) list."""
+        self.expect("(")
+        found = []
+        while not self.take(")"):
+            tok = self.next()
+            if tok.text not in (".param", ".reg"):
+                raise self.error("expected .param", tok)
+            found += self.variable("param", many=False)
+            self.take(",")
+        return found
+
+    def variable(self, space: str, many: bool = True) -> list[Variable]:
+        """Variables of one declaration, without the semicolon."""
+        align, bits, count = 0, 0, 1
+        while (tok := self.peek()).text.startswith("."):
+            self.at += 1
+            if tok.text == ".align":
+                align = self.integer()
+            elif tok.text in (".v2", ".v4"):
+                count = int(tok.text[2:])
+            elif tok.text in (".ptr", ".global", ".const", ".shared", ".local"):
+                pass  # attributes of a pointer parameter
+            elif tok.text in (".attribute",):
+                raise self.error("unsupported attribute", tok)
+            else:
+                bits = type_bits(tok.text[1:])
+        out = []
+        while True:
+            tok = self.next()
+            if tok.kind != "id":
+                raise self.error(f"expected a name, found {tok.text!r}", tok)
+            names = [tok.text]
+            if self.take("<"):
+                count_of = self.integer()
+                if not 0 <= count_of <= MOST_NAMES:
+                    raise self.error(f"0 to {MOST_NAMES} registers were expected", tok)
+                names = [f"{tok.text}{i}" for i in range(count_of)]
+                self.expect(">")
+            size = max(1, bits // 8) * count
+            while self.take("["):
+                size *= 0 if self.peek().text == "]" else self.integer()
+                self.expect("]")
+            if not 0 <= size <= MOST_BYTES:
+                raise self.error(f"a variable of {size} bytes", tok)
+            for name in names:
+                out.append(Variable(name, space, size, align or max(1, bits // 8) * count))
+            if self.take("="):
+                self.initial(out[-1], max(1, bits // 8))
+            if not many or not self.take(","):
+                return out
+
+    def initial(self, variable: Variable, width: int) -> None:
+        """Parse an initialiser into the variable."""
+        data = bytearray()
+
+        def item() -> None:
+            if self.take("{"):
+                while not self.take("}"):
+                    item()
+                    self.take(",")
+                return
+            tok = self.peek()
+            if tok.kind == "id":
+                self.at += 1
+                name = tok.text
+                if name == "generic":
+                    self.expect("(")
+                    name = self.next().text
+                    self.expect(")")
+                more = 0
+                if self.peek().text in ("+", "-"):
+                    sign = 1 if self.next().text == "+" else -1
+                    more = sign * self.integer()
+                variable.references.append((len(data), name, more))
+                data.extend(bytes(width))
+                return
+            negative = self.take("-")
+            literal = number(self.next().text)
+            value = int(literal.value)
+            data.extend(
+                ((-value if negative else value) & (1 << 8 * width) - 1).to_bytes(width, "little")
+            )
+
+        item()
+        if len(data) > variable.size and variable.size:
+            raise PtxError(f"initialiser of {variable.name} is longer than the variable")
+        variable.data = bytes(data).ljust(variable.size, b"\0")

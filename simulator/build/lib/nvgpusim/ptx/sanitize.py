@@ -1,0 +1,82 @@
+"""Sanitizer of a GPU: its checks, and the records of the memories that its launches share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..extents import Extent, Extents
+from ..memory import GpuAddressSpace
+from .records import TICK, Slots
+from .releases import Releases
+from .shadow import Shadow
+from .state import Compiled, Grid, State
+from .taint import Facts
+
+
+@dataclass(eq=False)
+class Sanitizer:
+    """The checks of all launches of a GPU; `now`: the moment of the launch's submission.
+
+    `everything`: reads of buffers that nothing writes are recorded, too.
+    """
+
+    checks: frozenset[str]
+    extents: Extents = field(default_factory=Extents)
+    tick: int = 1
+    now: int | None = None
+    everything: bool = False
+
+    def __post_init__(self) -> None:
+        self.memories: WeakKeyDictionary[Any, dict[int, Slots]] = WeakKeyDictionary()
+        self.releases = Releases()
+        self.known: dict[int, tuple[Compiled, Facts]] = {}
+
+    def begin(self, launch: Grid) -> None:
+        """A launch starts: everything before it is ordered before it."""
+        if self.tick >> (62 - TICK):
+            self.memories.clear()
+            self.tick = 1
+        self.tick += 1
+        self.launch = launch
+        self.start = np.uint64(self.tick << TICK)
+        self.releases.clear()
+        self.grain = launch.code.granules.get("global", 4)
+        self.written: set[int] | None = None
+        if id(launch.code) not in self.known:
+            self.known[id(launch.code)] = (
+                launch.code, Facts(launch.code.kernel, launch.code.sites)
+            )  # fmt: skip
+        self.facts = self.known[id(launch.code)][1]
+        names = self.facts.written
+        if names is not None and not self.everything:
+            self.written = set()
+            bank = launch.banks.get(0, b"")
+            for name in names:
+                at = launch.param_base + launch.code.kernel.params[name].offset
+                mapping = self.mapping(int.from_bytes(bank[at : at + 8], "little"))
+                if mapping is not None:
+                    self.written.add(id(mapping.buf))
+
+    def mapping(self, va: int) -> Any:
+        """The mapping that holds an address, None for none."""
+        vm = self.launch.vm
+        return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
+
+    def find(self, va: int) -> Extent | None:
+        """The piece that held `va` when the launch was submitted."""
+        return self.extents.find(va, self.now)
+
+    def chunk(self, st: State) -> Shadow:
+        """The records of a chunk's own memories."""
+        return Shadow(self, st)
+
+    def slots(self, mapping: Any) -> Slots:
+        """The records of a buffer."""
+        of = self.memories.setdefault(mapping.buf, {})
+        if self.grain not in of:
+            of[self.grain] = Slots.of(mapping.buf.size // self.grain)
+        return of[self.grain]

@@ -1,0 +1,335 @@
+"""A chunk under the sanitizer: what its loads, stores, atomics and copies tell."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..l2 import DIRTY
+from .clocks import Watch
+from .ends import at
+from .races import WAITS, Races
+from .records import THREADS, Slots
+from .releases import Words
+from .spaces import scatter
+from .state import Async, Lanes, State
+
+POLLERS = 1024
+"""Lanes that may poll together; more are not remembered as such."""
+
+
+class Poll(NamedTuple):
+    """A volatile or atomic access: lanes and addresses, the words it left, the event before it."""
+
+    who: bytes
+    where: bytes
+    words: list[tuple[Slots, Any, Words, Any]]
+    event: int
+
+
+class Shadow(Races):
+    """A chunk's lanes as their instructions see it, and who wrote its local memory."""
+
+    def __init__(self, owner: Watch, st: State) -> None:
+        super().__init__(owner, st)
+        size = st.local.shape[0] * st.local.shape[1] if st.local is not None else 0
+        self.local = np.zeros(size if self.init else 0, bool)
+        self.polls: dict[int, Poll] = {}
+        self.poll: tuple[bytes, bytes] | None = None
+
+    def again(self, part: Any, where: Any) -> bool:
+        """True if the lanes did the same to the same words and nothing has happened since.
+
+        Whoever polls a word finds what it found, and its record there still holds: what the lanes
+        are ordered after and what others are ordered after of them changes with events alone.
+        """
+        self.poll = None
+        if not self.race or not self._strong():
+            return False
+        lanes = self._active(part)
+        if len(lanes) > POLLERS:
+            return False
+        self.poll = lanes.tobytes(), where.tobytes()
+        known = self.polls.get(self.st.site)
+        return (
+            known is not None
+            and self.poll == known[:2]
+            and int(self.changed[lanes].max()) <= known.event
+            and all(
+                np.array_equal(slots.write[index], written)
+                and np.array_equal(_released(slots, index), released)
+                for slots, index, written, released in known.words
+            )
+        )
+
+    def _remember(self, words: list[tuple[Slots, Any]]) -> None:
+        """Keep what a strong access left in its words."""
+        if self.poll is not None:
+            left = [(s, at, s.write[at], _released(s, at)) for s, at in words]
+            self.polls[self.st.site] = Poll(*self.poll, left, self.events)
+
+    # what loads and stores call
+
+    def load(self, space: str, part: Any, offsets: Any, total: int) -> None:
+        """A read of shared or local memory at byte offsets of its backing."""
+        lanes = self._active(part)
+        if space == "local":
+            self._local(lanes, offsets, total, False)
+            return
+        index, count = self._index(offsets, total, self.grain)
+        if self.init:
+            never = self.shared.write[index] == 0
+            if np.count_nonzero(never):
+                n = int(never.nonzero()[0][0])
+                self.report(
+                    "init",
+                    self.st.site,
+                    f"{self.place(self.st.site, 'read')} of "
+                    f"{self._what(space, int(index[n]), None)} by "
+                    f"{self.me(int(lanes[n // count]))}: nobody has written it",
+                )
+        if self.race:
+            if self._atomic():
+                self.hear(np.repeat(lanes, count), self.shared, index)
+            self._read(self.shared, space, lanes, index, count, None)
+
+    def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
+        """A write of shared or local memory, which `table` (bytes) is made to hold."""
+        lanes = self._active(part)
+        if space == "local":
+            self._local(lanes, offsets, total, True)
+            scatter(table, offsets, rows, total)
+            return
+        index, count = self._index(offsets, total, self.grain)
+        if not self.race:
+            self.shared.write[index] = self._word()
+            scatter(table, offsets, rows, total)
+            return
+        if self._atomic():
+            self._publish(np.repeat(lanes, count), self.shared, index)
+        self._write(self.shared, space, lanes, index, count, offsets, rows, total, table, None)
+
+    def _write(
+        self, slots: Slots, space: str, lanes: Lanes, index: Any, count: int, offsets: Any,
+        rows: Any, total: int, table: Any, mapping: Any,
+    ) -> None:  # fmt: skip
+        many = np.repeat(lanes, count) if count > 1 else lanes
+
+        def same() -> Any:
+            found = _equal(table, offsets, rows, total)
+            return np.repeat(found, count) if count > 1 else found
+
+        self._before_write(slots, space, many, index, mapping, same)
+        mine = self._mine(many, space, self._flag(space))
+        slots.write[index] = mine
+        scatter(table, offsets, rows, total)
+        lost = slots.write[index] != mine
+        if np.count_nonzero(lost):
+            equal = same()
+            slots.keep_equal(index[lost & equal], mine[lost & equal])
+            lost &= ~equal
+            if np.count_nonzero(lost):
+                n = int(lost.nonzero()[0][0])
+                record = int(slots.write[index[n]])
+                self._clash("write", "write", space, int(many[n]), record, int(index[n]), mapping)
+
+    def _local(self, lanes: Lanes, offsets: Any, total: int, write: bool) -> None:
+        if not self.init:
+            return
+        depth = self.st.local.shape[1]
+        base = lanes * depth + (offsets - self.st.local.rows[lanes])
+        index = base[:, None] + np.arange(total)
+        if write:
+            self.local[index] = True
+        elif not self.local[index].all():
+            n = int(np.flatnonzero(~self.local[index].all(1))[0])
+            self.report(
+                "init",
+                self.st.site,
+                f"{self.place(self.st.site, 'read')} of local memory by {self.me(int(lanes[n]))}: "
+                f"the thread has not written it",
+            )
+
+    def atomic(self, space: str, part: Any, offsets: Any, size: int) -> None:
+        """An atomic of shared memory."""
+        if space != "shared":
+            return
+        lanes = self._active(part)
+        index, count = self._index(offsets, size, self.grain)
+        many = np.repeat(lanes, count) if count > 1 else lanes
+        if self.init and (self.shared.write[index] == 0).any():
+            n = int(np.flatnonzero(self.shared.write[index] == 0)[0])
+            self.report(
+                "init",
+                self.st.site,
+                f"{self.place(self.st.site, 'atomic')} on {self._what(space, int(index[n]), None)} "
+                f"by {self.me(int(many[n]))}: nobody has written it",
+            )
+        if self.race:
+            self._before_write(self.shared, space, many, index, None, None)
+        self._publish(many, self.shared, index)
+        at = self.st.at
+        if at is not None and (at.op == "atom" or any(m in WAITS for m in at.mods)):
+            self.hear(many, self.shared, index)
+        self.shared.write[index] = self._mine(many, space, True)
+        self._remember([(self.shared, index)])
+
+    def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
+        """cp.async: from now until its wait, its target is nobody's."""
+        if not self.race:
+            return
+        index, count = self._index(self._flat(lanes, dst), size, self.grain)
+        many = np.repeat(lanes, count) if count > 1 else lanes
+        inside = index < len(self.shared.write)
+        many, index = many[inside], index[inside]
+        self._before_write(self.shared, "shared", many, index, None, None)
+        self.shared.write[index] = self._mine(many, "shared", False)
+        self.shared.begin_flight(index, many)
+
+    def copy_ends(self, lanes: Lanes, dst: Any, size: int) -> None:
+        """cp.async has landed; its write by way of `store` follows."""
+        if self.shared.flight is not None:
+            index, _ = self._index(self._flat(lanes, dst), size, self.grain)
+            self.shared.flight[index[index < len(self.shared.flight)]] = 0
+
+    def copy_read(self, copy: Async, now: Any) -> None:
+        """cp.async reads its source at any time until its wait: by then it is what it was."""
+        changed = (now != copy.begun).any(1)
+        if self.race and np.count_nonzero(changed):
+            lane = int(copy.lanes[changed.nonzero()[0][0]])
+            self.report(
+                "race",
+                copy.instr.line,
+                f"read ({at(copy.instr)}) by {self.me(lane)}: its source was written before the "
+                f"copy was waited for",
+            )
+
+    def _flat(self, lanes: Lanes, dst: Any) -> Any:
+        return lanes // self.st.threads * self.limit + dst.astype(np.int64)
+
+    # global memory
+
+    def _runs(self, addr: Any) -> list[tuple[Any, Any]]:
+        """(mapping, lanes among those of `addr` or None) for tracked buffers."""
+        mapping = self.o.mapping(int(addr.min()))
+        if mapping is None:
+            return []
+        if int(np.maximum.reduce(addr)) < mapping.end:
+            return [(mapping, None)]
+        out, left = [], np.arange(len(addr))
+        while len(left):
+            mapping = self.o.mapping(int(addr[left[0]]))
+            if mapping is None:
+                left = left[1:]
+                continue
+            here = (addr[left] >= mapping.va) & (addr[left] < mapping.end)
+            out.append((mapping, left[here]))
+            left = left[~here]
+        return out
+
+    def global_load(self, part: Any, addr: Any, total: int) -> None:
+        """A read of global memory."""
+        if not self.race:
+            return
+        if not addr.ndim:
+            addr = np.full(len(self._active(part)), addr)
+        written, strong, words = self.o.written, self._strong(), []
+        for mapping, some in self._runs(addr):
+            still = written is not None and id(mapping.buf) not in written
+            if still and not strong:
+                continue
+            lanes, where, slots = self._active(part), addr, self.o.slots(mapping)
+            if some is not None:
+                lanes, where = lanes[some], addr[some]
+            index, count = self._index(self._offsets(mapping, where), total, self.o.grain)
+            if strong:
+                self.hear(np.repeat(lanes, count) if count > 1 else lanes, slots, index)
+            if not still:
+                self._read(slots, "global", lanes, index, count, mapping)
+            words.append((slots, index))
+        self._remember(words)
+
+    def _offsets(self, mapping: Any, where: Any) -> Any:
+        return (where - np.uint64(mapping.va - mapping.buf_offset)).astype(np.int64)
+
+    def global_store(self, part: Any, addr: Any, rows: Any, total: int) -> bool:
+        """A write of global memory; whether it was done here."""
+        if not self.race:
+            return False
+        runs = self._runs(addr)
+        if (
+            not runs
+            or any(m.read_only for m, _ in runs)
+            or sum(len(addr) if some is None else len(some) for _, some in runs) < len(addr)
+        ):
+            return False
+        if (addr + np.uint64(total) > np.array([m.end for m, _ in runs], np.uint64).max()).any():
+            return False
+        for mapping, some in runs:
+            if self.o.written is not None:
+                self.o.written.add(id(mapping.buf))
+            lanes, where, values = self._active(part), addr, rows
+            if some is not None:
+                lanes, where, values = lanes[some], addr[some], rows[some]
+            offsets = self._offsets(mapping, where)
+            index, count = self._index(offsets, total, self.o.grain)
+            slots = self.o.slots(mapping)
+            if self._strong():
+                self._publish(np.repeat(lanes, count), slots, index)
+            low = int(offsets.min())
+            memory = mapping.whole(low, int(offsets.max()) + total - low, DIRTY)
+            self._write(
+                slots, "global", lanes, index, count, offsets, values, total, memory, mapping
+            )
+        return True
+
+    def global_atomic(self, part: Any, addr: Any, size: int) -> None:
+        """An atomic of global memory."""
+        if not self.race:
+            return
+        lanes, words = self._active(part), []
+        for mapping, some in self._runs(addr):
+            mine = lanes if some is None else lanes[some]
+            where = addr if some is None else addr[some]
+            index, count = self._index(self._offsets(mapping, where), size, self.o.grain)
+            mine = np.repeat(mine, count) if count > 1 else mine
+            slots = self.o.slots(mapping)
+            self._before_write(slots, "global", mine, index, mapping, None)
+            self._publish(mine, slots, index)
+            if self.st.at is not None and self.st.at.op == "atom":
+                self.hear(mine, slots, index)
+            records = self._mine(mine, "global", True)
+            slots.write[index] = records
+            if self.narrow():
+                self._apart(slots, mine, records, index, mapping)
+            words.append((slots, index))
+        self._remember(words)
+
+    def _apart(self, slots: Slots, lanes: Lanes, mine: Words, index: Any, mapping: Any) -> None:
+        """Blocks that meet at a word in one instruction whose scope is the block."""
+        last = slots.write[index]
+        threads = np.uint64(self.st.threads)
+        apart = (last & THREADS) // threads != (mine & THREADS) // threads
+        if np.count_nonzero(apart):
+            n = int(apart.nonzero()[0][0])
+            self._clash(
+                "atomic", "atomic", "global", int(lanes[n]), int(last[n]), int(index[n]), mapping
+            )
+
+
+def _released(slots: Slots, index: Any) -> Any:
+    return None if slots.released is None else slots.released[:, index]
+
+
+def _pieces(data: Any, total: int) -> Any:
+    """Bytes as (values, words): words of at most 8 bytes."""
+    word = min(total, 8)
+    flat = data[: len(data) // total * total].view(f"u{word}")
+    return flat.reshape(-1, total // word)
+
+
+def _equal(table: Any, offsets: Any, rows: Any, total: int) -> Any:
+    """Mask of the rows that the table already holds."""
+    values = _pieces(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), total)
+    return (_pieces(table, total)[np.asarray(offsets) // total] == values).all(1)

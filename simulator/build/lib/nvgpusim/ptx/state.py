@@ -1,0 +1,332 @@
+"""State of a running group of threads: registers, mask, place in the grid.
+
+Registers hold one numpy array of all lanes of the chunk, or a numpy scalar where the value is the
+same in all lanes. The mask `m` is None (all lanes) or the sorted indices of the active ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory import Access, MmuFault
+from .floats import Value
+from .tree import Instr, Kernel, Module
+
+Lanes = NDArray[np.intp]
+CONTAINER = {
+    1: np.dtype(np.bool_),
+    8: np.dtype(np.uint8),
+    16: np.dtype(np.uint16),
+    32: np.dtype(np.uint32),
+    64: np.dtype(np.uint64),
+}
+"""numpy type that keeps a register of so many bits."""
+
+
+ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
+UNWRITTEN = 0xDB
+"""Byte that shared memory holds at a block's start."""
+
+
+def merged(a: Lanes, b: Lanes) -> Lanes:
+    """Lanes of two groups, sorted."""
+    both = np.concatenate((a, b))
+    both.sort(kind="stable")  # which merges two sorted runs
+    return both
+
+
+class KernelFault(Exception):  # noqa: N818 - the hardware's name
+    """A thread did what the SM traps: `esr` is the warp_esr code, `lane` the first offender.
+
+    Codes [nvgpu, ga10b warp_esr]: 0x9 illegal instruction, 0xB illegal parameter, 0xE out-of-range
+    address, 0xF misaligned address, 0x10 invalid address space, 0x12 invalid constant address.
+    esr 0 is the simulator's own complaint about behaviour that PTX leaves undefined.
+    """
+
+    def __init__(self, esr: int, what: str, lane: int = 0, address: int | None = None) -> None:
+        super().__init__(what)
+        self.esr, self.what, self.lane, self.address = esr, what, lane, address
+        self.where = ""
+        self.kind = ""
+
+
+@dataclass
+class Async:
+    """One cp.async of some lanes, not yet done.
+
+    `group`: the lanes' commits before it. `begun`: its source when it was issued, if watched.
+    """
+
+    lanes: Lanes
+    group: NDArray[np.int64]
+    dst: NDArray[np.uint64]
+    src: NDArray[np.uint64]
+    size: int
+    source_size: NDArray[np.int64]
+    instr: Instr
+    site: int
+    begun: NDArray[np.uint32] | None = None
+
+    def part(self, which: NDArray[np.bool_]) -> Async:
+        """The copies of some of the lanes."""
+        return Async(
+            self.lanes[which], self.group[which], self.dst[which], self.src[which], self.size,
+            self.source_size[which], self.instr, self.site,
+            None if self.begun is None else self.begun[which],
+        )  # fmt: skip
+
+
+class Memory(Protocol):
+    """The part of a GPU address space that a launch needs (nvgpusim.memory.GpuAddressSpace)."""
+
+    def view(self, va: int, size: int, access: Access) -> memoryview:
+        """Contiguous bytes of one mapping."""
+
+    def load(
+        self, va: NDArray[np.uint64], width: int, access: Access = "read"
+    ) -> NDArray[np.uint8]:
+        """Gather."""
+
+    def store(
+        self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
+    ) -> None:
+        """Scatter."""
+
+    def extents(self) -> NDArray[np.uint64]:
+        """The mappings by address, as compiled kernels read them; the same array until a change."""
+        ...
+
+
+class Compiled(Protocol):
+    """A kernel as its instructions see it: `compile.Code`."""
+
+    kernel: Kernel
+    module: Module
+    blocks: list[Any]
+    shared: dict[str, int]
+    shared_bytes: int
+    local_bytes: int
+    dynamic: bool
+    sites: list[Instr]
+    granules: dict[str, int]
+    starts: list[int]
+    heat: Any
+
+
+class Grid(Protocol):
+    """A launch as its instructions see it: `launch.Launch`."""
+
+    vm: Memory
+    banks: dict[int, bytes]
+    shared_window: int
+    local_window: int
+    param_base: int
+    max_steps: int
+    moved: int
+    steps: int
+    calls: int
+    thread_instrs: int
+    compiled: bool | None
+    watch: Any
+    findings: dict[str, str]
+    changes: int
+    looks: list[tuple[Instr, str, Any, Lanes]] | None
+
+    @property
+    def code(self) -> Compiled:
+        """The kernel that runs."""
+        ...
+
+    def symbol(self, name: str) -> int:
+        """Address of a variable within its space; parameters: offset in bank 0."""
+        ...
+
+    def window_base(self, space: str) -> int:
+        """Offset that cvta adds to an address of the space."""
+        ...
+
+    def bank_of(self, space: str) -> int:
+        """Constant bank behind ld.param or ld.const."""
+        ...
+
+    def special(self, name: str, st: State) -> Value:
+        """A special register of a chunk."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of the grid."""
+        ...
+
+    def alive_mask(self, st: State) -> NDArray[np.uint32]:
+        """Lanes of each active lane's warp that have not exited."""
+        ...
+
+    def stopped(self) -> bool:
+        """True if the channel is gone."""
+        ...
+
+    def check_limits(self) -> None:
+        """End a kernel that does not end, or whose channel is gone."""
+
+    def find(self, st: State, text: str, who: str = "") -> None:
+        """A finding, once for each text."""
+
+    def name_thread(self, block: int, thread: int) -> str:
+        """Block and thread in words."""
+        ...
+
+
+class Observer(Protocol):
+    """The sanitizer's side of a chunk: `shadow.Shadow`."""
+
+    bounds: bool
+
+    def again(self, part: Any, where: Any) -> bool:
+        """True if the lanes did the same to the same words and nothing has happened since."""
+        ...
+
+    def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
+        """A global access before it is done."""
+
+    def load(self, space: str, part: Any, offsets: Any, total: int) -> None:
+        """A read of shared or local memory."""
+
+    def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
+        """A write of shared or local memory, which it does."""
+
+    def atomic(self, space: str, part: Any, offsets: Any, size: int) -> None:
+        """An atomic of shared memory."""
+
+    def global_load(self, part: Any, addr: Any, total: int) -> None:
+        """A read of global memory."""
+
+    def global_store(self, part: Any, addr: Any, rows: Any, total: int) -> bool:
+        """A write of global memory; whether it was done here."""
+        ...
+
+    def global_atomic(self, part: Any, addr: Any, size: int) -> None:
+        """An atomic of global memory."""
+
+    def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
+        """cp.async is issued."""
+
+    def copy_ends(self, lanes: Lanes, dst: Any, size: int) -> None:
+        """cp.async has landed."""
+
+    def copy_read(self, copy: Async, now: Any) -> None:
+        """cp.async reads its source."""
+
+    def fence(self) -> None:
+        """A fence by the active lanes."""
+
+    def barrier(self, lanes: Lanes) -> None:
+        """Whole blocks passed a barrier."""
+
+    def named(self, lanes: Lanes, number: int) -> None:
+        """Some warps of one block passed a barrier together."""
+
+    def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
+        """bar.arrive."""
+
+    def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
+        """Lanes of the masks met in bar.warp.sync."""
+
+    def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
+        """A barrier for the whole block that some of its threads never reach."""
+
+
+@dataclass
+class State:
+    """One chunk: `blocks` blocks of `threads` threads, lane = block index * threads + thread."""
+
+    launch: Grid
+    n: int
+    threads: int
+    blocks: int
+    R: list[Value]
+    thread: NDArray[np.uint32]
+    lane: NDArray[np.uint32]
+    warp: NDArray[np.intp]
+    warp_base: NDArray[np.intp]
+    shared: NDArray[np.uint8]
+    local: Any
+    first_block: NDArray[np.int64]
+    special: dict[str, Value] = field(default_factory=dict)
+    m: Lanes | None = None
+    live: NDArray[np.bool_] | None = None
+    fault_mask: Lanes | None = None
+    carry: Value = ZERO
+    copies: list[Async] = field(default_factory=list)
+    commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
+    at: Instr | None = None
+    site: int = 0
+    shadow: Observer | None = None
+
+    def lanes(self) -> Lanes:
+        """Indices of the active lanes."""
+        return np.arange(self.n) if self.m is None else self.m
+
+    def looks_at(self, space: str, part: Any, addr: Any) -> None:
+        """Tell `progress` what lanes read, if it listens."""
+        if self.launch.looks is not None and self.at is not None and len(self.launch.looks) < 64:
+            lanes = self.lanes() if part is None else self.lanes()[part]
+            self.launch.looks.append((self.at, space, addr, lanes))
+
+    def count(self) -> int:
+        """Number of active lanes."""
+        return self.n if self.m is None else len(self.m)
+
+    def spread(self, value: Value) -> Value:
+        """A value of the active lanes as an array."""
+        return value if value.ndim else np.full(self.count(), value)
+
+    def put(self, index: int, value: Value) -> None:
+        """Write a register in the active lanes; `value` has the register's width."""
+        if self.m is None:
+            self.R[index] = value
+            return
+        old = self.R[index]
+        new = np.full(self.n, old) if old.ndim == 0 else old.copy()
+        if new.dtype != value.dtype:
+            new = new.view(value.dtype)
+        new[self.m] = value
+        self.R[index] = new
+
+    def full(self, index: int, dtype: np.dtype[Any]) -> Value:
+        """A register of all lanes, active or not, as an array."""
+        value = self.R[index]
+        if value.ndim == 0:
+            value = np.full(self.n, value)
+        return value.view(dtype)
+
+    def who(self, lane: int) -> str:
+        """Block and thread of an active lane, by its position among the active ones."""
+        index = int(self.lanes()[lane])
+        return self.launch.name_thread(
+            int(self.first_block[index // self.threads]), index % self.threads
+        )
+
+    def name(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
+        """Say which thread, line and text faulted."""
+        mask, self.m = self.m, self.fault_mask if self.fault_mask is not None else self.m
+        lane = min(e.lane or 0, self.count() - 1)
+        place = f"kernel {self.launch.code.kernel.name}, {self.who(lane)}"
+        self.m = mask
+        if instr is not None:
+            place += f", PTX line {instr.line}: {instr.text}"
+            if instr.source:
+                place += f" ({instr.source[0]}:{instr.source[1]})"
+        e.where = place
+
+    def exit(self) -> None:
+        """The current group is done."""
+        if self.m is None:
+            self.live = np.zeros(self.n, bool)
+            return
+        if self.live is None:
+            self.live = np.ones(self.n, bool)
+        self.live[self.m] = False

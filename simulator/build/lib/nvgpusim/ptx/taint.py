@@ -1,0 +1,157 @@
+"""Analysis of a kernel: the pointers that it may write through, and what orders its threads."""
+
+from __future__ import annotations
+
+from .tree import Addr, Imm, Instr, Kernel, Operand, Reg, Sym, registers
+
+_WRITES = ("st", "atom", "red", "wmma")
+_ORDERED = {"relaxed", "acquire", "release", "acq_rel"}
+_PURE = ("cvta", "mov", "add", "sub", "mul", "mad", "shl", "cvt", "and")
+_STRONG = _ORDERED | {"volatile", "mmio"}
+
+
+class Facts:
+    """A kernel as the sanitizer asks about it at each launch, analysed once.
+
+    `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
+    instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone).
+    """
+
+    def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
+        self.written, self.crowded = written_params(kernel), orders_some(kernel)
+        self.atomic = [False, *(_atomic(instr) for instr in sites)]
+        self.strong = [
+            False, *(instr.op in ("atom", "red") or not _STRONG.isdisjoint(instr.mods)
+                     for instr in sites),
+        ]  # fmt: skip
+        self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
+
+
+def _atomic(instr: Instr) -> bool:
+    return (
+        instr.op in ("atom", "red")
+        or (instr.op == "mbarrier" and "init" not in instr.mods)
+        or not _ORDERED.isdisjoint(instr.mods)
+    )
+
+
+def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """Parameters that the instruction's result may come from; "*" for a pointer from memory."""
+    if instr.op in ("ld", "ldu"):
+        arg = instr.args[1]
+        if isinstance(arg, Addr) and isinstance(arg.base, Sym):
+            name = arg.base.name
+            if "param" in instr.mods and name in kernel.params:
+                return frozenset([name])
+            return frozenset() if "@" in name else frozenset("*")
+        return (
+            frozenset("*") if any(m in ("u64", "b64", "s64") for m in instr.mods) else frozenset()
+        )
+    out: set[str] = set()
+    for arg in instr.args[1:]:
+        for index in registers(arg):
+            out |= known.get(index, frozenset())
+        if isinstance(arg, Sym) and arg.name not in kernel.variables:
+            out.add("*")
+    return frozenset(out)
+
+
+def written_params(kernel: Kernel) -> set[str] | None:
+    """Names of the pointer parameters that global stores and atomics go through; None: unknown."""
+    if kernel.slots:
+        return None
+    known: dict[int, frozenset[str]] = {}
+    changed = True
+    while changed:
+        changed = False
+        for instr in kernel.instrs:
+            if instr.op in ("st", "red") or not instr.args:
+                continue
+            found = _source(instr, kernel, known)
+            for index in registers(instr.args[0]) if found else []:
+                if not found <= known.get(index, frozenset()):
+                    known[index] = known.get(index, frozenset()) | found
+                    changed = True
+    out: set[str] = set()
+    for instr in kernel.instrs:
+        if instr.op not in _WRITES or any(m in ("shared", "local", "param") for m in instr.mods):
+            continue
+        place = instr.args[1 if instr.op == "atom" else 0]
+        if not isinstance(place, Addr) or not isinstance(place.base, Reg):
+            return None
+        names = known.get(place.base.index, frozenset())
+        if not names or "*" in names:
+            return None
+        out |= names
+    return out
+
+
+def compared_reads(kernel: Kernel) -> set[int]:
+    """Numbers of plain loads whose value an atom.cas of the same address compares.
+
+    A loop around compare-and-swap begins with such a read, NVIDIA's own atomicAdd of bf16 too. It
+    races with nothing that matters: an old value only costs another turn.
+    """
+    written: dict[int, list[int]] = {}
+    for n, instr in enumerate(kernel.instrs):
+        for index in (
+            registers(instr.args[0]) if instr.args and instr.op not in ("st", "red") else ()
+        ):
+            written.setdefault(index, []).append(n)
+    out: set[int] = set()
+    for instr in kernel.instrs:
+        if instr.op != "atom" or "cas" not in instr.mods or len(instr.args) < 4:
+            continue
+        place = _value(kernel, written, instr.args[1])
+        todo, seen = registers(instr.args[2]), set[int]()
+        while todo:
+            index = todo.pop()
+            if index in seen:
+                continue
+            seen.add(index)
+            for n in written.get(index, []):
+                source = kernel.instrs[n]
+                plain = source.op == "ld" and _STRONG.isdisjoint(source.mods)
+                if source.op == "mov":
+                    todo += registers(source.args[1])
+                elif plain and _value(kernel, written, source.args[1]) == place:
+                    out.add(n)
+    return out
+
+
+def _value(kernel: Kernel, written: dict[int, list[int]], operand: Operand | None) -> object:
+    """An operand's content, so that equal contents are the same; addresses of any space."""
+    if isinstance(operand, Addr):
+        return _value(kernel, written, operand.base), operand.offset
+    if not isinstance(operand, Reg):
+        return operand
+    places = written.get(operand.index, [])
+    if len(places) != 1:
+        return operand
+    instr = kernel.instrs[places[0]]
+    if instr.guard is not None or instr.op not in _PURE:
+        return operand
+    if instr.op in ("cvta", "mov"):
+        return _value(kernel, written, instr.args[1])
+    return instr.op, instr.mods, tuple(_value(kernel, written, a) for a in instr.args[1:])
+
+
+def orders_some(kernel: Kernel) -> bool:
+    """True if an instruction may order some threads of a block or grid, and not others.
+
+    Barriers of whole blocks and whole warps order neighbours: who is after the lowest and the
+    highest of some threads is after those between them.
+    """
+    for instr in kernel.instrs:
+        if instr.op in ("fence", "membar", "mbarrier") or _STRONG.intersection(instr.mods):
+            return True
+        if instr.op not in ("bar", "barrier"):
+            continue
+        reduces = "red" in instr.mods
+        first, *others = instr.args[reduces:]
+        if "warp" in instr.mods:
+            if not isinstance(first, Imm) or int(first.value) & 0xFFFFFFFF != 0xFFFFFFFF:
+                return True
+        elif "arrive" in instr.mods or len(others) > reduces or not isinstance(first, Imm):
+            return True
+    return False

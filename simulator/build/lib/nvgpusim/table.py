@@ -1,0 +1,55 @@
+"""The GPU's mappings as an array for compiled kernels (`Extent` of ptx/native/machine.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .l2 import LINE, Lines
+
+
+class Shown(Protocol):
+    """The part of a Mapping that `Extents` reads."""
+
+    va: int
+    size: int
+    buf_offset: int
+    read_only: bool
+    lines: Lines | None
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """The mapped bytes."""
+
+
+def _at(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class Extents:
+    """One row a mapping: start, size, CPU addresses of its memory, of the L2's lines of it and of
+    their states (0 without), 1 if it may be written."""
+
+    def __init__(self) -> None:
+        self.seen: tuple[Sequence[Shown] | None, int] = None, 0
+        self.rows = np.zeros((0, 6), np.uint64)
+
+    def of(self, maps: Sequence[Shown], moves: int) -> NDArray[np.uint64]:
+        """The rows of `maps`: the same array until that list, or `moves`, is another."""
+        if self.seen[0] is maps and self.seen[1] == moves:
+            return self.rows
+        rows = []
+        for m in maps:
+            memory = m.array
+            if len(memory) == m.size:
+                kept, state = 0, 0
+                if m.lines is not None:
+                    kept = _at(m.lines.kept) + m.buf_offset
+                    state = _at(m.lines.state) + m.buf_offset // LINE
+                rows.append((m.va, m.size, _at(memory), kept, state, int(not m.read_only)))
+        self.seen, self.rows = (maps, moves), np.array(rows, np.uint64).reshape(-1, 6)
+        return self.rows
