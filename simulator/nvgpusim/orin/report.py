@@ -35,7 +35,7 @@ class Journal:
         self.faults: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.in_use = 0
-        self.given_up = 0
+        self.given_up: dict[tuple[int, int, int], int] = {}
         self.peak = 0
         self.child = False
 

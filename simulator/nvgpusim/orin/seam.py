@@ -91,11 +91,21 @@ class Backend:
     def polled(self, fds: list[int]) -> None:
         """poll or select has reported these fds."""
 
-    def gives_up(self, size: int) -> None:
-        """posix_fadvise told the kernel that a file of `size` bytes need not stay in memory."""
+    def gives_up(self, piece: tuple[int, int, int], size: int) -> None:
+        """`size` bytes of a file, by device, inode and offset, need not stay in memory."""
 
     def exiting(self) -> None:
         """os._exit is about to end the process."""
+
+
+class Real:
+    """The functions that a hook stands for, as they were when the seam was made."""
+
+    def __init__(self) -> None:
+        self.os_open, self.io_open = os.open, io.open
+        self.close, self.exit, self.access, self.listdir = os.close, os._exit, os.access, os.listdir
+        self.posix_fadvise = os.posix_fadvise
+        self.ioctl, self.poll, self.select = fcntl.ioctl, select.poll, select.select
 
 
 class Seam:
@@ -103,6 +113,7 @@ class Seam:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.real = Real()
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -134,17 +145,8 @@ class Seam:
     def replace(self, owner: Any, name: str, hook: Any) -> None:
         """Put `hook` in place of an attribute until :meth:`remove`."""
         real = getattr(owner, name)
-        setattr(self, f"real_{owner.__name__}_{name}".replace(".", "_"), real)
         setattr(owner, name, hook)
         self._undo.append(lambda: setattr(owner, name, real))
-
-    def __getattr__(self, name: str) -> Any:
-        # real_* before install: the module's own function
-        if name.startswith("real_"):
-            module, _, function = name.removeprefix("real_").partition("_")
-            owners = {"os": os, "io": io, "builtins": builtins, "fcntl": fcntl, "select": select}
-            return getattr(owners[module], function)
-        raise AttributeError(name)
 
     # os
 
@@ -163,7 +165,7 @@ class Seam:
             fd = self.backend.open(name, flags)
             if fd is not NotImplemented:
                 return int(fd)
-        return int(self.real_os_open(path, flags, mode, dir_fd=dir_fd))
+        return int(self.real.os_open(path, flags, mode, dir_fd=dir_fd))
 
     def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         name = self._owned(file)
@@ -171,23 +173,25 @@ class Seam:
             both = os.O_RDWR if "+" in mode or "w" in mode else os.O_RDONLY
             fd = self.backend.open(name, both | os.O_CLOEXEC)
             if fd is not NotImplemented:
-                return self.real_io_open(fd, mode, *args, **kwargs)
-        return self.real_io_open(file, mode, *args, **kwargs)
+                return self.real.io_open(fd, mode, *args, **kwargs)
+        return self.real.io_open(file, mode, *args, **kwargs)
 
     def _os_close(self, fd: int) -> None:
         token = self.backend.closing(fd)
-        self.real_os_close(fd)
+        self.real.close(fd)
         self.backend.closed(fd)
         self.backend.closed_after(token)
 
     def _os_posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
-        self.real_os_posix_fadvise(fd, offset, length, advice)
+        self.real.posix_fadvise(fd, offset, length, advice)
         if advice == os.POSIX_FADV_DONTNEED:
-            self.backend.gives_up(length or os.fstat(fd).st_size)
+            status = os.fstat(fd)
+            piece = (status.st_dev, status.st_ino, offset)
+            self.backend.gives_up(piece, length or status.st_size - offset)
 
     def _os_exit(self, status: int) -> None:
         self.backend.exiting()
-        self.real_os__exit(status)
+        self.real.exit(status)
 
     def _stat(self, real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
@@ -212,19 +216,19 @@ class Seam:
     def _os_access(self, path: Any, mode: int, **kwargs: Any) -> bool:
         if self._owned(path) is not None:
             return not mode & os.X_OK
-        return bool(self.real_os_access(path, mode, **kwargs))
+        return bool(self.real.access(path, mode, **kwargs))
 
     def _os_listdir(self, path: Any = ".") -> list[Any]:
         names = self._directory(path)
         if names is not None:
             return names
-        return list(self.real_os_listdir(path))
+        return list(self.real.listdir(path))
 
     # ioctl
 
     def _fcntl_ioctl(self, fd: Any, request: int, arg: Any = 0, mutate_flag: bool = True, /) -> Any:
         with suppress(OSError):  # EBADF: what Python itself refuses, with its own words
-            self.real_fcntl_ioctl(_NO_FD, request, arg, mutate_flag)
+            self.real.ioctl(_NO_FD, request, arg, mutate_flag)
         number, request = _descriptor(fd), operator.index(request)
         if hasattr(arg, "__index__"):
             result = self.backend.ioctl(number, request, arg.__index__() & 0xFFFFFFFFFFFFFFFF, 0)
@@ -242,7 +246,7 @@ class Seam:
                 else:
                     return out
         if result is NotImplemented:
-            return self.real_fcntl_ioctl(fd, request, arg, mutate_flag)
+            return self.real.ioctl(fd, request, arg, mutate_flag)
         return result
 
     # mmap
@@ -399,7 +403,7 @@ class Seam:
     # poll
 
     def _poll(self) -> Any:
-        seam, poller = self, self.real_select_poll()
+        seam, poller = self, self.real.poll()
 
         class Poll:
             def __getattr__(self, name: str) -> Any:
@@ -413,7 +417,7 @@ class Seam:
         return Poll()
 
     def _select(self, r: Any, w: Any, x: Any, *timeout: Any) -> Any:
-        found = self.real_select_select(r, w, x, *timeout)
+        found = self.real.select(r, w, x, *timeout)
         ready = [f if isinstance(f, int) else f.fileno() for f in {*found[0], *found[2]}]
         self.backend.polled(ready)
         return found

@@ -63,9 +63,9 @@ class SimBackend(Backend):
         self._event("open", path=path, fd=fd, errno=0)
         return fd
 
-    def gives_up(self, size: int) -> None:
-        """The page cache has so much less."""
-        self.kernel.journal.given_up += size
+    def gives_up(self, piece: tuple[int, int, int], size: int) -> None:
+        """The page cache has so much less; a piece that is given up again is gone already."""
+        self.kernel.journal.given_up[piece] = size
 
     def closing(self, fd: int) -> Any:
         """Remember what a descriptor was."""

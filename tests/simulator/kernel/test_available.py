@@ -98,6 +98,11 @@ def test_since_october_2025_a_full_page_cache_refuses(profile: str, tmp_path: Pa
         handle = rc.create(board.nvmap, 5 << 30)
         with pytest.raises(OSError):
             rc.alloc(board.nvmap, handle)
+        model.truncate(2 << 30)
+        for _ in range(3):  # a file is given up once
+            os.posix_fadvise(model.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with pytest.raises(OSError):
+            rc.alloc(board.nvmap, handle)
         model.truncate(5 << 30)
         os.posix_fadvise(model.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         rc.alloc(board.nvmap, handle)

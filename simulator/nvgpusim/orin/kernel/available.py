@@ -38,7 +38,7 @@ def cached(kernel: Board) -> int:
     """Bytes of files in the page cache, which gives way to whoever needs memory."""
     asked = kernel.options.page_cache
     full = kernel.options.ram * 3 // 4 if asked < 0 else asked << 20
-    return min(max(full - kernel.journal.given_up, 0), for_nvmap(kernel))
+    return min(max(full - sum(kernel.journal.given_up.values()), 0), for_nvmap(kernel))
 
 
 def meminfo(kernel: Board) -> str:
