@@ -224,7 +224,7 @@ RULES: list[tuple[str, Answer]] = [
         ),
     ),
     (r"orinbench device-check", Run(code=2, shows="no Orin's GPU here")),
-    # docs/report.md
+    # docs/history.md, the report
     (
         r"orinbench report before\.json .*",
         Elsewhere(
