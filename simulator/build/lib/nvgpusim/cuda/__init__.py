@@ -1,1 +1,0 @@
-"""CUDA programs on the interpreter, unchanged: stand-ins for libcudart and libcuda."""

@@ -1,1 +1,0 @@
-"""The Orin's kernel model: nvgpu, nvmap and the rings of its GPU, by L4T release."""
