@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.engine import hybrid_models
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
 
 from orinbench.synth import write_synthetic
@@ -29,11 +30,19 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "quant", "keys"), [("tiny", "Q4_0", "f16"), ("tiny-qwen3moe", "Q4_K", "q8_0")]
+    ("shape", "quant", "keys"),
+    [
+        ("tiny", "Q4_0", "f16"),
+        ("tiny-qwen3moe", "Q4_K", "q8_0"),
+        ("qwen35", "Q8_0", "f16"),  # a gated delta net, and attention with gates
+    ],
 )
 def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str, keys: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_synthetic(path, shape, quant, seed=0)
+    if shape in hybrid_models.MODELS:
+        hybrid_models.write(path, shape, quant)
+    else:
+        write_synthetic(path, shape, quant, seed=0)
     check = ["-m", "orinbench", "check", "-m", str(path), "--backend", "tinygrad:NV", "-n", "1"]
     check += ["-ctk", keys, "-ctv", keys]
     done = subprocess.run(

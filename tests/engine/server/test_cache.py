@@ -3,6 +3,7 @@
 from tests.engine.server.test_scheduler import prompt
 
 from orinllm.batching.cache import Lease, PagedStore, SlotStore
+from orinllm.batching.checkpoints import StateSlots
 from orinllm.gpu.kernels.buffers import PAGE
 
 
@@ -127,3 +128,42 @@ def test_one_sequence_keeps_what_it_held() -> None:
     recurrent.end(longer)
     other = recurrent.begin([1, 2, 5], 3)
     assert other is not None and other.cached == 0
+
+
+def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
+    """It ended before its checkpoint was copied: its slot still has another text's states."""
+    store, ids = PagedStore(8, StateSlots(2, 1)), prompt(1, PAGE + 1)
+    first = store.begin(ids, len(ids))
+    assert first is not None
+    first.started = PAGE
+    store.commit(first, ids, PAGE)
+    assert store.keep(first) == 0
+    first.started = PAGE + 1  # a step was started whose token nobody knows
+    store.end(first)
+    cancelled = store.begin(ids, len(ids))
+    assert cancelled is not None and (cancelled.cached, cancelled.resumes) == (PAGE, 0)
+    store.end(cancelled)
+    again = store.begin(ids, len(ids))
+    assert again is not None and (again.cached, again.resumes) == (PAGE, 0)
+    # What somebody begins with stays until it is copied, and goes then.
+    other = store.begin(prompt(2, PAGE + 1), PAGE + 1)
+    assert other is not None and other.cached == 0
+    store.commit(other, prompt(2, PAGE + 1), PAGE)
+    assert store.keep(other) is None
+    assert store.resume(again) == 0
+    assert store.keep(other) == 0
+    store.commit(other, prompt(2, PAGE + 1), PAGE + 1)
+    assert store.keep(other) is None  # it is not at a border
+
+
+def test_a_slot_that_is_taken_has_no_texts_states() -> None:
+    slots = StateSlots(2, 0)
+    assert (slots.take(None), slots.take(None)) == (0, 1)
+    slots.end(0, "a")
+    slots.end(1, None)
+    assert slots.take(None) == 1  # of two that are free, the one without a text
+    assert slots.has("a") and slots.take("b") == 0
+    assert not slots.has("a")
+    slots.end(0, "a")
+    slots.end(1, None)
+    assert slots.take("a") == 0 and not slots.has("a")
