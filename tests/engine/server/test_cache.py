@@ -167,3 +167,16 @@ def test_a_slot_that_is_taken_has_no_texts_states() -> None:
     slots.end(0, "a")
     slots.end(1, None)
     assert slots.take("a") == 0 and not slots.has("a")
+
+
+def test_states_two_steps_behind_a_text_are_nobodys() -> None:
+    """A step passed the token that ended it, and another one a token that nobody knows."""
+    for ahead, cached in ((1, 6), (2, 0)):
+        store, ids = PagedStore(4, StateSlots(2, 1)), prompt(1, 5)
+        lease = store.begin(ids, len(ids))
+        assert lease is not None
+        store.commit(lease, ids, len(ids))
+        lease.started, lease.last = len(ids) + ahead, 7
+        store.end(lease)
+        again = store.begin([*ids, 7, 8], 7)
+        assert again is not None and again.cached == cached
