@@ -275,7 +275,8 @@ in
         ];
         substituters = lib.attrNames cfg.caches;
         trusted-public-keys = lib.attrValues cfg.caches;
-        trusted-users = [ "@wheel" ];
+        # One who is trusted becomes root without a password.
+        trusted-users = lib.optional (!hasPassword) cfg.user;
       };
       gc = {
         automatic = lib.mkDefault true;

@@ -35,6 +35,29 @@ let
     "-ngl"
     "-np"
   ];
+  # The files beside the model's own.
+  more =
+    name: model:
+    lib.concatLists (
+      lib.mapAttrsToList
+        (
+          what: example:
+          let
+            option = "orin.llm-server.models.${name}.${what}";
+            given = model.${what};
+          in
+          [
+            (check.rule option given (
+              given == null || !check.matches "[a-z0-9]+://.*" given
+            ) ''the server downloads nothing; write a file of the board, as in "${example}"'')
+            (paths.file option given "where each rebuild would copy gigabytes to" example)
+          ]
+        )
+        {
+          draftModel = "/var/lib/models/draft.gguf";
+          mmproj = "/var/lib/models/mmproj.gguf";
+        }
+    );
 in
 [
   (check.demand (cfg.models != { }) ''
@@ -98,25 +121,12 @@ in
     (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
       model.draftModel != model.file
     ) "this is `file` too, and guesses of the same model save nothing; name a smaller one, or null")
-    (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
-      model.draftModel == null || !check.matches "[a-z0-9]+://.*" model.draftModel
-    ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/draft.gguf"'')
-    (paths.file "orin.llm-server.models.${name}.draftModel" model.draftModel
-      "where each rebuild would copy gigabytes to"
-      "/var/lib/models/draft.gguf"
-    )
-    (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (
-      model.mmproj == null || !check.matches "[a-z0-9]+://.*" model.mmproj
-    ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/mmproj.gguf"'')
     (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (model.mmproj != model.file)
       "this is `file` too; name the mmproj file of the same model, or null"
-    )
-    (paths.file "orin.llm-server.models.${name}.mmproj" model.mmproj
-      "where each rebuild would copy gigabytes to"
-      "/var/lib/models/mmproj.gguf"
     )
     (check.demand (cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null) ''
       orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
         and `slots`, or `orin.llm-server.backend = "orinllm"`.'')
   ]) cfg.models
 )
+++ lib.concatLists (lib.mapAttrsToList more cfg.models)

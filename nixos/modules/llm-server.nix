@@ -163,6 +163,15 @@ let
         };
     };
 
+  otherFile =
+    example: description:
+    lib.mkOption {
+      type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+      default = null;
+      apply = lib.mapNullable toString;
+      inherit example description;
+    };
+
   modelOptions = {
     options = {
       file = lib.mkOption {
@@ -175,26 +184,14 @@ let
         '';
       };
 
-      draftModel = lib.mkOption {
-        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
-        default = null;
-        apply = file: if file == null then null else toString file;
-        example = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf";
-        description = ''
-          A smaller GGUF file of the same vocabulary, which guesses tokens while one answer runs alone; the
-          answers stay the same. It takes its own memory.
-        '';
-      };
+      draftModel = otherFile "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf" ''
+        A smaller GGUF file of the same vocabulary, which guesses tokens while one answer runs alone; the
+        answers stay the same. It takes its own memory.
+      '';
 
-      mmproj = lib.mkOption {
-        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
-        default = null;
-        apply = file: if file == null then null else toString file;
-        example = "/var/lib/models/mmproj-gemma-3-4b-it-f16.gguf";
-        description = ''
-          llama.cpp's mmproj file of the same model, with which it sees pictures. It takes its own memory.
-        '';
-      };
+      mmproj = otherFile "/var/lib/models/mmproj-gemma-3-4b-it-f16.gguf" ''
+        llama.cpp's mmproj file of the same model, with which it sees pictures. It takes its own memory.
+      '';
 
       port = listening.port 8000 8001 "The port that this model's server listens on.";
 

@@ -92,7 +92,8 @@ in
 
     zram = switch false ''
       Whether to swap into compressed memory. Off by default: the GPU shares this memory, what it
-      has mapped cannot be swapped, and a model that does not fit should fail and not crawl.
+      has mapped cannot be swapped, and a model that does not fit should fail and not crawl. An NX or
+      Nano of `orin.host` swaps so in any case, for the kernels that it builds.
     '';
 
     transparentHugepages = option (lib.types.enum [

@@ -119,6 +119,11 @@ in
       )
     ];
 
+    # An address that nobody has edited is somebody else's to fill.
+    system.preSwitchChecks.orinUpgrade = lib.mkIf (lib.hasInfix "replace-me" cfg.flake) ''
+      echo "orin.upgrade.flake still holds replace-me: write where your flake is."
+      exit 1
+    '';
     system.autoUpgrade = {
       enable = true;
       flake = lib.mkDefault cfg.flake;

@@ -93,9 +93,11 @@ class Board:
         return next(reversed(self.noted("good")), None)
 
     def on_trial(self) -> bool:
-        """True if the board started with a system that has not passed, and one has."""
-        good = self.noted("good")
-        return bool(good) and self.booted() not in good
+        """True if the board started with the newest system, or with one that was given up, and it
+        has not passed. An older one is what a person chose in the menu: it is nobody's to end."""
+        good, booted = self.noted("good"), self.booted()
+        ours = booted == self.newest() or booted in self.noted("bad")
+        return bool(good) and booted not in good and ours
 
     def entries(self, pattern: str = "*") -> list[Path]:
         """Entries of the boot menu."""

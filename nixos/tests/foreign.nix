@@ -65,7 +65,8 @@ let
     # Ada has a password, and is asked for it.
     "security.sudo" =
       attic.security.sudo.wheelNeedsPassword
-      && !lib.any (rule: lib.elem "ada" rule.users) attic.security.sudo.extraRules;
+      && !lib.any (rule: lib.elem "ada" rule.users) attic.security.sudo.extraRules
+      && attic.nix.settings.trusted-users == [ "root" ];
     "services.openssh.settings.PermitRootLogin" =
       attic.services.openssh.settings.PermitRootLogin == "no";
     "services.timesyncd.enable" = !attic.services.timesyncd.enable;

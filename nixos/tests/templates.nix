@@ -79,11 +79,11 @@ let
       in
       map (name: "monitor: not ${name}") (lib.attrNames (lib.filterAttrs (_: ok: !ok) shut))
       ++ lib.concatLists (
-      lib.mapAttrsToList (
-        name: host:
-        map (rule: "${name}: ${rule.message}") (lib.filter (rule: !rule.assertion) host.config.assertions)
-      ) (nodes // { inherit my-orin; })
-    );
+        lib.mapAttrsToList (
+          name: host:
+          map (rule: "${name}: ${rule.message}") (lib.filter (rule: !rule.assertion) host.config.assertions)
+        ) (nodes // { inherit my-orin; })
+      );
   };
 in
 # To the end at once: no machine stays in memory for a string of it.

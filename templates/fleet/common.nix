@@ -35,7 +35,7 @@
     # Every Sunday what the flake says then, and back again where a board does not come up with it.
     upgrade = {
       enable = true;
-      flake = "github:me/my-orins";
+      flake = "github:replace-me/my-orins";
       dates = "Sun 03:00";
       reboot = true;
     };

@@ -260,3 +260,25 @@ def test_the_installer_and_the_flashing_scripts_have_derivations(flake: Flake) -
     assert not [board for board in boards if "jp5" in board or "xavier-" in board]
     assert "orin-nano-super-devkit-jp7" in boards
     assert flake("lib.flashScripts.orin-agx-devkit.drvPath").endswith("orin-agx-devkit.drv")
+
+
+def test_nobody_becomes_root_or_the_author_of_an_upgrade_by_a_default(flake: Flake) -> None:
+    """Whom Nix trusts is root; a template's address that nobody edited may be anybody's."""
+    said = flake(
+        "nixosConfigurations.orin-minimal",
+        """h: let
+          with_ = module: (h.extendModules { modules = [ module ]; }).config;
+          trusted = module: (with_ module).nix.settings.trusted-users;
+          checks = flake: (with_ { orin.upgrade = { enable = true; inherit flake; }; }
+            ).system.preSwitchChecks.orinUpgrade or null;
+        in {
+          keys = trusted { };
+          password = trusted { users.users.orin.hashedPasswordFile = "/var/lib/secrets/orin"; };
+          template = checks "github:replace-me/my-orins";
+          own = checks "github:ada/my-orins";
+        }""",
+    )
+    assert said["keys"] == ["root", "orin"] and said["password"] == ["root"]
+    assert "exit 1" in said["template"] and said["own"] is None
+    fleet = (ROOT / "templates/fleet/common.nix").read_text()
+    assert re.findall(r'flake = "(\S+)"', fleet) == ["github:replace-me/my-orins"]
