@@ -236,16 +236,8 @@ class Model:
         An answer with penalties is computed token by token, and so are several at once. Raises
         BadInput where the path takes one token at a time.
         """
-        if proposer is not None and self.header.network.config.state_size:
-            raise BadInput(
-                f"speculation: {self.header.network.config.architecture} has recurrent states, "
-                "which do not go back to where a guess was wrong"
-            )
-        if proposer is not None and self.runner.most_verified == 1:
-            raise BadInput(
-                f"speculation: the general path on {self.plan.device} takes one token at a time; "
-                "the fused kernels and the CPU take several"
-            )
+        if proposer is not None:
+            check_guesses(self.runner, self.header, self.plan, "speculation")
         self._guesses.proposer = proposer
 
     def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
@@ -375,6 +367,22 @@ def _token(at: int, part: object) -> int:
         raise BadInput(f"the prompt has a {what} at {at}; {_PROMPTS}") from None
 
 
+def check_guesses(runner: Runner, header: Header, plan: Plan, what: str) -> None:
+    """Raise BadInput, which begins with `what`, where a path takes one token at a time."""
+    config = header.network.config
+    if runner.most_verified > 1:
+        return
+    if config.state_size and runner.name == "fused":
+        raise BadInput(
+            f"{what}: {config.architecture} has recurrent states, which go back to where a guess "
+            f"was wrong on a CPU, but not on {plan.device}"
+        )
+    raise BadInput(
+        f"{what}: the {runner.name} path on {plan.device} takes one token at a time; the fused "
+        "kernels and the CPU take several"
+    )
+
+
 def load_draft(
     header: Header, path: str | Path, device: str, general: bool = False, say: Say = quiet
 ) -> Draft:
@@ -385,6 +393,11 @@ def load_draft(
         raise BadInput(
             f"{path}: its vocabulary is not that of {header.network.gguf.path}; a draft model has "
             "the same tokens"
+        )
+    if drafts.network.config.state_size:
+        raise BadInput(
+            f"{path}: {drafts.network.config.architecture} has recurrent states, which do not go "
+            "back to where a guess was wrong; a draft model has keys and values alone"
         )
     context = min(header.network.context, drafts.network.config.trained_context)
     network = Network.read(path, context)

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.checkpoints import Checkpoints
 from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.runner import Logprobs
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
@@ -176,9 +177,56 @@ def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> N
     assert ends[-2:] == [19968, 20000] and len(ends) < 18 and all(n % 64 == 0 for n in ends[:-1])
 
 
-def test_guesses_would_have_to_go_back(opened: Open) -> None:
-    assert opened("qwen35")[1].most_verified == 1
-    assert opened("gemma4")[1].most_verified > 1
+class Oracle:
+    """Proposes what is known to follow, with something else at some places."""
+
+    def __init__(self, whole: list[int], wrong: int) -> None:
+        self._whole, self._wrong = whole, wrong
+
+    def begin(self, how: Sampling) -> None:
+        pass
+
+    def propose(self, text: Iterable[int], most: int) -> list[int]:
+        first = len(list(text))
+        places = range(first, min(first + most, len(self._whole)))
+        return [self._whole[at] ^ (at % self._wrong == 0) for at in places]
+
+
+@pytest.mark.parametrize("wrong", [2, 5, 999])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wrong: int) -> None:
+    """Texts are those without guesses, and so are those of prompts that go on behind them."""
+    network, runner = opened(name, slots=1)
+
+    def ask(proposer: Oracle | None, prompt: list[int], ends: frozenset[int]) -> Sequence:
+        guessing = SpeculatingRunner(runner, proposer)
+        asked = Sequence([*prompt], Sampling(temperature=0), 20, ends, Listener(99))
+        scheduler = Scheduler(guessing, store, Unwatched(), 9)
+        scheduler.submit([asked])
+        scheduler.stop()
+        scheduler.run()
+        assert scheduler.failure is None
+        return asked
+
+    prompt, none = list(PROMPT[:70]), frozenset[int]()
+    store = make_store(runner, network)
+    alone = ask(None, prompt, none)
+    # One ends behind its last token, the others within what was guessed and computed already.
+    for ends in (none, *(frozenset({alone.ids[70 + at]}) for at in (3, 8, 13))):
+        store = make_store(runner, network)
+        said = ask(Oracle(alone.ids, wrong), prompt, ends)
+        assert said.ids == alone.ids[: len(said.ids)]
+        if not ends:
+            assert len(said.ids) == 90 and said.n_right > 0
+            assert (said.n_right < said.n_guessed) == (wrong < 99)
+        longer = [*said.ids, 7, 8, 9]
+        on = ask(None, longer, none)
+        assert on.n_cached >= 64
+        store = make_store(runner, network)
+        assert on.ids == ask(None, longer, none).ids
+
+
+def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:
     path = opened("lfm2")[1].path
     path.prefill(PROMPT[:9], 0)
     with pytest.raises(BadInput, match="lfm2 cannot go back to position 5"):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orinllm.batching.runner import Drawn, Floats, Row, draw
+from orinllm.batching.runner import Drawn, Floats, Row, agreeing, draw
 from orinllm.choose.sampling import sample
 from orinllm.cpu.executor import CpuExecutor
 from orinllm.cpu.program import CHUNK, MOST_ROWS
@@ -13,18 +13,19 @@ from orinllm.network.vision.pictures import Turns, text_turns, turns_of
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
 _CHUNK = 4 * CHUNK
+# The checkpoint of the states before guessed tokens; those of a store count from 0.
+_BEFORE_GUESSES = -1
 
 
 class CpuRunner:
     """Sequences in the slots of a `SlotStore`; steps are computed when they are collected."""
 
     chunk, beside, ahead, under_way = _CHUNK, CHUNK, 0, 1
+    most_verified = MOST_ROWS
 
     def __init__(self, path: CpuExecutor) -> None:
         self.path, self.name, self.context = path, path.name, path.context
         self.vocab_size, self.slots = path.vocab_size, path.slots
-        # Recurrent states would have to go back to where a guess was wrong.
-        self.most_verified = 1 if path.config.state_size else MOST_ROWS
         self._each = pages_of(path.context)  # pages of a slot
         self._rows: Sequence[Row] = ()
         self._start = -1  # of what is left of one row's prompt; -1: nothing is
@@ -74,13 +75,20 @@ class CpuRunner:
         return [draw(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
-        """See `Runner`."""
+        """See `Runner`. Recurrent states that saw a wrong guess are computed again without it."""
         assert row.token is not None
+        path, slot, recurrent = self.path, self._slot(row.pages), self.path.config.state_size > 0
         tokens, first = [row.token, *guesses], row.position - row.behind
         turns = text_turns(range(first, first + len(tokens)))
-        rows = self.path.rows(tokens, row.position, self._slot(row.pages), turns)
+        if recurrent:
+            path.keep(slot, _BEFORE_GUESSES)
+        rows = path.rows(tokens, row.position, slot, turns)
         how = row.draw.sampling
-        return [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
+        drawn = [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
+        if recurrent and (n := 1 + agreeing(guesses, drawn)) < len(tokens):
+            path.resume(slot, _BEFORE_GUESSES)
+            path.fill(tokens[:n], row.position, slot, turns[:, :n])
+        return drawn
 
     def logits(self) -> Floats:
         """See `Runner`."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from orinllm.batching.proposers import Proposer
-from orinllm.batching.runner import Drawn, Floats, Row, Runner
+from orinllm.batching.runner import Drawn, Floats, Row, Runner, agreeing
 
 
 class SpeculatingRunner:
@@ -80,8 +80,7 @@ class SpeculatingRunner:
         if not self._guesses:
             return self._runner.collect()
         drawn = self._runner.verify(self._rows[0], self._guesses)
-        pairs = zip(self._guesses, drawn, strict=False)
-        right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        right = agreeing(self._guesses, drawn)
         return [Drawn(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
 
     def _guess(self, rows: Sequence[Row]) -> list[int]:

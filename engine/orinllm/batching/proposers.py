@@ -6,11 +6,10 @@ those that were proposed right are kept, and the first one that was not ends the
 text is the same, and drawn text too.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from orinllm.batching.runner import Draw, Row, Runner
+from orinllm.batching.runner import Draw, Row, Runner, agreeing
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.memory import pages_of
 
@@ -73,9 +72,7 @@ class Draft:
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        pairs = zip(text[:-1], self._held, strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._read(text[:-1], same)
+        self._read(text[:-1], agreeing(text[:-1], self._held))
         proposed = self._answer(text, room)
         self._held = [*text, *proposed[:-1]]
         return proposed

@@ -5,6 +5,7 @@
 `GeneralRunner` (general_runner.py) what runs everywhere.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -148,6 +149,12 @@ class Runner(Protocol):
     def logits(self) -> Floats:
         """Return the logits of the last step that was collected: (rows, vocabulary)."""
         ...
+
+
+def agreeing(some: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with in common."""
+    pairs = zip(some, others, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def draw(logits: Floats, how: Draw) -> Drawn:

@@ -294,6 +294,8 @@ class Scheduler:
         if all(sequence.over for sequence in step.sequences):
             return False
         for sequence, drawn in zip(step.sequences, self.runner.collect(), strict=True):
+            if sequence.lease is not None:  # recurrent states are behind all that was right
+                sequence.lease.started += len(drawn.more)
             self._advance(sequence, drawn.token, drawn.logprobs)
             right = 0
             for token in drawn.more if sequence.lease is not None else ():

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Lookup, Proposer
-from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.watch import Watch
 from orinllm.choose.states import Pooling, pooling_of
@@ -28,7 +27,7 @@ from orinllm.loader import (
     plan_network,
     state_bytes,
 )
-from orinllm.model import Header, load_draft
+from orinllm.model import Header, check_guesses, load_draft
 from orinllm.server.options import EngineOptions
 from orinllm.sight import encoder_bytes, let_see, with_pictures
 from orinllm.text.grammar import Grammars
@@ -86,7 +85,9 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     plain = make_runner(network, plan, options.general, share, say)
     if isinstance(plain, FusedRunner):
         plain.warm(verifies=proposer is not None)
-    runner = plain if proposer is None else _guessed(plain, proposer, plan)
+    if proposer is not None:
+        check_guesses(plain, header, plan, "--lookup, --draft")
+    runner = plain if proposer is None else SpeculatingRunner(plain, proposer)
     if options.mmproj is not None:
         let_see(template, options.mmproj, network, plan.device)
     store = make_store(plain, network)
@@ -122,15 +123,6 @@ def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> P
     draft = load_draft(header, options.draft, plan.device, general, say)
     plan_network(header.network, plan.device)  # raises where the model does not fit beside it
     return draft
-
-
-def _guessed(runner: Runner, proposer: Proposer, plan: Plan) -> Runner:
-    if runner.most_verified == 1:
-        raise BadInput(
-            f"--lookup, --draft: the general path on {plan.device} takes one token at a time; the "
-            "fused kernels and the CPU take several"
-        )
-    return SpeculatingRunner(runner, proposer)
 
 
 def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
