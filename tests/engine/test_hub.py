@@ -10,7 +10,7 @@ from tests.engine.hub_server import Hub
 
 from orinbench.synth import write_synthetic
 from orinllm.errors import BadInput
-from orinllm.file.hub import HubName, choose
+from orinllm.file.hub import HubName, _fetched, choose
 
 NAME = "hf.co/owner/model-GGUF"
 
@@ -133,6 +133,45 @@ def test_a_model_is_fetched_once_listed_and_removed(content: bytes, tmp_path: Pa
     assert orinllm("list", home=tmp_path, url=url).stdout == ""
     assert not [p for p in tmp_path.rglob("blobs/*") if p.stat().st_size == len(content)]
     one_line(orinllm("show", NAME, home=tmp_path, url=url, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE")
+
+
+def test_only_the_model_that_is_named_is_removed(content: bytes, tmp_path: Path) -> None:
+    """Repositories may keep types in folders, under one file name."""
+    files = {"Q8_0/model.gguf": content, "Q6_K/model.gguf": content + bytes(8)}
+    with Hub({"owner/model-GGUF": files}) as url:
+        for quant in ("Q8_0", "Q6_K"):
+            done = orinllm("show", f"{NAME}:{quant}", home=tmp_path, url=url)
+            assert done.returncode == 0, done.stderr
+        assert orinllm("rm", f"{NAME}:Q6_K", home=tmp_path, url=url).returncode == 0
+        left = orinllm("list", home=tmp_path, url=url).stdout
+    assert f"{NAME}:Q8_0" in left and "Q6_K" not in left
+
+
+def test_a_check_that_was_interrupted_is_made_again(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, path = tmp_path / ("0" * 64), tmp_path / "model.gguf"
+    blob.write_bytes(content)
+
+    def download(repository: str, file: str) -> str:
+        if not path.exists():
+            path.symlink_to(blob)
+        return str(path)
+
+    def known(repository: str, file: str) -> str | None:
+        return str(path) if path.exists() else None
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", known)
+    with monkeypatch.context() as patch:
+        patch.setattr("hashlib.sha256", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _fetched(HubName("a/b"), "model.gguf")
+    with pytest.raises(BadInput, match="SHA-256"):
+        _fetched(HubName("a/b"), "model.gguf")
 
 
 def test_the_bench_takes_llama_cpps_option(content: bytes, tmp_path: Path) -> None:

@@ -168,7 +168,11 @@ def _fetched(name: HubName, file: str) -> Path:
     before = try_to_load_from_cache(name.repository, file)
     path = Path(hf_hub_download(name.repository, file))
     if str(path) != before:
-        _check_bytes(name, file, path)
+        try:
+            _check_bytes(name, file, path)
+        except BaseException:  # Ctrl-C: the next command has the bytes, and checks them
+            path.unlink(missing_ok=True)
+            raise
     return path
 
 
@@ -182,7 +186,6 @@ def _check_bytes(name: HubName, file: str, path: Path) -> None:
         while piece := stream.read(_PIECE):
             digest.update(piece)
     if digest.hexdigest() != blob.name:
-        path.unlink()
         blob.unlink()
         raise BadInput(
             f"{name}: {file} arrived with other bytes than the hub promised (SHA-256); it is "
@@ -192,11 +195,14 @@ def _check_bytes(name: HubName, file: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """A model of the cache: its name, its bytes, and what holds them."""
+    """A model of the cache: its name, its bytes, and its path in the repository.
+
+    stem: that path without a part's number and without .gguf.
+    """
 
     name: HubName
     size_bytes: int
-    files: tuple[Path, ...]
+    stem: str
 
 
 def _cached_files(name: HubName) -> dict[str, Path]:
@@ -223,18 +229,21 @@ def _cached() -> Iterator[tuple[str, str, Path]]:
 
 def kept_models() -> list[Kept]:
     """Return the models of the cache, a model of several parts as one."""
-    models: dict[str, dict[str, Path]] = {}
+    models: dict[tuple[str, str], dict[str, Path]] = {}
     for repository, file, path in _cached():
-        stem = _PART.sub("", file).removesuffix(".gguf")
-        models.setdefault(f"{repository}\0{stem}", {})[file] = path
-    found = []
-    for key, files in models.items():
-        repository, stem = key.split("\0")
-        name = HubName(repository, _quant_of(stem))
-        found.append(
-            Kept(name, sum(p.stat().st_size for p in files.values()), tuple(files.values()))
+        models.setdefault((repository, _stem(file)), {})[file] = path
+    return [
+        Kept(
+            HubName(repository, _quant_of(stem)),
+            sum(p.stat().st_size for p in files.values()),
+            stem,
         )
-    return found
+        for (repository, stem), files in models.items()
+    ]
+
+
+def _stem(file: str) -> str:
+    return _PART.sub("", file).removesuffix(".gguf")
 
 
 def _quant_of(stem: str) -> str | None:
@@ -260,7 +269,7 @@ def remove(text: str) -> Kept:
     versions = [
         path
         for repository, file, path in _cached()
-        if repository == name.repository and path.name in {p.name for p in kept.files}
+        if repository == name.repository and _stem(file) == kept.stem
     ]
     for path in versions:
         blob = path.resolve()
