@@ -12,6 +12,7 @@ import pytest
 from tests.engine import hybrid_models
 from tests.engine.hybrid_golden import GOLDEN, POSITIONS
 from tests.engine.hybrid_models import CONTEXT, MODELS, PROMPT
+from tests.engine.models import tokenizer
 
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
@@ -27,6 +28,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.compiler import compiler_path
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.model import Header, check_guesses, load_draft
 
 RECURRENT = [name for name in MODELS if name != "gemma4"]
 Open = Callable[..., tuple[Network, CpuRunner]]
@@ -224,6 +226,23 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
         assert on.n_cached >= 64
         store = make_store(runner, network)
         assert on.ids == ask(None, longer, none).ids
+
+
+def test_who_cannot_go_back_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, runner = opened("lfm2")
+    network.gguf.metadata.add("tokenizer.ggml.tokens", lambda: ["a", "b"])
+    header = Header(network, tokenizer("gpt-2"), None)
+    monkeypatch.setattr(Header, "read", lambda *given: header)
+    with pytest.raises(BadInput, match=r"m\.gguf: lfm2 has recurrent states, .* a draft model has"):
+        load_draft(header, "m.gguf", "CPU")
+    plan = plan_network(network, "CPU")
+    check_guesses(runner, header, plan, "--lookup")
+    monkeypatch.setattr(runner, "most_verified", 1)
+    with pytest.raises(BadInput, match="--lookup: the cpu path on CPU takes one token at a time"):
+        check_guesses(runner, header, plan, "--lookup")
+    runner.name = "fused"
+    with pytest.raises(BadInput, match="--lookup: lfm2 has recurrent states, which go back"):
+        check_guesses(runner, header, plan, "--lookup")
 
 
 def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:
