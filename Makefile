@@ -79,7 +79,7 @@ upstream-tests: .venv/.dev
 	$(BIN)/python tests/patches/upstream.py '$(UPSTREAM)'
 
 # The boot menu after three kernels that panic, in QEMU: three minutes. As root, with qemu-system-x86,
-# ovmf, systemd-boot-efi, linux-image-cloud-amd64, mtools, cpio and busybox.
+# ovmf, systemd-boot-efi, linux-image-cloud-amd64, mtools, cpio and busybox-static.
 boot-menu: .venv/.dev
 	$(BIN)/pytest tests/nixos/boot_menu.py
 

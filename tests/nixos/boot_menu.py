@@ -69,7 +69,9 @@ def menu(folder: Path) -> Path:
 @pytest.mark.timeout(HOUR + 60)
 def test_a_kernel_that_panics_has_three_tries_and_then_the_good_one_starts(tmp_path: Path) -> None:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        pytest.skip(f"{', '.join(missing)}: apt-get install qemu-system-x86 mtools cpio busybox")
+        pytest.skip(
+            f"{', '.join(missing)}: apt-get install qemu-system-x86 mtools cpio busybox-static"
+        )
     if not (LOADER.exists() and KERNELS and (FIRMWARE / "OVMF_CODE_4M.fd").exists()):
         pytest.skip("apt-get install systemd-boot-efi ovmf linux-image-cloud-amd64")
     if os.geteuid() != 0:
