@@ -52,7 +52,7 @@ class Api:
 
     def notes(self) -> Notes:
         """Return the notes of a new request."""
-        return Notes(self._strict)
+        return Notes(self._strict, self.name)
 
     async def chat(self, request: Request) -> Response:
         """Answer POST /v1/chat/completions."""

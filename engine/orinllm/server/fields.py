@@ -21,10 +21,13 @@ _MOST_NAMED, _LONGEST_NAME = 32, 96
 
 
 class Notes:
-    """The names of a request's fields that have no effect. strict: there must be none."""
+    """The names of a request's fields that have no effect. strict: there must be none.
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict
+    served: the model whom a request means that names none, as llama-server's clients do.
+    """
+
+    def __init__(self, strict: bool = False, served: str | None = None) -> None:
+        self.strict, self.served = strict, served
         self.ignored: dict[str, None] = {}
 
     def ignore(self, path: str, why: str, code: str = "unsupported_parameter") -> None:
@@ -122,6 +125,11 @@ class Fields:
         text = self.text(name)
         assert text is not None
         return text
+
+    def model(self) -> str:
+        """Return the name of the model; none means the served one, where that is known."""
+        served = None if self.notes.strict else self.notes.served
+        return (self.text("model") or served) if served else self.need_text("model")
 
     def choice(self, name: str, values: Sequence[str], default: str | None) -> str | None:
         """Return one of several strings."""

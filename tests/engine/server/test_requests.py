@@ -49,3 +49,27 @@ def test_what_clients_send_is_answered(server: Live, asked: dict[str, Any]) -> N
 
 def test_the_recording_is_of_many_clients() -> None:
     assert len({asked["client"] for asked in RECORDED}) >= 15
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/api/generate", {"prompt": "hi", "stream": False}),
+    ],
+)
+def test_a_request_without_a_model_means_the_served_one(
+    server: Live, path: str, body: dict[str, Any]
+) -> None:
+    """llama-server answers them, so programs that were written for it name none."""
+    limit = {"/v1/responses": "max_output_tokens", "/api/generate": "options"}
+    short = {"num_predict": 8} if path.startswith("/api") else 8
+    if "embeddings" not in path:
+        body = {**body, limit.get(path, "max_tokens"): short}
+    reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"].removesuffix(":latest") == "test"

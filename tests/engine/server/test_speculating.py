@@ -240,12 +240,13 @@ class Placed:
     """An executor that notes where it was placed when it verified."""
 
     chunk = beside = most_verified = context = vocab_size = 4
+    begins = True
 
     def __init__(self) -> None:
         self.pages: tuple[int, ...] = ()
         self.how, self.verified = GREEDY, list[tuple[tuple[int, ...], int]]()
 
-    def place(self, pages: Sequence[int]) -> None:
+    def place(self, pages: Sequence[int], states: int = 0) -> None:
         self.pages = tuple(pages)
 
     def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None: ...
@@ -253,7 +254,7 @@ class Placed:
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
         self.how = how
 
-    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+    def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         self.verified.append((self.pages, self.how.seed))
         return [0] * len(tokens)
 

@@ -99,7 +99,7 @@ def read_common(fields: Fields, max_tokens: int | None, top: int | None) -> Comm
         options.done()
     client = fields.text("user")
     return Common(
-        model=fields.need_text("model"),
+        model=fields.model(),
         sampling=read_sampling(fields),
         max_tokens=max_tokens,
         n=fields.integer("n", 1, 1, _MOST_CHOICES),

@@ -41,7 +41,7 @@ def read_embeddings(fields: Fields) -> EmbeddingRequest:
     if len(texts) > _MOST_TEXTS:
         raise invalid("input", f"{len(texts)} texts; at most {_MOST_TEXTS}")
     request = EmbeddingRequest(
-        fields.need_text("model"),
+        fields.model(),
         texts,
         fields.choice("encoding_format", ("float", "base64"), "float") == "base64",
         fields.optional_integer("dimensions", 1, 1 << 31),

@@ -48,7 +48,7 @@ def _read(fields: Fields) -> ChatRequest:
     for name in ("container", "mcp_servers"):
         fields.only(name, ([],), "this server runs nothing")
     common = Common(
-        model=fields.need_text("model"),
+        model=fields.model(),
         sampling=Sampling(
             temperature=fields.number("temperature", 1, 0, 2),
             top_p=fields.number("top_p", 1, 0, 1),

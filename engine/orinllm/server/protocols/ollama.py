@@ -79,7 +79,7 @@ def read_embed(fields: Fields) -> EmbeddingRequest:
     fields.hint("options", ({},), "have no effect on embeddings")
     _keep(fields)
     dimensions = fields.optional_integer("dimensions", 1, MOST_TOKENS)
-    model = plain_name(fields.need_text("model"))
+    model = plain_name(fields.model())
     fields.done()
     return EmbeddingRequest(model, texts, False, dimensions, notes=fields.notes)
 
@@ -92,7 +92,7 @@ def _common(fields: Fields) -> Common:
     _keep(fields)
     options = fields.part("options") or Fields({}, "options", fields.notes)
     common = Common(
-        model=plain_name(fields.need_text("model")),
+        model=plain_name(fields.model()),
         sampling=_sampling(options),
         max_tokens=_length(options),
         stop=read_stop(options, "stop"),

@@ -24,7 +24,7 @@ class RerankRequest:
 
 def read_rerank(fields: Fields) -> RerankRequest:
     """Read a request in the words of Jina, Cohere and vLLM; raises ApiError."""
-    model, query = fields.need_text("model"), fields.need_text("query")
+    model, query = fields.model(), fields.need_text("query")
     fields.need("documents")
     documents = []
     for index, value in enumerate(fields.sequence("documents") or ()):

@@ -47,7 +47,7 @@ def read_response(fields: Fields) -> ChatRequest:
         options.hint("include_obfuscation", (False,), "is not supported")
         options.done()
     common = Common(
-        model=fields.need_text("model"),
+        model=fields.model(),
         sampling=read_sampling(fields),
         max_tokens=read_length(fields, "max_output_tokens"),
         stop=read_stop(fields, "stop"),
