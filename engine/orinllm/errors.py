@@ -1,6 +1,11 @@
 """Errors that are one line for people: what a user can mend, and a device that failed."""
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes for what cannot be printed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class BadInput(ValueError):  # noqa: N818  (reads as what it says)
     """One line that names the file or flag, what was wrong, and what would be right.
 
@@ -9,8 +14,7 @@ class BadInput(ValueError):  # noqa: N818  (reads as what it says)
 
     def __str__(self) -> str:
         """Return the line, with escapes for what cannot be printed."""
-        said = super().__str__()
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
+        return printable(super().__str__())
 
 
 class DeviceFault(RuntimeError):  # noqa: N818

@@ -1,5 +1,6 @@
 """The application: which path does what."""
 
+import logging
 from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orinllm.errors import printable
 from orinllm.server.api import Api
 from orinllm.server.errors import ApiError
 from orinllm.server.metrics import Metrics
@@ -129,6 +131,18 @@ class _Counting:
             raise
 
 
+_REFUSED = 400
+# Characters of an error's line in the log, which may repeat a client's words.
+_LOGGED = 200
+
+
+def _log_refusal(request: Request, error: ApiError) -> None:
+    # As for what is no HTTP: whoever looks after the server finds the client that is wrong.
+    client = f"{request.client.host}:{request.client.port}" if request.client else "a client"
+    said = printable(f"{request.url.path}: {error.message}"[:_LOGGED])
+    logging.getLogger("uvicorn.error").warning("%s: %s", client, said)
+
+
 def _answered(handler: Handler) -> Handler:
     """Return a handler whose ApiErrors are answers."""
 
@@ -136,6 +150,8 @@ def _answered(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except ApiError as error:
+            if error.status == _REFUSED:
+                _log_refusal(request, error)
             return error.response(request.url.path)
         except ClientDisconnect:
             return Response(status_code=CLIENT_LEFT)  # nobody reads it; it is counted

@@ -417,3 +417,16 @@ def test_a_bad_request_s_line_names_its_client(capfd: pytest.CaptureFixture[str]
         one.sendall(b"\x16\x03\x01\r\n\r\n")
         assert one.recv(4096).startswith(b"HTTP/1.1 400")
     assert f"127.0.0.1:{port}: Invalid HTTP request" in capfd.readouterr().err
+
+
+def test_a_refused_field_s_line_names_its_client(capfd: pytest.CaptureFixture[str]) -> None:
+    """The line is one line, whatever the client wrote."""
+    wanted = {"type": "json\n\x1b[31mforged"}
+    body = {"model": "test", "messages": [{"role": "user", "content": "x"}]}
+    with live(toy()) as server, httpx.Client() as asking:
+        path = f"{server.url}/v1/chat/completions"
+        reply = asking.post(path, json={**body, "response_format": wanted})
+        assert reply.status_code == 400
+        (line,) = [one for one in capfd.readouterr().err.splitlines() if "forged" in one]
+    assert re.search(r"127\.0\.0\.1:\d+: /v1/chat/completions: response_format", line)
+    assert "json\\n" in line and "\x1b" not in line
