@@ -85,7 +85,7 @@ def test_weights_arrive_while_launches_are_built(
     def build(memory: Memory, chunked: bool) -> FusedExecutor:
         assert begun.wait(60)
         built.set()
-        numbers = {"context": memory.context, "vocab_size": 0, "chunk": 1, "beside": 1}
+        numbers = {"context": memory.context, "vocab_size": 0, "chunk": 1, "beside": 1, "begins": 0}
         return cast(FusedExecutor, SimpleNamespace(memory=memory, **numbers))
 
     def interrupted(memory: Memory, chunked: bool) -> FusedExecutor:
