@@ -57,6 +57,7 @@ TESTS_joined := test_fused.py::test_tokens_and_a_prompt[tiny]
 TESTS_moe := test_experts.py::test_router test_experts.py::test_token[experts0-shape0-3]
 TESTS_moe_prompt := test_experts.py::test_groups test_experts.py::test_chunk
 TESTS_norm_rope := test_attention.py::test_a_chunk
+TESTS_recurrent := test_hybrid_fused.py::test_logits_are_the_references[qwen35]
 TESTS_sample := test_draws.py
 
 # The tests of one kernel, in about ten seconds: make kernel K=gemv
