@@ -157,10 +157,14 @@ def test_answers_are_those_of_one_alone(emulated: Load, written: Write, name: st
 def test_a_preempted_answer_goes_on(emulated: Load, written: Write) -> None:
     """Of two that need a page more, one waits, and begins anew where there are states."""
     path, counted = written("lfm2"), list[Unwatched]()
+
+    def count(watch: Unwatched) -> None:
+        counted.append(watch)
+
     executor = emulated(path, 192, pages=5, slots=(3, 2))
     store = PagedStore(5, StateSlots(3, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Unwatched, "preempted", counted.append)
+        patch.setattr(Unwatched, "preempted", count)
         prompts = [list(PROMPT[:126]), [5, *PROMPT[:125]]]
         asked = answer(executor, store, prompts)
     assert counted and wrong(path, asked) == []
