@@ -9,7 +9,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from orinbench.errors import BenchError
 
-Keys = Mapping[str, int | float | bool | str]
+Keys = Mapping[str, int | float | bool | str | list[int]]
 
 
 class Draw(Enum):
@@ -21,6 +21,8 @@ class Draw(Enum):
     SINK = "sink"  # around 0, as wide as scores are
     ROUTER = "router"  # weights wide enough that experts differ
     FACTORS = "factors"  # what rotary frequencies are divided by: 1 and above
+    TAPS = "taps"  # of a short convolution
+    DECAY = "decay"  # of a state: below 0
 
 
 Tensor = tuple[str, tuple[int, ...], Draw]
@@ -51,6 +53,7 @@ class Shape:
     # Keys of the architecture beside the sizes, such as attention.sliding_window.
     metadata: Keys = field(default_factory=dict)
     rope_tensors: tuple[str, ...] = ()  # tensors of factors for the rotary frequencies
+    attends: tuple[int, ...] | None = None  # layers with attention, others recur; None: all attend
 
     def tensors(self) -> list[Tensor]:
         """Return name, shape (rows first) and draw of each tensor, in the file's order.
@@ -60,13 +63,55 @@ class Shape:
         head, norm = (self.vocab_size, self.n_embd), (self.n_embd,)
         found: list[Tensor] = [("token_embd.weight", head, Draw.MATRIX)]
         for layer in range(self.n_layers):
-            for name, dims, draw in (*self._attention(), *self._feed_forward()):
+            for name, dims, draw in (*self._mixer(layer), *self._feed_forward()):
                 found.append((f"blk.{layer}.{name}", dims, draw))
         found += [] if self.tied else [("output.weight", head, Draw.MATRIX)]
-        found.append(("output_norm.weight", norm, Draw.NORM))
+        last = "token_embd_norm" if self.architecture == "lfm2" else "output_norm"
+        found.append((f"{last}.weight", norm, Draw.NORM))
         pairs = ((self.n_rot or self.head_dim) // 2,)
         found += [(name, pairs, Draw.FACTORS) for name in self.rope_tensors]
         return sorted(found, key=lambda tensor: tensor[2] != Draw.MATRIX)
+
+    @property
+    def head_count_kv(self) -> int | list[int]:
+        """The file's key: a number, or one a layer where only it says which layers attend."""
+        if self.architecture != "lfm2" or self.attends is None:
+            return self.n_kv_heads
+        return [self.n_kv_heads * (layer in self.attends) for layer in range(self.n_layers)]
+
+    def _mixer(self, layer: int) -> Iterator[Tensor]:
+        if self.attends is None or layer in self.attends:
+            yield from self._attention()
+        elif self.architecture == "lfm2":
+            yield from self._short_convolution()
+        else:
+            yield from self._delta_net()
+
+    def _short_convolution(self) -> Iterator[Tensor]:
+        yield "shortconv.in_proj.weight", (3 * self.n_embd, self.n_embd), Draw.MATRIX
+        yield "shortconv.out_proj.weight", (self.n_embd, self.n_embd), Draw.MATRIX
+        yield "shortconv.conv.weight", (self.n_embd, self._size("shortconv.l_cache")), Draw.TAPS
+        yield "attn_norm.weight", (self.n_embd,), Draw.NORM
+
+    def _delta_net(self) -> Iterator[Tensor]:
+        inner, heads = self._size("ssm.inner_size"), self._size("ssm.time_step_rank")
+        rows = inner + 2 * self._size("ssm.group_count") * self._size("ssm.state_size")
+        yield "attn_qkv.weight", (rows, self.n_embd), Draw.MATRIX
+        yield "attn_gate.weight", (inner, self.n_embd), Draw.MATRIX
+        yield "ssm_out.weight", (self.n_embd, inner), Draw.MATRIX
+        yield "ssm_conv1d.weight", (rows, self._size("ssm.conv_kernel")), Draw.TAPS
+        yield "ssm_dt.bias", (heads,), Draw.BIAS
+        yield "ssm_a", (heads,), Draw.DECAY
+        yield "ssm_alpha.weight", (heads, self.n_embd), Draw.ROUTER
+        yield "ssm_beta.weight", (heads, self.n_embd), Draw.ROUTER
+        yield "ssm_norm.weight", (inner // heads,), Draw.NORM
+        yield "attn_norm.weight", (self.n_embd,), Draw.NORM
+        yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
+
+    def _size(self, key: str) -> int:
+        size = self.metadata[key]
+        assert isinstance(size, int)
+        return size
 
     def _attention(self) -> Iterator[Tensor]:
         q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
@@ -74,14 +119,15 @@ class Shape:
             yield "attn_qkv.weight", (q_rows + 2 * kv_rows, self.n_embd), Draw.MATRIX
         else:
             for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
-                yield f"attn_{name}.weight", (rows, self.n_embd), Draw.MATRIX
+                gated = name == "q" and self.architecture == "qwen35"  # each head has its gate
+                yield f"attn_{name}.weight", ((1 + gated) * rows, self.n_embd), Draw.MATRIX
                 if self.architecture in ("qwen2", "gpt-oss"):
                     yield f"attn_{name}.bias", (rows,), Draw.BIAS
         yield "attn_output.weight", (self.n_embd, q_rows), Draw.MATRIX
         yield "attn_norm.weight", (self.n_embd,), Draw.NORM
-        if self.architecture in ("gemma2", "gemma3", "gpt-oss"):
+        if self.architecture in ("gemma2", "gemma3", "gpt-oss", "qwen35"):
             yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
-        if self.architecture in ("qwen3", "qwen3moe", "qwen3vl", "gemma3"):
+        if self.architecture in _NORMED_HEADS:
             yield "attn_q_norm.weight", (self.head_dim,), Draw.NORM
             yield "attn_k_norm.weight", (self.head_dim,), Draw.NORM
         if self.architecture == "gpt-oss":
@@ -99,7 +145,7 @@ class Shape:
             yield f"ffn_{name}{suffix}.weight", (*stack, rows, columns), Draw.MATRIX
             if self.architecture == "gpt-oss":
                 yield f"ffn_{name}_exps.bias", (self.n_experts, rows), Draw.BIAS
-        if self.architecture != "gpt-oss":
+        if self.architecture not in ("gpt-oss", "qwen35"):
             yield "ffn_norm.weight", (self.n_embd,), Draw.NORM
         if self.architecture in ("gemma2", "gemma3"):
             yield "post_ffw_norm.weight", (self.n_embd,), Draw.NORM
@@ -109,12 +155,23 @@ class Shape:
             yield "ffn_gate_inp.bias", (self.n_experts,), Draw.BIAS
 
 
+_NORMED_HEADS = ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "qwen35", "lfm2")
 _LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 _GEMMA: Keys = {"attention.sliding_window": 24, "rope.freq_base_swa": 10000.0}
 _YARN: Keys = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 32.0,
     "rope.scaling.original_context_length": 4096,
+}
+# Qwen3.5 4B's: three layers of four recur. Its text turns by three positions, which are one.
+_QWEN35: Keys = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 128,
+    "ssm.group_count": 16,
+    "ssm.time_step_rank": 32,
+    "ssm.inner_size": 4096,
+    "full_attention_interval": 4,
+    "rope.dimension_sections": [11, 11, 10, 0],
 }
 _TINY = Shape(2, 256, 512, 4, 2, 64, 1024, 512, tied=True, weight_std=0.06)
 
@@ -126,7 +183,8 @@ def _tiny(architecture: str, **changes: Any) -> Shape:
 
 # 1b, 3b and 8b are the shapes of Llama 3.2 1B, Llama 3.2 3B and Llama 3 8B; 160m is that of
 # JackFram/llama-160m with grouped queries. A context of 8192 is Llama 3's, without RoPE scaling.
-# 0.5b is Qwen2.5-0.5B, phi4-mini Phi-4-mini; gpt-oss-20b-8 and qwen3-30b-a3b-8 are the first 8 of
+# 0.5b is Qwen2.5-0.5B, phi4-mini Phi-4-mini; lfm2-1.2b LFM2-1.2B, qwen35-4b
+# Qwen3.5-4B; gpt-oss-20b-8 and qwen3-30b-a3b-8 are the first 8 of
 # their 24 and 48 layers. The tiny ones are for tests: one a family, windows and original contexts
 # so short that a short prompt crosses them.
 SHAPES = {
@@ -218,6 +276,30 @@ SHAPES = {
             "attention.sliding_window": 24,
         },
     ),
+    "tiny-qwen35": _tiny(
+        "qwen35",
+        n_layers=4,
+        n_rot=32,
+        head_dim=128,
+        rope_theta=1e7,
+        norm_eps=1e-6,
+        attends=(3,),
+        metadata={
+            **_QWEN35,
+            "ssm.state_size": 64,
+            "ssm.group_count": 2,
+            "ssm.time_step_rank": 4,
+            "ssm.inner_size": 256,
+            "rope.dimension_sections": [6, 5, 5, 0],
+        },
+    ),
+    "tiny-lfm2": _tiny(
+        "lfm2",
+        n_layers=3,
+        rope_theta=1e6,
+        attends=(1,),
+        metadata={"shortconv.l_cache": 3},
+    ),
     "160m": Shape(12, 768, 3072, 12, 4, 64, 32000, 2048, tied=False, weight_std=0.03),
     "0.5b": Shape(
         *(24, 896, 4864, 14, 2, 64, 151936, 32768),
@@ -259,6 +341,24 @@ SHAPES = {
             "rope.scaling.original_context_length": 4096,
             "rope.scaling.attn_factor": 1.1902380714238083,
         },
+    ),
+    "lfm2-1.2b": Shape(
+        *(16, 2048, 8192, 32, 8, 64, 65536, 128000),
+        tied=True,
+        rope_theta=1e6,
+        architecture="lfm2",
+        attends=(2, 5, 8, 10, 12, 14),
+        metadata={"shortconv.l_cache": 3},
+    ),
+    "qwen35-4b": Shape(
+        *(32, 2560, 9216, 16, 4, 256, 248320, 262144),
+        tied=True,
+        n_rot=64,
+        norm_eps=1e-6,
+        rope_theta=1e7,
+        architecture="qwen35",
+        attends=tuple(range(3, 32, 4)),
+        metadata=_QWEN35,
     ),
     "8b": Shape(32, 4096, 14336, 32, 8, 128, 128256, 8192, tied=False),
     "gpt-oss-20b-8": Shape(

@@ -167,6 +167,8 @@ _DRAWS: dict[Draw, Callable[[np.ndarray, Shape], np.ndarray]] = {
     Draw.SINK: lambda values, shape: values,
     Draw.ROUTER: lambda values, shape: values / np.float32(np.sqrt(shape.n_embd)),
     Draw.FACTORS: lambda values, shape: 1 + np.abs(values) * np.float32(4),
+    Draw.TAPS: lambda values, shape: values / np.float32(2),
+    Draw.DECAY: lambda values, shape: -np.abs(values) - np.float32(0.01),
 }
 
 
@@ -175,6 +177,7 @@ _VALUES: dict[type, Callable[[GGUFWriter, str, Any], None]] = {
     int: GGUFWriter.add_uint32,
     float: GGUFWriter.add_float32,
     str: GGUFWriter.add_string,
+    list: GGUFWriter.add_array,
 }
 
 
@@ -191,7 +194,12 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> 
         writer.add_expert_count(shape.n_experts)
         writer.add_expert_used_count(shape.n_experts_used)
     writer.add_head_count(shape.n_heads)
-    writer.add_head_count_kv(shape.n_kv_heads)
+    heads_kv: int | list[int] = shape.n_kv_heads
+    if shape.architecture == "lfm2":  # whose layers differ by it alone
+        heads_kv = [
+            shape.n_kv_heads * (layer in (shape.attends or ())) for layer in range(shape.n_layers)
+        ]
+    writer.add_head_count_kv(heads_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)

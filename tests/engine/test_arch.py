@@ -50,7 +50,7 @@ class File:
             "embedding_length": shape.n_embd,
             "feed_forward_length": shape.n_ff,
             "attention.head_count": shape.n_heads,
-            "attention.head_count_kv": shape.n_kv_heads,
+            "attention.head_count_kv": shape.head_count_kv,
             "attention.key_length": shape.head_dim,
             "attention.layer_norm_rms_epsilon": shape.norm_eps,
             "rope.freq_base": shape.rope_theta,
@@ -86,7 +86,7 @@ def test_every_synthetic_shape_has_a_config(shape: str) -> None:
     assert len(config.layers) == wanted.n_layers
     assert config.vocab_size == wanted.vocab_size
     assert config.general_only is None
-    attention = config.attentions[0]
+    attention = next(iter(config.attentions.values()))
     assert (attention.heads, attention.kv_heads) == (wanted.n_heads, wanted.n_kv_heads)
 
 
@@ -97,7 +97,8 @@ def test_the_file_on_the_disk_gives_the_same(tmp_path: Path, shape: str) -> None
     found = config_of(gguf.metadata, gguf.tensors, gguf.vector)
     logical = {item.name for item in wanted_tensors(found) if not item.optional}
     read = {
-        found.matrix(n.removesuffix(".weight")).tensor if ".bias" not in n else n for n in logical
+        found.matrix(n.removesuffix(".weight")).tensor if n.endswith(".weight") else n
+        for n in logical
     }
     assert read <= set(gguf.tensors)
     config = File(shape).config()
