@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from orinbench.measure.backends.backend import RowChecked
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.plan import Case
+from orinllm.batching.cache import Place
 from orinllm.batching.runner import Draw, Row, Runner
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.memory import pages_of
@@ -50,7 +51,9 @@ def decoded(runner: Runner, rows: Sequence[Ids], read: int) -> list[Floats]:
     The last token of all is decoded, by a batch where there are several rows.
     """
     count = pages_of(runner.context)
-    places = [range(i * count, (i + 1) * count) for i in range(len(rows))]
+    places = [Place(range(i * count, (i + 1) * count)) for i in range(len(rows))]
+    for slot, place in enumerate(places):
+        place.slot = slot
     read = min(read, len(rows[0]) - 1)
     for row, pages in zip(rows, places, strict=True):
         for at in range(0, read, runner.chunk):

@@ -104,6 +104,12 @@ class OneSequence:
         return found
 
 
+def _has_states(runner: Runner) -> bool:
+    if isinstance(runner, FusedRunner):
+        return runner.executor.memory.states is not None
+    return isinstance(runner, CpuRunner) and bool(runner.path.config.state_size)
+
+
 class _Clock:
     """A sink that notes when tokens came (time.perf_counter_ns)."""
 
@@ -133,7 +139,7 @@ class EngineLoop:
     def __init__(self, runner: Runner) -> None:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
         # Its states do not go back: a prompt at a depth would be timed with the depth.
-        self.recurrent = isinstance(runner, CpuRunner) and bool(runner.path.config.state_size)
+        self.recurrent = _has_states(runner)
         self.forget()
 
     def forget(self) -> None:

@@ -20,6 +20,7 @@ from orinbench.measure.backends.tinygrad_paths import EngineLoop, load_runner
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
+from orinbench.synth import write_synthetic
 
 pytestmark = pytest.mark.usefixtures("cpu_device")
 CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1, 0, 0)]
@@ -99,6 +100,18 @@ def test_a_batch_is_compared_with_its_sequences_alone(emulation: None, tiny_path
 
     swapped = check_engine_row(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
     assert swapped.error > 0.5
+
+
+def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_path: Path) -> None:
+    """Rows of a model that recurs, once called wrong: the check had them share one state."""
+    from orinllm.batching.fused_runner import FusedRunner
+
+    write_synthetic(tmp_path / "m.gguf", "tiny-lfm2", "F16", 0)
+    executor = load_emulated(tmp_path / "m.gguf", 64, pages=8, slots=(2, 0))
+    runner, case = FusedRunner(executor, 2), Case(0, 2, 5, n_parallel=2)
+    found = check_engine_row(runner, case, rows_of(case))
+    assert found.finite and found.error < 0.01
+    assert EngineLoop(runner).recurrent
 
 
 @pytest.fixture
