@@ -18,8 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device
 
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, UNQUANTIZED
-from orinbench.check.arithmetic import RoundedReference
+from orinbench.check.arithmetic import (
+    EIGHT_BIT_ACTIVATIONS,
+    HALF_WEIGHTS,
+    UNQUANTIZED,
+    RoundedReference,
+)
 from orinbench.check.judgement import MOST_WIDE
 from orinbench.check.reference import Reference, Routed
 from orinbench.model import open_model

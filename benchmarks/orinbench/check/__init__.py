@@ -16,18 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from gguf import GGMLQuantizationType
 
 from orinbench.check.arithmetic import (
     EIGHT_BIT_ACTIVATIONS,
     EIGHT_BIT_CACHE,
     EIGHT_BITS_BY_256,
+    HALF_CACHE,
     HALF_WEIGHTS,
+    UNQUANTIZED,
     Arithmetic,
     RoundedReference,
 )
 from orinbench.check.greedy import Engine, Generation, Say, context_of, quiet
 from orinbench.check.judgement import Verdict, judge
+from orinbench.check.layers import LayerJudge
 from orinbench.check.nonfinite import fault_of, fault_of_weights, origin, require_layers
 from orinbench.check.reference import Reference
 from orinbench.check.ties import gaps_of, settle
@@ -38,8 +40,6 @@ __all__ = [
     "EIGHT_BITS_BY_256", "EIGHT_BIT_ACTIVATIONS", "EIGHT_BIT_CACHE", "HALF_WEIGHTS", "Candidate",
     "Verdict", "judge", "run_check",
 ]  # fmt: skip
-
-UNQUANTIZED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
 
@@ -79,14 +79,17 @@ def run_check(
         return broken(candidate, generations, fault)
     arithmetic = arithmetic_of(model, candidate, generations)
     rounded = RoundedReference(model, arithmetic, context_of(prompts, n_tokens))
+    layers = LayerJudge(reference, rounded, context_of(prompts, n_tokens))
     wanted, noisy = [], []
     gaps: dict[int, float] = {}
     for number, prompt in enumerate(prompts, 1):
-        tokens = generations[number - 1].tokens
-        text = [*prompt, *tokens[:-1]]
-        wanted.append(reference.logits(text, last=len(tokens)))
-        noisy.append(rounded.like(reference, text, last=len(tokens)))
-        for layer, gap in gaps_of(reference, rounded).items():
+        generation = generations[number - 1]
+        last = len(generation.tokens)
+        text = [*prompt, *generation.tokens[:-1]]
+        routes = layers.add(text, generation)
+        wanted.append(reference.logits(text, last, routes))
+        noisy.append(rounded.like(reference, text, last))
+        for layer, gap in gaps_of(reference.routed, rounded.routed).items():
             gaps[layer] = max(gap, gaps.get(layer, 0.0))
     if not all(np.isfinite(rows).all() for rows in wanted):
         fault = f"the reference's logits are not finite; {origin(model)}"
@@ -95,6 +98,8 @@ def run_check(
         fault = "the reference's logits have no spread: the model says nothing"
         return broken(candidate, generations, fault)
     verdict = judge(candidate.name, generations, wanted, noisy, arithmetic.name)
+    if layers.positions or layers.broken:
+        return layers.added_to(verdict)
     if not reference.routed or verdict.passed:
         return verdict
     settled = [
@@ -137,11 +142,16 @@ def require(model: ModelInfo, verdict: Verdict) -> None:
 def arithmetic_of(
     model: ModelInfo, candidate: Candidate, generations: Sequence[Generation]
 ) -> Arithmetic:
-    """Return the candidate's arithmetic: tinygrad's fused kernels do as llama.cpp's."""
+    """Return the candidate's arithmetic: tinygrad's fused kernels do as llama.cpp's.
+
+    A path that says what its layers are given, and is not fused, is the engine's on the CPU.
+    """
     fused = any(generation.fused for generation in generations)
     quantized = any(tensor.type not in UNQUANTIZED for tensor in model.tensors.values())
     if candidate.arithmetic is EIGHT_BIT_CACHE:
         return EIGHT_BIT_CACHE
+    if any(generation.layers is not None for generation in generations) and not fused:
+        return HALF_CACHE
     return EIGHT_BIT_ACTIVATIONS if fused and quantized else candidate.arithmetic
 
 

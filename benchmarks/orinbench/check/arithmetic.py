@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
 from orinbench.model import ModelInfo
+
+UNQUANTIZED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 def _half(x: Array) -> Array:
@@ -31,20 +34,28 @@ def _bytes(x: Array, block: int = 32) -> Array:
     return flat
 
 
+def _float(x: Array) -> Array:
+    """Round to single precision."""
+    return x.astype(np.float32).astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """An engine's rounding of what goes into a product, in words and as a function.
 
-    kept: the same of keys and values, which are halves or, as q8_0, bytes by 32.
+    kept: the same of keys and values, which are halves or, as q8_0, bytes by 32; others: of norms,
+    and what goes into products with weights that are not quantized.
     """
 
     name: str
     rounding: Callable[[Array], Array]
     kept: Callable[[Array], Array] = _half
+    others: Callable[[Array], Array] = _half
 
 
-# tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1), the engine's CPU path
-# keys, values and weights that are not quantized.
+# The engine's CPU path.
+HALF_CACHE = Arithmetic("keys and values in half precision", _float, others=_float)
+# tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1).
 HALF_WEIGHTS = Arithmetic("weights in half precision", _half)
 # The engine's fused kernels and llama.cpp's CUDA kernels for quantized weights (ggml's Q8_1).
 EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _bytes)
@@ -59,7 +70,7 @@ class RoundedReference(Reference):
 
     def __init__(self, model: ModelInfo, arithmetic: Arithmetic, context: int) -> None:
         super().__init__(model, context=context)
-        self._rounding, self._kept_as = arithmetic.rounding, arithmetic.kept
+        self._arithmetic = arithmetic
 
     def like(self, exact: Reference, tokens: Sequence[int], last: int) -> Array:
         """Return the logits of the tokens with the experts that `exact` took for them last."""
@@ -68,14 +79,23 @@ class RoundedReference(Reference):
             for layer, routed in exact.routed.items()
             for position, experts in enumerate(routed.chosen)
         }
-        self._unpacked = exact._unpacked
+        self.share(exact)
         return self.logits(tokens, last, forced=taken)
 
+    def share(self, exact: Reference) -> None:
+        """Take what the exact reference has unpacked, and leave what this one unpacks."""
+        self._unpacked = exact._unpacked
+
     def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
-        return super()._linear(self._rounding(_half(x)), name, expert)
+        type_ = self.model.tensors[f"{name}.weight"].type
+        rounding = self._arithmetic.others if type_ in UNQUANTIZED else self._arithmetic.rounding
+        # Engines keep such weights as halves, which errs as much as if x were rounded so.
+        rounding = _half if type_ == GGMLQuantizationType.F32 else rounding
+        return super()._linear(rounding(x), name, expert)
 
     def _kept(self, x: Array) -> Array:
-        return self._kept_as(x)
+        return self._arithmetic.kept(x)
 
     def _norm(self, x: Array, name: str) -> Array:
-        return _half(super()._norm(_half(x), name))
+        others = self._arithmetic.others
+        return others(super()._norm(others(x), name))

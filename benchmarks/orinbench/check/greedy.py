@@ -29,6 +29,9 @@ class Generation:
     logits: NDArray[np.float64]
     normalized: bool = False
     fused: bool = False  # by the hand-written kernels of patched tinygrad
+    # What each layer was given, and what the last one left, of prompt and tokens: (layers + 1,
+    # positions, width), NaN where it was not computed. None: the engine does not say.
+    layers: NDArray[np.float32] | None = None
 
 
 # Hears, in a few words, how far the work is.
@@ -51,10 +54,11 @@ Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 def tinygrad_greedy(
     executor: "Executor", prompt: Sequence[int], n_tokens: int, say: Say = quiet
 ) -> Generation:
-    """Decode greedily, the path that is timed; then replay for the logits.
+    """Decode greedily, the path that is timed; then replay for the logits, and for the layers.
 
-    The replay feeds the same tokens, one by one, behind the prompt, whose kernels leave keys and
-    values, or recurrent states, which do not go back: so these are judged as well.
+    A replay feeds the same tokens, one by one, behind the prompt, whose kernels leave keys and
+    values, or recurrent states, which do not go back: so these are judged as well. The last one
+    goes layer by layer; logits of the other, which goes as tokens do, must fit what it saw.
     """
     last = len(prompt) - 1
     say(f"reading {len(prompt)} tokens")
@@ -66,13 +70,21 @@ def tinygrad_greedy(
         say(f"token {len(tokens)} of {n_tokens}")
         if len(tokens) < n_tokens:
             executor.step()
+    inputs = [prompt[-1], *tokens[:-1]]
     logits = []
     executor.fill(prompt, 0, last)
-    for index, token in enumerate([prompt[-1], *tokens[:-1]]):
+    for index, token in enumerate(inputs):
         executor.step(token, last + index)
         logits.append(executor.logits().astype(np.float64))
         say(f"logits {index + 1} of {n_tokens}")
-    return Generation(tokens, np.stack(logits), fused=executor.name == "fused")
+    if (layers := executor.watch(last + n_tokens)) is not None:
+        executor.fill(prompt, 0, last)
+        for index, token in enumerate(inputs):
+            executor.step(token, last + index)
+            executor.token()
+            say(f"layers of token {index + 1} of {n_tokens}")
+        executor.watch(0)
+    return Generation(tokens, np.stack(logits), False, executor.name == "fused", layers)
 
 
 def context_of(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:

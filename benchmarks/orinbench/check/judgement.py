@@ -59,6 +59,9 @@ class Verdict:
     kl_error: float | None = None  # that, as a multiple of the yardstick's
     top1_agreement: float = 0.0  # share of tokens that are the reference's first choice
     forgiven: int = 0  # other tokens that lie within the error
+    # Of the widest layer by itself, and the steepest: multiples of the yardstick. None: not seen.
+    layer_error: float | None = None
+    layer_slope: float | None = None
     ties: tuple[str, ...] = ()  # choices of experts that rounding decided otherwise
 
     def line(self) -> str:
@@ -68,13 +71,16 @@ class Verdict:
         kl = "" if self.kl_divergence is None else f", KL {self.kl_divergence:.1e}"
         more = len(self.ties) - NAMED_TIES
         more_ties = f"; and {more} ties more" if more > 0 else ""
+        layers = "layers not seen"
+        if self.layer_error is not None:
+            layers = f"no layer's errors above {self.layer_error:.2f} times what rounding explains"
         swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
         engine = f"{self.engine} (fused kernels)" if self.fused else self.engine
         found = (
             f"{engine}: {self.quantity} off by {percent(self.relative_error)} of their spread "
             f"(allowed {percent(self.tolerance)}: {self.arithmetic}), "
             f"at most {self.max_abs_error:.1e}{kl}; "
-            f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}"
+            f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}; {layers}"
             f"{''.join(f'; a tie: {tie}' for tie in self.ties[:NAMED_TIES])}"
             f"{more_ties}"
         )

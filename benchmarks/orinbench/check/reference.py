@@ -74,6 +74,7 @@ class Reference:
         self.model, self._say = model, say
         self.routed: dict[int, Routed] = {}
         self._forced: Routes = {}
+        self._each: Array | None = None  # each layer's own embedding of the tokens
         self._unpacked: dict[tuple[str, int | None, int | None], Array] = {}
         self._caches: dict[bool, tuple[Array, Array]] = {}  # by whether the layer has a window
         self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
@@ -92,6 +93,13 @@ class Reference:
             x = self.states(tokens)[-last:]
         finally:
             self._forced = {}
+        return self._head(x)
+
+    def logits_of(self, x: Array) -> Array:
+        """Return the logits of what the last layer leaves: (positions, vocab_size)."""
+        return self._head(self._last_norm(x))
+
+    def _head(self, x: Array) -> Array:
         logits = self._linear(x, "token_embd" if self.model.tied else "output")
         if self.model.architecture in _GRANITES:
             logits = logits / self._number("logit_scale", 1)
@@ -101,18 +109,39 @@ class Reference:
 
     def states(self, tokens: Sequence[int]) -> Array:
         """Return what the last norm makes of each token, before the logits: (tokens, width)."""
+        x = self.embedded(tokens)
+        for layer in range(self.model.n_layers):
+            x = self.after(layer, x)
+        return self._last_norm(x)
+
+    def embedded(self, tokens: Sequence[int]) -> Array:
+        """Return what the first layer is given, and remember the tokens: (tokens, width)."""
         x = self._rows("token_embd.weight", np.asarray(tokens))
         if self.model.architecture in _GEMMAS:
             x = x * np.sqrt(self.model.n_embd)
         x = x * (self._number("embedding_scale", 0) or 1)
-        each, self._caches = self._of_layers(x, tokens), {}
-        for layer in range(self.model.n_layers):
-            self._say(f"layer {layer + 1} of {self.model.n_layers}")
-            x = self._layer(layer, x)
-            if each is not None:
-                x = self._with_own(f"blk.{layer}.", x, each[:, layer])
-            if (scale := self.tensor(f"blk.{layer}.layer_output_scale.weight")) is not None:
-                x = x * scale
+        self._each, self._caches = self._of_layers(x, tokens), {}
+        return x
+
+    def after(self, layer: int, x: Array, forced: Routes | None = None) -> Array:
+        """Return what a layer makes of x, (tokens, width), the tokens of `embedded`.
+
+        `forced`: see `logits`.
+        """
+        self._say(f"layer {layer + 1} of {self.model.n_layers}")
+        if self.model.n_params > _KEPT_WEIGHTS:
+            of_others = [key for key in self._unpacked if not key[0].startswith(f"blk.{layer}.")]
+            for key in of_others:
+                del self._unpacked[key]
+        self._forced = self._forced if forced is None else forced
+        x = self._layer(layer, x)
+        if self._each is not None:
+            x = self._with_own(f"blk.{layer}.", x, self._each[:, layer])
+        if (scale := self.tensor(f"blk.{layer}.layer_output_scale.weight")) is not None:
+            x = x * scale
+        return x
+
+    def _last_norm(self, x: Array) -> Array:
         final = "token_embd_norm" if self.model.architecture.startswith("lfm2") else "output_norm"
         return self._norm(x, f"{final}.weight")
 
@@ -350,8 +379,9 @@ class Reference:
         return self._rows(name, slice(None)).reshape(-1)
 
     def _rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
-        """Return rows of a tensor; small models are unpacked once."""
-        if not isinstance(rows, slice) or self.model.n_params > _KEPT_WEIGHTS:
+        """Return rows of a tensor; small models are unpacked once, small layers for a while."""
+        model = self.model
+        if not isinstance(rows, slice) or model.n_params > _KEPT_WEIGHTS * model.n_layers:
             return self._unpack(name, rows)
         key = name, rows.start, rows.stop
         if key not in self._unpacked:

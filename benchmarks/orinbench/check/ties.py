@@ -46,6 +46,10 @@ class Tie:
     left: int
     gap: float  # between their scores, of the spread of the layer's scores
 
+    def other_way(self, chosen: Sequence[int]) -> list[int]:
+        """Return the experts of the token if it is decided otherwise."""
+        return [self.left if expert == self.taken else expert for expert in chosen]
+
     def line(self) -> str:
         """Say it in a few words."""
         return (
@@ -54,20 +58,23 @@ class Tie:
         )
 
 
-def gaps_of(reference: Reference, rounded: Reference) -> dict[int, float]:
+Routing = Mapping[int, Routed]
+
+
+def gaps_of(exact: Routing, rounded: Routing) -> dict[int, float]:
     """Return how far apart scores may be that rounding swaps, by layer, of the scores' spread."""
     return {
         layer: _FAR
-        * float(np.sqrt(2 * np.mean((rounded.routed[layer].scores - routed.scores) ** 2)))
+        * float(np.sqrt(2 * np.mean((rounded[layer].scores - routed.scores) ** 2)))
         / float(routed.scores.std())
-        for layer, routed in reference.routed.items()
+        for layer, routed in exact.items()
     }
 
 
-def ties(reference: Reference, limits: Mapping[int, float]) -> list[Tie]:
-    """Return the choices of the last call within their layers' limits, the closest first."""
+def ties(routing: Routing, limits: Mapping[int, float]) -> list[Tie]:
+    """Return the choices within their layers' limits, the closest first."""
     found = []
-    for layer, routed in reference.routed.items():
+    for layer, routed in routing.items():
         used = routed.chosen.shape[-1]
         if used == routed.scores.shape[-1]:
             continue
@@ -124,7 +131,9 @@ def settle(
         if _widths(errors).max() <= _BEYOND:
             break
         routed, settled = dict(reference.routed), {(tie.layer, tie.position) for tie in given}
-        near = [t for t in ties(reference, gaps) if (t.layer, t.position) not in settled][:_TRIED]
+        near = [t for t in ties(reference.routed, gaps) if (t.layer, t.position) not in settled][
+            :_TRIED
+        ]
         tried = {}
         for tie in near:
             ways = _ways(tie, routed)
@@ -164,7 +173,7 @@ class _Tried:
 def _ways(tie: Tie, routed: Mapping[int, Routed]) -> Iterator[Way]:
     """Yield the experts to force for a tie: its own, or those of the token's later layers, too."""
     chosen = {layer: of.chosen[tie.position].tolist() for layer, of in routed.items()}
-    own = [tie.left if expert == tie.taken else expert for expert in chosen[tie.layer]]
+    own = tie.other_way(chosen[tie.layer])
     yield {(tie.layer, tie.position): own}
     later = {(layer, tie.position): of for layer, of in chosen.items() if layer > tie.layer}
     if later:

@@ -6,7 +6,7 @@ threads; this is one call a token. Weights stay as they lie in the file (weights
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,14 @@ class CpuExecutor:
         array = (Op * len(program.operations))(*program.operations)
         self._run_buffer = Buffer("CPU", ctypes.sizeof(Run), dtypes.uint8).allocate()
         self._state = Run.from_address(self._run_buffer._buf.va_addr)
-        self._state.ops = program.address("ops", ctypes.sizeof(array))
-        ctypes.memmove(self._state.ops, array, ctypes.sizeof(array))
+        self._first = program.address("ops", ctypes.sizeof(array))
+        ctypes.memmove(self._first, array, ctypes.sizeof(array))
+        self._seen: Callable[[int, int, Floats], None] | None = None
         # A core's inputs, or its scores of all positions.
         widest = max(op.cols for op in array)
         size = max(self._most * (widest + input_size(widest)), max_context) + 64
         self._state.scratch = program.floats("scratch", size * self._cores)
-        self._state.scratch_size, self._state.n_ops = size, len(array)
+        self._state.scratch_size = size
         self._state.progress = program.address("progress", 8 * len(array))
 
     @property
@@ -139,12 +140,11 @@ class CpuExecutor:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
         check_room(tokens, start, self.context)
         turns = self._turns(range(start, start + len(tokens)), turns)
-        pieces, width = [], self.config.dim
+        pieces = []
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
             self._append(tokens[at : at + CHUNK], start + at, slot, turns[:, at : at + CHUNK])
-            raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
-            pieces.append(np.array(raw, np.float32).reshape(n, width))
+            pieces.append(self._x(n))
         norm = self._gguf.vector(f"{self.config.final_norm}.weight")
         return normed(np.concatenate(pieces), norm, self.config.norm_eps)
 
@@ -180,10 +180,37 @@ class CpuExecutor:
             for part, values in zip(state.turns, turns.tolist(), strict=True):
                 part[: len(values)] = values
         self._see(tokens)
+        if self._seen is None:
+            self._run(0, len(self._lowered.operations))
+            return
+        start = 0
+        for layer, end in enumerate(self._lowered.ends):
+            self._run(start, end)
+            self._seen(layer, positions[0], self._x(len(tokens)))
+            start = end
+        self._run(start, len(self._lowered.operations))
+
+    def _run(self, start: int, end: int) -> None:
+        """Run operations of the list."""
+        state = self._state
+        state.ops, state.n_ops = self._first + start * ctypes.sizeof(Op), end - start
         ctypes.memset(state.progress, 0, 8 * state.n_ops)
         self._program(
             self._run_buffer._buf, global_size=(self._cores, 1, 1), vals=(None,), wait=True
         )
+
+    def watch(self, seen: Callable[[int, int, Floats], None] | None) -> None:
+        """Tell `seen` what each layer is given from now on, and what the last one leaves.
+
+        That is the layer's number, the first token's position, and floats: (tokens, width). None:
+        no longer.
+        """
+        self._seen = seen
+
+    def _x(self, n: int) -> Floats:
+        width = self.config.dim
+        raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
+        return np.array(raw, np.float32).reshape(n, width)
 
     def _see(self, tokens: Sequence[int]) -> None:
         """Put rows of pictures where the others are embedded, and say what they see."""

@@ -116,7 +116,8 @@ class Program:
 
     `slots` sequences have room for the keys and values of `context` tokens each.
     `x` and `logits` are addresses of floats: what the last layer leaves, one row a token, and the
-    logits of MOST_ROWS tokens at most.
+    logits of MOST_ROWS tokens at most. Behind so many operations as `ends` says `x` is what each
+    layer is given.
     """
 
     def __init__(self, gguf: GGUF, config: Config, context: int, slots: int, most: int) -> None:
@@ -130,8 +131,10 @@ class Program:
         self.states = self.floats("states", slots * config.state_size)
         self._states_used = 0
         self.operations = [self._embed(), *self._layer_embeddings()]
+        self.ends = [len(self.operations)]
         for index, layer in enumerate(config.layers):
             self.operations += self._layer(index, layer)
+            self.ends.append(len(self.operations))
         self.operations.append(self._head())
 
     def address(self, name: str, n_bytes: int) -> int:

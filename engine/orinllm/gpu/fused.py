@@ -46,6 +46,8 @@ _LEAST_CHUNK, _LEAST_PIECE = 8, 3
 # Floating-point operations of a multiprocessor in 10 ms of a prompt: 1.3e12 a second, as 256 tokens
 # of 1B and 8B took 3.2 and 20 ms on an H200 (2026-11-22).
 _SHORT = 13_000_000_000
+#: Hears of what a layer is given: its number, the first token's position, floats (tokens, width).
+Seen = Callable[[int, int, NDArray[np.float32]], None]
 #: Steps of a decoder that may be under way: one that the host looks at, and the next one.
 UNDER_WAY = 2
 
@@ -107,6 +109,15 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         if at == len(places) or places[at] != places[at - 1] + 1:
             yield first, places[first:at]
             first = at
+
+
+def _floats(buffer: Buffer, count: int) -> NDArray[np.float32]:
+    """Wait for the first floats of a buffer."""
+    view = buffer.view(count, dtypes.float32, 0).ensure_allocated()
+    raw: NDArray[np.float32] = np.frombuffer(
+        view.copyout(memoryview(bytearray(view.nbytes))), np.float32
+    )
+    return raw
 
 
 def _graph_of(chunk: ChunkList) -> Graph:
@@ -422,6 +433,25 @@ class FusedExecutor:
                 part = np.ascontiguousarray(own[:, index * width : (index + 1) * width], np.float32)
                 view.ensure_allocated().copyin(part.data.cast("B"))
 
+    def watch(self, seen: Seen | None) -> None:
+        """Tell `seen` what each layer is given from now on, and what the last one leaves.
+
+        Of one sequence's tokens, whose launches go one by one. Pieces and chunks leave out the
+        last. None: no longer.
+        """
+        decoder = self.decoder()
+        for made, graph in filter(None, ((decoder.list, decoder.graph), self._prompt, self._piece)):
+            assert isinstance(made, TokenList | ChunkList)
+            graph.seen = seen and functools.partial(self._saw, seen, made)
+
+    def _saw(self, seen: Seen, made: TokenList | ChunkList, launch: int) -> None:
+        if launch not in made.ends:
+            return
+        first, second = _floats(made.at, 2).view(np.int32).tolist()
+        start, n = (first, second) if isinstance(made, ChunkList) else (second, 1)
+        rows = _floats(made.x, n * self.memory.config.dim).reshape(n, -1)
+        seen(made.ends.index(launch), start, rows)
+
     def settle(self) -> None:
         """Wait for all that was started, which frees what copies to the device have kept."""
         Device[self.memory.device].synchronize()
@@ -454,9 +484,7 @@ class FusedExecutor:
             else:
                 n, x = 1, self.decoder().list.x
                 self.step(tokens[start], start, self._behind(tokens[:start]))
-            rows = x.view(n * self.memory.config.dim, dtypes.float32, 0).ensure_allocated()
-            raw = rows.copyout(memoryview(bytearray(rows.nbytes)))
-            pieces.append(np.frombuffer(raw, np.float32).reshape(n, -1))
+            pieces.append(_floats(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
         return normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
 

@@ -1,191 +1,231 @@
-"""Forty-five faults of an engine, planted in one that rounds as the fused kernels do.
+"""Faults between an engine and the reference, drawn at random, and how many the gate catches.
 
-The engine is the float64 reference with 8-bit activations whose scales are half floats (as the
-kernels keep them, and as the gate's yardstick does not), and with keys and values in half
-precision. A fault is a function of one stage. `python -m tests.benchmarks.check.faults` prints the
-tables of docs/models.md.
+An engine that is right answers once: the fused kernels on the emulated GPU, or the CPU path. Then
+the reference is made wrong in one place, so that the two differ by the fault, whichever has it;
+faults of the head and of the choice are planted in the answer. A drawn fault has a kind, a layer, a
+tensor, rows and a token.
+
+`python -m tests.benchmarks.check.faults --device EMU MODEL.gguf` prints which faults pass, and with
+`--right` what right engines reach: the tables of docs/models.md.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+from tests.engine.conftest import load_emulated
 
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, Candidate, Verdict, run_check
+from orinbench.check import HALF_WEIGHTS, Candidate, Verdict, layers, reference, run_check
 from orinbench.check.arithmetic import RoundedReference
-from orinbench.check.greedy import Generation
-from orinbench.check.reference import log_softmax
+from orinbench.check.greedy import Generation, context_of, tinygrad_greedy
+from orinbench.check.reference import Reference, log_softmax
 from orinbench.check.reference_rope import Array, rotate
+from orinbench.measure.backends.tinygrad_paths import OneSequence, load_runner
 from orinbench.model import ModelInfo, open_model
+from orinllm.batching.fused_runner import FusedRunner
+
+_PAGE = 32
 
 
-def half(x: Array) -> Array:
-    return x.astype(np.float16).astype(np.float64)
+def answers(model: ModelInfo, device: str) -> Callable[..., list[Generation]]:
+    """Return an engine on EMU, the emulated GPU, or CPU, that answers each question once."""
+    known: dict[str, list[Generation]] = {}
+
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        if (key := str((prompts, n_tokens))) not in known:
+            known[key] = _answer(model.path, device, prompts, n_tokens)
+        return known[key]
+
+    return engine
 
 
-def rounded(x: Array, levels: int = 127) -> Array:
-    """8-bit activations by 32, as ggml's Q8_1: the scale is a half float."""
-    blocks = x.reshape(*x.shape[:-1], -1, 32)
-    scale = half(np.abs(blocks).max(axis=-1, keepdims=True) / levels)
-    return (np.round(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+def _answer(
+    path: Path, device: str, prompts: Sequence[Sequence[int]], n_tokens: int
+) -> list[Generation]:
+    from tests.engine import cuda_emulation
+    from tinygrad import Context
+
+    context = -(-context_of(prompts, n_tokens) // _PAGE) * _PAGE
+    if device == "EMU":
+        cuda_emulation.install()
+    with Context(DEV=device):
+        runner: Any = load_runner(str(path), context) if device == "CPU" else None
+        one = OneSequence(runner or FusedRunner(load_emulated(path, context), 1))
+        return [tinygrad_greedy(one, prompt, n_tokens) for prompt in prompts]
 
 
-class Kernels(RoundedReference):
-    """The engine, with one fault at most; a file's weights are unpacked once."""
+class Fault:
+    """A drawn fault: hooks of the reference's stages, which `planted` puts in place."""
 
-    _of_file: ClassVar[dict[Path, dict[Any, Array]]] = {}
+    def __init__(self, kind: str, model: ModelInfo, seed: int) -> None:
+        self.kind, self.draw, self.model = kind, np.random.default_rng(seed), model
+        self.layer = int(self.draw.integers(model.n_layers))
+        self.now = -1  # the layer that is computed
+        prefix = f"blk.{self.layer}."
+        wide = [n for n, t in model.tensors.items() if n.startswith(prefix) and len(t.shape) == 2]
+        wide = [n for n in wide if min(model.tensors[n].shape) >= 64]
+        self.tensor = str(self.draw.choice(wide)).removesuffix(".weight")
+        rows, columns = model.tensors[f"{self.tensor}.weight"].shape
+        self.row = int(self.draw.integers(rows // 16)) * 16
+        self.column = int(self.draw.integers(columns // 32)) * 32
+        self.token = int(self.draw.integers(2, 7))  # of all prompts
+        self.head = int(self.draw.integers(model.n_kv_heads))
 
-    def __init__(self, model: ModelInfo, fault: str = "") -> None:
-        super().__init__(model, replace(EIGHT_BIT_ACTIVATIONS, rounding=self._rounded), 64)
-        self.fault, self.prompt = fault, 0
-        self._unpacked = self._of_file.setdefault(model.path, self._unpacked)
-        if fault == "rotation of another base":
-            self._rotations = [
-                r and replace(r, frequencies=r.frequencies**0.75) for r in self._rotations
-            ]
-        if fault == "rotation of half the dimensions":
-            for r in self._rotations:
-                if r is not None:
-                    r.frequencies[len(r.frequencies) // 2 :] = 0
-        if fault == "rotation backwards":
-            self._rotations = [
-                r and replace(r, frequencies=-r.frequencies) for r in self._rotations
-            ]
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.tensor}, row {self.row}, token {self.token})"
 
-    def _rounded(self, x: Array) -> Array:
-        return rounded(x, 7 if self.fault == "activations of 4 bits" else 127)
+    @property
+    def here(self) -> bool:
+        """Say whether the fault's layer is computed."""
+        return self.now == self.layer
 
-    def _layer(self, layer: int, x: Array) -> Array:
-        out = super()._layer(layer, x)
-        if self.fault == "residual twice in a layer" and layer == 1:
-            out = out + x
-        return out
-
-    def _feed_forward(self, prefix: str, x: Array, of: str = "") -> Array:
-        if self.fault == "a layer without its feed forward" and prefix == "blk.1.":
-            return np.zeros_like(x)
-        return super()._feed_forward(prefix, x, of)
-
-    def _gated(self, gate: Array, up: Array) -> Array:
-        if self.fault == "gate and up exchanged":
-            gate, up = up, gate
-        if self.fault == "relu for silu":
-            return np.asarray(np.maximum(gate, 0) * up)
-        return super()._gated(gate, up)
-
-    def _score_scale(self) -> float:
-        return super()._score_scale() * (1.1 if self.fault == "scores 10 % too large" else 1)
-
-    def _norm(self, x: Array, name: str) -> Array:
-        out = super()._norm(x, name)
-        last = name == "output_norm.weight"
-        if self.fault == "last norm without its weights" and last:
-            return out / self._vector(name)
-        if self.fault == "a layer's norm without its weights" and name == "blk.1.ffn_norm.weight":
-            return out / self._vector(name)
-        if self.fault == "norm by the mean of all but 32" and name == "blk.0.attn_norm.weight":
-            mean = np.mean(x[:, :-32] ** 2, axis=-1) / np.mean(x**2, axis=-1)
-            return np.asarray(out / np.sqrt(mean)[:, None])
-        return out
-
-    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
-        fault = self.fault
-        if fault == "products without their last 32 columns":
+    def linear(self, of: Reference, real: Any, x: Array, name: str, *expert: Any) -> Array:
+        """Return a product."""
+        if name != self.tensor:
+            return np.asarray(real(of, x, name, *expert))
+        kind, row, column = self.kind, self.row, self.column
+        if kind == "a token's input is the one before":
             x = x.copy()
-            x[:, -32:] = 0
-        if fault == "a block of 32 with the wrong sign" and name == "blk.0.ffn_down":
-            x = x.copy()
-            x[:, 64:96] *= -1
-        out = super()._linear(x, name, expert)
-        if fault == "a tile of 64 rows missing" and name == "blk.0.ffn_up":
-            out[:, 64:128] = 0
-        if fault == "a row of a projection missing" and name == "blk.0.attn_v":
-            out[:, 3] = 0
-        if fault == "two rows of a projection exchanged" and name == "blk.1.attn_output":
-            out[:, [5, 6]] = out[:, [6, 5]]
-        if fault == "rows of a projection shifted by one" and name == "blk.1.attn_k":
+            x[self.token] = x[self.token - 1]
+        if kind == "the last 32 columns left out":
+            x = np.where(np.arange(x.shape[-1]) >= x.shape[-1] - 32, 0, x)
+        if kind == "inputs of 5 bits":
+            blocks = x.reshape(*x.shape[:-1], -1, 32)
+            scale = np.abs(blocks).max(axis=-1, keepdims=True) / 15 + 1e-30
+            x = (np.round(blocks / scale) * scale).reshape(x.shape)
+        out = np.asarray(real(of, x, name, *expert)).copy()
+        if kind == "8 blocks of 32 weights zero":
+            rows = of._rows(f"{name}.weight", slice(row, row + 8))
+            out[:, row : row + 8] -= x[:, column : column + 32] @ rows[:, column : column + 32].T
+        if kind == "16 rows 25 % off":
+            out[:, row : row + 16] *= 1.25
+        if kind == "64 rows missing":
+            out[:, row : row + 64] = 0
+        if kind == "a row missing":
+            out[:, row] = 0
+        if kind == "two rows exchanged":
+            out[:, [row, row + 1]] = out[:, [row + 1, row]]
+        if kind == "rows shifted by one":
             out = np.roll(out, 1, axis=-1)
-        if fault == "a projection's scale 5 % off" and name == "blk.0.attn_output":
-            out = out * 1.05
+        return out * 1.05 if kind == "a matrix 5 % too large" else out
+
+    def norm(self, of: Reference, real: Any, x: Array, name: str) -> Array:
+        """Return a norm."""
+        out = np.asarray(real(of, x, name))
+        own = name.startswith(f"blk.{self.layer}.") and name.endswith(("attn_norm.weight",))
+        if own and self.kind == "a norm without its weights":
+            out = out / of._vector(name)
+        if own and self.kind == "a norm by the mean of all but 32":
+            mean = np.mean(x[:, :-32] ** 2, axis=-1) / np.mean(x**2, axis=-1)
+            out = out / np.sqrt(mean)[:, None]
+        if name == "output_norm.weight" and self.kind == "the last norm without its weights":
+            out = out / of._vector(name)
+        return np.asarray(out)
+
+    def kept(self, of: Reference, real: Any, x: Array) -> Array:
+        """Return keys or values."""
+        out = np.asarray(real(of, x)).copy()
+        if self.here and self.kind == "a stale key and value":
+            out[self.token] = 0
+        if self.here and self.kind == "a key and value of another position":
+            out[self.token] = out[self.token - 1]
+        if self.here and self.kind == "keys and values of another head":
+            out = np.roll(out, 1, axis=1)
+        if self.here and self.kind == "keys and values of 5 bits":
+            scale = np.abs(out).max(axis=-1, keepdims=True) / 15 + 1e-30
+            out = np.round(out / scale) * scale
         return out
 
-    def _attention(self, layer: int, x: Array) -> Array:
-        model, prefix, fault = self.model, f"blk.{layer}.", self.fault
-        if model.architecture not in ("llama", "qwen2", "qwen3"):  # windows, sinks and the like
-            return super()._attention(layer, x)
-        first = layer == 0
-        positions = np.arange(len(x), dtype=np.float64)
-        q, k, v = self._qkv(prefix, x)
-        if f"{prefix}attn_q_norm.weight" in model.tensors:
-            q = self._norm(q, f"{prefix}attn_q_norm.weight")
-            k = self._norm(k, f"{prefix}attn_k_norm.weight")
-        if (rotation := self._rotations[layer]) is not None:
-            neighbours = model.architecture == "llama"
-            if fault == "neighbours rotated as halves":
-                neighbours = not neighbours
-            at, later = positions, positions >= self.prompt
-            if fault == "decoding a position late":
-                at = positions + later
-            if fault == "a second chunk that starts anew":
-                at = np.where((positions >= 32) & ~later, positions - 32, positions)
-            if fault == "keys rotated a position late":
-                k = rotate(k, at + 1, rotation, neighbours)
-            else:
-                k = rotate(k, at, rotation, neighbours)
-            q = rotate(q, at, rotation, neighbours)
-        k, v = half(k), half(v)
-        if fault == "keys of 4 bits":
-            k = rounded(k, 7)
-        if first and fault == "a stale key":
-            k[5] = 0
-        if first and fault == "a value of another position":
-            v[4] = v[3]
-        group = model.n_heads // model.n_kv_heads
-        if fault == "keys of the wrong head":
-            k, v = np.tile(k, (1, group, 1)), np.tile(v, (1, group, 1))
-        else:
-            k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q, k) * self._score_scale()
-        distance = positions[:, None] - positions
-        hidden = distance < 0
-        if fault == "the newest key hidden":
-            hidden |= (distance == 0) & (positions[:, None] > 0)
-        if fault == "the next token visible":
-            hidden = distance < -1
-        if fault == "the oldest key hidden":
-            hidden |= (positions[None, :] == 0) & (positions[:, None] > 0)
-        if fault == "keys before the last 32 hidden":
-            hidden |= distance >= 32
-        scores[:, hidden] = -np.inf
-        weights = np.exp(log_softmax(scores))
-        if fault == "a softmax that lacks 8 keys":
-            few = np.where(np.arange(scores.shape[-1]) < 8, 0, weights).sum(axis=-1, keepdims=True)
-            weights = weights / np.where(few > 0.05, few, 1)
-        if first and fault == "a head that sees nothing":
-            weights[1] = 0
-        mixed = np.einsum("hqk,khd->qhd", weights, v)
-        return self._linear(mixed.reshape(len(x), -1), f"{prefix}attn_output")
+    def softmax(self, real: Any, scores: Array) -> Array:
+        """Return the logarithm of a softmax: of attention's scores, (heads, queries, keys)."""
+        if scores.ndim != 3 or not self.here:
+            return np.asarray(real(scores))
+        n, scores = scores.shape[1], scores.copy()
+        distance = np.arange(n)[:, None] - np.arange(n)
+        hidden = {
+            "the newest key hidden": (distance == 0) & (np.arange(n)[:, None] > 0),
+            "the oldest key hidden": (distance > 0) & (np.arange(n) == 0),
+            "keys before the last 16 hidden": distance >= 16,
+        }.get(self.kind)
+        if hidden is not None:
+            scores[..., :n][:, hidden] = -np.inf
+        factor = {"scores 5 % too small": 0.95, "scores 10 % too large": 1.1}.get(self.kind, 1.0)
+        out = np.asarray(real(np.where(np.isfinite(scores), scores * factor, scores)))
+        if self.kind == "a head that sees nothing":
+            out[self.head] = -1e9
+        if self.kind == "a sum that lacks 2 keys":
+            few = np.exp(out[..., 2:]).sum(axis=-1, keepdims=True)
+            out = out - np.log(np.where(few > 0.05, few, 1))
+        return out
+
+    def rotated(self, real: Any, x: Array, at: Array, rotation: Any, *more: Any) -> Array:
+        """Return turned heads."""
+        if self.here and self.kind == "rotation 3 % off":
+            rotation = replace(rotation, frequencies=rotation.frequencies * 1.03)
+        if self.here and self.kind == "rotation of another base":
+            rotation = replace(rotation, frequencies=rotation.frequencies**0.75)
+        if self.here and self.kind == "rotation backwards":
+            rotation = replace(rotation, frequencies=-rotation.frequencies)
+        if self.here and self.kind == "keys turned a position late":
+            at = at + (x.shape[1] == self.model.n_kv_heads)
+        return np.asarray(real(x, at, rotation, *more))
+
+    def forward(self, of: Reference, real: Any, layer: int, x: Array) -> Array:
+        """Return what a layer makes of x."""
+        self.now = layer
+        out = np.asarray(real(of, layer, x))
+        return out + x if self.here and self.kind == "residual twice" else out
+
+    def feed_forward(self, of: Reference, real: Any, prefix: str, x: Array, *more: Any) -> Array:
+        """Return a feed-forward part."""
+        out = np.asarray(real(of, prefix, x, *more))
+        return out * (not (self.here and self.kind == "no feed forward"))
+
+    def gated(self, of: Reference, real: Any, gate: Array, up: Array) -> Array:
+        """Return the activation of gate times up."""
+        if self.here and self.kind == "gate and up exchanged":
+            gate, up = up, gate
+        if self.here and self.kind == "relu for silu":
+            return np.asarray(np.maximum(gate, 0) * up)
+        return np.asarray(real(of, gate, up))
+
+    def mixture(self, of: Reference, real: Any, layer: int, x: Array) -> Array:
+        """Return a mixture."""
+        if not self.here or not self.kind.startswith("experts"):
+            return np.asarray(real(of, layer, x))
+        if self.kind == "experts 5 % too much":
+            return 1.05 * np.asarray(real(of, layer, x))
+        forced = of._forced
+        real(of, layer, x)
+        right = of.routed[layer]
+        chosen = right.chosen.copy()
+        chosen[self.token] = (chosen[self.token] + 1) % right.scores.shape[-1]
+        of._forced = {(layer, at): row.tolist() for at, row in enumerate(chosen)}
+        out = np.asarray(real(of, layer, x))
+        of._forced, of.routed[layer] = forced, right
+        return out
 
 
-# Faults of the stages above.
+# Kinds of faults inside of the network.
 INSIDE = (
-    "activations of 4 bits", "residual twice in a layer", "a layer without its feed forward",
-    "gate and up exchanged", "relu for silu", "scores 10 % too large",
-    "last norm without its weights", "a layer's norm without its weights",
-    "norm by the mean of all but 32", "products without their last 32 columns",
-    "a block of 32 with the wrong sign", "a tile of 64 rows missing",
-    "a row of a projection missing", "two rows of a projection exchanged",
-    "rows of a projection shifted by one", "a projection's scale 5 % off",
-    "neighbours rotated as halves", "decoding a position late",
-    "a second chunk that starts anew", "keys rotated a position late", "keys of 4 bits",
-    "a stale key", "a value of another position", "keys of the wrong head",
-    "the newest key hidden", "the next token visible", "the oldest key hidden",
-    "keys before the last 32 hidden", "a softmax that lacks 8 keys", "a head that sees nothing",
-    "rotation of another base", "rotation of half the dimensions", "rotation backwards",
+    "a token's input is the one before", "the last 32 columns left out", "inputs of 5 bits",
+    "8 blocks of 32 weights zero", "16 rows 25 % off", "64 rows missing", "a row missing",
+    "two rows exchanged", "rows shifted by one", "a matrix 5 % too large",
+    "a norm without its weights", "a norm by the mean of all but 32",
+    "the last norm without its weights", "a stale key and value",
+    "a key and value of another position", "keys and values of another head",
+    "keys and values of 5 bits", "the newest key hidden", "the oldest key hidden",
+    "keys before the last 16 hidden", "scores 5 % too small", "scores 10 % too large",
+    "a head that sees nothing", "a sum that lacks 2 keys", "rotation 3 % off",
+    "rotation of another base", "rotation backwards", "keys turned a position late",
+    "residual twice", "no feed forward", "gate and up exchanged", "relu for silu",
 )  # fmt: skip
+OF_MIXTURES = ("experts 5 % too much", "experts: the next one for a token")
 
 
 def _swapped(row: Array, draw: Any) -> Array:
@@ -235,56 +275,110 @@ CHOICE: dict[str, Callable[[Array, Any], int]] = {
         (row / (0.7 * row.std()) + draw.gumbel(size=row.shape)).argmax()
     ),
 }
-FAULTS = (*HEAD, *CHOICE, *INSIDE)
+OUTSIDE = (*HEAD, *CHOICE)
 
 
-def kernels(model: ModelInfo, fault: str = "", seed: int = 0) -> Any:
-    """Return an engine with a fault; with none, it is right."""
+def kinds_of(model: ModelInfo) -> tuple[str, ...]:
+    """Return the kinds of faults that a model may have."""
+    mixture = any("ffn_gate_inp" in name for name in model.tensors)
+    without = {"no feed forward"} if mixture else set()
+    return (*OUTSIDE, *(k for k in INSIDE if k not in without), *(OF_MIXTURES if mixture else ()))
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        draw, network = np.random.default_rng(seed), Kernels(model, fault)
-        found = []
-        for prompt in prompts:
-            network.prompt = len(prompt)
-            tokens: list[int] = []
-            rows = []
-            for _ in range(n_tokens):
-                row = network.logits([*prompt, *tokens])[0]
-                row = HEAD[fault](row, draw) if fault in HEAD else row
-                chosen = CHOICE[fault](row, draw) if fault in CHOICE else int(row.argmax())
-                tokens.append(chosen)
-                rows.append(row)
-            found.append(Generation(tokens, np.stack(rows), fused=True))
+
+def _answered(found: Generation, kind: str, draw: Any) -> Generation:
+    """Return an answer with a fault of the head or of the choice."""
+    rows = found.logits.copy()
+    if kind in HEAD:
+        rows = np.stack([HEAD[kind](row, draw) for row in rows])
+        return replace(found, logits=rows, tokens=[int(row.argmax()) for row in rows])
+    return replace(found, tokens=[CHOICE[kind](row, draw) for row in rows])
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Make the reference wrong in one place."""
+    hooks = {
+        "_linear": fault.linear, "_norm": fault.norm, "_kept": fault.kept, "_layer": fault.forward,
+        "_feed_forward": fault.feed_forward, "_gated": fault.gated, "_mixture": fault.mixture,
+    }  # fmt: skip
+
+    def method(hook: Any, real: Any) -> Any:
+        return lambda self, *given: hook(self, real, *given)
+
+    patches = [
+        patch.object(Reference, name, method(hook, getattr(Reference, name)))
+        for name, hook in hooks.items()
+    ]
+    kept = method(fault.kept, RoundedReference._kept)
+    patches.append(patch.object(RoundedReference, "_kept", kept))
+    patches.append(patch.object(reference, "rotate", lambda *of: fault.rotated(rotate, *of)))
+    soft = lambda scores: fault.softmax(log_softmax, scores)  # noqa: E731
+    patches.append(patch.object(reference, "log_softmax", soft))
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def verdict_on(
+    model: ModelInfo, engine: Any, kind: str = "", seed: int = 0, n_tokens: int = 12
+) -> Verdict:
+    """Judge a right engine, or one with a fault."""
+    if not kind:
+        return run_check(model, Candidate("engine", engine, HALF_WEIGHTS), n_tokens, seed)
+    if kind in OUTSIDE:
+        draw = np.random.default_rng(seed)
+
+        def wrong(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+            return [_answered(found, kind, draw) for found in engine(prompts, n_tokens)]
+
+        return run_check(model, Candidate("engine", wrong, HALF_WEIGHTS), n_tokens)
+    with planted(Fault(kind, model, seed)):
+        return run_check(model, Candidate("engine", engine, HALF_WEIGHTS), n_tokens)
+
+
+def _right(model: ModelInfo, engine: Any, seeds: int) -> str:
+    """Judge a right engine's answers to several prompts; return what they reach."""
+    seen: list[layers.LayerError] = []
+    real = layers.LayerJudge.errors
+
+    def errors(judge: layers.LayerJudge) -> list[layers.LayerError]:
+        seen.extend(found := real(judge))
         return found
 
-    return engine
-
-
-def verdict_on(model: ModelInfo, fault: str = "", seed: int = 0) -> Verdict:
-    """Judge the engine with a fault."""
-    candidate = Candidate("kernels", kernels(model, fault, seed), EIGHT_BIT_ACTIVATIONS)
-    return run_check(model, candidate, seed=seed)
+    with patch.object(layers.LayerJudge, "errors", errors):
+        found = [verdict_on(model, engine, seed=seed) for seed in range(seeds)]
+    failed = [verdict.line() for verdict in found if not verdict.passed]
+    worst = [max(getattr(e, of) for e in seen) for of in ("width", "position", "column", "slope")]
+    most = " ".join(f"{value:.2f}" for value in worst)
+    return f"{len(failed)} of {len(found)} failed; layers at most {most} {failed or ''}"
 
 
 def main() -> None:
-    """Print, for each model, the faults that pass; or with --right how many right engines fail."""
+    """Print, for each model, how many of its faults are caught, and which are not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--device", choices=("EMU", "CPU"), default="CPU")
+    parser.add_argument("--faults", type=int, default=1, metavar="N", help="of each kind")
     parser.add_argument("--right", type=int, metavar="SEEDS", default=0)
     options = parser.parse_args()
     for path in options.models:
         model = open_model(path)
+        engine = answers(model, options.device)
         if options.right:
-            found = [verdict_on(model, seed=seed) for seed in range(options.right)]
-            failed = [verdict for verdict in found if not verdict.passed]
-            worst = [
-                max(getattr(verdict, name) or 0 for verdict in found)
-                for name in ("position_error", "element_error", "row_error", "slope_error")
-            ]
-            print(path.stem, len(failed), "of", len(found), [f"{value:.1f}" for value in worst])
-        else:
-            passed = [fault for fault in FAULTS if verdict_on(model, fault).passed]
-            print(f"{path.stem}: {len(FAULTS) - len(passed)} of {len(FAULTS)} caught, not {passed}")
+            print(f"{path.stem}: {_right(model, engine, options.right)}", flush=True)
+            continue
+        drawn = [(kind, seed) for seed in range(options.faults) for kind in kinds_of(model)]
+        passed = [
+            kind if kind in OUTSIDE else str(Fault(kind, model, seed))
+            for kind, seed in drawn
+            if verdict_on(model, engine, kind, seed).passed
+        ]
+        caught = len(drawn) - len(passed)
+        print(f"{path.stem}: {caught} of {len(drawn)} caught; not {passed}", flush=True)
 
 
 if __name__ == "__main__":

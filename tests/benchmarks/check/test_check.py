@@ -251,6 +251,7 @@ class FakeExecutor:
     def __init__(self) -> None:
         self.steps: list[tuple[int | None, int]] = []
         self.filled: list[int] = []
+        self.watched: list[tuple[int, int]] = []
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.filled += tokens[start:end]
@@ -264,16 +265,22 @@ class FakeExecutor:
     def logits(self) -> Any:
         return np.array(self.steps[-1], np.float32)
 
+    def watch(self, positions: int) -> Any:
+        self.watched.append((positions, len(self.steps)))
+        return np.zeros((1, positions, 1))
+
 
 def test_logits_are_those_of_the_tokens_kernels() -> None:
     executor = FakeExecutor()
     found = tinygrad_greedy(executor, [7, 8, 9], 3)
     assert found.fused and found.tokens == [100, 101, 102]
-    # twice, because recurrent states cannot go back to the prompt's end
-    assert executor.filled == [7, 8] * 2
+    # each time, because recurrent states cannot go back to the prompt's end
+    assert executor.filled == [7, 8] * 3
     # the last token of the prompt and the decoded ones
     assert executor.steps[:3] == [(9, 2), (None, 0), (None, 0)]
-    assert executor.steps[3:] == [(9, 2), (100, 3), (101, 4)]
+    assert executor.steps[3:6] == executor.steps[6:] == [(9, 2), (100, 3), (101, 4)]
+    # Layers are seen in the third replay alone: what is timed, and the logits', goes as a whole.
+    assert executor.watched == [(5, 6), (0, 9)] and found.layers is not None
     assert found.logits.tolist() == [[9, 2], [100, 3], [101, 4]]
 
 
@@ -297,8 +304,8 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
         f"{of}: reading 40 tokens",
         f"{of}: token 1 of {N_TOKENS}",
     ]
-    assert said[-1] == f"prompt 2 of 2: logits {N_TOKENS} of {N_TOKENS}"
-    assert len(said) == 1 + 2 * (1 + 2 * N_TOKENS)
+    assert said[-1] == f"prompt 2 of 2: layers of token {N_TOKENS} of {N_TOKENS}"
+    assert len(said) == 1 + 2 * (1 + 3 * N_TOKENS)
 
     def recorded(_prompts: Sequence[Sequence[int]], _n_tokens: int) -> list[Generation]:
         return generations

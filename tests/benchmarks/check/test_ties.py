@@ -1,17 +1,25 @@
 """The gate on mixtures: a tie of the router may go either way, another choice may not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.benchmarks.check.faults import verdict_on as verdict_of_kernels
 from tests.engine.routing import plant_tie
 
-from orinbench.check import HALF_WEIGHTS, Candidate, run_check, sample_prompts
+from orinbench.check import (
+    EIGHT_BIT_ACTIVATIONS,
+    HALF_WEIGHTS,
+    Candidate,
+    run_check,
+    sample_prompts,
+)
+from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import Generation
 from orinbench.check.reference import Reference
+from orinbench.check.reference_rope import Array
 from orinbench.check.ties import settle, ties
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
@@ -79,7 +87,7 @@ def test_many_swaps_are_found_together(mixtral: Path) -> None:
     text = [*prompt, *tokens[:-1]]
     wanted = reference.logits(text, last=len(tokens))
     swaps: dict[tuple[int, int], list[int]] = {}
-    for tie in ties(reference, gaps):
+    for tie in ties(reference.routed, gaps):
         chosen = reference.routed[tie.layer].chosen[tie.position].tolist()
         other = [tie.left if expert == tie.taken else expert for expert in chosen]
         swaps.setdefault((tie.layer, tie.position), other)
@@ -98,9 +106,31 @@ def test_many_swaps_are_found_together(mixtral: Path) -> None:
     assert none == ()
 
 
+def by_halves(x: Array) -> Array:
+    """8-bit activations by 32, as ggml's Q8_1: the scale is a half float."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+    scale = scale.astype(np.float16).astype(np.float64)
+    return (np.round(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+
+
 def test_a_swap_that_came_along_with_others_is_taken_back(tmp_path: Path) -> None:
     """Rounding alone: the engine made other swaps than the first that least squares believe in."""
     write_synthetic(path := tmp_path / "model.gguf", "tiny-qwen3moe", "IQ4_XS", 1)
-    verdict = verdict_of_kernels(open_model(path), seed=1)
+    model = open_model(path)
+    kernels = RoundedReference(model, replace(EIGHT_BIT_ACTIVATIONS, rounding=by_halves), 64)
+
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        found = []
+        for prompt in prompts:
+            tokens: list[int] = []
+            rows = []
+            for _ in range(n_tokens):
+                rows.append(kernels.logits([*prompt, *tokens])[0])
+                tokens.append(int(rows[-1].argmax()))
+            found.append(Generation(tokens, np.stack(rows), fused=True))
+        return found
+
+    verdict = run_check(model, Candidate("kernels", engine, EIGHT_BIT_ACTIVATIONS), seed=1)
     assert verdict.ties
     assert verdict.passed, verdict.line()

@@ -51,6 +51,14 @@ class Executor(Protocol):
         """Wait for the logits after the last token: (vocabulary)."""
         ...
 
+    def watch(self, positions: int) -> NDArray[np.float32] | None:
+        """Return what each layer will be given from now on; None: the path does not say.
+
+        That is (layers + 1, positions, width), NaN where nothing was computed. For no positions it
+        is no longer noted.
+        """
+        ...
+
 
 def make_network_runner(network: Network, sequences: int = 1, general: bool = False) -> Runner:
     """Return the engine's runner of a network on tinygrad's default device.
@@ -102,6 +110,23 @@ class OneSequence:
         self.token()
         found: NDArray[np.float32] = self.runner.logits()[0]
         return found
+
+    def watch(self, positions: int) -> NDArray[np.float32] | None:
+        """See `Executor`."""
+        runner = self.runner
+        if isinstance(runner, FusedRunner):
+            config, watch = runner.executor.memory.config, runner.executor.watch
+        elif isinstance(runner, CpuRunner):
+            config, watch = runner.path.config, runner.path.watch
+        else:
+            return None
+        given = np.full((len(config.layers) + 1, positions, config.dim), np.nan, np.float32)
+
+        def seen(layer: int, start: int, rows: NDArray[np.float32]) -> None:
+            given[layer, start : start + len(rows)] = rows
+
+        watch(seen if positions else None)
+        return given
 
 
 def _has_states(runner: Runner) -> bool:

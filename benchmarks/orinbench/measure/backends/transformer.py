@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.llm.model import Transformer
 
-from orinllm.choose.sampling import Sampling
 from orinllm.other.tinygrad_llm import forget, next_logits
 
 # Prompt tokens at once: the default of `Transformer.generate` in tinygrad/llm/model.py.
@@ -53,9 +52,8 @@ class TransformerExecutor:
         """The calls of a token."""
         return self._model.rollout_jit.captured.linear
 
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        """Take the most likely tokens: `--sampling` is refused beside this network."""
-        assert how.greedy
+    def watch(self, positions: int) -> None:
+        """Say nothing of layers."""
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""

@@ -31,7 +31,7 @@ class ChunkList(RowList):
     beside their embeddings; `ahead`, where these see all of their picture, holds for each token how
     many behind it that is.
     `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
-    leaves there what that layer makes of it.
+    leaves there what that layer makes of it. `ends`: see `TokenList`; the last layer's is left out.
     """
 
     parts_of_turn = 3
@@ -47,8 +47,10 @@ class ChunkList(RowList):
         self._q = memory.scratch(most * widest, dtypes.uint16)
         layers = [self.layer(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()
-        whole = itertools.chain(*(kept + behind for kept, behind in layers))
-        self.launches, self.rest = (self._embed(), *whole, *keys), tuple(rest)
+        whole = [kept + behind for kept, behind in layers]
+        self.ends = (0, *itertools.accumulate(map(len, whole)))
+        self.launches = (self._embed(), *itertools.chain(*whole), *keys)
+        self.rest = tuple(rest)
 
     def _embed(self) -> Launch:
         table = self.memory.weights.matrix("token_embd")

@@ -32,6 +32,7 @@ class TokenList(Lowering):
     `together`: the N tokens are neighbours in one sequence, computed as if one after another.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
     sequence; `logits` is (N, vocabulary), `x` (N, width), at the end the last norm's input.
+    Behind the launches of numbers `ends` it is what each layer is given, and what the last leaves.
     `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens,
     except where they are `together`. Norms are parts of the products behind them.
     """
@@ -69,6 +70,7 @@ class TokenList(Lowering):
         *before, last = [
             join_neighbours(layer, signals, first) for layer, first in zip(apart, at, strict=False)
         ]
+        self.ends = (0, *itertools.accumulate(map(len, (*before, last))))
         self.ending = (*last, *self._choose())
         self.launches = (embed, *itertools.chain(*before), *self.ending)
 

@@ -1,0 +1,185 @@
+"""The verdict on an engine's layers, each by itself.
+
+An engine that says what each of its layers is given (`Generation.layers`) is judged layer by layer:
+the reference computes what the layer makes of the engine's own numbers, so that no rounding of
+other layers hides what is wrong in it. The yardstick is the reference itself when it rounds like
+the engine, on the same numbers. The head is one layer more, the embedding must be exact.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinbench.check.arithmetic import HALF_WEIGHTS, RoundedReference
+from orinbench.check.greedy import Generation
+from orinbench.check.judgement import Verdict
+from orinbench.check.reference import Reference
+from orinbench.check.reference_rope import Array
+from orinbench.check.ties import Tie, Way, gaps_of, ties
+
+# Limits, as multiples of what rounding makes. docs/models.md has the largest values that right
+# engines reach, and the script that finds them.
+MOST_LAYER = 1.35  # rms of a layer's errors
+MOST_LAYER_POSITION = 3.0  # of one position's
+MOST_LAYER_COLUMN = 3.0  # of one column's over n positions: 1 + 4/n times it
+MOST_LAYER_SLOPE = 8.0  # standard deviations of their slope along what the layer adds
+# Prompts' kernels round activations and unpacked weights to halves; the yardstick does the former.
+_OF_WEIGHTS = 2.0
+# Rounding that no yardstick has, of what a layer adds; and what an embedding may be off by.
+_FLOOR, _EMBEDDING = 2.0**-15, 2.0**-10
+# A position whose errors are so many times as wide may have taken another expert.
+_WIDE = 1.5
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Errors of a layer, as multiples of the yardstick."""
+
+    name: str
+    width: float
+    position: float  # the widest
+    column: float
+    slope: float
+
+    def failures(self, positions: int) -> Iterator[str]:
+        """Say which are wider than rounding explains."""
+        for value, most, what in (
+            (self.width, MOST_LAYER, "its errors are"),
+            (self.position, MOST_LAYER_POSITION, "the errors of a position are"),
+            (self.column, MOST_LAYER_COLUMN * (1 + 4 / positions), "the errors of a column are"),
+            (self.slope, MOST_LAYER_SLOPE, "the errors' slope along what it adds is"),
+        ):
+            if not value <= most:
+                yield (
+                    f"{self.name}: {what} {value:.3g} times what rounding explains "
+                    f"(allowed {most:.3g})"
+                )
+
+
+class LayerJudge:
+    """Collects errors of an engine's layers, over several texts."""
+
+    def __init__(self, exact: Reference, rounded: RoundedReference, context: int) -> None:
+        self._exact, self._rounded = exact, rounded
+        self._of_chunks = RoundedReference(exact.model, HALF_WEIGHTS, context)
+        for one in (self._rounded, self._of_chunks):
+            one.share(self._exact)
+        self._found: dict[str, list[tuple[Array, ...]]] = {}
+        self.ties: list[str] = []
+        self.broken: list[str] = []
+        self.positions = 0
+
+    def add(self, tokens: Sequence[int], generation: Generation) -> Way | None:
+        """Judge what layers made of a text; return the experts that they took.
+
+        None: the engine does not say, or its numbers are none.
+        """
+        if generation.layers is None:
+            return None
+        x, last = generation.layers.astype(np.float64), len(generation.logits)
+        finite = [bool(np.isfinite(rows[-last:]).all()) for rows in x]
+        finite[0] &= bool(np.isfinite(x[:-1]).all())
+        if not all(finite):
+            self.broken.append(f"what layer {finite.index(False)} is given is not finite")
+            return None
+        self.positions += last
+        embedded = self._exact.embedded(tokens)
+        self._rounded.embedded(tokens)
+        self._of_chunks.embedded(tokens)
+        off = np.sqrt(((x[0] - embedded) ** 2).mean(-1) / (embedded**2).mean(-1))
+        if not off.max() <= _EMBEDDING:
+            at = int(off.argmax())
+            self.broken.append(f"the embedding of token {tokens[at]} is {off[at]:.1g} off")
+        chunks = np.isnan(x[-1]).any(-1) & generation.fused
+        routes = Way()
+        for layer in range(len(x) - 1):
+            routes |= self._layer(layer, x[layer], x[layer + 1], chunks)
+        left = x[-1, -last:]
+        wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded))
+        self._keep("the head", generation.logits - wanted, rounded - wanted, wanted)
+        return routes
+
+    def _layer(self, layer: int, x: Array, after: Array, chunks: NDArray[np.bool_]) -> Way:
+        """Collect a layer's errors; return the experts that it took."""
+        exact = self._exact
+        wanted = exact.after(layer, x, {})
+        routed = exact.routed.get(layer)
+        taken = {} if routed is None else {
+            (layer, at): experts.tolist() for at, experts in enumerate(routed.chosen)
+        }  # fmt: skip
+        noise = self._rounded.after(layer, x, taken) - wanted
+        if chunks.any():
+            off = self._of_chunks.after(layer, x, taken) - wanted
+            noise[chunks] = _OF_WEIGHTS * off[chunks]
+        error, added = after - wanted, wanted - x
+        if routed is not None:
+            gaps = gaps_of({layer: routed}, {layer: self._rounded.routed[layer]})
+            taken |= self._settle(layer, (x, after), (error, noise), ties({layer: routed}, gaps))
+        there = np.isfinite(after).all(-1)
+        self._keep(f"layer {layer}", *(of[there] for of in (error, noise, added)))
+        return taken
+
+    def _settle(
+        self, layer: int, given: tuple[Array, Array], errors: tuple[Array, Array], near: list[Tie]
+    ) -> Way:
+        """Give way in ties where that leaves less of `errors`; return the experts taken there."""
+        (x, after), (error, noise), found = given, errors, Way()
+        usual = np.sqrt(((noise**2).mean(-1) + (noise**2).mean()) / 2)
+        wide = np.sqrt((error**2).mean(-1)) > _WIDE * usual
+        chosen = self._exact.routed[layer].chosen.copy()
+        open_ = [tie for tie in near if wide[tie.position]]
+        while open_:
+            tried = {tie.position: tie for tie in reversed(open_)}
+            open_ = [tie for tie in open_ if tie is not tried[tie.position]]
+            ways = {(layer, at): t.other_way(chosen[at].tolist()) for at, t in tried.items()}
+            rows = after - self._exact.after(layer, x, ways)
+            for at, tie in tried.items():
+                if (rows[at] ** 2).mean() < (error[at] ** 2).mean():
+                    error[at], found[layer, at] = rows[at], ways[layer, at]
+                    self.ties.append(tie.line())
+        return found
+
+    def _keep(self, name: str, error: Array, noise: Array, added: Array) -> None:
+        self._found.setdefault(name, []).append((error, noise, added))
+
+    def errors(self) -> list[LayerError]:
+        """Return those of each layer, and of the head."""
+        return [
+            _error_of(name, *(np.concatenate(of) for of in zip(*found, strict=True)))
+            for name, found in self._found.items()
+        ]
+
+    def added_to(self, verdict: Verdict) -> Verdict:
+        """Return a verdict on logits and layers."""
+        errors = self.errors()
+        said = [line for one in errors for line in one.failures(self.positions)]
+        failures = (*verdict.failures, *self.broken, *said)
+        return replace(
+            verdict,
+            passed=not failures,
+            failures=failures,
+            ties=tuple(self.ties),
+            layer_error=max((one.width for one in errors), default=None),
+            layer_slope=max((one.slope for one in errors), default=None),
+        )
+
+
+def _error_of(name: str, error: Array, noise: Array, added: Array) -> LayerError:
+    """Compare errors with those of the rounded reference; `added` is what they are errors of."""
+    floor = (_FLOOR * added) ** 2 + 1e-300
+    errors, usual = error**2, noise**2 + floor.mean()
+    mean = usual.mean()
+    position = errors.mean(-1) / ((usual.mean(-1) + mean) / 2)
+    column = errors.mean(0) / ((usual.mean(0) + mean) / 2)
+    # Of errors that are independent; and what the rounding's own is.
+    deviation = np.sqrt(mean / (added**2).sum())
+    slopes = [float((of * added).sum() / (added**2).sum()) for of in (error, noise)]
+    return LayerError(
+        name,
+        float(np.sqrt(errors.mean() / mean)),
+        float(np.sqrt(position.max())),
+        float(np.sqrt(column.max())),
+        float(abs(slopes[0]) / max(deviation, abs(slopes[1]))),
+    )
