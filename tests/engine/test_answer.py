@@ -1,3 +1,4 @@
+import copy
 import functools
 import json
 import random
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from tests.engine.models import LLAMA_CPP, templates, tokenizer
 
 from orinllm.text.answer import AnswerParser, AnswerReader, Delta
-from orinllm.text.reasoning import TAGS
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tools import ToolCall
 
@@ -351,6 +351,8 @@ _BOTH: Any = [
                     "place": {"type": "string", "description": "p"},
                     "seats": {"type": "integer", "description": "s"},
                     "who": {"type": "array", "items": {"type": "string"}, "description": "w"},
+                    "note": {"type": "string", "description": "n"},
+                    "more": {"type": "object", "properties": {}, "description": "m"},
                 },
                 "required": ["place", "seats"],
             },
@@ -408,31 +410,168 @@ def _own_words(template: ChatTemplate, message: dict[str, Any]) -> str:
     return text[same:].removesuffix(end).rstrip()
 
 
+# What parsers trip over: quotes, lines, brackets, texts that look like numbers, nested values.
+_WORDS = 'He said "a\'s" <b> {x} [y],\nthen: π 🦙'
+_HARD = {"place": "12", "seats": 4, "who": ["Ann", "Bo"], "note": _WORDS, "more": {"a": [1, "b"]}}
+# Templates that say less: no second call, or words apart from their own marks.
+_ONE_CALL = {
+    *("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b"),
+    *("meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct"),
+    "meta-llama-Llama-3.3-70B-Instruct",
+}
+
+
+def _every_cut(parser: AnswerParser, text: str) -> None:
+    """Check that an answer is the same in one piece, in two (each cut), and letter by letter."""
+
+    def parsed(*pieces: str) -> Delta:
+        own = copy.deepcopy(parser)
+        return _sum([*map(own.push, pieces), own.flush()])
+
+    whole = parsed(text)
+    assert parsed(*text) == whole
+    for cut in range(1, len(text)):
+        assert parsed(text[:cut], text[cut:]) == whole, text[:cut]
+
+
 @pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", ["book_table", "now"])
-def test_every_template_reads_its_own_calls(path: Path, name: str) -> None:
+def test_every_template_reads_its_own_calls(path: Path) -> None:
     template = _template(path.stem)
     assert template.takes_tools == (path.stem not in _WITHOUT)
-    arguments: dict[str, Any] = {"place": "Zur Post, 7", "seats": 4, "who": ["Ann", "Bo"]}
-    if path.stem == "MiniMax-M3":  # writes arrays in tags of their own
-        del arguments["who"]
-    if name == "now":
-        arguments = {}
-    if path.stem in _WITHOUT:
-        text = f'{{"name": "{name}", "arguments": {json.dumps(arguments)}}}'
-    elif path.stem in _SILENT:
-        text, name = _SAID[path.stem], "book_table"
-        arguments = {"place": "Zur Post", "seats": 4}
-    else:
-        text = _own_words(template, _calls_of((name, arguments)))
-    if template.starts_in_reasoning(tools=_BOTH):  # past answers may leave thoughts out
-        close = next(tag.close for tag in TAGS if tag.close in template.source)
-        text = text if close in text else f"I see.{close}{text}"
-    prompt = template.render([_USER], tools=_BOTH)
-    assert "book_table" in prompt
-    for size in (len(text), 1, 7):
-        parser = AnswerParser.for_template(template, _BOTH)
-        found = _sum([parser.push(text[i : i + size]) for i in range(0, len(text), size)])
-        found += parser.flush()
-        calls = [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
-        assert calls == [(name, arguments)], text
+    assert "book_table" in template.render([_USER], tools=_BOTH)
+    parser = AnswerParser.for_template(template, _BOTH)
+    now: tuple[str, Any] = ("now", {})
+    plain = ("book_table", {"place": "Zur Post, 7", "seats": 4})
+    cases: list[list[tuple[str, Any]]] = [[now], [("book_table", _HARD)]]
+    cases.append([plain] if path.stem in _ONE_CALL else [plain, now])
+    for calls in cases:
+        if path.stem in _WITHOUT:
+            said = [json.dumps({"name": n, "arguments": a}) for n, a in calls]
+            text = "; ".join(said)
+        elif path.stem in _SILENT:
+            text, calls = _SAID[path.stem], [("book_table", {"place": "Zur Post", "seats": 4})]
+        else:
+            text = _own_words(template, _calls_of(*calls))
+        if template.starts_in_reasoning(tools=_BOTH):  # past answers may leave thoughts out
+            assert template.reasoning_tag is not None
+            close = template.reasoning_tag.close
+            text = text if close in text else f"I see.{close}{text}"
+        own = copy.deepcopy(parser)
+        found = own.push(text) + own.flush()
+        assert [(c.name, json.loads(c.arguments)) for c in found.tool_calls] == calls, text
+        if calls == cases[2]:
+            _every_cut(parser, text)
+
+
+# -- what models of llama.cpp's templates say beside the rule, as its own tests tell ---------------
+
+_ATEM = (
+    '<atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Bern'
+    '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n'
+    "</atem:function_calls>"
+)
+_K2 = (
+    '<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Bern", "days": 2}'
+)
+_K3, _K3_END = "<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"
+_BARE_CODER = _CALLS[_CODER].removeprefix("<tool_call>\n")
+_LFM = "<|tool_call_start|>[weather(city='Bern', days=2)]<|tool_call_end|>"
+
+
+@pytest.mark.parametrize(
+    ("stem", "text", "want"),
+    [
+        # A thought that is not closed ends with the calls behind it; one that goes on has none.
+        (_QWEN35, f"Hm.\n{_CALLS[_CODER]}", Delta("", "Hm.", (_WEATHER,))),
+        (_QWEN35, f"Hm.\n{_CALLS[_CODER]}\n{_CALLS[_CODER]}\n", Delta("", "Hm.", (_WEATHER,) * 2)),
+        (_QWEN35, f"Hm {_CALLS[_CODER]} or</think>No.", Delta("No.", f"Hm {_CALLS[_CODER]} or")),
+        (_QWEN35, "A <tool_call> is</think>No.", Delta("No.", "A <tool_call> is")),
+        (_QWEN35, f"Hm {_CALLS[_CODER]}</think>No.", Delta("No.", f"Hm {_CALLS[_CODER]}")),
+        ("Kimi-K2-Thinking", f"<think>Hm.{_K2}", Delta("", "Hm.", (_WEATHER,))),
+        ("Kimi-K2-Instruct", _K2, Delta("", "", (_WEATHER,))),
+        # Marks that are left out, or stand alone.
+        (_CODER, f"So.\n{_BARE_CODER}", Delta("So.", "", (_WEATHER,))),
+        (_CODER, f"{_BARE_CODER}\n{_CALLS[_CODER]}", Delta("", "", (_WEATHER,) * 2)),
+        (_CODER, "<function=weather> is it.", Delta("<function=weather> is it.")),
+        (_QWEN3, "</think>\nYes.", Delta("Yes.")),
+        (_GEMMA, "Yes.<|channel>thought\n<channel|><channel|>", Delta("Yes.")),
+        # Words around an answer's words.
+        ("Kimi-K3", f"Hm.<|close|>think<|sep|>{_K3}Yes.{_K3_END}", Delta("Yes.", "Hm.")),
+        ("Kimi-K3", f"{_K3}Yes, response.{_K3_END}", Delta("Yes, response.")),
+        ("meetkai-functionary-medium-v3.2", "all\nYes, all\nof it.", Delta("Yes, all\nof it.")),
+        (
+            "meetkai-functionary-medium-v3.2",
+            'all\nYes.>>>weather\n{"city": "Bern", "days": 2}',
+            Delta("Yes.", "", (_WEATHER,)),
+        ),
+        ("muse-glimmer", " to=user<|message|>Yes to=it.<|eot|>", Delta("Yes to=it.")),
+        (
+            "muse-glimmer",
+            f" to=self<|message|>Hm {_ATEM}<|eom|><|start|>assistant to=user<|message|>Yes.",
+            Delta("Yes.", f"Hm {_ATEM}"),
+        ),
+        (
+            "muse-glimmer",
+            f" to=user<|message|>I look.<|eom|><|start|>assistant to=weather<|message|>{_ATEM}",
+            Delta("I look.", "", (_WEATHER,)),
+        ),
+        (
+            "upstage-Solar-Open-100B",
+            "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.<|end|>",
+            Delta("Yes.", "Hm."),
+        ),
+        ("Cohere2MoE", "Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>", Delta("Yes.", "Hm.")),
+        ("Apriel-1.6-15b-Thinker-fixed", "Hm.\n[BEGIN FINAL RESPONSE]\nYes.", Delta("Yes.", "Hm.")),
+        ("tencent-Hy3", "<think:opensource>Hm.</think:opensource>Yes.", Delta("Yes.", "Hm.")),
+        # Python's calls with JSON's values, or with strings that are not escaped.
+        (
+            "LFM2.5-8B-A1B",
+            f"<think>Hm {_LFM} or</think>{_LFM}",
+            Delta("", f"Hm {_LFM} or", (_WEATHER,)),
+        ),
+    ],
+)
+def test_what_models_say_beside_the_rule(stem: str, text: str, want: Delta) -> None:
+    parser = AnswerParser.for_template(_template(stem), _TOOLS)
+    own = copy.deepcopy(parser)
+    assert own.push(text) + own.flush() == want
+    _every_cut(parser, text)
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("city='say \"hi\", it's', days=2", {"city": 'say "hi", it\'s', "days": 2}),
+        ("city='a\nb'", {"city": "a\nb"}),
+        ('city={"a": [true, null]}', {"city": {"a": [True, None]}}),
+        ("", {}),
+    ],
+)
+def test_lfm2_s_calls_that_are_no_python(written: str, arguments: Any) -> None:
+    text = f"<|tool_call_start|>[get-it({written}), get-it(days=3)]<|tool_call_end|>"
+    tool = {"function": {**_TOOLS[0]["function"], "name": "get-it"}}  # type: ignore[dict-item]
+    found = _parsed("LFM2.5-Instruct", text, [tool])
+    assert [json.loads(call.arguments) for call in found.tool_calls] == [arguments, {"days": 3}]
+
+
+@pytest.mark.parametrize("schema", [None, True, {"properties": None}, {"properties": {"a": True}}])
+@pytest.mark.parametrize("stem", [_CODER, "MiniMax-M3", "LFM2.5-Instruct"])
+def test_a_schema_that_says_nothing_of_its_arguments(stem: str, schema: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
+    text = {
+        _CODER: "<function=f><parameter=a>1</parameter></function>",
+        "MiniMax-M3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1'
+        "]<]minimax[>[</a>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        "LFM2.5-Instruct": "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
+    }[stem]
+    calls = _template(stem).call_format([tool])
+    at = min(i for mark in calls.opens if (i := text.find(mark)) >= 0)
+    found = calls.read(text[at:], True)
+    assert found is not None and [(c.name, c.arguments) for c in found[0]] == [("f", '{"a": 1}')]
+
+
+def test_a_thought_goes_on_while_it_comes() -> None:
+    """A mark that a thought speaks of holds nothing back for longer than its line of words."""
+    parser = AnswerParser.for_template(_template(_QWEN35), _TOOLS)
+    parser.push(f"So {_CALLS[_CODER]}")
+    assert parser.push(" would").reasoning.endswith("</tool_call> would")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinllm.text.reasoning import TAGS, ReasoningTag
+from orinllm.text.learned import Frame
+from orinllm.text.reasoning import ReasoningTag
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
 from orinllm.text.tools import CallFormat, Tool, ToolCall
+
+_TOKEN = re.compile(r"<[^<>\s]+>")
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,11 @@ class AnswerParser(ABC):
         if "<|channel|>" in template.source and "<|message|>" in template.source:
             return _Harmony(bool(tools))
         calls = whole.call_format(tools) if tools else None
-        found = [tag for tag in TAGS if tag.close in template.source]
         return _Marked(
-            found[0] if found else None,
+            template.reasoning_tag,
             calls,
             template.starts_in_reasoning(tools=tools, **variables),
+            template.frame,
         )
 
     def __init__(self) -> None:
@@ -101,16 +105,16 @@ class AnswerParser(ABC):
         self._content, self._reasoning, self._calls = [], [], []
         return delta
 
-    def _until(self, marks: Iterable[str], final: bool) -> tuple[str, str]:
+    def _until(self, marks: Sequence[str], final: bool) -> tuple[str, str]:
         """Take the text before the next of `marks` off the buffer; return it and the mark.
 
         The mark stays in the buffer, and so does, unless `final`, an end that may become one.
         """
         found = [(at, -len(mark), mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]
-        if found:
-            at, _, mark = min(found)
-        else:
-            at, mark = len(self._buffer) - (0 if final else _begun(self._buffer, marks)), ""
+        begun = len(self._buffer) - (0 if final else _begun(self._buffer, marks))
+        at, _, mark = min(found, default=(begun, 0, ""))
+        if begun < at:  # a longer mark has begun before
+            at, mark = begun, ""
         text, self._buffer = self._buffer[:at], self._buffer[at:]
         return text, mark
 
@@ -182,11 +186,17 @@ class _Marked(AnswerParser):
     """Families with one pair of marks around reasoning and a format for calls."""
 
     def __init__(
-        self, tag: ReasoningTag | None, calls: CallFormat | None, in_reasoning: bool
+        self,
+        tag: ReasoningTag | None,
+        calls: CallFormat | None,
+        in_reasoning: bool,
+        frame: Frame,
     ) -> None:
         super().__init__()
-        self._tag, self._format = tag, calls
-        self.marks = frozenset((tag or ()) + (calls.marks if calls else ()))
+        self._tag, self._format, self._frame = tag, calls, frame
+        whole = {*(tag or ()), *(calls.marks if calls else ()), frame.opens, *frame.closes} - {""}
+        # A mark may be several control tokens, with words between them.
+        self.marks = frozenset(whole.union(*map(_TOKEN.findall, whole)))
         self._in_reasoning = in_reasoning and tag is not None
         self._began = False  # the reader has seen something
         self._after_mark = self._in_reasoning  # white space that only sets marks apart is dropped
@@ -194,9 +204,12 @@ class _Marked(AnswerParser):
 
     def _step(self, final: bool) -> bool:
         if self._in_reasoning and self._tag:
-            text, mark = self._until([self._tag.close], final)
+            ends = [mark for mark in (self._tag.close, self._frame.opens) if mark]
+            text, mark = self._until([*ends, *self._thought_calls()], final)
             self._add(self._reasoning, text)
-            return self._pass(mark, reasoning=False) if mark else False
+            if mark in ends:
+                return self._pass(mark, reasoning=False)
+            return self._read_last_calls(mark, final) if mark else False
         text, mark = self._until(self._marks(), final)
         # The marks that stand at the beginning alone are none once something was said.
         if text.strip() and not self._began:
@@ -208,15 +221,24 @@ class _Marked(AnswerParser):
             return False
         if self._tag and mark == self._tag.open:
             return self._pass(mark, reasoning=True)
+        if mark in (self._frame.opens, *self._frame.closes, self._tag and self._tag.close):
+            return self._pass(mark, reasoning=False)
         return self._read_call(mark, final)
 
     def _marks(self) -> list[str]:
-        marks: list[str] = []
-        if self._tag and not self._began:
-            marks.append(self._tag.open)
-        if self._format and not (self._began and self._format.only_first):
-            marks += self._format.opens
+        marks = [*self._frame.closes]
+        # Control tokens are no words of an answer.
+        if self._tag and (self._frame.opens or not self._began or self._tag.open[:2] == "<|"):
+            marks += self._tag
+        if not self._began and self._frame.opens:
+            marks.append(self._frame.opens)
+        if self._format:
+            marks += self._format.begins(self._began)
         return marks
+
+    def _thought_calls(self) -> Sequence[str]:
+        """Return the marks of calls that end reasoning: models forget to close it."""
+        return self._format.begins(True) if self._format and not self._frame.opens else ()
 
     def _pass(self, mark: str, reasoning: bool) -> bool:
         self._buffer = self._buffer[len(mark) :]
@@ -237,6 +259,30 @@ class _Marked(AnswerParser):
         calls, end = found
         self._calls += calls
         return self._pass(self._buffer[:end], reasoning=False)
+
+    def _read_last_calls(self, mark: str, final: bool) -> bool:
+        """Read calls in a thought that was not closed: they are some if nothing follows them."""
+        assert self._format is not None and self._tag is not None
+        calls, rest, opens = list[ToolCall](), self._buffer, tuple(self._thought_calls())
+        try:
+            while rest.startswith(opens):
+                found = self._format.read(rest, final)
+                if found is None and self._tag.close not in rest:
+                    return False
+                if found is None:
+                    break
+                calls += found[0]
+                rest = rest[found[1] :].lstrip()
+        except (ValueError, RecursionError):
+            calls = []
+        if not final and calls and any(o.startswith(rest) for o in (*opens, self._tag.close)):
+            return False
+        if calls and not rest:
+            self._calls += calls
+            return self._pass(self._buffer, reasoning=False)
+        self._buffer = self._buffer[len(mark) :]
+        self._add(self._reasoning, mark)
+        return True
 
     def _add(self, where: list[str], text: str) -> None:
         """Give out a text, but for white space that may turn out to stand before a mark."""

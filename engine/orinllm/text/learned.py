@@ -19,6 +19,8 @@ from orinllm.text.tools import (
     Tool,
     ToolCall,
     bare_value,
+    part_of,
+    schema_of,
     string_arguments,
 )
 
@@ -35,6 +37,10 @@ _THOUGHT = re.compile(
     r"^.*(?:</think[^>]*>|</mm:think>|\|END_THINKING\|>|<\|close\|>(?:think|response)<\|sep\|>)",
     re.DOTALL,
 )
+
+
+# The mark of one call among several.
+_ONE = re.compile(r"<[^\w<>]*tool.call[^<>]*>")
 
 
 def _tool(name: str) -> Tool:
@@ -68,7 +74,9 @@ class Shape:
 
     array: calls stand in a JSON array. keys: of the name and the arguments, where a call is a JSON
     object. pair: a regular expression of an argument; None: arguments are a JSON object.
-    closes: the last mark; empty: an answer ends with the call.
+    closes: the last mark; empty: an answer ends with the call. again: before a further call, where
+    the prompt ends with the mark of the first. tags: before each tag, where arguments are a tree of
+    tags that their names name. names: the function's name follows `opens`.
     """
 
     opens: str
@@ -79,6 +87,9 @@ class Shape:
     named: bool = False
     pair: str | None = None
     marks: tuple[str, ...] = ()
+    again: str = ""
+    tags: str = ""
+    names: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,8 +143,35 @@ def learn(render: Render) -> Learning | None:
     return Learning((first, both), shape)
 
 
-def _answer(text: str, asked: str) -> str:
-    """Return a past answer without the prompt and thoughts before it."""
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the words of an answer. opens: before them; closes: marks behind them.
+
+    Both are empty where an answer is its words and nothing else.
+    """
+
+    opens: str = ""
+    closes: tuple[str, ...] = ()
+
+
+def learn_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> Frame:
+    """Learn what a template writes around an answer in words."""
+    question = {"role": "user", "content": _QUESTION}
+    try:
+        asked = render([question], True)
+        said = render([question, {"role": "assistant", "content": _SAID}], False)
+    except BadInput:
+        return Frame()
+    before, _, after = _answer(said, asked, _SAID).partition(_SAID)
+    if not before.strip():
+        return Frame()
+    # From the end of one mark to the beginning of the next, words that belong to them.
+    closes = re.findall(r"<[^>]+>(?:[^<>\s]+<[^>]+>)?", after)
+    return Frame(before, tuple(closes))
+
+
+def _answer(text: str, asked: str, word: str = _NAMES[0]) -> str:
+    """Return a past answer without the prompt and thoughts before it; word: stands in it."""
     same = 0
     while same < min(len(text), len(asked)) and text[same] == asked[same]:
         same += 1
@@ -141,7 +179,7 @@ def _answer(text: str, asked: str) -> str:
     begun = max(text.rfind("<", 0, same), text.rfind("[", 0, same))
     if begun >= 0 and not re.search(r"[>\]]", text[begun:same]):
         same = begun
-    before, name, rest = text[same:].partition(_NAMES[0])
+    before, name, rest = text[same:].partition(word)
     if same < len(asked):  # the past answer begins in another way than the prompt ends
         for mark in _MARK.findall(asked.rpartition(_QUESTION)[2])[-1:]:
             before = before.rpartition(mark)[2]
@@ -199,15 +237,19 @@ def _by_name(one: str, two: str, turn: frozenset[str]) -> Shape | None:
     else:
         again = two.rindex(_NAMES[1], 0, two.rindex(_KEYS[0]))
         between = two[two.index(str(_VALUES[1]), key) : again]
-    call = _same_end(before, between)
+    call = re.sub(r"^[^<]*?>", "", _same_end(before, between))  # not from the middle of a mark
     arguments, at = _json_at(after)
-    common = {"opens": _open(before), "before": call, "marks": _marks(one)}
+    opens = _open(before)
+    common: dict[str, Any] = {"opens": opens, "before": call, "marks": _marks(one)}
+    named = tuple(opens + name for name in _NAMES)
+    common["names"] = "<" not in opens and before.lstrip().startswith(named)
+    common["again"] = "" if before.strip() else between.rpartition("}")[2].lstrip()
     if arguments is not None:
         close = _close(after[at + len(arguments) :], turn)
-        return Shape(closes=close, middle=after[:at], **common)  # type: ignore[arg-type]
-    pair, middle, rest = _pair(after)
+        return Shape(closes=close, middle=after[:at], **common)
+    pair, middle, rest, tags = _pair(after)
     close = _close(rest, turn)
-    return Shape(closes=close, middle=middle, pair=pair, **common)  # type: ignore[arg-type]
+    return Shape(closes=close, middle=middle, pair=pair, tags=tags, **common)
 
 
 def _json_at(text: str) -> tuple[str | None, int]:
@@ -221,8 +263,8 @@ def _json_at(text: str) -> tuple[str | None, int]:
     return text[at:end], at
 
 
-def _pair(after: str) -> tuple[str, str, str]:
-    """Return an argument's regular expression, what is between name and arguments, and the end."""
+def _pair(after: str) -> tuple[str, str, str, str]:
+    """Return an argument's expression, what is between name and arguments, the end, and `tags`."""
     value, number = str(_VALUES[0]), str(_VALUES[1])
     first, rest = after.split(_KEYS[0], 1)
     to_value, rest = rest.split(value, 1)
@@ -241,9 +283,10 @@ def _pair(after: str) -> tuple[str, str, str]:
     inner = _between(to_value, second)
     last = (_literal(tag) + "(?P=key)" if twice else "") + _literal(close)
     space = r"\s*?" if re.match(r"[^\n]*\n", to_value[-1:] + " ") else ""
-    pair = f"{_literal(before)}{key}{inner}{space}(?P<value>.*?){last}"
-    middle = first.removesuffix(before)
-    return pair, middle, rest.removeprefix(close)
+    value = r"(?P<value><!\[CDATA\[.*?\]\]>|.*?)"
+    pair = f"{_literal(before)}{key}{inner}{space}{value}{last}"
+    tags = before.removesuffix("<").lstrip(">") if twice else ""
+    return pair, first.removesuffix(before), rest.removeprefix(close), tags
 
 
 def _between(first: str, second: str) -> str:
@@ -282,10 +325,18 @@ class Learned(CallFormat):
     """Calls of a learned shape."""
 
     def __init__(self, shape: Shape, tools: Sequence[Tool]) -> None:
-        self.opens, self._shape, self._tools = (shape.opens,), shape, tools
+        self._shape, self._tools = shape, tools
+        self.opens: tuple[str, ...] = (shape.opens,)
+        names = [tool.get("function", tool).get("name") for tool in tools]
+        self._later: tuple[str, ...] = self.opens
         if not shape.opens:  # the prompt ends with the mark: an answer begins with a name
-            names = [tool.get("function", tool).get("name") for tool in tools]
-            self.opens, self.only_first = tuple(f"{name}{shape.middle}" for name in names), True
+            self.opens = tuple(f"{name}{shape.middle}" for name in names)
+            self._later = tuple(f"{shape.again}{name}" for name in self.opens if shape.again)
+            self.opens += self._later
+        elif shape.names:
+            self.opens = self._later = tuple(f"{shape.opens}{name}<" for name in names)
+        elif one := _ONE.search(shape.before):  # a model may leave out the mark of all calls
+            self.opens = self._later = (shape.opens, one[0])
         self.marks = tuple(filter(None, dict.fromkeys((shape.opens, shape.closes, *shape.marks))))
         if shape.keys is None and not shape.named:
             # The section's opening, or the next call's, may stand before each.
@@ -293,6 +344,10 @@ class Learned(CallFormat):
                 _literal(shape.before.lstrip()) + _NAME + _literal(shape.middle)
             )
         self._pair = re.compile(shape.pair, re.DOTALL) if shape.pair else None
+
+    def begins(self, said: bool) -> tuple[str, ...]:
+        """See `CallFormat`."""
+        return self._later if said else self.opens
 
     def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`; a closing mark inside of an argument closes nothing."""
@@ -352,11 +407,48 @@ class Learned(CallFormat):
                 continue
             following = self._call.search(text, match.end())
             at = following.start() if following else len(text)
-            body, strings = text[match.end() : at], string_arguments(self._tools, name)
+            body = text[match.end() : at]
+            if self._shape.tags:
+                found.append(
+                    _call(name, _tree(body, self._shape.tags, schema_of(self._tools, name)))
+                )
+                continue
+            strings = string_arguments(self._tools, name)
             pairs = {m["key"].strip(): m["value"] for m in self._pair.finditer(body)}
-            arguments = {k: bare_value(v, k in strings) for k, v in pairs.items()}
+            arguments = {k: _value(v, k in strings) for k, v in pairs.items()}
             found.append(_call(name, arguments))
         return found
+
+
+def _value(text: str, is_string: bool) -> Any:
+    quoted = re.fullmatch(r"<!\[CDATA\[(.*)\]\]>", text, re.DOTALL)
+    return bare_value(quoted[1], True) if quoted else bare_value(text, is_string)
+
+
+def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Read arguments whose values, their parts too, stand in tags of their names.
+
+    The parts of an array are each an <item>. schema: of the object that the arguments are.
+    """
+    _, *parts = re.split(rf"{re.escape(mark)}<(/?)([^<>/]+)>", text)
+    above: list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]] = [("", schema, [])]
+    for close, name, words in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        within, inside = above[-1][1:]
+        if not close:
+            above.append((name, part_of(within, name), [("", words)]))
+            continue
+        if name != above[-1][0]:
+            if len(above) == 1:  # it closes what stands around the arguments
+                break
+            raise NoCallError(f"</{name}> closes nothing")
+        del above[-1]
+        words, children = inside[0][1], inside[1:]
+        value = bare_value(words, within.get("type") == "string")
+        if children:
+            is_list = all(child == "item" for child, _ in children)
+            value = [v for _, v in children] if is_list else dict(children)
+        above[-1][2].append((name, value))
+    return dict(above[0][2])
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:

@@ -17,4 +17,9 @@ TAGS = (
     ReasoningTag("<seed:think>", "</seed:think>"),  # Seed-OSS
     ReasoningTag("<mm:think>", "</mm:think>"),  # MiniMax M3
     ReasoningTag("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B, Command A
+    ReasoningTag("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
+    ReasoningTag("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
+    ReasoningTag("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
+    ReasoningTag("<|think|>", "<|end|><|begin|>assistant"),  # Solar
+    ReasoningTag(" to=self<|message|>", "<|eom|><|start|>assistant"),  # Glimmer
 )

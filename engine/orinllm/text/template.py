@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
 from orinllm.text.generic import rewritten
-from orinllm.text.learned import PROBE, PROBES, Learning, learn
-from orinllm.text.reasoning import TAGS
+from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_frame
+from orinllm.text.reasoning import TAGS, ReasoningTag
 from orinllm.text.render import renderer
 from orinllm.text.tokenizer import GUARD, Tokenizer
 from orinllm.text.tools import CallFormat, Llama, Tool, known_format
@@ -285,6 +285,30 @@ class ChatTemplate:
                 return make
         return None
 
+    @functools.cached_property
+    def reasoning_tag(self) -> ReasoningTag | None:
+        """The marks of reasoning; None: the template knows none."""
+        try:
+            asked = self._run([{"role": "user", "content": _PROBE}], None, True, {})
+        except BadInput:
+            asked = ""
+        # Some templates put a mark together, and only the prompt shows it.
+        return next(
+            (
+                tag
+                for tag in TAGS
+                if tag.close in self.source
+                or tag.open in asked
+                or f"assistant{tag.open}" in self.source
+            ),
+            None,
+        )
+
+    @functools.cached_property
+    def frame(self) -> Frame:
+        """Words that the template has around what an answer says."""
+        return learn_frame(lambda messages, asks: self._run(messages, None, asks, {}))
+
     def generation_prompt(self, /, **variables: Any) -> str:
         """Return what the template puts before the model's answer; `render` names `variables`."""
         question = [{"role": "user", "content": _PROBE}]
@@ -399,12 +423,18 @@ class ChatTemplate:
         return not text or text.count("None") > asked.count("None")
 
 
+# What the types of arguments must say in Command R+'s template.
+_OPEN: dict[str, dict[str, Any]] = {"object": {"additionalProperties": {}}, "array": {"items": {}}}
+
+
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool that says all that a tool may say."""
     function = {"description": "", **tool.get("function", {})}
     parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
     properties = {
-        name: {"description": "", **value} if isinstance(value, Mapping) else value
+        name: {"description": "", **_OPEN.get(str(value.get("type")), {}), **value}
+        if isinstance(value, Mapping)
+        else value
         for name, value in parameters["properties"].items()
     }
     return {

@@ -49,12 +49,14 @@ class CallFormat(ABC):
     Attributes:
       opens: Marks with which a call begins.
       marks: All marks of the format, some of which are control tokens.
-      only_first: Calls stand at the beginning of an answer and nowhere else.
     """
 
     opens: tuple[str, ...]
     marks: tuple[str, ...]
-    only_first = False
+
+    def begins(self, said: bool) -> tuple[str, ...]:
+        """Return the marks that begin a call; said: words of the answer stand before."""
+        return self.opens
 
     @abstractmethod
     def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
@@ -90,14 +92,27 @@ def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))
 
 
+def schema_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
+    """Return the schema of a function's arguments; empty if none is known."""
+    functions = [tool.get("function", tool) for tool in tools]
+    found = next((f.get("parameters") for f in functions if f.get("name") == name), None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def part_of(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the schema of an object's value, or of an array's; empty if it says nothing."""
+    properties = schema.get("properties")
+    named = properties.get(name) if isinstance(properties, Mapping) else None
+    found = schema.get("items") if named is None else named
+    return found if isinstance(found, Mapping) else {}
+
+
 def string_arguments(tools: Sequence[Tool], name: str) -> set[str]:
     """Return the arguments of a function that its schema says are strings."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if function.get("name") == name:
-            properties = function.get("parameters", {}).get("properties", {})
-            return {key for key, schema in properties.items() if schema.get("type") == "string"}
-    return set()
+    schema = schema_of(tools, name)
+    keys = schema.get("properties")
+    keys = keys if isinstance(keys, Mapping) else ()
+    return {key for key in keys if part_of(schema, key).get("type") == "string"}
 
 
 def bare_value(text: str, is_string: bool) -> Any:
@@ -197,27 +212,59 @@ def granite(_tools: Sequence[Tool]) -> CallFormat:
     return Enclosed("<|tool_call|>", "<|end_of_text|>", decode)
 
 
-def lfm2(_tools: Sequence[Tool]) -> CallFormat:
-    """LFM2's calls, a list of calls in Python's syntax."""
+def lfm2(tools: Sequence[Tool]) -> CallFormat:
+    """LFM2's calls, a list of calls in Python's syntax, or nearly."""
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
         try:
             body = ast.parse(text, mode="eval").body
-        except SyntaxError as error:
-            raise NoCallError(str(error)) from None
-        if not isinstance(body, ast.List):
-            raise NoCallError("no list of calls")
-        return [_python_call(call) for call in body.elts]
+            if isinstance(body, ast.List):
+                return [_python_call(call) for call in body.elts]
+        except (SyntaxError, NoCallError):
+            pass
+        return _loose_calls(text, tools)
 
     return Enclosed("<|tool_call_start|>", "<|tool_call_end|>", decode)
+
+
+def _loose_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Read calls whose strings are not escaped, whose values are JSON, or whose names are no names.
+
+    The template writes such, so its models do. Only the tools' own names and arguments divide it.
+    """
+    names = "|".join(re.escape(tool.get("function", tool)["name"]) for tool in tools)
+    if not names or not re.fullmatch(r"\[.*\]", text, re.DOTALL):
+        raise NoCallError("no list of calls")
+    found = []
+    for call in re.split(rf"(?<=\))\s*,\s*(?=(?:{names})\()", text[1:-1]):
+        match = re.fullmatch(rf"\s*({names})\((.*)\)\s*", call, re.DOTALL)
+        if match is None:
+            raise NoCallError("no call of a tool")
+        keys = schema_of(tools, match[1]).get("properties") or ()
+        wanted = "|".join(map(re.escape, keys)) or r"(?!)"
+        _, *parts = re.split(rf"(?:^|,)\s*({wanted})=", match[2])
+        found.append(_call(match[1], dict(zip(parts[::2], map(_loose, parts[1::2]), strict=True))))
+    return found
+
+
+def _loose(text: str) -> Any:
+    """Return a value as Python or JSON writes it, or what stands between two quotes."""
+    value = text.strip()
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        quoted = re.fullmatch(r"(['\"])(.*)\1", value, re.DOTALL)
+        return quoted[2] if quoted else bare_value(value, False)
 
 
 def _python_call(call: ast.expr) -> ToolCall:
     if not isinstance(call, ast.Call) or call.args:
         raise NoCallError("no call with named arguments")
-    return _call(
-        ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    )
+    try:
+        arguments = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except ValueError:  # as JSON's true
+        raise NoCallError("an argument is no literal of Python") from None
+    return _call(ast.unparse(call.func), arguments)
 
 
 def gemma(_tools: Sequence[Tool]) -> CallFormat:
@@ -297,11 +344,14 @@ class Llama(CallFormat):
 
     opens = ("{", "<|python_tag|>", ";{", "; {")
     marks = ("<|python_tag|>",)
-    only_first = True
     _KEYS = ("name", "type", "function", "parameters", "arguments", "id")
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = {tool.get("function", tool).get("name") for tool in tools}
+
+    def begins(self, said: bool) -> tuple[str, ...]:
+        """See `CallFormat`: an object behind words is no call."""
+        return () if said else self.opens
 
     def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`; an object that names no tool is an answer in JSON."""
@@ -336,6 +386,37 @@ class Llama(CallFormat):
 _LFM2_TEXT = "List of tools: ["
 
 
+class Coder(CallFormat):
+    """Qwen3-Coder's calls; the model at times leaves out the first `<tool_call>`."""
+
+    opens = ("<tool_call>", "<function=")
+    marks = ("<tool_call>", "</tool_call>")
+    _END = re.compile(r"</function>\s*")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools, self._whole = tools, hermes(tools)
+
+    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+        """See `CallFormat`."""
+        if text.startswith(self.opens[0]):
+            return self._whole.read(text, final)
+        close = self.marks[1]
+        for end in self._END.finditer(text):
+            try:
+                call = _xml_call(text[: end.end()].rstrip(), self._tools)
+            except ValueError:
+                continue
+            behind = text[end.end() :]
+            if behind.startswith(close):
+                return [call], end.end() + len(close)
+            if final or not close.startswith(behind):
+                return [call], end.end()
+            return None
+        if final:
+            raise NoCallError("no </function>")
+        return None
+
+
 def known_format(source: str) -> Callable[[Sequence[Tool]], CallFormat] | None:
     """Return the format of a template's models, known by the marks in it; None if none is."""
     if "<|tool_call>" in source:
@@ -345,7 +426,7 @@ def known_format(source: str) -> Callable[[Sequence[Tool]], CallFormat] | None:
     if "[TOOL_CALLS]" in source:
         return lambda tools: Mistral()
     if "<tool_call>" in source:
-        return hermes
+        return Coder if "<function=" in source else hermes
     if "<|tool_call|>" in source:
         return granite
     if "<|start_header_id|>" in source and '"parameters"' in source:
