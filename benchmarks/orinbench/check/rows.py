@@ -14,6 +14,8 @@ from orinbench.measure.results import LaneResult, RowResult
 # Two ways of an engine differ by at most this, of the logits' spread: times what the gate allows
 # one way, or where the gate did not look, as much as 8-bit activations make of deep models.
 _TWO_WAYS, _UNKNOWN = 2.5, 0.25
+# Share of draws that rounding may move to the next token.
+_MISDRAWN = 0.15
 # Weights times tokens that the reference computes in a few seconds.
 _SMALL = 3e9
 
@@ -30,6 +32,11 @@ def require_row(lane: LaneResult, row: RowResult) -> None:
     limit = _TWO_WAYS * tolerance if tolerance else _UNKNOWN
     if found.error > limit:
         raise CheckFailed(f"{where} {_percent(found.error)} off {found.against}, {_most(limit)}")
+    if found.misdrawn > _MISDRAWN * found.drawn:
+        raise CheckFailed(
+            f"check of {lane.plan.name} {row.case.label} failed: {found.misdrawn} of {found.drawn} "
+            "tokens are not those that its logits and the seed give"
+        )
     model = lane.model
     if model is None or not found.tokens or not tolerance:
         return

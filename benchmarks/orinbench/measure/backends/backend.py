@@ -96,6 +96,8 @@ class RowChecked:
     against: str
     tokens: list[int] = field(default_factory=list)  # of one sequence, and the logits behind them
     logits: Any = None
+    misdrawn: int = 0  # of `drawn` tokens, those that the host would not draw from the same logits
+    drawn: int = 0
 
 
 @dataclass(frozen=True)

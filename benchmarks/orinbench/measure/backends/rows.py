@@ -7,6 +7,7 @@ sequence alone.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from orinbench.measure.backends.backend import RowChecked
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.plan import Case
+from orinbench.measure.sampled import ways_of
 from orinllm.batching.cache import Place
 from orinllm.batching.runner import Draw, Row, Runner
-from orinllm.choose.sampling import Sampling
+from orinllm.choose.sampling import Sampling, sample
 from orinllm.gpu.memory import pages_of
 
 Ids = Sequence[int]
@@ -28,45 +30,72 @@ def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChec
     """Decode rows of tokens as the case does, behind its prompts; and each in another way.
 
     A case without generation is its prompt; the other way decodes the last token of it, or for a
-    generation reads all of it as a prompt.
+    generation reads all of it as a prompt. The first way's sequences lie in every so many pages
+    from the last one down, the other's in neighbours. Tokens that are drawn must be those that the
+    host draws.
     """
-    got = decoded(runner, rows, case.n_depth + case.n_prompt)
+    read, ways = case.n_depth + case.n_prompt, ways_of(case, 0)
+    got = _Decoded(runner, rows, read, ways)
     if case.n_parallel > 1:
-        alone = [decoded(runner, [row], len(row) - 1)[0] for row in rows]
-        return compared(got, alone, "the same sequences alone", rows[0])
-    if case.n_gen:
-        other = decoded(runner, rows, len(rows[0]) - 1)
-        return compared(got, other, "the same tokens as a prompt", rows[0])
-    other = decoded(runner, rows, max(0, len(rows[0]) - 1 - min(len(rows[0]) - 1, _DECODED)))
-    return compared(got, other, "decoded tokens", rows[0])
+        alone = [_Decoded(runner, [row], len(row) - 1).logits[0] for row in rows]
+        found = compared(got.logits, alone, "the same sequences alone", rows[0])
+    elif case.n_gen:
+        other = _Decoded(runner, rows, len(rows[0]) - 1)
+        found = compared(got.logits, other.logits, "the same tokens as a prompt", rows[0])
+    else:
+        other = _Decoded(runner, rows, max(0, len(rows[0]) - 1 - _LAST))
+        found = compared(got.logits, other.logits, "decoded tokens", rows[0])
+    return replace(found, misdrawn=got.misdrawn, drawn=got.drawn)
 
 
-# Last tokens of a prompt that are decoded one by one, for the other way.
-_DECODED = 16
+# Last tokens of a prompt that are decoded one by one, for the other way; and draws that are seen.
+_LAST = 16
 
 
-def decoded(runner: Runner, rows: Sequence[Ids], read: int) -> list[Floats]:
-    """Return the logits behind each row, whose first `read` tokens are read as a prompt.
+class _Decoded:
+    """Rows whose first `read` tokens are read as a prompt, and the others decoded.
 
-    The last token of all is decoded, by a batch where there are several rows.
+    The last token of all is decoded, by a batch where there are several rows. `ways` says how each
+    draws; none: the most likely tokens, on neighbouring pages.
     """
-    count = pages_of(runner.context)
-    places = [Place(range(i * count, (i + 1) * count)) for i in range(len(rows))]
-    for slot, place in enumerate(places):
-        place.slot = slot
-    read = min(read, len(rows[0]) - 1)
-    for row, pages in zip(rows, places, strict=True):
-        for at in range(0, read, runner.chunk):
-            runner.fill(pages, row, at, min(at + runner.chunk, read))
-    for position in range(read, len(rows[0])):
-        runner.launch(
-            [
-                Row(row[position], position, pages, Draw(_GREEDY, row[: position + 1]))
-                for row, pages in zip(rows, places, strict=True)
-            ]
-        )
-        runner.collect()
-    return [np.array(logits) for logits in runner.logits()[: len(rows)]]
+
+    def __init__(
+        self, runner: Runner, rows: Sequence[Ids], read: int, ways: Sequence[Sampling] = ()
+    ) -> None:
+        self._runner, self._rows = runner, rows
+        self._ways = ways or [_GREEDY] * len(rows)
+        self.misdrawn = self.drawn = 0
+        count, n = pages_of(runner.context), len(rows)
+        # The other paths' slots are neighbours.
+        apart = bool(ways) and runner.name == "fused"
+        last = n * count - 1
+        self._places = [
+            Place(range(last - i, -1, -n) if apart else range(i * count, (i + 1) * count))
+            for i in range(n)
+        ]
+        for slot, place in enumerate(self._places):
+            place.slot = slot
+        read = min(read, len(rows[0]) - 1)
+        for row, pages in zip(rows, self._places, strict=True):
+            for at in range(0, read, runner.chunk):
+                runner.fill(pages, row, at, min(at + runner.chunk, read))
+        for position in range(read, len(rows[0])):
+            self._step(position)
+        self.logits = [np.array(logits) for logits in runner.logits()[:n]]
+
+    def _step(self, position: int) -> None:
+        each = [
+            Row(row[position], position, pages, Draw(how, row[: position + 1]))
+            for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
+        ]
+        self._runner.launch(each)
+        tokens = [drawn.token for drawn in self._runner.collect()]
+        if position < len(self._rows[0]) - _LAST:
+            return
+        for row, token, logits in zip(each, tokens, self._runner.logits(), strict=False):
+            self.drawn += 1
+            of = row.draw
+            self.misdrawn += token != sample(logits, of.sampling, of.before, position + 1)
 
 
 def check_network_row(network: TransformerExecutor, case: Case, tokens: Ids) -> RowChecked:

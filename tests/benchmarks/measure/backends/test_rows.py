@@ -21,6 +21,8 @@ from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
 from orinbench.synth import write_synthetic
+from orinllm.batching.runner import Drawn
+from orinllm.gpu.memory import Memory
 
 pytestmark = pytest.mark.usefixtures("cpu_device")
 CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1, 0, 0)]
@@ -81,7 +83,9 @@ def test_two_ways_agree_and_faults_do_not(least_path: Path, case: Case) -> None:
     assert not are_finite([np.array([0.0, np.inf], np.float32)]) and are_finite([])
 
 
-def test_a_batch_is_compared_with_its_sequences_alone(emulation: None, tiny_path: Path) -> None:
+def test_a_batch_is_compared_with_its_sequences_alone(
+    emulation: None, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from orinllm.batching.fused_runner import FusedRunner
 
     runner = FusedRunner(load_emulated(tiny_path, 64, pages=8), 2)
@@ -101,6 +105,13 @@ def test_a_batch_is_compared_with_its_sequences_alone(emulation: None, tiny_path
     swapped = check_engine_row(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
     assert swapped.error > 0.5
 
+    # Pages are found by the table, not in their order.
+    table_row = Memory.table_row
+    first = lambda memory, pages: table_row(memory, range(len(pages)))  # noqa: E731
+    monkeypatch.setattr(Memory, "table_row", first)
+    runner = FusedRunner(runner.executor, 2)
+    assert check_engine_row(runner, case, rows_of(case)).error > 0.5
+
 
 def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_path: Path) -> None:
     """Rows of a model that recurs, once called wrong: the check had them share one state."""
@@ -112,6 +123,24 @@ def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_pat
     found = check_engine_row(runner, case, rows_of(case))
     assert found.finite and found.error < 0.01
     assert EngineLoop(runner).recurrent
+
+
+@pytest.mark.parametrize("sampling", ["", "temperature=0", "temperature=1,top_k=0,top_p=1,min_p=0"])
+def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> None:
+    runner, case = load_runner(str(least_path), 128), Case(0, 12, 4, sampling=sampling)
+    right = check_engine_row(runner, case, rows_of(case))
+    assert (right.misdrawn, right.drawn) == (0, 12)
+
+    class Other(Faulty):
+        """Draws the most likely token, or the second one."""
+
+        def collect(self) -> Any:
+            self._real.collect()
+            order = np.argsort(-np.array(self._real.logits()[0]))
+            return [Drawn(int(order[int(sampling == "temperature=0")]))]
+
+    wrong = check_engine_row(cast(Any, Other(runner, "", 0)), case, rows_of(case))
+    assert wrong.misdrawn > 6
 
 
 @pytest.fixture
@@ -143,6 +172,17 @@ def test_a_row_that_depends_on_its_way_ends_the_run(
     with pytest.raises(CheckFailed) as caught:
         require_row(lane, row)
     assert "tinygrad:CPU tg4 @ d1000" in str(caught.value) and said in str(caught.value)
+
+
+def test_a_row_that_draws_other_tokens_fails(lane: LaneResult) -> None:
+    row = lane.rows[0]
+    for misdrawn in (2, 3):  # of 16: at the borders of two tokens rounding decides
+        checked = RowChecked(True, 0.0, "x", misdrawn=misdrawn, drawn=16)
+        row.warm_up = replace(WarmedUp(), checked=checked)
+        if misdrawn == 2:
+            require_row(lane, row)
+    with pytest.raises(CheckFailed, match="3 of 16 tokens are not those that its logits"):
+        require_row(lane, row)
 
 
 def test_the_reference_judges_rows_of_small_models(lane: LaneResult) -> None:
