@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from .reader import Reader, Token, shape
@@ -22,6 +23,8 @@ from .tree import (
     type_bits,
 )
 
+_HEADERS = re.compile(r"/(targets/[^/]+|cuda[^/]*|cu\d+)/include/")
+"""Where a toolkit and NVIDIA's wheels have their headers."""
 _SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
 """Functions that the driver provides: bits of their results and parameters."""
 
@@ -34,12 +37,28 @@ class Body:
         self.scopes: list[dict[str, Reg]] = []
         self.labels: dict[str, int] = {}
         self.source: tuple[str, int] | None = None
+        self.callers: dict[tuple[str, str, str], tuple[str, str, str]] = {}
         self.params: list[dict[str, str]] = []
         self.renamed: dict[str, str] = {}
         self.end = ""
         self.unique = self.addressed = 0
         self.prototypes: dict[str, list[str]] = {}
         self.inside: list[str] = []
+
+    def location(self, words: list[str]) -> tuple[str, int]:
+        """File and line of a `.loc`: of code of CUDA's own headers, where it was called."""
+        place = words[0], words[1], words[2] if len(words) > 2 else "0"
+        if "inlined_at" in words:
+            at = words.index("inlined_at") + 1
+            self.callers[place] = words[at], words[at + 1], words[at + 2]
+        seen = {place}
+        while _HEADERS.search(self.p.files.get(int(place[0]), "")):
+            caller = self.callers.get(place)
+            if caller is None or caller in seen:
+                break
+            place = caller
+            seen.add(place)
+        return self.p.files.get(int(place[0]), ""), int(place[1])
 
     def scope(self) -> None:
         """Statements up to the closing brace."""
@@ -80,8 +99,7 @@ class Body:
                 self.kernel.variables[variable.name] = variable
             p.expect(";")
         elif tok.text == ".loc":
-            words = [t.text for t in p.rest_of_line()]
-            self.source = (p.files.get(int(words[0]), ""), int(words[1]))
+            self.source = self.location([t.text for t in p.rest_of_line()])
         elif tok.text == ".pragma":
             while p.next().text != ";":
                 pass

@@ -104,7 +104,7 @@ class Launch:
     shuffle: int | None = None
     moved: int = 0
     steps: int = 0
-    calls: int = 0
+    cost: float = 0.0
     thread_instrs: int = 0
     findings: dict[str, str] = field(default_factory=dict)
     warps: int | None = None

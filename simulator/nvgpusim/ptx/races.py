@@ -89,6 +89,16 @@ class Races(Ends):
                 f"block never reach, {self.me(block + gone)} the first of them: they have exited",
             )
 
+    def absent(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
+        """An instruction for the lanes of a mask, of which one went past it and exited."""
+        if self.sync:
+            self.report(
+                "sync",
+                instr.line,
+                f"{at(instr)} with membermask {mask:#x} by {self.me(lane)}: {self.me(gone)} is in "
+                f"the mask and has exited without it",
+            )
+
     # accesses
 
     def _index(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import MmuFault
-from .compile import END, Block, Jump
+from .compile import END, MASKED, Block, Jump
 from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
 from .progress import Progress
@@ -50,6 +50,7 @@ class Run:
         self.meeting: dict[int, Lanes] = {}
         self.waiting: dict[int, tuple[Lanes, Instr]] = {}
         self.masks = NO_MASKS
+        self.owing = np.zeros(0, bool)
         self.spun = False
         self.hot = Hot(self)
         self.progress = Progress(self)
@@ -156,8 +157,9 @@ class Run:
             if block.meet is not None and divided and not self.meet(at, block):
                 return
             launch.steps += 1
-            launch.calls += len(block.ops)
-            launch.thread_instrs += len(block.instrs) * st.count()
+            count = st.count()
+            launch.cost += block.cost[0] + block.cost[1] * count
+            launch.thread_instrs += len(block.instrs) * count
             if launch.steps % 16 == 0:
                 launch.check_limits()
                 if hot.due() or self.progress.due():
@@ -222,6 +224,8 @@ class Run:
         if not missing.any():
             return True
         ready = missing == 0
+        if st.shadow is not None:
+            self.owe(at, lanes, missing)
         self.meeting[at] = lanes[~ready]
         st.m = lanes[ready]
         return bool(ready.any())
@@ -233,6 +237,42 @@ class Run:
         masks = st.spread(block.meet(st)).astype(np.uint32, copy=False)
         here = ballot(st, np.ones(st.count(), bool))
         return masks, masks & ~here & self.launch.alive_mask(st)
+
+    def owe(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
+        """Note lanes that others wait for at block `at` and that have more to do than to exit."""
+        if self.blocks[at].instrs[0].op not in MASKED:
+            return
+        warps = np.zeros(int(self.st.warp[-1]) + 1, np.uint32)
+        np.bitwise_or.at(warps, self.st.warp[lanes], missing)
+        if not len(self.owing):
+            self.owing = np.zeros(self.st.n, bool)
+        for front in self.fronts or [self.groups]:
+            for there, others in front.items():
+                if there > at and others is not None and not self.exits(there):
+                    asked = warps[self.st.warp[others]] >> self.st.lane[others] & 1
+                    self.owing[others[asked != 0]] = True
+
+    def exits(self, at: int) -> bool:
+        """True if block `at` does nothing but exit."""
+        if at >= len(self.blocks):
+            return True
+        block = self.blocks[at]
+        return not block.ops and block.jump.kind == "exit" and block.jump.guard is None
+
+    def absent(self, at: int, lanes: Lanes) -> None:
+        """Tell the sanitizer of lanes that were to execute block `at`'s first instruction."""
+        st = self.st
+        if st.shadow is None or st.live is None or not len(self.owing):
+            return
+        gone = self.owing & ~st.live
+        masks, _ = self.lacking(self.blocks[at])
+        for lane, mask in zip(lanes.tolist(), masks.tolist(), strict=True):
+            first = lane - int(st.lane[lane])
+            some = np.flatnonzero(gone[first : first + 32])
+            some = some[(mask >> some & 1) != 0]
+            if len(some):
+                self.owing[first + some] = gone[first + some] = False
+                st.shadow.absent(lane, first + int(some[0]), mask, self.blocks[at].instrs[0])
 
     def warp_barrier(self, at: int, jump: Jump) -> int | None:
         """bar.warp.sync: go on when all lanes of the mask wait at one, anywhere."""
@@ -298,6 +338,7 @@ class Run:
         for at, lanes in list(self.meeting.items()):
             self.st.m = lanes
             if (self.lacking(self.blocks[at])[1] == 0).any():
+                self.absent(at, lanes)
                 del self.meeting[at]
                 self.push(at, lanes)
                 self.again()

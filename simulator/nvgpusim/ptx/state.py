@@ -128,7 +128,7 @@ class Grid(Protocol):
     max_steps: int
     moved: int
     steps: int
-    calls: int
+    cost: float
     thread_instrs: int
     compiled: bool | None
     watch: Any
@@ -237,6 +237,9 @@ class Observer(Protocol):
 
     def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
         """A barrier for the whole block that some of its threads never reach."""
+
+    def absent(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
+        """An instruction for the lanes of a mask, of which one went past it and exited."""
 
 
 @dataclass

@@ -61,7 +61,7 @@ def test_clean_kernels_need_no_interpreter(kernel: str) -> None:
         launch = launching.prepare(launching.code(kernel), case, vm, buf, watch)
         launch.compiled = True
         launch.run()
-    assert launch.calls == 0 and launch.thread_instrs > 0
+    assert launch.cost == 0 and launch.thread_instrs > 0
     assert not launch.findings
 
 

@@ -177,3 +177,27 @@ def test_an_mbarrier_for_fewer_than_arrive_together() -> None:
         *_, texts = path(kernel(body.replace("COUNT", str(count))), False, True, Setup())
         told = [t for t in texts if f"has {count} arrivals, but 64 threads arrive together" in t]
         assert bool(told) == found
+
+
+@pytest.mark.parametrize("op", ["redux.sync.add.s32 %r2, %r30,", "vote.sync.ballot.b32 %r2, !%p1,"])
+def test_lanes_that_exit_without_what_others_wait_for(op: str) -> None:
+    """Who returns early is not waited for; who goes past the instruction was meant to be there."""
+    odd = f"and.b32 %r1, %r30, 1; mov.u32 %r2, 7; setp.eq.u32 %p1, %r1, 0; @%p1 bra PAST; {op} -1;"
+    found = judged(f"{odd} PAST: st.global.u32 [%i], %r2;")[1]
+    assert found[2] == ["sync"]
+    assert "thread (1, 0, 0): block (0, 0, 0), thread (0, 0, 0) is in the mask and" in found[3][0]
+    assert judged(f"{odd} st.global.u32 [%i], %r2; PAST:")[1][2] == []
+
+
+def test_code_of_a_header_is_named_by_its_caller() -> None:
+    text = kernel(""".loc 2 9 3, function_name $L, inlined_at 3 4 5
+.loc 3 4 5, function_name $L, inlined_at 1 7 2
+.loc 2 9 3, function_name $L, inlined_at 3 4 5
+st.global.u32 [%i], %r30;
+.loc 4 8 1, function_name $L, inlined_at 1 7 2
+st.global.u32 [%i], %r30;""")
+    cuda = "/usr/local/cuda-13.0/bin/../targets/x86_64-linux/include"
+    files = f'.file 2 "{cuda}/crt/a.hpp"\n.file 3 "/x/nvidia/cu13/include/b.h"\n.file 4 "mine.h"\n'
+    parsed = parse(text.replace(".visible", f"{files}.visible"))
+    named = [i.source for i in parsed.kernels["k"].instrs if i.op == "st"]
+    assert named == [("source.cu", 7), ("mine.h", 8)]

@@ -43,10 +43,11 @@ class Owner(Protocol):
         """Let lanes continue at a block."""
 
 
-LANE_S, CALL_S, CHUNK_S = 1.5e-9, 6e-6, 2e-5
-"""Cost of numpy, in CPU seconds: an instruction of a lane, an instruction, and a chunk."""
-COMPILE_S, INSTRUCTION_S = 0.1, 1e-3
-"""Cost of the compiler, and of an instruction in it, in seconds."""
+CHUNK_S = 2e-5
+"""CPU seconds that a chunk costs numpy, beside its instructions."""
+COMPILE_S, INSTRUCTION_S, WATCHED = 0.12, 1.6e-3, 1.7
+"""CPU seconds of the compiler, and of an instruction in it; times that for watched code (gcc 12.2,
+kernels of 5 to 73 instructions, x86-64, 2026-11-27)."""
 SMALL_S = 1.5e-4
 """A chunk that began on numpy stays there if it costs less."""
 KEPT = 4
@@ -102,22 +103,21 @@ class Hot:
     def __init__(self, run: Owner) -> None:
         launch = run.launch
         self.owner, self.heat = run, launch.code.heat
-        self.since = launch.thread_instrs, launch.calls
+        self.since = launch.cost
         self.machine: Machine | None = None
         self.compiled: list[bool] = []
         self.inner: frozenset[int] = frozenset()
         self.rest = False
         self.steps = 0
         self.price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
+        self.price *= 1 if launch.watch is None else WATCHED
         paid = not self.heat.tried and self.heat.spent > self.price
         self.ripe = launch.compiled is True or paid
         self.able = run.rng is None and launch.compiled is not False
 
     def spent(self) -> float:
         """CPU seconds that this chunk has cost numpy, about."""
-        lanes, calls = self.since
-        launch = self.owner.launch
-        return LANE_S * (launch.thread_instrs - lanes) + CALL_S * (launch.calls - calls)
+        return self.owner.launch.cost - self.since
 
     def due(self) -> bool:
         """True if the chunk is to go over now, which is kept in `ripe`."""
