@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import SimError
 from ..options import cache_directory
+from ..ptx.native.build import compiler as c_compiler
 from .server import BASE, SIZE, Server
 
 HERE = Path(__file__).parent
@@ -51,7 +52,9 @@ def build(include: Path, cache: Path) -> Path:
     folder = cache / f"cuda-{key}"
     if folder.is_dir():
         return folder
-    compiler = os.environ.get("CC", "cc")
+    compiler = c_compiler()
+    if not compiler:
+        raise SimError("no C compiler: set CC to one, or `pip install ziglang`")
     cache.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=cache))
     try:
@@ -60,17 +63,17 @@ def build(include: Path, cache: Path) -> Path:
         )
         script = scratch / "versions"
         script.write_text(f"libcudart.so.{int(major) // 1000} {{ global: *; }};\n")
-        command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-fvisibility=hidden"]
+        command = [*compiler, "-shared", "-fPIC", "-O1", "-w", "-fvisibility=hidden"]
         command += ["-D_GNU_SOURCE", f"-I{include}", f"-Wl,-soname,{LIBRARY},--no-undefined"]
         command += [f"-Wl,--version-script={script}"]
         command += [*(str(HERE / s) for s in SOURCES), "-o", str(scratch / LIBRARY), "-lpthread"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise SimError(f"{compiler}: {error.strerror}: set CC to a C compiler") from error
+            raise SimError(f"{compiler[0]}: {error.strerror}: set CC to a C compiler") from error
         if done.returncode:
             line = next((x for x in done.stderr.splitlines() if "error" in x), done.stderr)
-            raise SimError(f"{compiler}: the stand-ins do not compile: {line}")
+            raise SimError(f"{compiler[0]}: the stand-ins do not compile: {line}")
         for name in NAMES:
             (scratch / name).symlink_to(LIBRARY)
         try:

@@ -15,7 +15,8 @@ static char context;
 // Only CUDA's own libcudart asks for these.
 API CUresult cuGetExportTable(const void** table, const CUuuid* id) {
   fprintf(stderr,
-          "nvgpusim: error: the program holds CUDA's own libcudart, as nvcc links it unless told "
+          "nvgpusim: error: the program holds CUDA's own libcudart, as "
+          "nvcc links it unless told "
           "otherwise: build it with nvcc -cudart shared\n");
   _exit(2);
 }

@@ -9,7 +9,7 @@
 #include "standin.h"
 
 #define API __attribute__((visibility("default")))
-enum { MOST = 4096, CONFIGS = 64, SHARED = 48 << 10 };
+enum { MOST = 4096, CONFIGS = 64, SHARED = 48 << 10, SMS = 16 };
 typedef struct {
   const void* host;
   char* name;
@@ -110,6 +110,24 @@ API cudaError_t cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** ar
   const size_t allowed = e->opted > plain ? e->opted : plain;
   return done(sim_launch(&e->kernel, &grid.x, &block.x, shared, allowed, args, (Stream*)stream));
 }
+API cudaError_t cudaLaunchCooperativeKernel(const void* f, dim3 grid, dim3 block, void** args,
+                                            size_t shared, cudaStream_t stream) {
+  int n = 0;
+  const int threads = (int)(block.x * block.y * block.z);
+  Entry* e;
+  const int error = find(f, &e);
+  if (error || sticky) return done(error);
+  if (threads > 0) cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, f, threads, shared);
+  const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+  if (threads > 0 && threads <= 1024 && blocks > (uint64_t)n * SMS) {
+    wrong("a cooperative launch of %lu blocks: at most %d are resident", blocks, n * SMS);
+    return done(cudaErrorCooperativeLaunchTooLarge);
+  }
+  const size_t fixed = e->kernel.shared, plain = fixed < SHARED ? SHARED - fixed : 0;
+  const size_t allowed = e->opted > plain ? e->opted : plain;
+  return done(
+      sim_launch(&e->kernel, &grid.x, &block.x, shared, allowed | TOGETHER, args, (Stream*)stream));
+}
 API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* f) {
   for (int i = 0; i < n_kernels; i++)
     if (kernels[i].host == f) {
@@ -176,7 +194,7 @@ API cudaError_t cudaMallocManaged(void** p, size_t size, unsigned flags) {
   return done(error);
 }
 API cudaError_t cudaMallocAsync(void** p, size_t size, cudaStream_t s) {
-  return cudaMalloc(p, size);
+  return done(sim_malloc_in((uint64_t*)p, size, (Stream*)s));
 }
 API cudaError_t cudaMallocPitch(void** p, size_t* pitch, size_t width, size_t height) {
   *pitch = (width + 511) / 512 * 512;
@@ -188,7 +206,9 @@ API cudaError_t cudaFree(void* p) {
   if (!failed) sim_unpin(p);
   return done(error ? error : failed);
 }
-API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) { return cudaFree(p); }
+API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) {
+  return done(sim_free_in((uint64_t)p, (Stream*)s));
+}
 API cudaError_t cudaMallocHost(void** p, size_t size) {
   // Pages of its own: what happens to them concerns nobody else.
   *p = mmap(0, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -213,7 +233,8 @@ API cudaError_t cudaFreeHost(void* p) {
   return done(error);
 }
 API cudaError_t cudaHostRegister(void* p, size_t size, unsigned flags) {
-  // Memory that is the program's alone is locked already, for all that it can see.
+  // Memory that is the program's alone is locked already, for all that it can
+  // see.
   if (!p) return done(cudaErrorInvalidValue);
   if (flags & cudaHostRegisterMapped) return done(cudaErrorNotSupported);
   sim_pin(p, size, 0);
@@ -233,7 +254,14 @@ static int right_way(const void* to, const void* from, enum cudaMemcpyKind kind)
 static cudaError_t copy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind,
                         int ready, cudaStream_t s) {
   if (sticky) return done(0);
-  if (size && !right_way(to, from, kind)) return done(cudaErrorInvalidValue);
+  if (size && !right_way(to, from, kind)) {
+    const char *names[] = {"host", "device"}, *a = names[kind & 1], *b = names[kind >> 1 & 1];
+    if (kind == cudaMemcpyHostToDevice) a = "host", b = "device";
+    if (kind == cudaMemcpyDeviceToHost) a = "device", b = "host";
+    wrong("a copy from %s to %s is said to be from %s to %s", names[!!is_device(from)],
+          names[!!is_device(to)], a, b);
+    return done(cudaErrorInvalidValue);
+  }
   return done(sim_copy(to, from, size, ready, (Stream*)s));
 }
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {
@@ -243,19 +271,43 @@ API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cu
                                 cudaStream_t s) {
   return copy(to, from, size, kind, 0, s);
 }
+static cudaError_t copy_rows(char* to, size_t to_pitch, const char* from, size_t from_pitch,
+                             size_t width, size_t height, enum cudaMemcpyKind kind, int ready,
+                             cudaStream_t s) {
+  cudaError_t error = cudaSuccess;
+  if (width > to_pitch || width > from_pitch) {
+    wrong("rows of %zu bytes do not fit pitches of %zu and %zu", width, from_pitch, to_pitch);
+    return done(cudaErrorInvalidPitchValue);
+  }
+  for (size_t y = 0; y < height && !error; y++)
+    error = copy(to + y * to_pitch, from + y * from_pitch, width, kind, ready, s);
+  return error;
+}
 API cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                              size_t width, size_t height, enum cudaMemcpyKind kind) {
-  cudaError_t error = cudaSuccess;
-  if (width > to_pitch || width > from_pitch) return done(cudaErrorInvalidPitchValue);
-  for (size_t y = 0; y < height && !error; y++)
-    error = cudaMemcpy((char*)to + y * to_pitch, (const char*)from + y * from_pitch, width, kind);
-  return error;
+  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind, 1, 0);
+}
+API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                  size_t width, size_t height, enum cudaMemcpyKind kind,
+                                  cudaStream_t s) {
+  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind, 0, s);
 }
 API cudaError_t cudaMemsetAsync(void* p, int value, size_t size, cudaStream_t s) {
   return sticky ? done(0) : done(sim_set(p, (unsigned)value, 1, size, (Stream*)s));
 }
 API cudaError_t cudaMemset(void* p, int value, size_t size) {
   return cudaMemsetAsync(p, value, size, 0);
+}
+API cudaError_t cudaMemset2DAsync(void* p, size_t pitch, int value, size_t width, size_t height,
+                                  cudaStream_t s) {
+  cudaError_t error = cudaSuccess;
+  if (width > pitch) return done(cudaErrorInvalidPitchValue);
+  for (size_t y = 0; y < height && !error; y++)
+    error = cudaMemsetAsync((char*)p + y * pitch, value, width, s);
+  return error;
+}
+API cudaError_t cudaMemset2D(void* p, size_t pitch, int value, size_t width, size_t height) {
+  return cudaMemset2DAsync(p, pitch, value, width, height, 0);
 }
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
   *total = arena_size;
@@ -287,7 +339,11 @@ static cudaError_t symbol_copy(const void* symbol, void* host, const void* sourc
   uint64_t found[2];
   const int error = variable(symbol, found);
   if (error) return done(error);
-  if (offset + size > found[1]) return done(cudaErrorInvalidValue);
+  if (offset + size > found[1]) {
+    wrong("a copy of %zu bytes at offset %zu of a variable that has %zu", size, offset,
+          (size_t)found[1]);
+    return done(cudaErrorInvalidValue);
+  }
   char* at = (char*)found[0] + offset;
   if (host) return cudaMemcpy(host, at, size, cudaMemcpyDefault);
   return cudaMemcpy(at, source, size, cudaMemcpyDefault);
@@ -310,6 +366,9 @@ API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
 API cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, 0); }
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
   return cudaStreamCreateWithFlags(s, flags);
+}
+API cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void* data) {
+  return done(f ? sim_call(f, data, (Stream*)s) : cudaErrorInvalidValue);
 }
 API cudaError_t cudaStreamDestroy(cudaStream_t s) { return done(0); }  // its work goes on
 API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return done(sim_wait_stream((Stream*)s)); }

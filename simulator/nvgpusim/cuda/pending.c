@@ -15,7 +15,7 @@
 #include "standin.h"
 
 enum { PAGE = 4096, INVALID = 1 };
-enum Kind { RUN, MOVE, SET };
+enum Kind { RUN, MOVE, SET, CALL, TAKE, GIVE };
 typedef struct Work {
   struct Work* next;
   enum Kind kind;
@@ -27,6 +27,7 @@ typedef struct Work {
   const char* from;
   unsigned value;
   int width;
+  void (*f)(void*);
 } Work;
 static Work *first, **last = &first;
 static Stream legacy = {0, 1};
@@ -76,11 +77,13 @@ static void guard(const Work* w) {
       if (r->managed) allow((uint64_t)r->base, r->size, 0);
     return;
   }
+  if (w->kind > SET) return;
   if (pinned(w->to)) protect(w->to, w->size, PROT_NONE);
   if (w->kind == MOVE && pinned(w->from)) protect(w->from, w->size, PROT_READ);
 }
 static void release(const Work* w) {
-  if (w->kind != RUN && pinned(w->to)) protect(w->to, w->size, PROT_READ | PROT_WRITE);
+  if (w->kind != RUN && w->kind <= SET && pinned(w->to))
+    protect(w->to, w->size, PROT_READ | PROT_WRITE);
   if (w->kind == MOVE && pinned(w->from)) protect(w->from, w->size, PROT_READ | PROT_WRITE);
   int running = 0;
   for (Work* other = first; other; other = other->next) {
@@ -139,6 +142,14 @@ static int tell(const Work* w, const void* p, int writes, size_t size) {
 }
 static int now(const Work* w) {
   if (w->kind == RUN) return ask(LAUNCH, w->a, 5, w->data, w->size, 0, 0);
+  if (w->kind == CALL) {
+    w->f(w->to);
+    return 0;
+  }
+  if (w->kind == TAKE || w->kind == GIVE) {
+    const uint64_t a[] = {(uint64_t)w->to, 0, w->kind == TAKE ? 2 : 3, w->stream};
+    return ask(TOUCHED, a, 4, &w->clock, sizeof w->clock, 0, 0);
+  }
   char* to = reach(w->to);
   if (w->kind == MOVE) {
     memmove(to, reach(w->from), w->size);
@@ -213,6 +224,17 @@ int sim_launch(const Kernel* k, const unsigned* grid, const unsigned* block, siz
   w.data = calloc(1, w.size);
   for (uint32_t i = 0; i < k->count; i++) memcpy(w.data + k->at[i], args[i], k->size[i]);
   return issue(w, s, 0);
+}
+int sim_call(void (*f)(void*), void* data, Stream* s) {
+  return issue((Work){.kind = CALL, .f = f, .to = data}, s, 0);
+}
+int sim_malloc_in(uint64_t* at, size_t size, Stream* s) {
+  const int error = sim_malloc(at, size, 0);
+  return error || !late ? error : issue((Work){.kind = TAKE, .to = (char*)*at}, s, 0);
+}
+int sim_free_in(uint64_t at, Stream* s) {
+  if (!at || !late) return sim_free(at);
+  return issue((Work){.kind = GIVE, .to = (char*)at}, s, 0);
 }
 static int fits(const void* to, const void* from, size_t size) {
   const uint64_t a[] = {is_device(to) ? (uint64_t)to : 0, is_device(from) ? (uint64_t)from : 0,
@@ -299,6 +321,8 @@ Stream* sim_stream(int blocking) {
   Stream* s = calloc(1, sizeof *s);
   s->blocking = blocking;
   s->number = used < STREAMS ? used++ : STREAMS - 1;  // the last ones share a clock
+  const uint64_t a[] = {s->number};
+  ask(STREAM, a, 1, 0, 0, 0, 0);
   streams[s->number] = s;
   return s;
 }

@@ -27,6 +27,9 @@ from .lines import Lines
 from .streams import Operation, Streams, Touch, copied, launched
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
+STREAM, WRONG = 12, 13
+TAKEN, GIVEN = 2, 3
+"""What a stream does to a buffer, beside reading (0) and writing it: its life begins or ends."""
 INVALID, NO_MEMORY, BAD_SIZE, NO_SYMBOL, NO_KERNEL = 1, 2, 9, 13, 98
 NO_IMAGE, ILLEGAL_ADDRESS, ASSERTED, MISALIGNED, BAD_SPACE = 209, 700, 710, 716, 717
 LAUNCH_FAILED, NOT_SUPPORTED = 719, 801
@@ -56,7 +59,7 @@ class Server:
 
     `late`: calls are watched and complete as late as CUDA allows. `gaps`: modules and kernels that
     the simulator refuses. `frames`: where the program
-    made the call that is being answered.
+    made the call that is being answered. `workspace`: where the blocks of a grid meet.
     """
 
     def __init__(self, checks: frozenset[str] = frozenset(), warps: int | None = None) -> None:
@@ -77,7 +80,7 @@ class Server:
         self.mappings: dict[int, Mapping] = {}
         self.free_runs = [(BASE, BASE + SIZE)]
         self.findings: list[str] = []
-        self.launches = self.instructions = 0
+        self.launches = self.instructions = self.workspace = 0
 
     def tell(self, text: str, here: bool = False) -> None:
         """A finding, once; `here`: of the call that is being answered."""
@@ -227,10 +230,21 @@ class Server:
                 what = self.extents.story(va)[1]
             self.tell(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
             return INVALID
+        if to and source and max(to, source) < min(to, source) + size:
+            text = f"calls: a copy of {size} bytes from {source:#x} to {to:#x} overlaps itself"
+            self.tell(text, here=True)
         return 0
 
     def touched(self, a: tuple[int, ...], data: bytes) -> None:
         """A copy or memset has been done: (address, bytes, whether written, stream), its clock."""
+        if a[2] in (TAKEN, GIVEN):
+            mapping = self.mappings.get(a[0])
+            if mapping is not None:
+                what = "cudaMallocAsync" if a[2] == TAKEN else "cudaFreeAsync"
+                self._ordered(what, a[3], data, [copied(a[0], mapping.buf.size, True)])
+            if a[2] == GIVEN:
+                self.free(a[0])
+            return
         if a[2]:
             self.extents.written(a[0], a[1])
         self._ordered(
@@ -275,6 +289,7 @@ class Server:
             return NO_KERNEL
         code = self.kernels[a[0] & LOW][1]
         threads, most = block[0] * block[1] * block[2], min(THREADS_MOST, code.kernel.max_threads)
+        allowed = a[0] >> 32 & TOGETHER - 1
         wrong, error = "", BAD_SIZE
         if not all(0 < n <= most for n, most in zip(grid, GRID_MOST, strict=True)):
             wrong = f"a grid of {grid}: each from 1, at most {GRID_MOST}"
@@ -282,8 +297,8 @@ class Server:
             wrong = f"a block of {block}: each from 1, at most {BLOCK_MOST}"
         elif threads > most:
             wrong = f"a block of {threads} threads: at most {most}"
-        elif dynamic > a[0] >> 32:
-            wrong = f"{dynamic} bytes of dynamic shared memory: at most {a[0] >> 32} " + (
+        elif dynamic > allowed:
+            wrong = f"{dynamic} bytes of dynamic shared memory: at most {allowed} " + (
                 "without cudaFuncAttributeMaxDynamicSharedMemorySize"
             )
             error = INVALID
@@ -314,6 +329,10 @@ class Server:
             code, self.vm, grid, block, banks, shared_bytes=shared,
             symbols=loaded.symbols, warps=self.warps, watch=self.watch,
         )  # fmt: skip
+        if a[0] >> 32 & TOGETHER:
+            self.workspace = self.workspace or self.malloc(8, "workspace", fresh=False)
+            self._fill(self.workspace, 8, b"")
+            launch.workspace, launch.chunk_lanes = self.workspace, launch.threads
         name = code.kernel.name
         error = self._run(launch, name)
         self.launches += 1
@@ -364,6 +383,12 @@ class Server:
             return self.copies(a[0], a[1], a[2]), b""
         if op == INFO:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
+        if op == STREAM:
+            self.operations.add(a[0])
+            return 0, b""
+        if op == WRONG:
+            self.tell(f"calls: {data.decode(errors='replace')}", here=True)
+            return 0, b""
         if op in (TOUCHED, HOST):
             self.touched(a, data) if op == TOUCHED else self.host(a[0], a[1])
             return 0, b""
@@ -381,6 +406,8 @@ class Server:
 
 
 LOW = 0xFFFFFFFF
+TOGETHER = 1 << 31
+"""Beside the dynamic shared memory that a launch may have: its blocks wait for each other."""
 
 
 def _sizes(a: tuple[int, ...]) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:

@@ -5,6 +5,7 @@
 #include <execinfo.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -77,6 +78,14 @@ int ask(uint32_t op, const uint64_t* a, int n, const void* data, size_t size, vo
   pthread_mutex_unlock(&turn);
   return answer.error;
 }
+void wrong(const char* words, ...) {
+  char text[256];
+  va_list more;
+  va_start(more, words);
+  vsnprintf(text, sizeof text, words, more);
+  va_end(more);
+  if (late) ask(WRONG, 0, 0, text, strlen(text), 0, 0);
+}
 int is_device(const void* p) {
   return channel >= 0 && (uint64_t)p >= arena && (uint64_t)p < arena + arena_size;
 }
@@ -118,7 +127,8 @@ int sim_attribute(int what) {
     if ((int)KNOWN[i].what == what) return KNOWN[i].value;
   return 0;
 }
-size_t image_size(const void* data) {  // magic, u16 version, u16 size of the header, u64 the rest
+size_t image_size(const void* data) {  // magic, u16 version, u16 size of the
+                                       // header, u64 the rest
   uint64_t size;
   uint16_t header;
   memcpy(&header, (const char*)data + 6, 2);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { MODULE = 1, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO };
+enum { STREAM = 12, WRONG };
 enum { MOST_PARAMS = 256, STREAMS = 64, FRAMES = 6 };
 
 // `from`: return addresses in the program, innermost first, as its debugging
@@ -52,6 +53,8 @@ extern int late;
 int ask(uint32_t op, const uint64_t* a, int n, const void* data, size_t size, void* out,
         size_t room);
 int is_device(const void* p);
+// A mistake of the program, in words, under checks.
+void wrong(const char* words, ...);
 // Where the stand-ins themselves reach memory that a kernel sees: the program
 // may not.
 void* reach(const void* p);
@@ -69,9 +72,15 @@ size_t image_size(const void* data);
 
 // pending.c: work of streams. Errors are those of what completes in the call.
 // `allowed`: most bytes of dynamic shared memory that the kernel has been
-// given.
+// given, and TOGETHER where blocks wait for each other.
+#define TOGETHER (1ull << 31)
 int sim_launch(const Kernel* k, const unsigned* grid, const unsigned* block, size_t shared,
                size_t allowed, void** args, Stream* s);
+// Have the host do something in a stream's order.
+int sim_call(void (*f)(void*), void* data, Stream* s);
+// Memory of a stream: what others do with it has to be ordered.
+int sim_malloc_in(uint64_t* at, size_t size, Stream* s);
+int sim_free_in(uint64_t at, Stream* s);
 // `ready`: the host waits for it, as for all that touches pageable memory.
 int sim_copy(void* to, const void* from, size_t size, int ready, Stream* s);
 int sim_set(void* p, unsigned value, int width, size_t count, Stream* s);

@@ -45,7 +45,7 @@ class Operation:
 
 def copied(va: int, size: int, writes: bool) -> Touch:
     """The bytes of a copy or memset."""
-    whole, none = np.ones(size, bool), np.zeros(size, bool)
+    whole, none = (np.broadcast_to(np.bool_(value), size) for value in (True, False))
     return Touch(va, 1, whole if writes else none, none if writes else whole, none)
 
 

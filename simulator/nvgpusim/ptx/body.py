@@ -23,7 +23,7 @@ from .tree import (
     type_bits,
 )
 
-_HEADERS = re.compile(r"/(targets/[^/]+|cuda[^/]*|cu\d+)/include/")
+_HEADERS = re.compile(r"/(targets/[^/]+|(cuda[^/]*|cu\d+)(/bin/\.\.)?)/include/")
 """Where a toolkit and NVIDIA's wheels have their headers."""
 _SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
 """Functions that the driver provides: bits of their results and parameters."""

@@ -99,6 +99,8 @@ class Launch:
     symbols: dict[str, int] = field(default_factory=dict)
     param_base: int = PARAM_BASE
     chunk_lanes: int = CHUNK_LANES
+    workspace: int = 0
+    later: int = 0
     max_steps: int = 20_000_000
     stopped: Callable[[], bool] = lambda: False
     shuffle: int | None = None
@@ -161,6 +163,7 @@ class Launch:
             fixed = {
                 "%nwarpid": 48, "%nsmid": 16, "%dynamic_smem_size": dynamic,
                 "%total_smem_size": self.shared_bytes,
+                "%envreg1": self.workspace >> 32, "%envreg2": self.workspace & 0xFFFFFFFF,
             }  # fmt: skip
             value = np.uint32(fixed.get(name, 0))
         st.special[name] = value
@@ -168,6 +171,7 @@ class Launch:
 
     def _clock(self, name: str) -> Value:
         now = time.monotonic_ns() if name.startswith("%globaltimer") else self.steps
+        now += self.later
         if name in ("%clock64", "%globaltimer"):
             return np.uint64(now)
         return np.uint32(now >> 32 if name.endswith("_hi") else now & 0xFFFFFFFF)

@@ -2,7 +2,8 @@
 
 Now and then each group of lanes goes on alone for a while. One that comes back to the same piece of
 code with the same registers, and has changed nothing in memory, will do so for ever, unless another
-one changes what it reads. If all of them are such, none will.
+one changes what it reads. If all of them are such, none will. What was computed from a clock
+is not compared: for the look all clocks go on by an hour, so that every time limit is over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .state import KernelFault, Lanes, State
+from .taint import timed
 from .tree import Instr
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ OTHERS_S = 3.0
 """Seconds in which the CPU or another channel could still write what a kernel waits for."""
 PIECES = 1000
 """Pieces of code in which a group that waits is expected to come round."""
+HOUR_NS = 3_600_000_000_000
 TOLD = 4
 """Places that the message names."""
 Look = tuple[Instr, str, Any, Lanes]
@@ -42,6 +45,7 @@ class Progress:
         self.since = 0.0
         self.stuck_at: float | None = None
         self.after = run.launch.steps + FIRST
+        self.timed: set[int] | None = None
 
     def due(self) -> bool:
         """True if all groups are to be looked at now."""
@@ -59,6 +63,9 @@ class Progress:
             front.clear()
         kept, left, stuck = run.groups, dict[int, Lanes | None](), True
         looks: list[Look] = []
+        run.launch.later += HOUR_NS
+        if self.timed is None:
+            self.timed = timed(run.launch.code.kernel)
         while todo and stuck:
             at, lanes = todo.pop()
             run.groups = {at: lanes}
@@ -89,7 +96,7 @@ class Progress:
         run, st, launch = self.run, self.run.st, self.run.launch
         waiting = len(run.parked), len(run.waiting), len(run.meeting)
         alive = None if st.live is None else int(st.live.sum())
-        before = _registers(st, lanes)
+        before = self.registers(lanes)
         launch.changes, launch.looks = 0, looks
         here = 0 if lanes is None else len(lanes)
         try:
@@ -106,11 +113,16 @@ class Progress:
                 if len(run.groups) != 1 or at not in run.groups:
                     continue
                 now = run.groups[at]
-                if (0 if now is None else len(now)) == here and _same(before, _registers(st, now)):
+                if (0 if now is None else len(now)) == here and _same(before, self.registers(now)):
                     return True
         finally:
             launch.looks = None
         return False
+
+    def registers(self, lanes: Lanes | None) -> list[Any]:
+        """The registers of a group, but for those that depend on a clock."""
+        kept = [v for k, v in enumerate(self.run.st.R) if k not in (self.timed or ())]
+        return [v if v.ndim == 0 or lanes is None else v[lanes] for v in kept]
 
     def endless(self, groups: dict[int, Lanes | None]) -> KernelFault:
         """The fault of a loop that looks at nothing."""
@@ -160,11 +172,6 @@ def _word(st: State, space: str, where: int) -> str:
         return f"shared {max(names)[1]}+{where - max(names)[0]}" if names else f"shared {where:#x}"
     extent = None if launch.watch is None else launch.watch.find(where)
     return f"{where:#x}" if extent is None else f"{where:#x} (+{where - extent.va} in {extent})"
-
-
-def _registers(st: State, lanes: Lanes | None) -> list[Any]:
-    """The registers of a group."""
-    return [v if v.ndim == 0 or lanes is None else v[lanes] for v in st.R]
 
 
 def _same(before: list[Any], now: list[Any]) -> bool:

@@ -134,6 +134,7 @@ class Grid(Protocol):
     watch: Any
     findings: dict[str, str]
     changes: int
+    later: int
     looks: list[tuple[Instr, str, Any, Lanes]] | None
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tree import Addr, Imm, Instr, Kernel, Operand, Reg, Sym, registers
+from .tree import Addr, Imm, Instr, Kernel, Operand, Reg, Special, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
 _ORDERED = {"relaxed", "acquire", "release", "acq_rel"}
@@ -54,6 +54,24 @@ def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> f
         if isinstance(arg, Sym) and arg.name not in kernel.variables:
             out.add("*")
     return frozenset(out)
+
+
+def timed(kernel: Kernel) -> set[int]:
+    """Registers whose values depend on a clock."""
+    out: set[int] = set()
+    clocks = ("%clock", "%globaltimer")
+    changed = True
+    while changed:
+        changed = False
+        for instr in kernel.instrs:
+            if instr.op in ("st", "red", "atom", "ld") or not instr.args:
+                continue
+            first, *rest = instr.args
+            read = any(isinstance(a, Special) and a.name.startswith(clocks) for a in rest)
+            if read or any(r in out for arg in rest for r in registers(arg)):
+                changed |= not out.issuperset(registers(first))
+                out.update(registers(first))
+    return out
 
 
 def written_params(kernel: Kernel) -> set[str] | None:

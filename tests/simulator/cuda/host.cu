@@ -1,5 +1,7 @@
 // Mistakes of the host side, each in a function of its own, and their right
 // forms: host NAME. The line of the mistake holds the word FAULT.
+#include <cooperative_groups.h>
+
 #include <cstring>
 #include <string>
 
@@ -20,6 +22,14 @@ __global__ void dynamic(int* out) {
   out[threadIdx.x] = more[threadIdx.x];
 }
 static int host[2 * N];
+__device__ int table[8];
+__global__ void meet(int* out) {
+  const auto grid = cooperative_groups::this_grid();
+  out[grid.thread_rank()] = 1;
+  grid.sync();
+  if (grid.thread_rank()) return;
+  for (unsigned i = 1; i < grid.size(); i++) out[0] += out[i];
+}
 
 static int copy_too_much() {
   int* p;
@@ -185,6 +195,53 @@ static int polling() {
   CHECK(cudaFree(p));
   return !turns;
 }
+static int several() {
+  int *p, *q;
+  cudaStream_t s, t;
+  CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  CHECK(cudaStreamCreate(&t));
+  CHECK(cudaMalloc(&p, BYTES));
+  int bad = !cudaMemcpy(host, p, 4, cudaMemcpyHostToDevice);             // KIND
+  bad += !cudaMemcpyToSymbol(table, host, 40);                           // SYMBOL
+  bad += !cudaMemcpy2D(p, 16, host, 16, 20, 2, cudaMemcpyHostToDevice);  // ROWS
+  CHECK(cudaMemset(p, 0, BYTES));
+  CHECK(cudaMemcpy(p + 16, p, 128, cudaMemcpyDeviceToDevice));  // OVERLAP
+  void* args[] = {&p};
+  bad += !cudaLaunchCooperativeKernel((void*)meet, 1024, 256, args);  // TOGETHER
+  CHECK(cudaDeviceSynchronize());
+  fill<<<N / 256, 256, 0, s>>>(p, 7, N);
+  CHECK(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));  // EARLY
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaMallocAsync(&q, BYTES, s));
+  fill<<<N / 256, 256, 0, s>>>(q, 7, N);
+  CHECK(cudaFreeAsync(q, t));
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaFree(p));
+  return bad;
+}
+static void add(void* p) { *(int*)p += 5; }
+static int in_order() {
+  int *p, *q, called = 0;
+  cudaStream_t s;
+  CHECK(cudaStreamCreate(&s));
+  CHECK(cudaMallocAsync(&q, BYTES, s));
+  fill<<<N / 256, 256, 0, s>>>(q, 7, N);
+  CHECK(cudaLaunchHostFunc(s, add, &called));
+  CHECK(cudaFreeAsync(q, s));
+  size_t pitch;
+  CHECK(cudaMallocPitch(&p, &pitch, 100, 3));
+  CHECK(cudaStreamSynchronize(s));
+  CHECK(cudaMemset2D(p, pitch, 1, 100, 3));
+  CHECK(cudaMemcpy2DAsync(host, 100, p, pitch, 100, 3, cudaMemcpyDeviceToHost, s));
+  CHECK(cudaStreamSynchronize(s));
+  CHECK(cudaFree(p));
+  CHECK(cudaMalloc(&p, BYTES));
+  void* args[] = {&p};
+  CHECK(cudaLaunchCooperativeKernel((void*)meet, 8, 64, args, 0, 0));
+  CHECK(cudaMemcpy(host + 100, p, 4, cudaMemcpyDeviceToHost));
+  CHECK(cudaFree(p));
+  return called != 5 || host[74] != 0x01010101 || host[100] != 512;
+}
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
@@ -212,5 +269,7 @@ int main(int argc, char** argv) {
   TRY(streams_halves);
   TRY(memory_falls);
   TRY(polling);
+  TRY(several);
+  TRY(in_order);
   return 99;
 }

@@ -15,7 +15,7 @@ from .test_cuda import FLAGS, run
 SOURCE = Path(__file__).parent / "host.cu"
 FAULTS = {
     "copy_too_much": "a copy or memset writes 65540 bytes: 4 bytes past the end of buffer (65536",
-    "copy_after_free": "a copy or memset reads 65536 bytes: 0x1000000000 is +0 in buffer",
+    "copy_after_free": "a copy or memset reads 65536 bytes: 0x1000004000 is +0 in buffer",
     "memset_too_much": "a copy or memset writes 101 bytes: 1 bytes past the end of buffer (100",
     "host_reads": "the host touches device memory: buffer (65536 bytes",
     "block_too_big": "kernel _Z4fillPiii is launched with a block of (2048, 1, 1)",
@@ -23,7 +23,7 @@ FAULTS = {
     "grid_of_none": "kernel _Z4fillPiii is launched with a grid of (0, 1, 1)",
     "shared_without_asking": "65536 bytes of dynamic shared memory: at most 49152 without",
     "leak": "1 buffers of 65536 bytes are never freed",
-    "free_twice": "cudaFree of 0x1000000000, which 0x1000000000 is +0 in buffer",
+    "free_twice": "cudaFree of 0x1000004000, which 0x1000004000 is +0 in buffer",
     "managed_early": "while work on it may be under way",
     "pinned_early": "pinned memory while work on it may be under way",
     "source_changed": "pinned memory while work on it may be under way",
@@ -31,7 +31,7 @@ FAULTS = {
 }
 RIGHT = (
     "shared_with_asking", "managed_late", "pinned_late", "streams_event", "streams_wait",
-    "streams_halves", "memory_falls", "polling",
+    "streams_halves", "memory_falls", "polling", "in_order",
 )  # fmt: skip
 
 
@@ -67,6 +67,25 @@ def test_a_mistake_is_a_finding_with_its_line(cuda: Path, program: Path, name: s
     if name != "streams_race":  # which names both kernels
         assert f"host.cu:{line(name)}" in done.stderr
     assert done.returncode == (139 if name == "host_reads" else 3)
+
+
+def test_several_mistakes_of_one_program(cuda: Path, program: Path) -> None:
+    done = run(cuda, "--sanitize", "all", program, "several")
+    told = [x.removeprefix("nvgpusim: note: ") for x in done.stderr.splitlines() if "note" in x]
+    words = {
+        "KIND": "calls: a copy from device to host is said to be from host to device",
+        "SYMBOL": "calls: a copy of 40 bytes at offset 0 of a variable that has 32",
+        "ROWS": "calls: rows of 20 bytes do not fit pitches of 16 and 16",
+        "OVERLAP": "calls: a copy of 128 bytes from 0x1000004000 to 0x1000004040 overlaps itself",
+        "TOGETHER": "calls: a cooperative launch of 1024 blocks: at most 96 are resident",
+    }
+    rows = SOURCE.read_text().splitlines()
+    for (word, text), got in zip(words.items(), told, strict=False):
+        at = next(n for n, row in enumerate(rows, 1) if row.endswith(f"// {word}"))
+        assert got.startswith(f"{text}, at ") and got.endswith(f"host.cu:{at}")
+    assert "race: kernel _Z4fillPiii writes 0x1000004000 in stream 1, which a copy" in told[5]
+    assert "race: cudaFreeAsync writes" in told[6] and "in stream 2" in told[6]
+    assert (len(told), done.returncode) == (7, 3)
 
 
 @pytest.mark.parametrize("name", RIGHT)

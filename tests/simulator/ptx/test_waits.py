@@ -55,9 +55,21 @@ L: mbarrier.test_wait.shared.b64 %p1, [%r2], %rd1; @!%p1 bra L;"""
     assert "thread (0, 0, 0) and 31 more: waiting at PTX line 16: L: mbarrier.test_wait" in what
 
 
+def test_a_wait_that_looks_at_the_clock() -> None:
+    """As cuda::barrier waits: the pause grows with the time; one with a time limit ends."""
+    body = """.shared .align 8 .b8 b[8]; mov.u32 %r2, b; setp.eq.u32 %p0, %r30, 0; mov.u64 %rd2, %globaltimer;
+@%p0 mbarrier.init.shared.b64 [%r2], 33; bar.sync 0; mbarrier.arrive.shared.b64 %rd1, [%r2];
+L: mov.u64 %rd3, %globaltimer; sub.u64 %rd3, %rd3, %rd2; setp.gt.u64 %p2, %rd3, 40000; LIMIT
+@%p2 nanosleep.u32 40; mbarrier.test_wait.shared.b64 %p1, [%r2], %rd1; @!%p1 bra L; END:"""
+    assert ": L: " not in (what := fails(kernel(body.replace("LIMIT", ""))).what)
+    assert "thread (0, 0, 0) and 31 more: waiting at PTX line 17: @%p2 nanosleep" in what
+    limit = "setp.gt.u64 %p3, %rd3, 600000000000; @%p3 bra END;"
+    assert set(run(kernel(body.replace("LIMIT", limit) + STORE)).tolist()) == {0}
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 def test_who_will_be_served_is_not_accused(seed: int | None) -> None:
-    """One warp counts 40,000 turns, 100,000 pieces of code, before it sets the flag."""
+    """One warp counts 5,000 turns, 12,000 pieces of code, before it sets the flag."""
     body = f"""{CLEAR} setp.ge.u32 %p1, %r30, 32; @%p1 bra M; L: ld.volatile.shared.u32 %r1, [%r2]; setp.eq.u32 %p1, %r1, 0; @%p1 bra L; bra E;
-M: mov.u32 %r3, 0; H: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 40000; @%p2 bra H; st.volatile.shared.u32 [%r2], 5; ld.shared.u32 %r1, [%r2]; E: {STORE}"""
+M: mov.u32 %r3, 0; H: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 5000; @%p2 bra H; st.volatile.shared.u32 [%r2], 5; ld.shared.u32 %r1, [%r2]; E: {STORE}"""
     assert set(run(kernel(body, SHARED), 64, warps=seed).tolist()) == {5}

@@ -21,6 +21,7 @@ class Sized(Grid, Protocol):
     nctaid: tuple[int, int, int] | None
     shared_bytes: int
     warps: int | None
+    workspace: int
 
     def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""
@@ -71,7 +72,7 @@ def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, 
     if not fits(native, launch):
         return None
     shape = launch.grid, launch.block, launch.ntid, launch.nctaid
-    key = shape, launch.shared_bytes, ids.tobytes()
+    key = shape, launch.shared_bytes, launch.workspace, ids.tobytes()
     machine = native.idle.pop(key, None)
     try:
         if machine is None:
