@@ -34,7 +34,7 @@ static int n_configs;
 static int last, sticky;
 
 static cudaError_t done(int error) {
-  if (error >= 700 && error < 800) sticky = error;  // the context is lost
+  if (error >= 700 && error < 720) sticky = error;  // the context is lost
   if (sticky) error = sticky;
   if (error) last = error;
   return (cudaError_t)error;
