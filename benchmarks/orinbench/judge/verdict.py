@@ -136,6 +136,10 @@ def _judged(n: int, test_at: Callable[[float], RankTest]) -> Comparison:
     return _with_interval(found, SIGNIFICANCE)
 
 
+# An interval that reaches farther bounds nothing, and is not shown.
+_WIDEST = 100.0
+
+
 def _with_interval(comparison: Comparison, chance: float) -> Comparison:
     """Return a comparison with the interval that is wrong with this chance.
 
@@ -144,7 +148,7 @@ def _with_interval(comparison: Comparison, chance: float) -> Comparison:
     if comparison.ends is None:
         return comparison
     low, high = (None if end is None else math.exp(end) for end in comparison.ends(chance))
-    if low is None or high is None:
+    if low is None or high is None or max(1 / low, high) > _WIDEST:
         return replace(comparison, ci_low=None, ci_high=None)
     if comparison.verdict is Verdict.FASTER:
         low = max(low, 1.0)
@@ -340,7 +344,7 @@ def verdict_text(
         "process": f"{counted(comparison.n, 'process')} a side",
     }[unit]
     inside = "" if low is None or high is None else f"{times(low)} to {times(high)} at 95 %, "
-    measured = f"{times(comparison.ratio)} times the throughput of {theirs} ({inside}{count})"
+    measured = f"{times(comparison.ratio)} times as fast as {theirs} ({inside}{count})"
     match comparison.verdict:
         case Verdict.FASTER:
             return f"{ours} is faster: {measured}"
@@ -350,17 +354,17 @@ def verdict_text(
                 "as fast"
             )
         case Verdict.NO_DIFFERENCE:
-            return f"no difference shown: {ours} has {measured}"
+            return f"no difference shown: {ours} is {measured}"
         case Verdict.TOO_FEW:
-            return f"too few processes for a verdict: {ours} has {measured}; use {more}"
+            return f"too few processes for a verdict: {ours} is {measured}; use {more}"
         case Verdict.UNKNOWN:
             return (
-                f"no verdict, since the noise between runs is not known: {ours} has {measured}; "
+                f"no verdict, since the noise between runs is not known: {ours} is {measured}; "
                 "time both in one command (llama-bench with two backends, or --env), or let the "
                 "history see more runs"
             )
         case Verdict.UNFIT:
-            return f"no verdict, since a side has warnings: {ours} has {measured}"
+            return f"no verdict, since a side has warnings: {ours} is {measured}"
 
 
 def times(ratio: float) -> str:

@@ -234,7 +234,9 @@ def _heroes(runs: Runs) -> list[Hero]:
 
 
 def _times_of(ratio: float, baseline: str, verdict: str) -> str:
-    shown = "" if verdict in ("faster", "slower") else ", no verdict"
+    shown = "" if verdict in ("faster", "slower") else f", {verdict}"
+    if verdict in {one.value for one in UNJUDGED}:
+        shown = ", no verdict"
     return f"{ratio:.3g} × {baseline}{shown}"
 
 

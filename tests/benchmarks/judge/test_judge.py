@@ -229,3 +229,10 @@ def test_of_quiet_series_five_in_a_hundred_change_at_most() -> None:
     assert found <= 10
     many = sum(bool(change_points(np.exp(draw.normal(0, 0.01, 15)), tests=20)) for _ in range(100))
     assert many <= 2
+
+
+def test_an_interval_that_bounds_nothing_is_not_shown() -> None:
+    ours, theirs = [100.0, 101, 99, 100, 102, 98], [100.0, 103, 97, 101, 99, 100]
+    for sd, shown in ((0.05, True), (20.0, False)):
+        found = compare_separate(ours, theirs, Noise(sd, 3))
+        assert (found.ci_low is not None) == (found.ci_high is not None) == shown

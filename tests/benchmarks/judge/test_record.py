@@ -112,9 +112,7 @@ def test_pairs_are_of_the_same_test_and_round(recorded_run: Build) -> None:
     assert slower["verdict"] == "too few processes"
     (even,) = decode.comparisons
     assert even["verdict"] == "no difference shown"
-    assert even["text"].startswith(
-        "no difference shown: tinygrad:CPU has 1.0000 times the throughput"
-    )
+    assert even["text"].startswith("no difference shown: tinygrad:CPU is 1.0000 times as fast")
     assert all(record.comparisons == [] for record in theirs)
 
 
@@ -123,11 +121,11 @@ def test_verdicts_name_the_faster_one(recorded_run: Build) -> None:
     assert six["verdict"] == "too few processes"  # for two tests at once
     longer = {b: {case: [*ms, ms[-1]] for case, ms in of.items()} for b, of in BOTH.items()}
     slower = make_records(recorded_run(longer))[0].comparisons[0]["text"]
-    assert slower.startswith("tinygrad:CPU is slower: 0.1 times the throughput of llama.cpp")
+    assert slower.startswith("tinygrad:CPU is slower: 0.1 times as fast as llama.cpp")
     assert slower.endswith("llama.cpp is 10 times as fast")
     swapped = {"tinygrad:CPU": longer["llama.cpp"], "llama.cpp": longer["tinygrad:CPU"]}
     faster = make_records(recorded_run(swapped))[0].comparisons[0]["text"]
-    assert faster.startswith("tinygrad:CPU is faster: 10 times the throughput of llama.cpp")
+    assert faster.startswith("tinygrad:CPU is faster: 10 times as fast as llama.cpp")
 
 
 def test_without_llama_cpp_the_first_backend_is_the_baseline(recorded_run: Build) -> None:

@@ -137,7 +137,7 @@ def test_several_runs_stand_side_by_side_with_their_verdicts(plain_records: list
     ]  # fmt: skip
     assert '<li class="faster">' in tg and "1.2 × before (" in tg and ", faster" in tg
     said = " ".join(Reader(page).text)
-    assert "after is faster: 1.2 times the throughput of before" in said
+    assert "after is faster: 1.2 times as fast as before" in said
     assert "before and after: noise between runs not known. Below each test" in said
     assert "In it, llama.cpp tg128: was not measured." in said
     assert {"run-0", "run-1"} <= set(Reader(page).sections())
@@ -159,6 +159,11 @@ def test_a_ratio_without_a_verdict_says_so(rich_records: list[Record]) -> None:
         for comparison in record.comparisons:
             comparison["verdict"] = "too few processes"
     assert ", no verdict" in render(rich_records)
+    for record in rich_records:
+        for comparison in record.comparisons:
+            comparison["verdict"] = "no difference shown"
+    page = render(rich_records)
+    assert ", no difference shown" in page and ", no verdict" not in page
 
 
 def test_hostile_text_stays_text(rich_records: list[Record]) -> None:

@@ -138,7 +138,7 @@ def test_the_table_fits_100_columns(recorded_run: Build) -> None:
 def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
     text = render_md(make_records(recorded_run(BOTH, synthetic=True)))
     for part in (
-        "- tg16: too few processes for a verdict: tinygrad:CPU has 0.5 times",
+        "- tg16: too few processes for a verdict: tinygrad:CPU is 0.5 times",
         "9.0 s with an empty kernel cache (37 kernels, 4.0 s in the compiler), 1.5 s with a full",
         "- llama.cpp abc: first token of a 32-token prompt, from process start: 1.5 s.",
         "- Roofline of CPU: 10.0 GB/s measured copy bandwidth / ",

@@ -63,7 +63,7 @@ def test_two_files_alone_get_a_difference_and_no_verdict(
 ) -> None:
     assert run(*files(1.25), "--history", "/nowhere.db") == 0
     text = capsys.readouterr().out
-    assert "no verdict, since the noise between runs is not known: B has 0.8 times" in text
+    assert "no verdict, since the noise between runs is not known: B is 0.8 times" in text
 
 
 def test_slower_is_exit_code_1(
@@ -73,7 +73,7 @@ def test_slower_is_exit_code_1(
 ) -> None:
     assert run(*files(1.25), *known) == 1
     text = capsys.readouterr().out
-    assert "B is slower: 0.8 times the throughput of A" in text
+    assert "B is slower: 0.8 times as fast as A" in text
     assert "between runs of the same software on this machine 0.19 % is usual, by 6 runs" in text
     assert run(*files(1.002), *known) == 0
 
@@ -87,7 +87,7 @@ def test_a_warning_blocks_a_verdict(
     records = load_records(Path(after))
     records[0].warnings = [{"kind": "busy_machine", "text": "busy", "detail": ""}]
     assert run(before, str(saved(Path(after), records)), *known) == 0
-    assert "no verdict, since a side has warnings: B has 0.8" in capsys.readouterr().out
+    assert "no verdict, since a side has warnings: B is 0.8" in capsys.readouterr().out
 
 
 def test_faster_and_the_same_are_fine(
@@ -126,9 +126,7 @@ def test_llama_cpps_own_results_can_be_compared(
     assert run(*map(str, paths)) == 0
     text = capsys.readouterr().out
     assert "differs" not in text
-    assert (
-        "too few processes for a verdict: B has 0.501 times the throughput of A (1 process" in text
-    )
+    assert "too few processes for a verdict: B is 0.501 times as fast as A (1 process" in text
 
 
 def test_missing_files_and_nothing_in_common_are_exit_code_2(
@@ -152,9 +150,9 @@ def test_runs_of_the_history_are_named_by_their_ids(
             history.add(load_records(Path(file)), "a")
     assert run("1", "2", "--history", str(path)) == 0  # the noise is not known
     text = capsys.readouterr().out
-    assert "B has 0.8 times" in text
+    assert "B is 0.8 times" in text
     assert run("2", files(1.0)[0], "--history", str(path)) == 0
-    assert "B has 1.25 times" in capsys.readouterr().out
+    assert "B is 1.25 times" in capsys.readouterr().out
     capsys.readouterr()
     for name, says in (
         ("7", "7: no such file, and no run or pinned name of"),
