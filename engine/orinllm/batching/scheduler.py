@@ -25,6 +25,8 @@ from orinllm.network.vision.pictures import uncut
 
 #: Why an answer fails whose logits cannot be compared.
 NO_NUMBERS = "the model's logits are no numbers"
+#: Why an answer fails whose form has no next token: its schema is to blame.
+NO_TOKEN = "no token fits the response_format or the tool's schema any more"
 # Prompts of which a turn computes something, at most: each costs a pass over the weights.
 _PROMPTS = 4
 # Seconds after which a thread without work says that it is alive.
@@ -316,10 +318,9 @@ class Scheduler:
         sequence.filled = len(sequence.ids)
         self.store.commit(sequence.lease, sequence.ids, sequence.filled)
         if token < 0:
-            why = NO_NUMBERS
-            if sequence.constraint is not None:
-                why = "no token fits the response_format or the tool's schema any more"
-            self._finish(sequence, "error", why)
+            held = sequence.constraint
+            gave_up = held is not None and not held.words().any()
+            self._finish(sequence, "error", NO_TOKEN if gave_up else NO_NUMBERS)
             return
         done = sequence.constraint is not None and sequence.constraint.take(token)
         if token in sequence.end_ids:

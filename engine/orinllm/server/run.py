@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -28,6 +29,8 @@ from orinllm.server.web.security import Keys, is_loopback, read_keys
 
 #: Exit code where the model does not load, or the engine fails.
 EXIT_FAILED = 1
+# Where systemd puts the sockets that it hands over (sd_listen_fds(3)).
+_FIRST_FD = 3
 # Clients that may wait to be accepted.
 _BACKLOG = 512
 # Seconds for answers that were cut off to reach who reads them, and for the thread to end.
@@ -40,7 +43,17 @@ Tell = Callable[[str], None]
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without its signals: `_Process` has its own."""
+    """Uvicorn's server without its signals: `_Process` has its own.
+
+    `deaf` is called when nobody can ask any more.
+    """
+
+    deaf: Callable[[], None]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens and what is idle; whoever asked until now gets an answer."""
+        asyncio.get_running_loop().call_soon(self.deaf)  # the first pause comes behind the closing
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -50,6 +63,9 @@ class _Server(uvicorn.Server):
 
 def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     """Serve a model until a signal; return the exit code. Raises BadInput, one line."""
+    given = _inherited()
+    if given is not None:
+        http = replace(http, host=given.getsockname()[0])
     if not http.keys and not insecure and not is_loopback(http.host):
         raise BadInput(
             f"--host {http.host}: others would reach this server, and it asks for no key; add "
@@ -68,14 +84,32 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
         )
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with _listen(http) as listening:
+    with given or _listen(http) as listening:
         try:
             process = _Process(options, http, name, tell)
+            process.patient = given is not None
             process.files = files
             return asyncio.run(process.run(listening))
         finally:  # the exit code is known; Python gives up our handlers while it ends, not these
             for number in (*_SIGNALS, signal.SIGHUP, signal.SIGIO):
                 signal.signal(number, signal.SIG_IGN)
+
+
+def _inherited() -> socket.socket | None:
+    """Return the socket that a unit of systemd's holds for this process; None: there is none.
+
+    It goes on to listen while one server ends and the next one loads. Raises BadInput for one that
+    is not of TCP.
+    """
+    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    if pid != str(os.getpid()) or count in ("", "0"):
+        return None
+    given = socket.socket(fileno=_FIRST_FD)
+    listens = given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if count != "1" or not listens or given.family not in (socket.AF_INET, socket.AF_INET6):
+        raise BadInput("LISTEN_FDS: one listening TCP socket was expected, as of ListenStream=8000")
+    given.set_inheritable(False)
+    return given
 
 
 def _listen(http: HttpOptions) -> socket.socket:
@@ -106,6 +140,8 @@ class _Process:
         self._http, self._tell, self._name = http, tell, name
         self._options, self._keys = options, Keys(http.keys)
         self.files: list[Path] = []  # of the models
+        self.patient = False  # clients wait in the socket's queue while the model loads
+        self._settled = asyncio.Event()  # it loaded, did not, or need not
         self._leases: Leases | None = None
         self._service = Service(self._load, Watchdog())
         self._service.loaded, self._service.failed = self._loaded, self._failed
@@ -122,6 +158,7 @@ class _Process:
             timeout_keep_alive=int(CLIENT_SECONDS),
         )
         self._server, self._url = _Server(config), ""
+        self._server.deaf = lambda: self._service.stop(self._http.grace)
         self._code, self._mendable, self._signals = 0, "", 0
 
     async def run(self, listening: socket.socket) -> int:
@@ -142,6 +179,8 @@ class _Process:
         self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._tell(f"loading {self._name}; {self._url}/health says when it is ready")
         self._service.start()
+        if self.patient:
+            await self._settled.wait()
         await self._server.serve([listening])
         if self._mendable:
             raise BadInput(self._mendable)
@@ -162,6 +201,7 @@ class _Process:
     def _loaded(self, engine: Engine) -> None:
         self._tell(f"{engine.description}: {self._url}")
         tell_systemd(f"READY=1\nSTATUS={engine.description}")
+        self._settled.set()
 
     def _failed(self, why: str, mendable: bool) -> None:
         tell_systemd(f"STATUS={why}")
@@ -217,12 +257,12 @@ class _Process:
             return
         tell_systemd("STOPPING=1")
         self._tell(f"stopping: answers under way have {self._http.grace:g} s")
-        self._service.stop(self._http.grace)
         self._end_within(self._http.grace + _LAST_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
         self._loop.call_later(seconds, self._hang_up)
         self._server.should_exit = True
+        self._settled.set()
 
     def _hang_up(self) -> None:
         """Let go of clients that read the end of their answers too slowly, and of what is left."""

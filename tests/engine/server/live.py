@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -125,9 +126,10 @@ def command(
     *flags: str,
     environment: dict[str, str] | None = None,
     wait: bool = True,
+    listening: socket.socket | None = None,
 ) -> Iterator[Started]:
-    """Start the command on a free port; wait until it is ready."""
-    started = start(model, log, *flags, environment=environment)
+    """Start the command on a free port, or with a socket as systemd does; wait until ready."""
+    started = start(model, log, *flags, environment=environment, listening=listening)
     try:
         if wait:
             wait_until(lambda: health(started) == 200, "the model")
@@ -137,16 +139,30 @@ def command(
         started.process.wait()
 
 
+# Hands a socket over as sd_listen_fds(3) says.
+_ACTIVATE = """import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+os.execv(sys.argv[2], sys.argv[2:])"""
+
+
 def start(
-    model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None
+    model: Path,
+    log: Path,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    listening: socket.socket | None = None,
 ) -> Started:
     line = [sys.executable, "-m", "orinllm.command.cli", "serve", str(model), "--device", "CPU"]
+    fds = () if listening is None else (listening.fileno(),)
+    line = [*(a for fd in fds for a in (sys.executable, "-c", _ACTIVATE, str(fd))), *line]
     with log.open("w") as out:
         process = subprocess.Popen(
             [*line, "--port", "0", *flags],
             stderr=out,
             stdout=out,
             text=True,
+            pass_fds=fds,
             env={**os.environ, **(environment or {})},
         )
     found: Sequence[str] = ()

@@ -309,45 +309,89 @@ def test_a_device_that_does_not_open_is_found_while_loading(tmp_path: Path) -> N
     assert "--device CUDA:77: does not open" in done.stderr.splitlines()[-1]
 
 
-def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
-    """No request fails meanwhile; a file that is wrong changes nothing."""
-    keys = tmp_path / "keys"
-    keys.write_text("first\n")
+def test_new_keys_a_new_model_and_an_upgrade_fail_no_request(tmp_path: Path) -> None:
+    """Three clients ask without a pause; systemd's socket stays while one server follows another.
+
+    Each request has its own connection: one that a client keeps may close as it asks.
+    """
+    model, keys = tmp_path / "model.gguf", tmp_path / "keys"
+    shutil.copyfile(smollm2(), model)
+    keys.write_text("first\nsecond\n")
     keys.chmod(0o600)
-    log = tmp_path / "log"
-    with command(smollm2(), log, *FLAGS, "--api-key-file", str(keys)) as started:
+    key, over, found = ["first"], threading.Event(), list[int | str]()
 
-        def status(key: str) -> int:
-            return httpx.get(
-                f"{started.url}/v1/models", headers={"Authorization": f"Bearer {key}"}
-            ).status_code
+    def ask(url: str) -> None:
+        fields = {"prompt": "One two", "max_tokens": 2}
+        while not over.is_set():
+            bearer = {"Authorization": f"Bearer {key[0]}"}
+            try:
+                found.append(httpx.post(url, json=fields, headers=bearer, timeout=60).status_code)
+            except httpx.HTTPError as error:
+                found.append(repr(error))
 
-        asked = {**ENDLESS, "max_tokens": 30}
-        stream = iter(client(started.url, "first").chat.completions.create(**asked, stream=True))
-        next(stream)
-        assert (status("first"), status("second")) == (200, 401)
-        keys.write_text("first\nsecond\n")
-        started.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: status("second") == 200, "the second key")
-        assert status("first") == 200
-        keys.write_text("second\n")
-        started.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: status("first") == 401, "the first key's end")
-        keys.write_text("# none\n")
-        started.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "the keys are what they were" in log.read_text(), "the line")
-        assert status("second") == 200
-        assert list(stream)[-1].choices[0].finish_reason == "length"
+    def status(key: str) -> int:
+        bearer = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{started.url}/v1/models", headers=bearer).status_code
+
+    def more(n: int) -> None:
+        have = len(found)
+        wait_until(lambda: len(found) >= have + n, "answers")
+
+    flags = (*FLAGS, "--api-key-file", str(keys))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with command(model, tmp_path / "a", *flags, listening=listening) as started:
+            address = f"{started.url}/v1/completions"
+            clients = [threading.Thread(target=ask, args=(address,)) for _ in range(3)]
+            for client_thread in clients:
+                client_thread.start()
+            more(6)
+            key[0] = "second"
+            more(6)
+            keys.write_text("second\nthird\n")
+            assert (status("first"), status("third")) == (200, 401)
+            started.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: status("third") == 200, "the third key")
+            assert status("first") == 401
+            keys.write_text("# none\n")
+            started.process.send_signal(signal.SIGHUP)
+            log = tmp_path / "a"
+            wait_until(lambda: "the keys are what they were" in log.read_text(), "the line")
+            keys.write_text("second\n")
+            shutil.copyfile(smollm2(), tmp_path / "new")
+            (tmp_path / "new").rename(model)
+            more(6)
+            started.process.send_signal(signal.SIGTERM)
+            assert started.process.wait(PATIENCE) == 0
+        with command(model, tmp_path / "b", *flags, listening=listening) as started:
+            assert started.url in address
+            more(6)
+            over.set()
+            for client_thread in clients:
+                client_thread.join(PATIENCE)
+    assert set(found) == {200}
+
+
+def test_a_socket_that_is_none_of_ours(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+        started = start(smollm2(), tmp_path / "log", *FLAGS, listening=listening)
+        assert started.process.wait(PATIENCE) == 2
+    assert "LISTEN_FDS: one listening TCP socket was expected" in (tmp_path / "log").read_text()
+
+
+def test_a_socket_for_everybody_needs_a_key(tmp_path: Path) -> None:
+    """Its address counts, not --host's."""
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        started = start(smollm2(), tmp_path / "log", *FLAGS, listening=listening)
+        assert started.process.wait(PATIENCE) == 2
+    assert "--host 0.0.0.0: others would reach this server" in (tmp_path / "log").read_text()
 
 
 def test_a_model_that_is_overwritten_ends_the_server_with_a_word(tmp_path: Path) -> None:
-    """Its answers come first; a rename disturbs nobody."""
+    """Its answers come first."""
     model, log = tmp_path / "model.gguf", tmp_path / "log"
     shutil.copyfile(smollm2(), model)
-    with command(model, log, *FLAGS) as started:
-        shutil.copyfile(smollm2(), tmp_path / "new")
-        (tmp_path / "new").rename(model)
-        assert health(started) == 200
     with command(model, log, *FLAGS) as started:
         asked = {**ENDLESS, "max_tokens": 20}
         stream = iter(started.client().chat.completions.create(**asked, stream=True))

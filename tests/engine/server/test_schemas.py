@@ -272,7 +272,7 @@ def test_bombs_are_refused_or_harmless(grammars: Grammars, name: str) -> None:
 
 
 def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream has its 200 by then; the last event says why."""
+    """A stream has its 200 by then: its last event says why. An answer in one piece is 400."""
     words, calls = MatcherConstraint.words, list[int]()
 
     def gives_up(constraint: MatcherConstraint) -> Any:
@@ -287,6 +287,8 @@ def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.Mo
         stream = server.client().chat.completions.create(**asked, stream=True)
         with pytest.raises(openai.APIError, match="no token fits the response_format"):
             list(stream)
+        with pytest.raises(openai.BadRequestError, match="no token fits the response_format"):
+            server.client().chat.completions.create(**asked)
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 from orinllm.batching.runner import Logprobs
+from orinllm.batching.scheduler import NO_TOKEN
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import Run
@@ -308,6 +309,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _failed(why: str) -> ApiError:
+    if why == NO_TOKEN:
+        return ApiError(400, why, code="invalid_schema")
     return ApiError(503 if "shutting down" in why else 500, why, code="failed")
 
 
