@@ -183,6 +183,9 @@ class Graph:
 
     @cached_property
     def _calls(self) -> list[UOp]:
+        return self._new_calls()
+
+    def _new_calls(self) -> list[UOp]:
         device, uops = self._device, dict[int, UOp]()
 
         def uop(buffer: Buffer) -> UOp:
@@ -198,7 +201,8 @@ class Graph:
         ]
 
     def _linear(self) -> UOp:
-        calls, graphed = self._calls, Device[self._device].graph is not None and JIT == 1
+        # Calls of its own: tinygrad would give turns with the same ones the same graph.
+        calls, graphed = self._new_calls(), Device[self._device].graph is not None and JIT == 1
         return UOp(
             Ops.LINEAR, dtypes.void, (create_graph_call(calls),) if graphed else tuple(calls)
         )
