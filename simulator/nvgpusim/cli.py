@@ -42,7 +42,7 @@ _STRICT_EXIT = 3
     "nvgpusim",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Other commands: nvgpusim replay FILE, judge FILE, report [FILE], recorder FILE.pyz, "
-    "programs CUBIN PTX, cuda PROGRAM, rules. Each has --help.",
+    "programs CUBIN PTX, run FILE.cu, cuda PROGRAM, rules. Each has --help.",
 )
 @click.option(
     "--profile",

@@ -50,7 +50,7 @@ class Run:
         self.meeting: dict[int, Lanes] = {}
         self.waiting: dict[int, tuple[Lanes, Instr]] = {}
         self.masks = NO_MASKS
-        self.owing = np.zeros(0, bool)
+        self.owing: dict[int, NDArray[np.bool_]] = {}
         self.spun = False
         self.hot = Hot(self)
         self.progress = Progress(self)
@@ -222,6 +222,7 @@ class Run:
         lanes = st.lanes()
         _, missing = self.lacking(block)
         if not missing.any():
+            self.owing.pop(at, None)
             return True
         ready = missing == 0
         if st.shadow is not None:
@@ -244,13 +245,12 @@ class Run:
             return
         warps = np.zeros(int(self.st.warp[-1]) + 1, np.uint32)
         np.bitwise_or.at(warps, self.st.warp[lanes], missing)
-        if not len(self.owing):
-            self.owing = np.zeros(self.st.n, bool)
+        owing = self.owing.setdefault(at, np.zeros(self.st.n, bool))
         for front in self.fronts or [self.groups]:
             for there, others in front.items():
                 if there > at and others is not None and not self.exits(there):
                     asked = warps[self.st.warp[others]] >> self.st.lane[others] & 1
-                    self.owing[others[asked != 0]] = True
+                    owing[others[asked != 0]] = True
 
     def exits(self, at: int) -> bool:
         """True if block `at` does nothing but exit."""
@@ -261,17 +261,17 @@ class Run:
 
     def absent(self, at: int, lanes: Lanes) -> None:
         """Tell the sanitizer of lanes that were to execute block `at`'s first instruction."""
-        st = self.st
-        if st.shadow is None or st.live is None or not len(self.owing):
+        st, owing = self.st, self.owing.pop(at, None)
+        if st.shadow is None or st.live is None or owing is None:
             return
-        gone = self.owing & ~st.live
+        gone = owing & ~st.live
         masks, _ = self.lacking(self.blocks[at])
         for lane, mask in zip(lanes.tolist(), masks.tolist(), strict=True):
             first = lane - int(st.lane[lane])
             some = np.flatnonzero(gone[first : first + 32])
             some = some[(mask >> some & 1) != 0]
             if len(some):
-                self.owing[first + some] = gone[first + some] = False
+                gone[first + some] = False
                 st.shadow.absent(lane, first + int(some[0]), mask, self.blocks[at].instrs[0])
 
     def warp_barrier(self, at: int, jump: Jump) -> int | None:

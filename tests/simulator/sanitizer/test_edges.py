@@ -39,6 +39,7 @@ class Setup(NamedTuple):
     read_only: bool = False
     checks: tuple[str, ...] = CHECKS
     known: bool = True
+    warps: int | None = None
 
 
 def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
@@ -61,7 +62,7 @@ def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
     launch = Launch(
         code, memory, (2, 1, 1), (how.threads, 1, 1), {0: bank}, compiled=compiled,
         shared_bytes=2048 if watched else code.shared_bytes,
-        watch=Sanitizer(frozenset(how.checks), extents) if watched else None,
+        watch=Sanitizer(frozenset(how.checks), extents) if watched else None, warps=how.warps,
     )  # fmt: skip
     fault = ""
     try:
@@ -186,7 +187,18 @@ def test_lanes_that_exit_without_what_others_wait_for(op: str) -> None:
     found = judged(f"{odd} PAST: st.global.u32 [%i], %r2;")[1]
     assert found[2] == ["sync"]
     assert "thread (1, 0, 0): block (0, 0, 0), thread (0, 0, 0) is in the mask and" in found[3][0]
-    assert judged(f"{odd} st.global.u32 [%i], %r2; PAST:")[1][2] == []
+
+
+def test_lanes_that_nobody_waits_for_in_vain() -> None:
+    """They return early, or come late; a barrier that they miss is told once."""
+    op, odd = "vote.sync.ballot.b32 %r2, %p1, -1;", "and.b32 %r1, %r30, 1; setp.eq.u32 %p1, %r1, 0;"
+    early = f"{odd} @%p1 bra END; {op} st.global.u32 [%i], %r2; END:"
+    late = f"{odd} @%p1 bra WORK; JOIN: {op} @%p1 bra END; {op} st.global.u32 [%i], %r2; bra END;"
+    late += "WORK: st.global.u32 [%i], 5; bra JOIN; END:"
+    barrier = f"{odd} @%p1 bra PAST; bar.sync 0; PAST: st.global.u32 [%i], 5;"
+    for seed in (None, 0, 1, 2, 3):
+        found = [path(kernel(x), False, True, Setup(warps=seed))[2] for x in (early, late, barrier)]
+        assert found == [[], [], ["sync"]]
 
 
 def test_code_of_a_header_is_named_by_its_caller() -> None:

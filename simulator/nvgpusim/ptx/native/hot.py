@@ -37,6 +37,7 @@ class Owner(Protocol):
     blocks: list[Any]
     groups: dict[int, Lanes | None]
     meeting: dict[int, Lanes]
+    owing: dict[int, NDArray[np.bool_]]
     waiting: dict[int, Any]
     parked: list[Any]
 
@@ -165,6 +166,7 @@ class Hot:
         run.groups.clear()
         run.groups.update(groups)
         run.meeting = {number(n): lanes for n, lanes in run.meeting.items()}
+        run.owing = {number(n): lanes for n, lanes in run.owing.items()}
         run.waiting = {number(n): rest for n, rest in run.waiting.items()}
         run.parked = [(number(n), *rest) for n, *rest in run.parked]
 
