@@ -45,7 +45,15 @@ class Lines:
     def __init__(self, buf: DmaBuf) -> None:
         self._buf = weakref.ref(buf)
         self.kept = np.zeros(buf.size, np.uint8)
-        self.state = np.zeros(-(-buf.size // LINE), np.uint8)
+        self._state = np.zeros(-(-buf.size // LINE), np.uint8)
+        self.used = False
+        """A GPU has had the states: before, a flush has nothing to look for."""
+
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """State of each line; compiled kernels write it by its address."""
+        self.used = True
+        return self._state
 
     def touch(self, start: int, size: int, state: int = KEPT) -> NDArray[np.uint8]:
         """Fetch what is missing of [start, start + size); all bytes as the GPU sees them."""
@@ -96,7 +104,7 @@ class L2:
 
         A running grid goes on with its lines: as if it had fetched and written them once more.
         """
-        for lines in list(self._lines.values()):
+        for lines in [lines for lines in self._lines.values() if lines.used]:
             before = lines.state.copy()
             lines.write_back()
             if self.executing:
