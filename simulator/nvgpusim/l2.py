@@ -108,7 +108,7 @@ class L2:
             before = lines.state.copy()
             lines.write_back()
             if self.executing:
-                lines.state |= before
+                lines.state[:] |= before
             elif invalidate:
                 lines.state[:] = 0
 
