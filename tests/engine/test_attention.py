@@ -62,19 +62,21 @@ class Case:
     sinks: bool = False
     rotated: int = 0  # dimensions; 0: all
     kv_type: KeyType = F16
+    valued: bool = False  # values are normed
 
     def attention(self) -> Attention:
         pairs = (self.rotated or self.dim) // 2
         rope = Rope(tuple(0.9**i for i in range(pairs)), self.interleaved)
         heads, scale = self.kv * self.group, self.dim**-0.5
         return Attention(
-            *(heads, self.kv, self.dim, scale, rope, self.window, self.normed, self.sinks)
+            *(heads, self.kv, self.dim, scale, rope, self.window, self.normed, self.sinks),
+            v_norm=self.valued,
         )
 
 
 CASES = [
     Case(64, 2, 1, interleaved=True),
-    Case(64, 2, 4, interleaved=True),
+    Case(64, 2, 4, interleaved=True, valued=True),
     Case(64, 1, 7, window=24, sinks=True),
     Case(80, 2, 2, interleaved=True),
     Case(96, 1, 3, normed=True, rotated=48),
@@ -88,6 +90,8 @@ CASES = [
     Case(96, 1, 2, rotated=48, kv_type=Q8_0),
     Case(128, 2, 3, normed=True, window=100, kv_type=Q8_0),
     Case(256, 1, 1, kv_type=Q8_0),
+    Case(512, 1, 4, normed=True, valued=True),
+    Case(512, 1, 2, kv_type=Q8_0),
 ]
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 # gpt-oss has layers with sinks and no window: many splits, of which one counts the sink.
@@ -213,6 +217,8 @@ class Layer:
         for g in range(self.case.kv):
             k = self.rotated(qkv[heads + g], position, self.norms[1])
             value = qkv[heads + self.case.kv + g].astype(np.float64)
+            if self.case.valued:
+                value = value / np.sqrt((value**2).mean() + EPS)
             for got, want in ((new[0, g, position], k), (new[1, g, position], value)):
                 off = np.abs(got - want)
                 if group := self.case.kv_type.group:  # half a step, and a scale's rounding

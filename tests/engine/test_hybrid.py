@@ -259,7 +259,7 @@ def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.Monkey
         ("qwen35", "recurrent layer", "heads of 16 dimensions; a multiple of 32 up to 128"),
         ("nemotron_h", "recurrent layer", "states of 24; a multiple of 16 up to 256"),
         ("lfm2", "attention", "head dimension 16 is none of 64, 80"),
-        ("gemma4", "attention", ""),
+        ("gemma4", "attention", "head dimension 32 is none of 64, 80"),
     ):
         network = opened(name)[0]
         plan = plan_network(network, "NULL")

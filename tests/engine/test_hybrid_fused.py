@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine import hybrid_models
 from tests.engine.conftest import Load
-from tests.engine.hybrid_models import PROMPT
-from tests.engine.test_hybrid import RECURRENT, Listener
+from tests.engine.hybrid_models import MODELS, PROMPT
+from tests.engine.test_hybrid import Listener
 
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
@@ -27,6 +27,8 @@ from orinllm.gpu.kernels.buffers import PAGE, Q8_0
 
 # Of the logits' norm: errors of halves, and of keys and values in bytes.
 HALVES, EIGHT_BIT_KEYS = 0.004, 0.02
+# Scores of scale 1 (gemma4) magnify them.
+MAGNIFIED = {"gemma4": 2.5}
 GREEDY = Sampling(temperature=0)
 Write = Callable[[str], Path]
 
@@ -55,21 +57,21 @@ def read(executor: FusedExecutor, cuts: tuple[int, ...], states: int = 0) -> Non
         executor.fill(PROMPT, start, end)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_are_the_references(
     emulated: Load, written: Write, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token by token, in chunks that are cut anywhere, and in a batch at its own positions."""
-    path = written(name)
+    path, limit = written(name), HALVES * MAGNIFIED.get(name, 1)
     executor, reference = emulated(path, 128, pages=4), Reference(open_model(path))
     read(executor, (2,), states=2)
     executor.step(PROMPT[2], 2)
-    assert off(executor.logits(), reference.logits(PROMPT[:3])[-1]) < HALVES
+    assert off(executor.logits(), reference.logits(PROMPT[:3])[-1]) < limit
     lengths = [41, 62, 3, 0]
     read(executor, (20, 21, 22, 41), states=0)
     executor.place([1], 1)
     executor.begin(PROMPT[:62], 0)
-    assert off(executor.logits(), reference.logits(PROMPT[:62])[-1]) < HALVES
+    assert off(executor.logits(), reference.logits(PROMPT[:62])[-1]) < limit
     monkeypatch.setenv("EMULATION_BACKWARDS", "1")
     decoder, slots = executor.decoder(4), [1, 0, 3, 2]
     decoder.place([[slot] for slot in slots], slots)
@@ -79,21 +81,21 @@ def test_logits_are_the_references(
         decoder.step([PROMPT[max(at, 0)] for at in positions], positions)
         for row in (0, 1, 3):
             want = reference.logits(PROMPT[: positions[row] + 1])[-1]
-            assert off(decoder.logits()[row], want) < HALVES
+            assert off(decoder.logits()[row], want) < limit
         positions = [at + (at >= 0) for at in positions]
     # A slot that others used begins from nothing.
     read(executor, (9,), states=0)
     executor.step(PROMPT[9], 9)
-    assert off(executor.logits(), reference.logits(PROMPT[:10])[-1]) < HALVES
+    assert off(executor.logits(), reference.logits(PROMPT[:10])[-1]) < limit
 
 
-@pytest.mark.parametrize("name", ["qwen35", "nemotron_h"])
+@pytest.mark.parametrize("name", ["nemotron_h", "gemma4"])
 def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> None:
-    path = written(name)
+    path, limit = written(name), EIGHT_BIT_KEYS * MAGNIFIED.get(name, 1)
     executor, reference = emulated(path, 128, kv=Q8_0), Reference(open_model(path))
     executor.fill(PROMPT, 0, 69)
     executor.step(PROMPT[69], 69)
-    assert off(executor.logits(), reference.logits(PROMPT[:70])[-1]) < EIGHT_BIT_KEYS
+    assert off(executor.logits(), reference.logits(PROMPT[:70])[-1]) < limit
 
 
 def answer(

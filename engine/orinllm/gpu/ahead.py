@@ -73,7 +73,8 @@ def launches_for(
     if plan.prompt_obstacle is None:
         chunk = ChunkList(memory)
         yield from (*chunk.launches, *chunk.rest)
-        yield from behind_chunk(TokenList(memory, 1), chunk)[:1]
+        alone = TokenList(memory, 1)
+        yield from behind_chunk(alone, chunk)[: -len(alone.ending)]
     if memory.states is not None:
         yield copy_states(memory.states, slot_floats(network.config), memory.zeros(2))
     if plan.prompt_obstacle is None:

@@ -88,7 +88,10 @@ def list_of_tokens(
 def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
     """Return the launches of the token that follows a chunk of a sequence."""
     assert isinstance(tokens, TokenList)
-    return last_row(tokens.x, chunk.x, chunk.chunk), *tokens.ending
+    pairs = [(tokens.x, chunk.x)]
+    if tokens.layered is not None and chunk.layered is not None:
+        pairs.append((tokens.layered, chunk.layered))
+    return *(last_row(to, rows, chunk.chunk) for to, rows in pairs), *tokens.ending
 
 
 def tokens_beside(chunk: ChunkList) -> int:

@@ -143,13 +143,9 @@ def make_memory(
     elements = _page_elements(config)
     if not 1 <= pages <= (most := most_pages(config)):
         raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
-    caches = tuple(
-        Buffer(device, pages * size, kv.dtype, options=_GPU_ONLY).allocate() for size in elements
-    )
+    caches = _shared(config, device, kv.dtype, [pages * size for size in elements])
     groups = [pages * size // kv.group for size in elements] if kv.group else []
-    scales = tuple(
-        Buffer(device, size, dtypes.uint16, options=_GPU_ONLY).allocate() for size in groups
-    )
+    scales = _shared(config, device, dtypes.uint16, groups) if groups else ()
     ropes = dict.fromkeys(attention.rope for attention in config.attentions.values())
     rotations = {rope: _rotation(device, rope, context) for rope in ropes}
     axes = next((ints(device, rope.axes) for rope in ropes if rope and rope.axes), None)
@@ -158,6 +154,18 @@ def make_memory(
         states = Buffer(device, size, dtypes.float32, options=_GPU_ONLY).allocate()
     shared = (device, config, weights, context, pages, caches, rotations, kv, scales, axes)
     return Memory(*shared, states, slots[0])
+
+
+def _shared(config: Config, device: str, dtype: DType, sizes: list[int]) -> tuple[Buffer, ...]:
+    """Return a buffer of each layer that has attention; one that reads another's has that one's."""
+    found = dict[int, Buffer]()
+    for (layer, attention), size in zip(config.attentions.items(), sizes, strict=True):
+        found[layer] = (
+            Buffer(device, size, dtype, options=_GPU_ONLY).allocate()
+            if attention.reads is None
+            else found[attention.reads]
+        )
+    return tuple(found.values())
 
 
 def ints(device: str, values: Sequence[int]) -> Buffer:

@@ -13,7 +13,7 @@ from orinllm.gpu.kernels.gemv import fits
 from orinllm.gpu.kernels.rows import COLUMNS as NORM_COLUMNS
 from orinllm.network.arch.check import wanted_tensors
 from orinllm.network.config import Config
-from orinllm.network.layer import Activate, Activation, Mix, Recurrence, Scale
+from orinllm.network.layer import Activate, Activation, Mix, Recurrence
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,13 @@ def _not_fused(config: Config) -> dict[str, str]:
 
             if (why := obstacle(op)) is not None:
                 found["recurrent layer"] = why
-        elif isinstance(op, Scale):
-            found["scale of a layer"] = "has no kernels"
-        elif isinstance(op, Activate) and op.activation != Activation.RELU_SQUARED:
+        elif isinstance(op, Activate) and not op.by and op.activation != Activation.RELU_SQUARED:
             found["activation without a gate of its own"] = "has no kernels"
     for step in (step for layer in config.layers for step in layer.steps):
         if step.post is not None and step.add is not None and step.add.by is not None:
             found["shared expert"] = "with a gate and a norm behind it, it has no kernels"
     if config.layers and not config.attentions:
         found["attention"] = "no layer has any"
-    for attention in config.attentions.values():
-        if attention.v_norm or attention.reads is not None:
-            found["attention"] = "norms of values and shared caches have no kernels"
     return found
 
 

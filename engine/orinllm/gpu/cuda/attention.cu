@@ -108,13 +108,13 @@ DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch
   for (int g = warp; g < S::GT; g += S::WARPS)
     rope_head<P>(s.qs[g], Qkv<P>::query(qkv, w.kvh * G + w.g0 + g), fr, a.qn, a.eps,
                  a.scale * LOG2E * temperature<P>(w.pos), lane);
-  if ((S::EARLY || !P::STORED) && w.end == w.pos + 1 && warp >= S::WARPS - 2) {
+  if (P::OWN && (S::EARLY || !P::STORED) && w.end == w.pos + 1 && warp >= S::WARPS - 2) {
     const bool key = warp == S::WARPS - 1;
     float* row = s.kvnew[key ? 0 : 1];
     if (key)
       rope_head<P>(row, qkv + (Qkv<P>::KEYS + w.kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
     else
-      for (int i = lane; i < HD; i += 32) row[i] = qkv[(Qkv<P>::VALUES + w.kvh) * HD + i];
+      value_head<P>(row, qkv + (Qkv<P>::VALUES + w.kvh) * HD, a.eps, lane);
     __syncwarp();
     if constexpr (!P::STORED) {
       const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
@@ -375,12 +375,12 @@ template<typename P, typename Out, typename B> DI void attention(const Attention
 #pragma unroll
     for (int u = 0; u < N; u++)
       load_tokens<P>(tokens[u], a.cache, w, pages, t0 + u * S::WARPS * 16,
-                     w.end <= w.pos ? w.end : w.pos);
+                     !P::OWN || w.end <= w.pos ? w.end : w.pos);
   for (int i = threadIdx.x; i < (w.end + P::PAGE - 1) / P::PAGE - w.page; i += S::THREADS)
     s.pages[i] = pages[i];
   a.before.wait();
   load_heads<P>(a, w, s);
-  if constexpr (S::EARLY)
+  if constexpr (S::EARLY && P::OWN)
 #pragma unroll
     for (int u = 0; u < N; u++)
       load_own<P>(tokens[u], s, w.end <= w.pos ? -1 : w.pos - t0 - u * S::WARPS * 16);
@@ -421,16 +421,17 @@ template<typename P> struct StoreKeys {
 };
 template<typename P> DI void store_keys(const StoreKeys<P>& a) {
   constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS;
-  __shared__ float turned[HD];
+  __shared__ float turned[2][HD];
   const int kvh = blockIdx.x, seq = blockIdx.y, lane = threadIdx.x;
   const int pos = a.state[P::SEQUENCES + seq];
   if (pos < 0) return;
   const float* qkv = a.qkv + ((u64)seq * Qkv<P>::ALL + Qkv<P>::KEYS + kvh) * HD;
   const int behind = P::AXES ? a.behind[seq] : 0;
   const float* fr = a.freqs + (u64)(pos - behind) * P::ROTATED;
-  rope_head<P>(turned, qkv, fr, a.kn, a.eps, 1.f, lane);
+  rope_head<P>(turned[0], qkv, fr, a.kn, a.eps, 1.f, lane);
+  value_head<P>(turned[1], qkv + KVH * HD, a.eps, lane);
   __syncwarp();
   const u32 key = key_offset<P>(a.table[seq * P::PAGES + pos / P::PAGE], kvh, pos);
-  store_row<P>(a.cache, key, turned, lane);
-  store_row<P>(a.cache, key + value_offset<P>(), qkv + KVH * HD, lane);
+  store_row<P>(a.cache, key, turned[0], lane);
+  store_row<P>(a.cache, key + value_offset<P>(), turned[1], lane);
 }

@@ -8,7 +8,8 @@
 //
 // Shared memory: two stages of TK keys and TK values, each a row of PITCH halves: an odd number of
 // 16 bytes, so that the eight rows of a matrix lie in different banks. One stage is copied while
-// the other is multiplied. A warp's rows of q stay in registers.
+// the other is multiplied; heads beyond 256 leave room for one. A warp's rows of q stay in
+// registers, as far as these go.
 #include "cache.cuh"
 #include "rope.cuh"
 #include "softcap.cuh"
@@ -18,7 +19,8 @@ template<typename P> struct Head : P {
                        NH = P::KV_HEADS * P::GROUP, PITCH = HD + 8,
                        TK = HD <= 80    ? 64
                             : HD <= 128 ? 32
-                                        : 16;
+                                        : 16,
+                       STAGES = HD <= 256 ? 2 : 1;
   static_assert(P::PAGE % TK == 0, "keys that are read at once are of one page");
   typedef u16 Stage[2][TK * PITCH];  // keys, values
   typedef float Sums[HD / 8][4];
@@ -192,7 +194,7 @@ DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const flo
                        const float* sinks, const int* chunk, const int* table, const int* ahead) {
   typedef Head<P> H;
   constexpr int TK = H::TK, WINDOW = P::WINDOW;
-  __shared__ typename H::Stage __align__(16) stages[2];
+  __shared__ typename H::Stage __align__(16) stages[H::STAGES];
   const int lane = threadIdx.x & 31, first_row = (threadIdx.x >> 5) * 16 + (lane >> 2),
             n = chunk[1], pos0 = chunk[0], block = (n - 1) / H::TPB - (int)blockIdx.x;
   if (block < 0) return;
@@ -223,10 +225,11 @@ DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const flo
   load_q<P>(mine, q, at);
   int now = 0;
 #pragma unroll 1
-  for (int k0 = first; k0 < at.keys; k0 += TK, now ^= 1) {
+  for (int k0 = first; k0 < at.keys; k0 += TK, now ^= H::STAGES - 1) {
     cp_async_wait<0>();
     __syncthreads();
-    if (k0 + TK < at.keys) copy_keys<P>(stages[now ^ 1], cache, table, at, k0 + TK);
+    if (H::STAGES > 1 && k0 + TK < at.keys)
+      copy_keys<P>(stages[now ^ 1], cache, table, at, k0 + TK);
     float s[TK / 8][4];
     u32 p[TK / 8][2];
     score<P>(s, mine, stages[now][0]);
@@ -236,6 +239,10 @@ DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const flo
     else
       weigh<P>(p, s, acc, row, k0, false);
     add_values<P>(acc, p, stages[now][1]);
+    if constexpr (H::STAGES == 1) {
+      __syncthreads();
+      if (k0 + TK < at.keys) copy_keys<P>(stages[0], cache, table, at, k0 + TK);
+    }
   }
   write_rows<P>(out, acc, row, at, qkv);
 }

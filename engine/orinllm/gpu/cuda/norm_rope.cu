@@ -114,7 +114,10 @@ template<typename P> DI void rope_rows(const RopeRows<P>& a) {
         __syncwarp();
         store_row<P>(a.cache, key, turned, lane);
       } else {
-        store_row<P>(a.cache, key + value_offset<P>(), src, lane);
+        __syncwarp();
+        value_head<P>(turned, src, a.eps, lane);
+        __syncwarp();
+        store_row<P>(a.cache, key + value_offset<P>(), turned, lane);
       }
     }
   }

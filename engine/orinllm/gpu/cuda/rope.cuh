@@ -9,10 +9,12 @@ template<typename P> DI float temperature(int position) {
 }
 
 // A token's row of queries, keys and values: heads of HD, of which a GATED one is its query, then a
-// gate. What attention makes of that head is times the gate's sigmoid.
+// gate. What attention makes of that head is times the gate's sigmoid. A layer that is not OWN
+// reads keys and values of another one, and its rows have queries alone.
 template<typename P> struct Qkv {
   static constexpr int EACH = P::GATED ? 2 : 1, NH = P::KV_HEADS * P::GROUP, KEYS = EACH * NH,
-                       VALUES = KEYS + P::KV_HEADS, ALL = VALUES + P::KV_HEADS;  // heads
+                       VALUES = KEYS + P::KV_HEADS,
+                       ALL = P::OWN ? VALUES + P::KV_HEADS : KEYS;  // heads
   static DI const float* query(const float* row, int head) {
     return row + EACH * head * P::HEAD_DIM;
   }
@@ -55,4 +57,15 @@ template<typename P>
 DI void rope_head(float* dst, const float* src, const float* freqs, const float* norm, float eps,
                   float mul, int lane) {
   rope_head<P>([dst](int i, float x) { dst[i] = x; }, src, freqs, norm, eps, mul, lane);
+}
+
+// A head's value to dst (HD), after an RMS norm without weights if there is one, by one warp.
+template<typename P> DI void value_head(float* dst, const float* src, float eps, int lane) {
+  float rs = 1.f;
+  if constexpr (P::V_NORM) {
+    float ss = 0.f;
+    for (int i = lane; i < P::HEAD_DIM; i += 32) ss += src[i] * src[i];
+    rs = rsqrtf(warp_sum(ss) * (1.f / P::HEAD_DIM) + eps);
+  }
+  for (int i = lane; i < P::HEAD_DIM; i += 32) dst[i] = src[i] * rs;
 }

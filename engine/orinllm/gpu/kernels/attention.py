@@ -36,7 +36,7 @@ _TILE_ROWS = 64
 # Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
 _ROPE_WARPS = 8
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class AttentionConstants(Constants):
     temperature_length: int
     axes: bool
     gated: bool
+    v_norm: bool
+    own: bool
     stored: bool = False
     ahead: bool = False
 
@@ -143,6 +145,8 @@ def _constants(
         temperature_length=1 if temperature is None else temperature.length,
         axes=attention.rope is not None and bool(attention.rope.axes),
         gated=attention.gated,
+        v_norm=attention.v_norm,
+        own=attention.reads is None,
     )
 
 
@@ -197,7 +201,7 @@ def attend_token(
         _constants(heads, parts.splits, heads.per_block, few, parts.warps), stored=stored
     )
     turned, turns = _turned(inputs)
-    written = () if stored else _written(inputs.cache)
+    written = () if stored or attention.reads is not None else _written(inputs.cache)
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
         file="attention.cu",
@@ -289,7 +293,7 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
         ),
         grid=(most_tokens(chunk), 1, 1),
         block=_ROPE_WARPS * 32,
-        writes=("q", *_written(inputs.cache)),
+        writes=("q", *(_written(inputs.cache) if attention.reads is None else ())),
     )
 
 

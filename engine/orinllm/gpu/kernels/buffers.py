@@ -19,6 +19,8 @@ ALONE_WARPS = 4
 SHARED_MEMORY = 48 << 10
 #: Tokens of a prompt that go through at once.
 CHUNK = 512
+# Head dimensions beyond which a block's shared memory has room for two query heads.
+_WIDE = 256
 #: Sequences of a launch at most: their sums fit the static shared memory of a block.
 MOST_SEQUENCES = 32
 
@@ -76,7 +78,8 @@ class Heads:
     @property
     def per_block(self) -> int:
         """Query heads of one block, which share its keys: columns of a tensor core's operand."""
-        return max(n for n in range(1, 9) if self.group % n == 0)
+        most = 8 if self.attention.head_dim <= _WIDE else 2
+        return max(n for n in range(1, most + 1) if self.group % n == 0)
 
     @property
     def blocks(self) -> int:

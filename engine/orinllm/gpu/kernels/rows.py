@@ -86,6 +86,42 @@ def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch
     )
 
 
+@dataclass(frozen=True)
+class LayersConstants(Constants):
+    """P of embed_layers()."""
+
+    type: str
+    cols: int
+    layers: int
+
+
+def embed_layers(
+    table: Weight, x: Buffer, norm: Norm, tokens: Buffer, scale: float, rows: int | Buffer
+) -> Launch:
+    """Return the embeddings of each layer, of what a matrix made: x (rows, layers, cols).
+
+    tokens: the state (attention.cu), or a chunk.
+    """
+    cols, (count, most, more) = norm.weight.size, count_of(rows)
+    layers, of = table.cols // cols, "chunk + 2" if more else "state"
+    more = more or (Argument("const int* state", tokens),)
+    return Launch(
+        name=f"embed_layers_{table.type.name.lower()}_{cols}",
+        file="embed.cu",
+        constants=(LayersConstants(table.type.name, cols, layers),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const u8* table", table.buffer),
+            Argument("const float* norm", norm.weight),
+            *more,
+        ),
+        body=f"  embed_layers<P0>(x, table, norm, {of}, {norm.eps!r}f, {scale!r}f, {count});",
+        grid=(layers, most, 1),
+        block=32,
+        writes=("x",),
+    )
+
+
 def add_pictures(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return x += rows, both (tokens, cols), where a chunk's tokens are rows of pictures."""
     cols = x.size // most_tokens(chunk)
@@ -210,6 +246,74 @@ def activate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | B
         grid=(ceil_div(cols, _THREADS), most, 1),
         block=_THREADS,
         writes=("out",),
+    )
+
+
+@dataclass(frozen=True)
+class ByConstants(GateConstants):
+    """P of activate_by()."""
+
+    stride: int
+
+
+def activate_by(
+    out: Buffer,
+    inp: Buffer,
+    by: tuple[Buffer, int],
+    shape: tuple[int, int | Buffer],
+    activation: str,
+) -> Launch:
+    """Return out = activation(inp, by), floats or halves as `out` is, of (columns, rows).
+
+    by: elements, those of a row so many behind those of the one before. Halves are as `activate`'s.
+    """
+    cols, rows = shape
+    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
+    return Launch(
+        name=f"activate_by_{activation.lower()}_{cols}",
+        file="gate.cu",
+        constants=(ByConstants(cols, _THREADS, activation, by[1]),),
+        arguments=(
+            Argument("u16* out" if halves else "float* out", out),
+            Argument("const float* in", inp),
+            Argument("const float* by", by[0]),
+            *more,
+        ),
+        body=f"  activate_by<P0>(out, in, by, {count});",
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("out",),
+    )
+
+
+def halve(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
+    """Return out = inp in halves, times HIDDEN_SCALE, of rows."""
+    count, most, more = count_of(rows)
+    return Launch(
+        name=f"halve_{cols}",
+        file="gate.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(Argument("u16* out", out), Argument("const float* in", inp), *more),
+        body=f"  halve<P0>(out, in, {count});",
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("out",),
+    )
+
+
+def scale(x: Buffer, by: Buffer, rows: int | Buffer) -> Launch:
+    """Return x *= the number in `by`."""
+    count, most, more = count_of(rows)
+    cols = x.size // most
+    return Launch(
+        name=f"scale_{cols}",
+        file="gate.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(Argument("float* x", x), Argument("const float* by", by), *more),
+        body=f"  scale<P0>(x, by, {count});",
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("x",),
     )
 
 

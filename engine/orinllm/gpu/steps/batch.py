@@ -49,6 +49,7 @@ class BatchList(RowList):
         memory, config, n = self.memory, self.memory.config, self.sequences
         table = memory.weights.matrix("token_embd")
         yield embed_tokens(table, self.x, self.state, n, config.embedding_scale)
+        yield from self.embed_layers()
         for i in range(len(config.layers)):
             yield from itertools.chain(*self.layer(i))
         norm = Norm(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)

@@ -14,11 +14,32 @@ from tinygrad.dtype import DType
 
 from orinllm.gpu.kernels.attention import AttentionInputs
 from orinllm.gpu.kernels.buffers import ALONE_WARPS, Cache, Heads, Parts, Weight
-from orinllm.gpu.kernels.rows import Norm, activate, add_gated, add_norm, count_of, gate
+from orinllm.gpu.kernels.rows import (
+    Norm,
+    activate,
+    activate_by,
+    add_gated,
+    add_norm,
+    count_of,
+    embed_layers,
+    gate,
+    scale,
+)
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.network import layer as network
-from orinllm.network.layer import Activate, Attend, Deepstack, Linear, Mix, Recurrence, Step, X
+from orinllm.network.config import LAYERS
+from orinllm.network.layer import (
+    Activate,
+    Attend,
+    Deepstack,
+    Linear,
+    Mix,
+    Recurrence,
+    Scale,
+    Step,
+    X,
+)
 
 if TYPE_CHECKING:
     from orinllm.gpu.kernels.recurrent import Places
@@ -65,6 +86,8 @@ class Lowering(ABC):
             step.out for step in steps if isinstance(step.operation, Activate)
         }
         self._values = {X: memory.empty(self._rows * memory.config.dim)}
+        if memory.config.layer_embedding:
+            self._buffer_of(LAYERS)
         for step in steps:
             self._make(step)
         widths = memory.config.widths
@@ -129,7 +152,7 @@ class Lowering(ABC):
 
     @abstractmethod
     def store(self, layer: int, step: Step) -> Iterator[Launch]:
-        """Yield what stores keys and values where attention does not do it."""
+        """Yield what comes before attention: what turns heads, or keeps what it does not keep."""
 
     @abstractmethod
     def attend(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -152,22 +175,59 @@ class Lowering(ABC):
                     launches += self._linear(layer, step)
                 case Attend():
                     launches += self.store(layer, step)
-                    kept = len(launches)
+                    if step.operation.attention.reads is None:
+                        kept = len(launches)
                     launches += self.attend(layer, step)
                 case Mix():
                     launches += self.mix(layer, step)
                 case Deepstack(part):
                     launches += self.add_pictures(part)
                 case Activate() as operation:
-                    values, name = self._values, operation.activation.name
-                    width = self.memory.config.layers[layer].widths(self.memory.config.dim)
-                    columns, inp = width[step.out], values[step.source]
-                    launches.append(activate(values[step.out], inp, columns, name, self.count))
+                    launches.append(self._activate(layer, operation))
+                case Scale(weight):
+                    by = self.memory.weights.vector(f"blk.{layer}.{weight}.weight")
+                    launches.append(scale(self.x, by, self.count))
                 case network.Convolve() | network.Delta() | network.Scan() as operation:
                     places = self.places(layer, operation)
                     launches += self._recurrences.of(layer, operation, places)
                     kept = len(launches)
         return launches[:kept], launches[kept:]
+
+    def _activate(self, layer: int, operation: Activate) -> Launch:
+        """Return an activation, alone or by elements of another value."""
+        config, values = self.memory.config, self._values
+        name, cols = (
+            operation.activation.name,
+            config.layers[layer].widths(config.dim)[operation.of],
+        )
+        out, inp = values[operation.out], values[operation.of]
+        if operation.by is None:
+            return activate(out, inp, cols, name, self.count)
+        by, first = values[operation.by], operation.first
+        own = by.view(by.size - first, dtypes.float32, 4 * first).ensure_allocated()
+        stride = config.widths[operation.by]
+        return activate_by(out, inp, (own, stride), (cols, self.count), name)
+
+    @property
+    def layered(self) -> Buffer | None:
+        """The embeddings of each layer (rows, layers, size), of a model that has them."""
+        return self._values.get(LAYERS)
+
+    def embed_layers(self) -> Iterator[Launch]:
+        """Yield what makes them of the tokens' embeddings in `x`."""
+        if (out := self.layered) is None:
+            return
+        config, weights = self.memory.config, self.memory.weights
+        yield from self.layer_product(weights.matrix("per_layer_model_proj"), out)
+        vector = weights.vector("per_layer_proj_norm.weight")
+        # The matrix' products are times dim^-1/2 before their norm.
+        norm = Norm(vector, config.norm_eps * config.dim)
+        table, by = weights.matrix("per_layer_token_embd"), config.layer_embedding**0.5
+        yield embed_layers(table, out, norm, self.at, by, self.count)
+
+    @abstractmethod
+    def layer_product(self, matrix: Weight, out: Buffer) -> Iterator[Launch]:
+        """Yield out = a matrix times `x`."""
 
     def _linear(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield a product, and what becomes of it where its own kernel cannot do that."""

@@ -48,8 +48,9 @@ class ChunkList(RowList):
         layers = [self.layer(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()
         whole = [kept + behind for kept, behind in layers]
-        self.ends = (0, *itertools.accumulate(map(len, whole)))
-        self.launches = (self._embed(), *itertools.chain(*whole), *keys)
+        first = (self._embed(), *self.embed_layers())
+        self.ends = (*itertools.accumulate(map(len, whole), initial=len(first) - 1),)
+        self.launches = (*first, *itertools.chain(*whole), *keys)
         self.rest = tuple(rest)
 
     def _embed(self) -> Launch:

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
+from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.rows import norm_rows
+from orinllm.gpu.kernels.rows import halve, norm_rows
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.gpu.steps.lowering import Lowering, Wanted
-from orinllm.network.layer import Step
+from orinllm.network.layer import Linear, Step, X
+
+# X in halves, for products that no norm comes before.
+_HALVES = "x in halves"
 
 
 class RowList(Lowering):
@@ -29,6 +33,8 @@ class RowList(Lowering):
         super()._make(step)
         if step.norm is not None:
             self.halves(step.norm.out, self.memory.config.widths[step.source])
+        elif isinstance(step.operation, Linear) and step.source == X:
+            self.halves(_HALVES, self.memory.config.dim)
 
     def halves(self, name: str, width: int) -> Buffer:
         """Return the halves that a norm leaves for products."""
@@ -43,19 +49,32 @@ class RowList(Lowering):
     def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
         """Yield the norm before a step, if it has one, and its product."""
         yield from self._norm_before(layer, step)
+        plain, source = step.norm is None and step.source == X, step.source
+        if plain:
+            source = _HALVES
+            yield halve(self._values[source], self.x, self.memory.config.dim, self.count)
         product = RowProduct(
             step.operation.out,
             wanted.mode,
             self.weights(layer, step),
             wanted.out,
-            self._values[step.norm.out if step.norm else step.source],
+            self._values[step.norm.out if step.norm else source],
             self.count,
             biases=self.biases(layer, step),
             factor=wanted.factor,
             activation=wanted.activation,
-            of_hidden=step.source in self._gated,
+            of_hidden=plain or step.source in self._gated,
         )
         yield from self.products(product)
+
+    def layer_product(self, matrix: Weight, out: Buffer) -> Iterator[Launch]:
+        """See `Lowering`."""
+        halves = self.halves(_HALVES, self.memory.config.dim)
+        yield halve(halves, self.x, self.memory.config.dim, self.count)
+        pair = (out, halves)
+        yield from self.products(
+            RowProduct("layers", "STORE", (matrix,), *pair, self.count, of_hidden=True)
+        )
 
     def _norm_before(self, layer: int, step: Step) -> Iterator[Launch]:
         if step.norm is not None:

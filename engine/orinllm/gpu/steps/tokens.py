@@ -16,7 +16,7 @@ from orinllm.gpu.kernels.attention import (
     store_keys,
     warps_beside_gemvs,
 )
-from orinllm.gpu.kernels.buffers import PAGE, Parts
+from orinllm.gpu.kernels.buffers import PAGE, Parts, Weight
 from orinllm.gpu.kernels.gemv import Product, Tail, products
 from orinllm.gpu.kernels.joined import join_neighbours
 from orinllm.gpu.kernels.rows import embed_tokens
@@ -70,9 +70,11 @@ class TokenList(Lowering):
         *before, last = [
             join_neighbours(layer, signals, first) for layer, first in zip(apart, at, strict=False)
         ]
-        self.ends = (0, *itertools.accumulate(map(len, (*before, last))))
+        first = (embed, *self.embed_layers())
+        sizes = map(len, (*before, last))
+        self.ends = (*itertools.accumulate(sizes, initial=len(first) - 1),)
         self.ending = (*last, *self._choose())
-        self.launches = (embed, *itertools.chain(*before), *self.ending)
+        self.launches = (*first, *itertools.chain(*before), *self.ending)
 
     def _choose(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences
@@ -122,13 +124,19 @@ class TokenList(Lowering):
         )
         yield from products(self.memory.device, product)
 
+    def layer_product(self, matrix: Weight, out: Buffer) -> Iterator[Launch]:
+        """See `Lowering`."""
+        n, buffers = self.sequences, (out, self.x, self.state)
+        product = Product("layers", "STORE", (matrix,), *buffers, sequences=n)
+        yield from products(self.memory.device, product)
+
     def _attended_next(self, layer: int, step: Step) -> bool:
         steps = self.memory.config.layers[layer].steps
         return any(s.source == step.out and isinstance(s.operation, Attend) for s in steps)
 
     def store(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield what neighbours in one sequence need; attention of others stores their own."""
-        if self._together:
+        if self._together and self.memory.config.attentions[layer].reads is None:
             inputs = self.attention_inputs(layer, step)
             yield store_keys(inputs, self._splits[layer], self.state)
 
