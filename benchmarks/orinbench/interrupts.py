@@ -25,6 +25,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._held = self._came = False
+        self.name = "an interrupt"  # of what ended the run
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -45,7 +46,8 @@ class Interrupts:
         if self._came:
             raise KeyboardInterrupt
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
         if self._held:
             self._came = True
             return

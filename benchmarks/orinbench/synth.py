@@ -52,13 +52,12 @@ def write_synthetic(
 
     `context` is the tokens it says it was trained for, where not the shape's. Tensors are made and
     written in chunks, so memory stays small whatever the shape. Raises BenchError for an unknown
-    shape or quantization and when the disk is too small or fails.
+    shape or quantization, for a folder that is not there, and when the disk is too small or fails.
     """
     shape, quant = shape_named(shape_name), quant_named(quant_name)
     shape = replace(shape, context_length=context or shape.context_length)
     total = sum(n_bytes for *_, n_bytes, _ in _tensors(shape, quant))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
         if free < total + _MARGIN_BYTES:
             raise BenchError(
@@ -112,6 +111,10 @@ def cached_synthetic(
     try:
         open_model(path)
     except BenchError:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BenchError(f"{path.parent}: cannot be made: {error.strerror}") from error
         write_synthetic(path, shape, quant, seed, progress)
     return path
 

@@ -276,3 +276,9 @@ def test_progress_is_drawn_on_a_terminal_only() -> None:
 def test_a_new_architecture_needs_no_size_classes(tmp_path: Path) -> None:
     model = open_model(write(tmp_path / "m.gguf"))
     assert type_label(replace(model, architecture="new")) == "new ?B Q6_K"
+
+
+def test_no_folder_is_made_silently(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="m.gguf: cannot be written: No such file or directory"):
+        write_synthetic(tmp_path / "typo" / "m.gguf", "tiny", "Q6_K", 0)
+    assert not list(tmp_path.iterdir())

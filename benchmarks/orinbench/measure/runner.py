@@ -107,6 +107,7 @@ class Runner:
                 self.interrupts.hold()
         except KeyboardInterrupt:
             self.result.partial = True
+            self.talk.line(f"ended by {self.interrupts.name}; what was measured follows")
         finally:
             self.talk.close()
             for backend in self.backends:

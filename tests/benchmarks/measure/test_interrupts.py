@@ -32,6 +32,7 @@ def test_any_number_of_interrupts_keeps_the_results(
     (record,) = json.loads(out)
     assert record["partial"] and record["samples_ns"]
     assert "Traceback" not in err and "kept as run 1 of the history" in err
+    assert f"orinbench: ended by {number.name}; what was measured follows\n" in err
     runs = tmp_path / "tinygrad-orin" / "runs"
     assert list(runs.iterdir()) == [], "the journal outlives its results"
 
