@@ -279,6 +279,6 @@ def test_a_new_architecture_needs_no_size_classes(tmp_path: Path) -> None:
 
 
 def test_no_folder_is_made_silently(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="m.gguf: cannot be written: No such file or directory"):
+    with pytest.raises(BenchError, match=r"m\.gguf: cannot be written: No such file or directory"):
         write_synthetic(tmp_path / "typo" / "m.gguf", "tiny", "Q6_K", 0)
     assert not list(tmp_path.iterdir())

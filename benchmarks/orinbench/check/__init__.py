@@ -98,7 +98,7 @@ def run_check(
         fault = "the reference's logits have no spread: the model says nothing"
         return broken(candidate, generations, fault)
     verdict = judge(candidate.name, generations, wanted, noisy, arithmetic.name)
-    if layers.positions or layers.broken:
+    if layers.seen:
         return layers.added_to(verdict)
     if not reference.routed or verdict.passed:
         return verdict

@@ -42,13 +42,15 @@ class LayerError:
     position: float  # the widest
     column: float
     slope: float
+    positions: int
 
-    def failures(self, positions: int) -> Iterator[str]:
+    def failures(self) -> Iterator[str]:
         """Say which are wider than rounding explains."""
+        column = MOST_LAYER_COLUMN * (1 + 4 / self.positions)
         for value, most, what in (
             (self.width, MOST_LAYER, "its errors are"),
             (self.position, MOST_LAYER_POSITION, "the errors of a position are"),
-            (self.column, MOST_LAYER_COLUMN * (1 + 4 / positions), "the errors of a column are"),
+            (self.column, column, "the errors of a column are"),
             (self.slope, MOST_LAYER_SLOPE, "the errors' slope along what it adds is"),
         ):
             if not value <= most:
@@ -69,7 +71,7 @@ class LayerJudge:
         self._found: dict[str, list[tuple[Array, ...]]] = {}
         self.ties: list[str] = []
         self.broken: list[str] = []
-        self.positions = 0
+        self.seen = False  # whether the engine says what its layers are given
 
     def add(self, tokens: Sequence[int], generation: Generation) -> Way | None:
         """Judge what layers made of a text; return the experts that they took.
@@ -78,13 +80,12 @@ class LayerJudge:
         """
         if generation.layers is None:
             return None
+        self.seen = True
         x, last = generation.layers.astype(np.float64), len(generation.logits)
-        finite = [bool(np.isfinite(rows[-last:]).all()) for rows in x]
-        finite[0] &= bool(np.isfinite(x[:-1]).all())
+        finite = [bool(np.isfinite(rows).all()) for rows in (*x[:-1], x[-1, -last:])]
         if not all(finite):
             self.broken.append(f"what layer {finite.index(False)} is given is not finite")
             return None
-        self.positions += last
         embedded = self._exact.embedded(tokens)
         self._rounded.embedded(tokens)
         self._of_chunks.embedded(tokens)
@@ -118,7 +119,9 @@ class LayerJudge:
             gaps = gaps_of({layer: routed}, {layer: self._rounded.routed[layer]})
             taken |= self._settle(layer, (x, after), (error, noise), ties({layer: routed}, gaps))
         there = np.isfinite(after).all(-1)
-        self._keep(f"layer {layer}", *(of[there] for of in (error, noise, added)))
+        for name, rows in (("", there & ~chunks), (" of prompts", there & chunks)):
+            if rows.any():
+                self._keep(f"layer {layer}{name}", *(of[rows] for of in (error, noise, added)))
         return taken
 
     def _settle(
@@ -154,7 +157,7 @@ class LayerJudge:
     def added_to(self, verdict: Verdict) -> Verdict:
         """Return a verdict on logits and layers."""
         errors = self.errors()
-        said = [line for one in errors for line in one.failures(self.positions)]
+        said = [line for one in errors for line in one.failures()]
         failures = (*verdict.failures, *self.broken, *said)
         return replace(
             verdict,
@@ -182,4 +185,5 @@ def _error_of(name: str, error: Array, noise: Array, added: Array) -> LayerError
         float(np.sqrt(position.max())),
         float(np.sqrt(column.max())),
         float(abs(slopes[0]) / max(deviation, abs(slopes[1]))),
+        len(error),
     )
