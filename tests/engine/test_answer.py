@@ -575,3 +575,5 @@ def test_a_thought_goes_on_while_it_comes() -> None:
     parser = AnswerParser.for_template(_template(_QWEN35), _TOOLS)
     parser.push(f"So {_CALLS[_CODER]}")
     assert parser.push(" would").reasoning.endswith("</tool_call> would")
+    parser = AnswerParser.for_template(_template(_QWEN35), _TOOLS)
+    assert parser.push("A <tool_call> is</think>No.") == Delta("No.", "A <tool_call> is")

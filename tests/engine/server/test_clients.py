@@ -408,6 +408,15 @@ def test_a_cut_character_is_not_shown() -> None:
                 found = httpx.post(f"{server.url}/v1/{path}", json=more).json()["choices"][0]
                 text = found.get("text", (found.get("message") or {}).get("content"))
                 assert "�" not in text and "a 🦜".startswith(text)
+                with httpx.stream(
+                    "POST", f"{server.url}/v1/{path}", json={**more, "stream": True}
+                ) as stream:
+                    lines = [line[6:] for line in stream.iter_lines() if line[:7] == "data: {"]
+                parts = [json.loads(line)["choices"][0] for line in lines]
+                said = "".join(
+                    p.get("text") or p.get("delta", {}).get("content", "") for p in parts
+                )
+                assert said == text and parts[-1]["finish_reason"] in ("length", "stop")
     assert len(tokens) > 3  # the parrot is several tokens
 
 
