@@ -32,7 +32,6 @@ def environment(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("shape", "quant", "keys"),
     [
-        ("tiny", "Q4_0", "f16"),
         ("tiny-qwen3moe", "Q4_K", "q8_0"),
         ("qwen35", "Q8_0", "f16"),  # a gated delta net, and attention with gates
     ],
