@@ -56,16 +56,7 @@ class Sight:
         """Read an mmproj file for a language model on a device; raises BadInput, one line."""
         clip, projector = read_projector(path)
         _check(clip, projector, config, gguf)
-        encode: Encode
-        if device.split(":")[0] == "CPU":
-            from orinllm.cpu.encoder import CpuEncoder
-
-            encode = CpuEncoder(clip, projector.encoder)
-        else:
-            from orinllm.gpu.encoder import TensorEncoder
-
-            encode = TensorEncoder(clip, projector.encoder, device)
-        return Sight(clip, projector, encode)
+        return Sight(clip, projector, encoder_on(device, clip, projector))
 
     def picture(self, source: Any) -> Picture:
         """Return a picture of a file's bytes, of a path, of a PIL image or of an array.
@@ -171,6 +162,17 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
         return gguf, PROJECTORS[kind](ClipHeader(gguf))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def encoder_on(device: str, clip: GGUF, projector: Projector) -> Encode:
+    """Return what computes a projector's encoder on a device."""
+    if device.split(":")[0] == "CPU":
+        from orinllm.cpu.encoder import CpuEncoder
+
+        return CpuEncoder(clip, projector.encoder)
+    from orinllm.gpu.encoder import TensorEncoder
+
+    return TensorEncoder(clip, projector.encoder, device)
 
 
 def with_pictures(network: Network, mmproj: str | Path | None) -> Network:

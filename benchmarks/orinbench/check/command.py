@@ -11,6 +11,7 @@ import click
 
 from orinbench.check import Verdict, run_check, sample_prompts
 from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
+from orinbench.check.vision import Seen, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend
 from orinbench.measure.command import choose_backends, model_paths
@@ -26,6 +27,7 @@ from orinbench.options import (
     timeout_option,
 )
 from orinbench.talk import Talk, make_talk
+from orinllm.sight import encoder_on, read_projector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class CheckOptions(ModelOptions):
     timeout: float  # seconds
     cache_type_k: str
     cache_type_v: str
+    mmproj: str | None
     output: str
 
 
@@ -67,6 +70,7 @@ def _cache_type(of: str) -> Callable[[Command], Command]:
 @timeout_option("an answer")
 @_cache_type("k")
 @_cache_type("v")
+@click.option("--mmproj", metavar="FILE", help="Check the encoder of pictures of this file, too.")
 @output_form(["text", "json"])
 def check_command(**given: Any) -> int:
     """Check tokens and logits against a float64 reference.
@@ -78,6 +82,8 @@ def check_command(**given: Any) -> int:
     if (key := options.cache_type_k) != (value := options.cache_type_v):
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
     talk = make_talk(False)
+    if options.mmproj is not None:
+        read_projector(options.mmproj)
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
     names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
@@ -88,6 +94,14 @@ def check_command(**given: Any) -> int:
     reports: list[dict[str, Any]] = []
     died = interrupted = False
     try:
+        for name in names if options.mmproj else ():
+            if name.startswith("tinygrad:"):
+                talk.phase(f"{name}: checking {options.mmproj}")
+                seen = _check_encoder(name, str(options.mmproj), options.seed)
+                reports.append({"seed": options.seed, **asdict(seen)})
+                talk.close()
+                if options.output == "text":
+                    click.echo(f"{options.mmproj}: {seen.line()}")
         for model, name in itertools.product(models, names):
             talk.phase(f"{name}: checking {model.path}")
             try:
@@ -113,6 +127,12 @@ def check_command(**given: Any) -> int:
     if interrupted:
         return EXIT_INTERRUPTED
     return 1 if died else 0
+
+
+def _check_encoder(name: str, mmproj: str, seed: int) -> Seen:
+    clip, projector = read_projector(mmproj)
+    encode = encoder_on(name.removeprefix("tinygrad:"), clip, projector)
+    return check_encoder(name, Path(mmproj), encode, seed)
 
 
 def _check(

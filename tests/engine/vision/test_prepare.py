@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from tests.engine.vision import tiny
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -22,9 +24,9 @@ from orinllm.network.layer import X
 from orinllm.network.vision.encoder import Encoder, Free
 from orinllm.network.vision.idefics3 import _text
 from orinllm.network.vision.lowering import patches_of
-from orinllm.network.vision.pictures import ahead, pieces, uncut
+from orinllm.network.vision.pictures import Prepared, ahead, picture_of, pieces, uncut
 from orinllm.network.vision.prepare import decode, prepare
-from orinllm.sight import _decoder, read_projector
+from orinllm.sight import Sight, _decoder, read_projector
 
 TILE, LONGEST = 56, 168
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -168,6 +170,45 @@ def test_a_projector_that_is_not_supported_is_refused_by_name(tmp_path: Path) ->
     tiny.write_text(path, "gemma3")
     with pytest.raises(BadInput, match="architecture is 'gemma3'; clip was expected"):
         read_projector(path)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_a_tensor_that_nobody_reads_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """It is a variant's, which would be computed wrong; an encoder of sound beside is let be."""
+    path = tmp_path / "mmproj.gguf"
+    for name in ("v.pre_ln.weight", "mm.2.scale", "v.blk.0.attn_q_norm.weight", "a.blk.0.ln1.bias"):
+        with pytest.MonkeyPatch.context() as patched:
+            written = gguf.GGUFWriter.write_header_to_file
+
+            def more(self: gguf.GGUFWriter, name: str = name, then: Any = written) -> None:
+                self.add_tensor(name, np.ones(4, np.float32))
+                then(self)
+
+            patched.setattr(gguf.GGUFWriter, "write_header_to_file", more)
+            tiny.write_mmproj(path, kind)
+        if name.startswith("a."):
+            assert read_projector(path)[1].kind
+            continue
+        with pytest.raises(BadInput, match=f"mmproj.gguf: tensor {name} is not part of this"):
+            read_projector(path)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_what_stands_for_a_picture_in_a_template_that_knows_none(tmp_path: Path, kind: str) -> None:
+    """As the models' own processors write it around rows."""
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
+    clip, projector = read_projector(tmp_path / "mmproj.gguf")
+
+    def nothing(given: object) -> NDArray[np.float32]:
+        raise AssertionError
+
+    picture = picture_of("", Prepared((np.zeros((8, 8, 3), np.uint8),), (0, 0)), 1, nothing)
+    said = Sight(clip, projector, nothing).text_of(picture, bare=True)
+    wanted = {
+        "gemma3": "\n\n<start_of_image><end_of_image>\n\n",
+        "idefics3": "<fake_token_around_image><global-img><image><fake_token_around_image>",
+    }
+    assert said == wanted.get(kind, "<|vision_start|><|image_pad|><|vision_end|>")
 
 
 def test_pieces_cut_no_picture() -> None:

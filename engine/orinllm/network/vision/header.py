@@ -22,6 +22,8 @@ from orinllm.network.vision.encoder import (
 
 # Sizes that no encoder has: a file that says so is damaged.
 _MOST = 1 << 16
+# Beginnings of names of an encoder of sound, which a file may have beside that of pictures.
+_OTHERS = ("a.", "mm.a.")
 
 
 class ClipHeader:
@@ -29,6 +31,7 @@ class ClipHeader:
 
     def __init__(self, gguf: GGUF) -> None:
         self._metadata, self._tensors = gguf.metadata, gguf.tensors
+        self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return clip.vision.KEY; without a default a missing key is BadInput."""
@@ -75,6 +78,7 @@ class ClipHeader:
         """Return a tensor's shape, rows first."""
         if name not in self._tensors:
             raise BadInput(f"tensor {name} is missing")
+        self._read.add(name)
         return self._tensors[name].shape
 
     def has(self, name: str) -> bool:
@@ -111,7 +115,18 @@ class ClipHeader:
             free,
         )
         self._check(encoder, shape)
+        self._refuse_unread()
         return encoder
+
+    def _refuse_unread(self) -> None:
+        """Raise BadInput for a tensor of the encoder or the projector that nothing reads."""
+        names = (name for name in self._tensors if not name.startswith(_OTHERS))
+        if unread := [name for name in names if name not in self._read]:
+            others = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+            raise BadInput(
+                f"tensor {unread[0]}{others} is not part of this projector as it is supported: "
+                "the file is of a variant that would be computed wrong"
+            )
 
     def _check(self, encoder: Encoder, shape: Shape) -> None:
         width, patch = shape.width, shape.patch

@@ -1,0 +1,81 @@
+"""The float64 reference of encoders, and the gate that judges by it.
+
+`transformers` judges the reference (recorded.npz), and the reference the encoders, in sizes that
+the record has not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.engine.vision import tiny
+
+from orinbench.check.reference_vision import VisionReference
+from orinbench.check.vision import Encode, Pixels, check_encoder
+from orinbench.errors import BenchError
+from orinllm.network.vision.pictures import Floats
+from orinllm.network.vision.prepare import prepare
+from orinllm.sight import encoder_on, read_projector
+
+RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
+
+
+@pytest.fixture(scope="module", params=tiny.KINDS)
+def mmproj(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reference") / f"{request.param}.gguf"
+    tiny.write_mmproj(path, request.param)
+    return path
+
+
+def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
+    kind, reference = mmproj.stem, VisionReference(mmproj)
+    _, projector = read_projector(mmproj)
+    pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
+    tiles = [t for p in pictures for t in prepare(p, projector.way, projector.sizes)[0]]
+    rows = np.concatenate([reference.rows(np.asarray(tile)) for tile in tiles])
+    assert np.abs(rows - RECORDED[f"{kind}.rows"]).max() < 1e-5
+
+
+def test_the_gate_passes_an_encoder_in_other_sizes(mmproj: Path) -> None:
+    encode = encoder_on("CPU", *read_projector(mmproj))
+    seen = check_encoder("tinygrad:CPU", mmproj, encode, 1)
+    assert seen.passed and seen.allowed < 1e-5, seen
+
+
+def test_the_gate_fails_small_errors(tmp_path: Path) -> None:
+    """A row of a hundred parts off, all a thousandth off, a row too few, and no numbers.
+
+    Halves are let be where single floats are not.
+    """
+    path = tmp_path / "idefics3.gguf"
+    tiny.write_mmproj(path, "idefics3")
+    encode = encoder_on("CPU", *read_projector(path))
+
+    def one_row(tiles: Sequence[Pixels]) -> Floats:
+        rows = encode(tiles)
+        rows[3] *= np.float32(1.02)
+        return rows
+
+    wrongs: tuple[Encode, ...] = (
+        one_row,
+        lambda tiles: encode(tiles) * np.float32(1.001),
+        lambda tiles: encode(tiles)[1:],
+        lambda tiles: encode(tiles) * np.float32(np.nan),
+    )
+    for wrong in wrongs:
+        assert not check_encoder("tinygrad:CPU", path, wrong, 1).passed
+    assert not check_encoder("tinygrad:NV", path, one_row, 1).passed
+    halves = check_encoder(
+        "tinygrad:NV", path, lambda t: encode(t).astype(np.float16).astype(np.float32), 2
+    )
+    assert halves.passed and 1e-4 < halves.allowed < 0.01, halves
+
+
+def test_a_projector_that_the_reference_does_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    tiny.write_mmproj(path, "gemma3")
+    path.write_bytes(path.read_bytes().replace(b"gemma3", b"pixtrl"))
+    with pytest.raises(BenchError, match="knows no projector 'pixtrl'"):
+        VisionReference(path)
