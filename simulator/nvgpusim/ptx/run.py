@@ -227,6 +227,7 @@ class Run:
         ready = missing == 0
         if st.shadow is not None:
             self.owe(at, lanes, missing)
+            self.owing[at][lanes[ready]] = False
         self.meeting[at] = lanes[~ready]
         st.m = lanes[ready]
         return bool(ready.any())
@@ -241,11 +242,11 @@ class Run:
 
     def owe(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
         """Note lanes that others wait for at block `at` and that have more to do than to exit."""
+        owing = self.owing.setdefault(at, np.zeros(self.st.n, bool))
         if self.blocks[at].instrs[0].op not in MASKED:
             return
         warps = np.zeros(int(self.st.warp[-1]) + 1, np.uint32)
         np.bitwise_or.at(warps, self.st.warp[lanes], missing)
-        owing = self.owing.setdefault(at, np.zeros(self.st.n, bool))
         for front in self.fronts or [self.groups]:
             for there, others in front.items():
                 if there > at and others is not None and not self.exits(there):
@@ -261,7 +262,7 @@ class Run:
 
     def absent(self, at: int, lanes: Lanes) -> None:
         """Tell the sanitizer of lanes that were to execute block `at`'s first instruction."""
-        st, owing = self.st, self.owing.pop(at, None)
+        st, owing = self.st, self.owing.get(at)
         if st.shadow is None or st.live is None or owing is None:
             return
         gone = owing & ~st.live
