@@ -5,13 +5,15 @@ terminal or to ssh is nothing to it. The same command watches a unit that runs, 
 power cut ended one: a disk that this program has made is not made again. disko makes the disk, the
 flake goes to /etc/nixos of the new system, nixos-install copies the system that the stick carries.
 The image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "flake", "labels",
-"script", "system"}. Runs as root.
+"script", "system", "supplicant"}. Runs as root.
 """
 
 import argparse
+import configparser
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,15 @@ PARTITIONS = {"root": "disk-orin-root", "boot": "disk-orin-boot"}
 #: File of the new root that is there until the installation is done.
 BEGUN = ".orin-install"
 CONNECTIONS = Path("etc/NetworkManager/system-connections")
+#: What a host of systemd-networkd has instead: NixOS' networking.wireless reads it.
+SUPPLICANT = Path("etc/wpa_supplicant/imperative.conf")
+#: wpa_supplicant's lines for the security that NetworkManager names; SAE (WPA3) demands protected
+#: management frames, and a password of WPA2 may be one of WPA3 too.
+SECURITY = {
+    "none": "key_mgmt=NONE",
+    "wpa-psk": "key_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n  ieee80211w=1",
+    "sae": "key_mgmt=SAE\n  ieee80211w=2",
+}
 #: Kinds of disks, the best first.
 KINDS = ("nvme", "emmc", "sd", "usb")
 
@@ -53,7 +64,10 @@ class Disk:
 
 @dataclass(frozen=True)
 class Job:
-    """Installation job. script: disko's for TARGET. system: what the stick carries, or None."""
+    """Installation job. script: disko's for TARGET. system: what the stick carries, or None.
+
+    supplicant: the host reads SUPPLICANT, and has no NetworkManager.
+    """
 
     host: str
     name: str
@@ -62,6 +76,7 @@ class Job:
     labels: list[str]
     script: str
     system: str | None
+    supplicant: bool = False
 
 
 def kind_of(block: Path) -> str | None:
@@ -210,6 +225,51 @@ def copy_flake(source: str, target: Path) -> None:
             path.chmod(path.stat().st_mode | 0o200)
 
 
+def supplicant_network(keyfile: str) -> str | None:
+    """A Wi-Fi of NetworkManager's as wpa_supplicant writes it; None for what has no password."""
+    read = configparser.ConfigParser(interpolation=None, strict=False, delimiters=("=",))
+    read.read_string(keyfile)
+    if not read.has_option("wifi", "ssid"):
+        return None
+    # GKeyFile's escapes; a name that is no text is numbers, each with a semicolon.
+    escapes = {"s": " ", "t": "\t", "n": "\n", "r": "\r"}
+
+    def plain(text: str) -> str:
+        return re.sub(r"\\(.)", lambda hit: escapes.get(hit[1], hit[1]), text)
+
+    ssid = read["wifi"]["ssid"]
+    is_bytes = re.fullmatch(r"(\d{1,3};)+", ssid)
+    name = bytes(map(int, ssid.split(";")[:-1])) if is_bytes else plain(ssid).encode()
+    security = SECURITY.get(read.get("wifi-security", "key-mgmt", fallback="none"))
+    password = plain(read.get("wifi-security", "psk", fallback=""))
+    if security is None or (password == "") != (security == SECURITY["none"]):
+        return None
+    lines = [f"ssid={name.hex()}", security]
+    if password:
+        is_key = re.fullmatch("[0-9a-fA-F]{64}", password)
+        lines.append(f"psk={password}" if is_key else f'psk="{password}"')
+    if read.get("wifi", "hidden", fallback="false") == "true":
+        lines.append("scan_ssid=1")
+    return "network={\n  " + "\n  ".join(lines) + "\n}\n"
+
+
+def write_supplicant(root: Path, mount: Path) -> None:
+    """Keep the installer's Wi-Fi for a host of systemd-networkd; says which cannot be kept."""
+    networks = []
+    for path in sorted((root / CONNECTIONS).glob("*")):
+        keyfile = path.read_text()
+        network = supplicant_network(keyfile)
+        if network is not None:
+            networks.append(network)
+        elif "[wifi]" in keyfile:
+            print(f"orin-install: Wi-Fi {path.stem} has no plain password: it is not kept")
+    if networks:
+        target = mount / SUPPLICANT
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.touch(mode=0o600)
+        target.write_text("".join(networks))
+
+
 def copy_connections(root: Path, mount: Path) -> None:
     """Keep the networks that the installer was told of: Wi-Fi above all, its password with it."""
     source, target = root / CONNECTIONS, mount / CONNECTIONS
@@ -229,7 +289,7 @@ def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
         make_disk(job, disk, root)
     nixos = mount / "etc/nixos"
     copy_flake(job.flake, nixos)
-    copy_connections(root, mount)
+    (write_supplicant if job.supplicant else copy_connections)(root, mount)
     built = ["--flake", f"path:{nixos}#{job.host}"]
     what = built if job.system is None else ["--system", job.system]
     flags = ("--no-root-passwd", "--no-channel-copy")

@@ -46,6 +46,8 @@ let
           inherit host user;
           name = config.networking.hostName;
           flake = "${flake}";
+          supplicant =
+            config.networking.wireless.allowAuxiliaryImperativeNetworks && !config.networking.networkmanager.enable;
           labels = lib.filter (label: label != null) (lib.attrValues disk);
           script = lib.getExe (layout.script pkgs disk);
           system = if carry then "${config.system.build.toplevel}" else null;

@@ -261,8 +261,20 @@ in
       };
     };
     networking.firewall.enable = lib.mkDefault true;
-    # It has the networks that the installer was told of, Wi-Fi too: /etc/NetworkManager/system-connections.
+    # Either has the Wi-Fi that the installer was told of: /etc/NetworkManager/system-connections, or
+    # /etc/wpa_supplicant/imperative.conf beside systemd-networkd.
     networking.networkmanager.enable = lib.mkDefault (!config.networking.useNetworkd);
+    networking.wireless =
+      lib.mkIf
+        (
+          config.networking.useNetworkd
+          && !config.networking.networkmanager.enable
+          && !config.networking.wireless.iwd.enable
+        )
+        {
+          enable = lib.mkDefault true;
+          allowAuxiliaryImperativeNetworks = lib.mkDefault true;
+        };
     # A sixth of the time that an evaluation takes, on the board too.
     documentation.nixos.enable = lib.mkDefault false;
     services.timesyncd.enable = lib.mkDefault (!config.services.chrony.enable);

@@ -122,6 +122,25 @@ def test_the_hosts_have_derivations_and_the_old_name_is_orin(flake: Flake) -> No
     assert len(set(hosts.values())) == 3
 
 
+def test_a_host_of_networkd_reads_the_installers_wifi(flake: Flake) -> None:
+    """Nothing is forced on one with NetworkManager or iwd, and all of them have a system."""
+    said = flake(
+        "nixosConfigurations.orin-minimal",
+        """h: map (more: let
+          networking = { useNetworkd = true; } // more;
+          inherit (h.extendModules { modules = [ { inherit networking; } ]; }) config;
+          bad = builtins.filter (each: !each.assertion) config.assertions;
+        in {
+          bad = map (each: each.message) bad;
+          reads = config.networking.wireless.allowAuxiliaryImperativeNetworks;
+          runs = config.systemd.services.wpa_supplicant.serviceConfig.ExecStartPre or [ ] != [ ];
+        }) [ { } { networkmanager.enable = true; } { wireless.iwd.enable = true; } ]""",
+    )
+    assert [each["bad"] for each in said] == [[], [], []]
+    assert [each["reads"] for each in said] == [True, False, False]
+    assert said[0]["runs"]
+
+
 def test_one_option_makes_a_host_of_jetpack_7(flake: Flake) -> None:
     """Its kernel, CUDA, llama.cpp and kernels made ahead are of L4T r39; nothing refuses it."""
     said = flake(

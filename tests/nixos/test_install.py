@@ -112,6 +112,41 @@ def test_one_yes_and_the_rest_needs_nobody(
     assert not (root / "mnt/.orin-install").exists()
 
 
+@pytest.mark.parametrize(
+    ("keyfile", "lines"),
+    [
+        ('ssid=Caf\u00e9\n[wifi-security]\nkey-mgmt=wpa-psk\npsk=a\\\\b;"c%\n', ['psk="a\\b;"c%"']),
+        (
+            "ssid=67;97;102;195;169;\n[wifi-security]\nkey-mgmt=sae\npsk=12345678\n",
+            ["ieee80211w=2"],
+        ),
+        (
+            f"ssid=Caf\u00e9\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={'0a' * 32}\n",
+            ["psk=" + "0a" * 32],
+        ),
+        ("ssid=Caf\u00e9\nhidden=true\n", ["key_mgmt=NONE", "scan_ssid=1"]),
+    ],
+)
+def test_a_host_of_networkd_keeps_the_wifi(job: Path, keyfile: str, lines: list[str]) -> None:
+    """In wpa_supplicant's words, for its eyes alone; a company's login is not kept."""
+    given = {**json.loads(os.environ["ORIN_INSTALL"]), "supplicant": True}
+    root = board(job / "root", nvme0n1=10**12)
+    told = root / "etc/NetworkManager/system-connections"
+    told.mkdir(parents=True)
+    (told / "attic.nmconnection").write_text(f"[connection]\nid=attic\n[wifi]\n{keyfile}")
+    (told / "work.nmconnection").write_text("[wifi]\nssid=w\n[wifi-security]\nkey-mgmt=wpa-eap\n")
+    (told / "wire.nmconnection").write_text("[ethernet]\n")
+    disk = install.choose(install.disks(root), None)
+    install.install(install.Job(**given), disk, root)
+    kept = root / "mnt/etc/wpa_supplicant/imperative.conf"
+    text = kept.read_text()
+    # "Caf\u00e9" in UTF-8.
+    assert text.count("network={") == 1 and "  ssid=436166c3a9\n" in text
+    assert all(f"  {line}\n" in text for line in lines), text
+    assert kept.stat().st_mode & 0o777 == 0o600 and kept.parent.stat().st_mode & 0o777 == 0o700
+    assert not (root / "mnt/etc/NetworkManager").exists()
+
+
 def test_what_cannot_be_is_one_line_and_writes_nothing(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
