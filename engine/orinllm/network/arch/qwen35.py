@@ -22,7 +22,7 @@ from orinllm.network.arch.decoder import (
     plain_attention,
 )
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import rope_of, with_axes
 from orinllm.network.config import Config
 from orinllm.network.layer import (
     Activation,
@@ -41,7 +41,8 @@ _INTERVAL = 4
 def qwen35(header: Header) -> Config:
     """Return the Config of a Qwen3.5: gated delta nets, and attention with gates."""
     heads, recurrent = heads_of(header), _recurrent(header)
-    plain = plain_attention(rope_of(header, heads.head_dim, interleaved=False), qk_norm=True)
+    rope = with_axes(header, rope_of(header, heads.head_dim, interleaved=False), mixed=True)
+    plain = plain_attention(rope, qk_norm=True)
     net = _delta_net(header)
 
     def attention(index: int, heads: Heads) -> Attention:
