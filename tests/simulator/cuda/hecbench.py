@@ -38,7 +38,14 @@ def run(folder: Path, arguments: list[str], seconds: float, sanitize: str) -> st
         goal = Path(scratch, "program")
         stand_in = build(headers(), cache_directory())
         command = [nvcc(), *GENERATED, "-g", "-O3", "-std=c++17", "-cudart", "none", "-w"]
-        command += ["-I../include", *sources(folder), f"-L{stand_in}", "-lcudart", "-lcuda"]
+        command += [
+            "-expt-relaxed-constexpr",
+            "-I../include",
+            *sources(folder),
+            f"-L{stand_in}",
+            "-lcudart",
+            "-lcuda",
+        ]
         command += ["-o", goal]
         made = subprocess.run(
             list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False
