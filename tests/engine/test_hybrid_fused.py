@@ -205,3 +205,18 @@ def test_states_go_where_their_text_goes() -> None:
     assert (whole.cached, whole.pages.slot, whole.resumes) == (len(ids), slot, None)
     alike = store.begin([*ids, 3], len(ids) + 1)
     assert alike is not None and alike.cached == 2 * PAGE and alike.pages.slot != slot
+
+
+def test_a_text_whose_states_are_gone_begins_anew() -> None:
+    """Its pages are known still, the last one too; without states none of them is of use."""
+    store, ids = PagedStore(8, StateSlots(1, 0)), list(range(100, 100 + 2 * PAGE + 9))
+    held = list[set[int]]()
+    for text in (ids, [1, 2, 3]):
+        lease = store.begin(text, len(text))
+        assert lease is not None
+        held.append({*lease.pages})
+        lease.started = len(text)
+        store.commit(lease, text, len(text))
+        store.end(lease)
+    again = store.begin([*ids, 7], len(ids) + 1)
+    assert again is not None and again.cached == 0 and not held[0] & {*again.pages}
