@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine import hybrid_models
 from tests.engine.conftest import Load
+from tests.engine.emulated_buffers import read as whole
 from tests.engine.hybrid_models import MODELS, PROMPT
 from tests.engine.test_hybrid import Listener
 
@@ -68,7 +69,7 @@ def test_logits_are_the_references(
     executor.step(PROMPT[2], 2)
     assert off(executor.logits(), reference.logits(PROMPT[:3])[-1]) < limit
     lengths = [41, 62, 3, 0]
-    read(executor, (20, 21, 22, 41), states=0)
+    read(executor, (20, 21, 24, 41), states=0)
     executor.place([1], 1)
     executor.begin(PROMPT[:62], 0)
     assert off(executor.logits(), reference.logits(PROMPT[:62])[-1]) < limit
@@ -87,6 +88,10 @@ def test_logits_are_the_references(
     read(executor, (9,), states=0)
     executor.step(PROMPT[9], 9)
     assert off(executor.logits(), reference.logits(PROMPT[:10])[-1]) < limit
+    if executor.memory.states is not None:  # a copy is one of all of them
+        executor.copy_states(0, 3)
+        slots = whole(executor.memory.states).reshape(6, -1)
+        np.testing.assert_array_equal(slots[3], slots[0])
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "gemma4"])
