@@ -135,6 +135,9 @@ def test_a_host_of_networkd_keeps_the_wifi(job: Path, keyfile: str, lines: list[
     told.mkdir(parents=True)
     (told / "attic.nmconnection").write_text(f"[connection]\nid=attic\n[wifi]\n{keyfile}")
     (told / "work.nmconnection").write_text("[wifi]\nssid=w\n[wifi-security]\nkey-mgmt=wpa-eap\n")
+    # Its password is asked for at each start.
+    asked = "[wifi]\nssid=a\n[wifi-security]\nkey-mgmt=sae\npsk-flags=2\n"
+    (told / "asked.nmconnection").write_text(asked)
     (told / "wire.nmconnection").write_text("[ethernet]\n")
     disk = install.choose(install.disks(root), None)
     install.install(install.Job(**given), disk, root)
