@@ -326,6 +326,8 @@ def _read_tokens(stem: str, name: str, text: str) -> Delta:
 def test_control_tokens_reach_the_parser_that_knows_them_and_no_reader() -> None:
     text = f"Ja.{_CALLS[_GEMMA]}<|turn>é🦙"
     assert _read_tokens(_GEMMA, "gemma-4", text) == Delta("Ja.é🦙", "", (_WEATHER,))
+    thought = "<|channel>thought\nHm.<channel|>Ja."  # a mark that is a token and a word
+    assert _read_tokens(_GEMMA, "gemma-4", thought) == Delta("Ja.", "Hm.")
     assert _read_tokens(_QWEN3, "qwen2", "<|im_start|>é🦙") == Delta("é🦙")
 
 
@@ -412,7 +414,7 @@ def _own_words(template: ChatTemplate, message: dict[str, Any]) -> str:
 
 # What parsers trip over: quotes, lines, brackets, texts that look like numbers, nested values.
 _WORDS = 'He said "a\'s" <b> {x} [y],\nthen: π 🦙'
-_HARD = {"place": "12", "seats": 4, "who": ["Ann", "Bo"], "note": _WORDS, "more": {"a": [1, "b"]}}
+_HARD = {"place": "12", "seats": 4, "who": ["Ann", "12"], "note": _WORDS, "more": {"a": [1, "b"]}}
 # Templates that say less: no second call, or words apart from their own marks.
 _ONE_CALL = {
     *("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b"),

@@ -238,7 +238,7 @@ class _Marked(AnswerParser):
 
     def _thought_calls(self) -> Sequence[str]:
         """Return the marks of calls that end reasoning: models forget to close it."""
-        return self._format.begins(True) if self._format and not self._frame.opens else ()
+        return self._format.begins(True) if self._format else ()
 
     def _pass(self, mark: str, reasoning: bool) -> bool:
         self._buffer = self._buffer[len(mark) :]
