@@ -29,7 +29,7 @@ from .streams import Operation, Streams, Touch, copied, launched
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
 STREAM, WRONG = 12, 13
 TAKEN, GIVEN = 2, 3
-"""What a stream does to a buffer, beside reading (0) and writing it: its life begins or ends."""
+"""Beside reading (0) and writing a buffer (1): a stream begins its life, or ends it."""
 INVALID, NO_MEMORY, BAD_SIZE, NO_SYMBOL, NO_KERNEL = 1, 2, 9, 13, 98
 NO_IMAGE, ILLEGAL_ADDRESS, ASSERTED, MISALIGNED, BAD_SPACE = 209, 700, 710, 716, 717
 LAUNCH_FAILED, NOT_SUPPORTED = 719, 801

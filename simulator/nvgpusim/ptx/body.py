@@ -24,7 +24,7 @@ from .tree import (
 )
 
 _HEADERS = re.compile(r"/(targets/[^/]+|(cuda[^/]*|cu\d+)(/bin/\.\.)?)/include/")
-"""Where a toolkit and NVIDIA's wheels have their headers."""
+"""The folders of a toolkit's headers, and of NVIDIA's wheels."""
 _SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
 """Functions that the driver provides: bits of their results and parameters."""
 
