@@ -70,7 +70,7 @@ class RoundedReference(Reference):
 
     def __init__(self, model: ModelInfo, arithmetic: Arithmetic, context: int) -> None:
         super().__init__(model, context=context)
-        self._arithmetic = arithmetic
+        self.arithmetic = arithmetic
 
     def like(self, exact: Reference, tokens: Sequence[int], last: int) -> Array:
         """Return the logits of the tokens with the experts that `exact` took for them last."""
@@ -88,14 +88,14 @@ class RoundedReference(Reference):
 
     def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
         type_ = self.model.tensors[f"{name}.weight"].type
-        rounding = self._arithmetic.others if type_ in UNQUANTIZED else self._arithmetic.rounding
+        rounding = self.arithmetic.others if type_ in UNQUANTIZED else self.arithmetic.rounding
         # Engines keep such weights as halves, which errs as much as if x were rounded so.
         rounding = _half if type_ == GGMLQuantizationType.F32 else rounding
         return super()._linear(rounding(x), name, expert)
 
     def _kept(self, x: Array) -> Array:
-        return self._arithmetic.kept(x)
+        return self.arithmetic.kept(x)
 
     def _norm(self, x: Array, name: str) -> Array:
-        others = self._arithmetic.others
+        others = self.arithmetic.others
         return others(super()._norm(others(x), name))

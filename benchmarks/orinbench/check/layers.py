@@ -65,7 +65,8 @@ class LayerJudge:
 
     def __init__(self, exact: Reference, rounded: RoundedReference, context: int) -> None:
         self._exact, self._rounded = exact, rounded
-        self._of_chunks = RoundedReference(exact.model, HALF_WEIGHTS, context)
+        of_chunks = replace(HALF_WEIGHTS, kept=rounded.arithmetic.kept)  # their cache is the same
+        self._of_chunks = RoundedReference(exact.model, of_chunks, context)
         for one in (self._rounded, self._of_chunks):
             one.share(self._exact)
         self._found: dict[str, list[tuple[Array, ...]]] = {}
