@@ -21,7 +21,7 @@ _TIMES = {np.float16: 4.0, np.float32: 32.0}
 
 @dataclass(frozen=True)
 class Seen:
-    """What a check found: root mean squares of errors, as shares of that of the rows."""
+    """The result of a check: root mean squares of errors, as shares of that of the rows."""
 
     backend: str
     mmproj: str

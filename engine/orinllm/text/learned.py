@@ -145,7 +145,7 @@ def learn(render: Render) -> Learning | None:
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the words of an answer. opens: before them; closes: marks behind them.
+    """The words around those of an answer. opens: before them; closes: marks behind them.
 
     Both are empty where an answer is its words and nothing else.
     """
