@@ -90,8 +90,8 @@ def test_logits_are_the_references(
     assert off(executor.logits(), reference.logits(PROMPT[:10])[-1]) < limit
     if executor.memory.states is not None:  # a copy is one of all of them
         executor.copy_states(0, 3)
-        slots = whole(executor.memory.states).reshape(6, -1)
-        np.testing.assert_array_equal(slots[3], slots[0])
+        states = whole(executor.memory.states).reshape(6, -1)
+        np.testing.assert_array_equal(states[3], states[0])
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "gemma4"])

@@ -111,7 +111,8 @@ def by_halves(x: Array) -> Array:
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
     scale = scale.astype(np.float16).astype(np.float64)
-    return (np.round(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+    rounded: Array = np.round(blocks / np.where(scale > 0, scale, 1)) * scale
+    return rounded.reshape(x.shape)
 
 
 def test_a_swap_that_came_along_with_others_is_taken_back(tmp_path: Path) -> None:
