@@ -62,12 +62,13 @@ class FailAt:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished script: what it said, its stderr, exit status, and the model's report."""
+    """A finished script: what it said, its stderr, exit status, the model's report, its stdout."""
 
     said: dict[str, Any]
     stderr: str
     status: int
     report: dict[str, Any]
+    stdout: str = ""
 
     @property
     def notes(self) -> list[str]:
@@ -114,7 +115,7 @@ def tegra(python: Python, tmp_path: Path) -> Tegra:
                 said |= json.loads(line[5:])
         lines = report.read_text().splitlines() if report.exists() else []
         entry = json.loads(lines[0]) if lines else {"faults": [], "notes": [], "leaks": []}
-        result = Run(said, done.stderr, done.returncode, entry)
+        result = Run(said, done.stderr, done.returncode, entry, done.stdout)
         if clean:
             assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
             found = (entry["faults"], result.notes)
