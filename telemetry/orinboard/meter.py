@@ -35,7 +35,8 @@ class Sample:
     """Rails at one moment: `seconds` of CLOCK_BOOTTIME, `awake` of CLOCK_MONOTONIC.
 
     `hung`: reading took so long that nobody knows which moment the values are of. `blur`: seconds
-    of the chip's cycle, anywhere in which a value may have been converted.
+    of the chip's cycle, anywhere in which a value may have been converted. `span`: seconds around
+    the moment in which all values were, the time of reading them included.
     """
 
     seconds: float
@@ -43,6 +44,7 @@ class Sample:
     rails: tuple[Rail, ...]
     hung: bool = False
     blur: float = 0.0
+    span: float = 0.0
 
     @property
     def counted(self) -> dict[str, Rail]:

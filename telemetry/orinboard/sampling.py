@@ -160,7 +160,9 @@ class Sampling:
         self._read_seconds += (took - self._read_seconds) / 8
         # The sensors are read one after the other: the middle of it is the time of all.
         back = (ended - self._power.began) / 2 + self._power.lag_seconds
-        return Sample(after - back, ended - back, rails, blur=self._power.update_seconds)
+        blur = self._power.update_seconds
+        span = ended - self._power.began + blur
+        return Sample(after - back, ended - back, rails, blur=blur, span=span)
 
     def _rails(self, now: float) -> tuple[Rail, ...]:
         probe = now >= self._next_probe

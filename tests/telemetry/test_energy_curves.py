@@ -22,6 +22,7 @@ from orinboard.readings import Rail
 from orinboard.replay import Stage
 from orinboard.sampling import Clock, Sampling, Status, due_times
 from orinexporter.scenario import HWMON
+from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
 STEP = 1e-4
@@ -226,8 +227,11 @@ def exact(curve: Curve, bench: Bench) -> float:
     return curve.joules(last.seconds) - curve.joules(first.seconds)
 
 
-@pytest.mark.parametrize("name", BOARDS)
-@pytest.mark.parametrize("waits", [True, False], ids=["driver that waits", "driver that does not"])
+#: An INA238's driver never waits.
+KINDS_OF_DRIVERS = [(name, waits) for name in BOARDS for waits in (True, False)[name == "Thor" :]]
+
+
+@pytest.mark.parametrize(("name", "waits"), KINDS_OF_DRIVERS)
 def test_a_hundred_curves(benches: Callable[..., Bench], name: str, waits: bool) -> None:
     bench = benches(name, 0, waits)
     t = np.arange(round((SECONDS + 1.2) / STEP)) * STEP
@@ -255,6 +259,72 @@ def test_a_hundred_curves(benches: Callable[..., Bench], name: str, waits: bool)
     total = len(CURVES) * COUNT
     print(f"{name}: {good} of {total} below {BOUND:.1%}, {inside} inside their interval")
     assert good >= 0.95 * total and 0.94 * total <= inside
+
+
+#: Watts of an AGX Orin by phase, and what a turn of the server is: (phase, seconds).
+PHASE_WATTS = {"prefill": 50.0, "decode": 30.0, IDLE: 8.0}
+
+
+def turns(draw: random.Random, seconds: float) -> list[list[tuple[str, float, float]]]:
+    """Turns of eight clients: a prompt's piece, a step, at times a pause; (phase, begin, end)."""
+    found, at = [], 0.6
+    while at < seconds:
+        prefill, decode = draw.uniform(0.005, 0.06), draw.uniform(0.01, 0.08)
+        middle, end = at + prefill, at + prefill + decode
+        found.append([("prefill", at, middle), ("decode", middle, end)])
+        at = end + draw.choice((0.0, 0.0, 0.03))
+    return found
+
+
+@pytest.mark.parametrize("interval", [None, 0], ids=["as it starts", "fast rails"])
+def test_joules_by_phase_on_a_chip_that_waits(
+    benches: Callable[..., Bench], interval: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading an AGX Orin's rails takes three of the chip's cycles, in which phases alternate."""
+    draw = random.Random(7)
+    bench, left = benches("AGX Orin", interval), turns(draw, 30.0)
+    watts = np.full(round(32 / STEP), PHASE_WATTS[IDLE])
+    parts = [part for turn in left for part in turn]
+    for phase, begin, end in parts:
+        watts[round(begin / STEP) : round(end / STEP)] = PHASE_WATTS[phase]
+    bench.draw(Curve(watts), draw)
+    now = [0.0]
+    monkeypatch.setattr("orinllm.server.energy.time.monotonic", lambda: now[0])
+    energy = PhaseEnergy(lambda: bool(left) and left[0][0][1] <= now[0])
+    began: list[float] = []
+
+    def clock() -> float:
+        return bench.clock.now / 1e6
+
+    def sleep(wanted: float) -> None:
+        bench.clock.now += wanted * 1e6 + draw.uniform(*LATE)
+
+    def wait(wanted: float) -> bool:
+        sleep(wanted)
+        return clock() > 31
+
+    def take(sample: Sample, status: Status) -> None:
+        while left and left[0][-1][2] <= clock():
+            turn = left.pop(0)
+            now[0] = turn[-1][2]
+            for phase, begin, end in turn:
+                energy.worked(phase, end - begin)
+        now[0] = clock()
+        began.append(sample.seconds)
+        energy.took(sample, status.max_gap)
+
+    Sampling(bench.roots, HERTZ, clock=Clock(clock, clock, sleep), draw=draw).run(wait, take)
+    (family, _) = energy.collect()
+    found = {sample.labels["phase"]: sample.value for sample in family.samples}
+    true = dict.fromkeys(PHASE_WATTS, 0.0)
+    for phase, begin, end in parts:
+        true[phase] += PHASE_WATTS[phase] * max(end - max(begin, began[0]), 0.0)
+    print({phase: f"{found[phase] / true[phase] - 1:+.1%}" for phase in ("prefill", "decode")})
+    for phase in ("prefill", "decode"):
+        assert found[phase] == pytest.approx(true[phase], rel=0.03), phase
+    # What is shared ends in the idle second after the last turn.
+    idle_seconds = began[-1] - began[0] - sum(end - begin for _, begin, end in parts)
+    assert abs(found[IDLE] - PHASE_WATTS[IDLE] * idle_seconds) < 0.01 * sum(true.values()) + 8 * 0.6
 
 
 def test_few_samples_have_no_interval_and_more_a_wider_one() -> None:

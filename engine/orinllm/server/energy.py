@@ -23,10 +23,12 @@ HERTZ = 50.0
 # Samples over which the power of each phase is remembered, and watts that one of which nothing is
 # known yet is taken to differ from the others by no more than noise.
 _MEMORY, _RIDGE = 500, 1e-3
-# Seconds that an INA3221's value is of, as a board begins: a conversion, and the wait for it.
+# Seconds that a value is of at least: two conversions of an INA3221, as a board begins.
 _SPAN = 0.002
 # Seconds between the words of one turn: no turn is so short.
 _TURN = 0.001
+# Seconds of turns that are kept beyond the newest step: spans are shorter.
+_LONGEST = 0.5
 # Steps that are shared in one go: a step alone says little of the phases that meet in it.
 _BATCH = 25
 
@@ -45,10 +47,10 @@ class PhaseEnergy(Collector):
         self._joules = dict.fromkeys(PHASES, 0.0)
         self._meter = Meter(0.5, monotonic=True)
         self._turns: deque[tuple[float, float, str]] = deque()
-        self._steps: deque[tuple[float, float, float, float]] = deque()
+        self._steps: deque[tuple[float, float, float, float, float]] = deque()
         self._products = np.eye(len(PHASES)) * _RIDGE
         self._sums = np.zeros(len(PHASES))
-        self._span, self._told = _SPAN, 0.0
+        self._told = 0.0
         # Of the steps that are still to be shared: their number, joules, and seconds by phase.
         self._count, self._drawn, self._passed = 0, 0.0, np.zeros(len(PHASES))
 
@@ -81,23 +83,23 @@ class PhaseEnergy(Collector):
             before, total = self._meter.last, self._meter.total
             self._meter.max_gap = max_gap
             self._meter.add(sample)
-            if any(rail.chip == "ina238" for rail in sample.rails):
-                self._span = INA238_SECONDS
             if before is None or self._meter.within is None:
                 return
             counted = sample.counted
             watts = sum(counted[n].watts or 0.0 for n in self._meter.within.rails if n in counted)
             joules = self._meter.total - total
-            self._steps.append((before.awake, sample.awake, joules, watts))
+            averages = any(rail.chip == "ina238" for rail in sample.rails)
+            span = max(_SPAN, INA238_SECONDS if averages else sample.span)
+            self._steps.append((before.awake, sample.awake, joules, watts, span))
             # A turn that ends in this moment may still tell of the time before.
             if not self._busy():
-                self._share(sample.awake - self._span)
+                self._share(sample.awake - span)
 
     def _share(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
-        while self._steps and self._steps[0][1] + self._span / 2 <= until:
-            begin, end, joules, watts = self._steps.popleft()
-            span = self._times(end - self._span / 2, end + self._span / 2) / self._span
+        while self._steps and self._steps[0][1] + self._steps[0][4] / 2 <= until:
+            begin, end, joules, watts, width = self._steps.popleft()
+            span = self._times(end - width / 2, end + width / 2) / width
             forget = 1 - 1 / _MEMORY
             self._products = self._products * forget + np.outer(span, span)
             self._sums = self._sums * forget + span * watts
@@ -109,7 +111,7 @@ class PhaseEnergy(Collector):
                 for phase, weight in zip(PHASES, weights / weights.sum(), strict=True):
                     self._joules[phase] += self._drawn * float(weight)
                 self._count, self._drawn, self._passed = 0, 0.0, np.zeros(len(PHASES))
-            while self._turns and self._turns[0][1] < end - self._span:
+            while self._turns and self._turns[0][1] < end - _LONGEST:
                 self._turns.popleft()
 
     def _times(self, begin: float, end: float) -> np.ndarray:
