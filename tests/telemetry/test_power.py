@@ -2,10 +2,10 @@
 
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +15,10 @@ from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor, xavier
 from orinboard.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Link, Roots
+from orinboard.meter import Meter, Sample
 from orinboard.readings import Rail
 from orinboard.replay import Stage
-from orinboard.sampling import Sampling
+from orinboard.sampling import Clock, Sampling, Status
 from orinboard.sensors import nvml, power
 from orinboard.sensors.hwmon import read_rails
 from orinboard.sensors.power import PowerReader, Sensor
@@ -109,21 +110,30 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
 
 def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
     """Samples as far apart as the chip's own averages are all that there is to know."""
-    tree = idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"}
-    with EnergySampler(show(tree), 10) as sampler:
-        end = time.monotonic() + 60
-        while sampler.energy().samples < 6 and time.monotonic() < end:
-            time.sleep(0.05)
-        energy = sampler.energy()
-        assert energy.samples >= 6 and energy.gap_seconds == 0
-        assert energy.seconds > 1 and energy.total_joules
+    roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"})
+    now, meter = [0.0], Meter(0.5)
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds
+        return meter.samples >= 6
+
+    def take(sample: Sample, status: Status) -> None:
+        meter.max_gap = status.max_gap
+        meter.add(sample)
+
+    clock = Clock(lambda: now[0], lambda: now[0], lambda seconds: None)
+    Sampling(roots, 10, clock=clock, draw=Random(3)).run(wait, take)
+    energy = meter.energy()
+    assert energy.gap_seconds == 0 and energy.seconds > 2 and energy.total_joules
 
 
 def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
-    tree = idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"}
-    with EnergySampler(show(tree), 10) as sampler:
-        assert replace(sampler.health(), age_seconds=27.0, still_seconds=27.0).complaint is None
-        assert replace(sampler.health(), age_seconds=999.0).complaint
+    roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"})
+    sampler = EnergySampler(roots, 10)
+    Sampling(roots, 10).step(sampler._take)
+    health = replace(sampler.health(), alive=True)
+    assert replace(health, age_seconds=27.0, still_seconds=27.0).complaint is None
+    assert replace(health, age_seconds=999.0).complaint
 
 
 def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:

@@ -9,7 +9,7 @@ from tests.telemetry.conftest import Tree, idle
 
 from orinboard.files import Files, Roots
 from orinboard.readings import Cpu, Readings, Zone
-from orinboard.sources import TIMEOUT, Board
+from orinboard.sources import TIMEOUT, Board, Flight
 from orinexporter.service import Exporter
 
 ZONE = Readings(zones=(Zone("tj", 40.0),))
@@ -90,25 +90,38 @@ def test_a_source_the_board_does_not_have_is_absent() -> None:
         assert one.read().outcomes == {}
 
 
-def test_readers_at_the_same_time_share_one_reading() -> None:
+def test_readers_at_the_same_time_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
+
+    joined, together = threading.Semaphore(0), threading.Event()
 
     def slow(files: Files) -> Readings:
         calls.append(1)
-        time.sleep(0.1)
+        together.wait(60)
         return ZONE
 
-    with board(budget=1.0, slow=slow) as one:
+    with board(budget=60.0, slow=slow) as one:
+        (source,) = one._sources
+        start = source.start
+
+        def told() -> Flight:
+            flight = start()
+            joined.release()
+            return flight
+
+        monkeypatch.setattr(source, "start", told)
         results: list[Readings] = []
         scrapers = [
             threading.Thread(target=lambda: results.append(one.read().readings)) for _ in range(50)
         ]
         for scraper in scrapers:
             scraper.start()
+        assert all(joined.acquire(timeout=60) for _ in scrapers)
+        together.set()
         for scraper in scrapers:
             scraper.join()
     assert results == [ZONE] * 50
-    assert len(calls) <= 2
+    assert len(calls) == 1
 
 
 def test_threads_end_with_the_board() -> None:

@@ -23,10 +23,11 @@ from orinbench.judge.samples import BenchWarning, WarningKind
 from orinbench.measure import board
 from orinboard import require
 from orinboard.board import BoardState, read_state
-from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
+from orinboard.meter import Meter, Sample
 from orinboard.readings import Memory, Readings
 from orinboard.replay import Stage
+from orinboard.sampling import Clock, Sampling, Status
 from orinboard.sensors import nvgpu, nvml
 from orinboard.sensors.nvgpu import GET_TPC_MASKS, TpcMasksArgs
 from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, supply
@@ -354,7 +355,7 @@ class FakeNvml:
 
     def __init__(self, *, energy: bool = True) -> None:
         self._energy = energy
-        self._begun = time.monotonic()
+        self.now = 0.0
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return 1
@@ -377,7 +378,7 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
         if not self._energy:
             raise self.NVMLError_NotSupported
-        return round(300_000 * (time.monotonic() - self._begun))
+        return round(300_000 * self.now)
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
         raise self.NVMLError
@@ -403,17 +404,22 @@ def test_energy_of_a_discrete_gpu(
     energy: bool, watts: float, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own counter where it has one, else its power."""
-    gpu = FakeNvml(energy=energy)
+    gpu, meter = FakeNvml(energy=energy), Meter(0.5)
     monkeypatch.setattr(nvml, "library", lambda: gpu)
 
-    def mean_watts() -> float | None:
-        with EnergySampler(show({}), 50, readers=[nvml.NvmlPower(os.getpid())]) as sampler:
-            time.sleep(0.5)
-        assert sampler.energy().summed == ("gpu0",)
-        return sampler.energy().mean_watts
+    def wait(seconds: float) -> bool:
+        gpu.now += seconds
+        return gpu.now > 5
 
-    # A counter that is read late is off by what was drawn meanwhile: one region may be.
-    assert any(mean_watts() == pytest.approx(watts, rel=0.08) for _ in range(5))
+    clock = Clock(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
+    sampling = Sampling(show({}), 50, readers=[nvml.NvmlPower(os.getpid())], clock=clock)
+
+    def take(sample: Sample, status: Status) -> None:
+        meter.add(sample)
+
+    sampling.run(wait, take)
+    assert meter.energy().summed == ("gpu0",)
+    assert meter.energy().mean_watts == pytest.approx(watts, rel=1e-4)
 
 
 def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
