@@ -244,6 +244,9 @@ def test_a_wrong_name_lists_the_right_ones(
 def test_the_command_says_what_it_wrote_and_does_not_replace_a_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "m.gguf"
     arguments = ["--shape", "tiny", "--quant", "Q4_K", "--seed", "7", str(path)]
+    refused = CliRunner().invoke(synth_command, arguments)
+    assert "No such file or directory" in str(refused.exception)
+    path.parent.mkdir()
     result = CliRunner().invoke(synth_command, arguments)
     assert result.exit_code == 0
     assert result.stdout == ""
