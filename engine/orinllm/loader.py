@@ -9,7 +9,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import free_memory
+from orinllm.gpu.device import faults_of, free_memory
 from orinllm.gpu.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.gpu.kernels.buffers import CHUNK, F16, PAGE, KeyType, round_up
 from orinllm.gpu.memory import make_memory, most_pages, pages_of, slot_floats
@@ -104,9 +104,14 @@ def make_runner(
 ) -> Runner:
     """Return what runs a network: the plan's path, or with `general` tinygrad.llm's network.
 
-    Raises BadInput for a type of keys and values that the model or its path does not take.
+    Raises BadInput for a type of keys and values that the model or its path does not take, and
+    DeviceFault where the device fails, or gives less memory than it said.
     """
-    share = Share() if share is None else share
+    with faults_of(plan.device):
+        return _runner(network, plan, general, Share() if share is None else share, say)
+
+
+def _runner(network: Network, plan: Plan, general: bool, share: Share, say: Say) -> Runner:
     gguf, config = network.gguf, network.config
     _check_keys(network, plan, general or not plan.fused)
     _check_pictures(network, plan, general)

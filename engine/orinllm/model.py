@@ -224,8 +224,7 @@ class Model:
         with ThreadPoolExecutor(1) as pool:
             header = pool.submit(Header.of, network)  # while the device opens and takes the weights
             plan = plan_network(network, device() if callable(device) else open_device(device))
-            with faults_of(plan.device):
-                runner = make_runner(network, plan, general, say=say)
+            runner = make_runner(network, plan, general, say=say)
         if mmproj is not None:
             let_see(header.result().template, mmproj, network, plan.device)
         return Model(header.result(), plan, runner, make_store(runner, network))

@@ -17,7 +17,7 @@ from tinygrad.device import Buffer
 
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling, sample
-from orinllm.errors import BadInput
+from orinllm.errors import BadInput, DeviceFault
 from orinllm.gpu.compiler import compiler_path
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, Q8_0
@@ -39,6 +39,10 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
     runner = FusedRunner(executor, 2)
     header = Header(network, tokenizer("gpt-2"), None)
     return Model(header, plan, runner, make_store(runner, network))
+
+
+def content(buffer: Buffer) -> bytes:
+    return bytes(buffer.copyout(memoryview(bytearray(buffer.nbytes))))
 
 
 def tokens(model: Model, prompt: list[int], n: int | None = None, **sampling: float) -> list[int]:
@@ -64,9 +68,41 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
     with weights.arriving():
         pass
     assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
-    found = weights.matrix("token_embd").buffer
-    raw = found.copyout(memoryview(bytearray(found.nbytes)))
-    assert bytes(raw) == gguf.bytes(config.matrix("token_embd").tensor).tobytes()
+    assert (
+        content(weights.matrix("token_embd").buffer)
+        == gguf.bytes(config.matrix("token_embd").tensor).tobytes()
+    )
+
+
+def test_weights_lie_in_parts_that_a_full_board_grants(
+    emulation: None, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Jetson whose memory is full of files refuses one buffer of all weights."""
+    network, allocate, most = Network.read(synthetic("tiny", "Q6_K")), Buffer.allocate, 300_000
+    gguf, config, sizes = network.gguf, network.config, list[int]()
+
+    def allocated(self: Buffer) -> Buffer:
+        sizes.append(self.nbytes)
+        return allocate(self)
+
+    monkeypatch.setattr("orinllm.gpu.weights._PART", most)
+    monkeypatch.setattr(Buffer, "allocate", allocated)
+    weights = Weights(gguf, config, "EMU")
+    largest = max(tensor.n_bytes for tensor in gguf.tensors.values())
+    assert 4 < len(sizes) < len(gguf.tensors) and max(sizes) < max(most, largest) + 256
+    with weights.arriving():
+        pass
+    for name, tensor in gguf.tensors.items():
+        vector = len(tensor.shape) == 1
+        found = weights.vector(name) if vector else weights.matrix(name[: -len(".weight")]).buffer
+        assert content(found) == gguf.bytes(name).tobytes(), name
+
+    def refused(self: Buffer) -> Buffer:
+        raise MemoryError("no memory for 9 bytes: 8 are available\nby chance")
+
+    monkeypatch.setattr(Buffer, "allocate", refused)
+    with pytest.raises(DeviceFault, match=r"^EMU: failed: no memory for 9 bytes: .*; by"):
+        make_runner(network, plan_network(network, "EMU"))
 
 
 def test_weights_arrive_while_launches_are_built(
@@ -98,9 +134,8 @@ def test_weights_arrive_while_launches_are_built(
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)
     found = made.executor.memory.weights.matrix("token_embd").buffer
-    raw = found.copyout(memoryview(bytearray(found.nbytes)))
     where = network.config.matrix("token_embd").tensor
-    assert bytes(raw) == network.gguf.bytes(where).tobytes()
+    assert content(found) == network.gguf.bytes(where).tobytes()
     assert len(copied) > 3
     built.clear()
     copied.clear()

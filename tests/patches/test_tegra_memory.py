@@ -1,7 +1,13 @@
 """0003, 0004: unified memory is copied by the CPU, and no kernel loses memory it runs on."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
+
+from orinbench import shapes
+from orinbench.synth import write_outline
 
 STAGING = 64 << 20
 # A depot of 256 ints that the index keeps out of registers; the loop makes it last.
@@ -225,8 +231,6 @@ def resident():
     "Kilobytes of the mapped file that this process holds: the kernel gives up no such page."
     text = open("/proc/self/smaps").read().partition(os.path.realpath("mapped"))[2]
     return int(text.partition("Rss:")[2].split()[0])
-advised = []
-if os.environ.get("KEEP"): d.iface._give_up_files = lambda: advised.append(1)
 say(held=resident(), one=load(1, 9 * size), left=resident(), pieces=load(9, size),
     page=first == pages[0], far=load(1, 9 << 30))
 """
@@ -241,8 +245,45 @@ def test_weights_load_beside_a_full_page_cache(tegra: Tegra, end: str) -> None: 
     assert run.said["far"][1].startswith(f"no memory for {9 << 30} bytes: ")
 
 
-def test_a_page_cache_that_stays_refuses_one_large_buffer(tegra: Tegra) -> None:  # noqa: F811
-    run = tegra(LOAD, "--board", "nano8", "--memory-end", "refuse", KEEP="1")
-    count, error = run.said["one"]
-    assert count == 0 and error.startswith(f"no memory for {9 * (512 << 20)} bytes: ")
+# A board of 512 MB, all in proportion to one of 8 GB; others keep the page cache full.
+ENGINE = """
+from types import SimpleNamespace
+from nvgpusim.options import Options
+from nvgpusim.orin.kernel import available
+Options.ram = property(lambda self: 512 << 20)
+available.SYSTEM, available.CMA = available.SYSTEM >> 4, available.CMA >> 4
+from orinllm import loader
+from orinllm.errors import DeviceFault
+from orinllm.gpu import weights
+loader.FusedExecutor = lambda memory, chunked: SimpleNamespace(memory=memory)  # no kernels
+loader.FusedRunner = lambda executor, slots, deterministic: executor
+d = Device["NV"]
+d.iface._give_up_files = lambda: None
+def load(part):
+    weights._PART = part
+    network = loader.Network.read("model.gguf", 64)
+    try: runner = loader.make_runner(network, loader.plan_network(network, "NV"))
+    except DeviceFault as e: return [0, str(e)]
+    return [sum(buf.size for buf in d.iface.buffers.values()), ""]
+part = weights._PART >> 4
+say(one=load(1 << 40), parts=load(part))
+"""
+
+
+def test_the_engine_loads_where_one_buffer_is_refused(
+    tegra: Tegra,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = shapes.SHAPES["tiny-qwen3moe"]
+    shape = replace(base, n_layers=3, n_embd=768, n_ff=768, n_experts=64)
+    monkeypatch.setitem(shapes.SHAPES, "large", shape)
+    write_outline(tmp_path / "model.gguf", "large", "Q6_K")
+    size = (tmp_path / "model.gguf").stat().st_size
+    assert 1 / 16 < size / 4.4e9 < 1 / 15
+    release = ("--board", "nano8", "--memory-end", "refuse")
+    run = tegra(ENGINE, *release, TEGRA_RESERVE_MB="16")
+    got, error = run.said["one"]
+    assert got == 0 and error.startswith("NV: failed: no memory for ") and "\n" not in error
     assert "drop_caches" in error
+    assert run.said["parts"][1] == "" and run.said["parts"][0] > size * 0.99

@@ -102,11 +102,14 @@ def open_device(name: str | None) -> str:
 
 @contextmanager
 def faults_of(device: str) -> Iterator[None]:
-    """Let what a device failed of in the body be a DeviceFault: libraries raise a RuntimeError."""
+    """Let what a device failed of in the body be a DeviceFault.
+
+    Libraries raise a RuntimeError, and a MemoryError where the device gives no memory.
+    """
     try:
         yield
-    except RuntimeError as error:
-        if type(error) is not RuntimeError:
+    except (RuntimeError, MemoryError) as error:
+        if type(error) not in (RuntimeError, MemoryError):
             raise
         said = "; ".join(dict.fromkeys(map(str.strip, str(error).splitlines())))
         raise DeviceFault(f"{device}: failed: {said}") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from threading import Event
 from typing import TYPE_CHECKING
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
+from tinygrad.dtype import DType
 
 from orinllm.errors import BadInput
 from orinllm.file.ggml import GgmlType, kernel_types
-from orinllm.file.gguf import GGUF
+from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import copy_beside
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.network.config import Config
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 _PIECE_BESIDE, _PIECE = 256 << 20, 32 << 20
 # Tensors keep their place modulo this, bytes: the kernels' copies are of 16.
 _ALIGNMENT = 256
+# Bytes after which tensors get another buffer: a board whose memory is full of files refuses one of
+# gigabytes, and grants the same in parts (docs/tegra-iface.md).
+_PART = 512 << 20
 
 Say = Callable[[str], None]
 
@@ -37,25 +42,49 @@ def quiet(text: str) -> None:
     """Say nothing."""
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Tensors that lie together in a file, from its byte `start` on, and their buffer."""
+
+    file: int
+    start: int
+    buffer: Buffer
+
+    def view(self, size: int, dtype: DType, offset: int) -> Buffer:
+        return self.buffer.view(size, dtype, offset).ensure_allocated()
+
+
+def _parted(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
+    """Yield tensors of one file in its order: of _PART bytes at most, or one that is larger."""
+    part = list[TensorInfo]()
+    for tensor in sorted(tensors, key=lambda t: (t.file, t.offset)):
+        if part and (
+            tensor.file != part[0].file or tensor.offset + tensor.n_bytes > part[0].offset + _PART
+        ):
+            yield part
+            part = []
+        part.append(tensor)
+    yield part
+
+
 class Weights:
-    """Views of one buffer a file. Names are logical: those of `Config.matrix`.
+    """Views of a file's parts, a buffer each. Names are logical: those of `Config.matrix`.
 
     The buffers are there at once, what is in them after `arriving`.
     """
 
     def __init__(self, gguf: GGUF, config: Config, device: str) -> None:
         self._gguf, self._config, self._device = gguf, config, device
-        self._starts: list[int] = []
-        self._buffers = [self._allocate(i) for i in range(len(gguf.files))]
+        self._parts = list[_Part]()
+        self._part_of = dict[str, _Part]()
+        for tensors in _parted(gguf.tensors.values()):
+            start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT
+            size = max(t.offset + t.n_bytes for t in tensors) - start
+            buffer = Buffer(device, size, dtypes.uint8).allocate()
+            self._parts.append(part := _Part(tensors[0].file, start, buffer))
+            self._part_of |= dict.fromkeys((t.name for t in tensors), part)
         self._vectors: dict[str, Buffer] = {}
         self._halves: dict[str, Buffer] = {}  # of small matrices that are floats in the file
-
-    def _allocate(self, file: int) -> Buffer:
-        tensors = [t for t in self._gguf.tensors.values() if t.file == file]
-        start = min(t.offset for t in tensors) // _ALIGNMENT * _ALIGNMENT
-        end = max(t.offset + t.n_bytes for t in tensors)
-        self._starts.append(start)
-        return Buffer(self._device, end - start, dtypes.uint8).allocate()
 
     @contextmanager
     def arriving(self, say: Say = quiet) -> Iterator[None]:
@@ -80,14 +109,14 @@ class Weights:
     def _upload(
         self, copy: Callable[[Buffer, memoryview], None], most: int, stopped: Event, say: Say
     ) -> None:
-        total, done = sum(buffer.nbytes for buffer in self._buffers), 0
-        for data, start, buffer in zip(self._gguf.files, self._starts, self._buffers, strict=True):
-            for at in range(0, buffer.nbytes, most):
+        total, done = sum(part.buffer.nbytes for part in self._parts), 0
+        for part in self._parts:
+            data = self._gguf.files[part.file][part.start :]
+            for at in range(0, part.buffer.nbytes, most):
                 if stopped.is_set():
                     return
-                n = min(most, buffer.nbytes - at)
-                piece = buffer.view(n, dtypes.uint8, at).ensure_allocated()
-                copy(piece, data[start + at : start + at + n].data)
+                n = min(most, part.buffer.nbytes - at)
+                copy(part.view(n, dtypes.uint8, at), data[at : at + n].data)
                 done += n
                 say(f"weights: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
 
@@ -112,9 +141,9 @@ class Weights:
         rows = prod(tensor.shape[:-1]) - where.first_row
         if where.rows is not None and not stacked:
             rows = where.rows
-        offset = tensor.offset - self._starts[tensor.file] + where.first_row * row_bytes
-        view = self._buffers[tensor.file].view(rows * row_bytes, dtypes.uint8, offset)
-        return Weight(view.ensure_allocated(), type_, rows, cols)
+        part = self._part_of[where.tensor]
+        offset = tensor.offset - part.start + where.first_row * row_bytes
+        return Weight(part.view(rows * row_bytes, dtypes.uint8, offset), type_, rows, cols)
 
     def _in_halves(self, name: str) -> Weight:
         """Return a small matrix of floats as halves; a vector is a matrix of one row."""
@@ -159,9 +188,8 @@ class Weights:
     def _make_vector(self, name: str) -> Buffer:
         tensor = self._gguf.tensors[name]
         if tensor.type == GgmlType.F32:
-            offset = tensor.offset - self._starts[tensor.file]
-            view = self._buffers[tensor.file].view(tensor.n_elements, dtypes.float32, offset)
-            return view.ensure_allocated()
+            part = self._part_of[name]
+            return part.view(tensor.n_elements, dtypes.float32, tensor.offset - part.start)
         return floats(self._device, self._gguf.vector(name))
 
     def optional(self, name: str) -> Buffer | None:
