@@ -9,9 +9,9 @@ loaded and both JITs captured anew: late consumer, late stores, buffers placed a
 poisoned memory, strict. What the process keeps is the schedule and the compiled kernels; the first
 seed of a process makes them, and its tokens are replayed for the logits.
 
-Results are appended to STATE/results-PATH.jsonl; seeds that it has are not run again, and seed N
-alone is `--first N --seeds 1` without that state. A state is of one version of the tree. Exit
-status 1 when a seed failed.
+Results are appended to STATE/results-PATH-PROFILE.jsonl; seeds that it has are not run again, and
+seed N alone is `--first N --seeds 1` without that state. A state is of one version of the tree.
+Exit status 1 when a seed failed.
 """
 
 import argparse
@@ -206,11 +206,11 @@ def environment(device: str, scratch: Path) -> dict[str, str]:
 
 
 class Runner:
-    """Runs of one path with one model, `count` tokens each; results lie in `state`."""
+    """Runs of one path and release with one model, `count` tokens each; results lie in `state`."""
 
-    def __init__(self, state: Path, path: str, count: int = TOKENS) -> None:
-        self.state, self.path, self.count = state, path, count
-        self.model, self.results = state / "model.gguf", state / f"results-{path}.jsonl"
+    def __init__(self, state: Path, path: str, count: int = TOKENS, profile: str = "r36") -> None:
+        self.state, self.path, self.count, self.profile = state, path, count, profile
+        self.model, self.results = state / "model.gguf", state / f"results-{path}-{profile}.jsonl"
         state.mkdir(parents=True, exist_ok=True)
         if not self.model.exists():
             write_model(self.model)
@@ -230,7 +230,8 @@ class Runner:
 
     def work(self, device: str, path: str, logits: Path, *seeds: int) -> subprocess.Popen[str]:
         """Start this file as a worker; the simulator is between it and NV."""
-        simulator = [] if device == "CPU" else ["-m", "nvgpusim", "--quiet", "--"]
+        options = ["--quiet", "--profile", self.profile]
+        simulator = [] if device == "CPU" else ["-m", "nvgpusim", *options, "--"]
         command = [sys.executable, *simulator, "-m", "tests.patches.probes.seeds", "--worker", path]
         command += [str(self.model), str(self.count), str(logits), *map(str, seeds)]
         surroundings = environment(device, self.state)
@@ -249,7 +250,7 @@ class Runner:
 
     def run(self, seeds: list[int], index: int = 0) -> Iterator[dict[str, Any]]:
         """Results of the seeds as they come; the first has `off`, how far its logits are off."""
-        logits, missing = self.state / f"logits-{self.path}-{index}.npy", list(seeds)
+        logits, missing = self.state / f"logits-{self.path}-{self.profile}-{index}.npy", list(seeds)
         with self.work("TEGRA+NV", self.path, logits, *seeds) as worker:
             assert worker.stdout is not None
             for line in worker.stdout:
@@ -271,6 +272,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many (200)")
     parser.add_argument("--first", type=int, default=1, help="the first of them (1)")
     parser.add_argument("--path", choices=LOGITS_OFF, default="general", help="default: general")
+    parser.add_argument("--profile", default="r36", help="release of L4T (r36)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--state", type=Path, help="keep model and results here, and go on there")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
@@ -288,7 +290,8 @@ def main() -> int:
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs: want at least 1")
     with tempfile.TemporaryDirectory() as scratch:
-        return report(Runner(options.state or Path(scratch), options.path), options)
+        runner = Runner(options.state or Path(scratch), options.path, profile=options.profile)
+        return report(runner, options)
 
 
 def report(runner: Runner, options: argparse.Namespace) -> int:
