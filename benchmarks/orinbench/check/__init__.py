@@ -21,8 +21,8 @@ from orinbench.check.arithmetic import (
     EIGHT_BIT_ACTIVATIONS,
     EIGHT_BIT_CACHE,
     EIGHT_BITS_BY_256,
-    HALF_CACHE,
     HALF_WEIGHTS,
+    SIXTEEN_BIT_ACTIVATIONS,
     UNQUANTIZED,
     Arithmetic,
     RoundedReference,
@@ -151,7 +151,7 @@ def arithmetic_of(
     if candidate.arithmetic is EIGHT_BIT_CACHE:
         return EIGHT_BIT_CACHE
     if any(generation.layers is not None for generation in generations) and not fused:
-        return HALF_CACHE
+        return SIXTEEN_BIT_ACTIVATIONS
     return EIGHT_BIT_ACTIVATIONS if fused and quantized else candidate.arithmetic
 
 

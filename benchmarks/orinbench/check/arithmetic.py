@@ -23,12 +23,12 @@ def _half(x: Array) -> Array:
     return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float64)
 
 
-def _bytes(x: Array, block: int = 32) -> Array:
-    """Round to 8 bits by blocks, whose largest value is 127."""
+def _whole(x: Array, block: int = 32, most: int = 127) -> Array:
+    """Round to whole numbers by blocks, whose largest value is `most`: 127 are 8 bits."""
     width = x.shape[-1]
     padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -width % block)])
     blocks = padded.reshape(*x.shape[:-1], -1, block)
-    scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / most
     rounded = np.round(blocks / np.where(scale > 0, scale, 1)) * scale
     flat: Array = rounded.reshape(padded.shape)[..., :width]
     return flat
@@ -53,16 +53,19 @@ class Arithmetic:
     others: Callable[[Array], Array] = _half
 
 
-# The engine's CPU path.
-HALF_CACHE = Arithmetic("keys and values in half precision", _float, others=_float)
+# The engine's CPU path (engine/orinllm/cpu/rows.c): one large activation makes its 31 neighbours
+# coarse, and real models have such.
+SIXTEEN_BIT_ACTIVATIONS = Arithmetic(
+    "16-bit activations", partial(_whole, most=32767), others=_float
+)
 # tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1).
 HALF_WEIGHTS = Arithmetic("weights in half precision", _half)
 # The engine's fused kernels and llama.cpp's CUDA kernels for quantized weights (ggml's Q8_1).
-EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _bytes)
+EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _whole)
 # The same with a cache of q8_0.
-EIGHT_BIT_CACHE = Arithmetic("8-bit activations and cache", _bytes, _bytes)
+EIGHT_BIT_CACHE = Arithmetic("8-bit activations and cache", _whole, _whole)
 # llama.cpp's CPU kernels for K-quants (ggml's Q8_K); for the others blocks of 32 are finer.
-EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_bytes, block=256))
+EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_whole, block=256))
 
 
 class RoundedReference(Reference):

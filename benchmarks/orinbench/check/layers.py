@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.arithmetic import HALF_CACHE, HALF_WEIGHTS, RoundedReference
+from orinbench.check.arithmetic import HALF_WEIGHTS, RoundedReference
 from orinbench.check.greedy import Generation
 from orinbench.check.judgement import Verdict
 from orinbench.check.reference import Reference
@@ -27,9 +27,8 @@ MOST_LAYER_COLUMN = 3.0  # of one column's over n positions: 1 + 4/n times it
 MOST_LAYER_SLOPE = 8.0  # standard deviations of their slope along what the layer adds
 # Prompts' kernels round activations and unpacked weights to halves; the yardstick does the former.
 _OF_WEIGHTS = 2.0
-# Rounding that no yardstick has, of what a layer adds: of fused kernels, and of the CPU path, where
-# SmolLM2's last layers, of few large numbers, are 2**-11 off. And what an embedding may be off by.
-_FLOOR, _FLOOR_ON_CPU, _EMBEDDING = 2.0**-15, 2.0**-9, 2.0**-10
+# Rounding that no yardstick has, of what a layer adds; and what an embedding may be off by.
+_FLOOR, _EMBEDDING = 2.0**-15, 2.0**-10
 # A position whose errors are so many times as wide may have taken another expert.
 _WIDE = 1.5
 
@@ -151,12 +150,10 @@ class LayerJudge:
 
     def errors(self) -> list[LayerError]:
         """Return those of each layer, and of the head."""
-        floor = _FLOOR_ON_CPU if self._rounded.arithmetic is HALF_CACHE else _FLOOR
-        errors = []
-        for name, parts in self._found.items():
-            error, noise, added = (np.concatenate(of) for of in zip(*parts, strict=True))
-            errors.append(_error_of(name, error, noise, added, floor))
-        return errors
+        return [
+            _error_of(name, *(np.concatenate(of) for of in zip(*found, strict=True)))
+            for name, found in self._found.items()
+        ]
 
     def added_to(self, verdict: Verdict) -> Verdict:
         """Return a verdict on logits and layers."""
@@ -173,12 +170,10 @@ class LayerJudge:
         )
 
 
-def _error_of(
-    name: str, error: Array, noise: Array, added: Array, floor: float = _FLOOR
-) -> LayerError:
+def _error_of(name: str, error: Array, noise: Array, added: Array) -> LayerError:
     """Compare errors with those of the rounded reference; `added` is what they are errors of."""
-    least = (floor * added) ** 2 + 1e-300
-    errors, usual = error**2, noise**2 + least.mean()
+    floor = (_FLOOR * added) ** 2 + 1e-300
+    errors, usual = error**2, noise**2 + floor.mean()
     mean = usual.mean()
     position = errors.mean(-1) / ((usual.mean(-1) + mean) / 2)
     column = errors.mean(0) / ((usual.mean(0) + mean) / 2)
