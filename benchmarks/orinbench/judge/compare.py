@@ -8,7 +8,7 @@ import click
 from orinbench.errors import EXIT_SLOWER, BenchError
 from orinbench.judge.history.store import Filter, History, history_path
 from orinbench.judge.history.trend import read_trends, run_noise
-from orinbench.judge.identity import case_key
+from orinbench.judge.identity import case_key, day_of
 from orinbench.judge.load import load_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise, compare_saved
@@ -57,9 +57,11 @@ def noise_between(before: str, after: str, history: Path) -> dict[str, Noise | N
         return run_noise(trends, one, other)
     records = find_records(after, history)
     machines = {(case_key(record), record.cpu_info, record.gpu_info) for record in records}
+    days = {day_of(record) for record in (*records, *find_records(before, history))}
+    known = {day for day in days if day is not None}
     lasts = [(trend, trend.points[-1].record) for trend in trends]
     return {
-        case_key(last): trend.noise
+        case_key(last): trend.noise_of_days(known if days == known else set())
         for trend, last in lasts
         if (case_key(last), last.cpu_info, last.gpu_info) in machines
     }

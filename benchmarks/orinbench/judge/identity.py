@@ -79,6 +79,11 @@ def case_key(record: Record) -> str:
     return f"{identity(record)} {device_label(record)}"
 
 
+def day_of(record: Record) -> str | None:
+    """Return the day that a record was measured on (UTC), None where it does not say."""
+    return str(record.test_time)[:10] if record.test_time else None
+
+
 def context(record: Record) -> dict[str, Any]:
     """Return what may explain that a record differs from another of the same measurement."""
     environment = record.environment

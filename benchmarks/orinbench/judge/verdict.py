@@ -78,10 +78,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise between runs of the same software on the same machine: of the logarithm's sd."""
+    """The noise between runs of the same software on the same machine: of the logarithm's sd.
+
+    `of` says what differs so much: runs of a day, or days.
+    """
 
     sd: float
     degrees: int
+    of: str = "runs"
 
 
 def process_medians(values: Sequence[float], processes: Sequence[int]) -> dict[int, float]:
@@ -475,8 +479,8 @@ def compare_saved(
         if case in gone
     ]
     usual = [
-        f"{record.backend} {case_test(record)}: between runs of the same software on this machine "
-        f"{100 * known.sd:.2g} % is usual, by {known.degrees + 1} runs or more"
+        f"{record.backend} {case_test(record)}: between {known.of} of the same software on this "
+        f"machine {100 * known.sd:.2g} % is usual, by {known.degrees + 1} of them or more"
         for _, record in both
         if (known := noise.get(case_key(record))) is not None
     ]

@@ -145,7 +145,7 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
     if (noise := trend.noise) is not None:
         share, degrees = 100 * noise.sd, noise.degrees
         notes.append(
-            f"- noise between runs with nothing changed: {share:.3g} % standard deviation, "
+            f"- noise between {noise.of} with nothing changed: {share:.3g} % standard deviation, "
             f"{counted(degrees, 'degree')} of freedom"
         )
     else:

@@ -2,11 +2,11 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from orinbench.judge.history.store import Filter, History
-from orinbench.judge.identity import case_key, case_label, context, differences
+from orinbench.judge.identity import case_key, case_label, context, day_of, differences
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import (
     Comparison,
@@ -32,6 +32,11 @@ class Point:
     record: Record
     change: Comparison | None = None  # None: nothing before, or no samples on a side
     differs: list[str] = field(default_factory=list)
+
+    @property
+    def day(self) -> str:
+        """The day that it ran on (UTC)."""
+        return day_of(self.record) or f"that of run {self.run}"
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,8 @@ class Trend:
 
     @property
     def noise(self) -> Noise | None:
-        """The spread between runs that nothing known sets apart."""
-        return noise_of(self._stretches(len(self.points), set()))
+        """The spread between days that nothing known sets apart, or between the runs of one."""
+        return self.noise_of_days(set()) or self.noise_of_days({point.day for point in self.points})
 
     def noise_between(self, one: int, other: int) -> Noise | None:
         """Return the noise that two points, by their places, are judged by.
@@ -68,17 +73,37 @@ class Trend:
         It is that of the runs before the later one, without the two: a run that is judged must not
         be called noise, and what comes later must not change what was said.
         """
-        return noise_of(self._stretches(max(one, other), {one, other}))
+        days = {self.points[one].day, self.points[other].day}
+        return self.noise_of_days(days, self.points[: max(one, other)], {one, other})
 
-    def _stretches(self, end: int, without: set[int]) -> list[list[float]]:
-        """Return the medians of the runs up to a place, apart where something changed."""
-        stretches: list[list[float]] = []
-        for place, point in enumerate(self.points[:end]):
-            if place == 0 or place in self.breaks:
-                stretches.append([])
-            if place not in without and point.record.samples_ts and not point.record.partial:
-                stretches[-1].append(point.record.centre)
-        return [stretch for stretch in stretches if stretch]
+    def noise_of_days(
+        self, days: Set[str], points: Sequence[Point] | None = None, without: Set[int] = frozenset()
+    ) -> Noise | None:
+        """Return the noise that runs of these days are judged by, without some places.
+
+        Runs of a day share what the day does to a machine, so many of one are no better witness of
+        how days differ than one is: each other day counts once, by its first run. Runs of one and
+        the same day are judged by how runs of a day differ or, where that is not known, days.
+        """
+        points = self.points if points is None else points
+        if len(days) == 1 and (noise := self._noise(points, set(), without, by_run=True)):
+            return noise
+        return self._noise(points, days, without, by_run=False)
+
+    def _noise(
+        self, points: Sequence[Point], days: Set[str], without: Set[int], by_run: bool
+    ) -> Noise | None:
+        """Return the noise between runs of a day, or between all days but these."""
+        stretches: list[dict[str, float]] = [{}]
+        for place, point in enumerate(points):
+            if place in self.breaks or (by_run and point.day != points[place - 1].day):
+                stretches.append({})
+            is_whole = point.record.samples_ts and not point.record.partial
+            if is_whole and place not in without and point.day not in days:
+                key = str(place) if by_run else point.day
+                stretches[-1].setdefault(key, point.record.centre)
+        noise = noise_of([list(stretch.values()) for stretch in stretches if stretch])
+        return noise and replace(noise, of="runs of a day" if by_run else "days")
 
 
 def read_trends(history: History, only: Filter) -> list[Trend]:
@@ -135,8 +160,13 @@ def judge_points(trends: Sequence[Trend]) -> None:
 
 
 def _changes(trend: Trend, tests: int) -> Iterator[Change]:
-    """Yield each change of level over the whole series."""
+    """Yield each change of level over the whole series.
+
+    Days differ by themselves, so each counts once, by its first run, in a series of several days.
+    """
     whole = [point for point in trend.points if not point.record.partial]
+    days = {point.day: point for point in reversed(whole)}
+    whole = whole if len(days) == 1 else [point for point in whole if days[point.day] is point]
     centres = [point.record.centre for point in whole]
     places = change_points(centres, QUESTIONS * tests)
     for before, place, after in zip(

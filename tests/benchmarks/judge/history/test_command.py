@@ -69,7 +69,7 @@ def test_a_slower_revision_stands_out(add_run: AddRun, path: Path, capsys: Captu
     assert (
         "run 4 differs from the one before: tinygrad_series: aaaaaaaaaaaa -> bbbbbbbbbbbb" in text
     )
-    assert "noise between runs with nothing changed: 0.0999 % standard deviation, 2 degrees" in text
+    assert "noise between days with nothing changed: 0.0999 % standard deviation, 2 degrees" in text
 
 
 def test_the_same_step_in_a_noisy_history_does_not(add_run: AddRun, path: Path) -> None:
@@ -79,6 +79,18 @@ def test_the_same_step_in_a_noisy_history_does_not(add_run: AddRun, path: Path) 
     add_run(6, 12.0, "b" * 12)
     # Of the first three, nothing before them says how much runs differ.
     assert set(verdicts(path)[3:]) == {"no difference shown"}
+
+
+def test_many_runs_of_a_day_do_not_say_how_days_differ(add_run: AddRun, path: Path) -> None:
+    """Six quiet runs of a day; the next day's are 2 % slower, as a restart may make them."""
+    for milliseconds in (10.0, 10.01, 10.02, 9.99, 10.04, 10.03):
+        add_run(1, milliseconds)
+    for milliseconds in (10.2, 10.21, 10.22, 10.19, 10.23, 10.24, 10.5):
+        add_run(2, milliseconds)
+    said = verdicts(path)
+    assert said[6] == "noise between runs not known"
+    assert said[-1] == "slower"  # than the run before, of the same day
+    assert run(path, "check", "12", "--against", "6") == 0  # and no level fell between the days
 
 
 def test_a_run_is_not_its_own_noise(add_run: AddRun, path: Path, capsys: Capture) -> None:

@@ -74,7 +74,7 @@ def test_slower_is_exit_code_1(
     assert run(*files(1.25), *known) == 1
     text = capsys.readouterr().out
     assert "B is slower: 0.8 times as fast as A" in text
-    assert "between runs of the same software on this machine 0.19 % is usual, by 6 runs" in text
+    assert "between days of the same software on this machine 0.19 % is usual, by 6 of them" in text
     assert run(*files(1.002), *known) == 0
 
 
