@@ -8,7 +8,12 @@
 let
   # "flash-orin-nx-super-devkit" is of JetPack 6; those of other releases end in -jp5 and -jp7.
   prefix = "flash-";
-  ours = name: lib.hasPrefix "${prefix}orin-" name && !lib.hasSuffix "-jp5" name;
+  # JetPack 7 has nothing for Xavier NX's carrier board: that one does not evaluate.
+  ours =
+    name:
+    lib.hasPrefix "${prefix}orin-" name
+    && !lib.hasSuffix "-jp5" name
+    && !lib.hasSuffix "xavierNxDevkit-jp7" name;
 in
 rec {
   # One a board, by its name: { orin-agx-devkit = derivation; ... }.

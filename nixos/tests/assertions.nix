@@ -68,6 +68,11 @@ let
           }
         );
       };
+      options.networking = lib.mapAttrsRecursive (_: default: lib.mkOption { inherit default; }) {
+        useNetworkd = false;
+        networkmanager.enable = false;
+        wireless.iwd.enable = false;
+      };
       config.orin.board.check = false;
     };
   # The board alone.
