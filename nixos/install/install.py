@@ -25,6 +25,7 @@ from typing import IO
 MOUNT = Path("/mnt")
 SECTOR = 512
 UNIT = "orin-installation.service"
+AT_WORK = ("running", "start")
 #: Link that disko's script knows the disk by, and the labels of its partitions (layout.nix).
 TARGET = Path("dev/orin-disk")
 PARTITIONS = {"root": "disk-orin-root", "boot": "disk-orin-boot"}
@@ -189,8 +190,12 @@ def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
         mount.mkdir(parents=True, exist_ok=True)
         if subprocess.run(["mount", links["root"], mount], capture_output=True).returncode:
             return False
-    begun = mount / BEGUN
-    if not begun.exists() or begun.read_text() != f"{job.host} {job.flake} {job.system}\n":
+    try:
+        said = (mount / BEGUN).read_text()
+    except (OSError, ValueError):
+        # Another system, a finished one, or a damaged file system.
+        said = ""
+    if said != f"{job.host} {job.flake} {job.system}\n":
         subprocess.run(["umount", mount], check=True)
         return False
     boot = mount / "boot"
@@ -208,7 +213,12 @@ def make_disk(job: Job, disk: Disk, root: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(disk.device)
-    run(f"making file systems on {disk.device}", job.script, "--yes-wipe-all-disks")
+    making = (f"making file systems on {disk.device}", job.script, "--yes-wipe-all-disks")
+    try:
+        run(*making)
+    except InstallError:
+        # sgdisk fails where it mends a table that a power cut has left half written.
+        run(*making)
     mount.mkdir(exist_ok=True)
     new = mount / f"{BEGUN}.new"
     new.write_text(f"{job.host} {job.flake} {job.system}\n")
@@ -299,11 +309,10 @@ def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
     os.sync()
 
 
-def active() -> bool:
-    """True if the unit is at work."""
+def state() -> str:
+    """The unit's: `running`, `exited` once it has installed, `dead` or `failed`."""
     command = ["systemctl", "show", "--property=SubState", "--value", UNIT]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
-    return said in ("running", "start")
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def watch() -> int:
@@ -312,7 +321,7 @@ def watch() -> int:
     command = ["journalctl", f"--unit={UNIT}", "--follow", "--output=cat", "--lines=50"]
     shown = subprocess.Popen(command)
     try:
-        while active():
+        while state() in AT_WORK:
             time.sleep(1)
         time.sleep(1)
     except KeyboardInterrupt:
@@ -375,7 +384,11 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     try:
         if options.work:
             return work(job, options, root)
-        if not active():
+        if (now := state()) == "exited" and not options.erase:
+            # Who asks again, after a line that dropped, wants to know this and not to begin anew.
+            print(f"orin-install: {job.host} is installed: reboot, or --erase to begin anew")
+            return
+        if now not in AT_WORK:
             start(asked(job, options, root), options)
         if code := watch():
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)
