@@ -23,11 +23,9 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.device import faults_of, open_device
 from orinllm.gpu.kernels.buffers import F16, KeyType
-from orinllm.gpu.plan import Plan
-from orinllm.gpu.weights import Say, quiet
+from orinllm.gpu.plan import Plan, Say, quiet
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
 from orinllm.network.vision.pictures import is_row
-from orinllm.sight import let_see, with_pictures
 from orinllm.text.answer import StopTexts
 from orinllm.text.render import renderer
 from orinllm.text.template import ChatTemplate
@@ -220,7 +218,11 @@ class Model:
         of keys and values; with the file `mmproj` it sees pictures. `say` hears how far it is.
         Raises BadInput for a file, a context or a type that cannot be.
         """
-        network = with_pictures(Network.read(path, context, kv), mmproj)
+        network = Network.read(path, context, kv)
+        if mmproj is not None:
+            from orinllm.sight import let_see, with_pictures  # decoders of pictures take their time
+
+            network = with_pictures(network, mmproj)
         with ThreadPoolExecutor(1) as pool:
             header = pool.submit(Header.of, network)  # while the device opens and takes the weights
             plan = plan_network(network, device() if callable(device) else open_device(device))

@@ -16,6 +16,7 @@ from tinygrad.helpers import Context
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
+from orinllm.gpu import connection
 from orinllm.gpu import device as devices
 from orinllm.gpu.ahead import compile_ahead, target
 from orinllm.loader import Network, make_runner, plan_network
@@ -43,7 +44,7 @@ def test_a_start_with_cubins_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch,
     arch: str,
 ) -> None:
-    monkeypatch.setattr(devices, "NVRTCCompiler", Remembering)
+    monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Remembering)
     monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)  # the tiny model is a large one
     network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target(arch, None)
     n = compile_ahead(network, gpu, tmp_path)
@@ -89,7 +90,7 @@ def test_no_compiler_for_a_gpu_is_one_line(
     def refuse(arch: str, ptx: bool, cache_key: str) -> None:
         raise raised
 
-    monkeypatch.setattr(devices, "NVRTCCompiler", refuse)
+    monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", refuse)
     with pytest.raises(BadInput) as caught:
         devices.compile_for(target("sm_87", None))
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
@@ -113,7 +114,7 @@ def test_threads_use_the_cache_of_kernels_at_once(
     # Whoever came first made tinygrad's one connection, which SQLite refuses to every other thread.
     monkeypatch.setattr(helpers, "CACHEDB", str(tmp_path / "new" / "cache.db"))
     monkeypatch.setattr(helpers, "_db_tables", set())
-    monkeypatch.setattr(devices, "_connected", threading.local())
+    monkeypatch.setattr(connection, "_connected", threading.local())
 
     def use(thread: int) -> bool:
         for i in range(20):

@@ -371,7 +371,7 @@ def test_the_cache_is_asked_for_while_q_k_and_v_are_computed(
     asked = cuda_emulation.prefetched(compile_cuda("EMU", launch.source))
 
     # orinllm asks for 64 KiB a multiprocessor, an Orin having 256 KiB of L2 for each.
-    size = layer.heads.kv.dtype.itemsize
+    size = layer.heads.kv.size
     token = case.dim * size
     room = cuda_emulation.MULTIPROCESSORS * (64 << 10) // (2 * 2 * case.kv * token)
     # Of a window whole pages are read.

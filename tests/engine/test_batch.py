@@ -18,12 +18,12 @@ from orinllm.errors import BadInput
 from orinllm.file.ggml import kernel_types
 from orinllm.gpu.fused import FusedExecutor, size_classes
 from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax, batch_products
-from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight
+from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight, pages_of
 from orinllm.gpu.kernels.gemm import RowProduct
 from orinllm.gpu.kernels.gemv import Product, Tail, products
 from orinllm.gpu.kernels.rows import gate
 from orinllm.gpu.launch import Graph
-from orinllm.gpu.memory import make_memory, most_pages, pages_of, pages_that_fit
+from orinllm.gpu.memory import make_memory, most_pages, pages_that_fit
 from orinllm.loader import Network, make_runner, plan_network
 
 pytestmark = pytest.mark.usefixtures("emulation")

@@ -130,7 +130,7 @@ def test_weights_arrive_while_launches_are_built(
 
     monkeypatch.setattr("orinllm.gpu.weights._PIECE_BESIDE", network.gguf.size_bytes // 3)
     monkeypatch.setattr("orinllm.gpu.weights.copy_beside", lambda device: copy)
-    monkeypatch.setattr("orinllm.loader.FusedExecutor", build)
+    monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", build)
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)
     found = made.executor.memory.weights.matrix("token_embd").buffer
@@ -139,7 +139,7 @@ def test_weights_arrive_while_launches_are_built(
     assert len(copied) > 3
     built.clear()
     copied.clear()
-    monkeypatch.setattr("orinllm.loader.FusedExecutor", interrupted)
+    monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_runner(network, plan_network(network, "EMU"))
     assert len(copied) == 1

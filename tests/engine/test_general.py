@@ -132,14 +132,12 @@ def test_a_sequence_can_go_back(opened: Open) -> None:
 def test_the_number_of_cores_changes_nothing(
     opened: Open, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
-    from tinygrad import Context
-
     from orinllm.cpu.executor import CpuExecutor
 
     _, gguf, config = opened("tiny-qwen3moe")
     alone = CpuExecutor(gguf, config, CONTEXT).prefill(prompt())
-    with Context(CPU_COUNT=cores):
-        shared = CpuExecutor(gguf, config, CONTEXT)
+    monkeypatch.setenv("CPU_COUNT", str(cores))
+    shared = CpuExecutor(gguf, config, CONTEXT)
     for _ in range(3):
         np.testing.assert_array_equal(shared.prefill(prompt()), alone)
 

@@ -253,10 +253,11 @@ from nvgpusim.orin.kernel import available
 Options.ram = property(lambda self: 512 << 20)
 available.SYSTEM, available.CMA = available.SYSTEM >> 4, available.CMA >> 4
 from orinllm import loader
+from orinllm.batching import fused_runner
 from orinllm.errors import DeviceFault
-from orinllm.gpu import weights
-loader.FusedExecutor = lambda memory, chunked: SimpleNamespace(memory=memory)  # no kernels
-loader.FusedRunner = lambda executor, slots, deterministic: executor
+from orinllm.gpu import fused, weights
+fused.FusedExecutor = lambda memory, chunked: SimpleNamespace(memory=memory)  # no kernels
+fused_runner.FusedRunner = lambda executor, slots, deterministic: executor
 d = Device["NV"]
 d.iface._give_up_files = lambda: None
 def load(part):

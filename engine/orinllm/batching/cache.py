@@ -16,8 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.checkpoints import Checkpoints, StateSlots
-from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.gpu.memory import pages_of
+from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 
 class Place(list[int]):

@@ -8,7 +8,7 @@ from orinllm.batching.runner import Drawn, Floats, Row, agreeing, draw
 from orinllm.choose.sampling import sample
 from orinllm.cpu.executor import CpuExecutor
 from orinllm.cpu.program import CHUNK, MOST_ROWS
-from orinllm.gpu.memory import pages_of
+from orinllm.gpu.kernels.buffers import pages_of
 from orinllm.network.vision.pictures import Turns, text_turns, turns_of
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from orinllm.batching.runner import Draw, Row, Runner, agreeing
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.memory import pages_of
+from orinllm.gpu.kernels.buffers import pages_of
 
 # Tokens that must have come before for what followed them to be proposed, the longest first.
 _GRAMS = (4, 3, 2)

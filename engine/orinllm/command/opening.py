@@ -15,10 +15,12 @@ def opening(device: str | None) -> Future[str]:
     pool = ThreadPoolExecutor(1, _OPENING)
     if (device or os.environ.get("DEV", "")).upper().startswith("CUDA"):
         pool.submit(_start_cuda)
-    from orinllm.gpu.device import open_device
+    from orinllm.gpu.device import gpu_may_open, open_device
 
     opened = pool.submit(open_device, device)
     pool.shutdown(wait=False)
+    if (device or os.environ.get("DEV", "")).upper() != "CPU" and gpu_may_open():
+        import orinllm.batching.fused_runner  # noqa: F401
     return opened
 
 

@@ -7,17 +7,13 @@ threads; this is one call a token. Weights stay as they lie in the file (weights
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import Device, dtypes
-from tinygrad.device import Buffer
-from tinygrad.helpers import CPU_COUNT
 
 from orinllm.choose.states import normed
+from orinllm.cpu.native import core_count, native
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, Op, Program, Run
 from orinllm.cpu.weights import LAYER_TABLE, input_size, weight_bytes
 from orinllm.errors import BadInput
@@ -28,23 +24,12 @@ from orinllm.network.vision.pictures import Turns, ahead, pieces, rows_of
 
 # Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
 _MAX_HEAD, _MAX_USED = 512, 32
-_SOURCES = [
-    Path(__file__).parent / name for name in ("packed.c", "rows.c", "recurrent.c", "decoder.c")
-]
 
 Floats = NDArray[np.float32]
 
 
-@cache
-def _program() -> Any:
-    device = Device["CPU"]
-    binary = device.compiler.compile_cached("".join(path.read_text() for path in _SOURCES))
-    # The index of core_id among the values that follow the buffers.
-    return device.runtime("decoder", binary, runtimevars={"core_id": 0})
-
-
 class CpuExecutor:
-    """A model on tinygrad's CPU device.
+    """A model on the CPU.
 
     `max_context` is how many tokens a sequence may have, `slots` how many sequences have room for
     them; the system gives memory as it is written. `uncut` is how many rows of a picture see each
@@ -61,13 +46,12 @@ class CpuExecutor:
         self._gguf = gguf
         self._most = max(CHUNK, uncut)
         self._check()
-        self._program, self._cores = _program(), int(CPU_COUNT.value)
+        self._native, self._cores = native(), core_count()
         self._lowered = program = Program(gguf, config, max_context, slots, self._most)
         self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
         self._lengths = [0] * slots  # tokens that each slot's recurrent states have seen
         array = (Op * len(program.operations))(*program.operations)
-        self._run_buffer = Buffer("CPU", ctypes.sizeof(Run), dtypes.uint8).allocate()
-        self._state = Run.from_address(self._run_buffer._buf.va_addr)
+        self._state = Run.from_address(program.address("run", ctypes.sizeof(Run)))
         self._first = program.address("ops", ctypes.sizeof(array))
         ctypes.memmove(self._first, array, ctypes.sizeof(array))
         self._seen: Callable[[int, int, Floats], None] | None = None
@@ -195,9 +179,7 @@ class CpuExecutor:
         state = self._state
         state.ops, state.n_ops = self._first + start * ctypes.sizeof(Op), end - start
         ctypes.memset(state.progress, 0, 8 * state.n_ops)
-        self._program(
-            self._run_buffer._buf, global_size=(self._cores, 1, 1), vals=(None,), wait=True
-        )
+        self._native.run(ctypes.addressof(state), self._cores)
 
     def watch(self, seen: Callable[[int, int, Floats], None] | None) -> None:
         """Tell `seen` what each layer is given from now on, and what the last one leaves.

@@ -20,10 +20,10 @@ from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import make_memory, slot_floats
-from orinllm.gpu.plan import make_plan
+from orinllm.gpu.plan import Say, make_plan, quiet
 from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList
-from orinllm.gpu.weights import Say, Weights, quiet
+from orinllm.gpu.weights import Weights
 from orinllm.loader import Network
 
 #: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).

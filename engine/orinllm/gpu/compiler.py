@@ -50,13 +50,18 @@ def compiler_path(directory: Path, environment: Mapping[str, str]) -> dict[str, 
     return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang(directory) else {}
 
 
+def cache_folder() -> Path:
+    """Return the folder of what can be made again."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return home / "tinygrad-orin"
+
+
 def provide_compiler() -> None:
     """Let tinygrad's CPU device of this process find a C compiler, as `compiler_path` says.
 
     Raises BadInput, one line, where there is none.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    directory = home / "tinygrad-orin" / "clang"
+    directory = cache_folder() / "clang"
     try:
         os.environ.update(compiler_path(directory, os.environ))
     except OSError as error:

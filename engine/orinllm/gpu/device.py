@@ -1,28 +1,28 @@
 """The parts of a tinygrad device that the kernels depend on, and how CUDA C becomes a program."""
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import os
 import re
-import sqlite3
-import threading
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from tinygrad import Device, helpers
-from tinygrad.device import Buffer, CompileError
-from tinygrad.helpers import diskcache_get, diskcache_put, mv_address
-from tinygrad.runtime.autogen import nvrtc as library
-from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+from typing import TYPE_CHECKING, Any
 
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.gpu.compiler import cuda_wheel_file
-from orinllm.gpu.mail import CudaMail, Mail, NvMail
+
+if TYPE_CHECKING:  # a CPU computes without tinygrad
+    from tinygrad.device import Buffer
+    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+    from orinllm.gpu.mail import Mail
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
@@ -32,6 +32,12 @@ PROBE = 'extern "C" __global__ void probe() {}'
 OLDEST_SM = 80
 #: Blocks of a GEMV that share a multiprocessor, where its shared memory is split for several.
 SHARING = 2
+
+
+def _mail(device: str, sequences: int) -> Mail:
+    from orinllm.gpu.mail import Mail
+
+    return Mail(device, sequences)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Toolchain:
     # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
-    mail: Callable[[str, int], Mail] = Mail  # of a device's name and a number of sequences
+    mail: Callable[[str, int], Mail] = _mail  # of a device's name and a number of sequences
     # Copies to a buffer while another thread uses the device; None: one thread at a time does.
     copy_beside: Callable[[Buffer, memoryview], None] | None = None
 
@@ -77,6 +83,22 @@ def _toolchain(device: str) -> Toolchain:
 
 # What a person may name: the kinds of `_TOOLCHAINS` beside it, and a number as in CUDA:1.
 _CPU, _NAME = "CPU", re.compile(r"([A-Za-z]+)(:[0-9]+)?")
+# What devices show: NVIDIA's drivers (of a PC, of an Orin, of WSL), AMD's, Qualcomm's, OpenCL's; by
+# PCI, where tinygrad brings its own drivers, NVIDIA and AMD.
+_NODES = (
+    ("/dev", "nvidia*"),
+    ("/dev", "nvmap"),
+    ("/dev", "nvhost*"),
+    ("/dev", "nvgpu*"),
+    ("/dev", "dxg"),
+    ("/dev", "kfd"),
+    ("/dev", "kgsl*"),
+    ("/etc/OpenCL/vendors", "*"),
+    ("/run/opengl-driver/etc/OpenCL/vendors", "*"),
+)
+_VENDORS = ("0x10de", "0x1002")
+# Variables by which tinygrad is asked for a device, or to make one up.
+_ASKED = ("METAL", "AMD", "NV", "CUDA", "QCOM", "CL", "MOCKGPU", "OCL_ICD_VENDORS")
 
 
 def open_device(name: str | None) -> str:
@@ -89,6 +111,12 @@ def open_device(name: str | None) -> str:
         found = _NAME.fullmatch(name)
         if found is None or found[1].upper() not in (_CPU, *_TOOLCHAINS):
             raise BadInput(f"{flag}: no such device; CPU, CUDA, NV or CUDA:1 was expected")
+    if (on_cpu := _on_cpu(name)) is not None:
+        return on_cpu
+    from tinygrad import Device
+
+    import orinllm.gpu.connection  # noqa: F401
+
     without = "DEV" if name is None else "--device"
     try:
         opened: str = Device[name or Device.DEFAULT].device
@@ -98,6 +126,28 @@ def open_device(name: str | None) -> str:
             "best device that opens is taken"
         ) from None
     return opened
+
+
+def _on_cpu(name: str | None) -> str | None:
+    """Return the name of a CPU that is asked for, or is all that can open; else None.
+
+    It needs none of tinygrad's devices, whose libraries take longer to import than a small model to
+    answer.
+    """
+    asked = os.environ.get("DEV", "") if name is None else name
+    if asked.upper() == _CPU or (not asked and not gpu_may_open()):
+        return _CPU
+    return None
+
+
+def gpu_may_open() -> bool:
+    """Say whether any of tinygrad's devices but the CPU might open: what they need is here."""
+    if not sys.platform.startswith("linux") or any(map(os.environ.get, _ASKED)):
+        return True
+    if any(next(Path(folder).glob(pattern), None) for folder, pattern in _NODES):
+        return True
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    return any(vendor.read_text().strip() in _VENDORS for vendor in vendors)
 
 
 @contextmanager
@@ -200,29 +250,10 @@ def compile_cuda(device: str, source: str) -> bytes:
     )
 
 
-_connect, _connecting, _connected = helpers.db_connection, threading.Lock(), threading.local()
-
-
-def _connection_of_this_thread() -> sqlite3.Connection:
-    """Return a thread's own connection to tinygrad's cache of compiled kernels.
-
-    tinygrad makes one, which SQLite lets the first thread alone use. One for all threads would let
-    two of them begin a transaction on it at a time, which is an error.
-    """
-    if not hasattr(_connected, "connection"):
-        with _connecting:
-            helpers._db_connection = None
-            _connected.connection = _connect()
-    connection: sqlite3.Connection = _connected.connection
-    return connection
-
-
-# Before any thread loads: whoever loads a model, or answers, need not be who used tinygrad first.
-helpers.db_connection = _connection_of_this_thread
-
-
 def compile_all(device: str, sources: Iterable[str]) -> None:
     """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
+    from tinygrad.helpers import diskcache_get, diskcache_put
+
     arch, missing = _toolchain(device).ahead(device), list(dict.fromkeys(sources))
     if arch is not None:
         missing = [source for source in missing if _made_ahead(arch, source) is None]
@@ -239,10 +270,14 @@ def compile_all(device: str, sources: Iterable[str]) -> None:
 
 
 def _arch(device: str) -> str:
+    from tinygrad import Device
+
     return str(Device[device].renderer.target.arch)
 
 
 def _unusable(device: str) -> str | None:
+    from tinygrad.device import CompileError
+
     arch = _arch(device)
     if int(arch.removeprefix("sm_")) < OLDEST_SM:
         return f"{arch} is older than sm_{OLDEST_SM}"
@@ -255,6 +290,8 @@ def _unusable(device: str) -> str | None:
 
 def _simulated(device: str) -> bool:
     """Say whether the device is the simulated board, which runs PTX."""
+    from tinygrad import Device
+
     return str(Device[device].renderer.target.interface).startswith("MOCK")
 
 
@@ -263,6 +300,10 @@ def nvrtc(arch: str, ptx: bool = False) -> NVRTCCompiler:
 
     It is the NVRTC that tinygrad found, else that of a wheel. Raises CompileError without either.
     """
+    from tinygrad.device import CompileError
+    from tinygrad.runtime.autogen import nvrtc as library
+    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
     missing = not hasattr(library.dll, "nvrtcVersion")
     if missing and (found := cuda_wheel_file("lib/libnvrtc.so.12")):
         library.dll.__init__("nvrtc", [str(found)])
@@ -281,6 +322,7 @@ def _nvrtc(device: str) -> NVRTCCompiler:
 
 
 def _cuda_multiprocessors(device: str) -> int:
+    from tinygrad import Device
     from tinygrad.runtime.autogen import cuda
 
     count = ctypes.c_int()
@@ -295,21 +337,28 @@ def _cuda_multiprocessors(device: str) -> int:
 
 
 def _nv_multiprocessors(device: str) -> int:
+    from tinygrad import Device
+
     return int(Device[device].num_sms)
 
 
 def _nv_blocks_per_sm(device: str) -> int:
     """NV splits an Orin's shared memory for all blocks of a launch, another GPU's for one."""
+    from tinygrad import Device
+
     return SHARING if Device[device].arch == "sm_87" else 1
 
 
 def _nv_free_memory(device: str) -> int | None:
     """Return what TegraIface would still allocate; None where a board has memory of its own."""
+    from tinygrad import Device
+
     ask = getattr(Device[device].iface, "memory_available", None)
     return None if ask is None else int(ask())
 
 
 def _cuda_free_memory(device: str) -> int | None:
+    from tinygrad import Device
     from tinygrad.runtime.autogen import cuda
 
     cuda.cuCtxSetCurrent(Device[device].context)  # another thread may have opened the device
@@ -319,8 +368,22 @@ def _cuda_free_memory(device: str) -> int | None:
     return free.value
 
 
+def _cuda_mail(device: str, sequences: int) -> Mail:
+    from orinllm.gpu.mail import CudaMail
+
+    return CudaMail(device, sequences)
+
+
+def _nv_mail(device: str, sequences: int) -> Mail:
+    from orinllm.gpu.mail import NvMail
+
+    return NvMail(device, sequences)
+
+
 def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
     """Copy by the driver alone: without tinygrad's pinned memory, and without Python meanwhile."""
+    from tinygrad import Device
+    from tinygrad.helpers import mv_address
     from tinygrad.runtime.autogen import cuda
     from tinygrad.runtime.ops_cuda import check
 
@@ -337,7 +400,7 @@ register(
         _unusable,
         _arch,
         _cuda_free_memory,
-        CudaMail,
+        _cuda_mail,
         _cuda_copy,
     ),
 )
@@ -350,7 +413,7 @@ register(
         _unusable,
         lambda device: None if _simulated(device) else _arch(device),
         _nv_free_memory,
-        NvMail,
+        _nv_mail,
     ),
 )
 
@@ -368,6 +431,8 @@ def compile_for(target: Target) -> str:
 
     Raises BadInput where no compiler is here, or none that knows the GPU's architecture.
     """
+    from tinygrad.device import CompileError
+
     try:
         compiler = nvrtc(target.arch)
         compiler.compile_cached(PROBE)

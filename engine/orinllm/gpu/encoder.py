@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Tensor, TinyJit, dtypes
 
+import orinllm.gpu.connection  # noqa: F401
 from orinllm.file.gguf import GGUF
 from orinllm.network.vision.encoder import AttendAll, Encoder, Free, Gelu
 from orinllm.network.vision.lowering import Floats, Lowering, patches_of, positions_of, weight_of

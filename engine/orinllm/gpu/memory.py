@@ -8,7 +8,7 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import DType
 
-from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, ceil_div, round_up
+from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, round_up
 from orinllm.gpu.weights import Weights, floats
 from orinllm.network.config import Config
 from orinllm.network.layer import Recurrence, Rope, state_size
@@ -80,11 +80,6 @@ class Memory:
         index = list(self.config.attentions).index(layer)
         scales = self.scales[index] if self.scales else None
         return Cache(self.heads(layer, sequences), self.caches[index], scales, table)
-
-
-def pages_of(tokens: int) -> int:
-    """Return the pages that hold so many tokens."""
-    return ceil_div(tokens, PAGE)
 
 
 def pages_that_fit(config: Config, n_bytes: int, kv: KeyType = F16) -> int:

@@ -1,19 +1,23 @@
 """Which path a model takes on a device, tensor by tensor, and what stands in the way."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from orinllm.errors import BadInput
 from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import unsupported
-from orinllm.gpu.kernels.attention import HEAD_DIMS
 from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType, round_up
-from orinllm.gpu.kernels.gemm import COLUMN_STEP
-from orinllm.gpu.kernels.gemv import fits
-from orinllm.gpu.kernels.rows import COLUMNS as NORM_COLUMNS
 from orinllm.network.arch.check import wanted_tensors
 from orinllm.network.config import Config
 from orinllm.network.layer import Activate, Activation, Mix, Recurrence
+
+#: Hears how far a start is.
+Say = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,9 @@ def cache_bytes(plan: Plan, context: int) -> int:
 
 
 def _of_model(config: Config) -> dict[str, str]:
+    from orinllm.gpu.kernels.attention import HEAD_DIMS  # a CPU does not wait for tinygrad
+    from orinllm.gpu.kernels.rows import COLUMNS as NORM_COLUMNS
+
     found = {}
     if config.general_only is not None:
         found["model"] = config.general_only
@@ -152,6 +159,8 @@ def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
 
 
 def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
+    from orinllm.gpu.kernels.gemv import fits
+
     halves = tensor.type == GgmlType.F32 and tensor.n_elements <= _SMALL
     type_ = kernel_types().get(int(GgmlType.F16 if halves else tensor.type))
     if type_ is None:
@@ -168,6 +177,8 @@ def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
 
 
 def _of_prompts(gguf: GGUF, config: Config) -> str | None:
+    from orinllm.gpu.kernels.gemm import COLUMN_STEP
+
     for tensor in _matrices(gguf, config):
         if tensor.shape[-1] % COLUMN_STEP:
             return f"{tensor.name} has rows of {tensor.shape[-1]}, no multiple of {COLUMN_STEP}"
@@ -177,3 +188,15 @@ def _of_prompts(gguf: GGUF, config: Config) -> str | None:
 def type_name(tensor: TensorInfo) -> str:
     """Return the name of a tensor's type, for people."""
     return tensor.type.name
+
+
+def check_types(gguf: GGUF) -> None:
+    """Raise BadInput for a tensor whose type no path of the engine reads."""
+    known = {int(t) for t in (*kernel_types(), GgmlType.F32)}
+    for tensor in gguf.tensors.values():
+        if int(tensor.type) not in known:
+            names = ", ".join(sorted(t.name for t in kernel_types().values()))
+            raise BadInput(
+                f"{gguf.path}: tensor {tensor.name} has the type {tensor.type.name}, which is not "
+                f"supported; supported are F32, {names}"
+            )

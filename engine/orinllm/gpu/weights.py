@@ -15,11 +15,11 @@ from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
-from orinllm.errors import BadInput
 from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import copy_beside
 from orinllm.gpu.kernels.buffers import Weight
+from orinllm.gpu.plan import Say, quiet
 from orinllm.network.config import Config
 from orinllm.network.layer import Experts
 
@@ -34,12 +34,6 @@ _ALIGNMENT = 256
 # Bytes after which tensors get another buffer: a board whose memory is full of files refuses one of
 # gigabytes, and grants the same in parts (docs/tegra-iface.md).
 _PART = 512 << 20
-
-Say = Callable[[str], None]
-
-
-def quiet(text: str) -> None:
-    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -213,15 +207,3 @@ def floats(device: str, values: np.typing.NDArray[np.float32]) -> Buffer:
     """Return a buffer of float32 values on the device."""
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
     return Buffer(device, flat.size, dtypes.float32).allocate().copyin(flat.data.cast("B"))
-
-
-def check_types(gguf: GGUF) -> None:
-    """Raise BadInput for a tensor whose type no path of the engine reads."""
-    known = {int(t) for t in (*kernel_types(), GgmlType.F32)}
-    for tensor in gguf.tensors.values():
-        if int(tensor.type) not in known:
-            names = ", ".join(sorted(t.name for t in kernel_types().values()))
-            raise BadInput(
-                f"{gguf.path}: tensor {tensor.name} has the type {tensor.type.name}, which is not "
-                f"supported; supported are F32, {names}"
-            )

@@ -12,10 +12,9 @@ from orinllm.choose.states import Pooling, pooling_of
 from orinllm.errors import BadInput
 from orinllm.file.identity import Identity
 from orinllm.gpu.device import free_memory, open_device
-from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE
-from orinllm.gpu.memory import pages_of, pages_that_fit
-from orinllm.gpu.plan import Plan
-from orinllm.gpu.weights import Say, quiet
+from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, pages_of
+from orinllm.gpu.memory import pages_that_fit
+from orinllm.gpu.plan import Plan, Say, quiet
 from orinllm.loader import (
     MOST_SLOTS,
     Network,

@@ -21,8 +21,7 @@ from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.gpu.memory import pages_of
+from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 _VOCABULARY, _CONTEXT = 64, 512
 # Tokens of a world: a scheduler of a size, with what is drawn for it.

@@ -19,7 +19,7 @@ from orinbench.measure.sampled import ways_of
 from orinllm.batching.cache import Place
 from orinllm.batching.runner import Draw, Row, Runner
 from orinllm.choose.sampling import Sampling, sample
-from orinllm.gpu.memory import pages_of
+from orinllm.gpu.kernels.buffers import pages_of
 
 Ids = Sequence[int]
 Floats = NDArray[np.float32]

@@ -22,8 +22,7 @@ from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.kernels.buffers import KEY_TYPES
-from orinllm.gpu.memory import pages_of
+from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_of
 from orinllm.loader import Network, Share, make_runner, plan_network
 
 _GREEDY = Sampling(temperature=0)

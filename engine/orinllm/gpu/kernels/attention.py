@@ -107,7 +107,7 @@ def _shared_memory(heads: Heads, splits: int, few: int, warps: int) -> int:
     dim, per_block, pages = heads.attention.head_dim, heads.per_block, heads.context // PAGE
     fewest = few if 1 < few < splits else splits
     floats = per_block * dim * (warps + 1) + 2 * dim + 16 * warps + per_block
-    own = 2 * (dim * heads.kv.dtype.itemsize + 2 * ceil_div(dim, _SCALED))
+    own = 2 * (dim * heads.kv.size + 2 * ceil_div(dim, _SCALED))
     return round_up(4 * (floats + 1 + ceil_div(pages, fewest)) + own, 16)
 
 

@@ -1,13 +1,16 @@
 """The parts of launches: packed matrices on the device, heads, and a cache of pages."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from tinygrad import dtypes
-from tinygrad.device import Buffer
-from tinygrad.dtype import DType
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orinllm.file.ggml import KernelType
 from orinllm.network.layer import Attention
+
+if TYPE_CHECKING:  # a CPU computes without tinygrad, whose import is a sixth of its start
+    from tinygrad.device import Buffer
+    from tinygrad.dtype import DType
 
 #: Tokens of a page of keys and values.
 PAGE = 64
@@ -46,18 +49,25 @@ class KeyType:
 
     name: str
     element: str  # of cuda/cache.cuh
-    dtype: DType
+    size: int  # bytes of an element
     group: int  # elements that share a scale of 2 bytes, 0: none do
+
+    @property
+    def dtype(self) -> DType:
+        """tinygrad's name of an element's type."""
+        from tinygrad import dtypes
+
+        return {"u16": dtypes.uint16, "s8": dtypes.int8}[self.element]
 
     def bytes_of(self, elements: int) -> int:
         """Return the bytes of so many elements, and of their scales."""
         scales = 2 * elements // self.group if self.group else 0
-        return elements * int(self.dtype.itemsize) + scales
+        return elements * self.size + scales
 
 
 #: Halves, and bytes of which 32 share a scale: SCALED of cuda/cache.cuh.
-F16 = KeyType("f16", "u16", dtypes.uint16, 0)
-Q8_0 = KeyType("q8_0", "s8", dtypes.int8, 32)
+F16 = KeyType("f16", "u16", 2, 0)
+Q8_0 = KeyType("q8_0", "s8", 1, 32)
 KEY_TYPES = {kind.name: kind for kind in (F16, Q8_0)}
 
 
@@ -138,3 +148,8 @@ def ceil_div(a: int, b: int) -> int:
 def round_up(n: int, multiple: int) -> int:
     """Return the least multiple that is not below n."""
     return ceil_div(n, multiple) * multiple
+
+
+def pages_of(tokens: int) -> int:
+    """Return the pages that hold so many tokens."""
+    return ceil_div(tokens, PAGE)

@@ -353,7 +353,7 @@ def _ahead(device: str, p: Product, plan: GemvPlan, names: Iterator[str]) -> _Pi
         return _Piece()
     cache, heads, name = p.ahead, p.ahead.heads, next(names)
     attention = heads.attention
-    token_bytes = 2 * heads.sequences * attention.kv_width * heads.kv.dtype.itemsize
+    token_bytes = 2 * heads.sequences * attention.kv_width * heads.kv.size
     arguments = (
         Argument(f"const {heads.kv.element}* cache", cache.buffer),
         Argument("const int* table", cache.table),

@@ -82,7 +82,7 @@ class Compiler:
 
 
 def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinllm.gpu.device.NVRTCCompiler", Compiler)
+    monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Compiler)
     monkeypatch.setattr(sass, "_tool", lambda name: name)
     monkeypatch.setattr(sass, "_run", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
     launch: Any = SimpleNamespace(
