@@ -10,10 +10,10 @@
 //   unless that one holds a unit. What a core needs alone lies in its `scratch`.
 // Units: sizes count elements; positions count tokens.
 // The structs are mirrored by ctypes in program.py.
-#define UNIT_ROWS 16  // rows of a matrix that are claimed at once
-#define MAX_HEAD 512  // dimensions of a head
+#define UNIT_ROWS 16   // rows of a matrix that are claimed at once
+#define MAX_HEAD 512   // dimensions of a head
 #define MAX_CHUNK 512  // tokens of a run, of all sequences
-#define MAX_USED 32   // experts of a token
+#define MAX_USED 32    // experts of a token
 
 enum {
   EMBED,
@@ -73,8 +73,8 @@ typedef struct {
   i64 scratch_size;
   i64 tokens[MAX_CHUNK];  // below 0: its embedding is there already, a picture's
   i64 positions[MAX_CHUNK], slots[MAX_CHUNK];
-  i64 wanted[MAX_CHUNK];  // which tokens' logits, in this order
-  i64 ahead[MAX_CHUNK];   // tokens behind it that it sees, too: a picture's
+  i64 wanted[MAX_CHUNK];    // which tokens' logits, in this order
+  i64 ahead[MAX_CHUNK];     // tokens behind it that it sees, too: a picture's
   i64 turns[3][MAX_CHUNK];  // positions in three parts, where models have them
 } Run;
 
@@ -105,6 +105,18 @@ INLINED float8 activated(i64 epilogue, float8 g, float8 u) {
   return g / (1 + exps_of(-1.702f * g)) * (within(u, -7, 7) + 1);
 }
 
+INLINED float_rows activated_rows(i64 epilogue, float_rows g, float_rows u) {
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 8) {
+    float8 gate, up;
+    __builtin_memcpy(&gate, (float*)&g + r, sizeof gate);
+    __builtin_memcpy(&up, (float*)&u + r, sizeof up);
+    up = activated(epilogue, gate, up);
+    __builtin_memcpy((float*)&u + r, &up, sizeof up);
+  }
+  return u;
+}
+
 // What one matrix, or gate and up together, is multiplied by, and where the products go.
 typedef struct {
   i64 n;  // rows of activations
@@ -113,11 +125,11 @@ typedef struct {
   float factor[MAX_CHUNK];  // of ADD
 } Batch;
 
-// sums[row of activations] of 8 rows of a part, from `row` on, with their biases.
+// sums[row of activations] of ROWS rows of a part, from `row` on, with their biases.
 static void sums_of(const Part* part, const Batch* batch, i64 expert, i64 row, i64 cols,
-                    float8* sums) {
+                    float_rows* sums) {
   const u8* rows[ROWS];
-  float8 bias = {0};
+  float_rows bias = {0};
   for (int r = 0; r < ROWS; r++) {
     const i64 at = expert * part->rows + (row + r < part->rows ? row + r : part->rows - 1);
     rows[r] = part->weights + at * part->layout.row_bytes;
@@ -136,14 +148,19 @@ static void product(const Op* op, int index, const Batch* batch, i64 expert, i64
   const i64 end = (unit + 1) * UNIT_ROWS < part->rows ? (unit + 1) * UNIT_ROWS : part->rows;
   for (i64 first = unit * UNIT_ROWS; first < end; first += ROWS) {
     const i64 rows = end - first < ROWS ? end - first : ROWS;
-    float8 sums[MAX_CHUNK], gates[MAX_CHUNK];
+    float_rows sums[MAX_CHUNK], gates[MAX_CHUNK];
     sums_of(part, batch, expert, first, op->cols, sums);
     if (gated) sums_of(part - 1, batch, expert, first, op->cols, gates);
     for (i64 t = 0; t < batch->n; t++) {
       float* to = part->out + batch->out[t] * part->stride + first;
-      float8 y = sums[t];
-      if (op->epilogue >= RELU_SQUARED) y = activated(op->epilogue, gated ? gates[t] : y, y);
-      for (i64 r = 0; r < rows; r++) to[r] = adds ? to[r] + batch->factor[t] * y[r] : y[r];
+      float_rows y = sums[t], now;
+      if (op->epilogue >= RELU_SQUARED) y = activated_rows(op->epilogue, gated ? gates[t] : y, y);
+      if (rows == ROWS) {
+        __builtin_memcpy(&now, to, sizeof now);
+        now = adds ? now + batch->factor[t] * y : y;
+        __builtin_memcpy(to, &now, sizeof now);
+      } else
+        for (i64 r = 0; r < rows; r++) to[r] = adds ? to[r] + batch->factor[t] * y[r] : y[r];
     }
   }
 }
@@ -298,14 +315,41 @@ static float score(const float* q, const half* key, i64 n) {
 // c tanh(x / c); tanh z = 1 - 2 / (e^2z + 1)
 static inline float capped(float x, float c) { return c - 2 * c / (exp_of(2 * x / c) + 1); }
 
-// x[i] = e^(x[i] - most); up to 7 floats behind the n are written, too.
-static void exps(float* x, i64 n, float most) {
+// The sum of n rows of `size` values, each times its weight, of so many vectors of a row.
+INLINED void mix_vectors(const float* weights, const half* values, i64 n, i64 size, int vectors,
+                         float* mixed) {
+  vec acc[4] = {{0}};
+  for (i64 p = 0; p < n; p++)
+#pragma unroll
+    for (int v = 0; v < vectors; v++)
+      acc[v] += weights[p] * load_half(values + p * size + v * LANES);
+  __builtin_memcpy(mixed, acc, vectors * sizeof *acc);
+}
+
+static void mix(const float* weights, const half* values, i64 n, i64 size, float* mixed) {
+  i64 i = 0;
+  for (; i + 4 * LANES <= size; i += 4 * LANES)
+    mix_vectors(weights, values + i, n, size, 4, mixed + i);
+  for (; i + LANES <= size; i += LANES) mix_vectors(weights, values + i, n, size, 1, mixed + i);
+  for (; i < size; i++) {
+    mixed[i] = 0;
+    for (i64 p = 0; p < n; p++) mixed[i] += weights[p] * (float)values[p * size + i];
+  }
+}
+
+// x[i] = e^(x[i] - most), and their sum; up to LANES - 1 floats behind the n become 0.
+static float exps(float* x, i64 n, float most) {
+  vec sum = {0};
+  for (i64 i = n; i % LANES; i++) x[i] = -3.4e38f;
   for (i64 i = 0; i < n; i += 8) {
     float8 v;
     __builtin_memcpy(&v, x + i, sizeof v);
     v = exps_of(v - most);
     __builtin_memcpy(x + i, &v, sizeof v);
   }
+  for (i64 i = n; i % LANES; i++) x[i] = 0;
+  for (i64 i = 0; i < n; i += LANES) sum += load_float(x + i);
+  return sum_of(sum);
 }
 
 static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
@@ -318,20 +362,15 @@ static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
   const float scale = (float)op->scale * (op->factors ? op->factors[position / op->every] : 1);
   const float* query = op->in + t * op->in_stride + h * op->head_stride;
   turned(op, run, t, query, q);
-  for (i64 p = first; p <= last; p++) {
-    scores[p - first] = score(q, op->keys + base + p * size, size) * scale;
-    if (op->softcap) scores[p - first] = capped(scores[p - first], op->softcap);
-    most = scores[p - first] > most ? scores[p - first] : most;
+  const i64 n = last - first + 1;
+  for (i64 p = 0; p < n; p++) {
+    scores[p] = score(q, op->keys + base + (first + p) * size, size) * scale;
+    if (op->softcap) scores[p] = capped(scores[p], op->softcap);
   }
-  float sum = op->sinks ? exp_of(op->sinks[h] - most) : 0;
-  exps(scores, last - first + 1, most);
-  for (i64 i = 0; i < size; i++) mixed[i] = 0;
-  for (i64 p = first; p <= last; p++) {
-    const float weight = scores[p - first];
-    const half* value = op->values + base + p * size;
-    sum += weight;
-    for (i64 i = 0; i < size; i++) mixed[i] += weight * (float)value[i];
-  }
+  for (i64 p = 0; p < n; p++) most = scores[p] > most ? scores[p] : most;
+  const float sink = op->sinks ? exp_of(op->sinks[h] - most) : 0;
+  const float sum = sink + exps(scores, n, most);
+  mix(scores, op->values + base + first * size, n, size, mixed);
   float* out = op->parts[0].out + t * op->parts[0].stride + h * size;
   for (i64 i = 0; i < size; i++)
     out[i] = mixed[i] / sum * (op->gated ? sigmoid(query[size + i]) : 1);

@@ -4,25 +4,41 @@
 // Layout: a row is blocks of one GGML type (ggml-common.h), or 16-bit floats. A weight is
 //   scale * value + minimum; values are whole numbers of 8 bits, and 16 or 32 neighbours, a group,
 //   share scale and minimum.
-// Roles: scales_of reads the groups of a block in 8 rows, values_of 16 values of one.
+// Roles: scales_of reads the groups of a block in ROWS rows, raw_of 16 values of one or more rows,
+//   each plus offset_of, so that it is not below 0.
 // Units: `at` counts weights from the start of a block and is a constant where it is inlined.
 // Products of scales are exact: floats of at most 24 significant bits.
 typedef long long i64;
 typedef unsigned char u8;
 typedef _Float16 half;
 
-#define ROWS 8         // that are multiplied at once
+// A processor with AVX-512 and VNNI multiplies 16 rows at once, any other 8. So many bytes of a
+// row, 16, lie in a vector with those of the rows 4, 8 and 12 behind it, or alone.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define ROWS 16
+#define JOINED 4
+#else
+#define ROWS 8
+#define JOINED 1
+#endif
 #define MAX_GROUPS 16  // of a block
 
 typedef short short16 __attribute__((vector_size(32)));
 typedef u8 byte16 __attribute__((vector_size(16)));
 typedef signed char signed16 __attribute__((vector_size(16)));
 typedef int int8 __attribute__((vector_size(32)));
+typedef int int16 __attribute__((vector_size(64)));
 typedef float float8 __attribute__((vector_size(32)));
 typedef float float16 __attribute__((vector_size(64)));
-typedef half half8 __attribute__((vector_size(16)));
 typedef u8 byte8 __attribute__((vector_size(8)));
 typedef signed char signed8 __attribute__((vector_size(8)));
+// One number of each row, and 16 bytes of each joined row.
+typedef int int_rows __attribute__((vector_size(4 * ROWS)));
+typedef float float_rows __attribute__((vector_size(4 * ROWS)));
+typedef short short_rows __attribute__((vector_size(2 * ROWS)));
+typedef half half_rows __attribute__((vector_size(2 * ROWS)));
+typedef u8 bytes __attribute__((vector_size(16 * JOINED)));
+typedef char chars __attribute__((vector_size(16 * JOINED)));
 
 #define INLINED static inline __attribute__((always_inline))
 
@@ -127,80 +143,113 @@ INLINED unsigned word_at(const u8* p) {
   return w;
 }
 
-INLINED byte16 raw_at(const u8* p) {
-  byte16 b;
-  __builtin_memcpy(&b, p, sizeof b);
+// 16 bytes of each joined row.
+INLINED bytes bytes_at(const u8* const* rows, i64 from) {
+  bytes b;
+#pragma unroll
+  for (int r = 0; r < JOINED; r++) __builtin_memcpy((u8*)&b + 16 * r, rows[4 * r] + from, 16);
   return b;
 }
 
-INLINED short16 bytes_at(const u8* p) { return __builtin_convertvector(raw_at(p), short16); }
-
-INLINED short16 signed_at(const u8* p) {
-  return __builtin_convertvector((signed16)raw_at(p), short16);
+INLINED bytes in_each(byte16 one) {
+  bytes b;
+#pragma unroll
+  for (int r = 0; r < JOINED; r++) __builtin_memcpy((u8*)&b + 16 * r, &one, 16);
+  return b;
 }
 
 // 4 bits at `shift` of each byte.
-INLINED short16 nibbles_at(const u8* p, int shift) { return (bytes_at(p) >> shift) & 15; }
-
-// Bit `at` and the 15 behind it of a word, as the fifth of a number.
-INLINED short16 fifths_of(unsigned word, int at) {
-  const short16 lanes = {1,   2,   4,    8,    16,   32,   64,    128,
-                         256, 512, 1024, 2048, 4096, 8192, 16384, -32768};
-  const short16 all = (short16){0} + (short)(word >> at);
-  return ((all & lanes) != 0) & 16;
+INLINED bytes nibbles_at(const u8* const* rows, i64 from, int shift) {
+  return bytes_at(rows, from) >> shift & 15;
 }
 
-// The codes of 4 bits at `shift` of each byte.
-INLINED short16 codes_at(const u8* p, int shift, const signed16 codes) {
-  const byte16 at = raw_at(p) >> shift & 15;
-#if defined(__SSSE3__)
-  const signed16 found = __builtin_ia32_pshufb128(codes, (signed16)at);
+// 2 bits, or 1, at `shift` of each byte.
+INLINED bytes bits_at(const u8* const* rows, i64 from, int shift, int mask) {
+  return bytes_at(rows, from) >> shift & (u8)mask;
+}
+
+// table[at] within each row.
+INLINED bytes looked_up(bytes table, bytes at) {
+#if JOINED == 4
+  return (bytes)__builtin_ia32_pshufb512((chars)table, (chars)at);
+#elif defined(__SSSE3__)
+  return (bytes)__builtin_ia32_pshufb128((chars)table, (chars)at);
 #elif defined(__aarch64__)
-  signed16 found;
-  __asm__("tbl %0.16b, {%1.16b}, %2.16b" : "=w"(found) : "w"(codes), "w"(at));
+  bytes found;
+  __asm__("tbl %0.16b, {%1.16b}, %2.16b" : "=w"(found) : "w"(table), "w"(at));
+  return found;
 #else
-  signed16 found;
-  for (int i = 0; i < 16; i++) found[i] = codes[at[i]];
+  bytes found;
+  for (int i = 0; i < 16; i++) found[i] = table[at[i]];
+  return found;
 #endif
-  return __builtin_convertvector(found, short16);
 }
 
-INLINED short16 values_of(const u8* block, int type, int at) {
+// Bit `at` and the 15 behind it of the 32 bits there, as the fifth of a number.
+INLINED bytes fifths_at(const u8* const* rows, i64 from, int at) {
+  const byte16 byte = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  const byte16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  const bytes spread = looked_up(bytes_at(rows, from), in_each(byte + (u8)(at / 8)));
+  return (bytes)((spread & in_each(bit)) != 0) & 16;
+}
+
+// What the 4 bits at `shift` of each byte stand for, plus 128.
+INLINED bytes codes_at(const u8* const* rows, i64 from, int shift, signed16 codes) {
+  return looked_up(in_each((byte16)codes ^ 128), nibbles_at(rows, from, shift));
+}
+
+INLINED int offset_of(int type) {
+  return type == Q4_0                                                        ? 8
+         : type == Q5_0                                                      ? 16
+         : type == Q3_K                                                      ? 4
+         : type == Q6_K                                                      ? 32
+         : type == Q8_0 || type == IQ4_NL || type == IQ4_XS || type == MXFP4 ? 128
+                                                                             : 0;
+}
+
+INLINED bytes raw_of(const u8* const* rows, i64 block, int type, int at) {
   const int in_half = at % 128, in_group = at % 32;  // of the K types
   const int shift = in_group / 16 * 4;               // of blocks of 32, 4 bits a weight
-  short16 v;
+  const i64 low = block + at / 128 * 32 + in_group;  // 2 bits a weight, less than their start
   switch (type) {
     case Q4_0:
-      return nibbles_at(block + 2, shift) - 8;
+      return nibbles_at(rows, block + 2, shift);
     case Q4_1:
-      return nibbles_at(block + 4, shift);
+      return nibbles_at(rows, block + 4, shift);
     case Q5_0:
-      return (nibbles_at(block + 6, shift) | fifths_of(word_at(block + 2), at)) - 16;
+      return nibbles_at(rows, block + 6, shift) | fifths_at(rows, block + 2, at);
     case Q5_1:
-      return nibbles_at(block + 8, shift) | fifths_of(word_at(block + 4), at);
+      return nibbles_at(rows, block + 8, shift) | fifths_at(rows, block + 4, at);
     case Q8_0:
-      return signed_at(block + 2 + at);
+      return bytes_at(rows, block + 2 + at) ^ 128;
     case Q2_K:
-      return bytes_at(block + 16 + at / 128 * 32 + in_group) >> in_half / 32 * 2 & 3;
+      return bits_at(rows, low + 16, in_half / 32 * 2, 3);
     case Q3_K:
-      v = bytes_at(block + 32 + at / 128 * 32 + in_group) >> in_half / 32 * 2 & 3;
-      return (v | (bytes_at(block + in_group) >> at / 32 & 1) << 2) - 4;
+      return bits_at(rows, low + 32, in_half / 32 * 2, 3) |
+             bits_at(rows, block + in_group, at / 32, 1) << 2;
     case Q4_K:
-      return nibbles_at(block + 16 + at / 64 * 32 + in_group, at / 32 % 2 * 4);
+      return nibbles_at(rows, block + 16 + at / 64 * 32 + in_group, at / 32 % 2 * 4);
     case Q5_K:
-      v = nibbles_at(block + 48 + at / 64 * 32 + in_group, at / 32 % 2 * 4);
-      return v | (bytes_at(block + 16 + in_group) >> at / 32 & 1) << 4;
+      return nibbles_at(rows, block + 48 + at / 64 * 32 + in_group, at / 32 % 2 * 4) |
+             bits_at(rows, block + 16 + in_group, at / 32, 1) << 4;
     case Q6_K:
-      v = nibbles_at(block + at / 128 * 64 + in_half % 64, in_half / 64 * 4);
-      v |= (bytes_at(block + 128 + at / 128 * 32 + in_group) >> in_half / 32 * 2 & 3) << 4;
-      return v - 32;
+      return nibbles_at(rows, block + at / 128 * 64 + in_half % 64, in_half / 64 * 4) |
+             bits_at(rows, low + 128, in_half / 32 * 2, 3) << 4;
     case IQ4_NL:
-      return codes_at(block + 2, shift, IQ4_CODES);
+      return codes_at(rows, block + 2, shift, IQ4_CODES);
     case IQ4_XS:
-      return codes_at(block + 8 + at / 32 * 16, shift, IQ4_CODES);
+      return codes_at(rows, block + 8 + at / 32 * 16, shift, IQ4_CODES);
     default:
-      return codes_at(block + 1, shift, MXFP4_CODES);
+      return codes_at(rows, block + 1, shift, MXFP4_CODES);
   }
+}
+
+// 16 values of the first row.
+INLINED signed16 values_of(const u8* const* rows, i64 block, int type, int at) {
+  const bytes raw = raw_of(rows, block, type, at) - (u8)offset_of(type);
+  signed16 values;
+  __builtin_memcpy(&values, &raw, sizeof values);
+  return values;
 }
 
 // 8 bytes, each times a factor.
@@ -271,11 +320,9 @@ INLINED void iq4_scales(const u8* block, float* scales) {
 }
 
 // Half of a power of two, since the codes are twice what they stand for.
-INLINED float power_of(u8 exponent) {
-  const unsigned bits = exponent < 2 ? 0x200000u << exponent : (exponent - 1u) << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, sizeof power);
-  return power;
+INLINED float_rows powers_of(int_rows exponents) {
+  const int_rows small = exponents < 2;
+  return (float_rows)((small & (0x200000 << (exponents & 1))) | (~small & ((exponents - 1) << 23)));
 }
 
 // Scales and minima of one row's block of 256.
@@ -298,9 +345,54 @@ INLINED void row_scales(const u8* block, int type, float* scales, float* minima)
   }
 }
 
-// Scales and minima of the groups of a block that begins at byte `from` of 8 rows: [group][row].
-INLINED void scales_of(const u8* const* rows, i64 from, int type, float8* scales, float8* minima) {
-  half8 first, second;
+#if JOINED == 4
+// Of 16 bytes in each of 16 rows, as raw_of joins them by four: bytes 4 q to 4 q + 3 of each row.
+INLINED void quads_of(const bytes* joined, int_rows* quads) {
+  int16 halves[4];  // of two rows: bytes 0 to 7, then 8 to 15
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int16 one = (int16)joined[2 * i], two = (int16)joined[2 * i + 1];
+    halves[i] =
+        __builtin_shufflevector(one, two, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    halves[i + 2] = __builtin_shufflevector(one, two, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27,
+                                            14, 30, 15, 31);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const int16 one = halves[i], two = halves[i + 1];
+    quads[i] =
+        __builtin_shufflevector(one, two, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    quads[i + 1] = __builtin_shufflevector(one, two, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14,
+                                           15, 30, 31);
+  }
+}
+#endif
+
+// 4 bytes of each row.
+INLINED int_rows words_at(const u8* const* rows, i64 from) {
+#if JOINED == 4
+  bytes joined[4];
+  int_rows words[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) joined[i] = bytes_at(rows + i, from);
+  quads_of(joined, words);
+  return words[0];
+#else
+  int_rows words;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) words[r] = (int)word_at(rows[r] + from);
+  return words;
+#endif
+}
+
+INLINED float_rows halves_of(int_rows words) {
+  return __builtin_convertvector((half_rows) __builtin_convertvector(words, short_rows),
+                                 float_rows);
+}
+
+// Scales and minima of the groups of a block that begins at byte `from` of ROWS rows.
+INLINED void scales_of(const u8* const* rows, i64 from, int type, float_rows* scales,
+                       float_rows* minima) {
   if (block_values(type) == 256) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -314,16 +406,7 @@ INLINED void scales_of(const u8* const* rows, i64 from, int type, float8* scales
     }
     return;
   }
-  if (type == MXFP4) {
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) scales[0][r] = power_of(rows[r][from]);
-    return;
-  }
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) __builtin_memcpy((half*)&first + r, rows[r] + from, 2);
-  scales[0] = __builtin_convertvector(first, float8);
-  if (!has_minima(type)) return;
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) __builtin_memcpy((half*)&second + r, rows[r] + from + 2, 2);
-  minima[0] = __builtin_convertvector(second, float8);
+  const int_rows words = words_at(rows, from);
+  scales[0] = type == MXFP4 ? powers_of(words & 255) : halves_of(words);
+  if (has_minima(type)) minima[0] = halves_of(words >> 16);
 }

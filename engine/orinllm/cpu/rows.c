@@ -3,15 +3,19 @@
 //
 // Layout: activations are floats, and for packed rows also whole numbers of 16 bits, of which 32
 //   share a scale (`Input`).
-// Roles: a tile is 8 rows. tile_of_one reads packed rows for a token, tile_of_many turns each group
-//   into pairs of all rows for many. Both add the same whole numbers, and floats in the same order,
-//   so that a token alone has the sums of a token among many. Rows of 16-bit floats have functions
-//   of their own, of which the same is true.
+// Roles: a tile is ROWS rows. Where VNNI multiplies bytes, tile_of_quads unpacks each group once
+// for
+//   all tokens, and its whole numbers are 256 * upper byte + lower byte. Elsewhere tile_of_one
+//   reads packed rows for a token, tile_of_many turns each group into pairs of all rows for many.
+//   All add the same whole numbers, and floats in the same order, so that a token alone has the
+//   sums of a token among many. Rows of 16-bit floats have functions of their own, of which the
+//   same is true.
 // Units: columns count weights; `ahead` counts bytes.
-#define TOKENS 4   // that rows of 16-bit floats are multiplied by at once
-#define HALF 4     // rows of those
-#define LINE 64    // bytes of a cache line
-#define SHARED 32  // activations that share a scale
+#define TOKENS 4     // that rows of 16-bit floats are multiplied by at once
+#define HALF 4       // rows of those
+#define LINE 64      // bytes of a cache line
+#define SHARED 32    // activations that share a scale
+#define WHOLE 32639  // the largest: 256 * 127 + 127
 // Rows of at most so many bytes are fetched a tile ahead: the hardware's own prefetch starts anew
 // in each row.
 #define SHORT_ROW 4096
@@ -27,22 +31,24 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef half half_vec __attribute__((vector_size(2 * LANES)));
-typedef int int16 __attribute__((vector_size(64)));
 
 // How a matrix lies. type: a GGML type, or 0 for 16-bit floats.
 typedef struct {
   i64 row_bytes, type;
 } Layout;
 
-// What a row is multiplied by. Activation c is values[c] * scales[c / 32]; sums: of 16 activations.
+// What a row is multiplied by. Activation c is a whole number times scales[c / 32]. values: whole
+// numbers of 16 bits, or of each 32 the upper bytes, then the lower ones (ROWS 16). sums, wholes:
+// of 16 activations, and of their whole numbers.
 typedef struct {
   const float* floats;
-  const short* values;
+  const signed char* values;
   const float *scales, *sums;
+  const int* wholes;
 } Input;
 
 // Floats that an Input's values, scales and sums take.
-INLINED i64 input_size(i64 cols) { return cols / 2 + 3 * (cols / SHARED + 1) + 16; }
+INLINED i64 input_size(i64 cols) { return cols / 2 + 5 * (cols / SHARED + 1) + 16; }
 
 // 16 activations times `by`, rounded to whole numbers.
 INLINED int16 whole_of(float16 x, float by) {
@@ -51,10 +57,29 @@ INLINED int16 whole_of(float16 x, float by) {
   return __builtin_convertvector(at + (float16)halves, int16);
 }
 
+INLINED void store_whole(const int16* whole, signed char* to) {
+#if ROWS == 16
+#pragma unroll
+  for (int i = 0; i < 2; i++) {  // a lower byte is signed, too
+    const signed16 upper = __builtin_convertvector((whole[i] + 128) >> 8, signed16);
+    const signed16 lower = __builtin_convertvector(whole[i], signed16);
+    __builtin_memcpy(to + 16 * i, &upper, sizeof upper);
+    __builtin_memcpy(to + SHARED + 16 * i, &lower, sizeof lower);
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const short16 stored = __builtin_convertvector(whole[i], short16);
+    __builtin_memcpy(to + 32 * i, &stored, sizeof stored);
+  }
+#endif
+}
+
 // Activations as whole numbers, in `space`; columns come by 32.
 static Input rounded(const float* x, i64 cols, float* space) {
-  short* values = (short*)space;
+  signed char* values = (signed char*)space;
   float *scales = space + cols / 2, *sums = scales + cols / SHARED;
+  int* wholes = (int*)(sums + cols / 16);
   for (i64 c = 0; c < cols; c += SHARED) {
     float16 parts[2];
     __builtin_memcpy(parts, x + c, sizeof parts);
@@ -64,23 +89,96 @@ static Input rounded(const float* x, i64 cols, float* space) {
     const int finite = bits < 0x7f800000;
     float most;
     __builtin_memcpy(&most, &bits, sizeof most);
-    const float by = finite && most > 1e-30f ? 32767 / most : 0;
-    const float scale = finite ? most / 32767 : __builtin_nanf("");
+    const float by = finite && most > 1e-30f ? WHOLE / most : 0;
+    const float scale = finite ? most / WHOLE : __builtin_nanf("");
+    int16 whole[2];
     for (int i = 0; i < 2; i++) {
-      const int16 whole = finite ? whole_of(parts[i], by) : (int16){0};
-      const short16 stored = __builtin_convertvector(whole, short16);
-      __builtin_memcpy(values + c + 16 * i, &stored, sizeof stored);
-      sums[c / 16 + i] = scale * (float)__builtin_reduce_add(whole);
+      whole[i] = finite ? whole_of(parts[i], by) : (int16){0};
+      wholes[c / 16 + i] = __builtin_reduce_add(whole[i]);
+      sums[c / 16 + i] = scale * (float)wholes[c / 16 + i];
     }
+    store_whole(whole, values + 2 * c);
     scales[c / SHARED] = scale;
   }
-  return (Input){x, values, scales, sums};
+  return (Input){x, values, scales, sums, wholes};
 }
 
-INLINED short16 load_short(const short* p) {
+// What a group adds to the sums of the rows: its whole numbers, and what its minima make of the
+// activations' sum. `c` is the group's first column.
+INLINED float_rows added(float_rows sums, int_rows whole, int type, float_rows scale,
+                         float_rows minimum, Input x, i64 c) {
+  if (has_minima(type)) {
+    const float sum =
+        group_values(type) == 16 ? x.sums[c / 16] : x.sums[c / 16] + x.sums[c / 16 + 1];
+    sums += minimum * sum;
+  }
+  return sums + __builtin_convertvector(whole, float_rows) * (scale * x.scales[c / SHARED]);
+}
+
+INLINED void fetch(const u8* next, int bytes) {
+#pragma unroll
+  for (int at = 0; at < bytes; at += LINE) __builtin_prefetch(next + at);
+}
+
+#if ROWS == 16
+// Each row of sum + the products of its 4 bytes and those of an activation; weights are not below
+// 0.
+INLINED int_rows products(int_rows sum, int_rows weights, const signed char* x) {
+  int quad;
+  __builtin_memcpy(&quad, x, sizeof quad);
+  return (int_rows)__builtin_ia32_vpdpbusd512(sum, weights, (int_rows){0} + quad);
+}
+
+INLINED void tile_of_quads(const u8* const* rows, const Input* x, i64 n, i64 cols, int type,
+                           float_rows* sums) {
+  const int step = block_values(type), size = block_bytes(type), group = group_values(type);
+  const i64 row_bytes = rows[1] - rows[0];
+  const u8* next = rows[0] + ROWS * row_bytes;
+  const int fetched = n > 1 || row_bytes <= SHORT_ROW;
+  for (i64 t = 0; t < n; t++) sums[t] = (float_rows){0};
+  for (i64 c = 0, from = 0; c < cols; c += step, from += size, next += ROWS * size) {
+    float_rows scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    if (fetched) fetch(next, ROWS * size);
+    scales_of(rows, from, type, scales, minima);
+#pragma unroll
+    for (int g = 0; g < step / group; g++) {
+      int_rows quads[8];
+#pragma unroll
+      for (int at = 0; at < group; at += 16) {
+        bytes joined[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) joined[i] = raw_of(rows + i, from, type, g * group + at);
+        quads_of(joined, quads + at / 4);
+      }
+      for (i64 t = 0; t < n; t++) {
+        const i64 first = c + g * group;
+        const signed char* upper = x[t].values + 2 * (first / SHARED * SHARED) + first % SHARED;
+        // Two sums each: a product waits for the one before it in a sum.
+        int_rows high[2] = {{0}, {0}}, low[2] = {{0}, {0}};
+#pragma unroll
+        for (int q = 0; q < group / 4; q++) {
+          high[q % 2] = products(high[q % 2], quads[q], upper + 4 * q);
+          low[q % 2] = products(low[q % 2], quads[q], upper + SHARED + 4 * q);
+        }
+        int_rows whole = ((high[0] + high[1]) << 8) + (low[0] + low[1]);
+        if (offset_of(type)) {
+          const int* of = x[t].wholes + first / 16;
+          whole -= offset_of(type) * (group == 16 ? of[0] : of[0] + of[1]);
+        }
+        sums[t] = added(sums[t], whole, type, scales[g], minima[g], x[t], first);
+      }
+    }
+  }
+}
+#else
+INLINED short16 load_short(const signed char* p) {
   short16 v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
+}
+
+INLINED short16 shorts_of(const u8* const* rows, i64 block, int type, int at) {
+  return __builtin_convertvector(values_of(rows, block, type, at), short16);
 }
 
 // Each lane of sum + the products of a pair of neighbours.
@@ -140,31 +238,14 @@ INLINED void pairs_of(const short16* rows, int8* pairs) {
   }
 }
 
-// What a group adds to the sums of 8 rows: its whole numbers, and what its minima make of the
-// activations' sum. `c` is the group's first column.
-INLINED float8 added(float8 sums, int8 whole, int type, float8 scale, float8 minimum, Input x,
-                     i64 c) {
-  if (has_minima(type)) {
-    const float sum =
-        group_values(type) == 16 ? x.sums[c / 16] : x.sums[c / 16] + x.sums[c / 16 + 1];
-    sums += minimum * sum;
-  }
-  return sums + __builtin_convertvector(whole, float8) * (scale * x.scales[c / SHARED]);
-}
-
-INLINED void fetch(const u8* next, int bytes) {
-#pragma unroll
-  for (int at = 0; at < bytes; at += LINE) __builtin_prefetch(next + at);
-}
-
-INLINED float8 tile_of_one(const u8* const* rows, Input x, i64 cols, int type) {
+INLINED float_rows tile_of_one(const u8* const* rows, Input x, i64 cols, int type) {
   const int step = block_values(type), bytes = block_bytes(type), group = group_values(type);
   const i64 row_bytes = rows[1] - rows[0];
   const u8* next = rows[0] + ROWS * row_bytes;
   const int fetched = row_bytes <= SHORT_ROW;
-  float8 sums = {0};
+  float_rows sums = {0};
   for (i64 c = 0, from = 0; c < cols; c += step, from += bytes, next += ROWS * bytes) {
-    float8 scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    float_rows scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
     if (fetched) fetch(next, ROWS * bytes);
     scales_of(rows, from, type, scales, minima);
 #pragma unroll
@@ -175,8 +256,8 @@ INLINED float8 tile_of_one(const u8* const* rows, Input x, i64 cols, int type) {
         whole[r] = (int8){0};
 #pragma unroll
         for (int at = g * group; at < (g + 1) * group; at += 16)
-          whole[r] = products(whole[r], values_of(rows[r] + from, type, at),
-                              load_short(x.values + c + at));
+          whole[r] = products(whole[r], shorts_of(rows + r, from, type, at),
+                              load_short(x.values + 2 * (c + at)));
       }
       sums = added(sums, sums_of_rows(whole), type, scales[g], minima[g], x, c + g * group);
     }
@@ -185,13 +266,13 @@ INLINED float8 tile_of_one(const u8* const* rows, Input x, i64 cols, int type) {
 }
 
 INLINED void tile_of_many(const u8* const* rows, const Input* x, i64 n, i64 cols, int type,
-                          float8* sums) {
+                          float_rows* sums) {
   const int step = block_values(type), bytes = block_bytes(type), group = group_values(type);
   const i64 row_bytes = rows[1] - rows[0];
   const u8* next = rows[0] + ROWS * row_bytes;
-  for (i64 t = 0; t < n; t++) sums[t] = (float8){0};
+  for (i64 t = 0; t < n; t++) sums[t] = (float_rows){0};
   for (i64 c = 0, from = 0; c < cols; c += step, from += bytes, next += ROWS * bytes) {
-    float8 scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    float_rows scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
     fetch(next, ROWS * bytes);
     scales_of(rows, from, type, scales, minima);
 #pragma unroll
@@ -201,7 +282,7 @@ INLINED void tile_of_many(const u8* const* rows, const Input* x, i64 n, i64 cols
       for (int at = 0; at < group; at += 16) {
         short16 values[ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) values[r] = values_of(rows[r] + from, type, g * group + at);
+        for (int r = 0; r < ROWS; r++) values[r] = shorts_of(rows + r, from, type, g * group + at);
         pairs_of(values, pairs + at / 2);
       }
       for (i64 t = 0; t < n; t++) {
@@ -210,7 +291,7 @@ INLINED void tile_of_many(const u8* const* rows, const Input* x, i64 n, i64 cols
 #pragma unroll
         for (int i = 0; i < group / 2; i++) {
           int pair;
-          __builtin_memcpy(&pair, x[t].values + first + 2 * i, sizeof pair);
+          __builtin_memcpy(&pair, x[t].values + 2 * (first + 2 * i), sizeof pair);
           whole[i % 2] = products(whole[i % 2], (short16)pairs[i], (short16)((int8){0} + pair));
         }
         sums[t] = added(sums[t], whole[0] + whole[1], type, scales[g], minima[g], x[t], first);
@@ -218,6 +299,8 @@ INLINED void tile_of_many(const u8* const* rows, const Input* x, i64 n, i64 cols
     }
   }
 }
+
+#endif
 
 INLINED vec load_half(const void* p) {
   half_vec h;
@@ -240,7 +323,8 @@ INLINED float sum_of(vec v) {
 }
 
 // sums[token][row] of 4 rows of 16-bit floats and up to 4 tokens.
-INLINED void halves(const u8* const* rows, const Input* x, int n, i64 cols, float8* sums, int row) {
+INLINED void halves(const u8* const* rows, const Input* x, int n, i64 cols, float_rows* sums,
+                    int row) {
   vec acc[HALF][TOKENS];
 #pragma unroll
   for (int r = 0; r < HALF; r++)
@@ -267,7 +351,8 @@ INLINED void halves(const u8* const* rows, const Input* x, int n, i64 cols, floa
       for (int t = 0; t < n; t++) sums[t][row + r] += half_at(rows[r] + 2 * c) * x[t].floats[c];
 }
 
-static void tile_of_halves(const u8* const* rows, const Input* x, i64 n, i64 cols, float8* sums) {
+static void tile_of_halves(const u8* const* rows, const Input* x, i64 n, i64 cols,
+                           float_rows* sums) {
   for (int row = 0; row < ROWS; row += HALF) {
     i64 t = 0;
     for (; t + TOKENS <= n; t += TOKENS) halves(rows + row, x + t, TOKENS, cols, sums + t, row);
@@ -275,28 +360,34 @@ static void tile_of_halves(const u8* const* rows, const Input* x, i64 n, i64 col
   }
 }
 
-// sums[token] of 8 rows of a layout.
+// sums[token] of ROWS rows of a layout.
 static void tile(const Layout* layout, const u8* const* rows, const Input* x, i64 n, i64 cols,
-                 float8* sums) {
+                 float_rows* sums) {
+#define QUADS(type) tile_of_quads(rows, x, n, cols, type, sums)
 #define ONE(type) sums[0] = tile_of_one(rows, x[0], cols, type)
 #define MANY(type) tile_of_many(rows, x, n, cols, type, sums)
-  if (layout->type == HALVES)
-    tile_of_halves(rows, x, n, cols, sums);
+  if (layout->type == HALVES) tile_of_halves(rows, x, n, cols, sums);
+#if ROWS == 16
+  else
+    BY_TYPE(layout->type, QUADS)
+#else
   else if (n == 1)
     BY_TYPE(layout->type, ONE)
   else
     BY_TYPE(layout->type, MANY)
+#endif
 }
 
 INLINED void as_floats(const u8* row, i64 cols, int type, float* out) {
   const int step = block_values(type), group = group_values(type);
-  const u8* const rows[ROWS] = {row, row, row, row, row, row, row, row};
+  const u8* rows[ROWS];
+  for (int r = 0; r < ROWS; r++) rows[r] = row;
   for (i64 c = 0, from = 0; c < cols; c += step, from += block_bytes(type)) {
-    float8 scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    float_rows scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
     scales_of(rows, from, type, scales, minima);
 #pragma unroll
     for (int at = 0; at < step; at += 16) {
-      const float16 values = __builtin_convertvector(values_of(row + from, type, at), float16);
+      const float16 values = __builtin_convertvector(values_of(rows, from, type, at), float16);
       const float16 v = values * scales[at / group][0] + minima[at / group][0];
       __builtin_memcpy(out + c + at, &v, sizeof v);
     }

@@ -36,4 +36,4 @@ def weight_bytes(gguf: GGUF) -> int:
 
 def input_size(cols: int) -> int:
     """Return the floats that a token's rounded inputs take (input_size of cpu/rows.c)."""
-    return cols // 2 + 3 * (cols // 32 + 1) + 16
+    return cols // 2 + 5 * (cols // 32 + 1) + 16
