@@ -1,13 +1,14 @@
 """`orinbench compare A B`: two saved results, of files or of the history."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from orinbench.errors import EXIT_SLOWER, BenchError
 from orinbench.judge.history.store import Filter, History, history_path
-from orinbench.judge.history.trend import read_trends, run_noise
+from orinbench.judge.history.trend import Trend, read_trends, run_noise
 from orinbench.judge.identity import case_key, day_of
 from orinbench.judge.load import load_records
 from orinbench.judge.schema import Record
@@ -57,14 +58,22 @@ def noise_between(before: str, after: str, history: Path) -> dict[str, Noise | N
         return run_noise(trends, one, other)
     records = find_records(after, history)
     machines = {(case_key(record), record.cpu_info, record.gpu_info) for record in records}
-    days = {day_of(record) for record in (*records, *find_records(before, history))}
-    known = {day for day in days if day is not None}
-    lasts = [(trend, trend.points[-1].record) for trend in trends]
+    judged = [*records, *find_records(before, history)]
     return {
-        case_key(last): trend.noise_of_days(known if days == known else set())
-        for trend, last in lasts
+        case_key(last): _noise_beside(trend, judged)
+        for trend in trends
+        for last in (trend.points[-1].record,)
         if (case_key(last), last.cpu_info, last.gpu_info) in machines
     }
+
+
+def _noise_beside(trend: Trend, judged: Sequence[Record]) -> Noise | None:
+    """Return the noise that records are judged by, of the other runs of a series."""
+    days = {day_of(record) for record in judged}
+    known = {day for day in days if day is not None}
+    times = {record.test_time for record in judged if record.test_time}
+    own = {at for at, point in enumerate(trend.points) if point.record.test_time in times}
+    return trend.noise_of_days(known if days == known else set(), without=own)
 
 
 def _run_of(name: str, history: Path) -> int | None:

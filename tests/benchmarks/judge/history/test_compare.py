@@ -66,6 +66,22 @@ def test_two_files_alone_get_a_difference_and_no_verdict(
     assert "no verdict, since the noise between runs is not known: B is 0.8 times" in text
 
 
+def test_two_files_are_not_their_own_noise(
+    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The history has them and nothing else, as llama-bench leaves it."""
+    given = files(1.25)
+    for hour, name in enumerate(given):
+        records = load_records(Path(name))
+        for record in records:
+            record.test_time = f"2026-11-01T0{hour}:00:00Z"
+        saved(Path(name), records)
+        with History(tmp_path / "both.db", write=True) as history:
+            history.add(records, name)
+    assert run(*given, "--history", str(tmp_path / "both.db")) == 0
+    assert "no verdict, since the noise between runs is not known" in capsys.readouterr().out
+
+
 def test_slower_is_exit_code_1(
     files: Callable[[float], tuple[str, str]],
     known: tuple[str, str],
