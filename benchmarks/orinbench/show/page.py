@@ -22,7 +22,7 @@ from orinbench.show.timeline import READINGS, Panel, read_panels
 
 HEROES = 4
 FEW_NAMES = 3
-GLYPHS = {"faster": "▲", "slower": "▼", "no difference shown": "＝"}
+GLYPHS = {"faster": "▲", "slower": "▼", "no difference shown": "="}
 COLOURS = 6  # of the style sheet
 ADVICE = (
     "For a verdict time both in one command (llama-bench with two backends, or --env), or let the "
