@@ -40,6 +40,7 @@ class Rail:
     chip: str = ""
     step_watts: float = 0.0
     fresh: bool = True
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ outlives whoever started it.
 """
 
 import json
+import math
 import os
 import random
 import select
@@ -161,7 +162,8 @@ class Sampling:
         # The sensors are read one after the other: the middle of it is the time of all.
         back = (ended - self._power.began) / 2 + self._power.lag_seconds
         blur = self._power.update_seconds
-        span = ended - self._power.began + blur
+        # A value's age and when it was read know nothing of each other: their variances add.
+        span = math.hypot(ended - self._power.began, blur)
         return Sample(after - back, ended - back, rails, blur=blur, span=span)
 
     def _rails(self, now: float) -> tuple[Rail, ...]:

@@ -77,6 +77,50 @@ def test_voltages_are_read_in_turns(show: Show, stage: Stage) -> None:
     assert counting == [10.0] * 3
 
 
+def test_a_supply_that_gives_way(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A voltage is read now and then: P = (E - R I) I of a current that goes to and fro.
+
+    29 mOhm is what an Orin NX was measured to have before it (ARK Electronics, docs/power.md). A
+    reader that multiplies each current with the last voltage is 0.7 % off here.
+    """
+    now, amperes = [0.0], [1.0]
+
+    def volts() -> float:
+        return 5.19 - 0.029 * amperes[0]
+
+    def read(path: str) -> int:
+        current = "/curr" in path
+        return round(amperes[0] * 1000) if current else round(volts() * 125) * 8
+
+    def opened(path: str, _: int) -> SimpleNamespace:
+        return SimpleNamespace(read=lambda files: read(path), close=lambda: None)
+
+    monkeypatch.setattr(power, "OpenFile", opened)
+    draw = Random(1)
+    roots = show(orin_nx() | {f"{HWMON}/hwmon1/update_interval": "7\n"})
+    files, reader = Files(roots), PowerReader(clock=lambda: now[0], draw=draw)
+    found = true = 0.0
+
+    def watts() -> float:
+        now[0] += 0.007
+        (known,) = [rail.watts for rail in reader(files).rails if rail.name == "VDD_IN"]
+        return known or 0.0
+
+    for number in range(2000):
+        if draw.random() < 0.2:
+            amperes[0] = draw.choice((1.0, 6.0))
+        one = watts()
+        if number >= 500:
+            found += one
+            true += volts() * amperes[0]
+    assert found == pytest.approx(true, rel=2e-3)
+    # Looking for chips again forgets no supply.
+    reader._next_look_up, amperes[0] = 0.0, 6.0
+    watts()
+    amperes[0] = 1.0
+    assert watts() == pytest.approx(volts() * amperes[0], rel=5e-3)
+
+
 def test_a_chip_that_went_and_came_back(show: Show, stage: Stage) -> None:
     tree = idle()
     files, reader = Files(show(tree)), PowerReader()

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from orinboard.energy import EnergySampler
 from orinboard.meter import Meter, Sample
+from orinboard.readings import Rail
 from orinboard.sampling import Reader
 from orinboard.sensors.hwmon import INA238_SECONDS
 
@@ -25,6 +27,8 @@ HERTZ = 50.0
 _MEMORY, _RIDGE = 500, 1e-3
 # Seconds that a value is of at least: two conversions of an INA3221, as a board begins.
 _SPAN = 0.002
+# Places in its jitter in which a span is looked at, as shares of it.
+_PLACES = (-0.4, -0.2, 0.0, 0.2, 0.4)
 # Seconds between the words of one turn: no turn is so short.
 _TURN = 0.001
 # Seconds of turns that are kept beyond the newest step: spans are shorter.
@@ -33,12 +37,48 @@ _LONGEST = 0.5
 _BATCH = 25
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A rail's watts: the mean over `width` seconds whose middle is near `middle`.
+
+    It is anywhere within `jitter` seconds around it, because nobody sees the chip's cycle. The mean
+    over all these places makes the answer of least squares true: to take another time than that,
+    even a narrower one, makes phases look alike.
+    """
+
+    rail: str
+    watts: float
+    middle: float
+    width: float
+    jitter: float = 0.0
+
+    @property
+    def end(self) -> float:
+        """Nothing after it is in the mean."""
+        return self.middle + (self.width + self.jitter) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The joules from one sample to the next, and the second one's readings."""
+
+    begin: float
+    end: float
+    joules: float
+    readings: tuple[Reading, ...]
+
+    @property
+    def known(self) -> float:
+        """All that it needs is known when the turns until this moment are."""
+        return max([self.end, *(reading.end for reading in self.readings)])
+
+
 class PhaseEnergy(Collector):
     """Shares the energy of half a second among the phases that the device was in.
 
-    How much power each phase draws is the least-squares answer of the newest samples, each of which
-    is the mean over its span of what the phases in it drew. Energy is then shared by the
-    phases' times, weighted so; the sum is that of the rails. A turn is known at its end: until
+    How much power each phase draws from a rail is the least-squares answer of the newest readings,
+    each of which is the mean over its time of what the phases in it drew. Energy is then shared by
+    the phases' times, weighted so; the sum is that of the rails. A turn is known at its end: until
     then, while `busy` says that there is one, its samples wait.
     """
 
@@ -47,9 +87,10 @@ class PhaseEnergy(Collector):
         self._joules = dict.fromkeys(PHASES, 0.0)
         self._meter = Meter(0.5, monotonic=True)
         self._turns: deque[tuple[float, float, str]] = deque()
-        self._steps: deque[tuple[float, float, float, float, float]] = deque()
-        self._products = np.eye(len(PHASES)) * _RIDGE
-        self._sums = np.zeros(len(PHASES))
+        self._steps: deque[Step] = deque()
+        self._known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        # What an averaging chip showed, since when, and when it was read last.
+        self._shown: dict[str, tuple[float, float, float]] = {}
         self._told = 0.0
         # Of the steps that are still to be shared: their number, joules, and seconds by phase.
         self._count, self._drawn, self._passed = 0, 0.0, np.zeros(len(PHASES))
@@ -86,33 +127,66 @@ class PhaseEnergy(Collector):
             if before is None or self._meter.within is None:
                 return
             counted = sample.counted
-            watts = sum(counted[n].watts or 0.0 for n in self._meter.within.rails if n in counted)
+            rails = [(name, counted[name]) for name in self._meter.within.rails if name in counted]
+            found = [self._reading(name, rail, sample) for name, rail in rails]
+            readings = tuple(reading for reading in found if reading is not None)
             joules = self._meter.total - total
-            averages = any(rail.chip == "ina238" for rail in sample.rails)
-            span = max(_SPAN, INA238_SECONDS if averages else sample.span)
-            self._steps.append((before.awake, sample.awake, joules, watts, span))
+            self._steps.append(Step(before.awake, sample.awake, joules, readings))
             # A turn that ends in this moment may still tell of the time before.
             if not self._busy():
-                self._share(sample.awake - span)
+                self._share(sample.awake - max(_SPAN, sample.span))
+
+    def _reading(self, name: str, rail: Rail, sample: Sample) -> Reading | None:
+        """The time that a rail's value is of; None if it says nothing new."""
+        watts = rail.watts or 0.0
+        if rail.at is None:
+            return Reading(name, watts, sample.awake, max(_SPAN, sample.span))
+        if rail.chip != "ina238":
+            # Converted at any moment of the cycle before.
+            width = max(_SPAN, sample.blur)
+            return Reading(name, watts, rail.at - width / 2, width)
+        cycle = INA238_SECONDS
+        shown, since, read = self._shown.get(name, (watts, rail.at, rail.at))
+        if watts != shown:
+            # A cycle ended between the last two readings.
+            self._shown[name] = watts, rail.at, rail.at
+            return Reading(name, watts, (read + rail.at - cycle) / 2, cycle, rail.at - read)
+        self._shown[name] = shown, since, rail.at
+        if rail.at - since < 2 * cycle:
+            return None
+        return Reading(name, watts, rail.at - cycle, cycle, cycle)
 
     def _share(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
-        while self._steps and self._steps[0][1] + self._steps[0][4] / 2 <= until:
-            begin, end, joules, watts, width = self._steps.popleft()
-            span = self._times(end - width / 2, end + width / 2) / width
-            forget = 1 - 1 / _MEMORY
-            self._products = self._products * forget + np.outer(span, span)
-            self._sums = self._sums * forget + span * watts
-            self._drawn += joules
-            self._passed = self._passed + self._times(begin, end)
+        while self._steps and self._steps[0].known <= until:
+            step = self._steps.popleft()
+            for reading in step.readings:
+                self._learn(reading)
+            self._drawn += step.joules
+            self._passed = self._passed + self._times(step.begin, step.end)
             self._count += 1
             if self._count >= _BATCH:
                 weights = self._passed * self._powers()
                 for phase, weight in zip(PHASES, weights / weights.sum(), strict=True):
                     self._joules[phase] += self._drawn * float(weight)
                 self._count, self._drawn, self._passed = 0, 0.0, np.zeros(len(PHASES))
-            while self._turns and self._turns[0][1] < end - _LONGEST:
+            while self._turns and self._turns[0][1] < step.end - _LONGEST:
                 self._turns.popleft()
+
+    def _learn(self, reading: Reading) -> None:
+        """Remember what the phases drew in a reading's time."""
+        width, middle = reading.width, reading.middle
+        shares = _PLACES if reading.jitter else (0.0,)
+        places = [middle + share * reading.jitter for share in shares]
+        times = sum(self._times(at - width / 2, at + width / 2) for at in places)
+        span = times / (width * len(places))
+        ridge = np.eye(len(PHASES)) * _RIDGE, np.zeros(len(PHASES))
+        products, sums = self._known.get(reading.rail, ridge)
+        forget = 1 - 1 / _MEMORY
+        self._known[reading.rail] = (
+            products * forget + np.outer(span, span),
+            sums * forget + span * reading.watts,
+        )
 
     def _times(self, begin: float, end: float) -> np.ndarray:
         """Seconds of each phase between two moments, in the order of PHASES."""
@@ -124,12 +198,13 @@ class PhaseEnergy(Collector):
 
     def _powers(self) -> np.ndarray:
         """Watts of each phase as far as they are known, the mean of all for one that is not."""
-        seen = max(float(self._products.sum()), _RIDGE)
-        mean = max(float(self._sums.sum()) / seen, 1e-3)
-        ridge = np.eye(len(PHASES)) * _RIDGE
-        found = np.linalg.solve(self._products + ridge, self._sums + _RIDGE * mean)
-        powers: np.ndarray = np.clip(found, mean / 100, None)
-        return powers
+        powers, ridge = np.zeros(len(PHASES)), np.eye(len(PHASES)) * _RIDGE
+        for products, sums in self._known.values():
+            mean = float(sums.sum()) / max(float(products.sum()), _RIDGE)
+            powers = powers + np.linalg.solve(products + ridge, sums + _RIDGE * mean)
+        least = max(float(powers.mean()) / 100, 1e-3)
+        clipped: np.ndarray = np.clip(powers, least, None)
+        return clipped
 
     def collect(self) -> Iterator[Metric]:
         """Yield the counters; nothing where nothing is measured."""

@@ -24,8 +24,11 @@ LOOK_UP_SECONDS, SEARCH_SECONDS = 10.0, 1.0
 LONGEST = 64
 #: An INA3221 averages 1024 conversions of 8.244 ms, of two values in three channels, at most: 51 s.
 MOST_MILLISECONDS, MOST_SAMPLES = 60_000, 1024
-#: Seconds between two readings of a voltage, and of a rail outside the sum.
-VOLTAGE_SECONDS, OTHER_SECONDS = 0.02, 0.1
+#: Seconds between two readings of a voltage, and of a rail outside the sum. Each costs a cycle of
+#: the chip in which no current is read: a voltage is read once in so many cycles at most.
+VOLTAGE_SECONDS, VOLTAGE_CYCLES, OTHER_SECONDS = 0.02, 15, 0.1
+#: Pairs of a current and a voltage that a supply is remembered by; amperes that are no change.
+_PAIRS, _STEADY = 200, 0.1
 
 
 class OpenFile:
@@ -64,6 +67,34 @@ class OpenFile:
 
 
 @dataclass(slots=True)
+class Supply:
+    """Ohms before a rail: its voltage gives way to its current. A line through pairs of both.
+
+    Without it a voltage read now and then would belong to a mean current: where the current goes to
+    and fro, the product of the two is too large (V = E - R I; the mean of V I is less by R var(I)).
+    """
+
+    ohms: float = 0.0
+    _count: int = 0
+    _amperes: float = 0.0
+    _volts: float = 0.0
+    _variance: float = 0.0
+    _covariance: float = 0.0
+
+    def pair(self, amperes: float, volts: float) -> None:
+        """The voltage was so much while the current was steady."""
+        self._count += 1
+        share = max(1 / self._count, 1 / _PAIRS)
+        moved = amperes - self._amperes
+        self._amperes += moved * share
+        self._volts += (volts - self._volts) * share
+        keep = 1 - share
+        self._covariance = keep * self._covariance + share * moved * (volts - self._volts)
+        self._variance = keep * self._variance + share * moved * (amperes - self._amperes)
+        self.ohms = max(-self._covariance / (self._variance + _STEADY**2), 0.0)
+
+
+@dataclass(slots=True)
 class Meter:
     """One channel with its open files: the current at every sample, the voltage in turns.
 
@@ -75,11 +106,16 @@ class Meter:
     voltage: OpenFile | None = None
     power: OpenFile | None = None
     millivolts: int | None = None
+    supply: Supply = field(default_factory=Supply)
+    # The newest current, and the one that the voltage belongs to.
+    _amperes: float | None = None
+    _with_volts: float | None = None
 
-    def rail(self, files: Files, *, turn: bool) -> Rail | None:
+    def rail(self, files: Files, clock: Callable[[], float], *, turn: bool) -> Rail | None:
         """The rail now; None if it gives no value. Reads the voltage if it is its `turn`."""
         channel = self.channel
-        if self.voltage is not None and (turn or self.millivolts is None):
+        turn = turn or self.millivolts is None
+        if self.voltage is not None and turn:
             self.millivolts = self.voltage.read(files)
         watts = amperes = volts = None
         step = 0.0
@@ -91,7 +127,7 @@ class Meter:
             milliamperes = self.current.read(files)
             if milliamperes is not None and self.millivolts is not None:
                 amperes, volts = milliamperes / 1000, self.millivolts / 1000
-                watts = amperes * volts
+                watts = amperes * (volts - self._sag(amperes, volts, turn=turn))
                 step = channel.step_amperes * volts
         if watts is None:
             return None
@@ -103,7 +139,18 @@ class Meter:
             watts=watts,
             chip=channel.chip,
             step_watts=step,
+            at=clock(),
         )
+
+    def _sag(self, amperes: float, volts: float, *, turn: bool) -> float:
+        """Volts that the voltage is lower now than it was when it was read."""
+        before, self._amperes = self._amperes, amperes
+        if turn:
+            self._with_volts = amperes
+            # Read between two currents that differ it belongs to neither.
+            if before is not None and abs(amperes - before) < max(_STEADY, amperes / 20):
+                self.supply.pair(amperes, volts)
+        return self.supply.ohms * (amperes - (self._with_volts or 0.0))
 
     def close(self) -> None:
         """Let its files go."""
@@ -138,26 +185,20 @@ class PowerReader:
     clock: Callable[[], float] = time.monotonic
     draw: random.Random = field(default_factory=random.Random)
     sensors: tuple[Sensor, ...] = ()
+    #: Seconds between two values of the slowest chip that waits for them, and the mean age of a
+    #: value: an INA238 shows the mean of its last cycle for a cycle.
+    update_seconds: float = 0.0
+    lag_seconds: float = 0.0
     #: When the reading of the rails that count began.
     began: float = 0.0
     _meters: list[Meter] = field(default_factory=list)
+    _supplies: dict[tuple[str, int], Supply] = field(default_factory=dict)
     _shown: dict[int, Rail] = field(default_factory=dict)
     _counting: set[int] = field(default_factory=set)
     _turn: int = 0
     _next_look_up: float = 0.0
     _next_voltage: float = 0.0
     _next_other: float = 0.0
-
-    @property
-    def update_seconds(self) -> float:
-        """Seconds between two values of the slowest chip that waits for them."""
-        return max((s.update_seconds or 0.0 for s in self.sensors if s.chip != "ina238"), default=0)
-
-    @property
-    def lag_seconds(self) -> float:
-        """The mean age of a value: an INA238 shows the mean of its last cycle for a cycle."""
-        cycles = [INA238_SECONDS for sensor in self.sensors if sensor.chip == "ina238"]
-        return max([*cycles, self.update_seconds / 2])
 
     def __call__(self, files: Files) -> Readings:
         """Voltage, current and power of every rail that answers."""
@@ -172,7 +213,7 @@ class PowerReader:
         self.began = self.clock()
         for number in self.draw.sample(sorted(fresh), len(fresh)):
             try:
-                rail = self._meters[number].rail(files, turn=number == voltage)
+                rail = self._meters[number].rail(files, self.clock, turn=number == voltage)
             except OSError as error:
                 files.failed(error)
                 self._next_look_up = now
@@ -193,7 +234,7 @@ class PowerReader:
     def _voltage(self, now: float) -> int | None:
         if now < self._next_voltage:
             return None
-        self._next_voltage = now + VOLTAGE_SECONDS
+        self._next_voltage = now + max(VOLTAGE_SECONDS, VOLTAGE_CYCLES * self.update_seconds)
         self._turn += 1
         counting = sorted(self._counting) or list(range(len(self._meters)))
         return counting[self._turn % len(counting)]
@@ -224,11 +265,20 @@ class PowerReader:
         found = channels(files)
         for channel in found:
             try:
-                self._meters.append(opened(files, channel))
+                meter = opened(files, channel)
             except OSError as error:
                 files.failed(error)
+                continue
+            key = channel.device, channel.number
+            meter.supply = self._supplies.setdefault(key, meter.supply)
+            self._meters.append(meter)
         nodes = dict.fromkeys((c.node, c.chip, c.device) for c in found)
         self.sensors = tuple(sensor(files, *node) for node in nodes)
+        self.update_seconds = max(
+            (s.update_seconds or 0.0 for s in self.sensors if s.chip != "ina238"), default=0.0
+        )
+        cycles = [INA238_SECONDS for sensor in self.sensors if sensor.chip == "ina238"]
+        self.lag_seconds = max([*cycles, self.update_seconds / 2])
 
     def close(self) -> None:
         """Let all files go."""

@@ -101,18 +101,18 @@ def test_threads_that_take_turns() -> None:
     assert WATTS["idle"] < sum(found.values()) < WATTS["prefill"] * (time.monotonic() - end + 3)
 
 
-def test_what_the_rails_drew_is_shared_and_nothing_else() -> None:
+def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a constant power, with no idle moment, none of it is idle; the sum is the rails'."""
-    energy, times = PhaseEnergy(lambda: True), [time.monotonic()]
-    began = times[0]
+    now = [5.0]
+    monkeypatch.setattr("orinllm.server.energy.time.monotonic", lambda: now[0])
+    energy, times = PhaseEnergy(lambda: True), [now[0]]
     for number in range(120):
-        time.sleep(0.01)
-        times.append(time.monotonic())
+        now[0] += 0.01
+        times.append(now[0])
         rail = Rail("VDD_IN", "1", watts=40.0, chip="ina3221")
-        energy.took(Sample(times[-1], times[-1], (rail,)), 5.0)
+        energy.took(Sample(now[0], now[0], (rail,)), 5.0)
         if number % 3 == 0:
-            energy.worked("decode", time.monotonic() - began)
-            began = time.monotonic()
+            energy.worked("decode", 0.01 if number == 0 else 0.03)
     found = shown(energy)
     assert found["idle"] < 0.01 * found["decode"] and found["prefill"] == 0
     # Half a second of samples is shared in one go: what came after it waits.
