@@ -47,9 +47,11 @@ unit: .venv/.dev
 KERNELS := $(sort $(patsubst engine/orinllm/gpu/cuda/%.cu,%,$(wildcard engine/orinllm/gpu/cuda/*.cu)))
 TESTS_argmax := test_batch.py::test_the_most_likely_tokens
 TESTS_attention := test_attention.py::test_few_splits_are_combined_by_their_reader test_attention.py::test_the_smallest_keys_and_values_keep_their_signs
+TESTS_attention_all := vision/test_fused_encoder.py::test_attention_of_ranges
 TESTS_attention_prompt := test_attention.py::test_a_chunk
 TESTS_batch := test_batch.py::test_a_product_that_is_added test_batch.py::test_two_matrices_that_are_gated
 TESTS_embed := test_fused.py::test_tokens_and_a_prompt[tiny]
+TESTS_encoder := vision/test_fused_encoder.py::test_rows_are_those_of_transformers
 TESTS_gate := test_batch.py::test_a_gate_of_its_own
 TESTS_gemm := test_gemm.py::test_tokens test_gemm.py::test_added test_gemm.py::test_gated
 TESTS_gemv := test_types.py::test_gemv

@@ -170,7 +170,11 @@ def encoder_on(device: str, clip: GGUF, projector: Projector) -> Encode:
         from orinllm.cpu.encoder import CpuEncoder
 
         return CpuEncoder(clip, projector.encoder)
-    from orinllm.gpu.encoder import TensorEncoder
+    from orinllm.gpu.encoder import FusedEncoder, obstacle
+
+    if obstacle(projector.encoder, device) is None:
+        return FusedEncoder(clip, projector.encoder, device)
+    from orinllm.other.encoder import TensorEncoder
 
     return TensorEncoder(clip, projector.encoder, device)
 

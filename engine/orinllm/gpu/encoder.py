@@ -1,201 +1,158 @@
-"""An encoder of pictures as tinygrad's tensors, on the device of the language model.
-
-Its kernels are tinygrad's own, not those of cuda/: products of halves on tensor cores where the
-device has them, sums in single floats. Quantized matrices become halves when they are loaded.
-"""
+"""An encoder of pictures on the fused kernels: its weights, and a list of launches a shape."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-from tinygrad import Tensor, TinyJit, dtypes
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+from tinygrad.dtype import DType
 
-import orinllm.gpu.connection  # noqa: F401
+from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF
-from orinllm.network.vision.encoder import AttendAll, Encoder, Free, Gelu
-from orinllm.network.vision.lowering import Floats, Lowering, patches_of, positions_of, weight_of
+from orinllm.gpu.device import unsupported
+from orinllm.gpu.kernels.buffers import Weight, round_up
+from orinllm.gpu.kernels.encoder import Columns
+from orinllm.gpu.kernels.gemm import COLUMN_STEP
+from orinllm.gpu.launch import Graph
+from orinllm.gpu.memory import GPU_ONLY
+from orinllm.gpu.steps.picture import PictureList
+from orinllm.gpu.weights import floats
+from orinllm.network.layer import Add, Gate, Linear
+from orinllm.network.vision.encoder import Encoder, Gelu, Operation
+from orinllm.network.vision.lowering import Floats, patches_of, weight_of
 from orinllm.network.vision.pictures import Pixels
-from orinllm.network.vision.places import Where, places_of, turns_of, windows_of
+from orinllm.network.vision.places import arrange
 
-# Scores that are there at once: all heads of 4,096 rows would take a gigabyte.
-_MOST_SCORES = 32 << 20
-# Rows of a picture of any size are filled up to one of few numbers: each has kernels of its own.
-_LEAST_ROWS, _SIZES_KEPT = 256, 4
-# Added to scores of rows that are none; softmax of a window without any is still a number.
-_HIDDEN = -1e9
+# Shapes of pictures whose launches are kept.
+_SHAPES_KEPT = 4
+# Heads are whole 16 bytes; those of more elements leave no room for two stages of keys.
+_HEAD_STEP, _HEAD_MOST = 8, 256
 
 
-class TensorEncoder:
+def obstacle(encoder: Encoder, device: str) -> str | None:
+    """Say why the fused kernels do not compute an encoder on a device, or None."""
+    if (why := unsupported(device)) is not None:
+        return why
+    if encoder.head_dim % _HEAD_STEP or encoder.head_dim > _HEAD_MOST:
+        return (
+            f"heads of {encoder.head_dim} elements; multiples of {_HEAD_STEP} up to {_HEAD_MOST} "
+            "have kernels"
+        )
+    before: Operation | None = None
+    for operation in encoder.operations:
+        if isinstance(operation, Gelu | Gate | Add) and (
+            not isinstance(before, Linear) or before.out != operation.of
+        ):
+            return f"{operation} is not of the matrices before it"
+        before = operation
+    return None
+
+
+class FusedEncoder:
     """Rows of tiles, on a tinygrad device. Matrices are loaded with the first picture."""
 
     def __init__(self, gguf: GGUF, encoder: Encoder, device: str) -> None:
-        self._gguf, self._encoder, self._device = gguf, encoder, device
-        free = encoder.free
-        self._arrays = _Arrays(gguf, device, free.window**2 if free else 0)
-        self._lowering = Lowering(encoder, self._arrays)
-        self._positions: Tensor | None = None
-        self._runs: OrderedDict[int, TinyJit[Tensor]] = OrderedDict()  # by rows
+        self._encoder, self._device = encoder, device
+        self._weights = PictureWeights(gguf, device)
+        self._room = Room(device, 0)
+        self._lists: OrderedDict[tuple[int, int], tuple[PictureList, Graph]] = OrderedDict()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
-        free = self._encoder.free
-        if free is not None:
-            return np.concatenate([self._of_picture(tile, free) for tile in tiles])
-        if self._positions is None:
-            self._positions = self._put(positions_of(self._gguf, self._encoder))
-        rows = []
-        for tile in tiles:
-            patches = self._put(patches_of(self._encoder, tile))
-            rows.append(self._run(len(patches))(patches, self._positions).numpy())
-        return np.concatenate(rows)
+        return np.concatenate([self._rows(tile) for tile in tiles])
 
-    def _of_picture(self, tile: Pixels, free: Free) -> Floats:
-        """Return the rows of a picture of any size: window by window, each filled up."""
-        encoder, merged = self._encoder, free.merge**2
-        rows, columns = (side // encoder.patch for side in tile.shape[:2])
-        places = places_of(rows, columns, free.merge)
-        slots = slots_of(windows_of(free, rows, columns, places), free, len(places))
-        there = slots >= 0
-        given = (
-            patches_of(encoder, tile),
-            positions_of(self._gguf, encoder, rows, columns),
-            *turns_of(encoder, free, places),
-        )
-        filled = [np.where(there[:, None], values[slots], np.float32(0)) for values in given]
-        hidden = np.where(there, np.float32(0), np.float32(_HIDDEN))
-        out = self._run(len(slots))(*map(self._put, (*filled, hidden))).numpy()
-        blocks = slots[::merged]
-        found: Floats = out[np.argsort(blocks, kind="stable")[np.count_nonzero(blocks < 0) :]]
-        return found
+    def _rows(self, tile: Pixels) -> Floats:
+        rows, columns = (side // self._encoder.patch for side in tile.shape[:2])
+        launches, graph = self._list(rows, columns)
+        launches.put(patches_of(self._encoder, tile))
+        graph.run()
+        return launches.rows()
 
-    def _put(self, values: Floats) -> Tensor:
-        return Tensor(values, device=self._device).realize()
-
-    def _run(self, rows: int) -> TinyJit[Tensor]:
-        """Return what runs the encoder over so many rows; kernels of few numbers are kept."""
-        if rows not in self._runs:
-            self._runs[rows] = TinyJit(self._of_patches)
-            if len(self._runs) > _SIZES_KEPT:
-                self._runs.popitem(last=False)
-        self._runs.move_to_end(rows)
-        return self._runs[rows]
-
-    def _of_patches(self, patches: Tensor, positions: Tensor, *turned: Tensor) -> Tensor:
-        x = self._arrays.linear(patches, ("v.patch_embd",), False) + positions
-        cos, sin, hidden = turned or (None,) * 3
-        where = None if cos is None or sin is None else Where(cos, sin, hidden=hidden)
-        return self._lowering(x, where).realize()
+    def _list(self, rows: int, columns: int) -> tuple[PictureList, Graph]:
+        """Return the launches of a shape. Those of few are kept, in room for the largest."""
+        shape = rows, columns
+        if rows * columns > self._room.patches:
+            self._lists.clear()
+            self._room = Room(self._device, rows * columns)
+        if shape not in self._lists:
+            if len(self._lists) == _SHAPES_KEPT:
+                self._lists.popitem(last=False)
+            arranged = arrange(self._encoder, rows, columns)
+            launches = PictureList(self._encoder, self._weights, self._room, arranged)
+            self._lists[shape] = launches, Graph(self._device, launches.launches)
+        self._lists.move_to_end(shape)
+        return self._lists[shape]
 
 
-def slots_of(windows: Sequence[NDArray[np.int64]], free: Free, rows: int) -> NDArray[np.int64]:
-    """Return which row each slot has, -1 for none: whole windows, and in all one of few numbers."""
-    each = free.window**2 if free.window else 1
-    parts = windows or (np.arange(rows),)
-    filled = [np.pad(part, (0, -len(part) % each), constant_values=-1) for part in parts]
-    slots = np.concatenate(filled)
-    step = max(_LEAST_ROWS, (1 << (len(slots) - 1).bit_length()) // 8)
-    step = -(-step // each) * each
-    found: NDArray[np.int64] = np.pad(slots, (0, -len(slots) % step), constant_values=-1)
-    return found
+class Room:
+    """Buffers that the lists of all shapes share, with room for so many patches."""
+
+    def __init__(self, device: str, patches: int) -> None:
+        self.device, self.patches = device, patches
+        self._buffers: dict[tuple[str, int, DType], Buffer] = {}
+
+    def rows(self, name: str, each: int, columns: int, dtype: DType, zero: bool = False) -> Buffer:
+        """Return rows of `each` patches; `zero`: those that nothing writes are zeros."""
+        key = (name, columns * self.patches // each, dtype)
+        if key not in self._buffers:
+            spec = None if zero else GPU_ONLY
+            made = Buffer(self.device, key[1], dtype, options=spec).allocate()
+            self._buffers[key] = made.copyin(memoryview(bytearray(made.nbytes))) if zero else made
+        return self._buffers[key]
 
 
-class _Arrays:
-    """`Arrays` of tensors; values are single floats, what is multiplied is halves."""
+class PictureWeights:
+    """An mmproj file's tensors on the device: rows and columns are filled up with zeros."""
 
-    def __init__(self, gguf: GGUF, device: str, window_rows: int) -> None:
-        self._gguf, self._device, self._window_rows = gguf, device, window_rows
-        self._held: dict[str, Tensor] = {}
+    def __init__(self, gguf: GGUF, device: str) -> None:
+        self._gguf, self.device = gguf, device
+        self._matrices: dict[tuple[str, bool], Weight] = {}
+        self._vectors: dict[str, Buffer] = {}
 
-    def _weight(self, name: str) -> Tensor:
-        """Return a matrix in halves, a vector in single floats."""
-        if name not in self._held:
-            values = weight_of(self._gguf, name)
-            kind = np.float16 if values.ndim == 2 else np.float32
-            self._held[name] = Tensor(values.astype(kind), device=self._device).realize()
-        return self._held[name]
+    def has(self, name: str) -> bool:
+        """Say whether the file has a tensor."""
+        return name in self._gguf.tensors
 
-    def linear(self, x: Tensor, names: tuple[str, ...], across: bool) -> Tensor:
-        halves, parts = x.cast(dtypes.float16), []
-        for name in names:
-            weight = self._weight(f"{name}.weight")
-            part = halves.matmul(weight if across else weight.T, dtype=dtypes.float32)
-            if f"{name}.bias" in self._gguf.tensors:
-                part = part + self._weight(f"{name}.bias")
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else parts[0].cat(*parts[1:], dim=1)
+    def type_of(self, name: str) -> GgmlType:
+        """Return a tensor's type."""
+        return self._gguf.tensors[name].type
 
-    def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        normed = x.layernorm(eps=eps)
-        return normed * self._weight(f"{name}.weight") + self._weight(f"{name}.bias")
+    def matrix(self, name: str, columns: Columns, packed: bool, across: bool = False) -> Weight:
+        """Return a matrix: `packed` as it lies in the file, where that has no gaps; else halves.
 
-    def rms_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        scale = (x.square().mean(axis=1, keepdim=True) + eps).rsqrt()
-        return x * scale * self._weight(f"{name}.weight")
+        across: the file has it as (in_features, out_features).
+        """
+        if (name, packed) not in self._matrices:
+            tensor = self._gguf.tensors[name]
+            type_ = kernel_types().get(int(tensor.type))
+            whole = columns.of == columns.group and not across and not self.has(f"{name}.1")
+            if type_ is not None and packed and whole and columns.all % type_.block_values == 0:
+                raw = self._gguf.bytes(name).reshape(tensor.shape[0], -1)
+            else:
+                type_ = kernel_types()[int(GgmlType.F16)]
+                values = weight_of(self._gguf, name)
+                values = _filled(values.T if across else values, columns)
+                raw = np.ascontiguousarray(values, np.float16).view(np.uint8)
+            rows = round_up(len(raw), COLUMN_STEP)
+            if rows > len(raw):
+                raw = np.pad(raw, ((0, rows - len(raw)), (0, 0)))
+            flat = np.ascontiguousarray(raw).reshape(-1)
+            buffer = Buffer(self.device, flat.size, dtypes.uint8).allocate()
+            buffer.copyin(memoryview(bytearray(flat)))
+            self._matrices[name, packed] = Weight(buffer, type_, rows, columns.all)
+        return self._matrices[name, packed]
 
-    def gelu(self, x: Tensor, how: Gelu) -> Tensor:
-        if how.exact:
-            return x * 0.5 * (1 + (x * 0.5**0.5).erf())
-        return x.quick_gelu() if how.quick else x.gelu()
-
-    def gate(self, x: Tensor) -> Tensor:
-        g, u = x.split(int(x.shape[1]) // 2, dim=1)
-        return g.silu() * u
-
-    def join(self, x: Tensor, rows: int) -> Tensor:
-        return x.reshape(int(x.shape[0]) // rows, -1)
-
-    def beside(self, values: list[Tensor]) -> Tensor:
-        return values[0].cat(*values[1:], dim=1)
-
-    def attend(self, qkv: Tensor, how: AttendAll, where: Where[Tensor] | None) -> Tensor:
-        rows, width, heads = int(qkv.shape[0]), int(qkv.shape[1]) // 3, how.heads
-        each = self._window_rows if how.windowed else rows
-        q, k, v = (part.reshape(rows, heads, -1) for part in qkv.split(width, dim=1))
-        if where is not None:
-            q, k = (_turned(part, where) for part in (q, k))
-        q, k, v = (  # (windows, heads, rows of one, elements)
-            part.reshape(-1, each, heads, width // heads).transpose(1, 2).cast(dtypes.float16)
-            for part in (q, k, v)
-        )
-        hidden = None
-        if where is not None and where.hidden is not None:
-            hidden = where.hidden.reshape(-1, 1, 1, each)
-        if how.windowed:
-            attended = _attended(q, k, v, hidden)
-        else:
-            at_once = max(1, _MOST_SCORES // each**2)
-            parts = []
-            for head in range(0, heads, at_once):
-                of = slice(head, head + at_once)
-                parts.append(_attended(q[:, of], k[:, of], v[:, of], hidden))
-            attended = parts[0].cat(*parts[1:], dim=1) if len(parts) > 1 else parts[0]
-        return attended.transpose(1, 2).reshape(rows, width)
-
-    def add(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
-        return x + y * scale
-
-    def squares(self, x: Tensor, side: int, pooled: bool) -> Tensor:
-        n, width = round(int(x.shape[0]) ** 0.5), int(x.shape[1])
-        blocks = x.reshape(n // side, side, n // side, side, width).permute(0, 2, 1, 3, 4)
-        if pooled:
-            return blocks.mean(axis=(2, 3)).reshape(-1, width)
-        return blocks.reshape(-1, side * side * width)
+    def vector(self, name: str, columns: Columns) -> Buffer:
+        """Return a vector, or a table's rows, as floats."""
+        if name not in self._vectors:
+            values = np.atleast_2d(weight_of(self._gguf, name))
+            self._vectors[name] = floats(self.device, _filled(values, columns))
+        return self._vectors[name]
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-    """Return the attention of some heads, by so many queries that their scores are not too many."""
-    step, parts = max(1, _MOST_SCORES // int(k.shape[2])), []
-    for at in range(0, int(q.shape[2]), step):
-        scores = q[:, :, at : at + step].matmul(k.transpose(2, 3), dtype=dtypes.float32)
-        scores = scores * int(q.shape[3]) ** -0.5
-        weights = (scores if hidden is None else scores + hidden).softmax(axis=-1)
-        parts.append(weights.cast(dtypes.float16).matmul(v, dtype=dtypes.float32))
-    return parts[0].cat(*parts[1:], dim=2) if len(parts) > 1 else parts[0]
-
-
-def _turned(x: Tensor, where: Where[Tensor]) -> Tensor:
-    """Return heads (rows, heads, elements) turned: element i, and the one half a head behind it."""
-    a, b = x.split(int(x.shape[2]) // 2, dim=2)
-    cos, sin = where.cos.unsqueeze(1), where.sin.unsqueeze(1)
-    return (a * cos - b * sin).cat(b * cos + a * sin, dim=2)
+def _filled(values: Floats, columns: Columns) -> Floats:
+    """Return rows whose groups of columns are filled up with zeros."""
+    groups = values.reshape(len(values), columns.groups, columns.of)
+    found: Floats = np.pad(groups, ((0, 0), (0, 0), (0, columns.group - columns.of)))
+    return found.reshape(len(values), columns.all)

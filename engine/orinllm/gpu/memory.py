@@ -15,8 +15,8 @@ from orinllm.network.layer import Recurrence, Rope, state_size
 
 # The elements that 32 bits address.
 _MOST_ELEMENTS = 1 << 32
-# Of what the GPU alone reads and writes: an Orin's L2 may keep lines of it (docs/tegra-iface.md).
-_GPU_ONLY = BufferSpec(gpu_only=True)
+#: Of what the GPU alone reads and writes: an Orin's L2 may keep lines of it (docs/tegra-iface.md).
+GPU_ONLY = BufferSpec(gpu_only=True)
 # Floats that an operation's states begin at a multiple of: what a warp reads at once.
 _STATE_STEP = 32
 
@@ -48,7 +48,7 @@ class Memory:
 
     def scratch(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements that the host never touches."""
-        return Buffer(self.device, size, dtype, options=_GPU_ONLY).allocate()
+        return Buffer(self.device, size, dtype, options=GPU_ONLY).allocate()
 
     def zeros(self, size: int) -> Buffer:
         """Return a buffer of `size` ints, all 0."""
@@ -146,7 +146,7 @@ def make_memory(
     axes = next((ints(device, rope.axes) for rope in ropes if rope and rope.axes), None)
     states, size = None, slot_floats(config) * sum(slots)
     if size:
-        states = Buffer(device, size, dtypes.float32, options=_GPU_ONLY).allocate()
+        states = Buffer(device, size, dtypes.float32, options=GPU_ONLY).allocate()
     shared = (device, config, weights, context, pages, caches, rotations, kv, scales, axes)
     return Memory(*shared, states, slots[0])
 
@@ -156,7 +156,7 @@ def _shared(config: Config, device: str, dtype: DType, sizes: list[int]) -> tupl
     found = dict[int, Buffer]()
     for (layer, attention), size in zip(config.attentions.items(), sizes, strict=True):
         found[layer] = (
-            Buffer(device, size, dtype, options=_GPU_ONLY).allocate()
+            Buffer(device, size, dtype, options=GPU_ONLY).allocate()
             if attention.reads is None
             else found[attention.reads]
         )

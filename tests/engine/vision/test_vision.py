@@ -14,9 +14,9 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import Lookup
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
-from orinllm.gpu.encoder import TensorEncoder
 from orinllm.loader import Network, make_store, plan_network
 from orinllm.model import Header, Model, Piece
+from orinllm.other.encoder import TensorEncoder
 from orinllm.sight import Sight, read_projector, with_pictures
 
 GREEDY = Sampling(temperature=0)

@@ -11,8 +11,9 @@
 struct Gemm {
   const Part* parts;
   const u16* in;
-  const u8* up;      // second matrix of GATED
-  const int* chunk;  // as in rope_rows
+  const u8* up;          // second matrix of GATED
+  const float* up_bias;  // its own, or 0
+  const int* chunk;      // as in rope_rows
   float undo, factor;
   // of blocks that share columns: sums (row blocks, SPLITS, a lane's sums, lanes), and a counter of
   // each row block, zero between launches
@@ -67,7 +68,8 @@ DI void write_row(const float sums[][4], const Gemm& a, const Part& to, int t0, 
                   int half) {
   constexpr float S = tile_unit<P::TYPE>();
   constexpr int N = P::TOKEN_GROUPS * 2;
-  const float bias = P::MODE != GATED && to.bias ? to.bias[row] : 0.f;
+  const float bias = to.bias ? to.bias[row] : 0.f,
+              up_bias = P::MODE == GATED && a.up_bias ? a.up_bias[row] : 0.f;
   const int t1 = t0 + 2 * (thread_again() & 3);
   const u64 first = (u64)t1 * P::OUT_STRIDE + row;
   float before[N];
@@ -83,7 +85,12 @@ DI void write_row(const float sums[][4], const Gemm& a, const Part& to, int t0, 
     const u64 at = first + t * P::OUT_STRIDE;
     const float* sum = sums[i / 2] + i % 2;
     if constexpr (P::MODE == GATED) {
-      const u16 h = f2h(gated<P::ACTIVATION>(sum[0] * S, sum[2] * S) * HIDDEN_SCALE);
+      const u16 h =
+          f2h(gated<P::ACTIVATION>(sum[0] * S + bias, sum[2] * S + up_bias) * HIDDEN_SCALE);
+      if (there) ((u16*)to.out)[at] = h;
+    } else if constexpr (P::MODE == ACTIVATED) {
+      const float y = sum[2 * half] * (S * a.undo) + bias;
+      const u16 h = f2h(gated<P::ACTIVATION>(y, 1.f) * HIDDEN_SCALE);
       if (there) ((u16*)to.out)[at] = h;
     } else {
       const float y = sum[2 * half] * (S * a.undo) + bias;

@@ -31,7 +31,7 @@ class RowProduct:
     """Matrices that meet the same rows of halves: out (count, rows) = mode(inp W^T)."""
 
     role: str
-    mode: str  # STORE, ADD or GATED (epilogue.cuh)
+    mode: str  # STORE, ADD, or of halves GATED or ACTIVATED (epilogue.cuh)
     weights: tuple[Weight, ...]
     out: Buffer
     inp: Buffer
@@ -39,7 +39,7 @@ class RowProduct:
     biases: tuple[Buffer | None, ...] = ()
     factor: float = 1.0
     activation: str = "SILU"
-    of_hidden: bool = False  # inp is what GATED left
+    of_hidden: bool = False  # inp is halves that were left times HIDDEN_SCALE
 
     @property
     def gated(self) -> bool:
@@ -78,9 +78,9 @@ class Neighbours:
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """The arguments of both kernels: out, in, and each w and b."""
-        gated = self.product.gated
+        halves = self.product.mode in ("GATED", "ACTIVATED")
         found = [
-            Argument("u16* out" if gated else "float* out", self.product.out),
+            Argument("u16* out" if halves else "float* out", self.product.out),
             Argument("const u16* in", self.product.inp),
         ]
         for i, (weight, bias) in enumerate(self.members):
@@ -158,6 +158,7 @@ def tiled(group: Neighbours, tile: Tile, splits: Splits | None = None) -> Launch
     parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
     assert isinstance(product.count, Buffer)
     most, shared = most_tokens(product.count), tuple[Argument, ...]()
+    up_bias = "b1" if product.gated and group.members[1][1] is not None else "0"
     if tile.splits > 1:
         assert splits is not None and most <= tile.tokens
         shared = Argument("float* sums", splits.sums), Argument("int* arrived", splits.arrived)
@@ -171,7 +172,9 @@ def tiled(group: Neighbours, tile: Tile, splits: Splits | None = None) -> Launch
             ),
         ),
         arguments=(*group.arguments, Argument("const int* chunk", product.count), *shared),
-        body=group.body("gemm<P0>(Gemm", parts, "chunk, ", ", sums, arrived" if shared else ""),
+        body=group.body(
+            "gemm<P0>(Gemm", parts, f"{up_bias}, chunk, ", ", sums, arrived" if shared else ""
+        ),
         grid=(ceil_div(most, tile.tokens), blocks, tile.splits),
         block=tile.threads,
         writes=("out", *(argument.name for argument in shared)),

@@ -19,7 +19,7 @@ from orinllm.network.vision.encoder import (
     Shuffle,
 )
 from orinllm.network.vision.pictures import Pixels
-from orinllm.network.vision.places import Where, interpolated, places_of
+from orinllm.network.vision.places import Where, interpolated, places_of, taps_of
 
 Floats = NDArray[np.float32]
 Array = TypeVar("Array")
@@ -131,7 +131,7 @@ def positions_of(gguf: GGUF, encoder: Encoder, rows: int = 0, columns: int = 0) 
     places = places_of(rows, columns, free.merge)
     if not free.learned:
         return np.zeros((len(places), encoder.width), np.float32)
-    return interpolated(weight_of(gguf, name), free.learned, rows, columns, places)
+    return interpolated(weight_of(gguf, name), taps_of(free.learned, rows, columns, places))
 
 
 def weight_of(gguf: GGUF, name: str) -> Floats:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.network.vision.encoder import Encoder, Free
+from orinllm.network.vision.encoder import Encoder, Free, Pool, Shuffle
 
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
@@ -46,8 +46,8 @@ def turns_of(encoder: Encoder, free: Free, places: Places) -> tuple[Floats, Floa
     return np.cos(angles), np.sin(angles)
 
 
-def interpolated(table: Floats, side: int, rows: int, columns: int, places: Places) -> Floats:
-    """Return learned positions of a grid, between those of a square: (patches, width)."""
+def taps_of(side: int, rows: int, columns: int, places: Places) -> tuple[Places, Floats]:
+    """Return which four rows of a square of positions a patch is between, and how near each is."""
 
     def taps(at: Places, n: int) -> tuple[Places, Floats]:
         found = at.astype(np.float32) * np.float32(side - 1) / np.float32(max(n - 1, 1))
@@ -55,11 +55,20 @@ def interpolated(table: Floats, side: int, rows: int, columns: int, places: Plac
         return low.astype(np.int64), found - low
 
     (row, down), (column, right) = taps(places[:, 0], rows), taps(places[:, 1], columns)
-    out = np.zeros((len(places), table.shape[1]), np.float32)
+    of, by = list[Places](), list[Floats]()
     for below, weight in ((0, 1 - down), (1, down)):
         for beside, part in ((0, 1 - right), (1, right)):
-            at = np.minimum(row + below, side - 1) * side + np.minimum(column + beside, side - 1)
-            out += table[at] * (weight * part)[:, None]
+            beside_ = np.minimum(column + beside, side - 1)
+            of.append(np.minimum(row + below, side - 1) * side + beside_)
+            by.append(weight * part)
+    return np.stack(of, axis=1), np.stack(by, axis=1)
+
+
+def interpolated(table: Floats, taps: tuple[Places, Floats]) -> Floats:
+    """Return the sum of a table's rows, each times a weight: (patches, width)."""
+    out = np.zeros((len(taps[0]), table.shape[1]), np.float32)
+    for of, by in zip(taps[0].T, taps[1].T, strict=True):
+        out += table[of] * by[:, None]
     return out
 
 
@@ -71,3 +80,37 @@ def windows_of(free: Free, rows: int, columns: int, places: Places) -> tuple[Pla
     window = places[:, 0] // free.window * across + places[:, 1] // free.window
     order = np.argsort(window, kind="stable")
     return tuple(np.split(order, np.flatnonzero(np.diff(window[order])) + 1))
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Patches of a shape in an order in which those of a window, and of a row, lie together.
+
+    order: which of `patches_of` each is. taps: which rows of learned positions it has, and how much
+    of each (`taps_of`). windows: their ranges of rows. back: which row each of a result is.
+    """
+
+    order: Places
+    taps: tuple[Places, Floats] | None
+    turns: tuple[Floats, Floats] | None
+    windows: list[slice]
+    back: Places
+
+
+def arrange(encoder: Encoder, rows: int, columns: int) -> Arrangement:
+    """Return the arrangement of a grid of patches."""
+    if (free := encoder.free) is None:
+        side = next((op.side for op in encoder.operations if isinstance(op, Pool | Shuffle)), 1)
+        order = places_of(rows, columns, side) @ np.array((columns, 1))
+        of, by = np.zeros((len(order), 4), np.int64), np.zeros((len(order), 4), np.float32)
+        of[:, 0], by[:, 0] = np.array(encoder.positions)[order], 1
+        return Arrangement(order, (of, by), None, [], np.arange(len(order) // side**2))
+    places = places_of(rows, columns, free.merge)
+    windows = windows_of(free, rows, columns, places)
+    order = np.concatenate(windows) if windows else np.arange(len(places))
+    ends = np.cumsum([len(window) for window in windows], dtype=np.int64).tolist()
+    ranges = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+    places = places[order]
+    taps = taps_of(free.learned, rows, columns, places) if free.learned else None
+    back = np.argsort(order[:: free.merge**2], kind="stable")
+    return Arrangement(order, taps, turns_of(encoder, free, places), ranges, back)

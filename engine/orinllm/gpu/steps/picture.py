@@ -1,0 +1,268 @@
+"""The launches of an encoder of pictures over the patches of one shape.
+
+A value is rows on the device, of as many patches each as say its operations; columns are filled up
+with zeros to what products take. Norms, gates and attention leave halves, products floats, but for
+an activation behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.gpu.kernels.buffers import Weight, round_up
+from orinllm.gpu.kernels.encoder import (
+    BLOCK_ROWS,
+    Columns,
+    Heads,
+    attend_all,
+    norm_biased,
+    place_rows,
+    pool_rows,
+    split_heads,
+)
+from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_products
+from orinllm.gpu.launch import Launch
+from orinllm.gpu.memory import ints
+from orinllm.gpu.weights import floats
+from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.vision.encoder import (
+    AttendAll,
+    Beside,
+    Encoder,
+    Gelu,
+    Join,
+    LayerNorm,
+    Operation,
+    Pool,
+    Shuffle,
+)
+from orinllm.network.vision.lowering import Floats
+from orinllm.network.vision.places import Arrangement
+
+if TYPE_CHECKING:
+    from orinllm.gpu.encoder import PictureWeights, Room
+
+_PATCHES = "patches"
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Rows of `each` patches. hidden: halves that are times HIDDEN_SCALE. part: columns of q."""
+
+    buffer: Buffer
+    each: int
+    columns: Columns
+    hidden: bool = False
+    part: int = 0
+
+
+def _whole(width: int) -> Columns:
+    return Columns(width, round_up(width, COLUMN_STEP))
+
+
+class PictureList:
+    """Launches for pictures of one shape, in buffers that others may share."""
+
+    def __init__(
+        self, encoder: Encoder, weights: PictureWeights, room: Room, arranged: Arrangement
+    ) -> None:
+        self._encoder, self._weights, self._room = encoder, weights, room
+        self._arranged, self._patches = arranged, len(arranged.order)
+        self._counts: dict[int, Buffer] = {}
+        self._values: dict[str, _Value] = {}
+        self._results: tuple[_Value, ...] = ()
+        device = room.device
+        ranges = {False: [slice(0, self._patches)], True: arranged.windows}
+        self._ranges = {kind: ranges_of(each) for kind, each in ranges.items()}
+        self._range_buffers = {
+            kind: ints(device, each.reshape(-1).tolist())
+            for kind, each in self._ranges.items()
+            if len(each)
+        }
+        turns = arranged.turns
+        self._turns = None if turns is None else floats(device, np.concatenate(turns, axis=1))
+        self._input = self._patch_input()
+        self.launches = tuple(self._lower())
+
+    def put(self, patches: Floats) -> None:
+        """Copy a picture's patches, in the order of `patches_of`, to the device."""
+        columns = self._input.columns
+        halves = np.zeros((self._patches, columns.all), np.float16)
+        halves[:, : columns.of] = patches[self._arranged.order]
+        view = self._input.buffer.view(halves.size, dtypes.uint16, 0).ensure_allocated()
+        view.copyin(halves.view(np.uint8).data.cast("B"))
+
+    def rows(self) -> Floats:
+        """Return the rows of the picture that was put; waits for its launches."""
+        parts = []
+        for value in self._results:
+            n, columns = self._patches // value.each, value.columns
+            view = value.buffer.view(n * columns.all, dtypes.float32, 0).ensure_allocated()
+            out = np.empty((n, columns.all), np.float32)
+            view.copyout(out.view(np.uint8).data.cast("B"))
+            parts.append(out[:, : columns.of])
+        found: Floats = np.concatenate(parts, axis=1)[self._arranged.back]
+        return found
+
+    def _patch_input(self) -> _Value:
+        columns = _whole(3 * self._encoder.patch**2)
+        buffer = self._room.rows(_PATCHES, 1, columns.all, dtypes.uint16, zero=True)
+        return _Value(buffer, 1, columns)
+
+    def _count(self, each: int) -> Buffer:
+        """Return what says to products how many rows of so many patches there are."""
+        if each not in self._counts:
+            n = self._patches // each
+            self._counts[each] = ints(self._room.device, [0, n, *[0] * n])
+        return self._counts[each]
+
+    def _make(
+        self, name: str, each: int, columns: Columns, halves: bool = False, zero: bool = False
+    ) -> _Value:
+        dtype = dtypes.uint16 if halves else dtypes.float32
+        gaps = zero and columns.of != columns.group
+        buffer = self._room.rows(name, each, columns.all, dtype, gaps)
+        self._values[name] = _Value(buffer, each, columns)
+        return self._values[name]
+
+    def _lower(self) -> Iterator[Launch]:
+        x = self._make(X, 1, _whole(self._encoder.width))
+        self._values[_PATCHES] = self._input
+        embed, placed = Linear(X, _PATCHES, (("v.patch_embd", self._encoder.width),)), None
+        if (taps := self._arranged.taps) is not None:
+            table = self._weights.vector("v.position_embd.weight", x.columns)
+            where = (
+                ints(self._room.device, taps[0].reshape(-1).tolist()),
+                floats(self._room.device, taps[1]),
+            )
+            yield place_rows(x.buffer, table, where, (self._patches, x.columns.all))
+            placed = Add(X)
+        yield from self._product(embed, placed)
+        operations = self._encoder.operations
+        for operation, following in zip(operations, (*operations[1:], None), strict=True):
+            yield from self._lowered(operation, following)
+
+    def _lowered(self, operation: Operation, following: Operation | None) -> Iterator[Launch]:
+        values = self._values
+        match operation:
+            case LayerNorm(out, of, weight):
+                yield self._norm(out, values[of], weight, f"{weight}.bias")
+            case Norm(out, of, weight):
+                yield self._norm(out, values[of], weight, None)
+            case Linear():
+                yield from self._product(operation, following)
+            case AttendAll():
+                yield from self._attention(operation)
+            case Pool(out, of, side):
+                value = values[of]
+                pooled = self._make(out, value.each * side**2, value.columns)
+                shape = self._patches // pooled.each, value.columns.all
+                yield pool_rows(pooled.buffer, value.buffer, shape, side**2)
+            case Shuffle(out, of, side):  # what belongs together lies together (Arrangement)
+                values[out] = _joined(values[of], side**2)
+            case Join(out, of, rows):
+                values[out] = _joined(values[of], rows)
+            case Beside(_, names):
+                self._results = tuple(values[name] for name in names)
+        if not self._results and following is None:
+            self._results = (values[self._encoder.result],)
+
+    def _norm(self, out: str, value: _Value, weight: str, bias: str | None) -> Launch:
+        columns = value.columns
+        normed = self._make(out, value.each, columns, halves=True)
+        vectors = (
+            self._weights.vector(f"{weight}.weight", columns),
+            None if bias is None else self._weights.vector(bias, columns),
+        )
+        shape = self._patches // value.each, columns
+        return norm_biased(normed.buffer, value.buffer, vectors, self._encoder.eps, shape)
+
+    def _product(self, linear: Linear, following: Operation | None) -> Iterator[Launch]:
+        """Yield a product, and with it what follows of it alone: an activation, or an addition."""
+        source, mode, activation = self._values[linear.of], "STORE", "SILU"
+        columns = Columns(0, sum(round_up(n, COLUMN_STEP) for _, n in linear.matrices))
+        single = len(linear.matrices) == 1
+        columns = replace(columns, of=linear.matrices[0][1] if single else columns.group)
+        out, factor, part = linear.out, 1.0, round_up(linear.matrices[0][1], COLUMN_STEP)
+        match following:
+            case Add(of, scale) if of == linear.out:
+                mode, factor, out = "ADD", scale, X
+            case Gelu(out_, of) if of == linear.out:
+                mode, out, activation = "ACTIVATED", out_, _activation(following)
+            case Gate(out_, of, kind) if of == linear.out:
+                mode, out, activation = "GATED", out_, kind.name
+                columns = _whole(linear.matrices[0][1])
+        halves = mode in ("ACTIVATED", "GATED")
+        value = self._values[X] if mode == "ADD" else self._make(out, source.each, columns, halves)
+        part = columns.of // 3 if single else part
+        self._values[out] = replace(value, hidden=halves, part=part)
+        product = RowProduct(
+            linear.out.replace(" ", "_"),
+            mode,
+            self._matrices(linear, source.columns),
+            value.buffer,
+            source.buffer,
+            self._count(source.each),
+            biases=self._biases(linear),
+            factor=factor,
+            activation=activation,
+            of_hidden=source.hidden,
+        )
+        yield from chunk_products(product)
+
+    def _matrices(self, linear: Linear, columns: Columns) -> tuple[Weight, ...]:
+        """Return matrices as they lie in the file; those of two types, which gate, in halves."""
+        names = [f"{name}.weight" for name, _ in linear.matrices]
+        packed = len({self._weights.type_of(name) for name in names}) == 1
+        across = linear.matrices[0][0] in self._encoder.across
+        return tuple(self._weights.matrix(name, columns, packed, across) for name in names)
+
+    def _biases(self, linear: Linear) -> tuple[Buffer | None, ...]:
+        return tuple(
+            self._weights.vector(f"{name}.bias", _whole(n))
+            if self._weights.has(f"{name}.bias")
+            else None
+            for name, n in linear.matrices
+        )
+
+    def _attention(self, operation: AttendAll) -> Iterator[Launch]:
+        value, width = self._values[operation.of], self._encoder.width
+        out = self._make(operation.out, 1, _whole(width), halves=True, zero=True)
+        heads = Heads(
+            operation.heads,
+            width // operation.heads,
+            value.part,
+            value.columns.all,
+            out.columns.all,
+        )
+        size, rows = heads.heads * heads.head_dim, self._patches
+        q, k, v = (self._room.rows(name, 1, size, dtypes.uint16) for name in "qkv")
+        yield split_heads((q, k, v), value.buffer, self._turns, heads, rows)
+        ranges = self._range_buffers[operation.windowed]
+        blocks = len(self._ranges[operation.windowed])
+        yield attend_all(out.buffer, (q, k, v), ranges, heads, blocks)
+
+
+def _joined(value: _Value, rows: int) -> _Value:
+    columns = replace(value.columns, groups=value.columns.groups * rows)
+    return replace(value, each=value.each * rows, columns=columns)
+
+
+def _activation(gelu: Gelu) -> str:
+    return "EXACT_GELU" if gelu.exact else "QUICK_GELU" if gelu.quick else "GELU"
+
+
+def ranges_of(windows: list[slice]) -> np.typing.NDArray[np.int32]:
+    """Return the blocks of attention in windows of rows: (first, end, first key, end of keys)."""
+    found = [
+        (first, min(first + BLOCK_ROWS, window.stop), window.start, window.stop)
+        for window in windows
+        for first in range(window.start, window.stop, BLOCK_ROWS)
+    ]
+    return np.array(found, np.int32).reshape(-1, 4)

@@ -1,0 +1,94 @@
+"""The encoders' own kernels, emulated: against `transformers`, and attention against float64."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.engine.emulated_buffers import Array, buffer, read
+from tests.engine.vision import tiny
+
+from orinllm.gpu.encoder import FusedEncoder, obstacle
+from orinllm.gpu.kernels.encoder import Heads, attend_all, split_heads
+from orinllm.gpu.launch import Graph
+from orinllm.gpu.steps.picture import ranges_of
+from orinllm.network.vision.prepare import prepare
+from orinllm.sight import encoder_on, read_projector
+
+pytestmark = pytest.mark.usefixtures("emulation")
+RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen25vl", "qwen3vl"])
+def test_rows_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """In two shapes, the larger one last; and the first one once more, in the larger's room."""
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
+    clip, projector = read_projector(tmp_path / "mmproj.gguf")
+    encode = encoder_on("EMU", clip, projector)
+    assert isinstance(encode, FusedEncoder)
+    pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
+    tiles = [
+        np.asarray(tile)
+        for picture in pictures
+        for tile in prepare(picture, projector.way, projector.sizes)[0]
+    ]
+    wanted, n = RECORDED[f"{kind}.rows"], tiny.rows(kind)[0]
+    first, rows = encode(tiles[1:]), encode(tiles)
+    assert np.abs(rows - wanted).max() < 0.003
+    assert (first == rows[n:]).all()
+
+
+@pytest.mark.parametrize(("head", "turned"), [(64, True), (72, False), (80, True)])
+def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) -> None:
+    """A window of 70 rows, one of a single row, and one of 64."""
+    heads, n = 2, 135
+    windows = [slice(0, 70), slice(70, 71), slice(71, n)]
+    what = Heads(heads, head, part=heads * head + 64, stride=3 * heads * head + 192, out_stride=256)
+    qkv = rng.standard_normal((n, what.stride)).astype(np.float32)
+    q, k, v = (
+        qkv[:, at : at + heads * head].reshape(n, heads, head).astype(np.float64)
+        for at in (0, what.part, 2 * what.part)
+    )
+    angles = rng.standard_normal((n, head // 2)) if turned else np.zeros((n, head // 2))
+    turns = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    q, k = (_turned(x, turns.astype(np.float64)) for x in (q, k))
+    ranges = ranges_of(windows)
+    assert ranges.tolist() == [[0, 64, 0, 70], [64, 70, 0, 70], [70, 71, 70, 71], [71, n, 71, n]]
+    size = n * heads * what.head_dim
+    first, second, third = (buffer(np.full(size, np.nan, np.float16)) for _ in range(3))
+    before = rng.standard_normal((n, 256)).astype(np.float16)
+    out, given = buffer(before), buffer(turns) if turned else None
+    launches = [
+        split_heads((first, second, third), buffer(qkv), given, what, n),
+        attend_all(out, (first, second, third), buffer(ranges), what, len(ranges)),
+    ]
+    Graph("EMU", launches).run()
+    got = read(out, np.float16).reshape(n, 256)
+    assert (got[:, heads * head :] == before[:, heads * head :]).all()
+    found = got[:, : heads * head].reshape(n, heads, head).astype(np.float64)
+    for rows in windows:
+        for at in range(heads):
+            wanted = _attended(q[rows, at], k[rows, at], v[rows, at])
+            assert np.abs(found[rows, at] - wanted).max() < 0.004
+
+
+def _turned(x: Array, turns: Array) -> Array:
+    cos, sin = (part[:, None] for part in np.split(turns, 2, axis=1))
+    a, b = np.split(x, 2, axis=2)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2)
+
+
+def _attended(q: Array, k: Array, v: Array) -> Array:
+    scores = np.exp(q @ k.T * q.shape[1] ** -0.5)
+    found: Array = scores @ v / scores.sum(axis=1, keepdims=True)
+    return found
+
+
+def test_what_the_kernels_do_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "VISION_HEADS", 4)
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
+    _, projector = read_projector(tmp_path / "mmproj.gguf")
+    assert obstacle(projector.encoder, "EMU") == (
+        "heads of 12 elements; multiples of 8 up to 256 have kernels"
+    )
+    assert obstacle(projector.encoder, "CPU") == "CPU is neither CUDA nor NV"
