@@ -139,3 +139,20 @@ def test_penalties_count_the_last_tokens_and_no_others() -> None:
     how = Sampling(temperature=0, presence_penalty=1.0, penalty_tokens=2)
     assert sample(logits, how, [3, 0, 1], 3) == 3
     assert sample(logits, how, [0, 1, 3], 3) == 0
+
+
+def test_what_is_drawn_of_many_is_what_sorting_all_gives() -> None:
+    """More tokens than are sorted at first, many of which are alike."""
+    random = np.random.default_rng(5)
+    logits = random.normal(0, 0.3, 1500).round(2).astype(np.float32)
+    order = sorted(range(1500), key=lambda token: (-logits[token], token))
+    odds = np.exp(logits[order].astype(np.float64))
+    sums = odds.cumsum() / odds.sum()
+    for top_p in (1.0, 0.9, 0.02):
+        n = min(int((sums < top_p).sum()) + 1, 1500)
+        how = Sampling(temperature=1.0, top_k=0, top_p=top_p, min_p=0.0, seed=9)
+        assert candidates(logits, how)[0].tolist() == order[:n]
+        for index in range(40):
+            bits = np.random.Philox(key=9, counter=index)
+            drawn = np.random.Generator(bits).random() * sums[n - 1]
+            assert sample(logits, how, [], index) == order[int((sums <= drawn).sum())]

@@ -15,6 +15,9 @@ from orinllm.errors import BadInput
 
 Floats = NDArray[np.float32]
 
+# Tokens that are sorted at first, where all may be drawn.
+_FEW = 128
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -70,11 +73,13 @@ def sample(logits: Floats, sampling: Sampling, before: Sequence[int], position: 
         return -1
     if sampling.temperature == 0:
         return int(adjusted.argmax())
-    tokens, kept = candidates(adjusted, sampling)
-    weights = np.exp((kept - kept[0]) / sampling.temperature)
     bits = np.random.Philox(key=sampling.seed, counter=position)
-    drawn = np.random.Generator(bits).random() * weights.sum()
-    at = int(np.searchsorted(weights.cumsum(), drawn, side="right"))
+    drawn = np.random.Generator(bits).random()
+    if not _limited(sampling, len(adjusted)):
+        return _of_all(adjusted, sampling.temperature, drawn)
+    tokens, kept = candidates(adjusted, sampling)
+    sums = np.exp((kept - kept[0]) / sampling.temperature).cumsum()
+    at = int(np.searchsorted(sums, drawn * sums[-1], side="right"))
     return int(tokens[min(at, len(tokens) - 1)])
 
 
@@ -82,23 +87,59 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     """Return the tokens that may be drawn and their logits, the most likely first."""
     size = len(logits)
     k = min(sampling.top_k or size, size)
-    tokens = np.arange(size)
-    # Of equal logits the lower token is first.
-    if k < size:
-        last = np.partition(logits, size - k)[size - k]
-        above = np.flatnonzero(logits > last)
-        tokens = np.append(above, np.flatnonzero(logits == last)[: k - len(above)])
-    tokens = tokens[np.lexsort((tokens, -logits[tokens]))]
-    kept = logits[tokens].astype(np.float64)
+    if k < size or not _limited(sampling, size):
+        tokens = _best(logits, k)
+        kept = logits[tokens].astype(np.float64)
+        n = _within(kept, np.exp(kept - kept[0]).sum(), sampling)
+        return tokens[:n], kept[:n]
+    values = logits.astype(np.float64)
+    total, n, count = np.exp(values - values.max()).sum(), 0, 0
+    while n == count < size:
+        count = _more(count, size)
+        tokens = _best(logits, count)
+        kept = values[tokens]
+        n = _within(kept, total, sampling)
+    return tokens[:n], kept[:n]
+
+
+def _limited(sampling: Sampling, size: int) -> bool:
+    return 0 < sampling.top_k < size or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def _within(kept: np.ndarray, total: float, sampling: Sampling) -> int:
+    """Return how many of the likeliest logits top-p and min-p leave; `total`: what odds sum to."""
+    n = len(kept)
     if sampling.top_p < 1:
-        odds = np.exp(kept - kept[0])
-        mass = (odds / odds.sum()).cumsum()
-        n = int(np.searchsorted(mass, sampling.top_p)) + 1
-        tokens, kept = tokens[:n], kept[:n]
+        mass = (np.exp(kept - kept[0]) / total).cumsum()
+        n = min(n, int(np.searchsorted(mass, sampling.top_p)) + 1)
     if sampling.min_p > 0:
-        n = int((kept >= kept[0] + np.log(sampling.min_p)).sum())
-        tokens, kept = tokens[:n], kept[:n]
-    return tokens, kept
+        n = min(n, int((kept >= kept[0] + np.log(sampling.min_p)).sum()))
+    return n
+
+
+def _of_all(logits: np.ndarray, temperature: float, drawn: float) -> int:
+    """Return the token of a number from 0 to 1, the most likely first, if all may be drawn."""
+    values = logits.astype(np.float64)
+    weights = np.exp((values - values.max()) / temperature)
+    drawn, at, count = drawn * weights.sum(), 0, 0
+    while at == count < len(logits):  # it is one of few, mostly: all need not be sorted
+        count = _more(count, len(logits))
+        tokens = _best(logits, count)
+        at = int(np.searchsorted(weights[tokens].cumsum(), drawn, side="right"))
+    return int(tokens[min(at, count - 1)])
+
+
+def _more(count: int, size: int) -> int:
+    return min(4 * count or _FEW, size)
+
+
+def _best(logits: np.ndarray, count: int) -> np.ndarray:
+    """Return so many of the likeliest tokens, the most likely first; of equals the lower one."""
+    near = np.arange(len(logits))
+    if count < len(logits):
+        at = len(logits) - count
+        near = np.flatnonzero(logits >= np.partition(logits, at)[at])
+    return near[np.argsort(-logits[near], kind="stable")[:count]]
 
 
 def _adjusted(logits: Floats, sampling: Sampling, before: Sequence[int]) -> np.ndarray:
