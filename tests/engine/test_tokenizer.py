@@ -360,6 +360,51 @@ def test_how_text_is_cut(name: str, pieces: list[str]) -> None:
     assert [piece for piece, _ in cut] == pieces
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [  # by transformers' BasicTokenizer, written in Python; llama.cpp's words lack ᅡᆫ, ᅥ and ि
+        ("한어 Élan", ["▁ᄒ", "ᅡ", "ᆫ", "ᄋ", "ᅥ", "▁el", "an"]),
+        ("दिb", ["▁द", "ि", "b"]),
+        ("a\ufffd\x01국", ["▁a", "ᄀ", "ᅮ", "ᆨ"]),
+    ],
+)
+def test_bert_strips_accents_and_nothing_else(text: str, words: list[str]) -> None:
+    source = tokenizer("bert-bge")
+    assert _texts(source, source.encode(text)) == [
+        word.replace("▁", " ").encode() for word in words
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, [" ab", " ab"]),
+        ({"normalizer.strip_accents": False}, [" ?", " ab"]),
+        ({"normalizer.lowercase": False}, [" ?", " ?"]),
+        ({"normalizer.lowercase": False, "normalizer.strip_accents": True}, [" ab", " ?"]),
+    ],
+)
+def test_how_a_bert_normalizes_is_in_its_file(keys: dict[str, bool], words: list[str]) -> None:
+    read = _byte_level(["▁?", "▁ab"], [], model="bert", unknown_token_id=96, bos_token_id=0, **keys)
+    source = Tokenizer.from_metadata(read)
+    assert _texts(source, source.encode("áb AB")) == [word.encode() for word in words]
+    read["tokenizer.ggml.normalizer.lowercase"] = 1
+    with pytest.raises(BadInput, match=r"normalizer.lowercase: 1, true or false is needed"):
+        Tokenizer.from_metadata(read)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_white_space_may_be_no_token(lower: bool) -> None:
+    keys = {"normalizer.lowercase": lower} if lower else {}
+    words = ["ab", "漢字"]
+    read = _byte_level(words, ["a b", "漢 字"], model="whitespace", pre="whitespace", **keys)
+    read["tokenizer.ggml.tokens"] += ["漢", "字"]
+    source = Tokenizer.from_metadata(read)
+    found = [b"ab", b"ab" if lower else b"A", b"b", "漢字".encode()]
+    expected = found[:2] + found[3:] if lower else found
+    assert _texts(source, source.encode("ab\u3000 Ab\n\x85漢字")) == expected
+
+
 def test_control_tokens_are_left_out_unless_asked_for() -> None:
     source = tokenizer("llama-bpe")
     ids = source.encode("a<|eot_id|>b", special=True)

@@ -84,7 +84,11 @@ def bpe_splitter(vocabulary: Vocabulary, pre: PreTokenizer) -> Splitter:
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(split), "isolated") for split in pre.splits
     ]
-    if pre.byte_level:
+    if pre.drops_spaces:
+        steps.append(pre_tokenizers.WhitespaceSplit())
+        if vocabulary.lowercase:
+            library.normalizer = normalizers.Lowercase()
+    elif pre.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     else:
         library.normalizer = normalizers.Replace(" ", _SPACE)
@@ -133,6 +137,9 @@ def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str
 def bert_splitter(vocabulary: Vocabulary) -> Splitter:
     """Build WordPiece, the tokenizer of embedding models of the BERT kind.
 
+    As BERT's own, of accents it strips nonspacing marks alone. llama.cpp strips spacing ones, too,
+    and vowels of Hangul.
+
     The file marks beginnings of words with U+2581, the library their continuations with ##.
     """
     words = {
@@ -143,6 +150,8 @@ def bert_splitter(vocabulary: Vocabulary) -> Splitter:
     words[unknown] = vocabulary.unknown_id or 0
     # No limit to a word's length, as llama.cpp.
     library = Library(WordPiece(words, unk_token=unknown, max_input_chars_per_word=1 << 30))
-    library.normalizer = normalizers.BertNormalizer()
+    library.normalizer = normalizers.BertNormalizer(
+        lowercase=vocabulary.lowercase is not False, strip_accents=vocabulary.strip_accents
+    )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return _splitter(library)

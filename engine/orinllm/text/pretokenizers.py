@@ -101,12 +101,14 @@ class PreTokenizer:
         U+2581 for the space, and bytes that the vocabulary lacks are tokens of their own.
       whole_words: A piece that is an entry of the vocabulary is that token, whatever the merges.
       adds_bos: A prompt begins with the beginning-of-sequence token if the file does not say.
+      drops_spaces: White space is no part of any piece, and no token.
     """
 
     splits: tuple[str, ...]
     byte_level: bool = True
     whole_words: bool = False
     adds_bos: bool = False
+    drops_spaces: bool = False
 
 
 _LLAMA3 = PreTokenizer((_words(_THREES),), whole_words=True, adds_bos=True)
@@ -228,6 +230,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("viking", PreTokenizer((_BLOOM, _SINGLE))),
     ("gemma4", _RAW_LINES),
     ("granite-embed-multi-311m sarvam-moe", PreTokenizer(_RAW_LINES.splits, byte_level=False)),
+    ("whitespace", PreTokenizer((), byte_level=False, drops_spaces=True)),
 )
 PRE_TOKENIZERS = {name: pre for names, pre in _GROUPS for name in names.split()}
 

@@ -88,13 +88,14 @@ class Tokenizer:
             return sentencepiece_splitter(vocabulary), True, True
         if vocabulary.model == "bert":
             return bert_splitter(vocabulary), True, False
-        if vocabulary.model in ("gpt2", "gemma4"):
-            name = "gemma4" if vocabulary.model == "gemma4" else vocabulary.pre or "default"
+        if vocabulary.model in ("gpt2", "gemma4", "whitespace"):
+            one = vocabulary.model != "gpt2"
+            name = vocabulary.model if one else vocabulary.pre or "default"
             self._pre = pre_tokenizer(name)
             return bpe_splitter(vocabulary, self._pre), self._pre.adds_bos, False
         raise BadInput(
             f"tokenizer.ggml.model: '{vocabulary.model}' is not supported; supported are gpt2"
-            " (byte-level BPE), llama (SentencePiece), gemma4 and bert"
+            " (byte-level BPE), llama (SentencePiece), gemma4, whitespace and bert"
         )
 
     def _whole_tokens(self) -> tuple[dict[str, int], frozenset[str]]:

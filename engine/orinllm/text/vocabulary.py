@@ -45,7 +45,7 @@ class Vocabulary:
     """The tokens of a file.
 
     Attributes:
-      model: Kind of tokenizer: "gpt2", "gemma4", "llama" or "bert".
+      model: Kind of tokenizer: "gpt2", "whitespace", "gemma4", "llama" or "bert".
       pre: Name of the pre-tokenizer; empty if the file has none.
       name: The model's name (`general.name`), lower case; one family is known only by it.
       tokens: Text of each token as the file spells it, by id.
@@ -54,6 +54,7 @@ class Vocabulary:
       merges: BPE's pairs "left right", best first, or empty.
       bos_id, eos_id, unknown_id: Special ids; None if the file has none.
       end_ids: Every token that ends an answer.
+      lowercase, strip_accents: Whether a text is made so; None: as the kind of tokenizer does.
     """
 
     model: str
@@ -67,6 +68,8 @@ class Vocabulary:
     eos_id: int | None
     unknown_id: int | None
     end_ids: frozenset[int]
+    lowercase: bool | None = None
+    strip_accents: bool | None = None
 
     @functools.cached_property
     def unusual(self) -> list[int]:
@@ -105,6 +108,8 @@ class Vocabulary:
             eos_id=ids["eos"],
             unknown_id=ids["unknown"],
             end_ids=_end_ids(metadata, tokens, ids["eos"]),
+            lowercase=_switch(metadata, "lowercase"),
+            strip_accents=_switch(metadata, "strip_accents"),
         )
 
 
@@ -121,6 +126,13 @@ def _array(
     if values and length is not None and len(values) != length:
         raise BadInput(f"tokenizer.ggml.{key}: {len(values)} values for {length} tokens")
     return values
+
+
+def _switch(metadata: Mapping[str, Any], key: str) -> bool | None:
+    value = metadata.get(f"tokenizer.ggml.normalizer.{key}")
+    if value is None or isinstance(value, bool):
+        return value
+    raise BadInput(f"tokenizer.ggml.normalizer.{key}: {value!r}, true or false is needed")
 
 
 def _special_id(
