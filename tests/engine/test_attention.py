@@ -75,7 +75,7 @@ class Case:
 
 
 CASES = [
-    Case(64, 2, 1, interleaved=True),
+    Case(32, 2, 1, interleaved=True, normed=True),
     Case(64, 2, 4, interleaved=True, valued=True),
     Case(64, 1, 7, window=24, sinks=True),
     Case(80, 2, 2, interleaved=True),
@@ -87,7 +87,7 @@ CASES = [
     Case(256, 1, 4, normed=True, window=64),
     Case(64, 2, 4, interleaved=True, kv_type=Q8_0),
     Case(64, 1, 8, window=24, sinks=True, kv_type=Q8_0),
-    Case(96, 1, 2, rotated=48, kv_type=Q8_0),
+    Case(32, 1, 2, rotated=16, kv_type=Q8_0),
     Case(128, 2, 3, normed=True, window=100, kv_type=Q8_0),
     Case(256, 1, 1, kv_type=Q8_0),
     Case(512, 1, 4, normed=True, valued=True),

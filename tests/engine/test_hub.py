@@ -1,16 +1,18 @@
 """Models by name, by the real huggingface_hub against a hub on loopback."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.engine.hub_server import Hub
 
 from orinbench.synth import write_synthetic
 from orinllm.errors import BadInput
-from orinllm.file.hub import HubName, _fetched, choose
+from orinllm.file.hub import HubName, _fetched, choose_mmproj, choose_model
 
 NAME = "hf.co/owner/model-GGUF"
 
@@ -29,6 +31,12 @@ def orinllm(*arguments: str, home: Path, url: str, **more: str) -> subprocess.Co
 def run(
     package: str, *arguments: str, home: Path, url: str, **more: str
 ) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", package, *arguments, home=home, url=url, **more)
+
+
+def run_python(
+    *arguments: str, home: Path, url: str, **more: str
+) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "HF_HOME": str(home),
@@ -38,7 +46,7 @@ def run(
         "HF_HUB_DOWNLOAD_TIMEOUT": "5",
         **more,
     }
-    command = [sys.executable, "-m", package, *arguments]
+    command = [sys.executable, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=300, check=False
     )
@@ -88,13 +96,13 @@ FILES = [
 
 
 def test_a_type_chooses_its_file_and_all_its_parts() -> None:
-    assert choose(HubName("a/b"), FILES) == ["model-Q4_K_M.gguf"]
-    assert choose(HubName("a/b", "iq4_xs"), FILES) == ["model-IQ4_XS.gguf"]
-    assert choose(HubName("a/b", "Q6_K"), FILES) == [
+    assert choose_model(HubName("a/b"), FILES) == ["model-Q4_K_M.gguf"]
+    assert choose_model(HubName("a/b", "iq4_xs"), FILES) == ["model-IQ4_XS.gguf"]
+    assert choose_model(HubName("a/b", "Q6_K"), FILES) == [
         "model-Q6_K-00001-of-00002.gguf",
         "model-Q6_K-00002-of-00002.gguf",
     ]
-    assert choose(HubName("a/b"), ["only-Q8_0.gguf", "mmproj.gguf"]) == ["only-Q8_0.gguf"]
+    assert choose_model(HubName("a/b"), ["only-Q8_0.gguf", "mmproj.gguf"]) == ["only-Q8_0.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,32 @@ def test_a_type_chooses_its_file_and_all_its_parts() -> None:
 )
 def test_what_a_repository_lacks_is_said(quant: str | None, files: list[str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        choose(HubName("a/b", quant), files)
+        choose_model(HubName("a/b", quant), files)
+
+
+@pytest.mark.parametrize(
+    ("quant", "files", "chosen"),
+    [
+        (None, ["mmproj-b-BF16.gguf", "mmproj-b-F16.gguf", "b-Q4_K_M.gguf"], "mmproj-b-F16.gguf"),
+        ("Q8_0", ["mmproj-F16.gguf", "mmproj-Q8_0.gguf", "b-Q8_0.gguf"], "mmproj-Q8_0.gguf"),
+        ("Q4_K_M", ["b-Q4_K_M.gguf", "b.mmproj-Q8_0.gguf"], "b.mmproj-Q8_0.gguf"),
+        (None, ["mmproj-model.gguf"], "mmproj-model.gguf"),
+    ],
+)
+def test_a_repository_s_mmproj_is_found(quant: str | None, files: list[str], chosen: str) -> None:
+    assert choose_mmproj(HubName("a/b", quant), files) == [chosen]
+
+
+def test_a_picture_brings_its_mmproj(content: bytes, tmp_path: Path) -> None:
+    files = {"model-Q8_0.gguf": content, "mmproj-F16.gguf": b"GGUF, and no more"}
+    with Hub({"owner/model-GGUF": files, "owner/blind": {"model-Q8_0.gguf": content}}) as url:
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+        words = ("-p", "x", "--image", str(tmp_path / "a.png"))
+        one_line(orinllm("run", NAME, *words, home=tmp_path, url=url), "mmproj-F16.gguf: ")
+        blind = orinllm("run", "hf.co/owner/blind", *words, home=tmp_path, url=url)
+        one_line(blind, "hf.co/owner/blind: has no mmproj file")
+        named = orinllm("show", NAME, "--mmproj", NAME, home=tmp_path, url=url)
+        one_line(named, "mmproj-F16.gguf: ")
 
 
 def test_a_model_is_fetched_once_listed_and_removed(content: bytes, tmp_path: Path) -> None:
@@ -147,11 +180,31 @@ def test_only_the_model_that_is_named_is_removed(content: bytes, tmp_path: Path)
     assert f"{NAME}:Q8_0" in left and "Q6_K" not in left
 
 
+@pytest.mark.parametrize("signal", [signal.SIGKILL, signal.SIGINT])
 def test_a_check_that_was_interrupted_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: signal.Signals
+) -> None:
+    """By a process that is killed, as by Ctrl-C: also where the hub does not answer any more."""
+    with Hub({"owner/model-GGUF": {"model-Q8_0.gguf": b"x" * 999}}, lies=True) as url:
+        program = f"""
+import os, sys
+from orinllm.file import hub
+hub._check_bytes = lambda *given: os.kill(os.getpid(), {int(signal)})
+hub.model_file({NAME!r}, print)
+"""
+        killed = run_python("-c", program, home=tmp_path, url=url)
+        assert killed.returncode == -signal or b"KeyboardInterrupt" in killed.stderr.encode()
+        assert [p for p in tmp_path.rglob("*.gguf") if p.is_symlink()]
+    offline = orinllm("show", NAME, home=tmp_path, url=url, HF_HUB_OFFLINE="1")
+    one_line(offline, "SHA-256")
+    assert not [p for p in tmp_path.rglob("*.gguf") if p.is_symlink()]
+
+
+def test_what_was_checked_is_not_checked_again(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob, path = tmp_path / ("0" * 64), tmp_path / "model.gguf"
-    blob.write_bytes(content)
+    checks: list[object] = []
 
     def download(repository: str, file: str) -> str:
         if not path.exists():
@@ -161,17 +214,15 @@ def test_a_check_that_was_interrupted_is_made_again(
     def known(repository: str, file: str) -> str | None:
         return str(path) if path.exists() else None
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
+    blob.write_bytes(content)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", known)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with monkeypatch.context() as patch:
-        patch.setattr("hashlib.sha256", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr("orinllm.file.hub._check_bytes", lambda *given: checks.append(given))
+        for _ in range(3):
             _fetched(HubName("a/b"), "model.gguf")
-    with pytest.raises(BadInput, match="SHA-256"):
-        _fetched(HubName("a/b"), "model.gguf")
+    assert len(checks) == 1
 
 
 def test_the_bench_takes_llama_cpps_option(content: bytes, tmp_path: Path) -> None:

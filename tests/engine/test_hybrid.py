@@ -254,12 +254,12 @@ def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:
 
 def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orinllm.gpu.plan.unsupported", lambda device: None)
-    monkeypatch.setattr("orinllm.gpu.plan.fits", lambda *matrix: True)
+    monkeypatch.setattr("orinllm.gpu.kernels.gemv.fits", lambda *matrix: True)
     for name, what, why in (
         ("qwen35", "recurrent layer", "heads of 16 dimensions; a multiple of 32 up to 128"),
         ("nemotron_h", "recurrent layer", "states of 24; a multiple of 16 up to 256"),
-        ("lfm2", "attention", "head dimension 16 is none of 64, 80"),
-        ("gemma4", "attention", "head dimension 32 is none of 64, 80"),
+        ("lfm2", "attention", "head dimension 16 is none of 32, 64"),
+        ("gemma4", "attention", "head dimension 16 is none of 32, 64"),
     ):
         network = opened(name)[0]
         plan = plan_network(network, "NULL")

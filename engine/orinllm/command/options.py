@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from orinllm.choose.sampling import Sampling
 
 Command = Callable[..., None]
+# What a command's context keeps the model's name under, as it was given.
+_NAMED = "orinllm.model"
 
 
 class ModelFile(click.Path):
@@ -27,7 +29,35 @@ class ModelFile(click.Path):
         """Return the file's path; raises BadInput for a name that the hub does not know."""
         from orinllm.file.hub import model_file
 
-        return model_file(value, lambda text: click.echo(text, err=True))
+        if ctx is not None:
+            ctx.meta[_NAMED] = str(value)
+        return model_file(value, _tell)
+
+
+class MmprojFile(click.Path):
+    """An mmproj file, by its path, or by the name of a repository on the hub that has one."""
+
+    name = "FILE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the file's path; raises BadInput where the repository has none."""
+        from orinllm.file.hub import mmproj_file
+
+        return mmproj_file(value, _tell)
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _mmproj_beside_model() -> Path | None:
+    """Return the mmproj of the repository that the model was named by; None: it was a path."""
+    from orinllm.file.hub import HubName, mmproj_file
+
+    named = click.get_current_context().meta.get(_NAMED, "")
+    if Path(named).exists() or (name := HubName.read(named)) is None:
+        return None
+    return mmproj_file(f"hf.co/{name.repository}", _tell)
 
 
 def with_sampling(command: Command) -> Command:
@@ -159,6 +189,8 @@ def with_model(command: Command) -> Command:
         model: Path, context: int | None, device: str | None, path_: str, kv: str, **given: Any
     ) -> None:
         mmproj = given.pop("mmproj")
+        if mmproj is None and given.get("images"):
+            mmproj = _mmproj_beside_model()
         command(Source(model, context, device, path_ == "general", kv, mmproj), **given)
 
     whole: Command = with_keys(with_source)
@@ -174,7 +206,7 @@ def with_model(command: Command) -> Command:
         click.option(
             "--mmproj",
             metavar="FILE",
-            type=ModelFile(),
+            type=MmprojFile(),
             help="File with which the model sees pictures: llama.cpp's mmproj of the same model.",
         ),
         click.option(

@@ -7,7 +7,7 @@ that nobody may be asked, HF_ENDPOINT which server it is.
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Bytes that are hashed at once.
 _PIECE = 1 << 22
+# Of an encoder, the best first: halves, which every path reads as they are.
+_MMPROJ_TYPES = ("F16", "BF16", "F32", "Q8_0")
 Say = Callable[[str], None]
 
 
@@ -50,7 +52,12 @@ class HubName:
         return f"hf.co/{self.repository}" + (f":{self.quant}" if self.quant else "")
 
 
-def model_file(given: str | Path, say: Say) -> Path:
+def mmproj_file(given: str | Path, say: Say) -> Path:
+    """Return the file of a path, or the mmproj of a repository, as `model_file` does."""
+    return model_file(given, say, choose_mmproj)
+
+
+def model_file(given: str | Path, say: Say, choose: "Choose | None" = None) -> Path:
     """Return the file of a path, or of a model's name, which is fetched if it is not here yet.
 
     Progress goes to standard error, and `say` gets a line where the cache answers for the hub.
@@ -62,13 +69,18 @@ def model_file(given: str | Path, say: Say) -> Path:
         return path
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    choose = choose or choose_model
     try:
         with _faults(name):
             wanted = choose(name, _hub_files(name))
     except _NoAnswerError as error:
         if not (cached := _cached_files(name)):
             raise BadInput(str(error)) from None
-        files = [cached[file] for file in choose(name, cached)]
+        chosen = choose(name, cached)
+        files = [cached[file] for file in chosen]
+        for file, path in zip(chosen, files, strict=True):
+            if (mark := _mark_of(name, file)).exists():
+                _check_marked(name, file, path, mark)
         if not isinstance(error.__cause__, OfflineModeIsEnabled):
             say(f"{error}; using the copy that is here")
         return files[0]
@@ -80,7 +92,31 @@ def model_file(given: str | Path, say: Say) -> Path:
     return paths[0]
 
 
-def choose(name: HubName, files: Iterable[str]) -> list[str]:
+def choose_mmproj(name: HubName, files: Iterable[str]) -> list[str]:
+    """Return the file of a repository that lets its model see, of F16 if there are several.
+
+    Raises BadInput where there is none.
+    """
+    found = sorted(
+        file for file in files if file.endswith(".gguf") and file.isprintable() if is_mmproj(file)
+    )
+    if not found:
+        raise BadInput(f"{name}: has no mmproj file; its model sees nothing")
+    wanted = (name.quant, *_MMPROJ_TYPES)
+    by_type = {(_quant_of(_stem(file)) or "").upper(): file for file in reversed(found)}
+    return [
+        next(
+            (by_type[kind.upper()] for kind in wanted if kind and kind.upper() in by_type), found[0]
+        )
+    ]
+
+
+def is_mmproj(file: str) -> bool:
+    """Say whether a file's name is that of an encoder of pictures."""
+    return "mmproj" in file.lower()
+
+
+def choose_model(name: HubName, files: Iterable[str]) -> list[str]:
     """Return the files of the wanted model in a repository: one, or all parts in order.
 
     Raises BadInput where there is none, naming what there is.
@@ -88,7 +124,7 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
     found = sorted(
         file
         for file in files
-        if file.endswith(".gguf") and file.isprintable() and "mmproj" not in file.lower()
+        if file.endswith(".gguf") and file.isprintable() and not is_mmproj(file)
         if _is_first(file)
     )
     if not found:
@@ -166,14 +202,44 @@ def _fetched(name: HubName, file: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     before = try_to_load_from_cache(name.repository, file)
+    mark = _mark_of(name, file)
+    unchecked = mark.exists()
+    with suppress(OSError):  # a cache that others fill
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
     path = Path(hf_hub_download(name.repository, file))
-    if str(path) != before:
-        try:
-            _check_bytes(name, file, path)
-        except BaseException:  # Ctrl-C: the next command has the bytes, and checks them
-            path.unlink(missing_ok=True)
-            raise
+    if unchecked or str(path) != before:
+        _check_marked(name, file, path, mark)
+    else:
+        _unmark(mark)
     return path
+
+
+def _check_marked(name: HubName, file: str, path: Path, mark: Path) -> None:
+    """Check a file's bytes, and take its mark away; raises BadInput, and removes a wrong file."""
+    try:
+        _check_bytes(name, file, path)
+    except BadInput:
+        path.unlink(missing_ok=True)
+        raise
+    _unmark(mark)
+
+
+def _unmark(mark: Path) -> None:
+    with suppress(OSError):
+        mark.unlink(missing_ok=True)
+
+
+def _mark_of(name: HubName, file: str) -> Path:
+    """Return what is in the cache while a file is fetched and checked.
+
+    A process that is killed leaves it, and the next one checks the bytes that it finds.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    digest = hashlib.sha256(file.encode()).hexdigest()[:16]
+    folder = f"models--{name.repository.replace('/', '--')}"
+    return Path(HF_HUB_CACHE, folder, f".unchecked-{digest}")
 
 
 def _check_bytes(name: HubName, file: str, path: Path) -> None:
@@ -191,6 +257,10 @@ def _check_bytes(name: HubName, file: str, path: Path) -> None:
             f"{name}: {file} arrived with other bytes than the hub promised (SHA-256); it is "
             "removed, the same command fetches it again"
         )
+
+
+#: Returns the files that a name means, of a repository's.
+Choose = Callable[[HubName, Iterable[str]], list[str]]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _TILE_ROWS = 64
 # Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
 _ROPE_WARPS = 8
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
-HEAD_DIMS = (64, 80, 96, 128, 256, 512)
+HEAD_DIMS = (32, 64, 80, 96, 128, 256, 512)
 
 
 @dataclass(frozen=True)
