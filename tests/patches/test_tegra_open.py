@@ -163,15 +163,20 @@ def spy(fd, request, arg):
     return real(fd, request, arg)
 fcntl.ioctl = spy
 d = Device["NV"]
+opened, asked["alloc"] = asked["alloc"], set()
+d.allocator.alloc((8 << 20) - 4096, BufferSpec())
 from nvgpusim.orin.kernel.channel import ChannelFile
 from nvgpusim.orin.shim import Simulation
 files = Simulation.current.kernel.files.values()
-say(veid=[f.veid for f in files if isinstance(f, ChannelFile)],
+say(opened=sorted(opened), veid=[f.veid for f in files if isinstance(f, ChannelFile)],
     **{name: sorted(values) for name, values in asked.items()})
 """, "--profile", release)  # fmt: skip
     ((flags, _, start, end),) = run.said.pop("space")
-    alloc = [[0x09000002, align] for align in (4096, 2 << 20)]  # large buffers: whole large pages
-    assert run.said == {"alloc": alloc, "map": [[-1, 0, 0x1000]], "veid": [1]}
+    small, large = (
+        [0x09000002, align] for align in (4096, 2 << 20)
+    )  # whole large pages from 8 MiB
+    asked = {"opened": [small, large], "alloc": [small]}
+    assert run.said == asked | {"map": [[-1, 0, 0x1000]], "veid": [1]}
     assert flags == 2 and start > 0 and end + (4 << 30) <= WINDOWS.start
 
 

@@ -43,6 +43,7 @@ CASES = [
     (128, 2048, 128, (16, 64)),  # 4 of 9 KiB
     (128, 2048, 41, (16, 100)),  # 10: a warp has 1536, not 1312, of which 12 would do
     (96, 2048, 41, (16, 100)),  # 10: three warps take the registers of four, else 14
+    (32, 2048, 41, (16, 100)),  # 10: one does, too
 ]
 
 
