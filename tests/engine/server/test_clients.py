@@ -312,9 +312,9 @@ def test_logits_that_are_no_numbers_fail_one_request(monkeypatch: pytest.MonkeyP
         assert httpx.get(f"{server.url}/health").status_code == 200
     # A form that still allows tokens is not to blame.
     form: Any = {"extra_body": {"json_schema": {"type": "string"}}}
-    with live(toy(script=[-1])) as server:
-        with pytest.raises(openai.InternalServerError, match="logits are no numbers"):
-            server.client().chat.completions.create(**ASK, **form)
+    wrong = pytest.raises(openai.InternalServerError, match="logits are no numbers")
+    with live(toy(script=[-1])) as server, wrong:
+        server.client().chat.completions.create(**ASK, **form)
 
 
 def test_hosts_and_origins() -> None:

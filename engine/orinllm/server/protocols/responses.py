@@ -148,7 +148,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
             raise invalid(part.path("role"), "is missing", "missing_required_parameter")
         content = _content(part)
         message = _answer_of(messages, role == "assistant", role)
-        message["content"] = message["content"] + content if isinstance(content, str) else content
+        message["content"] = _joined(message["content"], content)
     elif kind == "reasoning":
         thought = _text(part, "content") or _text(part, "summary")
         part.take("summary")
@@ -166,10 +166,22 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         raise unsupported(part.path("type"), f"this server knows no item '{kind}'")
 
 
+def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
+    """Return the contents of an answer's messages, which are one, and stay apart."""
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n".join(filter(None, (first, second)))
+    both = (
+        [{"type": "text", "text": each}] if isinstance(each, str) else each
+        for each in (first, second)
+        if each
+    )
+    return [part for parts in both for part in parts]
+
+
 def _answer_of(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[str, Any]:
     """Return the message that an item belongs to: the answer that is not over, or a new one."""
     last = messages[-1] if messages else {}
-    if not joins or last.get("role") != "assistant" or (last["content"] and role == "message"):
+    if not joins or last.get("role") != "assistant":
         messages.append({"role": role, "content": ""})
     return messages[-1]
 
