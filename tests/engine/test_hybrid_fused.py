@@ -59,9 +59,7 @@ def read(executor: FusedExecutor, cuts: tuple[int, ...], states: int = 0) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_the_references(
-    emulated: Load, written: Write, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_the_references(emulated: Load, written: Write, name: str) -> None:
     """Token by token, in chunks that are cut anywhere, and in a batch at its own positions."""
     path, limit = written(name), HALVES * MAGNIFIED.get(name, 1)
     executor, reference = emulated(path, 128, pages=4), Reference(open_model(path))
@@ -69,11 +67,10 @@ def test_logits_are_the_references(
     executor.step(PROMPT[2], 2)
     assert off(executor.logits(), reference.logits(PROMPT[:3])[-1]) < limit
     lengths = [41, 62, 3, 0]
-    read(executor, (20, 21, 24, 41), states=0)
+    read(executor, (20, 21, 24, 32, 41), states=0)  # of 8, threads that share a channel meet
     executor.place([1], 1)
     executor.begin(PROMPT[:62], 0)
     assert off(executor.logits(), reference.logits(PROMPT[:62])[-1]) < limit
-    monkeypatch.setenv("EMULATION_BACKWARDS", "1")
     decoder, slots = executor.decoder(4), [1, 0, 3, 2]
     decoder.place([[slot] for slot in slots], slots)
     positions = [lengths[slot] for slot in slots]
@@ -94,7 +91,7 @@ def test_logits_are_the_references(
         np.testing.assert_array_equal(states[3], states[0])
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "gemma4"])
+@pytest.mark.parametrize("name", ["qwen35", "gemma4"])
 def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> None:
     path, limit = written(name), EIGHT_BIT_KEYS * MAGNIFIED.get(name, 1)
     executor, reference = emulated(path, 128, kv=Q8_0), Reference(open_model(path))
