@@ -18,10 +18,19 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text, and the most tokens of its answer."""
+    """A text, the most tokens of its answer, and a picture before it, as a data URI."""
 
     text: str
     max_tokens: int
+    picture: str | None = None
+
+    @property
+    def content(self) -> str | list[dict[str, Any]]:
+        """The content of a chat's message."""
+        if self.picture is None:
+            return self.text
+        image = {"type": "image_url", "image_url": {"url": self.picture}}
+        return [image, {"type": "text", "text": self.text}]
 
 
 @dataclass
@@ -120,7 +129,7 @@ class Client:
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         asked: dict[str, Any] = {"prompt": prompt.text}
         if self._endpoint == "chat":
-            asked = {"messages": [{"role": "user", "content": prompt.text}]}
+            asked = {"messages": [{"role": "user", "content": prompt.content}]}
         return {
             **asked,
             "model": self._model,

@@ -1,5 +1,6 @@
 """`orinbench serve-bench`: load on one or several servers of OpenAI's protocol."""
 
+import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from orinbench.serve.client import PATHS
 from orinbench.serve.figures import parse_goals
 from orinbench.serve.load import Load
 from orinbench.serve.output import render_json, render_md
+from orinbench.serve.pictures import Pictures
 from orinbench.serve.run import Plan, Results, Server, run
 from orinbench.serve.servers import STARTED, Room, command_of, started
 from orinbench.talk import make_talk
@@ -47,6 +49,8 @@ class ServeOptions:
     api_key_file: Path | None
     endpoint: str
     flags: dict[str, str]
+    picture: str | None
+    mmproj: Path | None
     input_len: int
     output_len: int
     concurrency: str | None
@@ -122,6 +126,17 @@ def _load_options(command: Command) -> Command:
             type=click.IntRange(1),
             default=128,
             help="Tokens of an answer. [default: 128]",
+        ),
+        click.option(
+            "--picture",
+            metavar="WxH",
+            help="A picture of so many pixels before each prompt, drawn; with --endpoint chat.",
+        ),
+        click.option(
+            "--mmproj",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="File with which servers of --start see pictures.",
         ),
         click.option(
             "--concurrency", metavar="LIST", help="Closed loop: requests at once. [default: 1,8]"
@@ -218,6 +233,7 @@ def _plan(options: ServeOptions, loads: tuple[Load, ...]) -> Plan:
         if not keys:
             raise BenchError(f"--api-key-file {path}: is empty; a key was expected")
         headers["Authorization"] = f"Bearer {keys[0]}"
+    pictures, rows = _pictures(options)
     return Plan(
         loads=loads,
         rounds=options.rounds,
@@ -230,7 +246,23 @@ def _plan(options: ServeOptions, loads: tuple[Load, ...]) -> Plan:
         timeout=options.timeout,
         seed=options.seed,
         goals=parse_goals(options.goodput),
+        pictures=pictures,
+        rows=rows,
     )
+
+
+def _pictures(options: ServeOptions) -> tuple[Pictures | None, int | None]:
+    """Return what each request has a picture of, and its rows; raises BenchError."""
+    if options.picture is None:
+        if options.mmproj is not None:
+            raise BenchError(f"--mmproj {options.mmproj}: is of --picture, which is not given")
+        return None, None
+    if options.endpoint != "chat":
+        raise BenchError(f"--picture {options.picture}: is of chats; give --endpoint chat")
+    if options.start and options.mmproj is None:
+        raise BenchError(f"--start {options.start}: sees with --mmproj FILE, which is not given")
+    pictures = Pictures.parse(options.picture, options.seed)
+    return pictures, None if options.mmproj is None else pictures.rows(options.mmproj)
 
 
 def _prompts(model: Path | None, length: int, seed: int) -> Callable[[int], str]:
@@ -279,8 +311,11 @@ def _servers(options: ServeOptions, plan: Plan) -> tuple[Server, ...]:
             raise BenchError(f"--start {options.start}: serves a file; name it with -m FILE")
         most = max(load.concurrency or 0 for load in plan.loads) or 8
         queue = max(map(plan.count, plan.loads))
-        room = Room(options.model, most, options.input_len + plan.max_tokens, queue)
+        tokens = options.input_len + plan.max_tokens + (plan.rows or 0)
+        room = Room(options.model, most, tokens, queue)
         more = options.flags[name]
+        if options.mmproj is not None:
+            more += f" --mmproj {shlex.quote(str(options.mmproj))}"
         command_of(name, room, 0, more)  # raises where there is no program
         serve = partial(started, name, room, more, options.timeout, options.verbose)
         found.append(Server(name, serve, fresh=True))

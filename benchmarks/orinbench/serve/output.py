@@ -9,7 +9,7 @@ from orinbench.judge.verdict import Comparison, Verdict, pairs_needed, times
 from orinbench.measure.environment import read_environment
 from orinbench.serve.figures import Figures
 from orinbench.serve.load import Load
-from orinbench.serve.run import Results
+from orinbench.serve.run import Plan, Results
 from orinbench.show.markdown import counted, markdown_table
 
 # Of a core: a client that takes more than this measures itself.
@@ -99,10 +99,17 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     notes.append(
         f"Requests: {plan.endpoint}, streamed, greedy; on average {prompt:.0f} tokens of prompt "
         f"and {output:.0f} of answer, as the server counts them; "
+        f"{_pictures(plan)}"
         f"{_rounds(results)}, servers in an order drawn with seed "
         f"{plan.seed}. Times are the client's, from when a request was due."
     )
     return notes
+
+
+def _pictures(plan: Plan) -> str:
+    if (each := plan.pictures) is None:
+        return ""
+    return f"with each a picture of {each.width} x {each.height}, another one each time; "
 
 
 def _rounds(results: Results) -> str:

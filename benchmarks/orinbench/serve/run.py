@@ -16,6 +16,7 @@ from orinbench.judge.verdict import Comparison, adjusted, compare_paired
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.figures import Figures, Goals, figures_of
 from orinbench.serve.load import Load, Stretch, apply
+from orinbench.serve.pictures import Pictures
 from orinbench.serve.servers import served_model
 from orinbench.talk import Talk
 
@@ -44,7 +45,10 @@ class Server:
 
 @dataclass(frozen=True)
 class Plan:
-    """The load for every server. `prompt(i)` is the text of the i-th request of the run."""
+    """The load for every server. `prompt(i)` is the text of the i-th request of the run.
+
+    pictures: what each request has one of. rows: what one takes of a prompt at most, where known.
+    """
 
     loads: tuple[Load, ...]
     rounds: int
@@ -57,6 +61,13 @@ class Plan:
     timeout: float
     seed: int
     goals: Goals
+    pictures: Pictures | None = None
+    rows: int | None = None
+
+    def asked(self, number: int, max_tokens: int) -> Prompt:
+        """Return what the i-th request of the run asks."""
+        picture = None if self.pictures is None else self.pictures.uri(number)
+        return Prompt(self.prompt(number), max_tokens, picture)
 
     def count(self, load: Load) -> int:
         """Return the requests of a load: four for each user, at least 16."""
@@ -164,11 +175,11 @@ async def _measure(results: Results, server: Server, address: str, round_: int, 
         for load in plan.loads:
             talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: {load.label}")
             n = plan.count(load)
-            texts = [plan.prompt(first + i) for i in range(2 * n)]  # none comes twice
-            first += 2 * n
+            prompts = [plan.asked(first + i, plan.max_tokens) for i in range(n)]
             warm = min(load.concurrency or 8, _WARM_REQUESTS, n)
             tokens = min(_WARM_TOKENS, plan.max_tokens)
-            await apply(Load(warm), [Prompt(t, tokens) for t in texts[n : n + warm]], client.ask, 0)
-            prompts = [Prompt(text, plan.max_tokens) for text in texts[:n]]
+            others = [plan.asked(first + n + i, tokens) for i in range(warm)]  # none comes twice
+            first += 2 * n
+            await apply(Load(warm), others, client.ask, 0)
             stretch = await apply(load, prompts, client.ask, plan.seed + round_)
             results.stretches.setdefault((server.name, load), {})[round_] = stretch

@@ -56,6 +56,8 @@ class FakeOpenAI:
         seen = Seen(await request.json(), time.perf_counter())
         self.seen.append(seen)
         text = seen.body.get("prompt") or seen.body["messages"][0]["content"]
+        if isinstance(text, list):  # a picture before it
+            text = text[-1]["text"]
         if "teapot" in text:
             return JSONResponse({"error": {"message": "the queue is full"}}, 429)
         return StreamingResponse(self.stream(seen, text), media_type="text/event-stream")

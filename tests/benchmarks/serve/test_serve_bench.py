@@ -1,6 +1,8 @@
 """Load on a server whose delays are known: the client's figures are the server's."""
 
 import asyncio
+import base64
+import io
 import json
 import signal
 import socket
@@ -18,10 +20,12 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from PIL import Image
 from tests.benchmarks.interrupted import interrupted
 from tests.benchmarks.orinbench_command import orinbench
 from tests.benchmarks.serve import fake_openai
 from tests.benchmarks.serve.fake_openai import FakeOpenAI
+from tests.engine.vision import tiny
 
 from orinbench.errors import BenchError
 from orinbench.interrupts import SIGNALS, Interrupts
@@ -29,6 +33,7 @@ from orinbench.serve.client import Answer, Client, Prompt
 from orinbench.serve.figures import figures_of, parse_goals
 from orinbench.serve.load import Load, Stretch, apply, arrivals
 from orinbench.serve.output import render_md
+from orinbench.serve.pictures import Pictures
 from orinbench.serve.run import Plan, Results, Server
 from orinbench.serve.run import run as run_plan
 from orinbench.serve.servers import Room, command_of
@@ -394,6 +399,16 @@ def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
         (["--url", "http://h", "--goodput", "ttfb:3"], "--goodput ttfb:3: 'ttfb:3' is no limit"),
         (["--url", "http://h", "--goodput", "ttft:x"], "--goodput ttft:x: 'ttft:x' is no limit"),
         (["--url", "http://h", "--goodput", "tpot:3,tpot:4"], "--goodput tpot:3,tpot:4: tpot has"),
+        (["--url", "http://h", "--picture", "9x9"], "--picture 9x9: is of chats; give --endpoint"),
+        (["--url", "http://h", "--mmproj", "m"], "--mmproj m: is of --picture, which is not given"),
+        (
+            ["--url", "http://h", "--endpoint", "chat", "--picture", "99999x99999"],
+            "--picture 99999x99999: no size; WIDTHxHEIGHT was expected, as 640x480, of 50,000,000",
+        ),
+        (
+            ["--start", "orinllm", "--endpoint", "chat", "--picture", "9x9"],
+            "--start orinllm: sees with --mmproj FILE, which is not given",
+        ),
         (["--url", "http://h", "--burstiness", "2"], "--burstiness 2: is of --rate, which is not"),
         (["--url", "http://h", "--orinllm-flags", "-x"], "--orinllm-flags -x: are for --start"),
         (["--url", "http://h", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot"),
@@ -422,3 +437,20 @@ def test_an_unknown_server_and_a_wrong_key(
     with pytest.raises(BenchError, match="'tpot:inf' is no limit"):
         parse_goals("tpot:inf")
     assert Load(4).label == "4 at once" and Load(rate=2.5).label == "2.5/s"
+
+
+def test_each_request_has_another_picture(server: tuple[FakeOpenAI, str], tmp_path: Path) -> None:
+    fake, url = server
+    asked = ("--url", url, "--endpoint", "chat", "--picture", "60x45")
+    assert run(*asked, "--concurrency", "2", "--requests", "3", "-r", "1", "-n", "2") == 0
+    shown = set()
+    for seen in fake.seen:
+        image, text = seen.body["messages"][0]["content"]
+        assert text["type"] == "text" and text["text"]
+        kind, data = image["image_url"]["url"].split(",")
+        assert kind == "data:image/jpeg;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size == (60, 45)
+        shown.add(data)
+    assert len(shown) == len(fake.seen) == 5  # two of them to warm up
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
+    assert Pictures.parse("60x45", 0).rows(tmp_path / "mmproj.gguf") == tiny.ROWS + 32
