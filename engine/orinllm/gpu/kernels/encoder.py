@@ -203,7 +203,7 @@ def attend_all(
         grid=(blocks, heads.heads, 1),
         block=128,
         writes=("out",),
-        per_sm=4 if heads.head_dim <= 64 else 3 if heads.head_dim <= 128 else 2,
+        per_sm=3 if heads.head_dim <= 128 else 2,
     )
 
 
