@@ -9,7 +9,14 @@ let
   inherit (nixpkgs) lib;
   flash = import ./install/flash.nix { inherit lib self jetpack-nixos; };
   layout = import ./install/layout.nix { inherit lib disko; };
-  installer = import ./install/installer.nix { inherit nixpkgs jetpack-nixos layout sources; };
+  installer = import ./install/installer.nix {
+    inherit
+      nixpkgs
+      jetpack-nixos
+      layout
+      sources
+      ;
+  };
 
   /*
     The modules of a Jetson Orin: JetPack, all of ours, and yours. For tools that evaluate a machine

@@ -47,7 +47,8 @@ let
           name = config.networking.hostName;
           flake = "${flake}";
           supplicant =
-            config.networking.wireless.allowAuxiliaryImperativeNetworks && !config.networking.networkmanager.enable;
+            config.networking.wireless.allowAuxiliaryImperativeNetworks
+            && !config.networking.networkmanager.enable;
           labels = lib.filter (label: label != null) (lib.attrValues disk);
           script = lib.getExe (layout.script pkgs disk);
           system = if carry then "${config.system.build.toplevel}" else null;

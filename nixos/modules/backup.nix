@@ -11,6 +11,14 @@ let
   inherit (common) check option paths;
   secrets = common.secrets { files."orin.backup.passwordFile" = cfg.passwordFile; };
   copies = "/var/lib/orin-backup";
+  saved = [ copies ] ++ cfg.paths;
+  # Mounts of the board's own disk.
+  own = [
+    "/"
+    "/boot"
+    "/nix"
+    "/nix/store"
+  ];
   grafana = config.services.grafana.enable;
 in
 {
@@ -76,13 +84,13 @@ in
           ''restic would make a folder of this name wherever it runs; write a path from the root or one of its schemes, as in "sftp:backup@nas:/orin-1"''
         )
         (check.rule "orin.backup.repository" cfg.repository
-          (!lib.hasPrefix "${copies}/" "${cfg.repository}/")
+          (!lib.any (path: lib.hasPrefix "${lib.removeSuffix "/" path}/" "${cfg.repository}/") saved)
           ''what lies there is backed up, and the backup with it; write another place, as in "/mnt/usb/orin-1"''
         )
         (check.rule "orin.backup.repository" cfg.repository
           (
             !lib.hasPrefix "/" cfg.repository
-            || lib.any (mount: mount != "/" && lib.hasPrefix "${mount}/" "${cfg.repository}/") (
+            || lib.any (mount: !lib.elem mount own && lib.hasPrefix "${mount}/" "${cfg.repository}/") (
               lib.attrNames config.fileSystems
             )
           )
@@ -118,7 +126,7 @@ in
       initialize = lib.mkDefault true;
       inherit (cfg) repository;
       passwordFile = toString cfg.passwordFile;
-      paths = [ copies ] ++ cfg.paths;
+      paths = saved;
       timerConfig = {
         OnCalendar = cfg.dates;
         Persistent = true;

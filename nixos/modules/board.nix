@@ -7,7 +7,7 @@
   ...
 }:
 let
-  inherit (import ./common.nix { inherit lib config; }) check option switch;
+  inherit (import ./common.nix { inherit lib config; }) check switch;
   cfg = config.orin.board;
   # Without JetPack's NixOS module these options do not exist.
   jetpack = config.hardware.nvidia-jetpack or { enable = false; };
@@ -21,7 +21,7 @@ let
       the system is ${system}, a Jetson Orin is aarch64-linux.
       Set `nixpkgs.hostPlatform = "aarch64-linux"`; on a machine that only imitates a board
       set `orin.board.check = false`.'')
-    (check.demand (onJetpack) ''
+    (check.demand onJetpack ''
       JetPack is not enabled, so there is no nvgpu driver.
       Import `jetpack-nixos.nixosModules.default` and set `hardware.nvidia-jetpack.enable = true`,
       or build the host with `tinygrad-orin.lib.mkOrin`.'')

@@ -202,6 +202,7 @@ rec {
         "PYTHONPATH"
         "SHELL"
         "USER"
+        "XDG_CACHE_HOME"
       ];
     in
     [

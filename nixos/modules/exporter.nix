@@ -6,7 +6,7 @@
   ...
 }:
 let
-  telemetry = config.orin.telemetry;
+  inherit (config.orin) telemetry;
   cfg = telemetry.exporter;
   common = import ./common.nix { inherit lib config; };
   inherit (common)
@@ -128,8 +128,8 @@ in
       ++ [
         (check.unprivileged "orin.telemetry.exporter.debugfs.port" cfg.debugfs.port)
         (check.rule "orin.telemetry.exporter.extraFlags" cfg.extraFlags
-          (lib.all (flag: !check.matches "--(listen|web-config)(=.*)?" flag) cfg.extraFlags)
-          "an option sets one of these flags; leave it out and set `listenAddress`, `port` or `webConfigFile`"
+          (lib.all (flag: !check.matches "--(listen|web-config|once)(=.*)?" flag) cfg.extraFlags)
+          "an option sets one of these flags, or the exporter would end; leave it out and set `listenAddress`, `port` or `webConfigFile`"
         )
         (check.flags "orin.telemetry.exporter.extraFlags" cfg.extraFlags)
         (check.noSecrets "orin.telemetry.exporter.scrape" cfg.scrape

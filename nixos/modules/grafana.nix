@@ -8,7 +8,7 @@
   ...
 }:
 let
-  telemetry = config.orin.telemetry;
+  inherit (config.orin) telemetry;
   cfg = telemetry.grafana;
   common = import ./common.nix { inherit lib config; };
   inherit (common)

@@ -35,8 +35,7 @@ let
     "-ngl"
     "-np"
   ];
-  # The files beside the model's own.
-  more =
+  files =
     name: model:
     lib.concatLists (
       lib.mapAttrsToList
@@ -50,10 +49,19 @@ let
             (check.rule option given (
               given == null || !check.matches "[a-z0-9]+://.*" given
             ) ''the server downloads nothing; write a file of the board, as in "${example}"'')
+            (check.rule option given (
+              given == null || !check.matches ".*\\.(bin|pt|pth|safetensors)" given
+            ) "the engines read GGUF alone; convert it with llama.cpp's convert_hf_to_gguf.py")
             (paths.file option given "where each rebuild would copy gigabytes to" example)
           ]
         )
         {
+          file = "/var/lib/models/${
+            if lib.hasSuffix ".gguf" model.file then
+              lib.strings.sanitizeDerivationName (baseNameOf model.file)
+            else
+              "model.gguf"
+          }";
           draftModel = "/var/lib/models/draft.gguf";
           mmproj = "/var/lib/models/mmproj.gguf";
         }
@@ -95,12 +103,6 @@ in
     (check.rule "orin.llm-server.models.${name}.memory" model.memory (
       model.memory == null || check.matches "([1-9][0-9]?|100)%" model.memory
     ) ''write a share of the free memory, 1% to 100%, without a space, as in "40%"'')
-    (check.rule "orin.llm-server.models.${name}.file" model.file (
-      !check.matches "[a-z0-9]+://.*" model.file
-    ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/model.gguf"'')
-    (check.rule "orin.llm-server.models.${name}.file" model.file (
-      !check.matches ".*\\.(bin|pt|pth|safetensors)" model.file
-    ) "the engines read GGUF alone; convert it with llama.cpp's convert_hf_to_gguf.py")
     (check.rule "orin.llm-server.models.${name}.extraFlags" model.extraFlags (lib.all
       (flag: !lib.elem (lib.head (lib.splitString "=" flag)) ours)
       model.extraFlags
@@ -109,24 +111,15 @@ in
     (check.demand (builtins.match "[a-z0-9][a-z0-9_-]{0,62}" name != null) ''
       orin.llm-server.models."${name}": the name becomes part of a unit's: lower-case letters,
         digits, - and _, 63 at most, as in `orin.llm-server.models.main`.'')
-    (paths.file "orin.llm-server.models.${name}.file" model.file
-      "where each rebuild would copy gigabytes to"
-      "/var/lib/models/${
-        if lib.hasSuffix ".gguf" model.file then
-          lib.strings.sanitizeDerivationName (baseNameOf model.file)
-        else
-          "model.gguf"
-      }"
-    )
     (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
       model.draftModel != model.file
     ) "this is `file` too, and guesses of the same model save nothing; name a smaller one, or null")
-    (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (model.mmproj != model.file)
-      "this is `file` too; name the mmproj file of the same model, or null"
-    )
+    (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (
+      model.mmproj != model.file
+    ) "this is `file` too; name the mmproj file of the same model, or null")
     (check.demand (cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null) ''
       orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
         and `slots`, or `orin.llm-server.backend = "orinllm"`.'')
   ]) cfg.models
 )
-++ lib.concatLists (lib.mapAttrsToList more cfg.models)
+++ lib.concatLists (lib.mapAttrsToList files cfg.models)

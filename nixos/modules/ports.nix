@@ -23,7 +23,8 @@ let
     open-webui = [ "port" ];
   };
   taken = lib.filterAttrs (
-    name: path: (config.services.${name}.enable or false) && lib.hasAttrByPath path config.services.${name}
+    name: path:
+    (config.services.${name}.enable or false) && lib.hasAttrByPath path config.services.${name}
   ) neighbours;
 in
 {
@@ -35,19 +36,20 @@ in
   };
 
   config = {
-    orin.ports = lib.optionalAttrs config.services.openssh.enable (
-      lib.listToAttrs (
-        lib.imap0 (
-          n: port: lib.nameValuePair "services.openssh.ports.[${toString n}]" port
-        ) config.services.openssh.ports
+    orin.ports =
+      lib.optionalAttrs config.services.openssh.enable (
+        lib.listToAttrs (
+          lib.imap0 (
+            n: port: lib.nameValuePair "services.openssh.ports.[${toString n}]" port
+          ) config.services.openssh.ports
+        )
       )
-    )
-    // lib.mapAttrs' (
-      name: path:
-      lib.nameValuePair "services.${name}.${lib.concatStringsSep "." path}" (
-        lib.getAttrFromPath path config.services.${name}
-      )
-    ) taken;
+      // lib.mapAttrs' (
+        name: path:
+        lib.nameValuePair "services.${name}.${lib.concatStringsSep "." path}" (
+          lib.getAttrFromPath path config.services.${name}
+        )
+      ) taken;
     assertions = lib.mapAttrsToList (
       port: names:
       check.demand false ''

@@ -6,7 +6,7 @@
   ...
 }:
 let
-  telemetry = config.orin.telemetry;
+  inherit (config.orin) telemetry;
   cfg = telemetry.prometheus;
   host = config.networking.hostName;
   llm = config.orin.llm-server or { enable = false; };

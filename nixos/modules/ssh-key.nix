@@ -48,7 +48,9 @@ let
     nistp384 = 97;
     nistp521 = 133;
   };
-  curve = lib.removeSuffix "@openssh.com" (lib.removePrefix "sk-" (lib.removePrefix "ecdsa-sha2-" (lib.removePrefix "sk-" kind)));
+  curve = lib.removeSuffix "@openssh.com" (
+    lib.removePrefix "sk-" (lib.removePrefix "ecdsa-sha2-" (lib.removePrefix "sk-" kind))
+  );
   isPoint = n: byte (lib.elemAt fields n) == 4 && lib.elemAt lengths n == point.${curve};
   right =
     if kind == "ssh-ed25519" then

@@ -27,6 +27,12 @@ let
     ];
   };
   inherit (config.boot.loader) efi systemd-boot;
+  sshPorts =
+    config.services.openssh.ports
+    ++ lib.filter (port: port != null) (
+      map (each: each.port) (config.services.openssh.listenAddresses or [ ])
+    );
+  port = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])";
   program = "${lib.getExe pkgs.python3} ${folder}/upgrade.py";
   esp = "--esp ${efi.efiSysMountPoint}";
   # Restarts a board that nobody looks at, instead of a shell that nobody may log into.
@@ -76,9 +82,14 @@ in
       '';
     };
 
-    peer = option (lib.types.nullOr (
-      lib.types.strMatching "[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*"
-    )) null "nas.local:445" "A machine that a working board reaches: HOST by ping, or HOST:PORT by TCP.";
+    peer =
+      option
+        (lib.types.nullOr (
+          lib.types.strMatching "[A-Za-z0-9][A-Za-z0-9.-]*(:${port})?|[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*"
+        ))
+        null
+        "nas.local:445"
+        "A machine that a working board reaches: HOST by ping, or HOST:PORT by TCP.";
 
     timeout =
       option lib.types.ints.positive 1200 300
@@ -100,16 +111,30 @@ in
         ) cfg.units)
         "this host has not all of these, and every upgrade would be undone; leave the option out for those that it has"
       )
-      (check.rule "orin.upgrade.units" cfg.units (
-        lib.intersectLists cfg.units [
-          "nixos-upgrade.service"
-          "orin-upgrade-check.service"
-        ] == [ ]
-      ) "the check cannot wait for itself or for what started it; leave these out")
+      (check.rule "orin.upgrade.units" cfg.units
+        (
+          lib.intersectLists cfg.units [
+            "nixos-upgrade.service"
+            "orin-restart.service"
+            "orin-upgrade-check.service"
+            "orin-upgrade-deadline.service"
+          ] == [ ]
+        )
+        "the check cannot wait for itself, for what started it, or for what restarts a board; leave these out"
+      )
+      (check.rule "orin.upgrade.ssh" cfg.ssh
+        (cfg.ssh == null || !config.services.openssh.enable || lib.elem cfg.ssh sshPorts)
+        "ssh listens on ${toString sshPorts} here, and every upgrade would be undone; write one of these, or null"
+      )
+      (check.rule "orin.upgrade.peer" cfg.peer (
+        cfg.peer == null
+        || !check.matches "(localhost|127\\..*|::1?|0\\.0\\.0\\.0|${config.networking.hostName}(\\.local)?)(:[0-9]+)?" cfg.peer
+      ) ''this board always reaches itself; name another machine, as in "nas.local:445"'')
       (check.calendar "orin.upgrade.dates" cfg.dates)
       (check.rule "orin.upgrade.flake" cfg.flake
         (
           check.matches "(/|[a-z][a-z0-9+]*:)[^[:space:]]+" cfg.flake
+          && !check.matches "(github|gitlab|sourcehut):[^/]*/?" cfg.flake
           && !lib.hasInfix builtins.storeDir cfg.flake
         )
         ''write a path from the root or an address, outside the Nix store, which never changes, as in "/etc/nixos" or "github:me/my-orins"''

@@ -48,7 +48,7 @@ in
   tinygrad-source = tinygrad.source;
   tinygrad-cpu = tinygrad.tests.cpu;
   tinygrad-sm87 = tinygrad.tests.sm87;
-  pytest = tinygrad-orin.tests.pytest;
+  inherit (tinygrad-orin.tests) pytest;
 
   nixfmt = lint "nixfmt" pkgs.nixfmt "find . -name '*.nix' -exec nixfmt --check {} +";
   statix = lint "statix" pkgs.statix "statix check .";

@@ -347,6 +347,28 @@
       };
     };
   };
+  # What a stranger thought of, who has not seen the rules.
+  stranger = imitation {
+    fileSystems."/boot".fsType = "vfat";
+    orin.upgrade = {
+      enable = true;
+      flake = "github:me";
+      ssh = 2222;
+      peer = "localhost:22";
+      units = [ "orin-restart.service" ];
+    };
+    orin.backup = {
+      enable = true;
+      repository = "/boot/backup";
+      passwordFile = "/var/lib/secrets/backup";
+      paths = [ "/boot" ];
+    };
+    orin.llm-server = {
+      models.main.mmproj = "/var/lib/models/mmproj.bin";
+      environment.XDG_CACHE_HOME = "/tmp";
+    };
+    orin.telemetry.exporter.extraFlags = [ "--once" ];
+  };
   secrets = imitation {
     users.users.alice.home = "/home/alice";
     orin.host.sshKeys = lib.mkForce [

@@ -54,12 +54,9 @@
   };
   networking.firewall.allowedTCPPorts = [ 9443 ];
   users.users.root.openssh.authorizedKeys.keys = [ "ssh-ed25519 replace-me" ];
-  system.preSwitchChecks.sshKeys =
-    lib.mkIf
-      (lib.any (lib.hasInfix "replace-me") config.users.users.root.openssh.authorizedKeys.keys)
-      ''
-        echo "monitor.nix: users.users.root.openssh.authorizedKeys.keys still holds replace-me: nobody could log in."
-        exit 1
-      '';
+  system.preSwitchChecks.sshKeys = lib.mkIf (lib.any (lib.hasInfix "replace-me") config.users.users.root.openssh.authorizedKeys.keys) ''
+    echo "monitor.nix: users.users.root.openssh.authorizedKeys.keys still holds replace-me: nobody could log in."
+    exit 1
+  '';
   system.stateVersion = "26.05";
 }
