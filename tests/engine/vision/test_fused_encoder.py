@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.engine.emulated_buffers import Array, buffer, read
-from tests.engine.vision import tiny
+from tests.engine.vision import tiny, tiny_qwen
 
+from orinbench.check.reference_vision import VisionReference
 from orinllm.gpu.encoder import FusedEncoder, obstacle
 from orinllm.gpu.kernels.encoder import Heads, attend_all, split_heads
 from orinllm.gpu.launch import Graph
@@ -20,8 +21,15 @@ RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen25vl", "qwen3vl"])
-def test_rows_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    """In two shapes, the larger one last; and the first one once more, in the larger's room."""
+def test_rows_are_those_of_transformers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two shapes, the larger one last; and the first one once more, in the larger's room.
+
+    With an epsilon of norms that counts, which the record has not, the float64 reference judges.
+    """
+    if other := kind == "qwen3vl":
+        monkeypatch.setattr(tiny_qwen, "EPS", 0.5)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip, projector = read_projector(tmp_path / "mmproj.gguf")
     encode = encoder_on("EMU", clip, projector)
@@ -33,6 +41,11 @@ def test_rows_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
         for tile in prepare(picture, projector.way, projector.sizes)[0]
     ]
     wanted, n = RECORDED[f"{kind}.rows"], tiny.rows(kind)[0]
+    if other:
+        reference = VisionReference(tmp_path / "mmproj.gguf")
+        exact = np.concatenate([reference.rows(tile) for tile in tiles])
+        assert np.abs(exact - wanted).max() > 0.1
+        wanted = exact
     first, rows = encode(tiles[1:]), encode(tiles)
     assert np.abs(rows - wanted).max() < 0.003
     assert (first == rows[n:]).all()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.engine.vision import tiny
+from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
 from orinbench.check.vision import Encode, Pixels, check_encoder
@@ -79,3 +79,32 @@ def test_a_projector_that_the_reference_does_not_know(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"gemma3", b"pixtrl"))
     with pytest.raises(BenchError, match="knows no projector 'pixtrl'"):
         VisionReference(path)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen25vl"])
+def test_the_epsilon_of_norms_counts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that files have, 1e-6, changes nothing that a gate sees."""
+    monkeypatch.setattr(tiny, "VISION_EPS", 0.5)
+    monkeypatch.setattr(tiny_qwen, "EPS", 0.5)
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
+    encode = encoder_on("CPU", *read_projector(tmp_path / "mmproj.gguf"))
+    seen = check_encoder("tinygrad:CPU", tmp_path / "mmproj.gguf", encode, 1)
+    assert seen.passed, seen
+
+
+def test_least_and_most_pixels_of_a_file_that_says_none(tmp_path: Path) -> None:
+    """The least are those of the models' processors: size["shortest_edge"] of `transformers`.
+
+    56 x 56 in Qwen2VLImageProcessor, 65,536 in Qwen3-VL's preprocessor_config.json.
+    """
+    for kind, least, cell in (("qwen25vl", 56 * 56, 28), ("qwen3vl", 65_536, 32)):
+        path = tmp_path / f"{kind}.gguf"
+        tiny.write_mmproj(path, kind)
+        data = path.read_bytes()
+        for key in (b"image_min_pixels", b"image_max_pixels"):
+            data = data.replace(key, key.replace(b"image", b"other"))
+        path.write_bytes(data)
+        _, projector = read_projector(path)
+        assert projector.sizes == {"cell": cell, "least": least, "most": 4096 * cell**2}

@@ -77,6 +77,17 @@ def test_first_logits_and_tokens_are_those_of_transformers(files: Path, kind: st
     assert answer.n_cached == len(ids) - 1
 
 
+def test_a_model_of_experts_that_are_alike_says_what_the_dense_one_says(files: Path) -> None:
+    """Qwen3-VL's mixture: what `transformers` made of the dense model judges it."""
+    tiny.write_text(files / "moe.gguf", "qwen3vl", experts=4)
+    model = Model.load(files / "moe.gguf", device="CPU", mmproj=files / "mmproj-qwen3vl.gguf")
+    assert model.header.network.config.architecture == "qwen3vlmoe"
+    answer = model.generate(ids_of(sight_of(model), "qwen3vl"), GREEDY, max_tokens=1)
+    assert tokens_of(answer) == [RECORDED["qwen3vl.tokens"][0]]
+    logits, wanted = model.runner.logits()[0], RECORDED["qwen3vl.logits"]
+    assert np.abs(logits - wanted).max() < 0.001 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
     """By numpy, by a device's tensors in halves, and of a file with an older converter's names."""

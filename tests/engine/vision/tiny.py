@@ -215,10 +215,15 @@ def _interleaved(values: Array, heads: int) -> Array:
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def write_text(path: Path, kind: str) -> None:
-    """Write the language model's file."""
+def write_text(path: Path, kind: str, experts: int = 0) -> None:
+    """Write the language model's file.
+
+    experts: so many which are alike, and of which each token takes two, stand for a feed-forward
+    part. What they make together is what it makes.
+    """
     gemma, found = kind == "gemma3", weights(kind)
     name = {"idefics3": "llama", "qwen25vl": "qwen2vl"}.get(kind, kind)
+    name += "moe" if experts else ""
     writer = gguf.GGUFWriter(path, name)
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
@@ -237,6 +242,10 @@ def write_text(path: Path, kind: str) -> None:
         writer.add_rope_dimension_sections([*SECTIONS[kind], 0])
     if kind == "qwen3vl":
         writer.add_num_deepstack_layers(tiny_qwen.DEEPSTACK)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(HIDDEN)
     _write_vocabulary(writer, kind)
     for full, values in found.text.items():
         stem, _, end = full.rpartition(".")
@@ -251,6 +260,11 @@ def write_text(path: Path, kind: str) -> None:
             values = _interleaved(values, HEADS if "q_proj" in key else KV_HEADS)
         if gemma and values.ndim == 1:
             values = values + 1
+        if experts and short.startswith("ffn_") and values.ndim == 2:
+            short, values = f"{short}_exps", np.stack([values] * experts)
+        if short == "ffn_up_exps":
+            router = np.random.default_rng(len(layer)).normal(0, 1, (experts, dim(kind)))
+            writer.add_tensor(f"{layer}ffn_gate_inp.weight", router.astype(np.float32))
         _add(writer, f"{layer}{short}.{end}", values)
     _write(writer)
 
