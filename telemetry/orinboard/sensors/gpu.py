@@ -25,9 +25,18 @@ MODULE_TPCS = {
 }
 
 
+def device_tree(files: Files, name: str) -> str | None:
+    """A text of the device tree's root; None off the device tree.
+
+    procfs has a link into /sys/firmware, which is hidden from a container: sysfs has it too.
+    """
+    found = files.text(f"proc/device-tree/{name}")
+    return found if found is not None else files.text(f"sys/firmware/devicetree/base/{name}")
+
+
 def compatible(files: Files) -> list[str]:
     """The device tree's list of what the machine is compatible with; empty off the device tree."""
-    return (files.text("proc/device-tree/compatible") or "").split("\0")
+    return (device_tree(files, "compatible") or "").split("\0")
 
 
 def sm_count(board: list[str], tpc_pg_mask: int | None) -> int | None:

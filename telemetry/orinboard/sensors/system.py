@@ -5,7 +5,7 @@ import re
 
 from orinboard.files import Files, integer
 from orinboard.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
-from orinboard.sensors.gpu import compatible
+from orinboard.sensors.gpu import compatible, device_tree
 
 CPU = "sys/devices/system/cpu"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -125,7 +125,7 @@ def read_power_mode(files: Files) -> Readings:
 
 def read_identity(files: Files) -> Readings:
     """Model, SoC, L4T release and firmware; absent on a machine without a device tree."""
-    model = files.text("proc/device-tree/model")
+    model = device_tree(files, "model")
     if not model:
         return Readings()
     # r35 ends its list with a family, `tegra23x`: the SoC is the first that is all digits.

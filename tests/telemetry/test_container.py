@@ -1,0 +1,56 @@
+"""Container image and compose file: what they name is there, and a hidden device tree is found."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import yaml
+from tests.telemetry.conftest import Tree, idle
+
+import orinexporter
+from orinboard.files import Files
+from orinboard.replay import Stage
+from orinboard.sensors.system import read_identity
+
+TELEMETRY = Path(orinexporter.__file__).parents[1]
+#: What a distribution's package is called where it is imported.
+IMPORTED_AS = {"pyyaml": "yaml"}
+
+
+def test_the_image_has_what_the_exporter_imports() -> None:
+    said = (TELEMETRY / "Containerfile").read_text()
+    (wanted,) = re.findall(r"wanted = '(.*?)'", said)
+    imported = set()
+    for room in ("orinboard", "orinexporter"):
+        assert f"COPY telemetry/{room} /app/{room}" in said
+        for file in (TELEMETRY / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    imported.add((node.module or "").partition(".")[0])
+    # NVML is there beside them; a machine without it has no pynvml either.
+    needed = imported - sys.stdlib_module_names - {"orinboard", "orinexporter", "pynvml"}
+    assert {IMPORTED_AS.get(name, name) for name in wanted.split()} == needed
+
+
+def test_what_the_compose_file_names_is_there() -> None:
+    services = yaml.safe_load((TELEMETRY / "compose.yml").read_text())["services"]
+    assert (
+        TELEMETRY / services["exporter"]["build"]["context"] / "telemetry/Containerfile"
+    ).exists()
+    bound = [volume.split(":") for service in services.values() for volume in service["volumes"]]
+    for source, _, *mode in bound:
+        assert mode == ["ro"] or source == "prometheus"
+        assert not source.startswith("./") or (TELEMETRY / source).exists()
+    assert services["exporter"]["cap_drop"] == ["ALL"]
+
+
+def test_a_board_whose_procfs_leads_nowhere(stage: Stage) -> None:
+    """In a container the link /proc/device-tree ends in a folder that is hidden."""
+    proc, sysfs = "proc/device-tree/", "sys/firmware/devicetree/base/"
+    tree: Tree = {path.replace(proc, sysfs): node for path, node in idle().items()}
+    stage.show(tree)
+    identity = read_identity(Files(stage.roots)).identity
+    assert identity and identity.soc == "tegra234" and "Orin" in identity.model
