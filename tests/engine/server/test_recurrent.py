@@ -13,7 +13,7 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore, Place
 from orinllm.batching.checkpoints import StateSlots
-from orinllm.batching.runner import Draw, Drawn, Logprobs, Row
+from orinllm.batching.runner import Drawn, Logprobs, Row
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
@@ -99,7 +99,8 @@ class Crowd:
         head = self.heads[int(self.rng.integers(2))]
         if self.asked and self.rng.random() < 0.4:  # behind an answer, or the same once more
             head = self.asked[int(self.rng.integers(len(self.asked)))].ids
-        cut = int(self.rng.choice([len(head), self.rng.integers(1, len(head) + 1), 50, 65, 129]))
+        places = (len(head), int(self.rng.integers(1, len(head) + 1)), 50, 65, 129)
+        cut = places[int(self.rng.integers(len(places)))]
         return [*head[:cut], *self.words(int(self.rng.integers(0, 9)))][:260] or self.words(1)
 
     def request(self) -> None:
