@@ -30,8 +30,9 @@ from orinexporter.page import LEAST_WATTS, full_scale, passive_trip, size
 
 #: Length of a bar, in characters.
 BAR = 20
-#: What no name of a board has, and what a terminal would obey: C0, DEL and C1 controls.
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+#: What no name of a board has, and what a terminal would obey: C0, DEL and C1 controls, and marks
+#: without a width, some of which turn the rest of a line around.
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 #: What the keys do to the first line that is shown: lines, or pages.
 KEYS: dict[bytes, tuple[int, int]] = {
     b"\x1b[A": (-1, 0),

@@ -184,7 +184,7 @@ def test_every_row_is_reachable_in_a_small_terminal(show: Show) -> None:
 
 
 def test_names_of_a_board_are_neither_obeyed_nor_markup(show: Show) -> None:
-    evil = "\x1b]0;owned\x07\x9b2J[bold]"
+    evil = "\x1b]0;owned\x07\x9b2J\u202e[bold]"
     tree = maxn_load() | {
         f"{THERMAL}/thermal_zone0/type": f"{evil}-thermal\n",
         "proc/device-tree/model": f"NVIDIA {evil}\0",
@@ -193,4 +193,4 @@ def test_names_of_a_board_are_neither_obeyed_nor_markup(show: Show) -> None:
     }
     shown = text(show(tree))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
-    assert "[bold]" in shown and "2J" in shown
+    assert "[bold]" in shown and "2J" in shown and "\u202e" not in shown
