@@ -26,6 +26,8 @@ from orinllm.gpu.kernels.buffers import PAGE, pages_of
 _VOCABULARY, _CONTEXT = 64, 512
 # Tokens of a world: a scheduler of a size, with what is drawn for it.
 _WORLD = 10_000
+_SLOT_PAGES = pages_of(_CONTEXT)
+_DRAWN = tuple(Drawn(token) for token in (*range(_VOCABULARY), -1))
 _HALVES = tuple(np.full(2, half, np.uint32) for half in (0x55555555, 0xAAAAAAAA))
 
 
@@ -78,16 +80,17 @@ class Model:
             tokens, before = self._slots[self._slot(pages)]
             assert tokens == at, f"the states of {tokens} tokens do not go to position {at}"
         chain = cells[pages[at // PAGE] * PAGE + at % PAGE] = hash((before, token))
-        self._slots[self._slot(pages)] = at + 1, chain
+        if self.recurrent:
+            self._slots[self._slot(pages)] = at + 1, chain
         return chain
 
     @staticmethod
     def _slot(pages: Sequence[int]) -> int:
-        return pages[0] // pages_of(_CONTEXT)
+        return pages[0] // _SLOT_PAGES
 
-    def _look(self, pages: Sequence[int], text: Sequence[int], end: int) -> None:
-        """Compare some position of a text with what lies there."""
-        at = self.noise.randrange(end)
+    def _look(self, pages: Sequence[int], text: Sequence[int], end: int, at: int) -> None:
+        """Compare some position of a text, any number, with what lies there."""
+        at %= end
         cells = self._cells
         before = cells[pages[(at - 1) // PAGE] * PAGE + (at - 1) % PAGE] if at else 0
         held = cells[pages[at // PAGE] * PAGE + at % PAGE]
@@ -138,9 +141,11 @@ class Model:
     def _step(self, row: Row, token: int) -> Drawn:
         how = row.draw
         chain = self._put(row.pages, row.position, token)
-        self._look(row.pages, how.before, min(row.position + 1, len(how.before)))
-        top = None if how.top is None else Logprobs(-float(row.position), ())
-        return Drawn(_next(chain, how.sampling, how.mask() if how.mask else None), top)
+        self._look(row.pages, how.before, min(row.position + 1, len(how.before)), chain)
+        token = _next(chain, how.sampling, how.mask() if how.mask else None)
+        if how.top is None:
+            return _DRAWN[token]
+        return Drawn(token, Logprobs(-float(row.position), ()))
 
     def collect(self) -> list[Drawn]:
         self.meddle()
@@ -252,7 +257,7 @@ class World(Unwatched):
         tight = noise.random() < 0.7  # the memory is for a few of them
         slots = noise.choice((3, 8, 16) if tight else (1, 2, 8, 16))
         paged, reserve = tight or noise.random() < 0.3, not tight and noise.random() < 0.2
-        pages = noise.randint(9, 12 if tight else 60) if paged else slots * pages_of(_CONTEXT)
+        pages = noise.randint(9, 12 if tight else 60) if paged else slots * _SLOT_PAGES
         chunk, beside = noise.choice(((128, 64), (64, 32), (16, 16), (512, 128)))
         self.model = Model(slots, pages, chunk, beside, noise.choice((1, 2)), noise, self._meddle)
         self.store: Store = PagedStore(pages) if paged else SlotStore(slots, _CONTEXT)
