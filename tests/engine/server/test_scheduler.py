@@ -226,6 +226,20 @@ def test_a_cancelled_answer_frees_its_slot_within_a_step() -> None:
     assert ear(waiting).heard == alone(waiting.ids[:9], GREEDY, 3)
 
 
+def test_who_is_cancelled_while_waiting_leaves_the_queue() -> None:
+    """Its place is another's at once, not when its turn would come."""
+    running, gone = job(prompt(1, 5), 1500), job(prompt(2, 5), 3)
+    with Running(runner(slots=1)) as it:
+        it.runner.step_seconds = 0.005
+        it.scheduler.submit([running, gone])
+        wait_until(lambda: it.scheduler.running == 1, "the first")
+        it.scheduler.cancel([gone])
+        wait_until(lambda: it.scheduler.waiting == 0, "the queue")
+        assert not ear(running).done.is_set()
+        it.scheduler.cancel([running])
+    assert (ear(gone).heard, it.store.used) == ([], 0)
+
+
 def test_a_long_prompt_does_not_stop_others() -> None:
     """Between two pieces of a prompt all that run get a token."""
     talker, long = job(prompt(1, 5), 10**6), job(prompt(2, 128 * 12), 1)
