@@ -55,6 +55,7 @@ CHAT = [
     ({"stop": False}, "stop", "neither a string"),
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is no token's number"),
     ({"logit_bias": {"\u0663": 1}}, "logit_bias", "is no token's number"),
+    ({"stop_token_ids": [5, 10**6]}, "stop_token_ids", "is not from 0 to 49151"),
     ({"n": 6}, "n", "6 answers, of which this server takes 5 at once"),
 ]
 

@@ -389,14 +389,15 @@ def test_requests_leave_nothing_behind() -> None:
         assert server.engine.scheduler.store.used == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_half_gets_its_answer(stream: bool) -> None:
-    """As `nc -N` does; one that is gone frees its slot all the same (above)."""
+@pytest.mark.parametrize(("stream", "late"), [(False, False), (True, False), (True, True)])
+def test_a_client_that_closes_its_half_gets_its_answer(stream: bool, late: bool) -> None:
+    """As `nc -N` does; one that is gone frees its slot all the same. late: amid a stream."""
     body = json.dumps({**ASK, "stream": stream, "max_tokens": 10, "ignore_eos": True}).encode()
     with live(toy(slots=1, step_seconds=0.05)) as server, closing(connect(server)) as half:
         half.sendall(post(server, body, Connection="close"))
+        got = half.recv(65536) if late else b""
         half.shutdown(socket.SHUT_WR)
-        got = b"".join(iter(lambda: half.recv(65536), b""))
+        got += b"".join(iter(lambda: half.recv(65536), b""))
         got = got.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert got.startswith(b"HTTP/1.1 200") and b'"finish_reason":"length"' in got
         assert b"HTTP/1.1" not in got[8:]
