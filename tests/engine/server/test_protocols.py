@@ -1,4 +1,4 @@
-"""What other protocols' requests become, and what their clients get: Anthropic's, OpenAI's newer
+"""Requests of other protocols, and what their clients get: Anthropic's, OpenAI's newer
 one, Ollama's. OpenAI's own client reads the events of /v1/responses; the others' forms are those of
 their documentation.
 """
