@@ -16,6 +16,7 @@ from orinbench.check.nonfinite import require_layers
 from orinbench.check.reference import unsupported
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
+from orinbench.judge.history.store import history_path
 from orinbench.judge.record import make_records
 from orinbench.judge.verdict import pairs_needed
 from orinbench.measure.backends.backend import Backend, LeftOutError
@@ -226,8 +227,9 @@ def llama_bench_command(**given: Any) -> int:
         )
         made_up = all(model.name.startswith("synthetic ") for model in models.values())
         runner.result.synthetic = synthetic or made_up
+        is_first = is_first_run(options)
         run = run_and_report(runner, options, journal)
-        if words := last_words(run):
+        if words := last_words(run) if is_first else None:
             talk.line(words)
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
@@ -433,6 +435,11 @@ def make_backend(
     extra = ["--no-warmup"] if options.no_warmup else []
     extra += passed_on(options)
     return LlamaCppBackend(binary, plan, options.timeout, extra, options.verbose, preload)
+
+
+def is_first_run(options: LlamaBenchOptions) -> bool:
+    """Return whether this run begins the history: a note for newcomers is for once."""
+    return not options.no_history and not (options.history or history_path()).exists()
 
 
 def last_words(run: RunResult) -> str | None:

@@ -446,7 +446,9 @@ def test_a_killed_run_is_told_of_at_the_next_start(
     assert json.loads(lost.read_text().splitlines()[0])["backend"] == "llama.cpp"
 
 
-def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., RunResult]) -> None:
+def test_a_first_run_on_a_cpu_says_what_it_shows(
+    recorded_run: Callable[..., RunResult], tmp_path: Path
+) -> None:
     times = {Case(0, 4, 0): [8.0]}
     alone = recorded_run({"tinygrad:CPU": times})
     assert "the kernels are made for GPUs" in (llama_bench.last_words(alone) or "")
@@ -455,6 +457,12 @@ def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., Run
     assert llama_bench.last_words(alone) is None
     alone.lanes[0].rows[0].error, alone.partial = None, True
     assert llama_bench.last_words(alone) is None
+    # It is for once: neither for a second run, nor for one that leaves no trace.
+    path = tmp_path / "history.db"
+    assert llama_bench.is_first_run(options(history=path))
+    assert not llama_bench.is_first_run(options(no_history=True))
+    path.touch()
+    assert not llama_bench.is_first_run(options(history=path))
 
 
 def test_flags_that_tinygrad_ignores_are_said() -> None:
