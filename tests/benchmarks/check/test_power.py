@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.benchmarks.check.faults import OF_MIXTURES, OUTSIDE, Fault, answers, kinds_of, verdict_on
 
+from orinbench.check import layers
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
 
@@ -62,7 +63,10 @@ def test_a_fault_of_a_mixture_is_caught(of: Callable[..., Judged], kind: str) ->
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-mixtral"])
-def test_rounding_alone_is_no_fault(of: Callable[..., Judged], shape: str) -> None:
+def test_rounding_alone_is_no_fault(
+    of: Callable[..., Judged], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_FLOOR_ON_CPU", layers._FLOOR)  # which would hide the yardstick
     verdict = verdict_on(*of(shape), n_tokens=N_TOKENS)
     assert verdict.passed, verdict.line()
     # The yardstick is as wide as the rounding is, not wider: that is where the power is from.
@@ -70,8 +74,11 @@ def test_rounding_alone_is_no_fault(of: Callable[..., Judged], shape: str) -> No
     assert f"; no layer's errors above {verdict.layer_error:.2f} times" in verdict.line()
 
 
-def test_a_large_activation_is_no_fault(of: Callable[..., Judged], tmp_path: Path) -> None:
+def test_a_large_activation_is_no_fault(
+    of: Callable[..., Judged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The 31 that share its scale are rounded as coarsely; SmolLM2's last layers have such."""
+    monkeypatch.setattr(layers, "_FLOOR_ON_CPU", layers._FLOOR)
     path = tmp_path / "large.gguf"
     shutil.copy(of("tiny")[0].path, path)
     for layer in range(2):
