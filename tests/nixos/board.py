@@ -9,6 +9,7 @@ import contextlib
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class Generation:
     """A system: its units, its kernel, what its switch does before and after the units.
 
     seconds, deadline: what its check has for the units, and its boot for a decision.
-    build, small: what building it does, and which disks of the board are full by then.
+    build: what building it does.
     """
 
     units: dict[str, str] = field(default_factory=lambda: dict(HEALTHY))
@@ -78,7 +79,6 @@ class Generation:
     seconds: int = SHORT
     deadline: int = LONG
     build: str = "true"
-    small: tuple[str, ...] = ()
 
     @property
     def hangs(self) -> bool:
@@ -137,9 +137,10 @@ PROGRAMS = {
     "systemctl": 'exec /usr/bin/systemctl "$@"',
     "sleep": "exec /usr/bin/sleep 1",
     "nixos-rebuild": f"""set -e
-sh -e /srv/build
-nix-env --profile {PROFILES}/system --set /nix/store/new
-exec /nix/store/new/bin/switch-to-configuration switch""",
+new=/nix/store/$(cat /srv/new)
+sh -e "$new/build"
+nix-env --profile {PROFILES}/system --set "$new"
+exec "$new/bin/switch-to-configuration" switch""",
 }
 #: nix-env's `--set`, which makes a generation of its own number each time.
 NIX_ENV = f"""#!/bin/sh
@@ -152,21 +153,25 @@ ln -sfn system-$n-link {PROFILES}/system
 
 
 class Board:
-    """Disks of a board with one generation, `old`, that has passed; `new` is upgraded to."""
+    """Disks of a board with one generation, `old`, that has passed, and the machine that it is.
 
-    def __init__(self, folder: Path, new: Generation) -> None:
+    new: systems that it is upgraded to, by name. small: disks that are full by then.
+    """
+
+    def __init__(self, folder: Path, new: dict[str, Generation], small: Sequence[str] = ()) -> None:
         self.folder = folder
         # What works has all the time that a busy machine may need.
-        self.systems = {"old": Generation(seconds=LONG), "new": new}
+        self.systems = {"old": Generation(seconds=LONG), **new}
         self.boots: list[str] = []
         self.journal = ""
+        self.machine: Machine | None = None
         self.esp = folder / "boot"
         self.notes = folder / "notes"
         self.nix = folder / "nix-var"
         for path in (self.notes, self.nix / "nix/profiles", folder / "srv"):
             path.mkdir(parents=True)
         self.esp.mkdir()
-        self.small = [folder / name for name in new.small]
+        self.small = [folder / name for name in small]
         for path in self.small:
             options = ["-t", "tmpfs", "-o", "size=128k", "small", str(path)]
             subprocess.run(["mount", *options], check=True)
@@ -178,7 +183,6 @@ class Board:
         (self.esp / "EFI/nixos/1.efi").write_text(self.systems["old"].kernel)
         self._entry("nixos-generation-1", "old", 1)
         (self.esp / "loader/loader.conf").write_text("timeout 5\ndefault nixos-generation-1.conf\n")
-        (folder / "srv/build").write_text(new.build)
         key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "srv/key")]
         subprocess.run(key, check=True)
 
@@ -212,9 +216,7 @@ class Board:
 
     def _machine(self, name: str) -> Machine:
         kept = recorded()
-        patience = HUNG if self.systems["new"].hangs else LONG
-        upgrade = kept[UPGRADE].replace("TimeoutStartSec=12h", f"TimeoutStartSec={patience}")
-        texts = self.systems[name].texts() | {UPGRADE: upgrade + ENVIRONMENT}
+        texts = self.systems[name].texts() | {UPGRADE: kept[UPGRADE] + ENVIRONMENT}
         links = "; ".join(f"ln -s /nix/store/{name} /run/{n}-system" for n in ("booted", "current"))
         texts["booted.service"] = oneshot(links, "sysinit.target").replace(
             "[Unit]\n", "[Unit]\nDefaultDependencies=no\n"
@@ -229,7 +231,7 @@ class Board:
         scripts = {"nixos-upgrade-start": kept["nixos-upgrade-start.sh"]}
         disks = {"/boot": self.esp, "/nix/var": self.nix, "/srv": self.folder / "srv"}
         machine = Machine(
-            self.folder / f"boot-{len(self.boots)}",
+            self.folder / f"boot-{len(list(self.folder.glob('boot-*')))}",
             texts,
             PROGRAMS | scripts,
             {},
@@ -248,45 +250,67 @@ class Board:
             machine.write(f"{at}/bin/switch-to-configuration", switch, 0o755)
             machine.write(f"{at}/kernel", generation.kernel)
             machine.write(f"{at}/initrd", generation.version)
+            machine.write(f"{at}/build", generation.build)
             machine.write(f"{at}/before", generation.before_switch)
             machine.write(f"{at}/after", generation.after_switch)
             for unit, text in generation.texts().items():
                 machine.write(f"{at}/units/{unit}", text)
         return machine
 
-    def boot(self) -> Machine | None:
-        """Start what the menu chooses; None where its kernel ends before systemd."""
-        name = self.choose()
-        self.boots.append(name)
-        assert len(self.boots) < 12, f"the board restarts for ever: {self.boots}"
-        return self._machine(name) if self.systems[name].kernel == STARTS else None
-
-    def until_settled(self, upgrade: bool = False) -> Machine:
-        """Start, and start again, until the board stays up after a check. The caller ends it.
-
-        upgrade: the first boot has an upgrade once its check has ended.
-        """
+    def start(self) -> Machine:
+        """Start, and start again, until the board stays up after a check."""
         while True:
-            machine = self.boot()
-            if machine is None:
-                continue
-            machine.__enter__()
-            end = time.monotonic() + LONG
-            try:
+            name = self.choose()
+            self.boots.append(name)
+            assert len(self.boots) < 12, f"the board restarts for ever: {self.boots}"
+            # A kernel that ends before systemd leaves nothing to see.
+            if self.systems[name].kernel == STARTS:
+                self.machine = self._machine(name)
+                self.machine.__enter__()
                 # Without a word from us: systemd says when the boot's last job has ended.
-                machine.run("systemctl", "is-system-running", "--wait", check=False)
-                stays = self._settles(machine, end)
-                if stays and upgrade:
-                    upgrade = False
-                    self._fill()
-                    machine.run("systemctl", "start", UPGRADE, check=False)
-                    stays = self._settles(machine, end)
-            except BaseException:
-                machine.__exit__()
-                raise
-            if stays:
-                return machine
-            machine.__exit__()
+                self.machine.run("systemctl", "is-system-running", "--wait", check=False)
+                if self._settles(self.machine):
+                    return self.machine
+                self.stop()
+
+    def upgrade(self, name: str) -> Machine:
+        """Upgrade to a system; the machine where it has come to rest."""
+        machine = self.machine
+        assert machine is not None
+        self.boots, self.journal = [], ""
+        (self.folder / "srv/new").write_text(name)
+        patience = HUNG if self.systems[name].hangs else LONG
+        # What follows its end has all the time that it needs, unlike what a restart ends.
+        drop_in = f"[Service]\nTimeoutStartSec={patience}\nTimeoutStopSec={LONG}\n".encode()
+        machine.put(f"/etc/systemd/system/{UPGRADE}.d/patience.conf", drop_in)
+        machine.run("systemctl", "daemon-reload")
+        self._fill()
+        machine.run("journalctl", "--rotate", "--vacuum-time=1us", check=False)
+        machine.run("systemctl", "start", UPGRADE, check=False)
+        if self._settles(machine):
+            return machine
+        self.stop()
+        return self.start()
+
+    def restart(self) -> Machine:
+        """Turn the board off and on."""
+        self.stop()
+        return self.start()
+
+    def stop(self) -> None:
+        """Turn it off."""
+        if self.machine is not None:
+            self.machine.__exit__()
+            self.machine = None
+
+    def __enter__(self) -> "Board":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Turn it off, and let go of the small disks."""
+        self.stop()
+        for path in self.small:
+            subprocess.run(["umount", "--lazy", path], check=True)
 
     def _fill(self) -> None:
         """Leave no room on the disks that are small."""
@@ -295,19 +319,19 @@ class Board:
                 while file.write(b"x" * 4096):
                     pass
 
-    def close(self) -> None:
-        """Let go of the small disks."""
-        for path in self.small:
-            subprocess.run(["umount", "--lazy", path], check=True)
-
-    def _settles(self, machine: Machine, end: float) -> bool:
+    def _settles(self, machine: Machine) -> bool:
         """True when no job is left and the board is up, False when it restarts."""
+        end = time.monotonic() + LONG
+        jobs = None
         while time.monotonic() < end and not machine.ended():
+            if machine.works(CHECK, UPGRADE):
+                time.sleep(0.1)
+                continue
             jobs = machine.run("systemctl", "list-jobs", "--no-legend", check=False)
             if jobs.returncode == 0 and not jobs.stdout.strip():
                 journal = machine.run("journalctl", "--no-pager", "--output=cat", check=False)
                 self.journal += journal.stdout
                 return journal.returncode == 0
             time.sleep(0.5)
-        assert machine.ended(), f"the board does not settle:\n{jobs.stdout}\n{self.journal}"
+        assert machine.ended(), f"the board does not settle:\n{jobs}\n{self.journal}"
         return False

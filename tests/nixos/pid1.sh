@@ -45,5 +45,5 @@ umount --lazy /old
 # Credentials of units are mounts, made elsewhere. systemd does this itself on a real machine.
 mount --make-rshared /
 # Our units and no other, and a manager that knows that it is no real machine.
-exec env --ignore-environment container=pid1 SYSTEMD_UNIT_PATH=/etc/systemd/system PATH=/usr/bin:/usr/sbin \
+exec env --ignore-environment container=pid1 SYSTEMD_UNIT_PATH=/etc/systemd/system SYSTEMD_GENERATOR_PATH=/none SYSTEMD_ENVIRONMENT_GENERATOR_PATH=/none PATH=/usr/bin:/usr/sbin \
   /usr/lib/systemd/systemd --system --log-target=journal --show-status=0 </dev/null

@@ -1,7 +1,6 @@
 """Whatever an upgrade brings, the board comes back to a system that answers, and nobody helps."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,8 @@ def units(**changed: str | None) -> dict[str, str]:
 def drops(rule: str) -> str:
     """A firewall with one rule."""
     table = "add table inet f; add chain inet f i { type filter hook input priority 0; }"
-    return oneshot(f"nft '{table}; add rule inet f i {rule}'")
+    rules = oneshot(f"nft '{table}; add rule inet f i {rule}'")
+    return rules.replace("[Install]", "ExecStop=/usr/sbin/nft flush ruleset\n[Install]")
 
 
 def without_own_boot(command: str, before: str = "") -> str:
@@ -73,7 +73,7 @@ MUTE = service(f"/usr/bin/python3 -c '{ACCEPT}'")
 
 NEW = "6.6"
 BROKEN = units(gpu=oneshot("false"))
-#: Failures by what fails first. Boards of one group run beside each other.
+#: Failures by what fails first. A board meets those of a group one after another.
 FAILURES = {
     "kernel": {
         "kernel panics": Generation(kernel=PANICS, version=NEW),
@@ -109,32 +109,21 @@ FAILURES = {
     },
     "ssh": {
         "ssh has a wrong configuration": Generation(
-            units(sshd=service(SSH.format(port=22, more="-o Nonsense=1"))), version=NEW
+            units(sshd=service(SSH.format(port=22, more="-o Nonsense=1")))
         ),
-        "ssh on another port": Generation(
-            units(sshd=service(SSH.format(port=2222, more=""))), version=NEW
-        ),
+        "ssh on another port": Generation(units(sshd=service(SSH.format(port=2222, more="")))),
         "ssh on the loopback alone": Generation(
-            units(sshd=service(SSH.format(port=22, more="-o ListenAddress=127.0.0.1"))),
-            version=NEW,
+            units(sshd=service(SSH.format(port=22, more="-o ListenAddress=127.0.0.1")))
         ),
         "ssh says nothing": Generation(units(sshd=MUTE), version=NEW),
         "ssh says nothing, with the same kernel": Generation(units(sshd=MUTE)),
     },
     "firewall": {
         "firewall drops ssh": Generation(units(firewall=drops("tcp dport 22 drop")), version=NEW),
-        "firewall rejects ssh": Generation(
-            units(firewall=drops("tcp dport 22 reject")), version=NEW
-        ),
-        "firewall drops all but the loopback": Generation(
-            units(firewall=drops("iif != lo drop")), version=NEW
-        ),
+        "firewall rejects ssh": Generation(units(firewall=drops("tcp dport 22 reject"))),
+        "firewall drops all but the loopback": Generation(units(firewall=drops("iif != lo drop"))),
         "firewall drops ssh, with the same kernel": Generation(
-            units(
-                firewall=drops("tcp dport 22 drop").replace(
-                    "[Install]", "ExecStop=/usr/sbin/nft flush ruleset\n[Install]"
-                )
-            )
+            units(firewall=drops("tcp dport 22 drop"))
         ),
     },
     "GPU": {
@@ -142,7 +131,6 @@ FAILURES = {
         "GPU hangs": Generation(units(gpu=oneshot(HANGS)), version=NEW),
         "GPU fails, with the same kernel": Generation(BROKEN),
         "hang after the switch": Generation(BROKEN, after_switch=HANGS),
-        "notes cannot be written": Generation(BROKEN, version=NEW, small=("notes",)),
     },
     "upgrade": {
         "hang before the switch": Generation(before_switch=HANGS, version=NEW),
@@ -153,9 +141,12 @@ FAILURES = {
             BROKEN, version=NEW, build="echo no space left on device; exit 1"
         ),
         "build hangs": Generation(BROKEN, version=NEW, build=HANGS),
-        "boot partition is full": Generation(BROKEN, version=NEW, small=("boot",)),
     },
 }
+
+
+#: A disk that is full, by its folder on the board.
+FULL = {"notes cannot be written": "notes", "boot partition is full": "boot"}
 
 
 def assert_old_answers(board: Board, machine: Machine) -> None:
@@ -169,33 +160,35 @@ def assert_old_answers(board: Board, machine: Machine) -> None:
     assert machine.show(GPU, "ActiveState")["ActiveState"] == "active"
 
 
-def run(folder: Path, new: Generation) -> None:
-    """The old system boots and passes, is upgraded, and must be back at the end."""
-    board = Board(folder, new)
-    machine = board.until_settled(upgrade=True)
-    try:
-        # What was switched to without a restart has its own boot still to come.
-        if machine.run("readlink", "-f", "/run/current-system").stdout.strip() == "/nix/store/new":
-            machine.__exit__()
-            machine = board.until_settled()
-        assert_old_answers(board, machine)
-        bad = board.notes / "bad"
-        met = "new" in board.boots or (bad.exists() and "/nix/store/new" in bad.read_text())
-        assert met or f"{UPGRADE}: Failed with result" in board.journal, board.journal
-    finally:
-        machine.__exit__()
-        board.close()
+def assert_comes_back(board: Board, name: str) -> None:
+    """A board that works is upgraded, and is back at the end."""
+    machine = board.upgrade(name)
+    # What was switched to without a restart has its own boot still to come.
+    if machine.run("readlink", "-f", "/run/current-system").stdout.strip() != "/nix/store/old":
+        machine = board.restart()
+    assert_old_answers(board, machine)
+    bad = board.notes / "bad"
+    met = name in board.boots or (bad.exists() and f"/nix/store/{name}\n" in bad.read_text())
+    assert met or f"{UPGRADE}: Failed with result" in board.journal, board.journal
 
 
 @pytest.mark.parametrize("kind", FAILURES)
 def test_a_system_that_does_not_work_goes_away(tmp_path: Path, kind: str) -> None:
-    with ThreadPoolExecutor(len(FAILURES[kind])) as pool:
-        runs = {
-            name: pool.submit(run, tmp_path / str(number), new)
-            for number, (name, new) in enumerate(FAILURES[kind].items())
-        }
-    wrong = {name: str(error) for name, one in runs.items() if (error := one.exception())}
-    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+    names = {f"new{n}": what for n, what in enumerate(FAILURES[kind])}
+    with Board(tmp_path, {name: FAILURES[kind][what] for name, what in names.items()}) as board:
+        board.start()
+        for name, what in names.items():
+            try:
+                assert_comes_back(board, name)
+            except AssertionError as error:
+                raise AssertionError(f"{what}: {error}") from error
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_a_full_disk_is_no_reason_to_stay(tmp_path: Path, what: str) -> None:
+    with Board(tmp_path, {"new": Generation(BROKEN, version=NEW)}, [FULL[what]]) as board:
+        board.start()
+        assert_comes_back(board, "new")
 
 
 def test_a_system_that_works_is_good_after_its_own_boot(tmp_path: Path) -> None:
@@ -204,11 +197,13 @@ def test_a_system_that_works_is_good_after_its_own_boot(tmp_path: Path) -> None:
         .replace(f"Before={SSHD} ", "Before=")
         .replace("Type=oneshot", "Type=exec")
     )
-    board = Board(tmp_path, Generation(units(net=late), version=NEW, seconds=LONG))
-    good = board.notes / "good"
-    board.until_settled(upgrade=True).__exit__()
-    assert good.read_text() == "/nix/store/old\n"
-    assert "works so far" in board.journal
-    board.until_settled().__exit__()
-    assert good.read_text().splitlines()[-1] == "/nix/store/new"
-    assert board.choose() == "new"
+    new = Generation(units(net=late), version=NEW, seconds=LONG)
+    with Board(tmp_path, {"new": new}) as board:
+        good = board.notes / "good"
+        board.start()
+        board.upgrade("new")
+        assert good.read_text() == "/nix/store/old\n"
+        assert "works so far" in board.journal
+        board.restart()
+        assert good.read_text().splitlines()[-1] == "/nix/store/new"
+        assert board.choose() == "new"
