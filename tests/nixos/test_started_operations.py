@@ -186,7 +186,8 @@ def test_a_backup_brings_back_a_board_that_lost_its_disk(machine: Machine) -> No
     # A power cut leaves a lock that keeps all others out: a check, slow enough to be killed.
     options = ("--no-cache", "-r", "/srv/backup", "-p", "/var/lib/secrets/backup")
     check = " ".join(("restic", *options, "check", "--read-data", "--limit-download", "1"))
-    lock = "ls /srv/backup/locks/* >/dev/null 2>&1"
+    # By its whole name: what restic had not yet renamed is no lock, and keeps nobody out.
+    lock = "ls /srv/backup/locks | grep -qx '[0-9a-f]\\{64\\}'"
     machine.run("sh", "-c", f"{check} & until {lock}; do sleep 0.02; done; kill -KILL $!")
     assert machine.run("sh", "-c", lock, check=False).returncode == 0
     # A copy that fails is a failed backup; the lock does not stand in the way of the next.
