@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from orinllm.errors import BadInput
+from orinllm.file.ggml import kernel_types
 from orinllm.file.gguf import GGUF
 from orinllm.loader import Network
 from orinllm.network.config import Config
@@ -33,6 +34,9 @@ PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
 }
 # CPU seconds and bytes of the process that decodes a picture.
 _SECONDS, _MEMORY = 20.0, 2 << 30
+
+# Columns that products take as they lie: COLUMN_STEP of gpu/kernels/gemm.py, without its imports.
+_COLUMN_STEP = 64
 
 #: Makes the rows of a picture's tiles.
 Encode = Callable[[Sequence[Pixels]], Floats]
@@ -189,9 +193,15 @@ def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
 
 
 def encoder_bytes(mmproj: str | Path) -> int:
-    """Return the bytes that an encoder takes on a GPU: its matrices as halves."""
-    tensors = GGUF.open(mmproj).tensors.values()
-    return sum(2 * tensor.n_elements for tensor in tensors if len(tensor.shape) > 1)
+    """Return the bytes that an encoder takes on a GPU: its matrices as they lie, or as halves."""
+    types = kernel_types()
+    return sum(
+        tensor.n_bytes
+        if int(tensor.type) in types and tensor.shape[-1] % _COLUMN_STEP == 0
+        else 2 * tensor.n_elements
+        for tensor in GGUF.open(mmproj).tensors.values()
+        if len(tensor.shape) > 1
+    )
 
 
 def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
@@ -212,7 +222,7 @@ def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
         yield f"pictures      {clip.path}: {projector.kind}, up to {most:,} rows"
         yield f"              a row each {cell} x {cell} pixels, patches of width {width}"
     yield (
-        f"              {clip.size_bytes / 1e6:,.1f} MB of weights; as halves on a GPU "
+        f"              {clip.size_bytes / 1e6:,.1f} MB of weights; on a GPU "
         f"{encoder_bytes(mmproj) / 1e6:,.1f} MB, from the first picture on"
     )
 

@@ -93,7 +93,7 @@ class Room:
         self._buffers: dict[tuple[str, int, DType], Buffer] = {}
 
     def rows(self, name: str, each: int, columns: int, dtype: DType, zero: bool = False) -> Buffer:
-        """Return rows of `each` patches; `zero`: those that nothing writes are zeros."""
+        """Return rows of `each` patches; `zero`: the host may touch them, and sees zeros first."""
         key = (name, columns * self.patches // each, dtype)
         if key not in self._buffers:
             spec = None if zero else GPU_ONLY

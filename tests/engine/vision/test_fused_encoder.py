@@ -1,7 +1,9 @@
 """The encoders' own kernels, emulated: against `transformers`, and attention against float64."""
 
 from pathlib import Path
+from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,10 +16,22 @@ from orinllm.gpu.kernels.encoder import Heads, attend_all, split_heads
 from orinllm.gpu.launch import Graph
 from orinllm.gpu.steps.picture import ranges_of
 from orinllm.network.vision.prepare import prepare
-from orinllm.sight import encoder_on, read_projector
+from orinllm.sight import encoder_bytes, encoder_on, read_projector
 
 pytestmark = pytest.mark.usefixtures("emulation")
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
+
+
+ADD = gguf.GGUFWriter.add_tensor
+
+
+def quantized(writer: gguf.GGUFWriter, name: str, values: Array, **more: Any) -> None:
+    """Add a tensor to a file, a matrix of halves as Q8_0."""
+    if values.ndim == 2 and values.dtype == np.float16:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        ADD(writer, name, gguf.quants.quantize(values.astype(np.float32), kind), raw_dtype=kind)
+    else:
+        ADD(writer, name, values, **more)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen25vl", "qwen3vl"])
@@ -26,10 +40,13 @@ def test_rows_are_those_of_transformers(
 ) -> None:
     """In two shapes, the larger one last; and the first one once more, in the larger's room.
 
-    With an epsilon of norms that counts, which the record has not, the float64 reference judges.
+    Where the record has none, the float64 reference judges: Q8_0 matrices, and an epsilon of norms
+    that counts.
     """
     if other := kind == "qwen3vl":
-        monkeypatch.setattr(tiny_qwen, "EPS", 0.5)
+        for name, value in {"EPS": 0.5, "WIDTH": 128, "HEADS": 2, "HIDDEN": 128}.items():
+            monkeypatch.setattr(tiny_qwen, name, value)
+        monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", quantized)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip, projector = read_projector(tmp_path / "mmproj.gguf")
     encode = encoder_on("EMU", clip, projector)
@@ -44,11 +61,15 @@ def test_rows_are_those_of_transformers(
     if other:
         reference = VisionReference(tmp_path / "mmproj.gguf")
         exact = np.concatenate([reference.rows(tile) for tile in tiles])
-        assert np.abs(exact - wanted).max() > 0.1
         wanted = exact
     first, rows = encode(tiles[1:]), encode(tiles)
     assert np.abs(rows - wanted).max() < 0.003
     assert (first == rows[n:]).all()
+    for launches, _ in encode._lists.values():  # a board's host reads no others
+        assert all(value.buffer.options is None for value in launches._results)
+    if other:  # beside them it has positions, and two frames of patches that become one
+        held = sum(weight.buffer.nbytes for weight in encode._weights._matrices.values())
+        assert held < encoder_bytes(tmp_path / "mmproj.gguf") < 1.5 * held
 
 
 @pytest.mark.parametrize(("head", "turned"), [(64, True), (72, False), (80, True)])

@@ -77,6 +77,8 @@ class PictureList:
         self._counts: dict[int, Buffer] = {}
         self._values: dict[str, _Value] = {}
         self._results: tuple[_Value, ...] = ()
+        beside = (op.of for op in encoder.operations if isinstance(op, Beside))
+        self._shown = next(beside, (encoder.result,))
         device = room.device
         ranges = {False: [slice(0, self._patches)], True: arranged.windows}
         self._ranges = {kind: ranges_of(each) for kind, each in ranges.items()}
@@ -126,8 +128,7 @@ class PictureList:
         self, name: str, each: int, columns: Columns, halves: bool = False, zero: bool = False
     ) -> _Value:
         dtype = dtypes.uint16 if halves else dtypes.float32
-        gaps = zero and columns.of != columns.group
-        buffer = self._room.rows(name, each, columns.all, dtype, gaps)
+        buffer = self._room.rows(name, each, columns.all, dtype, zero)
         self._values[name] = _Value(buffer, each, columns)
         return self._values[name]
 
@@ -199,7 +200,10 @@ class PictureList:
                 mode, out, activation = "GATED", out_, kind.name
                 columns = _whole(linear.matrices[0][1])
         halves = mode in ("ACTIVATED", "GATED")
-        value = self._values[X] if mode == "ADD" else self._make(out, source.each, columns, halves)
+        if mode == "ADD":
+            value = self._values[X]
+        else:
+            value = self._make(out, source.each, columns, halves, zero=out in self._shown)
         part = columns.of // 3 if single else part
         self._values[out] = replace(value, hidden=halves, part=part)
         product = RowProduct(
@@ -233,7 +237,9 @@ class PictureList:
 
     def _attention(self, operation: AttendAll) -> Iterator[Launch]:
         value, width = self._values[operation.of], self._encoder.width
-        out = self._make(operation.out, 1, _whole(width), halves=True, zero=True)
+        columns = _whole(width)
+        gaps = columns.of != columns.group
+        out = self._make(operation.out, 1, columns, halves=True, zero=gaps)
         heads = Heads(
             operation.heads,
             width // operation.heads,
