@@ -107,7 +107,7 @@ _STRICT_EXIT = 3
     "--sanitize",
     default="",
     metavar="LIST",
-    help="Watch kernels: race,init,sync,bounds, or all. --strict implies all.",
+    help="Watch kernels: race,init,sync,bounds, or all. --strict without it: all.",
 )
 @click.option(
     "--place",

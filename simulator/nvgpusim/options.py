@@ -64,10 +64,10 @@ class Options:
     lines of CACHEABLE mappings (see l2.py); `memory_end` "refuse" is nvmap
     since October 2025; `page_cache` is what files take of memory, in MB (-1: three quarters);
     `warps` draws the order of warps;
-    `sanitize` lists what kernels are watched for (`strict`: everything); `place` is the allocation
-    policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are
-    drawn from `seed`. `second_client` is the simulated time of a grid, in milliseconds, while
-    another process wants the GPU all the time (0: no other process).
+    `sanitize` lists what kernels are watched for (none with `strict`: everything); `place` is the
+    allocation policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all
+    choices are drawn from `seed`. `second_client` is the simulated time of a grid, in
+    milliseconds, while another process wants the GPU all the time (0: no other process).
     """
 
     profile: str = "r36"
@@ -93,7 +93,7 @@ class Options:
     @property
     def checks(self) -> frozenset[str]:
         """Faults that kernels are watched for."""
-        return frozenset(CHECKS if self.strict else self.sanitize)
+        return frozenset(self.sanitize or (CHECKS if self.strict else ()))
 
     @property
     def tpcs(self) -> int:

@@ -64,8 +64,9 @@ def test_tokens_and_a_prompt(
     want = reference.logits(PROMPT)[-1]
     executor.begin(PROMPT, 0)
     in_chunks = off(executor, want)
-    for position, given in enumerate(PROMPT):
-        executor.step(given, position)
+    # Tokens on both sides of a page's border; the first ones have stepped above.
+    for position in range(len(PROMPT) - 12, len(PROMPT)):
+        executor.step(PROMPT[position], position)
     one_by_one = off(executor, want)
     assert in_chunks < HALVES
     assert one_by_one < HALVES

@@ -112,23 +112,23 @@ from orinllm.choose.sampling import Sampling
 
 one = Model.load(sys.argv[1], device=sys.argv[2], context=PAGES * PAGE)
 greedy = Sampling(temperature=0)
-prompt = [(37 * i) % 1000 + 3 for i in range(12)]
+prompt = [(37 * i) % 1000 + 3 for i in range(8)]
 
 def said(prompt, n):
     return [p.token for p in one.generate(prompt, greedy, max_tokens=n) if p.token >= 0]
 
-answers = [said(prompt, 8)]
-left = iter(one.generate(prompt, greedy, max_tokens=8))
+answers = [said(prompt, 5)]
+left = iter(one.generate(prompt, greedy, max_tokens=5))
 early = [next(left).token for _ in range(2)]
 assert early == answers[0][:2], early
-answers.append(said([*prompt, early[0], 77], 3))  # while the third token of `left` is computed
+answers.append(said([*prompt, early[0], 77], 2))  # while the third token of `left` is computed
 fused, runner = one.runner.name == "fused", one.runner
 for _ in left:  # it grew on, in the one thread that touches the runner
     pass
 one.close()
 if fused:
     runner.warm()
-jobs = [job(prompt[:2], 3), job(prompt[3:5], 4)]
+jobs = [job(prompt[:2], 2), job(prompt[3:5], 3)]
 run(runner, jobs)
 answers += [ear(one).heard for one in jobs]
 print(runner.name, json.dumps(answers))
@@ -138,11 +138,13 @@ print(runner.name, json.dumps(answers))
 def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
     """Tokens are read from the mail while a late GPU, seen out of order, computes the next ones.
 
-    So are those of two sequences that a scheduler computes together.
+    So are those of two sequences that a scheduler computes together. What kernels do to each other
+    inside a launch is the other tests' concern: it would double this one's time.
     """
     program = (sys.executable, "-c", ANSWERS, str(tiny))
     late = ("--delay", "3", "--order", "--write-back", "--seed", "13")
-    modelled = (sys.executable, "-m", "nvgpusim", "--strict", "--quiet", *late, "--")
+    strict = ("--strict", "--sanitize", "bounds", "--quiet")
+    modelled = (sys.executable, "-m", "nvgpusim", *strict, *late, "--")
     fused, cpu = (
         subprocess.run(
             command,
