@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.test_types import ROWS, TYPES, close, random_rows
 
+from orinbench.check.arithmetic import halves_of
 from orinllm.file.ggml import KernelType
 from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
 from orinllm.gpu.kernels.gemm import RowProduct, Splits, neighbours, tiled
@@ -51,6 +52,7 @@ def multiply(
     tile: Tile,
     tokens: int,
     mode: str = "STORE",
+    x: Array | None = None,
     **more: Any,
 ) -> tuple[Array, Array, Array]:
     """Return what a product leaves, what was there before, and the activations."""
@@ -58,7 +60,7 @@ def multiply(
     if mode == "GATED":
         width //= 2
     room = tile.tokens if tile.splits > 1 else CHUNK
-    x = rng.standard_normal((room, cols)).astype(np.float16)
+    x = (rng.standard_normal((room, cols)) if x is None else x).astype(np.float16)
     x[tokens:] = np.nan
     kind = np.float16 if mode == "GATED" else np.float32
     before = rng.standard_normal((room, width)).astype(kind)
@@ -93,6 +95,20 @@ def test_every_type(type_: KernelType, rng: np.random.Generator) -> None:
     matrix = Matrix.random(rng, type_, 13, cols)
     got, _, x = multiply(rng, [matrix], SMALL, 43)
     expect(got, x, matrix.values)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q5_K"])
+def test_weights_are_the_halves_that_the_gate_knows(name: str, rng: np.random.Generator) -> None:
+    """A token of one 1 is a column of weights, as they are multiplied."""
+    type_ = NAMED[name]
+    packed = random_rows(rng, type_, 256).rows
+    weight = Weight(buffer(packed), type_, len(packed), 256)
+    kind = GGMLQuantizationType(type_.id)
+    values = quants.dequantize(packed, kind).astype(np.float64)
+    ones = np.eye(CHUNK, 256)
+    got, _, _ = multiply(rng, [Matrix(weight, values)], SMALL, 256, x=ones)
+    assert (halves_of(packed, values, kind) == got.T).all()
+    assert (values.astype(np.float16) != got.T).any()
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)

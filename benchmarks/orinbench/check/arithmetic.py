@@ -4,18 +4,27 @@ The tolerance of the gate is no formula of depth: it is the error that this roun
 same weights and the same tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from numpy.typing import NDArray
 
-from orinbench.check.reference import Reference
+from orinbench.check.reference import Reference, Routes
 from orinbench.check.reference_rope import Array
 from orinbench.model import ModelInfo
 
 UNQUANTIZED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+# Where a block of such a type has its scales, its half of them all and that of minima (ggml's
+# ggml-common.h).
+_SCALES = {
+    GGMLQuantizationType.Q2_K: (slice(0, 16), 80, 82),
+    GGMLQuantizationType.Q4_K: (slice(4, 16), 0, 2),
+    GGMLQuantizationType.Q5_K: (slice(4, 16), 0, 2),
+}
 
 
 def _half(x: Array) -> Array:
@@ -94,7 +103,11 @@ class RoundedReference(Reference):
         rounding = self.arithmetic.others if type_ in UNQUANTIZED else self.arithmetic.rounding
         # Engines keep such weights as halves, which errs as much as if x were rounded so.
         rounding = _half if type_ == GGMLQuantizationType.F32 else rounding
-        return super()._linear(rounding(x), name, expert)
+        return super()._linear(self._given(rounding(x), x, f"{name}.weight"), name, expert)
+
+    def _given(self, rounded: Array, x: Array, name: str) -> Array:
+        """Return what goes into a product with the weights of that name."""
+        return rounded
 
     def _kept(self, x: Array) -> Array:
         return self.arithmetic.kept(x)
@@ -102,3 +115,75 @@ class RoundedReference(Reference):
     def _norm(self, x: Array, name: str) -> Array:
         others = self.arithmetic.others
         return others(super()._norm(others(x), name))
+
+
+class ChunkReference(RoundedReference):
+    """What a prompt's kernels make: activations and unpacked weights are rounded to halves.
+
+    The rounding of most weights is done to activations, which errs as much and is one matrix for
+    all. Not where scales and minima are rounded, too: that is one error for all weights of a group,
+    which adds up where activations are alike. `place` moves where numbers are rounded: one more
+    draw of the same errors.
+    """
+
+    def __init__(self, like: RoundedReference, context: int, place: float) -> None:
+        arithmetic = replace(
+            HALF_WEIGHTS,
+            kept=like.arithmetic.kept,  # their cache is the same
+            rounding=lambda x: _half(x * place) / place,
+        )
+        super().__init__(like.model, arithmetic, context)
+        self._halves: dict[tuple[str, int | None, int | None], Array] = {}
+
+    def share(self, exact: Reference) -> None:
+        """See RoundedReference; of its own kind also what that has rounded."""
+        super().share(exact)
+        if isinstance(exact, ChunkReference):
+            self._halves = exact._halves
+
+    def _given(self, rounded: Array, x: Array, name: str) -> Array:
+        type_ = self.model.tensors[name].type
+        if type_ in UNQUANTIZED or type_ in _SCALES:
+            return rounded
+        return x + math.sqrt(2) * (rounded - x)
+
+    def after(self, layer: int, x: Array, forced: Routes | None = None) -> Array:
+        """See Reference."""
+        for key in [key for key in self._halves if not key[0].startswith(f"blk.{layer}.")]:
+            del self._halves[key]
+        return super().after(layer, x, forced)
+
+    def _rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+        weights, type_ = super()._rows(name, rows), self.model.tensors[name].type
+        if not isinstance(rows, slice) or type_ not in _SCALES:
+            return weights
+        key = name, rows.start, rows.stop
+        if key not in self._halves:
+            self._halves[key] = halves_of(self._packed(name, rows), weights, type_)
+        return self._halves[key]
+
+
+def halves_of(packed_rows: NDArray[np.uint8], weights: Array, type_: GGMLQuantizationType) -> Array:
+    """Round weights, a number times a scale less a minimum, as cuda/unpack.cuh does.
+
+    packed_rows: (rows, bytes) of a type of `_SCALES`; weights: (rows, columns), what is in them.
+    """
+    blocks = packed_rows.reshape(-1, GGML_QUANT_SIZES[type_][1])
+    packed, whole, least = _SCALES[type_]
+    if type_ == GGMLQuantizationType.Q2_K:
+        factors = blocks[:, packed] & 15, blocks[:, packed] >> 4
+    else:
+        factors = quants.Q4_K.get_scale_min(np.ascontiguousarray(blocks[:, packed]))
+    scale, minimum = (
+        factor.astype(np.float64) * np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
+        for factor, at in zip(factors, (whole, least), strict=True)
+    )
+    groups = weights.reshape(*scale.shape, -1)
+    whole_scale = np.where(scale == 0, 1, scale)[..., None]
+    products = np.rint((groups + minimum[..., None]) / whole_scale) * _scaled_half(scale)[..., None]
+    return _scaled_half(products - _scaled_half(minimum)[..., None]).reshape(weights.shape)
+
+
+def _scaled_half(x: Array) -> Array:
+    """Round to halves of numbers that are 256 times as large: none is subnormal."""
+    return _half(256 * x) / 256

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.check.arithmetic import (
-    HALF_WEIGHTS,
     SIXTEEN_BIT_ACTIVATIONS,
+    ChunkReference,
     RoundedReference,
 )
 from orinbench.check.greedy import Generation
@@ -29,8 +29,9 @@ MOST_LAYER = 1.35  # rms of a layer's errors
 MOST_LAYER_POSITION = 3.0  # of one position's
 MOST_LAYER_COLUMN = 3.0  # of one column's over n positions: 1 + 4/n times it
 MOST_LAYER_SLOPE = 8.0  # standard deviations of their slope along what the layer adds
-# Prompts' kernels round activations and unpacked weights to halves; the yardstick does the former.
-_OF_WEIGHTS = 2.0
+# Draws of the rounding of a prompt's kernels, by where they round: of two experts whose parts
+# change a little, one draw says nothing about a row. And what their flash attention adds.
+_PLACES, _OF_CHUNKS = (1.0, 1.23, 1.71), 1.3
 # Rounding that no yardstick has, of what a layer adds: of fused kernels, and of the CPU path. There
 # widths agree without it, but slopes reached 13 and a position's errors 3.9 (SmolLM2, and one of 30
 # runs of tiny shapes): the yardstick's rounding is one draw, too. And what an embedding may be off.
@@ -71,10 +72,11 @@ class LayerJudge:
 
     def __init__(self, exact: Reference, rounded: RoundedReference, context: int) -> None:
         self._exact, self._rounded = exact, rounded
-        of_chunks = replace(HALF_WEIGHTS, kept=rounded.arithmetic.kept)  # their cache is the same
-        self._of_chunks = RoundedReference(exact.model, of_chunks, context)
-        for one in (self._rounded, self._of_chunks):
+        self._of_chunks = [ChunkReference(rounded, context, place) for place in _PLACES]
+        for one in (self._rounded, *self._of_chunks):
             one.share(self._exact)
+        for one in self._of_chunks[1:]:
+            one.share(self._of_chunks[0])
         self._found: dict[str, list[tuple[Array, ...]]] = {}
         self.ties: list[str] = []
         self.broken: list[str] = []
@@ -94,8 +96,8 @@ class LayerJudge:
             self.broken.append(f"what layer {finite.index(False)} is given is not finite")
             return None
         embedded = self._exact.embedded(tokens)
-        self._rounded.embedded(tokens)
-        self._of_chunks.embedded(tokens)
+        for one in (self._rounded, *self._of_chunks):
+            one.embedded(tokens)
         off = np.sqrt(((x[0] - embedded) ** 2).mean(-1) / (embedded**2).mean(-1))
         if not off.max() <= _EMBEDDING:
             at = int(off.argmax())
@@ -106,7 +108,8 @@ class LayerJudge:
             routes |= self._layer(layer, x[layer], x[layer + 1], chunks)
         left = x[-1, -last:]
         wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded))
-        self._keep("the head", generation.logits - wanted, rounded - wanted, wanted)
+        noise = np.stack([rounded - wanted] * len(_PLACES))
+        self._keep("the head", generation.logits - wanted, noise, wanted)
         return routes
 
     def _layer(self, layer: int, x: Array, after: Array, chunks: NDArray[np.bool_]) -> Way:
@@ -117,10 +120,11 @@ class LayerJudge:
         taken = {} if routed is None else {
             (layer, at): experts.tolist() for at, experts in enumerate(routed.chosen)
         }  # fmt: skip
-        noise = self._rounded.after(layer, x, taken) - wanted
+        noise = np.stack([self._rounded.after(layer, x, taken) - wanted] * len(_PLACES))
         if chunks.any():
-            off = self._of_chunks.after(layer, x, taken) - wanted
-            noise[chunks] = _OF_WEIGHTS * off[chunks]
+            for drawn, one in zip(noise, self._of_chunks, strict=True):
+                off = one.after(layer, x, taken) - wanted
+                drawn[chunks] = _OF_CHUNKS * off[chunks]
         error, added = after - wanted, wanted - x
         if routed is not None:
             gaps = gaps_of({layer: routed}, {layer: self._rounded.routed[layer]})
@@ -128,7 +132,7 @@ class LayerJudge:
         there = np.isfinite(after).all(-1)
         for name, rows in (("", there & ~chunks), (" of prompts", there & chunks)):
             if rows.any():
-                self._keep(f"layer {layer}{name}", *(of[rows] for of in (error, noise, added)))
+                self._keep(f"layer {layer}{name}", error[rows], noise[:, rows], added[rows])
         return taken
 
     def _settle(
@@ -136,7 +140,7 @@ class LayerJudge:
     ) -> Way:
         """Give way in ties where that leaves less of `errors`; return the experts taken there."""
         (x, after), (error, noise), found = given, errors, Way()
-        usual = np.sqrt(((noise**2).mean(-1) + (noise**2).mean()) / 2)
+        usual = np.sqrt(((noise**2).mean((0, -1)) + (noise**2).mean()) / 2)
         wide = np.sqrt((error**2).mean(-1)) > _WIDE * usual
         chosen = self._exact.routed[layer].chosen.copy()
         open_ = [tie for tie in near if wide[tie.position]]
@@ -159,7 +163,7 @@ class LayerJudge:
         on_cpu = self._rounded.arithmetic is SIXTEEN_BIT_ACTIVATIONS
         errors = []
         for name, parts in self._found.items():
-            error, noise, added = (np.concatenate(of) for of in zip(*parts, strict=True))
+            error, noise, added = (np.concatenate(of, -2) for of in zip(*parts, strict=True))
             floor = _FLOOR_ON_CPU if on_cpu else _FLOOR
             errors.append(_error_of(name, error, noise, added, floor))
         return errors
@@ -182,20 +186,23 @@ class LayerJudge:
 def _error_of(
     name: str, error: Array, noise: Array, added: Array, floor: float = _FLOOR
 ) -> LayerError:
-    """Compare errors with those of the rounded reference; `added` is what they are errors of."""
+    """Compare errors with those of the rounded reference; `added` is what they are errors of.
+
+    error, added: (positions, columns); noise: some draws of the former.
+    """
     least = (floor * added) ** 2 + 1e-300
-    errors, usual = error**2, noise**2 + least.mean()
+    errors, usual = error**2, (noise**2).mean(0) + least.mean()
     mean = usual.mean()
     position = errors.mean(-1) / ((usual.mean(-1) + mean) / 2)
     column = errors.mean(0) / ((usual.mean(0) + mean) / 2)
     # Of errors that are independent; and what the rounding's own is.
     deviation = np.sqrt(mean / (added**2).sum())
-    slopes = [float((of * added).sum() / (added**2).sum()) for of in (error, noise)]
+    slope, *usual_slopes = ((of * added).sum() / (added**2).sum() for of in (error, *noise))
     return LayerError(
         name,
         float(np.sqrt(errors.mean() / mean)),
         float(np.sqrt(position.max())),
         float(np.sqrt(column.max())),
-        float(abs(slopes[0]) / max(deviation, abs(slopes[1]))),
+        float(abs(slope) / max(deviation, *map(abs, usual_slopes))),
         len(error),
     )

@@ -389,13 +389,17 @@ class Reference:
         return self._unpacked[key]
 
     def _unpack(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+        type_ = self.model.tensors[name].type
+        weights: Array = dequantize(self._packed(name, rows), type_).astype(np.float64)
+        return weights
+
+    def _packed(self, name: str, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Return a tensor's rows as they lie in the file: (rows, bytes)."""
         tensor = self.model.tensors[name]
         block, block_bytes = GGML_QUANT_SIZES[tensor.type]
-        by_row = self.model.gguf.bytes(name).reshape(-1, tensor.shape[-1] // block * block_bytes)[
-            rows
-        ]
-        weights: Array = dequantize(by_row, tensor.type).astype(np.float64)
-        return weights
+        per_row = tensor.shape[-1] // block * block_bytes
+        packed: NDArray[np.uint8] = self.model.gguf.bytes(name).reshape(-1, per_row)[rows]
+        return packed
 
 
 def unsupported(model: ModelInfo) -> str | None:

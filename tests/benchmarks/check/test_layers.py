@@ -50,7 +50,7 @@ def wider(error: Array, by: float, rows: Any = slice(None), columns: Any = slice
 def test_each_limit(change: Callable[[Array, Array], Array], says: str) -> None:
     draw = np.random.default_rng(0)
     error, noise, added = draw.standard_normal((3, POSITIONS, WIDTH))
-    found = _error_of("layer 0", change(error, 4 * added), noise, 4 * added)
+    found = _error_of("layer 0", change(error, 4 * added), noise[None], 4 * added)
     failures = list(found.failures())
     assert (says in " ".join(failures)) if says else not failures
 
