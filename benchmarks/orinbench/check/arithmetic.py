@@ -118,7 +118,7 @@ class RoundedReference(Reference):
 
 
 class ChunkReference(RoundedReference):
-    """What a prompt's kernels make: activations and unpacked weights are rounded to halves.
+    """The reference rounding like a prompt's kernels: activations and weights become halves.
 
     The rounding of most weights is done to activations, which errs as much and is one matrix for
     all. Not where scales and minima are rounded, too: that is one error for all weights of a group,
