@@ -144,6 +144,7 @@ class LayerJudge:
         wide = np.sqrt((error**2).mean(-1)) > _WIDE * usual
         chosen = self._exact.routed[layer].chosen.copy()
         open_ = [tie for tie in near if wide[tie.position]]
+        said: dict[int, str] = {}
         while open_:
             tried = {tie.position: tie for tie in reversed(open_)}
             open_ = [tie for tie in open_ if tie is not tried[tie.position]]
@@ -152,7 +153,8 @@ class LayerJudge:
             for at, tie in tried.items():
                 if (rows[at] ** 2).mean() < (error[at] ** 2).mean():
                     error[at], found[layer, at] = rows[at], ways[layer, at]
-                    self.ties.append(tie.line())
+                    said[at] = tie.line()
+        self.ties.extend(said.values())
         return found
 
     def _keep(self, name: str, error: Array, noise: Array, added: Array) -> None:

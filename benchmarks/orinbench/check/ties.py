@@ -19,7 +19,7 @@ from orinbench.check.reference_rope import Array
 # pass of the reference.
 _TRIED, _ROUNDS = 96, 8
 # Experts on either side of the line that a tie may be of.
-_NEAR = 2
+_NEAR = 4
 # A choice went the other way if the errors hold more than this of its effect, and the effect is at
 # least so wide somewhere, of what rounding explains.
 _HELD, _FELT = 0.5, 0.3

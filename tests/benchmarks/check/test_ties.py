@@ -18,7 +18,7 @@ from orinbench.check import (
 )
 from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import Generation
-from orinbench.check.reference import Reference
+from orinbench.check.reference import Reference, Routed
 from orinbench.check.reference_rope import Array
 from orinbench.check.ties import settle, ties
 from orinbench.model import ModelInfo, open_model
@@ -64,6 +64,13 @@ def test_a_tie_may_go_either_way_and_is_named(mixtral: Path, tmp_path: Path) -> 
         f"prompt 2: layer 1 takes expert {left} for token 6 instead of {taken}, whose score is "
     )
     assert f"; a tie: {line}" in verdict.line()
+
+
+def test_of_five_that_are_close_each_may_be_the_last() -> None:
+    """As of tiny-qwen3moe IQ4_XS, seed 786, whose token 9 took the eighth for the fourth."""
+    scores = np.array([[1.41, 1.16, 0.36, 0.242, 0.233, 0.231, 0.230, 0.148, -0.25, -0.27, -0.39]])
+    found = ties({0: Routed(scores, np.array([[0, 1, 2, 3]]))}, {0: 0.1})
+    assert {(tie.taken, tie.left) for tie in found if tie.taken == 3} == {(3, 4), (3, 5), (3, 6)}
 
 
 def test_a_tie_does_not_excuse_other_errors(mixtral: Path, tmp_path: Path) -> None:
