@@ -22,6 +22,7 @@ def test_code_that_was_kept_is_whole_or_made_again(
 
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cpu.ClangJITCompiler.compile", compile_)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CACHEDB", raising=False)
     fresh = native.__wrapped__
     fresh()
     fresh()
@@ -33,6 +34,9 @@ def test_code_that_was_kept_is_whole_or_made_again(
     monkeypatch.setattr(module, "_cpu", lambda: "another processor")
     fresh()
     assert len(made) == 3
+    monkeypatch.setenv("CACHEDB", str(tmp_path / "cold" / "cache.db"))  # a cold start
+    fresh()
+    assert len(made) == 4
 
 
 def test_an_interrupted_run_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
