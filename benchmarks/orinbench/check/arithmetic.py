@@ -13,7 +13,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from orinbench.check.reference import Reference, Routes
+from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
 from orinbench.model import ModelInfo
 
@@ -95,7 +95,7 @@ class RoundedReference(Reference):
         return self.logits(tokens, last, forced=taken)
 
     def share(self, exact: Reference) -> None:
-        """Take what the exact reference has unpacked, and leave what this one unpacks."""
+        """Take what another reference has unpacked, and leave there what this one unpacks."""
         self._unpacked = exact._unpacked
 
     def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
@@ -126,20 +126,13 @@ class ChunkReference(RoundedReference):
     draw of the same errors.
     """
 
-    def __init__(self, like: RoundedReference, context: int, place: float) -> None:
-        arithmetic = replace(
-            HALF_WEIGHTS,
-            kept=like.arithmetic.kept,  # their cache is the same
-            rounding=lambda x: _half(x * place) / place,
-        )
-        super().__init__(like.model, arithmetic, context)
-        self._halves: dict[tuple[str, int | None, int | None], Array] = {}
-
-    def share(self, exact: Reference) -> None:
-        """See RoundedReference; of its own kind also what that has rounded."""
-        super().share(exact)
-        if isinstance(exact, ChunkReference):
-            self._halves = exact._halves
+    def __init__(
+        self, exact: Reference, kept: Callable[[Array], Array], context: int, place: float
+    ) -> None:
+        """Make one from the reference whose unpacked weights it rounds; kept: see Arithmetic."""
+        rounding = replace(HALF_WEIGHTS, kept=kept, rounding=lambda x: _half(x * place) / place)
+        super().__init__(exact.model, rounding, context)
+        self._exact = exact
 
     def _given(self, rounded: Array, x: Array, name: str) -> Array:
         type_ = self.model.tensors[name].type
@@ -147,20 +140,11 @@ class ChunkReference(RoundedReference):
             return rounded
         return x + math.sqrt(2) * (rounded - x)
 
-    def after(self, layer: int, x: Array, forced: Routes | None = None) -> Array:
-        """See Reference."""
-        for key in [key for key in self._halves if not key[0].startswith(f"blk.{layer}.")]:
-            del self._halves[key]
-        return super().after(layer, x, forced)
-
-    def _rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
-        weights, type_ = super()._rows(name, rows), self.model.tensors[name].type
+    def _unpack(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+        weights, type_ = self._exact._rows(name, rows), self.model.tensors[name].type
         if not isinstance(rows, slice) or type_ not in _SCALES:
             return weights
-        key = name, rows.start, rows.stop
-        if key not in self._halves:
-            self._halves[key] = halves_of(self._packed(name, rows), weights, type_)
-        return self._halves[key]
+        return halves_of(self._packed(name, rows), weights, type_)
 
 
 def halves_of(packed_rows: NDArray[np.uint8], weights: Array, type_: GGMLQuantizationType) -> Array:

@@ -72,9 +72,9 @@ class LayerJudge:
 
     def __init__(self, exact: Reference, rounded: RoundedReference, context: int) -> None:
         self._exact, self._rounded = exact, rounded
-        self._of_chunks = [ChunkReference(rounded, context, place) for place in _PLACES]
-        for one in (self._rounded, *self._of_chunks):
-            one.share(self._exact)
+        kept = rounded.arithmetic.kept  # their cache is the same
+        self._of_chunks = [ChunkReference(exact, kept, context, place) for place in _PLACES]
+        self._rounded.share(self._exact)
         for one in self._of_chunks[1:]:
             one.share(self._of_chunks[0])
         self._found: dict[str, list[tuple[Array, ...]]] = {}
@@ -108,8 +108,7 @@ class LayerJudge:
             routes |= self._layer(layer, x[layer], x[layer + 1], chunks)
         left = x[-1, -last:]
         wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded))
-        noise = np.stack([rounded - wanted] * len(_PLACES))
-        self._keep("the head", generation.logits - wanted, noise, wanted)
+        self._keep("the head", generation.logits - wanted, (rounded - wanted)[None], wanted)
         return routes
 
     def _layer(self, layer: int, x: Array, after: Array, chunks: NDArray[np.bool_]) -> Way:
