@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import PAGE, ceil_div, round_up
+from orinllm.gpu.kernels.rows import RowConstants
 from orinllm.gpu.launch import Argument, Constants, Launch
 
 _THREADS = 256
@@ -29,22 +30,14 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class PlaceConstants(Constants):
-    """P of place_rows()."""
-
-    cols: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class PoolConstants(PlaceConstants):
+class PoolConstants(RowConstants):
     """P of pool_rows()."""
 
     rows: int
 
 
 @dataclass(frozen=True)
-class NormConstants(PlaceConstants):
+class NormConstants(RowConstants):
     """P of norm_biased()."""
 
     group: int
@@ -108,7 +101,7 @@ def place_rows(
     return Launch(
         name=f"place_rows_{cols}",
         file="encoder.cu",
-        constants=(PlaceConstants(cols, _THREADS),),
+        constants=(RowConstants(cols, _THREADS),),
         arguments=(
             Argument("float* x", x),
             Argument("const float* table", table),

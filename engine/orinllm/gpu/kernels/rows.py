@@ -39,7 +39,7 @@ class EmbedConstants(Constants):
 
 @dataclass(frozen=True)
 class RowConstants(Constants):
-    """P of norm_rows(), add_norm(), add_gated(), add_pictures() and last_row()."""
+    """P of norm_rows(), add_norm(), add_gated(), add_pictures(), last_row() and place_rows()."""
 
     cols: int
     threads: int
