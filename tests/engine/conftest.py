@@ -10,6 +10,7 @@ import pytest
 from orinbench.synth import write_synthetic
 from orinllm.file.gguf import GGUF
 from orinllm.gpu import device as devices
+from orinllm.gpu.compiler import provide_compiler
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType
 from orinllm.gpu.memory import make_memory
@@ -25,6 +26,12 @@ def graphs_are_freed_here() -> Iterator[None]:
     """Free a module's graphs: in tinygrad's CPU thread one would wait for that thread itself."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_compiler_is_found() -> None:
+    """Let tinygrad's CPU device compile: the engine's CPU path asks for one the first time only."""
+    provide_compiler()
 
 
 @pytest.fixture
