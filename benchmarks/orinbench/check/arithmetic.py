@@ -131,8 +131,8 @@ class ChunkReference(RoundedReference):
     ) -> None:
         """Make one from the reference whose unpacked weights it rounds; kept: see Arithmetic."""
         rounding = replace(HALF_WEIGHTS, kept=kept, rounding=lambda x: _half(x * place) / place)
+        self._exact = exact  # The reference unpacks factors of rotation when it is made.
         super().__init__(exact.model, rounding, context)
-        self._exact = exact
 
     def _given(self, rounded: Array, x: Array, name: str) -> Array:
         type_ = self.model.tensors[name].type
