@@ -81,7 +81,8 @@ say(asked=asked)
 def test_a_forked_child_is_told(tegra: Tegra) -> None:  # noqa: F811
     # Its parent's memory is not mapped there: each touch would be a SIGSEGV (status 11).
     run = tegra("""
-d = Device["NV"]
+from tinygrad.runtime.ops_nv import NVDevice
+d, second = Device["NV"], NVDevice("NV")
 nop = program(d, 'extern "C" __global__ void nop(int* x) { x[0] = 1; }', "nop")
 x = d.allocator.alloc(4096, BufferSpec())
 @TinyJit
@@ -93,15 +94,16 @@ def told(use):
     except (RuntimeError, MemoryError) as e: return "before this process was forked" in str(e)
 uses = [held.numpy, lambda: (Tensor.ones(16).contiguous().realize() + 1).tolist(), d.synchronize,
         lambda: nop(x, global_size=(1, 1, 1), local_size=(1, 1, 1)),
-        lambda: add(given)]
+        lambda: add(given), second.synchronize]
 sys.stdout.flush()
 if not (child := os.fork()):
     answers = list(map(told, uses))
     del held, given, x, nop, uses, add  # nothing is freed that is the parent's
     gc.collect()
-    sys.exit(0 if answers == [True] * 5 else 3)  # with tinygrad's own exit
+    sys.exit(0 if answers == [True] * 6 else 3)  # with tinygrad's own exit
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 say(status=status, sum=held.numpy().sum().item())
+second.finalize()
 """)
     assert run.said == {"status": 0, "sum": 192}
     assert "Traceback" not in run.stderr and "synchronization" not in run.stderr + run.stdout
