@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -11,6 +12,10 @@ from tests.patches.conftest import COMPILERS, wheel_file
 # would every program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Thousands of interpreters are started: without byte code each compiles the same modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # tinygrad looks for NVIDIA's compilers when it is imported, which may be the first test's doing.
 for variable, pattern in COMPILERS.items():

@@ -1,4 +1,7 @@
-"""A pytest plugin that writes what became of each test to $SERIES_OUTCOMES, as JSON."""
+"""A pytest plugin that writes what became of each test to $SERIES_OUTCOMES, as JSON.
+
+With $SERIES_FIRST_FAILURE no more cases of a test run once one has failed.
+"""
 
 import json
 import os
@@ -8,6 +11,15 @@ import pytest
 
 RANK = ("passed", "skipped", "failed")
 seen: dict[str, str] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Leave out the cases that cannot change the verdict."""
+    if "SERIES_FIRST_FAILURE" not in os.environ:
+        return None
+    test = item.nodeid.split("[")[0]
+    return any(seen[node] == "failed" and node.split("[")[0] == test for node in seen) or None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

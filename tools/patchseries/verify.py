@@ -49,18 +49,25 @@ class Verifier:
 
     # *** the checks ***
 
-    def prefixes(self) -> None:
+    def prefixes(self, workers: int) -> None:
         """Apply in order; import the modules on the base and after each patch."""
-        tree = link_copy(self.pristine, self.scratch / "prefix")
         # The base's byte code is made once and linked into every later copy.
         self.check(f"base {self.series.base.version} imports", self._imports(self.pristine))
+        tree, prefixes, problem = self.pristine, [], None
         for patch in self.series.patches:
+            tree = link_copy(tree, self.scratch / f"prefix-{patch.number}")
             try:
                 apply_all(tree, [patch])
             except SeriesError as e:
-                self.check(f"{patch.number} applies in order", str(e))
-                return
-            self.check(f"{patch.number} applies in order and imports", self._imports(tree))
+                problem = (f"{patch.number} applies in order", str(e))
+                break
+            prefixes.append((f"{patch.number} applies in order and imports", tree))
+        with ThreadPoolExecutor(workers) as pool:
+            imports = pool.map(self._imports, [tree for _, tree in prefixes])
+            for (label, _), failed in zip(prefixes, imports, strict=True):
+                self.check(label, failed)
+        if problem is not None:
+            self.check(*problem)
 
     def roundtrip(self) -> None:
         """export(checkout(series)) is byte-identical."""
@@ -92,7 +99,8 @@ class Verifier:
         tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
         patches = self.series.closure(patch) if alone else self.series.without(patch)
         try:
-            seen = self._test(apply_all(link_copy(self.pristine, tree), patches), patch)
+            apply_all(link_copy(self.pristine, tree), patches)
+            seen = self._test(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
         except SeriesError as e:
             return str(e)
         return _judge(patch, seen, want_pass=alone)
@@ -110,7 +118,9 @@ class Verifier:
     def _env(self, tree: Path) -> dict[str, str]:
         cache = self.scratch / f"cache-{tree.name}"
         cache.mkdir(exist_ok=True)
-        keep = {k: v for k, v in os.environ.items() if k not in ("DEV", "BEAM", "DEBUG", "CACHEDB")}
+        # Each tree starts many interpreters: its byte code is kept whatever the caller's are told.
+        dropped = ("DEV", "BEAM", "DEBUG", "CACHEDB", "PYTHONDONTWRITEBYTECODE")
+        keep = {name: value for name, value in os.environ.items() if name not in dropped}
         tools = str(Path(__file__).resolve().parent)
         return keep | {
             "PYTHONPATH": os.pathsep.join([str(tree), tools]),
@@ -118,13 +128,14 @@ class Verifier:
             "XDG_CACHE_HOME": str(cache),
         }
 
-    def _test(self, tree: Path, patch: Patch) -> dict[str, str]:
+    def _test(self, tree: Path, patch: Patch, settings: dict[str, str]) -> dict[str, str]:
         outcomes = self.scratch / f"{tree.name}.json"
+        settings = settings | {"SERIES_OUTCOMES": str(outcomes)}
         command = [sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
                 [*command, "-q", "--no-header", "--tb=line", *patch.tests],
-                cwd=self.series.root, env=self._env(tree) | {"SERIES_OUTCOMES": str(outcomes)},
+                cwd=self.series.root, env=self._env(tree) | settings,
                 capture_output=True, text=True, check=False, timeout=TEST_TIMEOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as e:
@@ -160,7 +171,7 @@ def verify(
     chosen = series.select(names)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-verify-") as tmp:
         verifier = Verifier(series, sdist, Path(tmp), say)
-        verifier.prefixes()
+        verifier.prefixes(workers)
         verifier.roundtrip()
         if not quick and not verifier.failures:
             verifier.effects(chosen, workers)
