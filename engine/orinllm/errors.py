@@ -1,9 +1,19 @@
 """Errors that are one line for people: what a user can mend, and a device that failed."""
 
+import re
+
+# What moves a terminal's cursor or begins a sequence for it, but line breaks and tabs.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def printable(text: str) -> str:
     """Return a text with escapes for what cannot be printed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def harmless(text: str) -> str:
+    """Return a text of lines with escapes for what a terminal would obey."""
+    return _CONTROLS.sub(lambda found: printable(found[0]), text)
 
 
 class BadInput(ValueError):  # noqa: N818  (reads as what it says)

@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from tests.engine.models import smollm2
 
+from orinllm.command.terminal import print_answer, print_line, say
+from orinllm.text.answer import Delta
+
 ORINLLM = [sys.executable, "-m", "orinllm.command.cli"]
 MODEL = str(smollm2())
 PARIS = "The capital of France is Paris."
@@ -34,14 +37,42 @@ def orinllm(
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_run_prints_the_answer_and_nothing_else() -> None:
-    code, out, talk = orinllm("run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL)
+def test_run_prints_the_answer_and_nothing_else(tmp_path: Path) -> None:
+    odd = tmp_path / "[b]\x1b[2J.gguf"  # no markup, and nothing that a terminal obeys
+    odd.symlink_to(MODEL)
+    code, out, talk = orinllm("run", str(odd), "-p", FRANCE, "--temperature", "0", *SMALL)
     assert (code, out) == (0, f"{PARIS}\n")
+    assert talk.startswith(r"[b]\x1b[2J.gguf: cpu path") and "\x1b" not in talk
     assert "cpu path on CPU, context of 512 tokens" in talk
     assert re.search(
         r"^\[7 tokens, [\d.]+ tok/s; prompt of 37 tokens, first token after", talk, re.M
     )
     assert "ended by the model]" in talk
+
+
+class Answer:
+    """A generation, as `print_answer` reads it."""
+
+    tokens, n_cached, n_proposed, n_prompt, finish_reason = (1, 2), 0, 0, 3, "stop"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_obeys_nothing_of_an_answer(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file gets each byte, a terminal escapes for those that it would obey."""
+    evil = "a\tb\x1b]52;c;ZXZpbA==\x07\x9b2J\r\N{ZERO WIDTH JOINER}\n"
+    shown = evil
+    if terminal:
+        shown = "a\tb\\x1b]52;c;ZXZpbA==\\x07\\x9b2J\\r\N{ZERO WIDTH JOINER}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    print_answer(Answer(), [Delta(reasoning="\x1b[2J"), Delta(evil)])
+    out, said = capsys.readouterr()
+    assert out == f"{shown}\n"
+    assert said.startswith("\\x1b[2J\n[2 tokens")
+    print_line("\x1b[2J\n")
+    say("\x1b[2J")
+    assert capsys.readouterr() == ("\\x1b[2J\\n\n", "\\x1b[2J\n")
 
 
 @pytest.mark.parametrize("guess", [["--lookup"], ["--draft", MODEL]])

@@ -30,8 +30,16 @@ from orinllm.command.options import (
     with_speculation,
 )
 from orinllm.command.streams import argument, prepare
-from orinllm.command.terminal import print_answer, say, standard_input, talk, tokens_of, typed_lines
-from orinllm.errors import BadInput, DeviceFault
+from orinllm.command.terminal import (
+    print_answer,
+    print_line,
+    progress,
+    say,
+    standard_input,
+    tokens_of,
+    typed_lines,
+)
+from orinllm.errors import BadInput, DeviceFault, printable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,8 +62,8 @@ def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
     from orinllm.batching.proposers import Lookup
 
     if draft is not None:
-        with talk().status(f"loading {draft.name}") as status:
-            model.speculate(model.draft(draft, lambda text: status.update(text)))
+        with progress(f"loading {draft.name}") as show_progress:
+            model.speculate(model.draft(draft, show_progress))
     elif lookup:
         model.speculate(Lookup())
 
@@ -82,7 +90,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     from orinllm.model import Model
 
     started = time.perf_counter()
-    with talk().status(f"loading {source.model.name}") as status:
+    with progress(f"loading {source.model.name}") as show_progress:
         loaded = Model.load(
             source.model,
             device=opened.result,
@@ -90,7 +98,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
             general=source.general,
             kv=KEY_TYPES[source.kv],
             mmproj=source.mmproj,
-            say=lambda text: status.update(text),
+            say=show_progress,
         )
     seconds = time.perf_counter() - started
     say(
@@ -331,6 +339,7 @@ def show(source: Source) -> None:
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from orinllm.gpu.device import open_device
     from orinllm.gpu.kernels.buffers import KEY_TYPES
@@ -341,19 +350,20 @@ def show(source: Source) -> None:
     network = header.network
     plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
     for line in _summary(header, plan, cache_bytes(plan, network.context)):
-        print(line)
+        print_line(line)
     if source.mmproj is not None:
         from orinllm.sight import describe
 
         for line in describe(source.mmproj, network):
-            print(line)
+            print_line(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
     for tensor in network.gguf.tensors.values():
         reason = "asked for" if source.general else plan.reason(tensor.name)
         path = "general" if source.general else plan.path
         taken = "fused kernels" if reason is None else f"{path} path: {reason}"
         shape = " x ".join(map(str, tensor.shape))
-        table.add_row(tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken)
+        cells = tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken
+        table.add_row(*(Text(printable(cell)) for cell in cells))  # and no markup
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 
 
@@ -381,7 +391,7 @@ def list_() -> None:
     from orinllm.file.hub import kept_models
 
     for kept in kept_models():
-        print(f"{kept.size_bytes / 1e6:10,.1f} MB  {kept.name}")
+        print_line(f"{kept.size_bytes / 1e6:10,.1f} MB  {kept.name}")
 
 
 @cli.command()
@@ -429,8 +439,8 @@ def compile_(**given: Any) -> None:
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
     out = given["out"]
     gpu = target(given["arch"], given["sms"])
-    with talk().status("compiling") as status:
-        n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))
+    with progress("compiling") as show_progress:
+        n = compile_ahead(network, gpu, out, given["slots"], show_progress)
     say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 
@@ -463,6 +473,7 @@ def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
     if text:
         from orinllm.server.web.notify import tell_systemd
 
+        text = printable(text)
         print(text, file=sys.stderr)
         tell_systemd(f"STATUS={text}")
     if at_once or is_opening():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orinllm.errors import BadInput
+from orinllm.errors import BadInput, printable
 
 if TYPE_CHECKING:
     from orinllm.choose.sampling import Sampling
@@ -47,7 +47,7 @@ class MmprojFile(click.Path):
 
 
 def _tell(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def _mmproj_beside_model() -> Path | None:

@@ -1,4 +1,7 @@
-"""The terminal: what is said to a person, the lines that a person types, an answer as it grows."""
+"""The terminal: what is said to a person, the lines that a person types, an answer as it grows.
+
+A model's file, its answers and the hub are strangers': a terminal obeys nothing of what they say.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import functools
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from orinllm.errors import BadInput
+from orinllm.errors import BadInput, harmless, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +32,21 @@ def talk() -> Console:
 
 def say(text: str, style: str = "") -> None:
     """Print a line for people, which is not folded."""
-    talk().print(text, style=style, markup=False, soft_wrap=True)
+    talk().print(harmless(text), style=style, markup=False, soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """Print a line of what was asked for."""
+    print(printable(text))
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done until it is done; yields what shows another text."""
+    from rich.text import Text
+
+    with talk().status(Text(printable(text))) as status:
+        yield lambda text: status.update(Text(printable(text)))
 
 
 @contextmanager
@@ -50,17 +67,18 @@ def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
 def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
     """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
     started, first, thinking = time.perf_counter(), 0.0, False
+    shown = harmless if sys.stdout.isatty() else str
     with _cancelled_by_interrupt(generation):
         for delta in deltas:
             first = first or time.perf_counter()
             if delta.reasoning:
                 thinking = True
-                talk().out(delta.reasoning, style="dim", highlight=False, end="")
+                talk().out(harmless(delta.reasoning), style="dim", highlight=False, end="")
             if delta.content:
                 if thinking:
                     thinking = False
                     talk().out("")
-                print(delta.content, end="", flush=True)
+                print(shown(delta.content), end="", flush=True)
     print(flush=True)
     n, seconds = len(generation.tokens), time.perf_counter() - first
     rate = f", {(n - 1) / seconds:.1f} tok/s" if first and n > 1 else ""
