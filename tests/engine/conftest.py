@@ -78,19 +78,20 @@ def load_emulated(
     pages: int | None = None,
     kv: KeyType = F16,
     slots: tuple[int, int] = (4, 2),
+    device: str = "EMU",
 ) -> FusedExecutor:
-    """Load a file on the emulated GPU, which is installed and the default device.
+    """Load a file on a device, the emulated GPU, which is installed and the default one.
 
     slots: of recurrent states, and of copies of them.
     """
     gguf = GGUF.open(path)
     config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
-    plan = make_plan(gguf, config, "EMU", kv)
+    plan = make_plan(gguf, config, device, kv)
     assert plan.fused, plan.obstacles
-    weights = Weights(gguf, config, "EMU")
+    weights = Weights(gguf, config, device)
     with weights.arriving():
         pass
-    memory = make_memory(config, weights, "EMU", context, pages or context // PAGE, kv, slots)
+    memory = make_memory(config, weights, device, context, pages or context // PAGE, kv, slots)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 

@@ -70,13 +70,14 @@ def _partners(st: State, masks: NDArray[np.uint32]) -> Groups | None:
 def ballot(st: State, flag: NDArray[np.bool_], groups: Groups | None = None) -> NDArray[np.uint32]:
     """Per active lane: bits of the active lanes of its warp, or group, whose flag is set."""
     lanes = st.lanes()
-    group, count = st.warp[lanes], int(st.warp[-1]) + 1
-    if groups is not None:
-        group, count = groups, int(groups.max()) + 1
+    if groups is None and st.threads % 32 == 0:
+        flags = np.zeros(st.n, bool)
+        flags[lanes] = flag
+        words: NDArray[np.uint32] = np.packbits(flags, bitorder="little").view("<u4")
+        return words[st.warp[lanes]]
+    group = st.warp[lanes] if groups is None else groups
     bits = np.where(flag, np.uint32(1) << st.lane[lanes], np.uint32(0))
-    sums = np.zeros(count, np.uint32)
-    np.bitwise_or.at(sums, group, bits)
-    return sums[group]
+    return np.bincount(group, bits).astype(np.uint32)[group]  # no bit is there twice
 
 
 def reduce_blocks(st: State, reduce: tuple[str, Read, Any], lanes: Lanes) -> None:

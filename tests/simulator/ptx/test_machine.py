@@ -264,4 +264,5 @@ def test_blocks_that_wait_need_tickets() -> None:
         assert sorted(found) == list(range(6))
     by_block = kernel(CHAIN.format(number="mov.u32 %r1, %ctaid.x;"))
     assert run(by_block, **options).tolist() == list(range(6))
-    assert "did not end" in fails(by_block, shuffle=1, **(options | {"threads": 1})).what
+    what = fails(by_block, shuffle=1, **(options | {"threads": 1})).what
+    assert "did not end" in what or "deadlock" in what  # which is first is a matter of time
