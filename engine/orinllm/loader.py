@@ -5,7 +5,8 @@ What a GPU needs is imported where one is used: it takes half of a CPU's start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ class Network:
     context: int
     kv: KeyType = F16  # of keys and values
     pictures: int = 0  # rows of a picture that see each other, or go together; 0: it sees none
+    beside: Callable[[], int] = field(default=int, compare=False)  # bytes on a GPU that others take
 
     @staticmethod
     def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> Network:
@@ -268,13 +270,14 @@ def _check_memory(network: Network, plan: Plan) -> None:
     free = free_memory(plan.device)
     if free is None or not network.config.layers:
         return
-    cache = cache_bytes(plan, network.context)
+    cache, beside = cache_bytes(plan, network.context), 0
     if plan.fused:
-        free -= state_bytes(network, 1)
+        free -= state_bytes(network, 1) + (beside := network.beside())
     if plan.weight_bytes + cache <= free:
         return
     fit = max(0, free - plan.weight_bytes) // plan.cache_bytes_per_token // PAGE * PAGE
     room = f"{fit} tokens fit" if fit else "not even its weights fit"
+    room += f" beside the {beside / 1e9:.1f} GB of an encoder of pictures" if beside else ""
     raise BadInput(
         f"{network.gguf.path}: weights of {plan.weight_bytes / 1e9:.1f} GB and a context of "
         f"{network.context} tokens, {cache / 1e9:.1f} GB, do not fit the {free / 1e9:.1f} GB that "

@@ -5,12 +5,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from orinllm.errors import BadInput
-from orinllm.file.ggml import kernel_types
 from orinllm.file.gguf import GGUF
 from orinllm.loader import Network
 from orinllm.network.config import Config
@@ -24,6 +23,9 @@ from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
 from orinllm.text.processes.child import Child
 from orinllm.text.template import ChatTemplate
 
+if TYPE_CHECKING:
+    from orinllm.gpu.encoder import Footprint
+
 #: Projectors, by the name that a file has for them.
 PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
     "gemma3": gemma3,
@@ -34,9 +36,6 @@ PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
 }
 # CPU seconds and bytes of the process that decodes a picture.
 _SECONDS, _MEMORY = 20.0, 2 << 30
-
-# Columns that products take as they lie: COLUMN_STEP of gpu/kernels/gemm.py, without its imports.
-_COLUMN_STEP = 64
 
 #: Makes the rows of a picture's tiles.
 Encode = Callable[[Sequence[Pixels]], Floats]
@@ -56,10 +55,9 @@ class Sight:
     encode: Encode
 
     @staticmethod
-    def read(path: str | Path, config: Config, gguf: GGUF, device: str) -> "Sight":
+    def read(path: str | Path, network: Network, device: str) -> "Sight":
         """Read an mmproj file for a language model on a device; raises BadInput, one line."""
-        clip, projector = read_projector(path)
-        _check(clip, projector, config, gguf)
+        clip, projector = projector_of(path, network)
         return Sight(clip, projector, encoder_on(device, clip, projector))
 
     def picture(self, source: Any) -> Picture:
@@ -168,6 +166,13 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
         raise BadInput(f"{path}: {error}") from None
 
 
+def projector_of(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
+    """Read an mmproj file of a language model; raises BadInput, one line."""
+    clip, projector = read_projector(path)
+    _check(clip, projector, network.config, network.gguf)
+    return clip, projector
+
+
 def encoder_on(device: str, clip: GGUF, projector: Projector) -> Encode:
     """Return what computes a projector's encoder on a device."""
     if device.split(":")[0] == "CPU":
@@ -187,27 +192,25 @@ def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
     """Return a network that has room for the pictures of an mmproj file; raises BadInput."""
     if mmproj is None:
         return network
-    clip, projector = read_projector(mmproj)
-    _check(clip, projector, network.config, network.gguf)
-    return replace(network, pictures=projector.n_rows or 1)
+    clip, projector = projector_of(mmproj, network)
+
+    def beside() -> int:
+        taken = taken_by(clip, projector, network.context)
+        return taken.weights + taken.rows
+
+    return replace(network, pictures=projector.n_rows or 1, beside=beside)
 
 
-def encoder_bytes(mmproj: str | Path) -> int:
-    """Return the bytes that an encoder takes on a GPU: its matrices as they lie, or as halves."""
-    types = kernel_types()
-    return sum(
-        tensor.n_bytes
-        if int(tensor.type) in types and tensor.shape[-1] % _COLUMN_STEP == 0
-        else 2 * tensor.n_elements
-        for tensor in GGUF.open(mmproj).tensors.values()
-        if len(tensor.shape) > 1
-    )
+def taken_by(clip: GGUF, projector: Projector, context: int) -> "Footprint":
+    """Return what an encoder takes on a GPU for the largest picture of a context."""
+    from orinllm.gpu.encoder import footprint
+
+    return footprint(clip, projector.encoder, projector.most_rows(context))
 
 
 def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
     """Yield lines of a projector, and of the memory that its encoder takes; raises BadInput."""
-    clip, projector = read_projector(mmproj)
-    _check(clip, projector, network.config, network.gguf)
+    clip, projector = projector_of(mmproj, network)
     encoder = projector.encoder
     patches, width = encoder.side**2, encoder.width
     if (free := encoder.free) is None:
@@ -218,24 +221,34 @@ def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
         )
     else:
         cell = encoder.patch * free.merge
-        most = projector.sizes["most"] // cell**2
+        most = projector.most_rows(network.context)
         yield f"pictures      {clip.path}: {projector.kind}, up to {most:,} rows"
         yield f"              a row each {cell} x {cell} pixels, patches of width {width}"
+    taken = taken_by(clip, projector, network.context)
     yield (
         f"              {clip.size_bytes / 1e6:,.1f} MB of weights; on a GPU "
-        f"{encoder_bytes(mmproj) / 1e6:,.1f} MB, from the first picture on"
+        f"{taken.weights / 1e6:,.1f} MB, and {taken.rows / 1e6:,.1f} MB for the largest picture"
     )
 
 
 def let_see(
-    template: ChatTemplate | None, mmproj: str | Path, network: Network, device: str
+    template: ChatTemplate | None,
+    mmproj: str | Path,
+    network: Network,
+    device: str,
+    at_once: bool = False,
 ) -> None:
-    """Let a model's chats have pictures; raises BadInput where it cannot chat."""
+    """Let a model's chats have pictures; raises BadInput where it cannot chat.
+
+    at_once: what the largest picture needs is taken now, and not with the first one.
+    """
     if template is None:
         raise BadInput(
             f"{network.gguf.path}: has no chat template; pictures (--mmproj) are parts of messages"
         )
-    sight = Sight.read(mmproj, network.config, network.gguf, device)
+    sight = Sight.read(mmproj, network, device)
+    if at_once and (prepare := getattr(sight.encode, "prepare", None)) is not None:
+        prepare(sight.projector.most_rows(network.context))
     template.see(sight)
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.engine.vision import tiny
 from tinygrad import helpers
 from tinygrad.device import CompileError
 from tinygrad.helpers import Context
@@ -19,7 +20,9 @@ from orinllm.errors import BadInput
 from orinllm.gpu import connection
 from orinllm.gpu import device as devices
 from orinllm.gpu.ahead import compile_ahead, target
+from orinllm.gpu.encoder import FusedEncoder
 from orinllm.loader import Network, make_runner, plan_network
+from orinllm.sight import projector_of
 
 
 class Remembering:
@@ -74,6 +77,29 @@ def test_a_start_with_cubins_compiles_nothing(
     monkeypatch.setenv(devices.CUBINS, str(tmp_path / "nowhere"))
     devices.compile_cuda("NULL", "another source")
     assert asked.asked == 1
+
+
+@pytest.mark.usefixtures("plain_null")
+def test_the_first_picture_of_any_size_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one multiprocessor, where products of 36 rows have as many tiles as an Orin's of 4,096."""
+    monkeypatch.setattr(devices, "nvrtc", Remembering)
+    tiny.write_text(tmp_path / "tiny.gguf", "qwen3vl")
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
+    network = Network.read(tmp_path / "tiny.gguf")
+    seen = projector_of(tmp_path / "mmproj.gguf", network)
+    compile_ahead(network, target("sm_87", 1), tmp_path / "made", 1, seen)
+    made = {path.name for path in (tmp_path / "made").iterdir()}
+    encode = FusedEncoder(seen[0], seen[1].encoder, "NULL")
+    tiles: dict[str, set[str]] = {}
+    for rows in range(1, 37):
+        launches, _ = encode._list(2, 2 * rows)
+        sources = {launch.source: launch.name for launch in launches.launches}
+        assert {devices.cubin_name("sm_87", source) for source in sources} <= made, rows
+        for source, name in sources.items():
+            tiles.setdefault(name, set()).add(source)
+    assert max(map(len, tiles.values())) > 2
 
 
 @pytest.mark.parametrize(

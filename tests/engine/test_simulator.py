@@ -238,7 +238,7 @@ plan = plan_network(network, "NV")
 assert plan.fused, plan.obstacles
 runner = make_runner(network, plan, share=Share(slots=1))
 model = Model(Header.of(network), plan, runner, make_store(runner, network))
-sight = Sight.read(folder / "mmproj.gguf", network.config, network.gguf, "NV")
+sight = Sight.read(folder / "mmproj.gguf", network, "NV")
 found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
 assert found == list(RECORDED[f"{kind}.tokens"][:3]), found
 print("the picture is seen")

@@ -18,6 +18,7 @@ import click
 
 from orinllm.command.opening import is_opening, opening
 from orinllm.command.options import (
+    MmprojFile,
     ModelFile,
     Source,
     read_sampling,
@@ -415,6 +416,12 @@ def rm(name: str) -> None:
 @click.option("-c", "--context", type=int, help="Maximum tokens, as the later run has them.")
 @with_keys
 @click.option(
+    "--mmproj",
+    type=MmprojFile(),
+    metavar="FILE",
+    help="Also the kernels of the encoder of pictures in this file.",
+)
+@click.option(
     "--slots",
     default=1,
     type=click.IntRange(1, 32),
@@ -437,10 +444,14 @@ def compile_(**given: Any) -> None:
     from orinllm.loader import Network
 
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
-    out = given["out"]
+    out, seen = given["out"], None
+    if given["mmproj"] is not None:
+        from orinllm.sight import projector_of
+
+        seen = projector_of(given["mmproj"], network)
     gpu = target(given["arch"], given["sms"])
     with progress("compiling") as show_progress:
-        n = compile_ahead(network, gpu, out, given["slots"], show_progress)
+        n = compile_ahead(network, gpu, out, given["slots"], seen, show_progress)
     say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import (
+    MULTIPROCESSORS,
     OLDEST_SM,
     PROBE,
     Target,
@@ -15,6 +17,7 @@ from orinllm.gpu.device import (
     cubin_name,
 )
 from orinllm.gpu.draws import Draws
+from orinllm.gpu.encoder import PictureWeights, launches_of_all
 from orinllm.gpu.fused import VERIFIED, behind_chunk, list_of_tokens, piece_of, size_classes
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
@@ -25,9 +28,7 @@ from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network
-
-#: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
-MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
+from orinllm.network.vision.encoder import Projector
 
 
 def target(arch: str, multiprocessors: int | None) -> Target:
@@ -83,10 +84,23 @@ def launches_for(
 
 
 def compile_ahead(
-    network: Network, gpu: Target, folder: Path, slots: int = 1, say: Say = quiet
+    network: Network,
+    gpu: Target,
+    folder: Path,
+    slots: int = 1,
+    seen: tuple[GGUF, Projector] | None = None,
+    say: Say = quiet,
 ) -> int:
-    """Write the cubins of a model of so many slots into a folder; return how many there are."""
-    launches = launches_for(network, gpu, *size_classes(slots), served=True)
+    """Write the cubins of a model of so many slots into a folder; return how many there are.
+
+    seen: a projector, of which pictures of all sizes have theirs, too.
+    """
+    launches = list(launches_for(network, gpu, *size_classes(slots), served=True))
+    if seen is not None:
+        clip, projector = seen
+        weights = PictureWeights(clip, "NULL", empty=True)
+        most = projector.most_rows(network.context)
+        launches += launches_of_all(projector.encoder, weights, most)
     sources = list(dict.fromkeys(launch.source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)

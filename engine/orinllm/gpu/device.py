@@ -30,6 +30,8 @@ CUBINS = "ORINLLM_CUBINS"
 PROBE = 'extern "C" __global__ void probe() {}'
 #: The oldest architecture with cp.async and the mma.sync forms that the kernels use.
 OLDEST_SM = 80
+#: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
+MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
 #: Blocks of a GEMV that share a multiprocessor, where its shared memory is split for several.
 SHARING = 2
 
@@ -424,6 +426,17 @@ class Target:
 
     arch: str  # such as sm_87
     multiprocessors: int
+
+
+def stand_in() -> str:
+    """Return the device NULL, for which launches are listed: as on an Orin, where none was named.
+
+    Their buffers are of no memory.
+    """
+    if "NULL" not in _TOOLCHAINS:
+        sms = MULTIPROCESSORS["sm_87"]
+        register("NULL", Toolchain(lambda device: None, lambda device: sms, lambda device: SHARING))
+    return "NULL"
 
 
 def compile_for(target: Target) -> str:

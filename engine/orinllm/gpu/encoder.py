@@ -1,20 +1,22 @@
 """An encoder of pictures on the fused kernels: its weights, and a list of launches a shape."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
 from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import unsupported
+from orinllm.gpu.device import compile_all, stand_in, unsupported
 from orinllm.gpu.kernels.buffers import Weight, round_up
 from orinllm.gpu.kernels.encoder import Columns
-from orinllm.gpu.kernels.gemm import COLUMN_STEP
-from orinllm.gpu.launch import Graph
+from orinllm.gpu.kernels.gemm import COLUMN_STEP, tiles_of
+from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import GPU_ONLY
 from orinllm.gpu.steps.picture import PictureList
 from orinllm.gpu.weights import floats
@@ -62,6 +64,12 @@ class FusedEncoder:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
         return np.concatenate([self._rows(tile) for tile in tiles])
 
+    def prepare(self, most: int) -> None:
+        """Take what tiles of up to so many rows need: memory, and the kernels of all sizes."""
+        launches, _ = self._list(*_grid(self._encoder, most))
+        rest = _lists_of_all(self._encoder, self._weights, self._room, launches, most)
+        compile_all(self._device, [launch.source for each in rest for launch in each.launches])
+
     def _rows(self, tile: Pixels) -> Floats:
         rows, columns = (side // self._encoder.patch for side in tile.shape[:2])
         launches, graph = self._list(rows, columns)
@@ -78,11 +86,74 @@ class FusedEncoder:
         if shape not in self._lists:
             if len(self._lists) == _SHAPES_KEPT:
                 self._lists.popitem(last=False)
-            arranged = arrange(self._encoder, rows, columns)
-            launches = PictureList(self._encoder, self._weights, self._room, arranged)
+            launches = _list_of(self._encoder, self._weights, self._room, shape)
             self._lists[shape] = launches, Graph(self._device, launches.launches)
         self._lists.move_to_end(shape)
         return self._lists[shape]
+
+
+def _list_of(
+    encoder: Encoder, weights: "PictureWeights", room: "Room", grid: tuple[int, int]
+) -> PictureList:
+    return PictureList(encoder, weights, room, arrange(encoder, *grid))
+
+
+def _grid(encoder: Encoder, rows: int) -> tuple[int, int]:
+    """Return a tile's grid of patches: of a tile of any size one that makes so many rows."""
+    free = encoder.free
+    return (encoder.side, encoder.side) if free is None else (free.merge, free.merge * rows)
+
+
+def _lists_of_all(
+    encoder: Encoder, weights: "PictureWeights", room: "Room", largest: PictureList, most: int
+) -> Iterator[PictureList]:
+    """Yield lists that have the kernels of every tile of up to `most` rows among them.
+
+    Tiles differ in products, whose blocks are by their number of rows (kernels/tile.py).
+    """
+    yield largest
+    if (free := encoder.free) is None:
+        return
+    different = {
+        (each, tuple((w.type.name, w.rows, w.cols) for w in product.weights)): product
+        for product, each in largest.products
+    }
+    known = set[object]()
+    for n in range(most, 0, -1):
+        tiles = {
+            (key, tiles_of(product, n * free.merge**2 // key[0]))
+            for key, product in different.items()
+        }
+        if not tiles <= known and known:
+            yield _list_of(encoder, weights, room, _grid(encoder, n))
+        known |= tiles
+
+
+def launches_of_all(encoder: Encoder, weights: "PictureWeights", most: int) -> list[Launch]:
+    """Return launches that have the kernels of every tile of up to `most` rows among them."""
+    grid = _grid(encoder, most)
+    room = Room(weights.device, grid[0] * grid[1])
+    largest = _list_of(encoder, weights, room, grid)
+    lists = _lists_of_all(encoder, weights, room, largest, most)
+    return [launch for each in lists for launch in each.launches]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of an encoder on a GPU: of its weights, and of what tiles of up to some rows take."""
+
+    weights: int
+    rows: int
+
+
+def footprint(gguf: GGUF, encoder: Encoder, most: int) -> Footprint:
+    """Return what an encoder takes for tiles of up to `most` rows."""
+    weights, grid = PictureWeights(gguf, stand_in(), empty=True), _grid(encoder, most)
+    room = Room(weights.device, grid[0] * grid[1])
+    launches = _list_of(encoder, weights, room, grid).launches
+    bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}
+    other = sum(base.nbytes for base in bases.values()) - weights.n_bytes - room.n_bytes
+    return Footprint(weights.n_bytes, room.n_bytes + _SHAPES_KEPT * other)
 
 
 class Room:
@@ -91,6 +162,11 @@ class Room:
     def __init__(self, device: str, patches: int) -> None:
         self.device, self.patches = device, patches
         self._buffers: dict[tuple[str, int, DType], Buffer] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def rows(self, name: str, each: int, columns: int, dtype: DType, zero: bool = False) -> Buffer:
         """Return rows of `each` patches; `zero`: the host may touch them, and sees zeros first."""
@@ -103,12 +179,21 @@ class Room:
 
 
 class PictureWeights:
-    """An mmproj file's tensors on the device: rows and columns are filled up with zeros."""
+    """An mmproj file's tensors on the device: rows and columns are filled up with zeros.
 
-    def __init__(self, gguf: GGUF, device: str) -> None:
-        self._gguf, self.device = gguf, device
+    empty: nothing is in the buffers of matrices.
+    """
+
+    def __init__(self, gguf: GGUF, device: str, empty: bool = False) -> None:
+        self._gguf, self.device, self._empty = gguf, device, empty
         self._matrices: dict[tuple[str, bool], Weight] = {}
         self._vectors: dict[str, Buffer] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all that were asked for."""
+        matrices = (weight.buffer for weight in self._matrices.values())
+        return sum(buffer.nbytes for buffer in (*matrices, *self._vectors.values()))
 
     def has(self, name: str) -> bool:
         """Say whether the file has a tensor."""
@@ -127,21 +212,26 @@ class PictureWeights:
             tensor = self._gguf.tensors[name]
             type_ = kernel_types().get(int(tensor.type))
             whole = columns.of == columns.group and not across and not self.has(f"{name}.1")
-            if type_ is not None and packed and whole and columns.all % type_.block_values == 0:
-                raw = self._gguf.bytes(name).reshape(tensor.shape[0], -1)
-            else:
-                type_ = kernel_types()[int(GgmlType.F16)]
-                values = weight_of(self._gguf, name)
-                values = _filled(values.T if across else values, columns)
-                raw = np.ascontiguousarray(values, np.float16).view(np.uint8)
-            rows = round_up(len(raw), COLUMN_STEP)
-            if rows > len(raw):
-                raw = np.pad(raw, ((0, rows - len(raw)), (0, 0)))
-            flat = np.ascontiguousarray(raw).reshape(-1)
-            buffer = Buffer(self.device, flat.size, dtypes.uint8).allocate()
-            buffer.copyin(memoryview(bytearray(flat)))
+            lies = packed and whole and type_ is not None
+            if type_ is None or not lies or columns.all % type_.block_values:
+                lies, type_ = False, kernel_types()[int(GgmlType.F16)]
+            rows = round_up(tensor.shape[1 if across else 0], COLUMN_STEP)
+            size = rows * columns.all // type_.block_values * type_.block_bytes
+            buffer = Buffer(self.device, size, dtypes.uint8).allocate()
             self._matrices[name, packed] = Weight(buffer, type_, rows, columns.all)
+            if not self._empty:
+                raw = self._raw(name, columns, lies, across)
+                raw = np.pad(raw, ((0, rows - len(raw)), (0, 0)))
+                buffer.copyin(memoryview(bytearray(raw)))
         return self._matrices[name, packed]
+
+    def _raw(self, name: str, columns: Columns, lies: bool, across: bool) -> NDArray[np.uint8]:
+        """Return a matrix's bytes, rows first: `lies`: as in the file; else as halves."""
+        if lies:
+            return self._gguf.bytes(name).reshape(self._gguf.tensors[name].shape[0], -1)
+        values = weight_of(self._gguf, name)
+        values = _filled(values.T if across else values, columns)
+        return np.ascontiguousarray(values, np.float16).view(np.uint8)
 
     def vector(self, name: str, columns: Columns) -> Buffer:
         """Return a vector, or a table's rows, as floats."""

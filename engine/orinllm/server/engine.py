@@ -28,7 +28,7 @@ from orinllm.loader import (
 )
 from orinllm.model import Header, check_guesses, load_draft
 from orinllm.server.options import EngineOptions
-from orinllm.sight import encoder_bytes, let_see, with_pictures
+from orinllm.sight import let_see, with_pictures
 from orinllm.text.grammar import Grammars
 from orinllm.text.template import KEY, ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
@@ -88,7 +88,8 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
         check_guesses(plain, header, plan, "--lookup, --draft")
     runner = plain if proposer is None else SpeculatingRunner(plain, proposer)
     if options.mmproj is not None:
-        let_see(template, options.mmproj, network, plan.device)
+        say("pictures: room for the largest")
+        let_see(template, options.mmproj, network, plan.device, at_once=True)
     store = make_store(plain, network)
     say("vocabulary: prepared for grammars")
     header.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
@@ -136,9 +137,7 @@ def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
     one, free = pages_of(network.context), free_memory(plan.device)
     if free is None:
         return slots * one
-    if options.mmproj is not None:
-        free -= encoder_bytes(options.mmproj)
-    room = int((free - plan.weight_bytes) * options.memory)
+    room = int((free - plan.weight_bytes - network.beside()) * options.memory)
     if plan.fused:
         slots = fused_slots(network, plan, slots)
         room -= state_bytes(network, slots)

@@ -11,12 +11,12 @@ from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
-from orinllm.gpu.encoder import FusedEncoder, obstacle
+from orinllm.gpu.encoder import FusedEncoder, footprint, obstacle
 from orinllm.gpu.kernels.encoder import Heads, attend_all, split_heads
 from orinllm.gpu.launch import Graph
 from orinllm.gpu.steps.picture import ranges_of
 from orinllm.network.vision.prepare import prepare
-from orinllm.sight import encoder_bytes, encoder_on, read_projector
+from orinllm.sight import encoder_on, read_projector
 
 pytestmark = pytest.mark.usefixtures("emulation")
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
@@ -67,9 +67,16 @@ def test_rows_are_those_of_transformers(
     assert (first == rows[n:]).all()
     for launches, _ in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
-    if other:  # beside them it has positions, and two frames of patches that become one
-        held = sum(weight.buffer.nbytes for weight in encode._weights._matrices.values())
-        assert held < encoder_bytes(tmp_path / "mmproj.gguf") < 1.5 * held
+    n_rows = projector.most_rows(1 << 20)
+    said = footprint(clip, projector.encoder, n_rows)
+    assert said.weights == encode._weights.n_bytes
+    encode.prepare(n_rows)
+    room = encode._room
+    assert (encode(tiles) == rows).all() and encode._room is room
+    each = [launch for of, _ in encode._lists.values() for launch in of.launches]
+    bases = {id(a.buffer.base): a.buffer.base for one in each for a in one.arguments}
+    held = sum(base.nbytes for base in bases.values()) - said.weights
+    assert room.n_bytes < held <= said.rows < 1.5 * held
 
 
 @pytest.mark.parametrize(("head", "turned"), [(64, True), (72, False), (80, True)])

@@ -113,7 +113,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     assert plan.fused, plan.obstacles
     executor = load_emulated(network.gguf.path, network.context)
     runner = FusedRunner(executor, 2)
-    sight = Sight.read(files / f"mmproj-{kind}.gguf", network.config, network.gguf, "CPU")
+    sight = Sight.read(files / f"mmproj-{kind}.gguf", network, "CPU")
     model = Model(header, plan, runner, make_store(runner, network))
     ids, wanted = ids_of(sight, kind), RECORDED[f"{kind}.logits"]
     for behind in (0, 64):

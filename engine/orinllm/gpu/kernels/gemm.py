@@ -124,9 +124,15 @@ def neighbours(product: RowProduct) -> Iterator[Neighbours]:
 def chunk_products(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
     assert isinstance(product.count, Buffer)
-    sms, most = multiprocessors(product.out.device), most_tokens(product.count)
-    for group in neighbours(product):
-        yield tiled(group, tile_for(sms, *group.shape, most))
+    tiles = tiles_of(product, most_tokens(product.count))
+    for group, tile in zip(neighbours(product), tiles, strict=True):
+        yield tiled(group, tile)
+
+
+def tiles_of(product: RowProduct, most: int) -> tuple[Tile, ...]:
+    """Return the tile of each launch of a product of so many rows at most."""
+    sms = multiprocessors(product.out.device)
+    return tuple(tile_for(sms, *group.shape, most) for group in neighbours(product))
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class PictureList:
         turns = arranged.turns
         self._turns = None if turns is None else floats(device, np.concatenate(turns, axis=1))
         self._input = self._patch_input()
+        self.products: list[tuple[RowProduct, int]] = []  # and the patches of a row of each
         self.launches = tuple(self._lower())
 
     def put(self, patches: Floats) -> None:
@@ -218,6 +219,7 @@ class PictureList:
             activation=activation,
             of_hidden=source.hidden,
         )
+        self.products.append((product, source.each))
         yield from chunk_products(product)
 
     def _matrices(self, linear: Linear, columns: Columns) -> tuple[Weight, ...]:

@@ -162,6 +162,13 @@ class Projector:
         side = self.encoder.patch * free.merge
         return height // side, width // side
 
+    def most_rows(self, context: int) -> int:
+        """Return the rows of the largest tile that a context has room for."""
+        free = self.encoder.free
+        if free is None:
+            return self.n_rows
+        return max(1, min(self.sizes["most"] // (self.encoder.patch * free.merge) ** 2, context))
+
     def rows_of(self, height: int, width: int) -> int:
         """Return the rows of a tile of pixels."""
         blocks = self.blocks(height, width)

@@ -1,0 +1,56 @@
+"""The memory of an encoder on a GPU is planned for, and a server's is taken before anybody asks."""
+
+from pathlib import Path
+
+import pytest
+from tests.engine.vision import tiny
+
+from orinllm.errors import BadInput
+from orinllm.gpu.encoder import FusedEncoder
+from orinllm.gpu.plan import cache_bytes
+from orinllm.loader import Network, plan_network
+from orinllm.model import Header
+from orinllm.server.engine import _pages
+from orinllm.server.options import EngineOptions
+from orinllm.sight import let_see, projector_of, taken_by, with_pictures
+
+pytestmark = pytest.mark.usefixtures("emulation")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    tiny.write_text(tmp_path / "tiny.gguf", "qwen3vl")
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
+    return with_pictures(Network.read(tmp_path / "tiny.gguf"), tmp_path / "mmproj.gguf")
+
+
+def test_pages_and_context_leave_room_for_an_encoder(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = taken_by(*projector_of(tmp_path / "mmproj.gguf", network), network.context)
+    plan = plan_network(network, "EMU")
+    one = cache_bytes(plan, network.context)
+    for more, pages in ((0, 4), (one // 4, 5), (8 * one, 32 * 4)):
+        free = plan.weight_bytes + taken.weights + taken.rows + one + more
+        for module in ("loader", "server.engine"):
+            monkeypatch.setattr(f"orinllm.{module}.free_memory", lambda device: free)  # noqa: B023
+        plan_network(network, "EMU")
+        options = EngineOptions(network.gguf.path, memory=1.0, mmproj=tmp_path / "mmproj.gguf")
+        assert min(_pages(options, plan, network), 9) == min(pages, 9)
+    free = plan.weight_bytes + taken.weights + taken.rows + one - 1
+    with pytest.raises(BadInput, match=r"192 tokens fit beside the 0\.0 GB of an encoder"):
+        plan_network(network, "EMU")
+
+
+def test_a_server_has_room_for_the_largest_picture_at_its_start(
+    network: Network, tmp_path: Path
+) -> None:
+    template = Header.of(network).template
+    assert template is not None
+    let_see(template, tmp_path / "mmproj.gguf", network, "EMU", at_once=True)
+    assert template.sight is not None
+    encode = template.sight.encode
+    assert isinstance(encode, FusedEncoder) and encode._room.patches == 36 * 4
+    let_see(template, tmp_path / "mmproj.gguf", network, "EMU")
+    later = template.sight.encode
+    assert isinstance(later, FusedEncoder) and later._room.patches == 0
