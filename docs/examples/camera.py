@@ -5,6 +5,7 @@ Needs OpenCV (pip install opencv-python). Frames that come while the model answe
 
 import sys
 import threading
+import time
 from typing import Any
 
 import cv2
@@ -18,18 +19,26 @@ newest, there = list[Any](), threading.Event()
 
 
 def watch() -> None:
-    """Keep the newest frame alone."""
-    while camera.isOpened():
+    """Keep the newest frame alone; none for three seconds is the end."""
+    missed = 0
+    while missed < 30:
         good, frame = camera.read()
+        missed = 0 if good else missed + 1
         if good:
             newest[:] = [frame]
             there.set()
+        else:
+            time.sleep(0.1)
+    newest.clear()
+    there.set()
 
 
 threading.Thread(target=watch, daemon=True).start()
 while there.wait():
     there.clear()
-    picture = cv2.cvtColor(newest[0], cv2.COLOR_BGR2RGB)
+    if not (frames := newest.copy()):
+        sys.exit("the camera gives no frames")
+    picture = cv2.cvtColor(frames[0], cv2.COLOR_BGR2RGB)
     parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
     answer = model.generate(
         [{"role": "user", "content": parts}], Sampling(temperature=0), max_tokens=48
