@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -176,12 +176,23 @@ def rail_choice(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]
     return choice
 
 
-def idle_watts(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> float | None:
-    """Return the watts drawn before any work; None, and at once, without a sensor."""
+class Idle(NamedTuple):
+    """What the machine drew before any work, in watts, and whether anything measures it at all."""
+
+    watts: float | None = None
+    metered: bool = True
+
+
+UNKNOWN_IDLE = Idle()
+
+
+def measure_idle(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> Idle:
+    """Return what is drawn before any work; at once where no sensor answers."""
     with EnergySampler(roots, BENCHMARK_HERTZ, rails=rails) as sampler:
-        if sampler.energy().boundary is not None:
+        metered = sampler.energy().boundary is not None or bool(sampler.health().errors)
+        if metered:
             time.sleep(IDLE_SECONDS)
-    return sampler.energy().mean_watts
+    return Idle(sampler.energy().mean_watts, metered)
 
 
 @contextmanager
@@ -189,19 +200,22 @@ def measure_energy(
     roots: Roots | None = None,
     hertz: float = BENCHMARK_HERTZ,
     rails: tuple[str, ...] = (),
-    idle_watts: float | None = None,
+    idle: Idle = UNKNOWN_IDLE,
 ) -> Iterator[EnergyRun]:
-    """Measure the energy of what happens inside; samples `hertz` times a second in a thread.
+    """Measure the energy of what happens inside, `hertz` times a second in a process of its own.
 
-    `rails` names those to sum; else the ones that are known to make up the machine.
+    `rails` names those to sum; else the ones that are known to make up the machine. Where nothing
+    is metered no process is started.
     """
-    with EnergySampler(roots, hertz, keep=True, rails=rails) as sampler:
-        run = EnergyRun(sampler, time.time(), idle_watts=idle_watts)
-        try:
-            yield run
-        finally:
-            sampler.stop()
-            run.ended = time.time()
+    sampler = EnergySampler(roots, hertz, keep=True, rails=rails)
+    if idle.metered:
+        sampler.start()
+    run = EnergyRun(sampler, time.time(), idle_watts=idle.watts)
+    try:
+        yield run
+    finally:
+        sampler.stop()
+        run.ended = time.time()
 
 
 def requirements(spec: str, roots: Roots | None = None) -> None:

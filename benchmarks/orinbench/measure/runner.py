@@ -24,12 +24,14 @@ from orinbench.measure.backends.backend import (
     NoNumbersError,
 )
 from orinbench.measure.board import (
+    UNKNOWN_IDLE,
+    Idle,
     board_state,
     board_warnings,
     cooldown,
     has_sensors,
-    idle_watts,
     measure_energy,
+    measure_idle,
 )
 from orinbench.measure.clocks import GpuInUse, read_clocks
 from orinbench.measure.environment import read_environment
@@ -74,7 +76,7 @@ class Runner:
     interrupts: Interrupts = field(default_factory=Interrupts)
     fit_seconds: float | None = None
     least_processes: int = 1
-    idle: float | None = field(default=None, init=False)
+    idle: Idle = field(default=UNKNOWN_IDLE, init=False)
 
     def __post_init__(self) -> None:
         """Begin the result."""
@@ -122,7 +124,7 @@ class Runner:
         return 4 * lanes + cases * (1 + self.plan.repetitions) + lanes * (self.plan.processes - 1)
 
     def _prepare(self) -> None:
-        self.idle = idle_watts(self.roots, self.rails)
+        self.idle = measure_idle(self.roots, self.rails)
         self._open()
         for lane, _ in self._lanes:
             self._measure_bandwidth(lane)
@@ -282,7 +284,7 @@ class Runner:
         board = board_state(self.roots)
         gpu = self._gpu() if lane.on_gpu else None
         clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
-        with measure_energy(self.roots, rails=self.rails, idle_watts=self.idle) as energy:
+        with measure_energy(self.roots, rails=self.rails, idle=self.idle) as energy:
             sample = backend.measure(row.case, self.plan.seed + round_)
         energy.count_last(sample.ns, sample.ended_s)
         after = board_state(self.roots)

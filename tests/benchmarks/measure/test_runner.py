@@ -29,6 +29,7 @@ from orinbench.measure.runner import Runner
 from orinbench.model import ModelInfo
 from orinbench.show.table import render_md
 from orinbench.talk import Talk
+from orinboard.energy import EnergySampler
 from orinboard.files import Roots
 from orinboard.replay import Stage
 
@@ -351,9 +352,18 @@ def test_clocks_stand_around_each_sample(tiny_model: ModelInfo) -> None:
 
 
 def test_a_machine_without_sensors_has_no_board_and_no_energy(
-    tiny_model: ModelInfo, tmp_path: Path
+    tiny_model: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    started: list[EnergySampler] = []
+    start = EnergySampler.start
+
+    def counted(sampler: EnergySampler) -> EnergySampler:
+        started.append(sampler)
+        return start(sampler)
+
+    monkeypatch.setattr(EnergySampler, "start", counted)
     run = Bench(tiny_model, roots=Roots.under(tmp_path)).run()
+    assert len(started) == 1  # the first one's answer holds: no process around each repetition
     samples = [sample for lane in run.lanes for row in lane.rows for sample in row.samples]
     assert all(sample.board_before is sample.board_after is None for sample in samples)
     assert all(sample.energy is None for sample in samples)
