@@ -6,13 +6,17 @@ only.
 """
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
 
 SPACE, INSIDE, OUTSIDE = "orin-probe", "orin-probe0", "orin-probe1"
 #: Interfaces of containers and machines inside the board: nobody outside knows their addresses.
-INNER = ("docker", "podman", "virbr", "cni", "veth", "br-", SPACE)
+#: Docker's bridges are br- and twelve digits; br-lan is a person's.
+INNER = re.compile(f"docker|podman|virbr|cni|veth|br-[0-9a-f]{{12}}$|{SPACE}")
+#: Kinds that have their address whether or not anything goes through them.
+TUNNELS = ("dummy", "tun", "wireguard")
 #: Networks of the probe, by address family: the board's end, the other end, the prefix.
 PROBE = {
     "inet": ("169.254.213.1", "169.254.213.2", 30),
@@ -39,10 +43,13 @@ def addresses() -> list[tuple[str, str]]:
     """Family and address of each that another machine may know."""
     found: list[tuple[str, str]] = []
     links: list[dict[str, Any]] = json.loads(
-        _ip("-json", "address", "show", "scope", "global", "up")
+        _ip("-json", "-details", "address", "show", "scope", "global", "up")
     )
     for link in links:
-        if link.get("ifname", "").startswith(INNER):
+        kind = link.get("linkinfo", {}).get("info_kind")
+        # A cable that is out, or a driver that does not see it, leaves an address in place.
+        lost = "NO-CARRIER" in link.get("flags", ()) or kind in TUNNELS
+        if lost or INNER.match(link.get("ifname", "")):
             continue
         for each in link.get("addr_info", ()):
             if each.get("family") in PROBE and not each.get("tentative"):
@@ -94,7 +101,7 @@ def unreachable(ssh: int | None, peer: str | None) -> list[str]:
     wrong = []
     try:
         if ssh is not None and not (mine := addresses()):
-            wrong.append("no interface has an address that another machine could know")
+            wrong.append("no connected interface has an address that others could know")
         elif ssh is not None:
             banner = ask_from_outside(*mine[0], ssh)
             if not banner.startswith("SSH-"):

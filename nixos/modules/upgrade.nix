@@ -202,7 +202,8 @@ in
         ExecStartPre = [ "${program} began" ];
         # A switch that leaves a failed unit behind is a failed upgrade: that one above all is checked.
         ExecStopPost = [
-          "${program} ended"
+          # Whatever becomes of it, the check follows.
+          "-${program} ended"
           "${config.systemd.package}/bin/systemctl start --no-block orin-upgrade-check.service"
         ];
       };
@@ -225,6 +226,8 @@ in
         ];
         serviceConfig = {
           Type = "oneshot";
+          # Killed, as where memory runs out: a check that never ends lets everything pass.
+          Restart = "on-abnormal";
           ExecStart = lib.concatStringsSep " " (
             [ "${program} check ${esp} --seconds ${toString cfg.timeout}" ]
             ++ lib.optional (cfg.ssh != null) "--ssh ${toString cfg.ssh}"

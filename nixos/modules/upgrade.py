@@ -61,9 +61,11 @@ class Board:
 
     def note(self, name: str) -> Path:
         """A note of ours: `good`, systems that passed, the last one last; `bad`, those that did
-        not come up; `before`, what was there when an upgrade began; `trying`, what upgrades made;
-        `upgrading`, there while one runs; `good-entry`, the menu's entry of the last good one."""
-        return self.root / "var/lib/orin-upgrade" / name
+        not come up; `good-entry`, the menu's entry of the last good one. And until the next boot:
+        `before`, what was there when an upgrade began; `trying`, what upgrades made; `upgrading`,
+        there while one runs. Those need no disk, which may be full or read-only by then."""
+        passing = name in ("before", "trying", "upgrading")
+        return self.root / ("run" if passing else "var/lib") / "orin-upgrade" / name
 
     def noted(self, name: str) -> list[Path]:
         """Systems that a note names and the garbage collector has left."""
@@ -106,7 +108,8 @@ class Board:
     def entry_of(self, system: Path) -> str | None:
         """Return the boot loader's own entry of a system, or None."""
         for path in self.entries("nixos*"):
-            text = path.read_text()
+            # A power cut may leave noise in a file of FAT.
+            text = path.read_text(errors="replace")
             if f"init={system}/init" in text.split():
                 return text
         return None
@@ -160,7 +163,7 @@ def arm(board: Board, target: Path) -> None:
     good = board.good()
     assert good is not None
     settings = board.esp / "loader/loader.conf"
-    lines = settings.read_text().splitlines()
+    lines = settings.read_text(errors="replace").splitlines()
     kept = [line for line in lines if line.split(" ")[0] not in ("default", "preferred")]
     try:
         for old in board.entries("orin-next*"):
@@ -181,7 +184,7 @@ def arm(board: Board, target: Path) -> None:
         replace(settings, "\n".join([DEFAULT, *kept, ""]))
     except OSError as error:
         # In place, and no longer than before: that needs no room. The good system comes first then.
-        with settings.open("r+") as file:
+        with contextlib.suppress(OSError), settings.open("r+") as file:
             file.write(text := "\n".join([DEFAULT, *kept, ""]))
             file.truncate(len(text))
         raise SystemExit(
@@ -212,8 +215,12 @@ def set_profile(board: Board, system: Path) -> None:
 
 def give_up(board: Board, good: Path, bad: Path) -> None:
     """Leave a system that has not come up: the next boot is the good one's."""
-    for entry in board.entries("orin-next*"):
-        entry.unlink()
+    try:
+        for entry in board.entries("orin-next*"):
+            entry.unlink()
+    except OSError as error:
+        # Read-only, as Linux makes a FAT with a fault: the boot loader still counts tries.
+        print(f"{board.esp}: {error.strerror}: the menu stays", file=sys.stderr)
     board.add("bad", bad)
     set_profile(board, good)
     os.sync()
@@ -265,7 +272,8 @@ def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) ->
 def check(board: Board, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
     system, newest, good = board.running(), board.newest(), board.good()
-    if system != newest:
+    # One that was given up may have started again: what cannot write the menu cannot leave it.
+    if system != newest and system not in board.noted("bad"):
         spent = board.entries("orin-next+0-*")
         if not spent or system not in board.noted("good"):
             print(f"{newest} waits for a restart; nothing to check yet")
@@ -273,6 +281,9 @@ def check(board: Board, options: argparse.Namespace) -> int:
         print(f"{newest} did not come up {TRIES} times: back to {system}", file=sys.stderr)
         give_up(board, system, newest)
     wrong = problems(options)
+    if board.running() != system:
+        # An upgrade came in between, and found its check under way.
+        return check(board, options)
     if system in board.noted("bad"):
         wrong.append("it did not come up when the board started with it")
     if not wrong and board.booted() != system:
@@ -330,8 +341,7 @@ def main(arguments: list[str] | None = None) -> int:
     board = Board(options.root, options.esp)
     if options.action == "began":
         board.add("before", board.newest())
-        with contextlib.suppress(OSError):
-            board.note("upgrading").touch()
+        board.note("upgrading").touch()
     elif options.action == "ended":
         ended(board, os.environ.get("SERVICE_RESULT", "success"))
     elif options.action == "arm":

@@ -1,11 +1,13 @@
 """Whose boot an upgrade may end: that of a system on trial, and no other."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 
 upgrade = importlib.import_module("upgrade")
+reachable = importlib.import_module("reachable")
 
 
 @pytest.fixture
@@ -42,3 +44,73 @@ def test_a_boot_on_trial_is_ended_and_one_that_a_person_chose_is_not(
     code = upgrade.main(["deadline", "--root", str(board), "--esp", str(board / "boot")])
     assert asked == ([["systemctl", "--force", "reboot"]] if ends else [])
     assert code == int(ends)
+
+
+def test_noise_in_the_boot_menu_stops_no_upgrade(board: Path) -> None:
+    """A power cut may leave anything in a file of FAT, and a person another system's entry."""
+    esp = board / "boot"
+    (esp / "loader/entries").mkdir(parents=True)
+    (esp / "loader/loader.conf").write_bytes(b"timeout 5\n\xff\xfe\n")
+    (esp / "loader/entries/nixos-0.conf").write_bytes(b"\xff\x00noise")
+    (esp / "loader/entries/windows.conf").write_text("title Windows\nefi /EFI/w.efi\n")
+    for n, name in enumerate(("good", "new"), 1):
+        text = f"title NixOS\nversion {n}\noptions init={board}/store/{name}/init\n"
+        (esp / f"loader/entries/nixos-generation-{n}.conf").write_text(text)
+    new = str(board / "store/new")
+    assert upgrade.main(["arm", new, "--root", str(board), "--esp", str(esp)]) == 0
+    armed = {path.name for path in (esp / "loader/entries").glob("orin-*")}
+    assert armed == {"orin-next+3.conf", "orin-good.conf"}
+    assert (esp / "loader/loader.conf").read_text(errors="replace").startswith("default orin-*\n")
+
+
+def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
+    board: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd starts no second check then; a timer that was missed begins right after a boot."""
+    (board / "run/booted-system").symlink_to(board / "store/good")
+    running, profile = board / "run/current-system", board / "nix/var/nix/profiles/system"
+    running.symlink_to(board / "store/good")
+    profile.unlink()
+    profile.symlink_to(board / "store/good")
+
+    def problems(_: object) -> list[str]:
+        if running.resolve().name == "new":
+            return ["orin-gpu.service is failed"]
+        for link in (running, profile):
+            link.unlink()
+            link.symlink_to(board / "store/new")
+        (board / "run/orin-upgrade").mkdir()
+        (board / "run/orin-upgrade/trying").write_text(f"{board}/store/new\n")
+        return []
+
+    went: list[Path] = []
+
+    def go_back(_: object, good: Path, bad: Path, __: object) -> str:
+        went.extend((good, bad))
+        return ""
+
+    monkeypatch.setattr(upgrade, "problems", problems)
+    monkeypatch.setattr(upgrade, "go_back", go_back)
+    assert upgrade.main(["check", "--root", str(board), "--esp", str(board / "boot")]) == 1
+    assert went == [board / "store/good", board / "store/new"]
+    assert "orin-gpu.service is failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"ifname": "eth0", "flags": ["BROADCAST", "UP", "LOWER_UP"]}, True),
+        ({"ifname": "br-lan", "flags": ["UP"], "linkinfo": {"info_kind": "bridge"}}, True),
+        ({"ifname": "br-0123456789ab", "flags": ["UP"]}, False),
+        ({"ifname": "eth0", "flags": ["NO-CARRIER", "BROADCAST", "UP"]}, False),
+        ({"ifname": "wg0", "flags": ["UP"], "linkinfo": {"info_kind": "wireguard"}}, False),
+        ({"ifname": "tailscale0", "flags": ["UP"], "linkinfo": {"info_kind": "tun"}}, False),
+    ],
+)
+def test_an_address_counts_where_others_could_use_it(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, object], found: bool
+) -> None:
+    """As `ip -json -details address` of iproute2 6.1 writes its links."""
+    link = {**said, "addr_info": [{"family": "inet", "local": "10.0.0.2"}]}
+    monkeypatch.setattr(reachable, "_ip", lambda *_: json.dumps([link]))
+    assert bool(reachable.addresses()) == found

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.nixos.board import (
     ADDRESS,
+    CHECK,
     FIREWALL,
     GPU,
     HANGS,
@@ -50,9 +51,12 @@ def drops(rule: str) -> str:
     return rules.replace("[Install]", "ExecStop=/usr/sbin/nft flush ruleset\n[Install]")
 
 
+UNDER_OLD = "readlink /run/booted-system | grep -q old"
+
+
 def without_own_boot(command: str, before: str = "") -> str:
     """A unit that is well under the old kernel, and not after the boot of its own system."""
-    return oneshot(f"readlink /run/booted-system | grep -q old || {command}", before)
+    return oneshot(f"{UNDER_OLD} || {command}", before)
 
 
 EARLY = "[Unit]\nDefaultDependencies=no\nAfter=booted.service\n{}WantedBy=sysinit.target\n"
@@ -64,10 +68,16 @@ OnFailure=emergency.target
 OnFailureJobMode=replace-irreversibly
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c "readlink /run/booted-system | grep -q old"
+ExecStart=/bin/sh -c "UNDER_OLD"
 [Install]
 WantedBy=sysinit.target
-"""
+""".replace("UNDER_OLD", UNDER_OLD)
+#: A machine beyond the router, and the way to it.
+BEYOND = "10.10.0.1"
+IN_LAN = "/usr/sbin/ip netns exec lan"
+PEER = f"{NETWORK}; {IN_LAN} ip address add {BEYOND}/32 dev lo; {IN_LAN} ip link set lo up"
+ANSWERS = f"{IN_LAN} {SSH.format(port=7, more='')}"
+SIX = NETWORK.replace(f"{ADDRESS}/24", "fd00::2/64").replace("dev eth0;", "dev eth0 nodad;")
 ACCEPT = 'import socket, time; s = socket.create_server(("", 22)); time.sleep(1000)'
 MUTE = service(f"/usr/bin/python3 -c '{ACCEPT}'")
 
@@ -105,6 +115,15 @@ FAILURES = {
         "address of a container alone": Generation(
             units(net=oneshot(NETWORK.replace("eth0", "docker0"))), version=NEW
         ),
+        "cable is not seen": Generation(
+            units(net=oneshot(f"{NETWORK}; ip netns exec lan ip link set eth1 down"))
+        ),
+        "way beyond the router is lost": Generation(
+            units(
+                net=oneshot(PEER, SSHD), beyond=service(f"{IN_LAN} {SSH.format(port=7, more='')}")
+            ),
+            peer=f"{BEYOND}:7",
+        ),
         "ssh is off": Generation(units(sshd=None), version=NEW),
     },
     "ssh": {
@@ -115,22 +134,30 @@ FAILURES = {
         "ssh on the loopback alone": Generation(
             units(sshd=service(SSH.format(port=22, more="-o ListenAddress=127.0.0.1")))
         ),
-        "ssh says nothing": Generation(units(sshd=MUTE), version=NEW),
-        "ssh says nothing, with the same kernel": Generation(units(sshd=MUTE)),
+        "ssh says nothing": Generation(units(sshd=MUTE)),
+        "ssh fails after a boot of its own alone": Generation(
+            units(sshd=service(f'/bin/sh -c "{UNDER_OLD} && exec {SSH.format(port=22, more="")}"'))
+        ),
     },
     "firewall": {
         "firewall drops ssh": Generation(units(firewall=drops("tcp dport 22 drop")), version=NEW),
         "firewall rejects ssh": Generation(units(firewall=drops("tcp dport 22 reject"))),
         "firewall drops all but the loopback": Generation(units(firewall=drops("iif != lo drop"))),
-        "firewall drops ssh, with the same kernel": Generation(
-            units(firewall=drops("tcp dport 22 drop"))
+        "firewall drops what IPv6 finds its neighbours with": Generation(
+            units(net=oneshot(SIX, SSHD), firewall=drops("meta l4proto icmpv6 drop"))
         ),
     },
     "GPU": {
         "GPU fails": Generation(BROKEN, version=NEW),
         "GPU hangs": Generation(units(gpu=oneshot(HANGS)), version=NEW),
-        "GPU fails, with the same kernel": Generation(BROKEN),
         "hang after the switch": Generation(BROKEN, after_switch=HANGS),
+        "boot partition becomes read-only": Generation(
+            BROKEN, after_switch="mount -o remount,bind,ro /boot"
+        ),
+        "memory runs out after the switch": Generation(BROKEN, after_switch="kill -KILL 0"),
+        "memory runs out for the check": Generation(
+            units(gpu=oneshot(f"sleep 1; systemctl kill --signal=KILL {CHECK}; false"))
+        ),
     },
     "upgrade": {
         "hang before the switch": Generation(before_switch=HANGS, version=NEW),
@@ -141,6 +168,7 @@ FAILURES = {
             BROKEN, version=NEW, build="echo no space left on device; exit 1"
         ),
         "build hangs": Generation(BROKEN, version=NEW, build=HANGS),
+        "memory runs out while it builds": Generation(BROKEN, build="kill -KILL 0"),
     },
 }
 
@@ -163,8 +191,9 @@ def assert_old_answers(board: Board, machine: Machine) -> None:
 def assert_comes_back(board: Board, name: str) -> None:
     """A board that works is upgraded, and is back at the end."""
     machine = board.upgrade(name)
-    # What was switched to without a restart has its own boot still to come.
+    # What works without a restart has its own boot still to come.
     if machine.run("readlink", "-f", "/run/current-system").stdout.strip() != "/nix/store/old":
+        assert "works so far" in board.journal, board.journal
         machine = board.restart()
     assert_old_answers(board, machine)
     bad = board.notes / "bad"
@@ -186,7 +215,7 @@ def test_a_system_that_does_not_work_goes_away(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("what", FULL)
 def test_a_full_disk_is_no_reason_to_stay(tmp_path: Path, what: str) -> None:
-    with Board(tmp_path, {"new": Generation(BROKEN, version=NEW)}, [FULL[what]]) as board:
+    with Board(tmp_path, {"new": Generation(BROKEN)}, [FULL[what]]) as board:
         board.start()
         assert_comes_back(board, "new")
 
