@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as PySequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn, SupportsIndex
@@ -258,7 +259,8 @@ class Model:
             bos = self.tokenizer.bos_id
             start = [bos] if self.tokenizer.add_bos and bos is not None else []
             return start + self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        one = getattr(prompt, "shape", None) == ()  # an array without dimensions
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable) or one:
             raise BadInput(f"the prompt is of type {type(prompt).__name__}; {_PROMPTS}")
         parts: list[Any] = list(prompt)
         if not parts or not isinstance(parts[0], Mapping):
@@ -292,12 +294,18 @@ class Model:
         with the context, or where `constraint` (text/grammar.py) says so. Raises BadInput for a
         prompt that does not fit the context, and DeviceFault where the device has failed before.
         """
-        ids, how = self.encode(prompt), sampling or Sampling()
+        how = Sampling() if sampling is None else sampling
+        if not isinstance(how, Sampling):
+            raise BadInput(f"sampling: a {type(how).__name__}; a Sampling was expected")
+        if constraint is not None and not hasattr(constraint, "words"):
+            what = type(constraint).__name__
+            raise BadInput(f"constraint: a {what}; one of text/grammar.py was expected")
+        ids = self.encode(prompt)
         most = self._room(ids, how)
         if max_tokens is not None:
-            if not isinstance(max_tokens, int) or max_tokens < 1:
-                raise BadInput(f"max_tokens: {max_tokens} was given; 1 or more were expected")
-            most = min(most, max_tokens)
+            if not isinstance(max_tokens, Integral) or max_tokens < 1:
+                raise BadInput(f"max_tokens: {max_tokens!r} was given; 1 or more were expected")
+            most = min(most, int(max_tokens))
         stops = _stop_texts(stop)
         pieces = _Pieces(self.tokenizer, stops)
         ends = frozenset(self.tokenizer.end_ids)

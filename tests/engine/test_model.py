@@ -109,7 +109,7 @@ def test_stop_texts_may_lie_across_tokens(smol: Model, stop: str | list[str], wa
         ({"stop": ["a", 5]}, "stop: a text or several were expected, not int"),
         ({"stop": 5}, "stop: a text or several were expected, not int"),
         ({"max_tokens": 0}, "max_tokens: 0 was given; 1 or more"),
-        ({"max_tokens": "3"}, "max_tokens: 3 was given; 1 or more"),
+        ({"max_tokens": "3"}, "max_tokens: '3' was given; 1 or more"),
         ({"max_tokens": 2.5}, "max_tokens: 2.5 was given; 1 or more"),
     ],
 )
@@ -253,11 +253,28 @@ def test_a_device_that_fails_ends_every_answer(
         (QUESTION[0], "is of type dict"),
         (None, "is of type NoneType"),
         (np.int64(5), "is of type int64"),
+        (np.array(5), "is of type ndarray"),
     ],
 )
 def test_prompts_that_are_none(smol: Model, prompt: Any, says: str) -> None:
     with pytest.raises(BadInput, match=f"^the prompt {says}.*; a text, a list or an array of tok"):
         smol.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sampling": "greedy"}, "sampling: a str; a Sampling was expected"),
+        ({"constraint": "json"}, "constraint: a str; one of text/grammar.py was"),
+        ({"max_tokens": np.int64(0)}, "max_tokens: .*0.* was given"),
+    ],
+)
+def test_what_else_is_none(smol: Model, given: dict[str, Any], says: str) -> None:
+    """It never comes to the thread that serves all, which would end with it."""
+    with pytest.raises(BadInput, match=f"^{says}"):
+        smol.generate([5], **given)
+    two: Any = np.int64(2)
+    assert len(list(smol.generate([5], GREEDY, max_tokens=two))) == 2
 
 
 def test_an_array_of_tokens(smol: Model) -> None:

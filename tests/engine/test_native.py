@@ -76,16 +76,21 @@ def test_cores_that_are_no_number(monkeypatch: pytest.MonkeyPatch, asked: str) -
         core_count()
 
 
-@pytest.mark.parametrize(("name", "opens"), [("nvidiactl", True), ("null", False)])
+@pytest.mark.parametrize(
+    ("name", "opens"),
+    [("nvidiactl", True), ("null", False), ("2-1/idVendor", True), ("2-1/idProduct", False)],
+)
 def test_a_gpu_that_shows_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, opens: bool
 ) -> None:
     from orinllm.gpu import device
 
-    (tmp_path / name).touch()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("add1\n")  # what tinygrad's AMD device looks for by USB
     nodes = tuple((str(tmp_path), pattern) for _, pattern in device._NODES)
     monkeypatch.setattr(device, "_NODES", nodes[:6])
-    monkeypatch.setattr(device, "_VENDORS", ())
+    vendors = tuple((str(tmp_path), *rest) for _, *rest in device._VENDORS)
+    monkeypatch.setattr(device, "_VENDORS", vendors)
     for variable in (*device._ASKED, "DEV"):
         monkeypatch.delenv(variable, raising=False)
     assert device.gpu_may_open() == opens

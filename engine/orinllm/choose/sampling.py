@@ -7,6 +7,8 @@ seed gives the same text whatever else runs. cuda/sample.cu does the same on a G
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +48,25 @@ class Sampling:
         }
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise BadInput(f"{name}: {value} is not from {least:g} to {most:g}")
-        for name, most in (("top_k", 1 << 31), ("penalty_tokens", 1 << 31), ("seed", 1 << 64)):
-            if not 0 <= getattr(self, name) < most:
-                raise BadInput(f"{name}: {getattr(self, name)} is not from 0 to {most - 1}")
+            is_number = isinstance(value, Real)
+            if not is_number or not least <= value <= most:
+                raise BadInput(f"{name}: {value!r} is not from {least:g} to {most:g}")
+        for name, end in (("top_k", 1 << 31), ("penalty_tokens", 1 << 31), ("seed", 1 << 64)):
+            value = getattr(self, name)
+            is_number = isinstance(value, Integral)
+            if not is_number or not 0 <= value < end:
+                raise BadInput(f"{name}: {value!r} is not from 0 to {end - 1}")
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        # What one thread asks is added in the thread that serves all.
+        if not isinstance(self.logit_bias, Mapping):
+            what = type(self.logit_bias).__name__
+            raise BadInput(f"logit_bias: a {what}; numbers by token were expected")
+        for token, bias in self.logit_bias.items():
+            is_number = isinstance(token, Integral) and isinstance(bias, Real)
+            if not is_number or not isfinite(bias):
+                raise BadInput(f"logit_bias: {token!r}: {bias!r}; numbers by token were expected")
 
     @property
     def greedy(self) -> bool:

@@ -86,7 +86,7 @@ def _toolchain(device: str) -> Toolchain:
 # What a person may name: the kinds of `_TOOLCHAINS` beside it, and a number as in CUDA:1.
 _CPU, _NAME = "CPU", re.compile(r"([A-Za-z]+)(:[0-9]+)?")
 # What devices show: NVIDIA's drivers (of a PC, of an Orin, of WSL), AMD's, Qualcomm's, OpenCL's; by
-# PCI, where tinygrad brings its own drivers, NVIDIA and AMD.
+# PCI, where tinygrad brings its own drivers, NVIDIA and AMD; by USB, the box of an AMD GPU.
 _NODES = (
     ("/dev", "nvidia*"),
     ("/dev", "nvmap"),
@@ -98,7 +98,11 @@ _NODES = (
     ("/etc/OpenCL/vendors", "*"),
     ("/run/opengl-driver/etc/OpenCL/vendors", "*"),
 )
-_VENDORS = ("0x10de", "0x1002")
+_VENDORS = (
+    ("/sys/bus/pci/devices", "*/vendor", "0x10de"),
+    ("/sys/bus/pci/devices", "*/vendor", "0x1002"),
+    ("/sys/bus/usb/devices", "*/idVendor", "add1"),
+)
 # Variables by which tinygrad is asked for a device, or to make one up.
 _ASKED = ("METAL", "AMD", "NV", "CUDA", "QCOM", "CL", "MOCKGPU", "OCL_ICD_VENDORS")
 
@@ -148,8 +152,11 @@ def gpu_may_open() -> bool:
         return True
     if any(next(Path(folder).glob(pattern), None) for folder, pattern in _NODES):
         return True
-    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
-    return any(vendor.read_text().strip() in _VENDORS for vendor in vendors)
+    return any(
+        file.read_text().strip() == vendor
+        for folder, pattern, vendor in _VENDORS
+        for file in Path(folder).glob(pattern)
+    )
 
 
 @contextmanager
