@@ -13,6 +13,7 @@ from tinygrad import Device, Tensor, TinyJit
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import dtypes
 from tinygrad.runtime.graph.hcq import HCQGraph
+from tinygrad.runtime.support import hcq
 
 def watch():
     "Say when nothing moves: who waits for itself polls, with 3 % of a processor at most."
@@ -47,6 +48,7 @@ def drop(tid):
     gate.wait(10)
     held.clear()
     gc.collect()
+    hcq.free_what_workers_left()  # here, too, it has to be left: a loop without an end
 del step
 """
 WAYS = {

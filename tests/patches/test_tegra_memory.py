@@ -237,8 +237,13 @@ def resident():
     "Kilobytes of the mapped file that this process holds: the kernel gives up no such page."
     text = open("/proc/self/smaps").read().partition(os.path.realpath("mapped too"))[2]
     return int(text.partition("Rss:")[2].split()[0])
+given, real = [], os.posix_fadvise
+def spy(fd, *args):  # the kernel gives up no page that a process holds
+    if os.readlink(f"/proc/self/fd/{fd}").endswith("mapped too"): given.append(resident())
+    real(fd, *args)
+os.posix_fadvise = spy
 say(held=resident(), one=load(1, 9 * size), left=resident(), pieces=load(9, size),
-    page=first == pages[0], far=load(1, 9 << 30))
+    page=first == pages[0], far=load(1, 9 << 30), given=given)
 """
 
 
@@ -248,6 +253,7 @@ def test_weights_load_beside_a_full_page_cache(tegra: Tegra, end: str) -> None: 
     assert run.said["pieces"] == [9, ""] and run.said["page"]
     assert run.said["one"] == [1, ""]
     assert run.said["held"] > 0 and (end == "release" or run.said["left"] == 0)
+    assert (len(run.said["given"]) > 0) == (end == "refuse") and not any(run.said["given"])
     assert run.said["far"][1].startswith(f"no memory for {9 << 30} bytes: ")
 
 

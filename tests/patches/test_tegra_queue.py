@@ -120,6 +120,14 @@ def test_a_launch_over_three_parts_is_waited_for_in_each() -> None:
     assert ring.launch(100) == 200 and ring.waited[-1] == 2  # its last part is the second's too
 
 
+def test_a_launch_waits_for_its_middle_part_where_the_last_is_unused() -> None:
+    ring = Ring()
+    sizes = (*[100] * 15, 150, *[100] * 12)  # the one of 150 bytes does not fit into the last part
+    places = [ring.launch(size) for size in sizes]
+    assert places[14:16] == [1400, 0]
+    assert ring.launch(250) == 1350 and ring.waited[-1] >= 15  # launch 15 lay at 1400
+
+
 def test_what_is_not_submitted_is_not_waited_for() -> None:
     ring = Ring()
     for _ in range(40):  # a list of launches that is made before the first is submitted

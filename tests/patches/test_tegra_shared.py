@@ -62,7 +62,7 @@ def test_one_block_only_by_request(tegra: Tegra) -> None:  # noqa: F811
     assert run.report["execution"]["launches short of shared memory"] == 1
 
 
-@pytest.mark.parametrize(("kib", "fits"), [(162, True), (164, False)])
+@pytest.mark.parametrize(("kib", "fits"), [(163, True), (164, False)])
 def test_up_to_what_an_sm_has(tegra: Tegra, kib: int, fits: bool) -> None:  # noqa: F811
     # The section of shared memory is only as large as 48 KiB where ptxas makes it; this grows it.
     run = tegra(f"""
