@@ -29,6 +29,8 @@ def identity(record: Record) -> str:
     key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
     key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
     key["n_parallel"] = key["n_parallel"] or 1  # llama.cpp's own files have one sequence
+    if record.mmproj:
+        key["mmproj"] = record.mmproj
     if record.decode_path is None:
         key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
     else:  # the engine chooses how many tokens of a prompt go through at once

@@ -107,6 +107,7 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
         "n_depth": case.n_depth,
         "n_parallel": case.n_parallel,
         "sampling": _sampling(lane, case),
+        "mmproj": case.encoder or None,
     }
 
 
@@ -162,9 +163,21 @@ def _text_fields(row: RowResult, summary: Summary) -> Plain:
     extra: Plain = {"first_text_ms": 1e3 * row.work / summary.median}
     http = [sample.extra["http_ms"] for sample in row.samples if "http_ms" in sample.extra]
     included = "the text's tokens, the prompt, the most likely token and its text"
+    if tokens := {s.extra["prompt_tokens"] for s in row.samples if "prompt_tokens" in s.extra}:
+        extra["prompt_tokens"] = max(tokens)
+        included = f"the picture's file, its encoder, {included}"
     if http:
         extra["http_ms"] = statistics.median(http)
         included += f", and HTTP, of which a request takes {extra['http_ms']:.2f} ms"
+    return {"extra": extra, "included": included}
+
+
+def _picture_fields(lane: LaneResult, row: RowResult, summary: Summary) -> Plain:
+    """Return what a picture's encoding has: its time, its rows, and what is in it."""
+    included = "from a picture's tiles of pixels to its rows on the host"
+    if not lane.plan.is_tinygrad:
+        included = "what llama-mtmd-cli says of its encoder, in whole milliseconds"
+    extra = {"picture_ms": 1e3 * row.work / summary.median, "image_tokens": round(row.work)}
     return {"extra": extra, "included": included}
 
 
@@ -276,7 +289,9 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     if not row.samples:
         return fields
     summary = summarize(row.throughputs, run.plan.seed, row.processes)
-    if isinstance(row.case, Case) and row.case.text:
+    if isinstance(row.case, Case) and row.case.picture and not row.case.text:
+        fields |= _picture_fields(lane, row, summary)
+    elif isinstance(row.case, Case) and row.case.text:
         fields |= _text_fields(row, summary)
     if isinstance(row.case, Case) and row.case.sms:
         fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)

@@ -79,6 +79,7 @@ class Record:
     unit: str = "tok/s"
     n_parallel: int | None = None
     sampling: str | None = None
+    mmproj: str | None = None
     work: float | None = None
     peak_percent: float | None = None
     extra: Plain = field(default_factory=dict)

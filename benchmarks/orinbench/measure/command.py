@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,11 @@ from orinbench.options import (
     with_options,
     write_records,
 )
+from orinbench.pictures import Pictures, Seeing
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinboard.files import Roots
+from orinllm.errors import BadInput
 from orinllm.gpu.compiler import compiler_note
 
 # Sequences that a decoder of the engine takes at most (orinllm/gpu/kernels/batch.py, which imports
@@ -131,6 +134,19 @@ def _knob_options(command: Command) -> Command:
     metavar="FIELD=NUMBER,...",
     help="Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
     "temperature=0: the most likely ones.",
+)
+@click.option(
+    "--mmproj",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also measure the encoder of this file, and the time from a picture to the first text.",
+)
+@click.option(
+    "pictures",
+    "--picture",
+    multiple=True,
+    metavar="WxH,...",
+    help="Sizes of its pictures. [default: 640x480]",
 )
 @repetitions_option(10, "Rounds, in each of which every test runs once. [default: 10]")
 @processes_option(f"Fresh processes of each backend that share the rounds. [default: {PROCESSES}]")
@@ -195,11 +211,11 @@ def llama_bench_command(**given: Any) -> int:
             require_layers(model)
     backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
     check_possible(options, plan_options, backends)
-    tests, settings = plan_options.tests, plan_options.settings
+    tests, settings = plan_options.tests + picture_tests(options, paths), plan_options.settings
     check_contexts(tests, models.values())
     texts = text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
-    lanes = swept(lanes, options.variables)
+    lanes = swept(tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables)
     if note := compiler_note(os.environ):
         talk.line(note)
     plan = Plan(lanes, plan_options.repetitions, options.seed, plan_options.processes)
@@ -322,6 +338,37 @@ def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Talk) -> 
         talk.line(f"time to the first text (--ttft) left out: {error}")
         return []
     return list(dict.fromkeys(plan.texts))
+
+
+def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Case]:
+    """Return the tests of --mmproj: each picture alone, and before a question.
+
+    Raises BenchError for files and sizes that cannot be.
+    """
+    sizes = [size for text in options.pictures for size in text.split(",")] or ["640x480"]
+    if options.mmproj is None:
+        if options.pictures:
+            raise BenchError(f"--picture {sizes[0]}: the model sees with --mmproj FILE")
+        return []
+    if len(models) > 1 or options.path_ == "general":
+        why = "the engine sees, not tinygrad.llm" if options.path_ == "general" else "it is of one"
+        raise BenchError(f"--mmproj {options.mmproj}: {why}; leave the others out")
+    drawn = [Pictures.parse(size, options.seed) for size in sizes]
+    try:
+        seeing = Seeing.read(models[0], options.mmproj)
+        seen = [seeing.sight.picture(pictures.file(0)) for pictures in drawn]
+        prompts = [len(seeing.prompt(picture)) for picture in seen]
+    except BadInput as error:
+        raise BenchError(f"--mmproj: {error}") from None
+    ways = [
+        (Case(picture.n_rows, 0, 0), Case(n, 0, 0, text=True))
+        for picture, n in zip(seen, prompts, strict=True)
+    ]
+    return [
+        replace(case, picture=size, encoder=seeing.name)
+        for size, both in zip(sizes, ways, strict=True)
+        for case in both
+    ]
 
 
 def model_paths(options: ModelOptions, talk: Talk) -> tuple[list[Path], bool]:

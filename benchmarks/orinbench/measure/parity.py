@@ -35,6 +35,8 @@ class LlamaBenchOptions(RunOptions, ModelOptions, CaseOptions):
     n_parallel: tuple[str, ...]
     texts: tuple[str, ...]
     sampling: tuple[str, ...]
+    mmproj: Path | None
+    pictures: tuple[str, ...]
     path_: str
     sms: int | None
     check: bool | None

@@ -95,6 +95,8 @@ class Case:
     text: bool = False  # the prompt is a text, and the first of the answer's is waited for
     sampling: str = ""  # how tokens are drawn (sampled.py); empty: at random
     n_parallel: int = 1  # sequences that are decoded at once
+    picture: str = ""  # its size, as 640x480: is encoded, or with `text` seen before a question
+    encoder: str = ""  # of the picture (pictures.py)
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
 
@@ -103,9 +105,11 @@ class Case:
         """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth.
 
         ttft512 is ours: the time from a text of 512 tokens to the first text of the answer. Several
-        sequences at once are tg128 npl8.
+        sequences at once are tg128 npl8. img640x480 is a picture's encoding.
         """
         parts = [f"{'ttft' if self.text else 'pp'}{self.n_prompt}"] * (self.n_prompt > 0)
+        if self.picture:
+            parts = [f"{'ttft ' if self.text else ''}img{self.picture}"]
         parts += [f"tg{self.n_gen}"] * (self.n_gen > 0)
         depth = f" npl{self.n_parallel}" if self.n_parallel > 1 else ""
         depth += f" @ d{self.n_depth}" if self.n_depth else ""
@@ -157,6 +161,7 @@ class Lane:
     n_threads: int | None = None
     key_type: str = "f16"  # of tinygrad's keys and values, on a GPU
     variables: tuple[tuple[str, str], ...] = ()  # of tinygrad's environment, swept by --env
+    mmproj: Path | None = None  # by which the model sees
 
     @property
     def name(self) -> str:

@@ -24,11 +24,11 @@ from orinbench.options import (
     timeout_option,
     with_options,
 )
+from orinbench.pictures import Pictures
 from orinbench.serve.client import PATHS
 from orinbench.serve.figures import parse_goals
 from orinbench.serve.load import Load
 from orinbench.serve.output import render_json, render_md
-from orinbench.serve.pictures import Pictures
 from orinbench.serve.run import Plan, Results, Server, run
 from orinbench.serve.servers import STARTED, Room, command_of, started
 from orinbench.talk import make_talk

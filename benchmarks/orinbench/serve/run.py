@@ -13,10 +13,10 @@ import httpx
 from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.judge.verdict import Comparison, adjusted, compare_paired
+from orinbench.pictures import Pictures
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.figures import Figures, Goals, figures_of
 from orinbench.serve.load import Load, Stretch, apply
-from orinbench.serve.pictures import Pictures
 from orinbench.serve.servers import served_model
 from orinbench.talk import Talk
 

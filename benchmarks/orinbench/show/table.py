@@ -179,6 +179,7 @@ INTERVAL = Column(
     "95 % interval", lambda record: _interval(record.ci95_low_ts, record.ci95_high_ts)
 )
 FIRST_TEXT = Column("first text", _at("extra/first_text_ms", _ms), optional=True)
+PICTURE = Column("picture", _at("extra/picture_ms", _ms), optional=True)
 JOULES = Column("J/token", _at("joules_per_token", _digits), optional=True)
 MODEL = [
     Column("model", _at("model_type", str), right=False),
@@ -192,6 +193,7 @@ WHOLE = [
     INTERVAL,
     Column("p5 – p95", lambda its: _interval(its.p5_ts, its.p95_ts)),
     FIRST_TEXT,
+    PICTURE,
     Column("roofline", _at("roofline_percent", _percent)),
     Column("kernels/token", _at("kernels_per_token", str)),
     Column("peak memory", memory_text),
@@ -203,6 +205,7 @@ SHORT = [
     Column("t/s, median", _median),
     INTERVAL,
     FIRST_TEXT,
+    PICTURE,
 ]
 MEMORY = [
     Column("of roofline", _at("roofline_percent", _percent)),

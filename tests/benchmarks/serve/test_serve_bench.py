@@ -29,11 +29,11 @@ from tests.engine.vision import tiny
 
 from orinbench.errors import BenchError
 from orinbench.interrupts import SIGNALS, Interrupts
+from orinbench.pictures import Pictures
 from orinbench.serve.client import Answer, Client, Prompt
 from orinbench.serve.figures import figures_of, parse_goals
 from orinbench.serve.load import Load, Stretch, apply, arrivals
 from orinbench.serve.output import render_md
-from orinbench.serve.pictures import Pictures
 from orinbench.serve.run import Plan, Results, Server
 from orinbench.serve.run import run as run_plan
 from orinbench.serve.servers import Room, command_of

@@ -58,6 +58,7 @@ class Load:
     sequences: int = 1  # so many contexts fit
     key_type: str = "f16"  # of keys and values, in llama.cpp's words
     general: bool = False
+    mmproj: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,17 @@ from orinbench.measure.backends.backend import (
     WarmedUp,
 )
 from orinbench.measure.backends.envelope import Preload
-from orinbench.measure.backends.llama_server import find_beside, first_text, server_arguments
+from orinbench.measure.backends.llama_server import (
+    asked_of,
+    find_beside,
+    first_text,
+    server_arguments,
+)
 from orinbench.measure.backends.process import ended_how
 from orinbench.measure.backends.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.measure.plan import KNOB_BY_FIELD, Case, Lane
 from orinbench.measure.prompt_text import prompt_text
+from orinbench.pictures import QUESTION, Pictures
 
 # The first repetition inside a llama-bench call is slower than the next ones even after its own
 # warm-up (on CUDA by up to a quarter, for prompts), so each call runs two and the first is put
@@ -38,6 +45,9 @@ REPETITIONS_PER_CALL = 2
 # llama.cpp gives each sequence a multiple of so many tokens (llama-context.cpp).
 CONTEXT_OF_SEQUENCE = 256
 # Markers of a repetition's end: llama-bench's record of all, llama-batched-bench's of each.
+_NO_END = (b"\0", 1)
+# What llama-mtmd-cli says of its encoder, before and from the versions on that have batches.
+_ENCODED = re.compile(r"(?:slice encoded|batch encoding done) in (\d+) ms")
 _SAMPLES, _BATCHED = (b'"samples_ns"', 1), (b'"t_tg"', REPETITIONS_PER_CALL)
 # Added to a seed: a text that no round has.
 _OTHER_TEXT = 1 << 32
@@ -123,12 +133,16 @@ class LlamaCppBackend:
         """Do nothing: every call of a binary warms up by itself. Raises LeftOutError."""
         if case.text:
             self._server(case)
+        elif case.picture:
+            self._mtmd_cli()
         return None
 
     def measure(self, case: Case, seed: int) -> Sample:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""
         if case.text:
             return self._first_text(case, seed)
+        if case.picture:
+            return self._encoded(case, seed)
         if case.n_parallel > 1:
             call = self._call_batched(case)
         else:
@@ -153,20 +167,55 @@ class LlamaCppBackend:
         tokens = max(self.plan.max_context, case.context + CONTEXT_OF_SEQUENCE)
         context = ["-c", str(tokens), "-np", "1"]
         settings = server_arguments(case.settings)
-        return binary, ["-m", str(self.plan.model), *context, *self._extra, *settings]
+        sees = ["--mmproj", str(self.plan.mmproj)] * bool(case.picture)
+        return binary, ["-m", str(self.plan.model), *sees, *context, *self._extra, *settings]
+
+    @staticmethod
+    def _requests(case: Case, model: Path, seed: int) -> list[tuple[str, dict[str, Any]]]:
+        """Return what warms a server up, and what is timed."""
+        if case.picture:
+            pictures = Pictures.parse(case.picture, seed)
+            return [asked_of(QUESTION, pictures.uri(number)) for number in (1, 0)]
+        drawn = (seed + _OTHER_TEXT, seed)
+        return [asked_of(prompt_text(model, case.n_prompt, each)) for each in drawn]
+
+    def _mtmd_cli(self) -> Path:
+        """Return the program that says how long an encoder takes; raises LeftOutError."""
+        binary = find_beside("llama-mtmd-cli", self._binary)
+        if binary is None:
+            raise LeftOutError("no llama-mtmd-cli beside llama-bench or on PATH")
+        return binary
+
+    def _encoded(self, case: Case, seed: int) -> Sample:
+        """Call llama-mtmd-cli, which warms its encoder up; it has whole milliseconds."""
+        binary, arguments = self._mtmd_cli(), server_arguments(case.settings)
+        with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
+            file.write(Pictures.parse(case.picture, seed).file(0))
+            file.flush()
+            asked = ["--image", file.name, "-p", "What?", "-n", "1", "--temp", "0"]
+            asked += ["--mmproj", str(self.plan.mmproj), "-c", str(self.plan.max_context)]
+            talk = self._run(binary, [*asked, *self._extra, *arguments], _NO_END, _encoder_record)
+        if not (ms := sum(talk.record["ms"])):
+            raise BackendDiedError(f"llama-mtmd-cli says no time of its encoder: {talk.record}")
+        return Sample(
+            ns=1_000_000 * ms,
+            ended_s=talk.ended_s,
+            peak_rss_bytes=talk.peak_rss_bytes,
+            engine_record=self._as_recorded(case),
+        )
 
     def _first_text(self, case: Case, seed: int) -> Sample:
         """Start llama-server, warm it up with one text, and time another."""
         binary, arguments = self._server(case)
         model = self.plan.model
         assert model is not None
-        texts = [prompt_text(model, case.n_prompt, drawn) for drawn in (seed + _OTHER_TEXT, seed)]
+        requests = self._requests(case, model, seed)
         try:
-            found = first_text(binary, arguments, texts, self._timeout, **self._variables)
+            found = first_text(binary, arguments, requests, self._timeout, **self._variables)
             self._see_envelope()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
-        if found.n_tokens != case.n_prompt:
+        if found.n_tokens != case.n_prompt and not case.picture:
             raise BackendDiedError(
                 f"llama-server made {found.n_tokens} tokens of a text of {case.n_prompt}"
             )
@@ -174,7 +223,8 @@ class LlamaCppBackend:
             ns=found.ns,
             ended_s=found.ended_s,
             engine_record=self._as_recorded(case),
-            extra={"http_ms": found.http_ns / 1e6},
+            extra={"http_ms": found.http_ns / 1e6}
+            | ({"prompt_tokens": found.n_tokens} if case.picture else {}),
         )
 
     @property
@@ -212,7 +262,7 @@ class LlamaCppBackend:
         arguments = [*extra, *batched_arguments(case)]
         return self._run(self._batched, arguments, _BATCHED, _batched_record_of)
 
-    def _run(
+    def _run(  # what ends with _NO_END talks on standard error
         self,
         binary: Path,
         arguments: Sequence[str],
@@ -227,7 +277,7 @@ class LlamaCppBackend:
         marker, markers = end
         command = [binary, "-m", self.plan.model, *arguments]
         try:
-            child = Child(command, self._variables, self._verbose, out=PIPE)
+            child = Child(command, self._variables, self._verbose and end is not _NO_END, out=PIPE)
         except OSError as error:
             raise BackendDiedError(f"{binary.name} does not start: {error}") from error
         with child:
@@ -243,6 +293,7 @@ class LlamaCppBackend:
                 ) from None
             status = child.wait()
             wall_s = time.monotonic() - child.started
+            said = child.errors() if end is _NO_END else ""
             if status != 0:
                 why = _reason(child.errors())
                 raise BackendDiedError(f"{binary.name} {ended_how(status or 0)}: {why}")
@@ -250,7 +301,7 @@ class LlamaCppBackend:
             self._see_envelope()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
-        record = read(output.decode(errors="replace"))
+        record = read(output.decode(errors="replace") + said)
         return Call(record, wall_s, ended_s, child.peak_bytes)
 
 
@@ -263,6 +314,11 @@ def _record_of(output: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise BackendDiedError(f"llama-bench printed no JSON array of one object: {output[:200]!r}")
     return record
+
+
+def _encoder_record(output: str) -> dict[str, Any]:
+    """Return the ms of each batch of tiles that llama-mtmd-cli has encoded."""
+    return {"ms": [int(ms) for ms in _ENCODED.findall(output)]}
 
 
 def _batched_record_of(output: str) -> dict[str, Any]:

@@ -73,23 +73,39 @@ class FirstText:
     http_ns: int  # of which a request that computes nothing takes, the median of some
 
 
-def first_text(
-    binary: Path, arguments: Sequence[str], texts: Sequence[str], timeout: float, **variables: str
-) -> FirstText:
-    """Start the server and return how long the last of `texts` takes to its answer's first text.
+# Requests for one token: a text's, and a picture's with a question.
+_ONE = {"temperature": 0, "cache_prompt": False}
 
-    The other texts warm it up. Raises BenchError.
+
+def asked_of(text: str, picture: str = "") -> tuple[str, dict[str, Any]]:
+    """Return path and body of a request for one token behind a text; a picture is a data URI."""
+    if not picture:
+        return "/completion", {**_ONE, "n_predict": 1, "prompt": text}
+    shown = {"type": "image_url", "image_url": {"url": picture}}
+    messages = [{"role": "user", "content": [shown, {"type": "text", "text": text}]}]
+    return "/v1/chat/completions", {**_ONE, "max_tokens": 1, "messages": messages}
+
+
+def first_text(
+    binary: Path,
+    arguments: Sequence[str],
+    requests: Sequence[tuple[str, dict[str, Any]]],
+    timeout: float,
+    **variables: str,
+) -> FirstText:
+    """Start the server and return how long the last request takes to its answer's first text.
+
+    The others, of `asked_of`, warm it up. Raises BenchError.
     """
-    asked = {"n_predict": 1, "temperature": 0, "cache_prompt": False}
     with (
         serving(binary, arguments, timeout, **variables) as connect,
         contextlib.closing(connect()) as connection,
     ):
         pings = [_timed(connection, "GET", "/health", None)[0] for _ in range(_PINGS)]
-        for text in texts:
-            ns, answer = _timed(connection, "POST", "/completion", {**asked, "prompt": text})
+        for path, body in requests:
+            ns, answer = _timed(connection, "POST", path, body)
         ended = time.monotonic()
-    n_tokens = int(answer.get("tokens_evaluated", 0))
+    n_tokens = int(answer.get("tokens_evaluated", answer.get("usage", {}).get("prompt_tokens", 0)))
     return FirstText(ns, ended, n_tokens, round(statistics.median(pings)))
 
 

@@ -20,6 +20,7 @@ from orinllm.batching.cache import Place
 from orinllm.batching.runner import Draw, Row, Runner
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.gpu.kernels.buffers import pages_of
+from orinllm.network.vision.pictures import behind, pieces
 
 Ids = Sequence[int]
 Floats = NDArray[np.float32]
@@ -77,15 +78,21 @@ class _Decoded:
             place.slot = slot
         read = min(read, len(rows[0]) - 1)
         for row, pages in zip(rows, self._places, strict=True):
-            for at in range(0, read, runner.chunk):
-                runner.fill(pages, row, at, min(at + runner.chunk, read))
+            for at, end in pieces(row, 0, read, runner.chunk, whole=True):
+                runner.fill(pages, row, at, end)
         for position in range(read, len(rows[0])):
             self._step(position)
         self.logits = [np.array(logits) for logits in runner.logits()[:n]]
 
     def _step(self, position: int) -> None:
         each = [
-            Row(row[position], position, pages, Draw(how, row[: position + 1]))
+            Row(
+                row[position],
+                position,
+                pages,
+                Draw(how, row[: position + 1]),
+                behind=behind(row),
+            )
             for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
         ]
         self._runner.launch(each)

@@ -139,6 +139,7 @@ class TinygradBackend(DeviceBackend):
             plan.most_sequences,
             plan.key_type,
             self.general,
+            None if plan.mmproj is None else str(plan.mmproj),
         )
         loaded = self._worker.runner.load(load, self._n_prompt)
         return loaded, time.monotonic() - self._worker.started
@@ -154,7 +155,8 @@ class TinygradBackend(DeviceBackend):
         return self.runner.measure(case, seed, self._text(case, seed))
 
     def _text(self, case: Case, seed: int) -> str:
-        return prompt_text(self._model, case.n_prompt, seed) if case.text else ""
+        asked = case.text and not case.picture
+        return prompt_text(self._model, case.n_prompt, seed) if asked else ""
 
     def renew(self) -> float:
         """Load the model into a fresh process and take its first token, which is timed."""

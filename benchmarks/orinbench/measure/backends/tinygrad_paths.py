@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tinygrad import Device
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.backend import NoNumbersError
+from orinbench.measure.backends.backend import Load, NoNumbersError
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.cpu_runner import CpuRunner
@@ -24,6 +24,7 @@ from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_of
 from orinllm.loader import Network, Share, make_runner, plan_network
+from orinllm.sight import with_pictures
 
 _GREEDY = Sampling(temperature=0)
 
@@ -68,10 +69,16 @@ def make_network_runner(network: Network, sequences: int = 1, general: bool = Fa
     return make_runner(network, plan_network(network, str(Device.DEFAULT)), general, share)
 
 
+def load_network(asked: Load) -> Network:
+    """Return the engine's network of a GGUF file."""
+    trained = Network.read(asked.model).config.trained_context
+    length = min(asked.max_context, trained)
+    return with_pictures(Network.read(asked.model, length, KEY_TYPES[asked.key_type]), asked.mmproj)
+
+
 def load_runner(model: str, max_context: int, sequences: int = 1, key_type: str = "f16") -> Runner:
     """Return the engine's runner of a GGUF file, as `make_network_runner`."""
-    trained = Network.read(model).config.trained_context
-    network = Network.read(model, min(max_context, trained), KEY_TYPES[key_type])
+    network = load_network(Load(model, max_context, sequences, key_type))
     return make_network_runner(network, sequences)
 
 

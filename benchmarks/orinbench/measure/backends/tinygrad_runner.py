@@ -6,6 +6,7 @@ time: only `worker.py` imports it, in a process that was started with the right 
 What a timed region holds is written at `TinygradRunner.measure`.
 """
 
+import itertools
 import math
 import random
 import time
@@ -14,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tinygrad import Device, Tensor
 from tinygrad.helpers import CPU_COUNT
 
+from orinbench.check.reference_vision import VisionReference
 from orinbench.measure.backends import copy_bandwidth
 from orinbench.measure.backends.backend import (
     Identity,
@@ -28,7 +31,12 @@ from orinbench.measure.backends.backend import (
     WarmedUp,
 )
 from orinbench.measure.backends.envelope import limit_cuda
-from orinbench.measure.backends.rows import are_finite, check_engine_row, check_network_row
+from orinbench.measure.backends.rows import (
+    are_finite,
+    check_engine_row,
+    check_network_row,
+    compared,
+)
 from orinbench.measure.backends.tinygrad_paths import (
     INCLUDED,
     EngineLoop,
@@ -37,7 +45,8 @@ from orinbench.measure.backends.tinygrad_paths import (
     Timed,
     chunk_of,
     kernels_of_token,
-    load_runner,
+    load_network,
+    make_network_runner,
 )
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.environment import gpu_driver, gpu_name, package_version
@@ -46,7 +55,9 @@ from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import encode, tokenizer_of
 from orinbench.measure.sampled import ways_of
 from orinbench.measure.suite.work import SuiteWork
+from orinbench.pictures import Pictures, Seeing
 from orinllm.batching.fused_runner import FusedRunner
+from orinllm.cpu.encoder import CpuEncoder
 
 if TYPE_CHECKING:
     from orinbench.check.greedy import Generation
@@ -66,6 +77,8 @@ class TinygradRunner:
         self._meters = Meters()
         self._timed: Timed | None = None
         self._file = Path()
+        self._seeing: Seeing | None = None
+        self._drawn = itertools.count()
         self.suite = SuiteWork(self._meters)
 
     @property
@@ -125,11 +138,13 @@ class TinygradRunner:
             meters.search_s,
         )
 
-    @staticmethod
-    def _load(load: Load) -> Timed:
+    def _load(self, load: Load) -> Timed:
         if load.general:
             return TransformerExecutor(load.model, load.max_context)
-        return EngineLoop(load_runner(load.model, load.max_context, load.sequences, load.key_type))
+        network = load_network(load)
+        if load.mmproj is not None:
+            self._seeing = Seeing(network, Path(load.mmproj), str(Device.DEFAULT))
+        return EngineLoop(make_network_runner(network, load.sequences))
 
     def generate(
         self, asked: Load, prompts: Sequence[Sequence[int]], n_tokens: int
@@ -145,6 +160,11 @@ class TinygradRunner:
             of = prefixed(self._say, f"prompt {number} of {len(prompts)}")
             generations.append(tinygrad_greedy(executor, prompt, n_tokens, of))
         return generations
+
+    @property
+    def _sees(self) -> Seeing:
+        assert self._seeing is not None, "the lane of a picture has an mmproj file"
+        return self._seeing
 
     def warm_up(self, case: Case, text: str = "", check: bool = False) -> WarmedUp:
         """Run the case's kernels until they are captured, then the whole case once.
@@ -178,10 +198,14 @@ class TinygradRunner:
         )
 
     def _check(self, timed: Timed, case: Case, text: str) -> RowChecked:
+        if case.picture and not case.text:
+            return self._check_picture(case)
         draw = random.Random(1)
         rows = [self._random_ids(draw, max(1, case.context)) for _ in range(case.n_parallel)]
         if text:
             rows = [[*encode(tokenizer_of(self._file), text)]]
+        if case.picture:
+            rows = [self._sees.prompt(self._picture(case))]
         if isinstance(timed, EngineLoop):
             timed.forget()  # what slots keep is overwritten
             return check_engine_row(timed.runner, case, rows)
@@ -217,8 +241,12 @@ class TinygradRunner:
         prompt's ids, the prefill of `n_depth`. For a text see `_until_text`.
         """
         timed = self.timed
+        if case.picture and not case.text:
+            return self._encode(case)
         if isinstance(timed, EngineLoop):
             try:
+                if case.picture:
+                    return self._until_seen(timed, case)
                 if text:
                     return self._until_text(timed, case, text)
                 return self._in_loop(timed, case, seed)
@@ -295,6 +323,43 @@ class TinygradRunner:
         if len(ids) != case.n_prompt:
             raise RuntimeError(f"a text of {len(ids)} tokens, not {case.n_prompt}")
         return self._measured(ns, compiled)
+
+    def _picture(self, case: Case) -> bytes:
+        """Draw a picture that was not seen before: what is encoded once is not encoded again."""
+        return Pictures.parse(case.picture, next(self._drawn)).file(0)
+
+    def _encode(self, case: Case) -> Sample:
+        """Time an encoder: from a picture's tiles of pixels to its rows on the host."""
+        picture = self._sees.sight.picture(self._picture(case))
+        self._synchronize()
+        compiled, start = self._meters.compiled, time.perf_counter_ns()
+        rows = picture.rows
+        measured = self._measured(time.perf_counter_ns() - start, compiled)
+        return replace(measured, finite=are_finite([rows]))
+
+    def _check_picture(self, case: Case) -> RowChecked:
+        """Compare an encoder's rows with those in float64, on a GPU with those of the CPU's."""
+        sight = self._sees.sight
+        picture = sight.picture(self._picture(case))
+        tiles = picture.tiles
+        if Device.DEFAULT == "CPU":
+            reference, against = VisionReference(sight.gguf.path), "the float64 reference"
+            wanted = np.concatenate([reference.rows(tile) for tile in tiles])
+        else:
+            against = "the CPU's encoder"
+            wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
+        return replace(compared([picture.rows], [wanted], against, []), logits=None)
+
+    def _until_seen(self, timed: EngineLoop, case: Case) -> Sample:
+        """Time from a picture's file and a question to the first text of the answer."""
+        data, answer = self._picture(case), tokenizer_of(self._file).stream()
+        timed.forget()
+        self._synchronize()
+        compiled, start = self._meters.compiled, time.perf_counter_ns()
+        ids = self._sees.prompt(data)
+        answer.push(timed.answer([ids], 1)[2][0][0])
+        ns = time.perf_counter_ns() - start
+        return replace(self._measured(ns, compiled), extra={"prompt_tokens": len(ids)})
 
     def _measured(self, ns: int, compiled: int) -> Sample:
         return self._meters.sample(ns, time.monotonic(), compiled)

@@ -57,6 +57,11 @@ class Picture:
         self._rows: Floats | None = None
 
     @property
+    def tiles(self) -> tuple[Pixels, ...]:
+        """Its pixels; nothing once it was encoded."""
+        return () if self._prepared is None else self._prepared.tiles
+
+    @property
     def n_bytes(self) -> int:
         """Bytes that it takes."""
         if self._prepared is not None:

@@ -5,20 +5,26 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from orinbench.errors import BenchError
 from orinllm.errors import BadInput
+from orinllm.loader import Network
+from orinllm.model import Header
+from orinllm.network.vision.pictures import Picture
 from orinllm.network.vision.prepare import MOST_PIXELS, prepare
-from orinllm.sight import read_projector
+from orinllm.sight import Sight, let_see, read_projector, with_pictures
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 # Pixels of a side that are drawn as one, and smoothed: JPEG keeps what an encoder sees.
 _COARSE = 20
 # Tokens of text that stand around a tile at most.
 _AROUND = 16
+#: What stands behind a picture, where the time to an answer's first text is measured.
+QUESTION = "What does this picture show? Say it in one short sentence, the largest thing first."
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,15 @@ class Pictures:
         coarse = Image.fromarray(rng.integers(0, 256, (*sides, 3), np.uint8))
         return coarse.resize((self.width, self.height), Image.Resampling.BICUBIC)
 
-    def uri(self, number: int) -> str:
-        """Return a picture as a data URI of a JPEG file."""
+    def file(self, number: int) -> bytes:
+        """Return a picture as a JPEG file."""
         file = io.BytesIO()
         self.draw(number).save(file, "JPEG", quality=90)
-        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+        return file.getvalue()
+
+    def uri(self, number: int) -> str:
+        """Return a picture as a data URI of a JPEG file."""
+        return f"data:image/jpeg;base64,{base64.b64encode(self.file(number)).decode()}"
 
     def rows(self, mmproj: Path) -> int:
         """Return the tokens that a picture, and what is around it, takes; raises BenchError."""
@@ -62,3 +72,33 @@ class Pictures:
         tiles, _ = prepare(self.draw(0), projector.way, projector.sizes)
         rows = sum(projector.rows_of(tile.height, tile.width) for tile in tiles)
         return rows + _AROUND * (1 + len(tiles))
+
+
+class Seeing:
+    """A model that sees on a device, as what is timed needs it; raises BadInput for others."""
+
+    def __init__(self, network: Network, mmproj: Path, device: str) -> None:
+        template = Header.of(network).template
+        let_see(template, mmproj, network, device)
+        assert template is not None and template.sight is not None
+        self._template = template
+        self.sight: Sight = template.sight
+
+    @staticmethod
+    def read(model: Path, mmproj: Path) -> "Seeing":
+        """Read a model's files, to know how long prompts with pictures are."""
+        return Seeing(with_pictures(Network.read(model), mmproj), mmproj, "CPU")
+
+    def prompt(self, picture: Any) -> list[int]:
+        """Return the prompt of a picture and QUESTION, whose tokens are the last ones."""
+        seen: Picture = self.sight.picture(picture)
+        parts = [{"type": "image", "image": seen}, {"type": "text", "text": QUESTION}]
+        return self._template.encode([{"role": "user", "content": parts}])
+
+    @property
+    def name(self) -> str:
+        """The projector, the commonest type of its matrices, and their bytes."""
+        tensors = self.sight.gguf.tensors.values()
+        types = [tensor.type.name for tensor in tensors if len(tensor.shape) > 1]
+        common = max(dict.fromkeys(types), key=types.count)
+        return f"{self.sight.projector.kind} {common} {self.sight.gguf.size_bytes}"
