@@ -10,6 +10,7 @@ The image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "fl
 
 import argparse
 import configparser
+import contextlib
 import fcntl
 import json
 import os
@@ -82,7 +83,8 @@ class Job:
 
 def kind_of(block: Path) -> str | None:
     """The kind of a disk of /sys/class/block, or None for what is no place for a system."""
-    if block.name.startswith("nvme") and "p" not in block.name:
+    # Neither a partition nor nvme0c0n1, which is one path to a disk that has several.
+    if re.fullmatch(r"nvme\d+n\d+", block.name):
         return "nvme"
     said = block / "device/type"
     if block.name.startswith("mmcblk") and said.exists():
@@ -97,11 +99,12 @@ def disks(root: Path) -> list[Disk]:
     sources = [line.split(" ")[0] for line in mounts if " /iso " in line]
     for block in sorted((root / "sys/class/block").iterdir()):
         kind, device = kind_of(block), f"/dev/{block.name}"
-        if kind is None or any(source.startswith(device) for source in sources):
+        size = int((block / "size").read_text()) * SECTOR
+        # A reader of cards without a card has no size.
+        if kind is None or not size or any(source.startswith(device) for source in sources):
             continue
         models = [block / "device" / name for name in ("model", "name")]
         model = next((path.read_text().strip() for path in models if path.exists()), "no name")
-        size = int((block / "size").read_text()) * SECTOR
         found.append(Disk(kind, device, size, model))
     return sorted(found, key=lambda disk: (KINDS.index(disk.kind), disk.device))
 
@@ -229,7 +232,9 @@ def make_disk(job: Job, disk: Disk, root: Path) -> None:
 
 def copy_flake(source: str, target: Path) -> None:
     """Copy a flake out of the store, writable, so that it can be edited on the board."""
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    # A copy that was cut is made anew: a link that is there cannot be made again.
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, symlinks=True)
     for path in [target, *target.rglob("*")]:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | 0o200)
@@ -238,7 +243,9 @@ def copy_flake(source: str, target: Path) -> None:
 def supplicant_network(keyfile: str) -> str | None:
     """A Wi-Fi of NetworkManager's as wpa_supplicant writes it; None for what has no password."""
     read = configparser.ConfigParser(interpolation=None, strict=False, delimiters=("=",))
-    read.read_string(keyfile)
+    # NetworkManager leaves out what it cannot read, too.
+    with contextlib.suppress(configparser.Error):
+        read.read_string(keyfile)
     if not read.has_option("wifi", "ssid"):
         return None
     # GKeyFile's escapes; a name that is no text is numbers, each with a semicolon.
@@ -267,7 +274,7 @@ def write_supplicant(root: Path, mount: Path) -> None:
     """Keep the installer's Wi-Fi for a host of systemd-networkd; says which cannot be kept."""
     networks = []
     for path in sorted((root / CONNECTIONS).glob("*")):
-        keyfile = path.read_text()
+        keyfile = path.read_text(errors="replace")
         network = supplicant_network(keyfile)
         if network is not None:
             networks.append(network)

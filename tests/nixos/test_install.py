@@ -139,6 +139,7 @@ def test_a_host_of_networkd_keeps_the_wifi(job: Path, keyfile: str, lines: list[
     asked = "[wifi]\nssid=a\n[wifi-security]\nkey-mgmt=sae\npsk-flags=2\n"
     (told / "asked.nmconnection").write_text(asked)
     (told / "wire.nmconnection").write_text("[ethernet]\n")
+    (told / "noise.nmconnection").write_bytes(b"\xff[wifi")
     disk = install.choose(install.disks(root), None)
     install.install(install.Job(**given), disk, root)
     kept = root / "mnt/etc/wpa_supplicant/imperative.conf"
@@ -176,6 +177,8 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(
 def test_any_disk_but_the_stick_itself(job: Path, wanted: str | None, device: str) -> None:
     """A network of IPv6 alone will do, and a stick with the system on it needs none."""
     names = {"mmcblk0": 10**11, "mmcblk1": 10**11, "sda": 10**10, "sdb": 10**12}
+    # A reader without a card, and a path to a disk that goes by another name.
+    names |= {"sdc": 0, "nvme0c0n1": 10**12}
     root = board(job / "root", route="six", **names)
     install.main(["--yes", *(["--disk", wanted] if wanted else [])], root=root)
     assert f"--disk {device}" in (job / "word").read_text()
@@ -258,10 +261,12 @@ read -r _ <FOLDER/go
 #: A program that writes to the disk: before it, and where the power goes while it writes.
 WRITES = """#!/bin/sh
 step NAME
-PROGRAM "$@" || exit
+LD_PRELOAD=FOLDER/awake.so PROGRAM "$@" || exit
 for device; do :; done
 step "NAME, in part" "$device" FROM
 """
+#: sgdisk sleeps a second after each table, for kernels that are slow to read one again.
+AWAKE = "unsigned sleep(unsigned seconds) { return 0 * seconds; }\n"
 #: How many KiB at the beginning are written then: a table's header, a file system's superblock.
 WRITERS = {"sgdisk": 1, "mkfs.vfat": 2, "mkfs.ext4": 2}
 #: As udev does on a board: a link by name for each partition.
@@ -360,6 +365,7 @@ class Stick:
             "tools/systemctl": CTL,
             "tools/journalctl": "#!/bin/sh\necho >FOLDER/watched\nexec sleep 1000\n",
             "flake/flake.nix": "{ }\n",
+            "awake.c": AWAKE,
             "root/proc/self/mounts": "",
             "root/proc/net/route": "",
         }
@@ -371,6 +377,10 @@ class Stick:
             text = text.replace("DISK", disk).replace("FOLDER", str(folder))
             (folder / path).write_text(text)
             (folder / path).chmod(0o755)
+        # A link is copied again, too, where a copy was cut.
+        (folder / "flake/default.nix").symlink_to("flake.nix")
+        library = ["cc", "-shared", "-fPIC", "-o", str(folder / "awake.so")]
+        subprocess.run([*library, str(folder / "awake.c")], check=True)
         self.pipes = {}
         for name in ("reached", "go", "watched"):
             os.mkfifo(folder / name)
@@ -443,7 +453,8 @@ def assert_installed(stick: Stick) -> None:
     )
     command = ["unshare", "--mount", "sh", "-c", inspect]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    assert said.split() == ["nixos", "ext4", "flake.nix", str(PATHS), "0"], stick.journal()
+    flake = ["default.nix", "flake.nix"]
+    assert said.split() == ["nixos", "ext4", *flake, str(PATHS), "0"], stick.journal()
     entry = (stick.folder / "esp/entry").read_text()
     assert entry == f"--root /mnt --system {CARRIED} --no-root-passwd --no-channel-copy\n"
 
