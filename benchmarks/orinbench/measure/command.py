@@ -80,6 +80,7 @@ from orinbench.pictures import Pictures, Seeing
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinboard.files import Roots
+from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
 from orinllm.gpu.compiler import compiler_note
 
@@ -302,10 +303,9 @@ def check_possible(options: LlamaBenchOptions, plan: PlanOptions, backends: Sequ
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
     general = options.path_ == "general"
     plain = [b for b in backends if b.startswith("tinygrad:" if general else "tinygrad:CPU")]
-    if most > 1 and plain:
-        raise BenchError(
-            f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"
-        )
+    if plain and most > (at_once := 1 if general else MOST_ROWS):
+        path = f"the {'general' if general else 'cpu'} path"
+        raise BenchError(f"-npl {most}: {plain[0]} decodes at most {at_once} at once on {path}")
     if "llama.cpp" in backends:
         return
     type_k, type_v = (",".join(options.knobs[name]).split(",") for name in ("type_k", "type_v"))

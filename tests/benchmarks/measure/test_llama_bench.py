@@ -162,10 +162,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
     ("arguments", "says"),
     [
         (
-            ["CPU", "-npl", "1,4"],
-            "-npl 4: only the fused kernels decode several at once; tinygrad:",
+            ["CPU", "-npl", "1,9"],
+            "-npl 9: tinygrad:CPU decodes at most 8 at once on the cpu path",
         ),
-        (["CUDA", "-npl", "2", "--path", "general"], "-npl 2: only the fused kernels decode"),
+        (
+            ["CUDA", "-npl", "2", "--path", "general"],
+            "-npl 2: tinygrad:CUDA decodes at most 1 at once on the general path",
+        ),
         (["CPU", "-ctk", "q4_0"], "-ctk, -ctv q4_0: tinygrad keeps keys and values as f16, and as"),
         (["CPU", "-ctk", "q8_0", "-ctv", "q8_0"], "-ctk, -ctv q8_0: tinygrad keeps keys and"),
         (["CUDA", "-ctk", "q8_0"], "-ctk, -ctv: keys and values are of one type in tinygrad; give"),
