@@ -150,6 +150,7 @@ for _ in left:  # it grew on, in the one thread that touches the runner
     pass
 one.close()
 if fused:
+    runner = FusedRunner(runner.executor, 2)  # no launches of more sequences are made
     runner.warm()
 jobs = [job(prompt[:2], 2), job(prompt[3:5], 3)]
 run(runner, jobs)
