@@ -107,10 +107,11 @@ def test_one_kind_of_deterministic_submit_is_enough(tegra: Tegra, bit: int) -> N
     assert tegra(CHARACTERISTICS.replace("CHANGE", change)).said == {"sms": 16}
 
 
-def test_another_gpu_is_refused(tegra: Tegra) -> None:  # noqa: F811
-    change = "ctypes.c_uint32.from_address(at + 80).value = 0xc6c0"
+@pytest.mark.parametrize("number", ["0xc6c0", "0xcbc0"])  # AMPERE_COMPUTE_A, HOPPER_COMPUTE_A
+def test_another_gpu_is_refused(tegra: Tegra, number: str) -> None:  # noqa: F811
+    change = f"ctypes.c_uint32.from_address(at + 80).value = {number}"
     run = tegra(CHARACTERISTICS.replace("CHANGE", change))
-    assert "0xc6c0 is not ga10b's 0xc7c0" in run.said["error"]
+    assert f"{number} is not ga10b's 0xc7c0" in run.said["error"]
 
 
 @pytest.mark.parametrize(("size", "opens"), [(400, True), (336, True), (320, False), (304, False)])
