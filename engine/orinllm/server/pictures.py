@@ -30,7 +30,7 @@ class RemotePicture:
 def picture_at(url: str, param: str) -> dict[str, Any]:
     """Return a part of a message for a data URI or an address; raises ApiError."""
     head, comma, data = url.partition(",")
-    if not head.startswith("data:"):
+    if not head.lower().startswith("data:"):
         try:
             scheme = urlsplit(url).scheme
         except ValueError as error:  # of brackets that are no IPv6 address

@@ -77,6 +77,47 @@ def test_all_protocols_see_the_same(server: Started) -> None:
     assert found["message"]["content"] == text
 
 
+def test_a_tool_may_answer_with_a_picture(server: Started) -> None:
+    """In each protocol the same prompt."""
+    url, data = f"data:image/png;base64,{photo()}", photo()
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result: list[dict[str, Any]] = [{"type": "text", "text": "seen:"}]
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    asked = {"role": "user", "content": "Look."}
+    told = {"role": "tool", "tool_call_id": "c", "content": [*result, shown]}
+    messages = [asked, {"role": "assistant", "content": None, "tool_calls": [call]}, told]
+    said = post(server, "/v1/chat/completions", model="tiny", messages=messages, **PLAIN)
+    text = said["choices"][0]["message"]["content"]
+    assert text and said["usage"]["prompt_tokens"] > tiny.ROWS
+
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": "c"}
+    block["content"] = [*result, {"type": "image", "source": source}]
+    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    blocks = [asked, {"role": "assistant", "content": [used]}, {"role": "user", "content": [block]}]
+    found = post(server, "/v1/messages", model="tiny", messages=blocks, **PLAIN)
+    assert found["content"][0]["text"] == text
+    output = [{"type": "input_text", "text": "seen:"}, {"type": "input_image", "image_url": url}]
+    called = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    items = [asked, called, {"type": "function_call_output", "call_id": "c", "output": output}]
+    more = {"temperature": 0, "max_output_tokens": 5}
+    item = post(server, "/v1/responses", model="tiny", input=items, **more)
+    assert item["output"][0]["content"][0]["text"] == text
+    block |= {"is_error": True}
+    failed = post(server, "/v1/messages", model="tiny", messages=blocks, **PLAIN)
+    assert failed["usage"]["input_tokens"] and failed["status"] == 200
+    result[0]["type"] = "document"
+    refused = post(server, "/v1/messages", model="tiny", messages=blocks, **PLAIN)
+    assert refused["error"]["message"].endswith("this server reads text and pictures only")
+
+
+def test_a_picture_is_not_left_out_in_silence(server: Started) -> None:
+    given = {"model": "tiny", "prompt": "What?", "images": [photo()], "stream": False}
+    answer = post(server, "/api/generate", raw=True, **given)
+    assert answer["status"] == 400 and "a raw prompt has no place for pictures" in answer["error"]
+    assert chat(server, f"DATA:image/png;BASE64,{photo()}")["status"] == 200
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [

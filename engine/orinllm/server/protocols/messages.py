@@ -167,9 +167,11 @@ def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
             function = {"name": block.need_text("name"), "arguments": arguments}
             calls.append({"type": "function", "id": block.need_text("id"), "function": function})
         elif kind == "tool_result":
-            said = _text(block, "content")
+            said = _told(block)
             if block.boolean("is_error", False):
-                said = f"Error: {said}"
+                failed = "Error: "
+                text = {"type": "text", "text": failed}
+                said = failed + said if isinstance(said, str) else [text, *said]
             told = {"role": "tool", "tool_call_id": block.need_text("tool_use_id")}
             results.append({**told, "content": said})
         elif kind == "redacted_thinking":
@@ -196,6 +198,24 @@ def _picture(block: Fields) -> dict[str, Any]:
     )
     source.done()
     return picture
+
+
+def _told(block: Fields) -> str | list[dict[str, Any]]:
+    """Return the text of a tool's result, or its parts where there are pictures among them."""
+    value = block.take("content")
+    if not isinstance(value, list) or not any(
+        isinstance(each, Mapping) and each.get("type") == "image" for each in value
+    ):
+        return _text(block, "content")
+    found = []
+    for inner in block.parts("content"):
+        kind = inner.need_text("type")
+        if kind not in ("text", "image"):
+            raise unsupported(inner.path("type"), READS)
+        text = {"type": "text", "text": inner.need_text("text")} if kind == "text" else None
+        found.append(text or _picture(inner))
+        inner.done()
+    return found
 
 
 def _text(part: Fields, name: str) -> str:

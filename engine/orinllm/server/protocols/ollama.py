@@ -60,6 +60,8 @@ def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
     fields.hint("context", ([],), "was replaced by /api/chat")
     raw = fields.boolean("raw", False)
     fields.done()
+    if raw and pictures:
+        raise invalid("images", "a raw prompt has no place for pictures")
     if raw and prompt:
         return CompletionRequest(common, (prompt,), False, shape)
     messages: list[dict[str, Any]] = []

@@ -161,7 +161,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         _answer_of(messages, True, "assistant").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         told = {"role": "tool", "tool_call_id": part.need_text("call_id")}
-        messages.append({**told, "content": _text(part, "output")})
+        messages.append({**told, "content": _content(part, "output")})
     else:
         raise unsupported(part.path("type"), f"this server knows no item '{kind}'")
 
@@ -186,13 +186,13 @@ def _answer_of(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[s
     return messages[-1]
 
 
-def _content(part: Fields) -> str | list[dict[str, Any]]:
+def _content(part: Fields, name: str = "content") -> str | list[dict[str, Any]]:
     """Return a message's text, or its parts where there are pictures among them."""
-    value = part.take("content")
+    value = part.take(name)
     if not isinstance(value, list) or not any(_is_picture(inner) for inner in value):
-        return _text(part, "content")
+        return _text(part, name)
     found = []
-    for inner in part.parts("content"):
+    for inner in part.parts(name):
         kind = inner.need_text("type")
         if kind == "input_image":
             found.append(picture_at(inner.need_text("image_url"), inner.path("image_url")))
