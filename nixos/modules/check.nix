@@ -165,15 +165,15 @@ rec {
       ]
     ) "tinygrad has none of this name on an Orin; write NV, CUDA or CPU in capitals, or null";
 
+  octet = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])";
+  ipv4 = "(${octet}\\.){3}${octet}";
+
   # An address to listen on: IPv4, IPv6 or a name, and no port.
   address =
     option: value:
-    let
-      octet = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])";
-    in
     rule option value
       (
-        matches "(${octet}\\.){3}${octet}" value
+        matches ipv4 value
         || matches "[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*" value
         || matches "[a-zA-Z][a-zA-Z0-9.-]*" value
       )

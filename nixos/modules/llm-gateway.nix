@@ -144,6 +144,9 @@ in
           (check.rule "${at}.models" server.models (lib.allUnique server.models)
             "one of these is here twice and would get twice the requests; name each once"
           )
+          (check.rule "${at}.url" server.url (
+            !check.matches "https?://(127\\..*|localhost|\\[::1]|${config.networking.hostName}(\\.local)?):${toString cfg.port}/?" server.url
+          ) "this is the gateway itself, which would ask itself for ever; write a server's address")
           (check.noPassword "${at}.url" server.url "use `keyVariable` and `environmentFile`")
           (check.demand (check.matches "https?://[^/[:space:]]+/?" server.url) ''
             ${at}.url = "${server.url}" is no address of a server. Write

@@ -25,9 +25,16 @@ rec {
     let
       given = toString path;
       said = ''${option} = "${given}"'';
+      # systemd-tmpfiles removes what lies there for days.
+      passing = check.matches "/(var/)?tmp/.*" given;
+      stays = plain path && !inStore path && !passing;
     in
-    check.demand (path == null || plain path && !inStore path && !lib.hasSuffix "/" given) (
-      if inStore path then
+    check.demand (path == null || stays && !lib.hasSuffix "/" given) (
+      if passing then
+        ''
+          ${said} is in a folder that is emptied of old files by itself.
+          Write it where files stay, as in "${example}".''
+      else if inStore path then
         ''
           ${option} is in the Nix store (${given}), ${why}.
           Write it as a string that names a file on the board, as in `${option} = "${example}"`.''

@@ -32,6 +32,8 @@ let
     ++ lib.filter (port: port != null) (
       map (each: each.port) (config.services.openssh.listenAddresses or [ ])
     );
+  # No number at its end: that would be an address with a mistake.
+  name = "([A-Za-z0-9-]+\\.)*[A-Za-z][A-Za-z0-9-]*\\.?";
   port = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])";
   program = "${lib.getExe pkgs.python3} ${folder}/upgrade.py";
   esp = "--esp ${efi.efiSysMountPoint}";
@@ -85,7 +87,7 @@ in
     peer =
       option
         (lib.types.nullOr (
-          lib.types.strMatching "[A-Za-z0-9][A-Za-z0-9.-]*(:${port})?|[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*"
+          lib.types.strMatching "(${check.ipv4}|${name})(:${port})?|[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*"
         ))
         null
         "nas.local:445"

@@ -392,7 +392,11 @@
     };
     orin.llm-gateway = {
       enable = true;
-      environmentFile = "/var/lib/secrets/gateway";
+      environmentFile = "/tmp/gateway";
+      servers.itself = {
+        url = "http://127.0.0.1:4000";
+        models = [ "main" ];
+      };
       servers.a = {
         url = "http://orin 1:8000";
         models = [ "main model" ];

@@ -93,6 +93,8 @@ class Machine:
             PACKAGES: Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}/site-packages",
             **binds,
         }
+        if (links := Path("/etc/alternatives")).exists():
+            self._binds[str(links)] = links
         named = re.compile(r"^User=(?!root$)(.+)$", flags=re.MULTILINE)
         users = {user for text in units.values() for user in named.findall(text)}
         self._write_base([*_USERS, *sorted(users)])
@@ -132,8 +134,6 @@ class Machine:
         self.write("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")
         if (cache := Path("/etc/ld.so.cache")).exists():
             shutil.copy(cache, self._tree / "etc")
-        if (links := Path("/etc/alternatives")).exists():
-            shutil.copytree(links, self._tree / "etc" / "alternatives", symlinks=True)
         debian = Path("/usr/lib/systemd/system")
         targets = [f"{name}.target" for name in TARGETS + MORE_TARGETS]
         for name in [*targets, *JOURNAL, *BUS]:
