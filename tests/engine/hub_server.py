@@ -12,7 +12,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """Files by repository. `cut`: bytes after which an answer ends; `lies`: sends other bytes."""
+    """Files by repository. `cut`: bytes after which an answer ends; `lies`: sends other bytes.
+
+    odd, headers: what it says of a repository in place of its list, and with its files.
+    """
 
     files: dict[str, dict[str, bytes]]
     token: str | None = None
@@ -20,6 +23,8 @@ class Hub:
     lies: bool = False
     pause: float = 0.0
     failing: int | None = None  # HTTP status of every answer
+    odd: dict[str, bytes] = field(default_factory=dict)
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
 
@@ -64,17 +69,19 @@ class _Handler(BaseHTTPRequestHandler):
         content = hub.files.get(f"{owner}/{name}", {}).get(file)
         if content is None:
             return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
-        return self._file(content, head)
+        return self._file(content, head, hub.headers.get(f"{owner}/{name}", {}))
 
     def _model(self, repository: str) -> None:
         repository = "/".join(repository.split("/")[:2])
+        if (odd := self.world.odd.get(repository)) is not None:
+            return self._send(200, odd, {})
         if (files := self.world.files.get(repository)) is None:
             return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         entries = [{"rfilename": file} for file in files]
         body = {"id": repository, "sha": COMMIT, "siblings": entries}
         return self._send(200, json.dumps(body).encode(), {})
 
-    def _file(self, content: bytes, head: bool) -> None:
+    def _file(self, content: bytes, head: bool, more: dict[str, str]) -> None:
         digest = hashlib.sha256(content).hexdigest()
         said = {
             "X-Repo-Commit": COMMIT,
@@ -82,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Linked-Etag": f'"{digest}"',
             "X-Linked-Size": str(len(content)),
             "Accept-Ranges": "bytes",
-        }
+        } | more
         body, status = content, 200
         if asked := self.headers.get("Range"):
             self.world.ranges.append(asked)

@@ -263,6 +263,50 @@ def test_a_hub_that_lies_is_caught_and_nothing_of_it_stays(content: bytes, tmp_p
         assert orinllm("show", NAME, home=tmp_path, url=url).returncode == 0
 
 
+ODD = """
+import sys
+from orinllm.errors import BadInput
+from orinllm.file.hub import model_file
+
+for name in sys.argv[1:]:
+    try:
+        model_file(f"hf.co/{name}", print)
+    except BadInput as error:
+        print(error)
+"""
+
+
+def test_a_hub_that_leads_out_of_the_cache_or_talks_nonsense(tmp_path: Path) -> None:
+    """Each is one line, and nothing is written where the server would have it."""
+    out = "../../../../evil"
+    lists = {
+        "o/html": b"<html>",
+        "o/list": b"[]",
+        "o/empty": b"{}",
+        "o/number": b'{"id": "o/n", "siblings": [{"rfilename": 5}]}',
+        "o/texts": b'{"id": "o/t", "siblings": ["a.gguf"]}',
+        "o/up": b'{"id": "o/u", "siblings": [{"rfilename": "../../../../evil-Q8_0.gguf"}]}',
+        "o/root": b'{"id": "o/r", "siblings": [{"rfilename": "/evil-Q8_0.gguf"}]}',
+    }
+    headers = {
+        "o/etag": {"X-Linked-Etag": f'"{out}"', "ETag": f'"{out}"'},
+        "o/weak": {"X-Linked-Etag": f"W/{out}"},
+        "o/commit": {"X-Repo-Commit": out},
+        "o/large": {"X-Linked-Size": "999999999999999"},
+    }
+    home = tmp_path / "a" / "home"
+    names = [*lists, *headers, "o/no--name"]
+    files = {name: {"m-Q8_0.gguf": b"GGUF"} for name in headers}
+    with Hub(files, odd=lists, headers=headers) as url:
+        done = run_python("-c", ODD, *names, home=home, url=url)
+    lines = done.stdout.splitlines()
+    assert "Traceback" not in done.stderr and len(lines) == len(names)
+    for name, line in zip(names, lines, strict=True):
+        what = "is no model of the hub" if "--" in name else "the hub answers what cannot be used: "
+        assert line.startswith(f"hf.co/{name}: {what}")
+    assert not list(tmp_path.rglob("*evil*"))
+
+
 def test_a_hub_that_is_slow_refuses_or_fails_is_one_line(content: bytes, tmp_path: Path) -> None:
     files = {"owner/model-GGUF": {"model-Q8_0.gguf": content}}
     with Hub(files, token="secret") as url:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orinllm.errors import BadInput
 
@@ -165,6 +166,10 @@ def _faults(name: HubName) -> Iterator[None]:
 
     try:
         yield
+    except BadInput:
+        raise
+    except errors.HFValidationError:
+        raise BadInput(f"{name}: is no model of the hub; {_EXPECTED}") from None
     except errors.OfflineModeIsEnabled as error:
         raise _NoAnswerError(f"{name}: is not here, and HF_HUB_OFFLINE forbids to ask") from error
     except errors.GatedRepoError:
@@ -189,12 +194,37 @@ def _faults(name: HubName) -> Iterator[None]:
         if error.errno is None:  # huggingface_hub's word for sizes that do not agree
             raise _NoAnswerError(f"{name}: the hub sent fewer bytes than it promised") from error
         raise BadInput(f"{name}: cannot be kept: {error.strerror}") from None
+    except ValueError as error:  # its word for paths that leave the cache, and for no JSON
+        why = " ".join(str(error).split())
+        raise BadInput(f"{name}: the hub answers what cannot be used: {why}") from None
 
 
 def _hub_files(name: HubName) -> list[str]:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
 
-    return [entry.rfilename for entry in HfApi().model_info(name.repository).siblings or ()]
+    def guarded() -> Any:
+        client = default_client_factory()
+        client.event_hooks["response"].append(_check_headers)
+        return client
+
+    set_client_factory(guarded)
+    found: list[Any]
+    try:
+        found = [entry.rfilename for entry in HfApi().model_info(name.repository).siblings or ()]
+    except (AttributeError, KeyError, TypeError):  # JSON of another form
+        found = [None]
+    if not all(isinstance(file, str) for file in found):
+        raise BadInput(f"{name}: the hub answers what cannot be used: no list of files")
+    return found
+
+
+def _check_headers(response: Any) -> None:
+    """Refuse an answer whose headers lead out of the cache, where they become names of files."""
+    for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
+        said = response.headers.get(header, "").removeprefix("W/")
+        if re.search(r"[/\\\0]", said) or said.strip('"') in (".", ".."):
+            raise ValueError(f"{header} {said}")
 
 
 def _fetched(name: HubName, file: str) -> Path:
