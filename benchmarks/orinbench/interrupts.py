@@ -1,9 +1,13 @@
 """Ctrl-C, SIGTERM, SIGHUP: the first one ends a run, later ones must not cost its results."""
 
 import signal
+import sys
+import threading
 from types import FrameType
 from typing import Any
 
+#: Seconds until an interrupt that Python dropped is raised again.
+AGAIN_SECONDS = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -21,20 +25,28 @@ class Interrupts:
 
     `hold` lets none through: what ends a run and writes its results calls it first. `release` goes
     on, and raises what was held back.
+
+    Python drops what is raised in the callback of a weak reference or in `__del__`, which an event
+    loop runs all the time: such an interrupt is raised again.
     """
 
     def __init__(self) -> None:
         self._held = self._came = False
         self.name = "an interrupt"  # of what ended the run
         self._before: dict[signal.Signals, Any] = {}
+        self._again: threading.Timer | None = None
 
     def __enter__(self) -> "Interrupts":
+        self._dropped, sys.unraisablehook = sys.unraisablehook, self._drop
         self._before = {number: signal.signal(number, self._handle) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._again is not None:
+            self._again.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._dropped
 
     def hold(self) -> None:
         """Let nothing through any more."""
@@ -53,3 +65,12 @@ class Interrupts:
             return
         self._held = True
         raise KeyboardInterrupt
+
+    def _drop(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._dropped(unraisable)
+        else:
+            self._held = False
+            number = signal.Signals[self.name]
+            self._again = threading.Timer(AGAIN_SECONDS, signal.raise_signal, (number,))
+            self._again.start()

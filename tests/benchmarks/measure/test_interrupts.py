@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,24 @@ def test_one_goes_through_and_those_behind_it_wait() -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupts.release()
         signal.raise_signal(signal.SIGINT)  # one was enough
+
+
+def test_one_that_python_drops_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in the weak references of asyncio's tasks: Python only says that it was ignored."""
+
+    class Freed:
+        pass
+
+    def interrupt(_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    freed = Freed()
+    reference = weakref.ref(freed, interrupt)
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        del freed
+        assert reference() is None
+        time.sleep(60)
+    assert interrupts.name == "SIGTERM" and "ignored" not in capsys.readouterr().err
 
 
 def test_an_interrupt_while_a_program_is_ended_leaves_none_behind() -> None:
