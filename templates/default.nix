@@ -5,6 +5,6 @@
   };
   fleet = {
     path = ./fleet;
-    description = "Several Jetson Orins, equal but for their names, deployed with colmena";
+    description = "Several Jetson Orins and a monitor that keeps their samples, deployed with colmena";
   };
 }

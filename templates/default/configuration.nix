@@ -1,4 +1,4 @@
-# Every option: docs/reference/nixos-options.md of tinygrad-orin.
+# Every option: `nix build PATH_OR_URL_OF_TINYGRAD_ORIN#options` writes a page of them.
 {
   orin = {
     host = {

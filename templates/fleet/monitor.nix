@@ -16,10 +16,14 @@
   };
   services = {
     prometheus.extraFlags = [ "--web.enable-remote-write-receiver" ];
-    # The boards write over TLS, with a password; nothing else passes. On the monitor, once:
+    # The boards write over TLS, with a password; nothing else passes. On the monitor, after the first switch:
     #   openssl req -x509 -newkey ed25519 -nodes -days 3650 -subj /CN=monitor.local \
     #     -addext subjectAltName=DNS:monitor.local -keyout monitor.key -out monitor.crt
     #   htpasswd -cB boards.htpasswd orin
+    #   install -D -o nginx -m 0400 -t /var/lib/secrets monitor.crt monitor.key boards.htpasswd
+    #   systemctl restart nginx
+    # The boards have monitor.crt as /var/lib/secrets/monitor-ca.crt, and that password in monitor-password; both are
+    # prometheus' to read.
     nginx = {
       enable = true;
       virtualHosts."monitor.local" = {
