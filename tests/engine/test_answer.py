@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.engine.models import LLAMA_CPP, templates, tokenizer
 
-from orinllm.text.answer import AnswerParser, AnswerReader, Delta
+from orinllm.text.answer import AnswerParser, AnswerReader, Delta, StopTexts
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tools import ToolCall
 
@@ -579,3 +579,22 @@ def test_a_thought_goes_on_while_it_comes() -> None:
     assert parser.push(" would").reasoning.endswith("</tool_call> would")
     parser = AnswerParser.for_template(_template(_QWEN35), _TOOLS)
     assert parser.push("A <tool_call> is</think>No.") == Delta("No.", "A <tool_call> is")
+
+
+def test_an_answer_ends_before_the_first_stop_text_however_it_is_cut() -> None:
+    """Of several, of which one begins like another: nothing that becomes one is shown."""
+    draw = random.Random(3)
+    for _ in range(300):
+        text = "".join(draw.choices("ab<", k=draw.randrange(1, 12)))
+        stops = ["".join(draw.choices("ab<", k=draw.randrange(2, 4))) for _ in range(3)]
+        ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+        reader, shown, stopped, left = StopTexts(stops), "", False, text
+        while left and not stopped:
+            n = draw.randrange(1, 3)
+            part, stopped = reader.push(left[:n])
+            shown, left = shown + part, left[n:]
+        shown += "" if stopped else reader.flush()
+        assert stopped == bool(ends)
+        assert stopped or shown == text
+        # Of two that end with one piece the one that begins first; it may be within a longer one.
+        assert shown == text[: len(shown)] and all(stop not in shown for stop in stops)

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.hybrid_models import MODELS
 
 from orinbench.shapes import QUANTS, SHAPES, Draw
 from orinbench.synth import write_synthetic
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.arch import ARCHITECTURES, config_of, wanted_tensors
+from orinllm.network.arch.gemma4 import gemma4
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.nemotron_h import nemotron_h
+from orinllm.network.arch.qwen35 import qwen35
 from orinllm.network.config import Config
 from orinllm.network.layer import (
     Activation,
@@ -226,6 +231,8 @@ def test_keys_that_files_leave_out_or_set_to_nothing() -> None:
     assert all(attention.window for attention in oss.attentions.values())
     granite = File("tiny-granite").set("rope.scaling.finetuned", False).config()
     assert granite.attentions[0].rope is None
+    granite = File("tiny-granite").set("residual_scale", 0.0).config()
+    assert {op.scale for op in granite.layers[0].operations if isinstance(op, Add)} == {1.0}
     file = File("tiny-qwen3moe").set("feed_forward_length", 1024).set("expert_weights_scale", 0.0)
     del file.metadata["qwen3moe.expert_feed_forward_length"]
     experts = experts_of(file.config())
@@ -378,3 +385,50 @@ def test_a_norm_of_x_is_none_of_the_next_x() -> None:
     before, after = Layer((Norm("normed", X, "n"), one, Add("out"), one)).steps
     assert (before.source, before.norm) == (X, Norm("normed", X, "n"))
     assert (after.source, after.norm) == ("normed", None)
+
+
+def header_of(architecture: str, layers: int, keys: Mapping[str, Any]) -> Header:
+    """A header without a file, for what a function reads of it alone."""
+    sizes: dict[str, Any] = {"block_count": layers, "context_length": 64, "embedding_length": 64}
+    sizes |= {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-6}
+    metadata: dict[str, Any] = {"general.architecture": architecture}
+    metadata |= {f"{architecture}.{key}": value for key, value in {**sizes, **keys}.items()}
+    tensors = {"token_embd.weight": Tensor((64, 64))}
+    tensors |= {f"blk.{index}.attn_norm.weight": Tensor((64,)) for index in range(layers)}
+    return Header(metadata, tensors, lambda name: np.ones(1, np.float32), 64)
+
+
+def test_what_hybrid_files_leave_out() -> None:
+    """Defaults of load_hparams in llama.cpp's src/models/qwen35moe.cpp and nemotron_h.cpp."""
+    keys = dict(MODELS["qwen35moe"][1]) | {"feed_forward_length": 96}
+    del keys["full_attention_interval"], keys["expert_shared_feed_forward_length"]
+    layers = qwen35(header_of("qwen35moe", 8, keys)).layers
+    assert [layer.attention is not None for layer in layers] == [False, False, False, True] * 2
+    matrices = [m for op in layers[0].operations if isinstance(op, Linear) for m in op.matrices]
+    assert ("ffn_up_shexp", 96) in matrices
+    keys = dict(MODELS["nemotron_h_moe"][1])
+    del keys["expert_weights_norm"]
+    mixtures = [layer.mixture for layer in nemotron_h(header_of("nemotron_h_moe", 3, keys)).layers]
+    assert [mix.experts.normalized for mix in mixtures if mix] == [False]
+
+
+def test_which_keys_gemma4_shares_and_how_near_ones_turn() -> None:
+    """As src/models/gemma4.cpp: a layer without keys reads the last own one of its kind."""
+    near = [True, True, False, True, False, True, False]
+    keys: dict[str, object] = {
+        "feed_forward_length": 96,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": near,
+        "attention.shared_kv_layers": 3,
+        "rope.dimension_count_swa": 8,
+    }
+    layers = gemma4(header_of("gemma4", 7, keys)).layers
+    attentions = [layer.attention for layer in layers]
+    assert [a and a.reads for a in attentions] == [None, None, None, None, 2, 3, 2]
+    assert [a and a.head_dim for a in attentions] == [16 if is_near else 32 for is_near in near]
+    rope, turns = attentions[0] and attentions[0].rope, [10000 ** (-i / 4) for i in range(4)]
+    assert rope and rope.frequencies == pytest.approx(turns)

@@ -97,6 +97,8 @@ FILES = [
 
 def test_a_type_chooses_its_file_and_all_its_parts() -> None:
     assert choose_model(HubName("a/b"), FILES) == ["model-Q4_K_M.gguf"]
+    two = ["long-model-Q4_K_M.gguf", "model-Q4_K_M.gguf"]  # the plain one
+    assert choose_model(HubName("a/b"), two) == ["model-Q4_K_M.gguf"]
     assert choose_model(HubName("a/b", "iq4_xs"), FILES) == ["model-IQ4_XS.gguf"]
     assert choose_model(HubName("a/b", "Q6_K"), FILES) == [
         "model-Q6_K-00001-of-00002.gguf",

@@ -177,7 +177,7 @@ def rail_choice(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]
 
 
 class Idle(NamedTuple):
-    """What the machine drew before any work, in watts, and whether anything measures it at all."""
+    """The machine's draw before any work, in watts, and whether anything measures it at all."""
 
     watts: float | None = None
     metered: bool = True
