@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,20 @@ from tinygrad.dtype import DType
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinbench.measure.profiling import sass
+from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.gpu.ahead import target
 from orinllm.gpu.device import compile_for
+from orinllm.gpu.kernels.buffers import Weight
+from orinllm.gpu.kernels.encoder import (
+    Columns,
+    Heads,
+    attend_all,
+    norm_biased,
+    place_rows,
+    pool_rows,
+    split_heads,
+)
+from orinllm.gpu.kernels.gemm import GemmConstants, RowProduct, chunk_products
 from orinllm.gpu.kernels.recurrent import Gates, Places, Rows, convolve, copy_states, delta, scan
 from orinllm.gpu.launch import Launch, included
 from orinllm.network.layer import Convolve, Delta, Scan
@@ -42,7 +55,7 @@ def launches(quant: str, arch: str) -> list[Launch]:
     if (quant, arch) == ("Q6_K", "sm_87"):
         cases += [("8b", 4), ("1b", 8), ("1b", 16)]
     found = {
-        launch.source: launch
+        kind_of(launch): launch
         for shape, sequences in cases
         for launch in sass.launches(shape, quant, arch, sequences)
         if quant == "Q6_K"
@@ -51,12 +64,24 @@ def launches(quant: str, arch: str) -> list[Launch]:
     return list(found.values())
 
 
+def kind_of(launch: Launch) -> object:
+    """Return what products of prompts have in common that differ in sizes alone.
+
+    These bound a loop, and take most of the compilers' time.
+    """
+    if launch.file != "gemm.cu":
+        return launch.source
+    (constants,) = launch.constants
+    assert isinstance(constants, GemmConstants)
+    return replace(constants, cols=0, out_stride=0), launch.per_sm
+
+
 def allowed(kernel: Launch) -> int:
     """Registers of a thread: a prompt's tiles fill a multiprocessor by themselves.
 
     Of others two blocks of 256 threads must fit (BOUNDS_126 in cuda/gpu.cuh).
     """
-    if kernel.file in ("gemm.cu", "attention_prompt.cu", "moe_prompt.cu"):
+    if kernel.file in ("gemm.cu", "attention_prompt.cu", "moe_prompt.cu", "attention_all.cu"):
         return min(255, (64 << 10) // (kernel.block * kernel.per_sm) // 8 * 8)
     return 126
 
@@ -144,3 +169,54 @@ def test_layers_with_states_spill_nothing(tokens: int, tmp_path: Path) -> None:
     most = [65536 // (2 * kernel.block) for kernel in kernels]
     over = {n: u for (n, u), limit in zip(found.items(), most, strict=True) if u[0] > limit or u[1]}
     assert over == {}
+
+
+def encoder_launches() -> list[Launch]:
+    """Those of an encoder of pictures that a language model has none of.
+
+    Heads are Qwen3-VL's, SigLIP's and Qwen2.5-VL's; tiles of products those of a large picture, a
+    small one and a tiny one.
+    """
+    device = compile_for(target("sm_87", None))
+
+    def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
+        return Buffer(device, size, dtype).allocate()
+
+    x, halves, columns = some(1 << 20), some(1 << 20, dtypes.uint16), Columns(1152, 1152)
+    found = [
+        place_rows(x, x, (some(4, dtypes.int32), x), (64, 1152)),
+        pool_rows(x, halves, (16, 1152), 16),
+        norm_biased(halves, x, (x, x), 1e-6, (64, columns)),
+        norm_biased(halves, x, (x, None), 1e-6, (64, columns)),
+    ]
+    for head, turned in ((64, True), (72, False), (80, True)):
+        heads = Heads(16, head, 16 * head, 3 * 16 * head, 16 * head)
+        three = halves, halves, halves
+        found.append(split_heads(three, x, x if turned else None, heads, 64))
+        found.append(attend_all(halves, three, some(4, dtypes.int32), heads, 1))
+    f16 = kernel_types()[int(GgmlType.F16)]
+    for activation, rows, patches in (
+        ("EXACT_GELU", 4096, 4096),
+        ("EXACT_GELU", 1280, 256),
+        ("EXACT_GELU", 1280, 64),
+        ("QUICK_GELU", 4096, 4096),
+        ("GELU", 4096, 4096),
+    ):
+        weight, count = Weight(x, f16, rows, 1280), some(2 + patches, dtypes.int32)
+        found += chunk_products(
+            RowProduct(
+                *("up", "ACTIVATED", (weight,), halves, halves, count),
+                biases=(x,),
+                activation=activation,
+            )
+        )
+    return found
+
+
+def test_encoders_of_pictures_spill_nothing(tmp_path: Path) -> None:
+    kernels = encoder_launches()
+    tiles = {kind_of(kernel) for kernel in kernels if kernel.file == "gemm.cu"}
+    assert len(tiles) == 5
+    found = used(kernels, "sm_87", tmp_path)
+    most = {f"{kernel.name} {i}": allowed(kernel) for i, kernel in enumerate(kernels)}
+    assert {name: use for name, use in found.items() if use[0] > most[name] or use[1]} == {}

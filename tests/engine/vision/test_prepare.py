@@ -112,7 +112,9 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image_std=STD,
     )
     encoder = replace(encoder_of(patch), free=Free(2))
-    for at, data in enumerate(pictures()):
+    longest = io.BytesIO()  # that is allowed
+    Image.new("RGB", (400, 2), (9, 90, 200)).save(longest, "PNG")
+    for at, data in enumerate([*pictures(), longest.getvalue()]):
         image, raw = decode(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         if max(image.size) > 200 * min(image.size):
             with pytest.raises(BadInput, match="a side of 200 times the other at most"):
