@@ -26,7 +26,7 @@ from orinllm.network.vision.idefics3 import _text
 from orinllm.network.vision.lowering import patches_of
 from orinllm.network.vision.pictures import Prepared, ahead, picture_of, pieces, uncut
 from orinllm.network.vision.prepare import decode, prepare
-from orinllm.sight import Sight, _decoder, read_projector
+from orinllm.sight import Sight, _decoder, read_picture, read_projector
 
 TILE, LONGEST = 56, 168
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -169,6 +169,23 @@ def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) ->
     job = {"data": base64.b64encode(data()).decode(), "way": "square", "sizes": {"size": 8}}
     with pytest.raises(BadInput, match=said):
         _decoder().do(job)
+
+
+def test_a_file_of_too_many_bytes_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, path = png(2, 2), tmp_path / "photo.png"
+    path.write_bytes(data)
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
+    sight = Sight(
+        *read_projector(tmp_path / "mmproj.gguf"), lambda tiles: np.zeros((1, 1), np.float32)
+    )
+    assert read_picture(path) == data and sight.picture(data).n_rows == tiny.ROWS
+    monkeypatch.setattr("orinllm.sight.MOST_BYTES", len(data) - 1)
+    with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):
+        sight.picture(data)
+    with pytest.raises(BadInput, match=r"photo.png: is larger than"):
+        read_picture(path)
 
 
 def test_a_projector_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
