@@ -42,7 +42,7 @@ def make_app(
         ("POST", "/v1/responses"): others.responses,
         ("POST", "/v1/messages"): others.messages,
         ("POST", "/v1/messages/count_tokens"): others.count_tokens,
-        ("POST", "/v1/rerank"): others.rerank,
+        **{("POST", f"{version}/rerank"): others.rerank for version in ("", "/v1", "/v2")},
         ("POST", "/api/chat"): others.ollama_chat,
         ("POST", "/api/generate"): others.ollama_generate,
         ("POST", "/api/embed"): others.ollama_embed,

@@ -43,7 +43,7 @@ class OtherApis:
         return self._api.reply({"input_tokens": len(ids)}, asked.common.notes)
 
     async def rerank(self, request: Request) -> Response:
-        """Answer POST /v1/rerank."""
+        """Answer POST /v1/rerank, and its other versions: Cohere's /v2, vLLM's without one."""
         asked = await read(request, read_rerank, self._api.notes())
         found = await self._embedded(request, asked.embeddings)
         return self._api.reply(ranked(asked, found), asked.embeddings.notes)

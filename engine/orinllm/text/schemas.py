@@ -41,7 +41,21 @@ def loosened(schema: Any, tell: Tell, where: str = "") -> Any:
                 tell(path)
         else:
             found[key] = value
+    if _is_integer(schema.get("type")) and not found.keys() & {"const", "enum"}:
+        found |= _ends(found)
     return found
+
+
+def _is_integer(kind: Any) -> bool:
+    kinds = kind if isinstance(kind, list) else [kind]
+    return "integer" in kinds and "number" not in kinds
+
+
+def _ends(schema: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bounds that an integer lacks: a small model may else write digits for ever."""
+    lower = {} if schema.keys() & {"minimum", "exclusiveMinimum"} else {"minimum": 1 - _BEYOND}
+    upper = {} if schema.keys() & {"maximum", "exclusiveMaximum"} else {"maximum": _BEYOND - 1}
+    return {**lower, **upper}
 
 
 def _beyond(value: Any) -> bool:

@@ -111,6 +111,34 @@ def test_a_field_that_nobody_knows_is_named(smol: Started) -> None:
     assert (reply.status_code, reply.headers["x-ignored-fields"]) == (200, "truncate")
 
 
+def test_documents_are_ranked_by_their_cosines(smol: Started, api: openai.OpenAI) -> None:
+    """In the words of Jina and Cohere, at each of the three paths that their clients ask."""
+    documents = ["Bread is made of flour.", "France's capital is Paris.", "Paris"]
+    query, *vectors = (np.array(item.embedding) for item in embed(api, [TEXTS[0], *documents]).data)
+    cosines = [float(vector @ query) for vector in vectors]
+    best = sorted(range(3), key=lambda i: -cosines[i])
+    body: Any = {"model": MODEL, "query": TEXTS[0], "documents": documents}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        found = httpx.post(f"{smol.url}{path}", json=body, timeout=60).json()["results"]
+        assert [one["index"] for one in found] == best
+        assert all(set(one) == {"index", "relevance_score"} for one in found)
+        for one in found:
+            assert one["relevance_score"] == pytest.approx(cosines[one["index"]], abs=1e-6)
+    short = {"top_n": 1, "return_documents": True, "documents": [{"text": t} for t in documents]}
+    (one,) = httpx.post(f"{smol.url}/rerank", json={**body, **short}, timeout=60).json()["results"]
+    assert (one["index"], one["document"]) == (best[0], {"text": documents[best[0]]})
+    wrong: dict[str, Any]
+    for wrong, param in (
+        ({"query": ""}, "query"),
+        ({"documents": []}, "documents"),
+        ({"documents": ["a", ""]}, "documents[1]"),
+        ({"documents": [{"title": "a"}]}, "documents[0]"),
+        ({"top_n": 0}, "top_n"),
+    ):
+        reply = httpx.post(f"{smol.url}/v1/rerank", json={**body, **wrong}, timeout=60)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
 def test_a_text_may_fill_the_context(smol: Started, api: openai.OpenAI) -> None:
     """No room for an answer is needed; and the vector's own width is no wish for another."""
     answer = embed(api, [[7] * 512], dimensions=576)
