@@ -47,8 +47,9 @@ def addresses() -> list[tuple[str, str]]:
     )
     for link in links:
         kind = link.get("linkinfo", {}).get("info_kind")
-        # A cable that is out, or a driver that does not see it, leaves an address in place.
-        lost = "NO-CARRIER" in link.get("flags", ()) or kind in TUNNELS
+        # A cable that is out, or a driver that does not see it, leaves an address in place. That it
+        # is out shows at once here; NO-CARRIER follows when the kernel has told its watchers.
+        lost = "LOWER_UP" not in link.get("flags", ()) or kind in TUNNELS
         if lost or INNER.match(link.get("ifname", "")):
             continue
         for each in link.get("addr_info", ()):
