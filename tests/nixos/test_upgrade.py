@@ -100,12 +100,21 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
     ("said", "found"),
     [
         ({"ifname": "eth0", "flags": ["BROADCAST", "UP", "LOWER_UP"]}, True),
-        ({"ifname": "br-lan", "flags": ["UP"], "linkinfo": {"info_kind": "bridge"}}, True),
-        ({"ifname": "br-0123456789ab", "flags": ["UP"]}, False),
+        (
+            {"ifname": "br-lan", "flags": ["UP", "LOWER_UP"], "linkinfo": {"info_kind": "bridge"}},
+            True,
+        ),
+        ({"ifname": "br-0123456789ab", "flags": ["UP", "LOWER_UP"]}, False),
         ({"ifname": "eth0", "flags": ["NO-CARRIER", "BROADCAST", "UP"]}, False),
         ({"ifname": "eth0", "flags": ["BROADCAST", "UP"]}, False),  # not told yet
-        ({"ifname": "wg0", "flags": ["UP"], "linkinfo": {"info_kind": "wireguard"}}, False),
-        ({"ifname": "tailscale0", "flags": ["UP"], "linkinfo": {"info_kind": "tun"}}, False),
+        (
+            {"ifname": "wg0", "flags": ["UP", "LOWER_UP"], "linkinfo": {"info_kind": "wireguard"}},
+            False,
+        ),
+        (
+            {"ifname": "tailscale0", "flags": ["UP", "LOWER_UP"], "linkinfo": {"info_kind": "tun"}},
+            False,
+        ),
     ],
 )
 def test_an_address_counts_where_others_could_use_it(
