@@ -5,7 +5,7 @@ PYTHON ?= python3
 # tinygrad reads a variable PYTHON, too: the name of a device.
 unexport PYTHON
 BIN := .venv/bin
-PYTEST_FLAGS ?= -n 2 --dist worksteal
+PYTEST_FLAGS ?= -n 3 --dist worksteal
 # What `make chat` and `make bench` run: a real model of 135 million parameters.
 MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
