@@ -33,7 +33,7 @@ def require_row(lane: LaneResult, row: RowResult) -> None:
         raise CheckFailed(f"{where} not finite")
     tolerance = (lane.check or {}).get("tolerance")
     limit = _TWO_WAYS * tolerance if tolerance else _UNKNOWN
-    if isinstance(row.case, Case) and row.case.picture and not row.case.text:
+    if isinstance(row.case, Case) and row.case.encodes:
         limit, where = _ENCODED, where.replace("last logits", "rows")
     if found.error > limit:
         raise CheckFailed(f"{where} {_percent(found.error)} off {found.against}, {_most(limit)}")

@@ -289,7 +289,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     if not row.samples:
         return fields
     summary = summarize(row.throughputs, run.plan.seed, row.processes)
-    if isinstance(row.case, Case) and row.case.picture and not row.case.text:
+    if isinstance(row.case, Case) and row.case.encodes:
         fields |= _picture_fields(lane, row, summary)
     elif isinstance(row.case, Case) and row.case.text:
         fields |= _text_fields(row, summary)

@@ -117,6 +117,11 @@ class Case:
         return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
+    def encodes(self) -> bool:
+        """Say whether a picture's encoding alone is timed, and no token."""
+        return bool(self.picture) and not self.text
+
+    @property
     def n_tokens(self) -> int:
         """Tokens that the timed region processes."""
         return self.n_prompt + self.n_gen * self.n_parallel

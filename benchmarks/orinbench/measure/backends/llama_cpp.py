@@ -44,10 +44,9 @@ from orinbench.pictures import QUESTION, Pictures
 REPETITIONS_PER_CALL = 2
 # llama.cpp gives each sequence a multiple of so many tokens (llama-context.cpp).
 CONTEXT_OF_SEQUENCE = 256
-# Markers of a repetition's end: llama-bench's record of all, llama-batched-bench's of each.
-_NO_END = (b"\0", 1)
 # What llama-mtmd-cli says of its encoder, before and from the versions on that have batches.
 _ENCODED = re.compile(r"(?:slice encoded|batch encoding done) in (\d+) ms")
+# Markers of a repetition's end: llama-bench's record of all, llama-batched-bench's of each.
 _SAMPLES, _BATCHED = (b'"samples_ns"', 1), (b'"t_tg"', REPETITIONS_PER_CALL)
 # Added to a seed: a text that no round has.
 _OTHER_TEXT = 1 << 32
@@ -194,7 +193,7 @@ class LlamaCppBackend:
             file.flush()
             asked = ["--image", file.name, "-p", "What?", "-n", "1", "--temp", "0"]
             asked += ["--mmproj", str(self.plan.mmproj), "-c", str(self.plan.max_context)]
-            talk = self._run(binary, [*asked, *self._extra, *arguments], _NO_END, _encoder_record)
+            talk = self._run(binary, [*asked, *self._extra, *arguments], None, _encoder_record)
         if not (ms := sum(talk.record["ms"])):
             raise BackendDiedError(f"llama-mtmd-cli says no time of its encoder: {talk.record}")
         return Sample(
@@ -262,29 +261,28 @@ class LlamaCppBackend:
         arguments = [*extra, *batched_arguments(case)]
         return self._run(self._batched, arguments, _BATCHED, _batched_record_of)
 
-    def _run(  # what ends with _NO_END talks on standard error
+    def _run(
         self,
         binary: Path,
         arguments: Sequence[str],
-        end: tuple[bytes, int],
+        end: tuple[bytes, int] | None,
         read: Callable[[str], dict[str, Any]],
     ) -> Call:
         """Run a binary on the model; the record, which `read` reads, has come with its `end`.
 
-        That is so many of a marker.
+        That is so many of a marker; None: there is none, and it talks on standard error.
         """
         output, ended_s = b"", None
-        marker, markers = end
         command = [binary, "-m", self.plan.model, *arguments]
         try:
-            child = Child(command, self._variables, self._verbose and end is not _NO_END, out=PIPE)
+            child = Child(command, self._variables, self._verbose and end is not None, out=PIPE)
         except OSError as error:
             raise BackendDiedError(f"{binary.name} does not start: {error}") from error
         with child:
             try:
                 while data := child.read(child.started + self._timeout):
                     output += data
-                    if ended_s is None and output.count(marker) >= markers:
+                    if end and ended_s is None and output.count(end[0]) >= end[1]:
                         ended_s = time.monotonic()
             except TimeoutError:
                 child.end(grace=0)
@@ -293,7 +291,7 @@ class LlamaCppBackend:
                 ) from None
             status = child.wait()
             wall_s = time.monotonic() - child.started
-            said = child.errors() if end is _NO_END else ""
+            said = child.errors() if end is None else ""
             if status != 0:
                 why = _reason(child.errors())
                 raise BackendDiedError(f"{binary.name} {ended_how(status or 0)}: {why}")

@@ -198,7 +198,7 @@ class TinygradRunner:
         )
 
     def _check(self, timed: Timed, case: Case, text: str) -> RowChecked:
-        if case.picture and not case.text:
+        if case.encodes:
             return self._check_picture(case)
         draw = random.Random(1)
         rows = [self._random_ids(draw, max(1, case.context)) for _ in range(case.n_parallel)]
@@ -241,7 +241,7 @@ class TinygradRunner:
         prompt's ids, the prefill of `n_depth`. For a text see `_until_text`.
         """
         timed = self.timed
-        if case.picture and not case.text:
+        if case.encodes:
             return self._encode(case)
         if isinstance(timed, EngineLoop):
             try:
