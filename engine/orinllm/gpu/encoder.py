@@ -221,8 +221,9 @@ class PictureWeights:
             self._matrices[name, packed] = Weight(buffer, type_, rows, columns.all)
             if not self._empty:
                 raw = self._raw(name, columns, lies, across)
-                raw = np.pad(raw, ((0, rows - len(raw)), (0, 0)))
-                buffer.copyin(memoryview(bytearray(raw)))
+                filled = np.zeros((rows, raw.shape[1]), np.uint8)
+                filled[: len(raw)] = raw
+                buffer.copyin(filled.reshape(-1).data)
         return self._matrices[name, packed]
 
     def _raw(self, name: str, columns: Columns, lies: bool, across: bool) -> NDArray[np.uint8]:
