@@ -119,9 +119,7 @@ FAILURES = {
             units(net=oneshot(f"{NETWORK}; ip netns exec lan ip link set eth1 down"))
         ),
         "way beyond the router is lost": Generation(
-            units(
-                net=oneshot(PEER, SSHD), beyond=service(f"{IN_LAN} {SSH.format(port=7, more='')}")
-            ),
+            units(net=oneshot(PEER, SSHD), beyond=service(ANSWERS)),
             peer=f"{BEYOND}:7",
         ),
         "ssh is off": Generation(units(sshd=None), version=NEW),
