@@ -4,7 +4,7 @@ from .compile import Code, compile_kernel
 from .launch import Launch, Local, private_local
 from .parse import parse
 from .state import KernelFault
-from .tree import Kernel, Module, PtxError
+from .syntax import Kernel, Module, PtxError
 
 __all__ = [
     "Code", "Kernel", "KernelFault", "Launch", "Local", "Module", "PtxError", "compile_kernel",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .reader import Reader, Token, shape
-from .tree import (
+from .syntax import (
     Addr,
     Imm,
     Instr,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..extents import Extent, Extents
+from .fenced_writes import FencedWrite, FencedWrites, Fences, Words
 from .records import THREADS, TICK, Slots
-from .releases import Fences, Release, Releases, Words
 from .state import Lanes, State
 from .taint import Facts
 
@@ -25,7 +25,7 @@ class Watch(Protocol):
 
     checks: frozenset[str]
     extents: Extents
-    releases: Releases
+    releases: FencedWrites
     tick: int
     now: int | None
     start: np.uint64
@@ -305,7 +305,7 @@ class Clocks:
         fenced = self._with_warps(which, fences)
         which = fenced.nonzero()[0]
         which = which[np.argsort(self.gid[which])]
-        release = Release(self.o.tick, self.gid[which], fenced[which], blocks, reach)
+        release = FencedWrite(self.o.tick, self.gid[which], fenced[which], blocks, reach)
         return self.o.releases.add(release, bits, self.knows)
 
     def _with_warps(self, which: Lanes, fences: Fences) -> Words:

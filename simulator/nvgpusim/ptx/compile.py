@@ -19,7 +19,7 @@ from .ops_video import VIDEO_OPS
 from .ops_warp import WARP_OPS
 from .spaces import SHARED_RESERVED
 from .state import CONTAINER, State
-from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
+from .syntax import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
     **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,

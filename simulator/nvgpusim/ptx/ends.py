@@ -9,7 +9,7 @@ import numpy as np
 from ..extents import WORD, Extent
 from .clocks import Clocks, Watch
 from .state import Lanes, State
-from .tree import Instr, Vec, registers
+from .syntax import Instr, Vec, registers
 
 
 def at(instr: Instr | None) -> str:

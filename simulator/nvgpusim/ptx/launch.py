@@ -25,7 +25,7 @@ from .ops_warp import ballot
 from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import UNWRITTEN, KernelFault, Lanes, Memory, State
-from .tree import Instr
+from .syntax import Instr
 
 if TYPE_CHECKING:
     from .sanitize import Sanitizer

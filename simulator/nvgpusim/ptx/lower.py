@@ -14,7 +14,7 @@ import numpy as np
 
 from .floats import Value
 from .state import CONTAINER, State
-from .tree import (
+from .syntax import (
     Addr,
     Imm,
     Instr,

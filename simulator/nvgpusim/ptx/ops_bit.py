@@ -11,7 +11,7 @@ from .floats import Value, flush
 from .lower import PRED, TYPES, U32, Op, Site, Type
 from .ops_int import dot
 from .state import CONTAINER, State
-from .tree import Imm, Pair, Vec
+from .syntax import Imm, Pair, Vec
 
 _U32, _U64 = CONTAINER[32], CONTAINER[64]
 

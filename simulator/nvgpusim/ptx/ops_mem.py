@@ -14,7 +14,7 @@ from .floats import Value
 from .lower import PRED, U32, U64, Op, Read, Site
 from .spaces import SPACES, aligned, load, parameter, split, store, windows
 from .state import CONTAINER, Async, KernelFault, State
-from .tree import Addr, Reg, Sym
+from .syntax import Addr, Reg, Sym
 
 _HINTS = (
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "sc", "cta", "cluster", "gpu",

@@ -12,7 +12,7 @@ import numpy as np
 from .lower import TYPES, Op, Read, Site
 from .spaces import load
 from .state import CONTAINER, KernelFault, State
-from .tree import Sym
+from .syntax import Sym
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsaAeEfFgGp%])")
 _MOST = 1 << 16

@@ -68,7 +68,7 @@ def simd(site: Site) -> Op:
     return run
 
 
-def scalar(site: Site) -> Op:
+def whole_words(site: Site) -> Op:
     """vadd, vsub, vabsdiff, vmin, vmax, vshl, vshr of whole words."""
     op = site.i.op
     site.only("clamp", "wrap")
@@ -96,7 +96,7 @@ def known(site: Site) -> Op:
     """Any video instruction."""
     if site.i.op[-1] in _SIZES:
         return simd(site)
-    return scalar(site)
+    return whole_words(site)
 
 
 VIDEO_OPS: dict[str, Callable[[Site], Op]] = {

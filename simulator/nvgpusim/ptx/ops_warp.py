@@ -14,7 +14,7 @@ from .floats import F16, F32, F64, Value
 from .lower import PRED, TYPES, U32, Op, Read, Site
 from .ops_mem import whole_warps
 from .state import CONTAINER, KernelFault, Lanes, State
-from .tree import Pair, Reg
+from .syntax import Pair, Reg
 
 _U8, _U16, _U32 = CONTAINER[8], CONTAINER[16], CONTAINER[32]
 POISON = np.uint32(0xDBDBDBDB)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from .body import Body
 from .reader import Function, Reader, shape
+from .syntax import Kernel, Module, PtxError, Variable
 from .taint import compared_reads
-from .tree import Kernel, Module, PtxError, Variable
 
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .state import KernelFault, Lanes, State
+from .syntax import Instr
 from .taint import timed
-from .tree import Instr
 
 if TYPE_CHECKING:
     from .run import Run

@@ -5,8 +5,8 @@ write and the reads of the lowest and the highest thread since, and all others w
 order some threads without those between them, as one word each (see `records`). Two accesses of
 different threads, one of them a write, race unless something orders them: a barrier of the block or
 of the warp that both passed, a named barrier, or a release that the second knows of (see
-`releases`). Two volatile or atomic accesses of global memory do not race, nor do two writes of the
-same value, as compute-sanitizer has it.
+`fenced_writes`). Two volatile or atomic accesses of global memory do not race, nor do two writes of
+the same value, as compute-sanitizer has it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from .clocks import Watch
 from .ends import Ends, at
+from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
-from .releases import Words
 from .state import Lanes, State
-from .tree import Instr
+from .syntax import Instr
 
 WAITS = ("test_wait", "try_wait")
 

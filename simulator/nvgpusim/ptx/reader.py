@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .tree import PtxError, Variable, number, type_bits
+from .syntax import PtxError, Variable, number, type_bits
 
 _TOKEN = re.compile(
     r"""(?P<nl>\n)|(?P<ws>[ \t\r]+)|(?P<str>"(?:[^"\\]|\\.)*")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .releases import Words
+from .fenced_writes import Words
 
 TICK, STRONG, SITE = 37, 36, 27
 THREADS = np.uint64((1 << SITE) - 1)

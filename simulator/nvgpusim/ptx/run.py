@@ -21,7 +21,7 @@ from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
 from .progress import Progress
 from .state import Grid, KernelFault, Lanes, State, merged
-from .tree import Instr
+from .syntax import Instr
 
 PATIENCE = 256
 """Pieces of code that a group may run while others wait behind it."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..extents import Extent, Extents
 from ..memory import GpuAddressSpace
+from .fenced_writes import FencedWrites
 from .records import TICK, Slots
-from .releases import Releases
 from .shadow import Shadow
 from .state import Compiled, Grid, State
 from .taint import Facts
@@ -32,7 +32,7 @@ class Sanitizer:
 
     def __post_init__(self) -> None:
         self.memories: WeakKeyDictionary[Any, dict[int, Slots]] = WeakKeyDictionary()
-        self.releases = Releases()
+        self.releases = FencedWrites()
         self.known: dict[int, tuple[Compiled, Facts]] = {}
 
     def begin(self, launch: Grid) -> None:

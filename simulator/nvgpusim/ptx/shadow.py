@@ -9,9 +9,9 @@ import numpy as np
 from ..l2 import DIRTY
 from .clocks import Watch
 from .ends import at
+from .fenced_writes import Words
 from .races import WAITS, Races
 from .records import THREADS, Slots
-from .releases import Words
 from .spaces import scatter
 from .state import Async, Lanes, State
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
 from .floats import Value
-from .tree import Instr, Kernel, Module
+from .syntax import Instr, Kernel, Module
 
 Lanes = NDArray[np.intp]
 CONTAINER = {

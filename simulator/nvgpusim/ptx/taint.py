@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tree import Addr, Imm, Instr, Kernel, Operand, Reg, Special, Sym, registers
+from .syntax import Addr, Imm, Instr, Kernel, Operand, Reg, Special, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
 _ORDERED = {"relaxed", "acquire", "release", "acq_rel"}

@@ -19,8 +19,8 @@ from .compute import COMPUTE_CLASS, Compute
 from .copy_engine import COPY_CLASS, Copy
 from .faults import gr_class, illegal_method, mmu, pbdma
 from .host import Host
-from .order import Order
 from .protocols import DONE, Device, Steps, Work
+from .ring_order import RingOrder
 from .watch import Published, publish
 
 GP_GET, GP_PUT = 0x88, 0x8C
@@ -32,7 +32,7 @@ COMPUTE_SUBCHANNEL, COPY_SUBCHANNEL = 1, 4
 class Scheduler(Device, Protocol):
     """The GPU that runs channels, and the order in which it sees their stores."""
 
-    order: Order
+    order: RingOrder
 
 
 class Channel:

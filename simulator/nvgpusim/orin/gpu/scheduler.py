@@ -27,11 +27,11 @@ from ...ptx.sanitize import Sanitizer
 from ..ctxsw import SecondClient
 from ..gpu_api import ChannelPort
 from .faults import GpuFault, ctxsw_timeout, gr_class
-from .order import Order
 from .pbdma import Channel
 from .protocols import Caches
 from .protocols import Channel as ChannelView
 from .qmd import SIZE, Qmd
+from .ring_order import RingOrder
 
 POLL = 2e-4
 """Seconds between looks at semaphores that the CPU may write."""
@@ -58,7 +58,7 @@ class Gpu:
         self.extents = EXTENTS
         checks = self.options.checks
         self.watch = Sanitizer(checks, self.extents) if checks else None
-        self.caches, self.order = Caches(), Order(self.options.order)
+        self.caches, self.order = Caches(), RingOrder(self.options.order)
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
         self.channels: dict[int, Channel] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..lower import PRED, TYPES, U32, Type
-from ..tree import Imm, Pair, Vec
+from ..syntax import Imm, Pair, Vec
 from .values import Emit, Unknown, Words, unsigned
 
 S32 = TYPES["s32"]
@@ -239,7 +239,7 @@ ORDERED = {
 BOOL = {"and": "&", "or": "|", "xor": "^"}
 
 
-def _comparable(w: Words, n: int) -> str:
+def _compared(w: Words, n: int) -> str:
     t = w.t
     if t.name == "f16":
         bits = w.a(n, TYPES["b16"])
@@ -255,7 +255,7 @@ def _outcome(w: Words) -> tuple[str, str]:
     """Statements that leave a comparison's outcome in p, and what combines it with operand c."""
     mods = [m for m in w.mods if m in ORDERED or m in ("num", "nan") or m[:-1] in ORDERED]
     name, real = mods[0], w.t.kind in "fx"
-    head = f"__auto_type x = {_comparable(w, 1)}; __auto_type y = {_comparable(w, 2)}; uint8_t p = "
+    head = f"__auto_type x = {_compared(w, 1)}; __auto_type y = {_compared(w, 2)}; uint8_t p = "
     if name in ("num", "nan"):
         test = "x == x && y == y" if name == "num" else "x != x || y != y"
     elif name in ORDERED:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..lower import TYPES, literal
 from ..ops_mem import space_of
-from ..tree import Addr, Imm, Neg, Operand, Pair, Reg
+from ..syntax import Addr, Imm, Neg, Operand, Pair, Reg
 from .values import Unknown, Words
 
 Place = Callable[[int], str]

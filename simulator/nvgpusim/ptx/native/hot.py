@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..state import Grid, KernelFault, Lanes, State
-from .machine import NO_LIMIT, Machine, Native, compile_native
+from .machine import NO_LIMIT, Native, NativeChunk, compile_native
 from .text import ODD
 
 
@@ -63,7 +63,7 @@ def fits(native: Native, launch: Grid) -> bool:
     return len(launch.banks.get(0, b"")) >= launch.param_base + native.plan.frame.param_end
 
 
-def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, Machine] | None:
+def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, NativeChunk] | None:
     """A chunk of these blocks for a kernel that is compiled, and its key; None where it is not."""
     native = launch.code.heat.native
     if native is None or launch.compiled is False or launch.code.local_bytes:
@@ -77,7 +77,7 @@ def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, 
     machine = native.idle.pop(key, None)
     try:
         if machine is None:
-            machine = Machine(native, launch, launch.chunk(ids, threads), fresh=True)
+            machine = NativeChunk(native, launch, launch.chunk(ids, threads), fresh=True)
         else:
             machine.renew(launch)
     except KernelFault:  # numpy names its thread and instruction
@@ -85,7 +85,7 @@ def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, 
     return key, machine
 
 
-def put_back(key: object, machine: Machine) -> None:
+def put_back(key: object, machine: NativeChunk) -> None:
     """Keep the memory of a chunk that has ended."""
     machine.rest()
     idle = machine.native.idle
@@ -106,7 +106,7 @@ class Hot:
         launch = run.launch
         self.owner, self.heat = run, launch.code.heat
         self.since = launch.cost
-        self.machine: Machine | None = None
+        self.machine: NativeChunk | None = None
         self.compiled: list[bool] = []
         self.inner: frozenset[int] = frozenset()
         self.rest = False
@@ -146,7 +146,7 @@ class Hot:
             return
         kept, run.st.m = run.st.m, None
         try:
-            self.machine = Machine(native, run.launch, run.st)
+            self.machine = NativeChunk(native, run.launch, run.st)
         except KernelFault:  # which names its thread and instruction where numpy comes to it
             return
         finally:
@@ -154,7 +154,7 @@ class Hot:
         self._renumber(run, native)
         self.adopt(self.machine)
 
-    def adopt(self, machine: Machine) -> None:
+    def adopt(self, machine: NativeChunk) -> None:
         """Go on with the blocks of compiled code."""
         self.able, self.machine, self.inner = False, machine, machine.native.inner
         self.compiled, self.owner.blocks = machine.native.compiled, machine.native.code.blocks

@@ -56,7 +56,7 @@ class Native:
         grain = min(plan.code.granules.values(), default=1)
         self.widest = max([s.size * len(s.values) // grain for s in plan.stores()], default=1)
         self.code = plan.code
-        self.idle: dict[Any, Machine] = {}
+        self.idle: dict[Any, NativeChunk] = {}
         self.compiled = [kind in (CHAIN, STORE, GROUP) for kind in plan.kinds]
         starts = {start: n for n, start in enumerate(plan.code.starts)}
         self.number = [starts[s] for s in old.starts]
@@ -84,7 +84,7 @@ def compile_native(code: Compiled, watched: bool) -> Native | None:
     return None if function is None else Native(plan, function, code)
 
 
-class Machine:
+class NativeChunk:
     """The state of one chunk as C sees it; `fresh`: nothing of it has run."""
 
     def __init__(self, native: Native, launch: Grid, st: State, fresh: bool = False) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..lower import TYPES, Type, literal
 from ..ops_mem import space_of
-from ..tree import Addr, Imm, Reg, Sym
+from ..syntax import Addr, Imm, Reg, Sym
 from .values import Unknown, Words, unsigned
 
 OTHERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "v8", "L2::cache_hint", "mmio")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..lower import SPECIALS, TYPES, Site, Type, literal
 from ..records import SITES
-from ..tree import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
+from ..syntax import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
 
 
 class Unknown(Exception):  # noqa: N818 - no error: the interpreter runs it

@@ -27,7 +27,7 @@ AHEAD = 64
 _KEPT = 16
 
 
-class Order:
+class RingOrder:
     """The view of rings under --order; without it everything is visible at once."""
 
     def __init__(self, on: bool) -> None:

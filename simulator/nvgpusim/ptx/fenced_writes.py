@@ -20,7 +20,7 @@ KEPT = 1024
 
 
 @dataclass
-class Release:
+class FencedWrite:
     """A volatile or atomic write after fences: what whoever reads it later may know.
 
     `threads` (sorted) fenced at `fenced`; of each of their `blocks` everything before `reach` is
@@ -45,12 +45,12 @@ class Fences:
         self.block, self.warp = self.at.copy(), self.at.copy()
 
 
-class Releases:
+class FencedWrites:
     """The releases of a launch, by number; `bits`: which ones who hears of one then knows."""
 
     def __init__(self) -> None:
         self.first = self.next = 1
-        self.kept: dict[int, Release] = {}
+        self.kept: dict[int, FencedWrite] = {}
         self.bits = np.zeros((KEPT, KEPT // 64), np.uint64)
         self.forgot = 0
 
@@ -59,7 +59,7 @@ class Releases:
         self.first, self.forgot = self.next, 0
         self.kept.clear()
 
-    def add(self, release: Release, known: Words, others: Words | None) -> int:
+    def add(self, release: FencedWrite, known: Words, others: Words | None) -> int:
         """Its number. `known`: bits of its writers; `others` (lanes, bits) forgets the oldest."""
         number, place = self.next, self.next % KEPT
         self.next += 1
@@ -80,7 +80,7 @@ class Releases:
         live = numbers >= max(self.first, self.next - KEPT)
         return np.where(live[:, None], self.bits[numbers % KEPT], np.uint64(0))
 
-    def latest(self, bits: Words) -> Iterator[tuple[Release, int, np.uint64]]:
+    def latest(self, bits: Words) -> Iterator[tuple[FencedWrite, int, np.uint64]]:
         """Releases of a row of bits, latest first, each with its place in a row."""
         places = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         last = self.next - 1
