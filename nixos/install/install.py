@@ -367,7 +367,7 @@ def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
     return disk
 
 
-def work(job: Job, options: argparse.Namespace, root: Path) -> None:
+def install_and_reboot(job: Job, options: argparse.Namespace, root: Path) -> None:
     """Install, as the unit does."""
     with alone(root):
         install(job, choose(disks(root), options.disk), root, options.erase)
@@ -390,7 +390,7 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     options = parser.parse_args(arguments)
     try:
         if options.work:
-            return work(job, options, root)
+            return install_and_reboot(job, options, root)
         if (now := state()) == "exited" and not options.erase:
             # Who asks again, after a line that dropped, wants to know this and not to begin anew.
             print(f"orin-install: {job.host} is installed: reboot, or --erase to begin anew")

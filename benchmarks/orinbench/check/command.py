@@ -26,7 +26,7 @@ from orinbench.options import (
     seed_option,
     timeout_option,
 )
-from orinbench.talk import Talk, make_talk
+from orinbench.progress import Messages, make_messages
 from orinllm.sight import encoder_on, read_projector
 
 
@@ -81,7 +81,7 @@ def check_command(**given: Any) -> int:
     options = CheckOptions(**given)
     if (key := options.cache_type_k) != (value := options.cache_type_v):
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
-    talk = make_talk(False)
+    talk = make_messages(False)
     if options.mmproj is not None:
         read_projector(options.mmproj)
     paths, _ = model_paths(options, talk)
@@ -136,7 +136,7 @@ def _check_encoder(name: str, mmproj: str, seed: int) -> Seen:
 
 
 def _check(
-    name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Talk
+    name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Messages
 ) -> Verdict:
     def say(text: str) -> None:
         talk.detail(f"{name}: {text}")

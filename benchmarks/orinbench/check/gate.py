@@ -20,7 +20,7 @@ from orinbench.measure.backends.llama_server import find_beside, llama_cpp_engin
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
-from orinbench.talk import Talk
+from orinbench.progress import Messages
 
 # Weights up to which the float64 reference takes seconds: checked without being asked.
 SMALL_MODEL = 300_000_000
@@ -36,7 +36,7 @@ class Gate:
     """
 
     def __init__(
-        self, asked: bool | None, talk: Talk, llama_bench: Path | None, timeout: float
+        self, asked: bool | None, talk: Messages, llama_bench: Path | None, timeout: float
     ) -> None:
         self.asked = asked
         self.talk = talk

@@ -77,8 +77,8 @@ from orinbench.options import (
     write_records,
 )
 from orinbench.pictures import Pictures, Seeing
+from orinbench.progress import Messages, make_messages
 from orinbench.synth import cached_synthetic, progress_bar
-from orinbench.talk import Talk, make_talk
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
@@ -202,7 +202,7 @@ def llama_bench_command(**given: Any) -> int:
     roots = Roots()
     check_options(options, roots)
     plan_options = PlanOptions(options)
-    talk, sms = make_talk(options.progress), options.sms
+    talk, sms = make_messages(options.progress), options.sms
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = model_paths(options, talk)
@@ -275,10 +275,10 @@ def run_and_report(runner: Runner, options: LlamaBenchOptions, journal: Journal)
         if any(row.samples for lane in runner.result.lanes for row in lane.rows):
             runner.result.partial = True
             report(runner.result, options)
-            journal.written()
+            journal.not_needed()
         raise
     report(run, options)
-    journal.written()
+    journal.not_needed()
     return run
 
 
@@ -319,7 +319,7 @@ def check_possible(options: LlamaBenchOptions, plan: PlanOptions, backends: Sequ
         raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
-def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Talk) -> list[int]:
+def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Messages) -> list[int]:
     """Return the lengths of the texts to time, none where a model cannot answer such a text.
 
     Raises BenchError if they were asked for.
@@ -371,7 +371,7 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
     ]
 
 
-def model_paths(options: ModelOptions, talk: Talk) -> tuple[list[Path], bool]:
+def model_paths(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
     given = [Path(name) for text in options.model for name in text.split(",") if name]
     if given:
@@ -392,7 +392,7 @@ def model_paths(options: ModelOptions, talk: Talk) -> tuple[list[Path], bool]:
 
 
 def choose_backends(
-    given: Sequence[str], llama_bench: str | None, talk: Talk, sms: int | None = None
+    given: Sequence[str], llama_bench: str | None, talk: Messages, sms: int | None = None
 ) -> tuple[list[str], Path | None]:
     """Return the backends to run and llama.cpp's binary.
 
@@ -422,7 +422,7 @@ def choose_backends(
     return chosen, binary
 
 
-def best_tinygrad(talk: Talk) -> list[str]:
+def best_tinygrad(talk: Messages) -> list[str]:
     """Return the first of tinygrad's devices that opens, as a list of at most one."""
     for device in TINYGRAD_DEVICES:
         talk.phase(f"trying tinygrad:{device}")

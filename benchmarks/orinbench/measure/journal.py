@@ -25,9 +25,9 @@ def journal_directory() -> Path:
 class Journal:
     """A file with one JSON object a line for each sample; use as a context manager.
 
-    It is gone with the block if `written` said that the results are out, or if it holds no sample.
-    The lock on it goes with the process, so whoever gets the lock knows that the run is no more. A
-    folder that cannot be written costs the journal, not the run.
+    It is gone with the block if `not_needed` was called, as the results are out, or if it holds no
+    sample. The lock on it goes with the process, so whoever gets the lock knows that the run is no
+    more. A folder that cannot be written costs the journal, not the run.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,7 +50,7 @@ class Journal:
                 self._path.unlink(missing_ok=True)
             self._file.close()
 
-    def written(self) -> None:
+    def not_needed(self) -> None:
         """Say that what is in it has been written elsewhere."""
         self._needed = False
 

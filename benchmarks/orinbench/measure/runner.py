@@ -39,8 +39,8 @@ from orinbench.measure.journal import Journal
 from orinbench.measure.plan import Plan, order
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo
+from orinbench.progress import Messages
 from orinbench.show.markdown import counted
-from orinbench.talk import Talk
 from orinboard.files import Roots
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
@@ -64,7 +64,7 @@ class Runner:
     plan: Plan
     backends: Sequence[Backend]
     models: Sequence[ModelInfo | None]
-    talk: Talk
+    talk: Messages
     gate: Check | None = None
     probe: BandwidthProbe | None = None
     delay: float = 0.0

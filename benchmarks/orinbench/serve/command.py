@@ -25,13 +25,13 @@ from orinbench.options import (
     with_options,
 )
 from orinbench.pictures import Pictures
+from orinbench.progress import make_messages
 from orinbench.serve.client import PATHS
 from orinbench.serve.figures import parse_goals
 from orinbench.serve.load import Load
 from orinbench.serve.output import render_json, render_md
 from orinbench.serve.run import Plan, Results, Server, run
 from orinbench.serve.servers import STARTED, Room, command_of, started
-from orinbench.talk import make_talk
 
 # Seeds of the run's texts lie so far apart; a request takes one.
 _SEED_STEP = 1_000_003
@@ -189,7 +189,7 @@ def serve_bench_command(**given: Any) -> int:
     loads = _loads(options)
     plan = _plan(options, loads)
     servers = _servers(options, plan)
-    talk = make_talk(False)
+    talk = make_messages(False)
     with Interrupts() as interrupts:
         try:
             results = run(plan, servers, talk, interrupts)

@@ -14,11 +14,11 @@ from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.judge.verdict import Comparison, adjusted, compare_paired
 from orinbench.pictures import Pictures
+from orinbench.progress import Messages
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.figures import Figures, Goals, figures_of
 from orinbench.serve.load import Load, Stretch, apply
 from orinbench.serve.servers import served_model
-from orinbench.talk import Talk
 
 # Before each load so many requests go at once, untimed, for so many tokens: kernels and graphs of
 # that many sequences are made when they are first needed.
@@ -120,7 +120,7 @@ class Results:
         return {r: found for r, found in values.items() if found is not None}
 
 
-def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interrupts) -> Results:
+def run(plan: Plan, servers: tuple[Server, ...], talk: Messages, interrupts: Interrupts) -> Results:
     """Run all rounds; an interrupt ends it and keeps what is there, and so does a server's end.
 
     Raises BenchError where nothing was measured before that. `interrupts` lets none through behind
@@ -146,7 +146,7 @@ def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interru
     return results
 
 
-def _round(results: Results, round_: int, talk: Talk, loop: asyncio.Runner) -> None:
+def _round(results: Results, round_: int, talk: Messages, loop: asyncio.Runner) -> None:
     plan = results.plan
     order = list(results.servers)
     random.Random(f"{plan.seed} {round_}").shuffle(order)
@@ -162,7 +162,9 @@ def _say_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, 
         loop.default_exception_handler(context)
 
 
-async def _measure(results: Results, server: Server, address: str, round_: int, talk: Talk) -> None:
+async def _measure(
+    results: Results, server: Server, address: str, round_: int, talk: Messages
+) -> None:
     asyncio.get_running_loop().set_exception_handler(_say_unless_interrupted)
     plan = results.plan
     model = plan.model_name or served_model(address, plan.headers)

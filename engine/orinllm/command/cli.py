@@ -30,7 +30,7 @@ from orinllm.command.options import (
     with_server,
     with_speculation,
 )
-from orinllm.command.streams import argument, prepare
+from orinllm.command.streams import prepare, utf8_argument
 from orinllm.command.terminal import (
     print_answer,
     print_line,
@@ -150,7 +150,7 @@ def run(
         raise BadInput("--raw: continues text, without --system and --think; leave one out")
     parameters = read_sampling(given)
     _check_speculation(lookup, draft, parameters)
-    text = standard_input() if prompt == "-" else argument("-p", prompt)
+    text = standard_input() if prompt == "-" else utf8_argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     pictures = _read_images(source, images, raw)

@@ -22,7 +22,7 @@ def prepare() -> None:
                 stream.reconfigure(encoding="utf-8", errors=errors)
 
 
-def argument(name: str, text: str) -> str:
+def utf8_argument(name: str, text: str) -> str:
     """Return the text of the argument `name`; raises BadInput if it is not UTF-8."""
     try:
         return os.fsencode(text).decode()

@@ -165,16 +165,16 @@ class CpuExecutor:
                 part[: len(values)] = values
         self._see(tokens)
         if self._seen is None:
-            self._run(0, len(self._lowered.operations))
+            self._run_operations(0, len(self._lowered.operations))
             return
         start = 0
         for layer, end in enumerate(self._lowered.ends):
-            self._run(start, end)
+            self._run_operations(start, end)
             self._seen(layer, positions[0], self._x(len(tokens)))
             start = end
-        self._run(start, len(self._lowered.operations))
+        self._run_operations(start, len(self._lowered.operations))
 
-    def _run(self, start: int, end: int) -> None:
+    def _run_operations(self, start: int, end: int) -> None:
         """Run operations of the list."""
         state = self._state
         state.ops, state.n_ops = self._first + start * ctypes.sizeof(Op), end - start

@@ -17,7 +17,7 @@ from gguf import GGUFReader
 from tests.benchmarks import fake_llama_server
 from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench import talk
+from orinbench import progress
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     EIGHT_BITS_BY_256,
@@ -423,7 +423,7 @@ def test_the_command_prints_a_line_for_each_engine(tiny: ModelInfo, server: Path
 def test_the_command_says_how_far_it_is(
     tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.0)
     binary = llama_bench_beside(server)
     result = run_command(
         *("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")

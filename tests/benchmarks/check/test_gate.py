@@ -18,7 +18,7 @@ from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.model import ModelInfo
-from orinbench.talk import Talk
+from orinbench.progress import Messages
 
 Build = Callable[..., RunResult]
 
@@ -29,7 +29,7 @@ def lane(recorded_run: Build) -> LaneResult:
 
 
 def make(asked: bool | None, binary: Path | None = None) -> Gate:
-    return Gate(asked, Talk(), binary, timeout=300)
+    return Gate(asked, Messages(), binary, timeout=300)
 
 
 def perfect(model: ModelInfo, off: float = 0.0) -> Any:

@@ -54,14 +54,14 @@ def test_samples_are_on_disk_as_they_come_and_go_with_the_end(tmp_path: Path) ->
             "ts": 2000.0,
         }
         assert list(lost_journals(folder)) == []  # it still runs
-        journal.written()
+        journal.not_needed()
     assert list(folder.iterdir()) == []
 
 
 def test_a_journal_goes_only_when_its_results_are_written(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.write(LANE, RowResult(CASE), SAMPLE)
-        journal.written()
+        journal.not_needed()
         journal.write(LANE, RowResult(CASE), SAMPLE)
     ((_, samples),) = lost_journals(tmp_path)
     assert samples == 2

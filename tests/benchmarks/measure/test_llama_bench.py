@@ -24,7 +24,7 @@ from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.parity import LlamaBenchOptions
 from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
 from orinbench.measure.results import RunResult
-from orinbench.talk import Talk
+from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinboard.replay import Stage
 
@@ -237,7 +237,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_bench, "probe_device", {"NV": "no GPU"}.get)
-    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), Talk())
+    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), Messages())
     assert chosen == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench
 

@@ -27,8 +27,8 @@ from orinbench.measure.plan import Case, Lane, Plan
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.runner import Runner
 from orinbench.model import ModelInfo
+from orinbench.progress import Messages
 from orinbench.show.table import render_md
-from orinbench.talk import Talk
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
 from orinboard.replay import Stage
@@ -75,7 +75,7 @@ class FakeBackend:
         self.log.append(f"{self.name} close")
 
 
-class SilentTalk(Talk):
+class SilentTalk(Messages):
     """Keeps what is said."""
 
     def __init__(self) -> None:

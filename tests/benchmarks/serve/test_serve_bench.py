@@ -30,6 +30,7 @@ from tests.engine.vision import tiny
 from orinbench.errors import BenchError
 from orinbench.interrupts import SIGNALS, Interrupts
 from orinbench.pictures import Pictures
+from orinbench.progress import Messages
 from orinbench.serve.client import Answer, Client, Prompt
 from orinbench.serve.figures import figures_of, parse_goals
 from orinbench.serve.load import Load, Stretch, apply, arrivals
@@ -37,7 +38,6 @@ from orinbench.serve.output import render_md
 from orinbench.serve.run import Plan, Results, Server
 from orinbench.serve.run import run as run_plan
 from orinbench.serve.servers import Room, command_of
-from orinbench.talk import Talk
 
 run = partial(orinbench, "serve-bench")
 FIRST_S, GAP_S = 0.05, 0.02
@@ -197,7 +197,7 @@ def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("orinbench.serve.run._measure", measure)
     servers = tuple(Server(name, nullcontext) for name in "ab")  # type: ignore[arg-type]
-    run_plan(plan_of(Load(1)), servers, Talk(), Interrupts())
+    run_plan(plan_of(Load(1)), servers, Messages(), Interrupts())
     rounds = {tuple(seen[i : i + 2]) for i in range(0, 14, 2)}
     assert len(seen) == 14 and rounds == {("a", "b"), ("b", "a")}
 
@@ -337,7 +337,7 @@ def test_an_interrupt_at_the_end_of_a_round(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("orinbench.serve.run._measure", measure)
     servers = (Server("a", nullcontext),)  # type: ignore[arg-type]
     with Interrupts() as interrupts:
-        assert run_plan(plan_of(Load(1)), servers, Talk(), interrupts).partial
+        assert run_plan(plan_of(Load(1)), servers, Messages(), interrupts).partial
 
 
 @pytest.fixture

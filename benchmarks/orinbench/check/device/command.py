@@ -22,8 +22,8 @@ from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.jsonfile import write_whole
 from orinbench.measure.environment import package_version
 from orinbench.model import open_model
+from orinbench.progress import Messages, duration, make_messages
 from orinbench.show.markdown import counted
-from orinbench.talk import Talk, duration, make_talk
 
 REPORT = "report.json"
 _BOARD = ("steps", "identity", "result", "environment", "board")
@@ -99,7 +99,7 @@ def device_check_command(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = begin(check, fresh)
-    return take(check, report, [step for step in STEPS if step.name in names], make_talk(False))
+    return take(check, report, [step for step in STEPS if step.name in names], make_messages(False))
 
 
 def versions() -> dict[str, str | None]:
@@ -133,7 +133,7 @@ def begin(check: Check, fresh: bool) -> dict[str, Any]:
     return old
 
 
-def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk) -> int:
+def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Messages) -> int:
     """Take the steps that the report lacks, record each; returns the exit code."""
     path = check.folder / REPORT
     scrub = Scrubber(machine_secrets() | {str(check.folder)})

@@ -116,7 +116,7 @@ def smoke(check: Check, seconds: float) -> Any:
         return check.must(Ask("smoke"), seconds, (recorder, "-o", check.trace, "--"))
 
 
-def replay(check: Check, seconds: float) -> dict[str, Any]:
+def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
     """Replay the recorded calls and compare the model's answers with the board's."""
     if not check.trace.exists():
         raise NotRun("there is no trace: the step smoke made none")
@@ -252,7 +252,7 @@ STEPS = (
     Step("permissions", 10, permissions, "device nodes, owners, groups"),
     Step("abi", 60, abi, "struct sizes, characteristics, address spaces"),
     Step("smoke", 180, smoke, "sums, copies, both windows; the trace"),
-    Step("replay", 120, replay, "the trace against the model of the drivers"),
+    Step("replay", 120, replay_trace, "the trace against the model of the drivers"),
     Step("queue", 60, queue, "a full ring, and what the GPU writes into a QMD"),
     Step("coherence", 30, coherence, "what CPU and GPU miss of each other's stores"),
     Step("memory", 60, memory, "where memory ends, 1 GiB before the board's"),

@@ -52,7 +52,7 @@ from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.environment import gpu_driver, gpu_name, package_version
 from orinbench.measure.meters import Meters
 from orinbench.measure.plan import Case
-from orinbench.measure.prompt_text import encode, tokenizer_of
+from orinbench.measure.prompt_text import prompt_tokens, tokenizer_of
 from orinbench.measure.sampled import ways_of
 from orinbench.measure.suite.work import SuiteWork
 from orinbench.pictures import Pictures, Seeing
@@ -203,7 +203,7 @@ class TinygradRunner:
         draw = random.Random(1)
         rows = [self._random_ids(draw, max(1, case.context)) for _ in range(case.n_parallel)]
         if text:
-            rows = [[*encode(tokenizer_of(self._file), text)]]
+            rows = [[*prompt_tokens(tokenizer_of(self._file), text)]]
         if case.picture:
             rows = [self._sees.prompt(self._picture(case))]
         if isinstance(timed, EngineLoop):
@@ -312,7 +312,7 @@ class TinygradRunner:
         self._synchronize()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
-        ids = encode(tokenizer, text)
+        ids = prompt_tokens(tokenizer, text)
         if isinstance(timed, EngineLoop):
             token = timed.answer([[*ids]], 1)[2][0][0]
         else:

@@ -22,8 +22,8 @@ from orinbench.measure.profiling import sass
 from orinbench.measure.profiling.log import KernelTime, read_log
 from orinbench.model import open_model
 from orinbench.options import ModelOptions, model_options, output_form
+from orinbench.progress import make_messages
 from orinbench.show.markdown import markdown_table
-from orinbench.talk import make_talk
 
 # Time limit of the copies.
 _COPY_SECONDS = 600.0
@@ -186,7 +186,7 @@ def profile_command(**values: Any) -> None:
     CPU that is one program a token, and there is the wall clock alone.
     """
     options = ProfileOptions(**values)
-    talk, given = make_talk(False), options.backend
+    talk, given = make_messages(False), options.backend
     if options.arch:
         if given:
             raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")

@@ -49,7 +49,7 @@ from orinbench.options import (
     sweep_options,
     write_records,
 )
-from orinbench.talk import Talk, make_talk
+from orinbench.progress import Messages, make_messages
 from orinboard.files import Roots
 from orinllm.gpu.compiler import compiler_note
 
@@ -146,7 +146,7 @@ def suite_command(**given: Any) -> int:
     partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
-            talk = make_talk(options.progress)
+            talk = make_messages(options.progress)
             devices = tuple(choose_devices(options.devices, talk))
             options = replace(options, processes=processes, devices=devices)
             if note := compiler_note(os.environ):
@@ -170,7 +170,7 @@ def suite_command(**given: Any) -> int:
             interrupts.hold()
             if records:
                 write_records(records, options)
-            journal.written()
+            journal.not_needed()
     failed = any(record.error for record in records)
     return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
 
@@ -192,7 +192,7 @@ def _runner(
         Plan(lanes, options.repetitions, options.seed, options.processes or MIN_UNITS),
         [SuiteBackend(lane, options, max_call_s) for lane in lanes],
         [None] * len(lanes),
-        make_talk(options.progress),
+        make_messages(options.progress),
         gate=None,
         probe=probe if options.roofline and benchmark in WITH_ROOFLINE else None,
         delay=options.delay,
@@ -204,7 +204,7 @@ def _runner(
     )
 
 
-def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:
+def choose_devices(given: Sequence[str], talk: Messages) -> list[str]:
     """Return the devices asked for, or all that open; raises BenchError if there is none."""
     names = [name for text in given for name in text.split(",") if name]
     for name in names:

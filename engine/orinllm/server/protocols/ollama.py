@@ -44,14 +44,14 @@ def read_chat(fields: Fields) -> ChatRequest:
     thinking, effort = _think(fields)
     tools = read_tools(fields)
     messages = _messages(fields)
-    request = ChatRequest(common, messages, tools, _format(fields), effort, thinking)
+    request = ChatRequest(common, messages, tools, _answer_form(fields), effort, thinking)
     fields.done()
     return request
 
 
 def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
     """Read POST /api/generate, a chat of one message unless it is `raw`; raises ApiError."""
-    common, shape = _common(fields), _format(fields)
+    common, shape = _common(fields), _answer_form(fields)
     thinking, effort = _think(fields)
     prompt, system = fields.text("prompt") or "", fields.text("system")
     fields.only("suffix", ("",), "this server continues text and fills no gap")
@@ -136,7 +136,7 @@ def _think(fields: Fields) -> tuple[bool | None, str | None]:
     raise invalid("think", "neither a boolean nor one of low, medium, high")
 
 
-def _format(fields: Fields) -> Shape | None:
+def _answer_form(fields: Fields) -> Shape | None:
     value = fields.take("format")
     if value in (None, ""):
         return None

@@ -46,7 +46,7 @@ def test_permissions(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_step_that_needs_something_says_what(check: Check) -> None:
     with pytest.raises(NotRun, match="there is no trace"):
-        steps.replay(check, 1)
+        steps.replay_trace(check, 1)
 
 
 FASTER = {"ratio": 1.5, "ci_low": 1.4, "ci_high": 1.6, "verdict": "faster"}
@@ -151,7 +151,7 @@ def test_a_gpu_program_that_ends_without_a_word(
     ends_as(sys.executable, "-c", "")
     (tmp_path / "trace.jsonl").touch()
     with pytest.raises(RuntimeError, match="no sum"):
-        steps.replay(check, 60)
+        steps.replay_trace(check, 60)
     ends_as("sleep", "600", seconds=0.2)
     assert check.ask(Ask("smoke"), 7) == {"error": "not done in 7 s"}
     with pytest.raises(OutOfTime):

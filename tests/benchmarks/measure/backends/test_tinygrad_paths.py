@@ -15,7 +15,7 @@ from orinbench.measure.backends.tinygrad_paths import EngineLoop, kernels_of
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.meters import Meters
 from orinbench.measure.plan import Case
-from orinbench.measure.prompt_text import encode, prompt_text, tokenizer_of
+from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
 from orinllm.batching.runner import Drawn, Row
 
 
@@ -154,7 +154,7 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
     assert fake.rows[0].draw.sampling.temperature == 0.7
     runner.measure(Case(6, 0, 0, text=True), 0, text)
     assert fake.rows[0].draw.sampling.greedy
-    ids = encode(tokenizer_of(tiny_path), text)
+    ids = prompt_tokens(tokenizer_of(tiny_path), text)
     assert fake.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
         runner.measure(Case(7, 0, 0, text=True), 0, text)

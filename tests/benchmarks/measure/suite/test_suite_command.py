@@ -27,8 +27,8 @@ from orinbench.measure.backends.backend import (
 )
 from orinbench.measure.plan import Lane, SuiteCase
 from orinbench.measure.suite import command
+from orinbench.progress import Messages
 from orinbench.show.forms import RENDERERS
-from orinbench.talk import Talk
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
 
@@ -246,11 +246,11 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
 def test_all_devices_that_open_are_taken(
     fake: type[FakeSuiteBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.choose_devices([], Talk()) == ["CUDA", "CPU"]
-    assert command.choose_devices(["CPU,NV", "CPU"], Talk()) == ["CPU", "NV"]
+    assert command.choose_devices([], Messages()) == ["CUDA", "CPU"]
+    assert command.choose_devices(["CPU,NV", "CPU"], Messages()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
-        command.choose_devices([], Talk())
+        command.choose_devices([], Messages())
 
 
 def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(

@@ -18,7 +18,7 @@ from rich.progress import (
 _BETWEEN_LINES = 10.0
 
 
-class Talk:
+class Messages:
     """Receives what happens, and says it in plain lines on standard error.
 
     There is one for each step if asked for, else one in ten seconds.
@@ -70,7 +70,7 @@ class Talk:
         """Leave the terminal as it was."""
 
 
-class RichTalk(Talk):
+class RichMessages(Messages):
     """A spinner and a bar on standard error; the bar pulses until it is known how long it is."""
 
     def __init__(self) -> None:
@@ -132,6 +132,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def make_talk(progress: bool) -> Talk:
+def make_messages(progress: bool) -> Messages:
     """Return the talk for this standard error."""
-    return RichTalk() if sys.stderr.isatty() else Talk(progress)
+    return RichMessages() if sys.stderr.isatty() else Messages(progress)

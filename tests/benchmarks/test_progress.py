@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from orinbench.talk import RichTalk, Talk, duration, make_talk
+from orinbench.progress import Messages, RichMessages, duration, make_messages
 
 
 class Terminal(io.StringIO):
@@ -12,7 +12,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def use(talk: Talk) -> None:
+def use(talk: Messages) -> None:
     talk.phase("opening tinygrad:CPU")
     talk.detail("a detail")
     talk.line("a line that stays")
@@ -26,7 +26,7 @@ def use(talk: Talk) -> None:
 
 
 def test_off_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    use(Talk())
+    use(Messages())
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
@@ -41,7 +41,7 @@ def test_the_rest_is_told_now_and_then(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    talk = Talk()
+    talk = Messages()
     talk.begin(30)
     talk.expect("20 rounds", 0.5, 20)
     for _ in range(20):
@@ -62,7 +62,7 @@ def test_details_are_lines_now_and_then(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    talk = Talk()
+    talk = Messages()
     talk.phase("checking")
     for token in range(1, 31):
         now[0] += 1.0
@@ -72,7 +72,7 @@ def test_details_are_lines_now_and_then(
 
 
 def test_progress_adds_a_line_for_each_repetition(capsys: pytest.CaptureFixture[str]) -> None:
-    use(Talk(every=True))
+    use(Messages(every=True))
     assert capsys.readouterr().err.splitlines()[-3:] == [
         "orinbench: tinygrad:CPU: process 1 of 2",
         "orinbench: 50%, about 0 s left: tinygrad:CPU tg16",
@@ -84,8 +84,8 @@ def test_on_a_terminal_things_move_and_go(monkeypatch: pytest.MonkeyPatch) -> No
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    talk = make_talk(False)
-    assert isinstance(talk, RichTalk)
+    talk = make_messages(False)
+    assert isinstance(talk, RichMessages)
     use(talk)
     text = terminal.getvalue()
     assert "orinbench: a line that stays" in text
@@ -96,7 +96,7 @@ def test_on_a_terminal_things_move_and_go(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_off_a_terminal_rich_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(make_talk(True), Talk)
+    assert isinstance(make_messages(True), Messages)
 
 
 def test_durations() -> None:
