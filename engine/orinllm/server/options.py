@@ -41,8 +41,8 @@ class HttpOptions:
     strict: fields that have no effect are errors. key_file: where the keys are read again.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str
+    port: int
     alias: str | None = None
     keys: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()

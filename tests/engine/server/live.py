@@ -70,7 +70,7 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 @contextmanager
 def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> Iterator[Live]:
     """Serve an engine on a thread's event loop; `wait` until it is loaded."""
-    http = HttpOptions(**options)
+    http = HttpOptions("127.0.0.1", 0, **options)
     ready, failures = threading.Event(), list[str]()
     service = Service(load, Watchdog())
 

@@ -83,7 +83,9 @@ def test_origins_that_cannot_be(origin: str) -> None:
 @pytest.mark.parametrize("alias", ["", " ", "a\nb", "a ", "\x1b[1m"])
 def test_names_that_cannot_be(alias: str) -> None:
     with pytest.raises(BadInput, match=r"^--alias '"):
-        serve(EngineOptions(smollm2(), context=64), HttpOptions(alias=alias), False, print)
+        serve(
+            EngineOptions(smollm2(), context=64), HttpOptions("127.0.0.1", 0, alias), False, print
+        )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 86401.0])
