@@ -1,4 +1,4 @@
-# Patched tinygrad, llama.cpp, and all that this repository's tests and linters need.
+# Patched tinygrad, llama.cpp, our tools, linters, and what the tests of telemetry and of the flake need.
 { pkgs }:
 pkgs.mkShellNoCC {
   name = "tinygrad-orin";
