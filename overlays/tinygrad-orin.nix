@@ -2,7 +2,6 @@
 {
   lib,
   buildPythonPackage,
-  git,
   prometheus,
   prometheus-node-exporter,
   python,
@@ -88,7 +87,8 @@ buildPythonPackage {
         packages.pytest
         tinygrad-orin
       ]);
-      # The tests look for rules, dashboards and docs beside the sources that they test.
+      # The tests look for rules, dashboards and docs beside the sources that they test. Those of the other
+      # rooms need NVIDIA's compilers and a clang, of wheels: they run outside of Nix.
       checkout = lib.fileset.toSource {
         root = ../.;
         fileset = lib.fileset.unions [
@@ -98,13 +98,11 @@ buildPythonPackage {
           ../engine
           ../simulator
           ../telemetry
-          ../tests/benchmarks
           ../tests/telemetry
         ];
       };
       tools = [
         environment
-        git
         prometheus
         prometheus.cli
         prometheus-node-exporter
