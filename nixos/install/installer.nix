@@ -80,6 +80,8 @@ let
       hardware.nvidia-jetpack = lib.genAttrs [ "enable" "majorVersion" "som" "carrierBoard" "super" ] (
         name: config.hardware.nvidia-jetpack.${name}
       );
+      # An NX or Nano that builds its host here has no other swap.
+      zramSwap.enable = true;
       # JetPack's kernel lacks modules that an image for every machine has.
       hardware.enableAllHardware = lib.mkForce false;
       # A kernel module to compile, for disks that the installer does not make.
