@@ -41,7 +41,7 @@
     {
       overlays.default = import ./overlays;
       # nixpkgs as configured here: `nix build .#python3Packages.tinygrad`. And what takes as long as a
-      # machine to evaluate, and no part of `nix flake check`: `nix build .#installer`, `.#vm-test`.
+      # machine to evaluate, and no part of `nix flake check`: `nix build .#installer`.
       legacyPackages = nixpkgs.lib.mapAttrs (
         system: pkgs:
         pkgs
@@ -55,7 +55,6 @@
             flake = self;
             host = "orin-minimal";
           };
-          vm-test = import ./nixos/tests/vm.nix { inherit self pkgs; };
           installerDisk = self.lib.installerDisk pkgs self.nixosConfigurations.orin-minimal;
         }
       ) pkgsFor;

@@ -107,10 +107,6 @@ in
       recorded mode, cores, TPC mask, clock ceilings, pinned clocks. It fails, and names each
       value that is off, so that `systemctl is-system-running` says `degraded`.
     '';
-
-    root =
-      option lib.types.path "/" "/var/lib/fake-board"
-        "Where `sys`, `etc/nvpmodel.conf` and `var/lib/nvpmodel` lie; for tests.";
   };
 
   config = lib.mkIf cfg.enable (
@@ -152,7 +148,7 @@ in
           serviceConfig = import ./hardening.nix { } // {
             Type = "oneshot";
             RemainAfterExit = true;
-            ExecStart = "${powerMode} check ${mode} --root ${cfg.root}${lib.optionalString cfg.lockClocks " --pinned"}";
+            ExecStart = "${powerMode} check ${mode}${lib.optionalString cfg.lockClocks " --pinned"}";
             DynamicUser = true;
             PrivateNetwork = true;
             RestrictAddressFamilies = "none";

@@ -1,5 +1,5 @@
 # `nix flake check`. It builds the checks of the machine that it runs on: tinygrad and our tools, but nothing
-# that needs KVM or the GPU. Those are `nix build .#vm-test` and `nix build .#gpu-check`.
+# that needs the GPU. That is `nix build .#gpu-check`.
 { self, pkgs }:
 let
   inherit (pkgs) lib;

@@ -126,7 +126,6 @@ RULES: list[tuple[str, Answer]] = [
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop( \.#(tinygrad|llama-cpp))?|nix flake check|nixos-rebuild .*", NotHere(NIX)),
     (r"nix build \.#gpu-check", NotHere(BOARD)),
-    (r"nix build \.#vm-test", NotHere("needs KVM, and Nix with its store")),
     (r"nix fmt", NotHere(NIX)),
     (
         r"orinbench synth --shape 1b --quant Q6_K 1b\.gguf",

@@ -5,13 +5,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.nixos.fake_board import CPU, GPU, TPC_MASK, write_board
 
-# Scripts beside the modules that run them, in no package: conftest.py names their folders.
+# A script beside the module that runs it, in no package: conftest.py names its folder.
 power_mode = importlib.import_module("power_mode")
-fake_board = importlib.import_module("fake_board")
 ModeError, main, read_config = power_mode.ModeError, power_mode.main, power_mode.read_config
-CPU, GPU, TPC_MASK = fake_board.CPU, fake_board.GPU, fake_board.TPC_MASK
-write_board = fake_board.write_board
 
 
 def write(root: Path, name: str, value: str) -> None:

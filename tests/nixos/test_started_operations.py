@@ -5,7 +5,6 @@ harmonia, which says ready and answers with its key's name, and NVIDIA's generat
 Podman is Debian's; the GPU that its container reads from is the kernel's zero device.
 """
 
-import importlib
 import json
 import re
 import shutil
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.nixos.fake_board import config, write_board
 from tests.nixos.pid1 import PYTHON, Machine, refusal, with_checkout
 from tests.nixos.recorded import SCRIPTS, recorded
 
@@ -95,7 +95,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A board of files with its operations, not yet upgraded, backed up or asked."""
     folder = tmp_path_factory.mktemp("machine")
     texts = {name: text for name, text in recorded().items() if name in NAMES}
-    texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")
+    texts[READBACK] = texts[READBACK].replace(" check ", " check --root /srv/board ")
     # Of the units that an upgrade is judged by, the one that is here.
     texts[CHECK] = re.sub(r"(--seconds) \d+ .*", rf"\1 20 {READBACK}", texts[CHECK])
     # No network here: that the board is reached is shown by test_upgrade_failures.py.
@@ -112,9 +112,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
     for name in ("reachable.py", "upgrade.py"):
         machine.write(f"/nix/store/any/{name}", (MODULES / name).read_text())
-    board = importlib.import_module("fake_board")
-    machine.write("/etc/nvpmodel.conf", board.config())
-    board.write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
+    machine.write("/etc/nvpmodel.conf", config())
+    write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
     for name, frequency in {"old": 1300500000, "new": 612000000}.items():
         machine.write(f"/srv/{name}/bin/switch-to-configuration", SWITCH, 0o755)
         machine.write(f"/srv/{name}/frequency", f"{frequency}\n")

@@ -3,7 +3,6 @@
 `recorded/` holds the units, `pid1.py` starts them. The programs are this checkout's and Debian's.
 """
 
-import importlib
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.nixos.fake_board import config, write_board
 from tests.nixos.pid1 import (
     CHECKOUT,
     PYTHON,
@@ -63,7 +63,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     texts[exporter] = texts[exporter].replace("--listen", "--replay /srv/recording --listen")
     late = texts[exporter].replace("127.0.0.1:9401", f"{ADDRESS}:9401")
     texts[LATE] = late.replace("RestartSec=5", "RestartSec=100ms").partition("[Install]")[0]
-    texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")
+    texts[READBACK] = texts[READBACK].replace(" check ", " check --root /srv/board ")
     machine = Machine(folder, texts, PROGRAMS, {})
     for program in ("power_mode.py", "make_secrets.py"):
         machine.write(f"/nix/store/{program}", (MODULES / program).read_text())
@@ -71,11 +71,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     # However slow this machine is, a unit without limits of its own starts three times.
     limits = "[Manager]\nDefaultStartLimitIntervalSec=1h\nDefaultStartLimitBurst=3\n"
     machine.write("/etc/systemd/system.conf", limits)
-    board = importlib.import_module("fake_board")
-    machine.write("/etc/nvpmodel.conf", board.config())
+    machine.write("/etc/nvpmodel.conf", config())
     with (machine.folder("/srv/recording") / FILE).open("w") as file:
         save(scenario.frames(), file)
-    board.write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
+    write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
     machine.folder("/var/lib/orin-textfile")
     with machine:
         yield machine

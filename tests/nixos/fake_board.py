@@ -1,9 +1,8 @@
-"""Write a tree that looks to power_mode.py like an AGX Orin: `fake_board.py DIR [--mode NAME] ...`.
+"""A tree that looks to power_mode.py like an AGX Orin.
 
 Files and values are those of `nvpmodel_p3701_0000.conf` of Jetson Linux r36, reduced to four cores.
 """
 
-import argparse
 from pathlib import Path
 
 GPU = "/sys/devices/platform/17000000.gpu/devfreq_dev"
@@ -85,12 +84,3 @@ def write_board(root: Path, mode: str = "MAXN", pinned: bool = True, recorded: b
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="A tree like an AGX Orin's.")
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--mode", choices=MODES, default="MAXN")
-    parser.add_argument("--loose", action="store_true", help="clocks are not pinned")
-    options = parser.parse_args()
-    write_board(options.root, options.mode, pinned=not options.loose)
