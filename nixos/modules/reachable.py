@@ -14,9 +14,11 @@ from typing import Any
 SPACE, INSIDE, OUTSIDE = "orin-probe", "orin-probe0", "orin-probe1"
 #: Interfaces of containers and machines inside the board: nobody outside knows their addresses.
 #: Docker's bridges are br- and twelve digits; br-lan is a person's.
-INNER = re.compile(f"docker|podman|virbr|cni|veth|br-[0-9a-f]{{12}}$|{SPACE}")
+INNER = re.compile(
+    f"docker|podman|virbr|cni|cilium|kube|lxc|lxd|incus|veth|br-[0-9a-f]{{12}}$|{SPACE}"
+)
 #: Kinds that have their address whether or not anything goes through them.
-TUNNELS = ("dummy", "tun", "wireguard")
+TUNNELS = ("dummy", "geneve", "tun", "vxlan", "wireguard")
 #: Networks of the probe, by address family: the board's end, the other end, the prefix.
 PROBE = {
     "inet": ("169.254.213.1", "169.254.213.2", 30),
@@ -49,7 +51,8 @@ def addresses() -> list[tuple[str, str]]:
         kind = link.get("linkinfo", {}).get("info_kind")
         # A cable that is out, or a driver that does not see it, leaves an address in place. That it
         # is out shows at once here; NO-CARRIER follows when the kernel has told its watchers.
-        lost = "LOWER_UP" not in link.get("flags", ()) or kind in TUNNELS
+        flags = link.get("flags", ())
+        lost = "LOWER_UP" not in flags or "LOOPBACK" in flags or kind in TUNNELS
         if lost or INNER.match(link.get("ifname", "")):
             continue
         for each in link.get("addr_info", ()):
@@ -97,19 +100,30 @@ _CONNECT = (
 )
 
 
+def _ssh_problems(port: int) -> list[str]:
+    """Why no address of this board answers as ssh, one line each; none where one does."""
+    wrong = []
+    for family, address in (mine := addresses()):
+        try:
+            banner = ask_from_outside(family, address, port)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = "".join(str(error).strip().splitlines()[-1:])
+            wrong.append(f"port {port} of {address} does not answer from outside: {reason}")
+            continue
+        if banner.startswith("SSH-"):
+            return []
+        wrong.append(f"port {port} of {address} says {banner!r}, which is not ssh")
+    return wrong if mine else ["no connected interface has an address that others could know"]
+
+
 def unreachable(ssh: int | None, peer: str | None) -> list[str]:
     """Reasons why nobody reaches this board, or none. ssh: its port, None where it is not asked."""
     wrong = []
     try:
-        if ssh is not None and not (mine := addresses()):
-            wrong.append("no connected interface has an address that others could know")
-        elif ssh is not None:
-            banner = ask_from_outside(*mine[0], ssh)
-            if not banner.startswith("SSH-"):
-                wrong.append(f"port {ssh} of {mine[0][1]} says {banner!r}, which is not ssh")
+        if ssh is not None:
+            wrong += _ssh_problems(ssh)
     except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error).strip().splitlines()[-1:]
-        wrong.append(f"port {ssh} does not answer from outside: {''.join(reason)}")
+        wrong.append(f"the addresses are not known: {error}")
     try:
         if peer is not None and (problem := _peer_problem(peer)):
             wrong.append(problem)

@@ -32,6 +32,16 @@ let
     ++ lib.filter (port: port != null) (
       map (each: each.port) (config.services.openssh.listenAddresses or [ ])
     );
+  # A port that one interface alone has is shut for the check, whose packets come by one of its own.
+  isOpen =
+    port:
+    let
+      inherit (config.networking) firewall;
+      within = range: range.from <= port && port <= range.to;
+    in
+    !firewall.enable
+    || lib.elem port firewall.allowedTCPPorts
+    || lib.any within (firewall.allowedTCPPortRanges or [ ]);
   # No number at its end: that would be an address with a mistake.
   name = "([A-Za-z0-9-]+\\.)*[A-Za-z][A-Za-z0-9-]*\\.?";
   port = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])";
@@ -74,9 +84,8 @@ in
 
     ssh = lib.mkOption {
       type = lib.types.nullOr lib.types.port;
-      default =
-        if config.services.openssh.enable then lib.head (config.services.openssh.ports ++ [ 22 ]) else null;
-      defaultText = lib.literalMD "the first of `services.openssh.ports`, null where ssh is off";
+      default = if config.services.openssh.enable then lib.findFirst isOpen null sshPorts else null;
+      defaultText = lib.literalMD "the first port of ssh that the firewall opens on every interface, or null";
       example = 2222;
       description = ''
         The port that answers as ssh on a system that works, at an address of this board, through its

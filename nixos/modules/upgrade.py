@@ -23,6 +23,8 @@ from reachable import unreachable
 #: Parts that a switch cannot change while the board runs.
 BOOTED = ("kernel", "initrd", "kernel-modules")
 POLL_SECONDS = 2.0
+#: Between two looks that find the same: what dies soon after its start has not come up.
+STEADY_SECONDS = 15.0
 TRIES = 3
 #: systemd-boot sorts by these keys, entries without tries left last.
 KEYS = {"orin-next": "orin-1", "orin-good": "orin-2"}
@@ -233,26 +235,39 @@ def restart(board: Board, good: Path) -> None:
     subprocess.run(["systemctl", "--no-block", "reboot"])
 
 
-def states(units: list[str]) -> dict[str, str]:
-    """ActiveState by unit."""
-    command = ["systemctl", "show", "--property=ActiveState", "--value"]
-    return {
-        unit: subprocess.run([*command, unit], stdout=subprocess.PIPE, text=True).stdout.strip()
-        for unit in units
-    }
+def states(units: list[str]) -> dict[str, tuple[str, str]]:
+    """ActiveState and InvocationID by unit: each start has an id of its own."""
+    found = {}
+    for unit in units:
+        command = ["systemctl", "show", "--property=ActiveState,InvocationID", unit]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        said = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        found[unit] = (said.get("ActiveState", "unknown"), said.get("InvocationID", ""))
+    return found
 
 
 def problems(options: argparse.Namespace) -> list[str]:
-    """Return faults after at most `--seconds`, and nothing as soon as all is well."""
+    """Return faults after about `--seconds`, and nothing as soon as all is well and stays so."""
     end = time.monotonic() + options.seconds
+    well: dict[str, tuple[str, str]] = {}
     while True:
         now = states(options.units)
-        down = [f"{unit} is {state}" for unit, state in now.items() if state != "active"]
+        down = [f"{unit} is {state}" for unit, (state, _) in now.items() if state != "active"]
         lost = unreachable(options.ssh, options.peer) if options.ssh or options.peer else []
-        waiting = lost or any(state not in ("active", "failed") for state in now.values())
-        if not (down or lost) or not waiting or time.monotonic() >= end:
-            return down + lost
-        time.sleep(POLL_SECONDS)
+        is_over = time.monotonic() >= end
+        if down or lost:
+            waits = lost or any(state not in ("active", "failed") for state, _ in now.values())
+            if is_over or not waits:
+                return down + lost
+            well = {}
+            time.sleep(POLL_SECONDS)
+            continue
+        if now == well:
+            return []
+        if well and is_over:
+            return [f"{unit} does not stay up" for unit in now if now[unit] != well[unit]]
+        well = now
+        time.sleep(STEADY_SECONDS)
 
 
 def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) -> str:

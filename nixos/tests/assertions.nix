@@ -68,11 +68,15 @@ let
           }
         );
       };
-      options.networking = lib.mapAttrsRecursive (_: default: lib.mkOption { inherit default; }) {
-        useNetworkd = false;
-        networkmanager.enable = false;
-        wireless.iwd.enable = false;
-      };
+      options.networking =
+        lib.mapAttrsRecursive (_: default: lib.mkOption { inherit default; }) {
+          useNetworkd = false;
+          networkmanager.enable = false;
+          wireless.iwd.enable = false;
+        }
+        // {
+          firewall.allowedTCPPorts = lib.mkOption { type = lib.types.listOf lib.types.port; };
+        };
       config.orin.board.check = false;
     };
   # The board alone.

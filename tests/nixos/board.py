@@ -30,6 +30,7 @@ SHORT, HUNG, LONG = 1, 4, 240
 #: Waits of the modules, and here: what answers on this machine answers at once.
 QUICK = {
     "POLL_SECONDS = 2.0": "POLL_SECONDS = 0.3",
+    "STEADY_SECONDS = 15.0": "STEADY_SECONDS = 0.3",
     "\nSECONDS = 5\n": "\nSECONDS = 2\n",
     "timeout=5": "timeout=1",
 }

@@ -305,9 +305,15 @@ def test_nobody_becomes_root_or_the_author_of_an_upgrade_by_a_default(flake: Fla
           password = trusted { users.users.orin.hashedPasswordFile = "/var/lib/secrets/orin"; };
           template = checks "github:replace-me/my-orins";
           own = checks "github:ada/my-orins";
+          ssh = map (module: (with_ module).orin.upgrade.ssh) [
+            { services.openssh.ports = [ 2222 ]; }
+            { services.openssh.openFirewall = false; }
+          ];
         }""",
     )
     assert said["keys"] == ["root", "orin"] and said["password"] == ["root"]
     assert "exit 1" in said["template"] and said["own"] is None
+    # Where one interface alone may ask, the check of an upgrade cannot.
+    assert said["ssh"] == [2222, None]
     fleet = (ROOT / "templates/fleet/common.nix").read_text()
     assert re.findall(r'flake = "(\S+)"', fleet) == ["github:replace-me/my-orins"]

@@ -1,8 +1,11 @@
 """Whose boot an upgrade may end: that of a system on trial, and no other."""
 
+import argparse
 import importlib
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,6 +118,16 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
             {"ifname": "tailscale0", "flags": ["UP", "LOWER_UP"], "linkinfo": {"info_kind": "tun"}},
             False,
         ),
+        (
+            {
+                "ifname": "flannel.1",
+                "flags": ["UP", "LOWER_UP"],
+                "linkinfo": {"info_kind": "vxlan"},
+            },
+            False,
+        ),
+        ({"ifname": "incusbr0", "flags": ["UP", "LOWER_UP"]}, False),
+        ({"ifname": "lo", "flags": ["LOOPBACK", "UP", "LOWER_UP"]}, False),
     ],
 )
 def test_an_address_counts_where_others_could_use_it(
@@ -124,3 +137,60 @@ def test_an_address_counts_where_others_could_use_it(
     link = {**said, "addr_info": [{"family": "inet", "local": "10.0.0.2"}]}
     monkeypatch.setattr(reachable, "_ip", lambda *_: json.dumps([link]))
     assert bool(reachable.addresses()) == found
+
+
+@pytest.mark.parametrize(
+    ("answers", "wrong"),
+    [
+        ({"10.0.0.2": "SSH-2.0-x", "10.0.1.2": ""}, []),
+        # sshd listens on the other address alone.
+        ({"10.0.0.2": None, "10.0.1.2": "SSH-2.0-x"}, []),
+        (
+            {"10.0.0.2": None, "10.0.1.2": "HTTP/1.1 400"},
+            [
+                "port 22 of 10.0.0.2 does not answer from outside: refused",
+                "port 22 of 10.0.1.2 says 'HTTP/1.1 400', which is not ssh",
+            ],
+        ),
+        ({}, ["no connected interface has an address that others could know"]),
+    ],
+)
+def test_ssh_answers_at_one_of_the_boards_addresses(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, str | None], wrong: list[str]
+) -> None:
+    def ask(_: str, address: str, __: int) -> str:
+        if (said := answers[address]) is None:
+            raise OSError("Traceback\nrefused")
+        return said
+
+    monkeypatch.setattr(reachable, "addresses", lambda: [("inet", each) for each in answers])
+    monkeypatch.setattr(reachable, "ask_from_outside", ask)
+    assert reachable.unreachable(22, None) == wrong
+
+
+UP, AGAIN, STARTS, FAILED = ("active", "1"), ("active", "2"), ("activating", ""), ("failed", "")
+
+
+@pytest.mark.parametrize(
+    ("looks", "wrong"),
+    [
+        ([UP, UP], []),
+        ([STARTS, UP, UP], []),
+        ([FAILED], ["x.service is failed"]),
+        # It was up when it was first looked at.
+        ([UP, FAILED], ["x.service is failed"]),
+        ([UP, AGAIN, AGAIN], []),
+        ([UP, AGAIN, STARTS, UP, STARTS], ["x.service is activating"]),
+        ([UP, AGAIN, UP, AGAIN, UP, AGAIN], ["x.service does not stay up"]),
+    ],
+)
+def test_what_dies_soon_after_its_start_has_not_come_up(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[str, str]], wrong: list[str]
+) -> None:
+    options = argparse.Namespace(units=["x.service"], seconds=4.5, ssh=None, peer=None)
+    seen = iter(looks)
+    clock = itertools.count()
+    monkeypatch.setattr(upgrade, "states", lambda units: {units[0]: next(seen)})
+    time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr(upgrade, "time", time)
+    assert upgrade.problems(options) == wrong
