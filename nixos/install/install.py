@@ -396,7 +396,10 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
             print(f"orin-install: {job.host} is installed: reboot, or --erase to begin anew")
             return
         if now not in AT_WORK:
-            start(asked(job, options, root), options)
+            disk = asked(job, options, root)
+            # Who was asked on the serial console may answer when another has begun, or is done.
+            if state() == now:
+                start(disk, options)
         if code := watch():
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)
     except EOFError:

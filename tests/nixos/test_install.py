@@ -199,6 +199,17 @@ def test_what_is_installed_is_not_erased_by_who_asks_again(
     assert "--work" in (job / "word").read_text()
 
 
+def test_a_late_answer_ends_no_installation_of_another(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The serial console asks by itself, and ssh may have answered long before."""
+    root = board(job / "root", nvme0n1=10**12)
+    states = iter(["dead", "exited", "exited"])
+    monkeypatch.setattr(install, "state", lambda: next(states))
+    install.main(["--yes"], root=root)
+    assert not (job / "word").exists()
+
+
 @pytest.mark.parametrize("damage", [b"\xff", None])
 def test_what_cannot_be_read_is_made_anew(job: Path, damage: bytes | None) -> None:
     """A file of noise, and one that is a folder: a power cut may spoil a file system."""
