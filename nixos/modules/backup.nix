@@ -122,6 +122,11 @@ in
       );
     system.preSwitchChecks = secrets.checks "orinBackup";
 
+    # A disk that is not plugged in is a failed backup, and none on the disk that it saves.
+    systemd.services.restic-backups-orin.unitConfig = lib.mkIf (lib.hasPrefix "/" cfg.repository) {
+      RequiresMountsFor = [ cfg.repository ];
+    };
+
     services.restic.backups.orin = {
       initialize = lib.mkDefault true;
       inherit (cfg) repository;

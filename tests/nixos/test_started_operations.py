@@ -214,6 +214,13 @@ def test_a_backup_brings_back_a_board_that_lost_its_disk(machine: Machine) -> No
     counted = machine.run("sqlite3", HISTORY, "PRAGMA integrity_check; SELECT count(*) FROM run")
     assert counted.stdout.split() == ["ok", "7"]
 
+    # A disk that is not plugged in: nothing is written where it would be.
+    missing = b"[Mount]\nWhat=/srv/none\nWhere=/srv/backup\nType=ext4\n"
+    machine.put("/etc/systemd/system/srv-backup.mount", missing)
+    machine.run("systemctl", "daemon-reload")
+    started = machine.run("systemctl", "start", BACKUP, check=False)
+    assert started.returncode == 1 and "dependency" in started.stderr
+
 
 def test_a_cache_makes_its_key_once_and_says_it_to_the_other_boards(machine: Machine) -> None:
     status, name = machine.http("http://127.0.0.1:5000/nix-cache-info")
