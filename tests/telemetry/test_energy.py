@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle, pairwise
 
 import pytest
@@ -216,19 +217,23 @@ def test_a_window_is_cut_out_of_the_samples() -> None:
     assert run(window(counters, 0.5, 1.5)).energy().total_joules == pytest.approx(15.0)
 
 
-def test_a_window_outside_the_samples_is_a_gap(show: Callable[[Tree], Roots]) -> None:
-    with EnergySampler(show(idle()), 4, keep=True) as sampler:
-        time.sleep(0.4)
-    now = sampler.samples[-1].awake
-    whole = sampler.between(now - 0.2, now - 0.1)
+def test_a_window_outside_the_samples_is_a_gap() -> None:
+    """A ramp of 10 W/s that ends at `now`."""
+    kept, forgetful = EnergySampler(hertz=4, keep=True), EnergySampler(hertz=4)
+    begin = time.monotonic()
+    for sampler in (kept, forgetful):
+        for t in range(11):
+            moved = replace(sample(t / 10, t), awake=begin + t / 10)
+            sampler._take(moved, Status(0.5, 0.5))
+    now = begin + 1
+    whole = kept.between(now - 0.23, now - 0.1)
     assert whole.gap_seconds == 0
-    assert whole.total_joules == pytest.approx(0.66075, rel=0.01)
-    late = sampler.between(now - 0.1, now + 0.9)
-    assert late.gap_seconds == pytest.approx(0.9, abs=0.05)
-    assert sampler.between(now + 5, now + 6).total_joules is None
-    with EnergySampler(show(idle()), 50) as forgetful:
-        pass
-    assert forgetful.between(now, now + 1).total_joules is None
+    assert whole.total_joules == pytest.approx(5 * (0.9**2 - 0.77**2))
+    late = kept.between(now - 0.1, now + 0.9)
+    assert late.seconds == pytest.approx(1.0) and late.gap_seconds == pytest.approx(0.9)
+    assert late.total_joules == pytest.approx(5 * (1 - 0.9**2))
+    assert kept.between(now + 5, now + 6).total_joules is None
+    assert forgetful.between(now - 0.2, now - 0.1).total_joules is None
 
 
 def test_the_interval_by_hand() -> None:

@@ -3,13 +3,15 @@
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 from tests.telemetry.conftest import Tree, idle
 
 from orinboard.files import Files, Roots
 from orinboard.readings import Cpu, Readings, Zone
-from orinboard.sources import TIMEOUT, Board, Flight
+from orinboard.sources import TIMEOUT, Board, Flight, Outcome
 from orinexporter.service import Exporter
 
 ZONE = Readings(zones=(Zone("tj", 40.0),))
@@ -24,41 +26,52 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("read ")}
 
 
-def test_a_source_that_blocks_for_ever() -> None:
-    release = threading.Event()
-    calls = []
+class Hung(threading.Event):
+    """The event of a flight that hangs; waiting for it moves the clock of the test alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock, self.waits = 1000.0, list[float | None]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """True once it has landed."""
+        self.waits.append(timeout)
+        self.clock += timeout or 0.0
+        return self.is_set()
+
+
+def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, landed, calls = threading.Event(), Hung(), []
+    monkeypatch.setattr("orinboard.sources.time", SimpleNamespace(monotonic=lambda: landed.clock))
+    # Sources begin in their order: the second flight is the one that hangs.
+    events = chain([threading.Event(), landed], iter(threading.Event, None))
+    monkeypatch.setattr("orinboard.sources.Flight", lambda started: Flight(started, next(events)))
 
     def hangs(files: Files) -> Readings:
         calls.append(1)
         release.wait()
         return Readings(cpu=Cpu((0,)))
 
-    with board(hangs=hangs, works=lambda files: ZONE) as both:
-        begun = time.monotonic()
+    with board(60.0, works=lambda files: ZONE, hangs=hangs) as both:
         first = both.read()
-        assert 0.5 <= time.monotonic() - begun < 5
         assert first.readings == ZONE
-        assert first.outcomes["hangs"].errors == (TIMEOUT,)
+        assert first.outcomes["hangs"] == Outcome((TIMEOUT,), 60.0)
         before = threads()
-        begun = time.monotonic()
+        # It is 1060 now, and each flight that begins has its budget; the one that hangs has none.
         for _ in range(50):
             assert both.read().readings == ZONE
-        # The budget was spent once: nobody waits 50 times for it again; no thread is added.
-        assert time.monotonic() - begun < 20
+        assert landed.waits == [60.0] + [0] * 50
         assert threads() <= before
         assert len(calls) == 1
         release.set()
-        deadline = time.monotonic() + 60
-        while both.read().readings.cpu is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert both.read().outcomes["hangs"].errors == ()
+        assert threading.Event.wait(landed, 60)
+        again = both.read()
+        assert (again.readings.cpu, again.outcomes["hangs"].errors) == (Cpu((0,)), ())
+        assert len(calls) == 2
 
 
 def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> None:
-    exporter = Exporter(stage_board)
-    begun = time.monotonic()
-    text = exporter.exposition()[1].decode()
-    assert time.monotonic() - begun < 5
+    text = Exporter(stage_board).exposition()[1].decode()
     assert 'jetson_scrape_source_success{source="hangs"} 0.0' in text
     assert f'jetson_read_errors_total{{errno="{TIMEOUT}",source="hangs"}} 1.0' in text
     assert "jetson_module_power_watts 6.6" in text

@@ -1,8 +1,8 @@
 """Rails, over-current counters and fans: hwmon nodes, found by their `name` at every read."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from orinboard.files import Files
 from orinboard.readings import Fan, Rail, Readings, Throttle
@@ -36,11 +36,12 @@ MOST_MICROOHMS = 1_000_000
 NOT_CONNECTED = "NC"
 
 
-def nodes(files: Files, name: str) -> Iterator[str]:
-    """Paths of the hwmon nodes with this name."""
+def nodes(files: Files, *names: str) -> list[list[str]]:
+    """Paths of the hwmon nodes with each of these names; every node is asked once."""
+    found: dict[str, list[str]] = {name: [] for name in names}
     for entry in files.entries(HWMON):
-        if files.text(f"{HWMON}/{entry}/name") == name:
-            yield f"{HWMON}/{entry}"
+        found.get(files.text(f"{HWMON}/{entry}/name") or "", []).append(f"{HWMON}/{entry}")
+    return list(found.values())
 
 
 def device(files: Files, node: str) -> str:
@@ -85,14 +86,15 @@ def channels(files: Files) -> list[Channel]:
     Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
     """
     found = []
-    for node in nodes(files, "ina3221"):
+    threefold, single = nodes(files, "ina3221", "ina238")
+    for node in threefold:
         address = device(files, node)
         for number in INA3221_CHANNELS:
             label = files.text(f"{node}/in{number}_label")
             if label and label != NOT_CONNECTED:
                 shunt = files.number(f"{node}/shunt{number}_resistor", MOST_MICROOHMS) or 0
                 found.append(Channel(node, "ina3221", address, label, number, max(shunt, 0)))
-    for node in nodes(files, "ina238"):
+    for node in single:
         label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
         shunt = tree_number(files, f"{node}/of_node/shunt-resistor")
         found.append(Channel(node, "ina238", device(files, node), label, 0, shunt))
@@ -151,7 +153,7 @@ def read_rails(files: Files) -> Readings:
 def read_throttle(files: Files) -> Readings:
     """The over-current and under-voltage counters of the SoC's thermal controller."""
     found = []
-    for node in nodes(files, "soctherm_oc"):
+    for node in nodes(files, "soctherm_oc")[0]:
         for number, reason in OC_REASONS.items():
             count = files.number(f"{node}/oc{number}_event_cnt")
             enabled = files.number(f"{node}/oc{number}_throt_en")
@@ -163,12 +165,12 @@ def read_throttle(files: Files) -> Readings:
 
 def read_fans(files: Files) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
-    duties = [files.number(f"{node}/pwm1") for node in nodes(files, "pwmfan")]
+    fans_there, *tachometers = nodes(files, "pwmfan", *TACHOMETERS)
+    duties = [files.number(f"{node}/pwm1") for node in fans_there]
     speeds = []
-    for name in TACHOMETERS:
-        for node in nodes(files, name):
-            rpm = files.number(f"{node}/rpm", MOST_RPM)
-            speeds.append(files.number(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
+    for node in chain.from_iterable(tachometers):
+        rpm = files.number(f"{node}/rpm", MOST_RPM)
+        speeds.append(files.number(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
     ratios = [None if duty is None else duty / 255 for duty in duties]
     if len(ratios) == len(speeds):
         pairs = zip(ratios, speeds, strict=True)
