@@ -46,7 +46,7 @@ def signed_rank(differences: Sequence[float] | Floats, confidence: float = CONFI
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
-    first, second = np.triu_indices(n)
+    first, second = _pairs(n)
     means = np.sort((values[first] + values[second]) / 2)
     low, high = _ends(means, tuple(range(2, 2 * n + 1, 2)), None, confidence)
     moved = values[values != 0]
@@ -54,7 +54,7 @@ def signed_rank(differences: Sequence[float] | Floats, confidence: float = CONFI
     if len(moved):
         ranks = doubled_ranks(np.abs(moved))
         p_value = _two_sided(tuple(sorted(ranks)), None, int(ranks[moved > 0].sum()))
-    return RankTest(float(np.median(means)), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
+    return RankTest(_middle(means), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
 
 
 def rank_sum(
@@ -74,7 +74,19 @@ def rank_sum(
     ranks_of_all = tuple(range(2, 2 * (len(a) + len(b)) + 1, 2))
     low, high = _ends(differences, ranks_of_all, len(a), confidence)
     least_p = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
-    return RankTest(float(np.median(differences)), low, high, p_value, least_p)
+    return RankTest(_middle(differences), low, high, p_value, least_p)
+
+
+@lru_cache(maxsize=16)
+def _pairs(n: int) -> tuple[Ranks, Ranks]:
+    """Return the indices of all pairs of n, each with itself as well."""
+    return np.triu_indices(n)
+
+
+def _middle(ordered: Floats) -> float:
+    """Return the median of sorted numbers."""
+    n = len(ordered)
+    return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
 
 
 def doubled_ranks(values: Floats) -> Ranks:

@@ -133,7 +133,7 @@ def _judged(n: int, test_at: Callable[[float], RankTest]) -> Comparison:
         verdict = _verdict(ratio, test.p_value)
 
     def ends(chance: float) -> tuple[float | None, float | None]:
-        found = test_at(chance)
+        found = test if chance == SIGNIFICANCE else test_at(chance)
         return found.low, found.high
 
     found = Comparison(n, ratio, None, None, test.p_value, verdict, test.least_p, ends)
@@ -268,12 +268,17 @@ def student_p(t: float, degrees: int) -> float:
 
     With t = sqrt(degrees) tan(angle) the density is cos(angle)^(degrees - 1) up to a factor.
     """
+    return max(0.0, 1.0 - _area(math.atan(t / math.sqrt(degrees)), degrees) / _whole_area(degrees))
 
-    def area(bound: float) -> float:
-        middles = bound * (np.arange(4000) + 0.5) / 4000
-        return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
 
-    return max(0.0, 1.0 - area(math.atan(t / math.sqrt(degrees))) / area(math.pi / 2))
+def _area(bound: float, degrees: int) -> float:
+    middles = bound * (np.arange(4000) + 0.5) / 4000
+    return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
+
+
+@lru_cache
+def _whole_area(degrees: int) -> float:
+    return _area(math.pi / 2, degrees)
 
 
 @lru_cache

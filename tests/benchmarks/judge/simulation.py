@@ -101,6 +101,12 @@ def alone(draw: np.random.Generator, kind: Kind, rounds: int) -> Floats:
     return time + draw.normal(0, kind.luck, (rounds, 1)) if kind.luck else time
 
 
+def medians(samples: Floats) -> Floats:
+    """Return each process's median of its samples, which are the last axis."""
+    found: Floats = samples[..., 0] if TIMES == 1 else np.median(samples, axis=-1)
+    return found
+
+
 @dataclass(frozen=True)
 class Cell:
     """Shares of the experiments, in percent."""
@@ -133,7 +139,7 @@ def paired_cell(kind: Kind, rounds: int, seed: int) -> Cell:
     draw = np.random.default_rng(seed)
     pairs = []
     for _ in range(EXPERIMENTS):
-        ours, theirs = np.median(side_by_side(draw, kind, rounds), axis=2)
+        ours, theirs = medians(side_by_side(draw, kind, rounds))
         pairs.append((ours, theirs))
     return _cell(pairs, lambda a, b: compare_paired(a.tolist(), b.tolist()))
 
@@ -142,7 +148,7 @@ def separate_cell(kind: Kind, rounds: int, seed: int) -> Cell:
     """Two runs, one after the other, of which nothing else is known."""
     draw = np.random.default_rng(seed)
     pairs = [
-        (np.median(alone(draw, kind, rounds), axis=1), np.median(alone(draw, kind, rounds), axis=1))
+        (medians(alone(draw, kind, rounds)), medians(alone(draw, kind, rounds)))
         for _ in range(EXPERIMENTS)
     ]
     return _cell(pairs, lambda a, b: compare_separate(a.tolist(), b.tolist()))
@@ -155,7 +161,7 @@ def history_cell(kind: Kind, rounds: int, seed: int) -> Cell:
     pairs = []
     for index in range(EXPERIMENTS):
         runs = [
-            np.median(alone(draw, kind, rounds), axis=1) + draw.normal(0, NOISE)
+            medians(alone(draw, kind, rounds)) + draw.normal(0, NOISE)
             for _ in range(EARLIER_RUNS + 2)
         ]
         noises[index] = noise_of([[float(np.exp(np.median(run))) for run in runs[2:]]])
@@ -168,7 +174,7 @@ def row_coverage(kind: Kind, rounds: int, seed: int) -> float:
     """Return how many of a row's intervals hold the median of all runs' medians, in percent."""
     draw = np.random.default_rng(seed)
     runs = [alone(draw, kind, rounds) for _ in range(FEWER)]
-    truth = float(np.median([np.median(np.median(run, axis=1)) for run in runs]))
+    truth = float(np.median([np.median(medians(run)) for run in runs]))
     covered = 0
     for run in runs:
         low, high = bootstrap_interval(list(run), 0, RESAMPLES)
@@ -183,10 +189,8 @@ def family_share(rounds: int, seed: int) -> float:
     kind = KINDS[-1]
     claims = 0
     for _ in range(FEWER):
-        medians = [
-            np.exp(np.median(side_by_side(draw, kind, rounds), axis=2)) for _ in range(TESTS)
-        ]
-        judged = adjusted([compare_paired(a.tolist(), b.tolist()) for a, b in medians])
+        sides = [np.exp(medians(side_by_side(draw, kind, rounds))) for _ in range(TESTS)]
+        judged = adjusted([compare_paired(a.tolist(), b.tolist()) for a, b in sides])
         claims += any(c.verdict in (Verdict.FASTER, Verdict.SLOWER) for c in judged)
     return 100 * claims / FEWER
 
