@@ -151,6 +151,9 @@ _POLLS = ("volatile", "relaxed", "acquire", "test_wait", "try_wait")
 _WHOLE = ("mma", "ldmatrix", "wmma")
 TURN_S = 5e-6
 """CPU seconds of a piece of code on numpy, beside its instructions."""
+MASK_S, MASK_LANE_S = 2e-6, 4e-9
+"""The same of an instruction that a part of a chunk's lanes executes, and of each of the chunk's:
+its result is merged into a copy of the register (numpy 2.4, x86-64, 2026-11-28)."""
 _COSTS = {
     "match": (2e-4, 2e-6), "ldmatrix": (1e-4, 3e-8), **dict.fromkeys(("atom", "red"), (6e-5, 1e-6)),
     **dict.fromkeys(("shfl", "vote", "redux"), (4e-5, 1e-7)), "mma": (1e-4, 3e-7),

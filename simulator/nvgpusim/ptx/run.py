@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import MmuFault
-from .compile import END, MASKED, Block, Jump
+from .compile import END, MASK_LANE_S, MASK_S, MASKED, Block, Jump
 from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
 from .progress import Progress
@@ -159,6 +159,8 @@ class Run:
             launch.steps += 1
             count = st.count()
             launch.cost += block.cost[0] + block.cost[1] * count
+            if st.m is not None:
+                launch.cost += len(block.ops) * (MASK_S + MASK_LANE_S * st.n)
             launch.thread_instrs += len(block.instrs) * count
             if launch.steps % 16 == 0:
                 launch.check_limits()

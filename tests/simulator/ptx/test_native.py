@@ -310,15 +310,22 @@ mad.lo.u32 %r1, %r1, 5, %r2; st.global.u32 [%i], %r1; NEXT: setp.lt.u32 %p2, %r2
     assert got[:2] == outcome(code_of(text), False)[:2]
 
 
-def test_a_loop_of_half_warps_goes_over() -> None:
-    """A match of 16 lanes costs numpy as much as a hundred additions."""
+@pytest.mark.parametrize(
+    ("turn", "turns", "want"),
+    [
+        ("match.any.sync.b32 %r4, %r2, 0xffff; xor.b32 %r1, %r1, %r4;", 501, 0xFFFF),
+        (8 * "add.u32 %r1, %r1, 1;", 4500, 8 * 4500),
+    ],
+)
+def test_a_loop_of_half_warps_goes_over(turn: str, turns: int, want: int) -> None:
+    """A match of 16 lanes costs numpy as much as a hundred additions, which cost twice as much as
+    those of whole warps."""
     code = code_of(
         kernel(f"""mov.u32 %r1, 0; mov.u32 %r2, 0; and.b32 %r3, %r30, 31; setp.ge.u32 %p2, %r3, 16;
-@%p2 bra END; LOOP: match.any.sync.b32 %r4, %r2, 0xffff; xor.b32 %r1, %r1, %r4;
-add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 501; @%p1 bra LOOP; END: {STORE}""")
+@%p2 bra END; LOOP: {turn} add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, {turns}; @%p1 bra LOOP; END: {STORE}""")
     )
     words = np.frombuffer(outcome(code, None)[0], np.uint32)
-    assert words[:32].tolist() == 16 * [0xFFFF] + 16 * [0]
+    assert words[:32].tolist() == 16 * [want] + 16 * [0]
     assert code.heat.native is not None
 
 

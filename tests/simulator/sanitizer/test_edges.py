@@ -86,6 +86,16 @@ def judged(body: str, **options: Any) -> Any:
     return plain[0], watched[0]
 
 
+@pytest.mark.parametrize(("more", "kinds"), [("", []), ("st.global.u32 [%i], 1;", ["sync"])])
+def test_lanes_of_a_mask_that_exit(more: str, kinds: list[str]) -> None:
+    """PTX ISA, redux.sync: it waits for the lanes of its mask that have not exited."""
+    text = kernel(f"""and.b32 %r2, %r30, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra END;
+redux.sync.add.u32 %r3, %r30, -1; st.global.u32 [%i], %r3; exit; END: {more}""")
+    words, fault, found, _ = path(text, False, True, Setup(threads=32))
+    assert words[1::2] == 32 * [sum(range(1, 32, 2))]
+    assert (fault, found) == ("", kinds)
+
+
 WRITES = {
     "a store under a predicate that is not to hold": (
         "setp.lt.u32 %p1, %r30, 7; st.global.u32 [%i], 6; @!%p1 st.global.u32 [%i], 5;",
