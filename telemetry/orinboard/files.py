@@ -131,6 +131,14 @@ class Files:
             return None
         return value
 
+    def amount(self, path: str, most: int | None = None) -> int | None:
+        """As `number`, of what cannot be below zero: a clock, a load, a count."""
+        value = self.number(path, most)
+        if value is not None and value < 0:
+            self.garbage()
+            return None
+        return value
+
     def entries(self, path: str) -> list[str]:
         """Names in a directory, in order; empty if absent or failed."""
         try:

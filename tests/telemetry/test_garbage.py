@@ -91,6 +91,25 @@ def test_every_file_with_garbage_of_each_way(board: Callable[[], Tree], stage: S
         file.write_bytes(good)
 
 
+def test_only_what_can_be_below_zero_is(stage: Stage) -> None:
+    tree = root() | {
+        "sys/class/devfreq/15340000.vic/device/load": "300\n",
+        "sys/class/devfreq/15340000.vic/cur_freq": "115200000\n",
+        "sys/kernel/debug/tegra-host1x/actmon/nvenc/module0/usage": "500\n",
+    }
+    stage.show({p: "-7\n" if str(v).strip().isdigit() else v for p, v in tree.items()})
+    with Board(stage.roots, SOURCES, budget=10.0) as board:
+        text = Exporter(board).exposition()[1].decode()
+    below = {line.partition("{")[0] for line in text.splitlines() if re.search(r"} -\d", line)}
+    assert below == {
+        "jetson_rail_voltage_volts",
+        "jetson_rail_current_amperes",
+        "jetson_rail_current_limit_amperes",
+        "jetson_temperature_celsius",
+        "jetson_temperature_trip_celsius",
+    }
+
+
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_a_whole_board_of_it(kind: str, stage: Stage) -> None:
     tree = idle()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from orinboard.files import Files
 from orinboard.readings import Clock, Process, Readings
+from orinboard.sensors.gpu import DEVFREQ, FULL_LOAD
 
 BPMP_CLOCKS = "sys/kernel/debug/bpmp/debug/clk"
 NVMAP_CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
@@ -18,11 +19,8 @@ THOR_EMC = "sys/class/devfreq/bwmgr"
 #: The engines of Orin; numbered ones are listed by the names that the firmware gives them.
 ENGINES = ("ape", "nvdec", "nvdla0", "nvdla1", "nvenc", "nvjpg", "nvjpg1", "ofa", "pva0", "vic")
 
-DEVFREQ = "sys/class/devfreq"
 #: Devfreq nodes of host1x's engines, as `15340000.vic`.
 ENGINE_NODE = re.compile(r"[0-9a-f]+\.(vic|nvenc|nvdec|nvjpg|ofa)\d*", flags=re.ASCII)
-#: The drivers' `load` and `usage` count thousandths.
-FULL_LOAD = 1000
 
 
 def engine_nodes(files: Files) -> dict[str, str]:
@@ -36,7 +34,7 @@ def read_engines(files: Files) -> Readings:
     engines = []
     for name, node in engine_nodes(files).items():
         clock = emc(files, node, ("cur_freq", "min_freq", "max_freq"))
-        permille = files.number(f"{node}/device/load", FULL_LOAD)
+        permille = files.amount(f"{node}/device/load", FULL_LOAD)
         if clock is not None or permille is not None:
             clock = clock or Clock(name)
             load = None if permille is None else permille / FULL_LOAD
@@ -56,7 +54,7 @@ def read_thor_emc(files: Files) -> Readings:
 
 def emc(files: Files, node: str, names: tuple[str, str, str]) -> Clock | None:
     """A clock of three files; None where the first one is not there."""
-    current, low, high = (files.number(f"{node}/{name}") for name in names)
+    current, low, high = (files.amount(f"{node}/{name}") for name in names)
     return None if current is None else Clock("emc", current, low, high)
 
 
@@ -80,15 +78,15 @@ def read_debugfs(files: Files) -> Readings:
         rate = count = permille = None
         node = open_to_all.get(name)
         if node is None:
-            rate = files.number(f"{BPMP_CLOCKS}/{name}/rate")
-            count = files.number(f"{KERNEL_CLOCKS}/{name}/clk_enable_count")
+            rate = files.amount(f"{BPMP_CLOCKS}/{name}/rate")
+            count = files.amount(f"{KERNEL_CLOCKS}/{name}/clk_enable_count")
         if node is None or files.text(f"{node}/device/load") is None:
-            permille = files.number(f"{ACTMON}/{name}/module0/usage", FULL_LOAD)
+            permille = files.amount(f"{ACTMON}/{name}/module0/usage", FULL_LOAD)
         if (rate, count, permille) != (None, None, None):
             running = None if count is None else count > 0
             load = None if permille is None else permille / FULL_LOAD
             engines.append(Clock(name, rate, enabled=running, load=load))
-    clock, kilohertz = read_emc(files), files.number(EMC_ACTIVITY)
+    clock, kilohertz = read_emc(files), files.amount(EMC_ACTIVITY)
     return Readings(
         emc=clock,
         emc_activity_hz=None if kilohertz is None else kilohertz * 1000,

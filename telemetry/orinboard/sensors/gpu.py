@@ -4,6 +4,8 @@ from orinboard.files import Files
 from orinboard.readings import Gpu, Readings
 
 DEVFREQ = "sys/class/devfreq"
+#: The drivers' `load` and `usage` count thousandths.
+FULL_LOAD = 1000
 PLATFORM = "sys/devices/platform"
 #: `of_node/name` of the GPU in r36, and in r35 on Orin, Xavier and TX2.
 OF_NAMES = frozenset({"gpu", "ga10b", "gv11b", "gp10b"})
@@ -76,7 +78,7 @@ def read_gpus(files: Files) -> Readings:
             device = f"{DEVFREQ}/{entry}/device"
     if not clocks and (device := platform_device(files)) is None:
         return Readings()
-    permille = files.number(f"{device}/load") if device else None
+    permille = files.amount(f"{device}/load", FULL_LOAD) if device else None
     gate = files.number(f"{device}/railgate_enable") if device else None
     mask = files.number(f"{device}/tpc_pg_mask") if device else None
     gpus = []
@@ -85,10 +87,10 @@ def read_gpus(files: Files) -> Readings:
         gpus.append(
             Gpu(
                 name=str(index),
-                load=None if permille is None else permille / 1000,
-                current_hz=files.number(f"{node}/cur_freq") if entry else None,
-                min_hz=files.number(f"{node}/min_freq") if entry else None,
-                max_hz=files.number(f"{node}/max_freq") if entry else None,
+                load=None if permille is None else permille / FULL_LOAD,
+                current_hz=files.amount(f"{node}/cur_freq") if entry else None,
+                min_hz=files.amount(f"{node}/min_freq") if entry else None,
+                max_hz=files.amount(f"{node}/max_freq") if entry else None,
                 governor=files.text(f"{node}/governor") if entry else None,
                 railgate=None if gate is None else gate != 0,
                 tpc_pg_mask=mask,

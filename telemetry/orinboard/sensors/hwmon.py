@@ -30,6 +30,8 @@ INA238_SHUNT_MICROVOLTS = 20
 INA238_SECONDS = 3 * 1052e-6 * 16
 #: Files of a fan's speed: on Orin, and on Xavier; no fan turns this often in a minute.
 TACHOMETERS, MOST_RPM = ("pwm_tach", "generic_pwm_tachometer"), 1_000_000
+#: `pwm1` of a fan that is full on (the kernel's hwmon/sysfs-interface).
+FULL_PWM = 255
 #: A shunt of more than an ohm is none, in µΩ.
 MOST_MICROOHMS = 1_000_000
 #: A channel with nothing behind it.
@@ -155,7 +157,7 @@ def read_throttle(files: Files) -> Readings:
     found = []
     for node in nodes(files, "soctherm_oc")[0]:
         for number, reason in OC_REASONS.items():
-            count = files.number(f"{node}/oc{number}_event_cnt")
+            count = files.amount(f"{node}/oc{number}_event_cnt")
             enabled = files.number(f"{node}/oc{number}_throt_en")
             if count is not None or enabled is not None:
                 on = None if enabled is None else enabled != 0
@@ -166,12 +168,12 @@ def read_throttle(files: Files) -> Readings:
 def read_fans(files: Files) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
     fans_there, *tachometers = nodes(files, "pwmfan", *TACHOMETERS)
-    duties = [files.number(f"{node}/pwm1") for node in fans_there]
+    duties = [files.amount(f"{node}/pwm1", FULL_PWM) for node in fans_there]
     speeds = []
     for node in chain.from_iterable(tachometers):
-        rpm = files.number(f"{node}/rpm", MOST_RPM)
-        speeds.append(files.number(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
-    ratios = [None if duty is None else duty / 255 for duty in duties]
+        rpm = files.amount(f"{node}/rpm", MOST_RPM)
+        speeds.append(files.amount(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
+    ratios = [None if duty is None else duty / FULL_PWM for duty in duties]
     if len(ratios) == len(speeds):
         pairs = zip(ratios, speeds, strict=True)
         fans = [Fan(f"fan{n}", ratio, rpm) for n, (ratio, rpm) in enumerate(pairs)]

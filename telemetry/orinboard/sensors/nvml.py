@@ -135,6 +135,10 @@ class Device:
             self._files.errors.append("EIO")
             return None
 
+    def called(self, pid: int) -> str:
+        """The name of a process; the empty text of one that has ended."""
+        return self._files.text(f"proc/{pid}/comm") or ""
+
 
 def answers_not_supported(files: Files) -> bool:
     """True if this is a Jetson whose NVML knows nothing: one before Thor."""
@@ -183,21 +187,12 @@ def read_use(device: Device) -> Readings:
         # NVML says "not available" by all bits set, which nvidia-ml-py turns into None.
         if taken is None or not 0 <= taken < MOST_BYTES:
             continue
-        shares.append(Process(process.pid, called(process.pid), taken))
+        shares.append(Process(process.pid, device.called(process.pid), taken))
     if not shares:
         return Readings()
     shares.sort(key=lambda process: (-process.nvmap_bytes, process.pid))
     total = sum(process.nvmap_bytes for process in shares)
     return Readings(memory=Memory(nvmap_bytes=total), processes=tuple(shares))
-
-
-def called(pid: int) -> str:
-    """The name of a process; the empty text of one that has ended."""
-    try:
-        with open(f"/proc/{pid}/comm", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def read_state(name: str, device: Device) -> Readings:

@@ -92,7 +92,7 @@ def read_cpu(files: Files) -> Readings:
     clocks = []
     for cpu in online:
         current, low, high = (
-            files.number(f"{CPU}/cpu{cpu}/cpufreq/scaling_{which}_freq")
+            files.amount(f"{CPU}/cpu{cpu}/cpufreq/scaling_{which}_freq")
             for which in ("cur", "min", "max")
         )
         if any(khz is not None for khz in (current, low, high)):

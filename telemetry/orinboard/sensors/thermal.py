@@ -76,8 +76,8 @@ def read_coolings(files: Files) -> Readings:
             continue
         path = f"{THERMAL}/{entry}"
         name = files.text(f"{path}/type")
-        state = files.number(f"{path}/cur_state")
-        highest = files.number(f"{path}/max_state")
+        state = files.amount(f"{path}/cur_state")
+        highest = files.amount(f"{path}/max_state")
         if name and state is not None and highest:
             ratios[name] = max(ratios.get(name, 0.0), state / highest)
     return Readings(coolings=tuple(Cooling(name, ratios[name]) for name in sorted(ratios)))
