@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="some of the list, or NAME=ARGUMENT,ARGUMENT...")
     parser.add_argument("--seconds", type=float, default=60, help="of a program's run")
     parser.add_argument("--sanitize", default="", help="as of nvgpusim cuda")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     os.environ.setdefault("CUDA_PATH", str(nvcc().resolve().parents[1]))
     known, outcomes = listed(), Counter[str]()
     for given in args.names or known:
