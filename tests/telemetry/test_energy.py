@@ -236,6 +236,23 @@ def test_a_window_outside_the_samples_is_a_gap() -> None:
     assert forgetful.between(now - 0.2, now - 0.1).total_joules is None
 
 
+def test_a_gap_that_was_told_stays() -> None:
+    sampler = EnergySampler(hertz=4)
+    sampler._began, sampler._thread = 0.0, threading.current_thread()
+    for t in (0.0, 0.1):
+        sampler._take(sample(t, 1.0), Status(0.5, 0.5))
+    told = sampler.energy().gap_seconds
+    # The sample that was overdue since the machine began has come, or nobody waits for it.
+    sampler._thread = None
+    assert sampler.energy().gap_seconds == told > 0
+
+
+def test_a_reading_that_hung_is_a_gap_however_near() -> None:
+    samples = [sample(0.0, 1.0), replace(sample(0.1, 1.0), hung=True), sample(0.2, 1.0)]
+    energy = run(samples).energy()
+    assert (energy.gap_seconds, energy.total_joules) == pytest.approx((0.1, 0.1))
+
+
 def test_the_interval_by_hand() -> None:
     """A jump weighs h² d² / 12 and b² d² / 12 for the chip's cycle b, going to and fro 5 / 6 of h²
     times its product, of which three steps have two; a value that is shown for a time is off by the

@@ -17,6 +17,8 @@ from orinboard.meter import Meter
 from orinboard.readings import Rail, Readings
 from orinboard.replay import Stage
 from orinboard.sampling import Sampling
+from orinboard.sensors.gpu import read_gpus
+from orinboard.sensors.hwmon import read_fans
 from orinboard.sources import SOURCES, Board
 from orinexporter.scenario import HWMON
 from orinexporter.service import Exporter
@@ -108,6 +110,17 @@ def test_only_what_can_be_below_zero_is(stage: Stage) -> None:
         "jetson_temperature_celsius",
         "jetson_temperature_trip_celsius",
     }
+
+
+def test_a_ratio_ends_at_one(stage: Stage) -> None:
+    tree = idle()
+    full = {"load": "1001\n", "pwm1": "256\n"}
+    stage.show({path: full.get(path.rpartition("/")[2], node) for path, node in tree.items()})
+    files = Files(stage.roots)
+    readings = read_gpus(files) + read_fans(files)
+    assert [gpu.load for gpu in readings.gpus] == [None]
+    assert [fan.pwm for fan in readings.fans] == [None]
+    assert files.errors == ["EBADMSG", "EBADMSG"]
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
