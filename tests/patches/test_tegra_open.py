@@ -65,71 +65,70 @@ except PermissionError as e: say(error=str(e))
 # GET_CHARACTERISTICS is 'G' 5; in r36 flags are a u64 at 64, the compute class a u32 at 80
 # (nvgpu uapi, nvgpu-ctrl.h).
 CHARACTERISTICS = """
-real = fcntl.ioctl
+from tinygrad.runtime.ops_nv import NVDevice
+real, found = fcntl.ioctl, []
 def changed(fd, request, arg):
     result = real(fd, request, arg)
     if request & 0xffff == 0x4705:
         size, at = struct.unpack("QQ", bytes(arg))
-        CHANGE
+        exec(change)
     return result
 fcntl.ioctl = changed
-try: say(sms=Device["NV"].num_sms)
-except RuntimeError as e: say(error=str(e))
+for change in CHANGES:
+    try:
+        dev = NVDevice("NV")
+        found.append(dev.num_sms)
+        dev.finalize()
+    except RuntimeError as e: found.append(str(e))
+say(found=found)
 """
 
 
-@pytest.mark.parametrize(
-    ("bits", "name"),
-    [
-        ((30,), "usermode submit"),
-        ((22,), "TSG subcontexts"),
-        ((20,), "IO coherence"),
-        ((18, 19), "deterministic submit"),
-        ((20, 22), "TSG subcontexts, IO coherence"),
-    ],
-)
-def test_missing_flag_says_which_driver(
-    tegra: Tegra,  # noqa: F811
-    bits: tuple[int, ...],
-    name: str,
-) -> None:
+def opened(tegra: Tegra, changes: list[str], *options: str) -> list[int | str]:  # noqa: F811
+    """What opening answers, SMs or an error, to each change of what nvgpu says of itself."""
+    run = tegra(f"CHANGES = {changes}\n{CHARACTERISTICS}", *options)
+    return list(run.said["found"])
+
+
+def without(*bits: int) -> str:
+    """The change that clears flags."""
     off = sum(1 << bit for bit in bits)
-    change = f"ctypes.c_uint64.from_address(at + 64).value &= ~{off:#x}"
-    run = tegra(CHARACTERISTICS.replace("CHANGE", change))
-    assert run.said["error"] == (
+    return f"ctypes.c_uint64.from_address(at + 64).value &= ~{off:#x}"
+
+
+def test_missing_flag_says_which_driver(tegra: Tegra) -> None:  # noqa: F811
+    names = {
+        (30,): "usermode submit",
+        (22,): "TSG subcontexts",
+        (20,): "IO coherence",
+        (18, 19): "deterministic submit",
+        (20, 22): "TSG subcontexts, IO coherence",
+    }
+    assert opened(tegra, [without(*bits) for bits in names]) == [
         f"nvgpu lacks {name}: a driver of L4T r35 or newer on an Orin is needed"
-    )
+        for name in names.values()
+    ]
 
 
-@pytest.mark.parametrize("bit", [18, 19])
-def test_one_kind_of_deterministic_submit_is_enough(tegra: Tegra, bit: int) -> None:  # noqa: F811
-    change = f"ctypes.c_uint64.from_address(at + 64).value &= ~{1 << bit:#x}"
-    assert tegra(CHARACTERISTICS.replace("CHANGE", change)).said == {"sms": 16}
+def test_one_kind_of_deterministic_submit_is_enough(tegra: Tegra) -> None:  # noqa: F811
+    assert opened(tegra, [without(18), without(19)]) == [16, 16]
 
 
-@pytest.mark.parametrize("number", ["0xc6c0", "0xcbc0"])  # AMPERE_COMPUTE_A, HOPPER_COMPUTE_A
-def test_another_gpu_is_refused(tegra: Tegra, number: str) -> None:  # noqa: F811
-    change = f"ctypes.c_uint32.from_address(at + 80).value = {number}"
-    run = tegra(CHARACTERISTICS.replace("CHANGE", change))
-    assert f"{number} is not ga10b's 0xc7c0" in run.said["error"]
+def test_another_gpu_is_refused(tegra: Tegra) -> None:  # noqa: F811
+    numbers = "0xc6c0", "0xcbc0"  # AMPERE_COMPUTE_A, HOPPER_COMPUTE_A
+    changes = [f"ctypes.c_uint32.from_address(at + 80).value = {number}" for number in numbers]
+    for number, error in zip(numbers, opened(tegra, changes), strict=True):
+        assert f"{number} is not ga10b's 0xc7c0" in str(error)
 
 
-@pytest.mark.parametrize(("size", "opens"), [(400, True), (336, True), (320, False), (304, False)])
-def test_newer_characteristics_have_more_fields(
-    tegra: Tegra,  # noqa: F811
-    size: int,
-    opens: bool,
-) -> None:
-    change = f"ctypes.c_uint64.from_buffer(arg).value = {size}"
-    run = tegra(CHARACTERISTICS.replace("CHANGE", change), "--profile", "r39")
-    assert run.said == (
-        {"sms": 16}
-        if opens
-        else {
-            "error": f"unknown nvgpu: characteristics of {size} bytes, expected 312 (r35), "
-            "328 (r36) or at least 336 (r38, r39)"
-        }
-    )
+def test_newer_characteristics_have_more_fields(tegra: Tegra) -> None:  # noqa: F811
+    sizes = 400, 336, 320, 304
+    changes = [f"ctypes.c_uint64.from_buffer(arg).value = {size}" for size in sizes]
+    assert opened(tegra, changes, "--profile", "r39") == [16, 16] + [
+        f"unknown nvgpu: characteristics of {size} bytes, expected 312 (r35), "
+        "328 (r36) or at least 336 (r38, r39)"
+        for size in (320, 304)
+    ]
 
 
 def test_legacy_node_where_it_is_the_only_one(tegra: Tegra) -> None:  # noqa: F811
