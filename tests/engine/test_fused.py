@@ -65,7 +65,7 @@ def test_tokens_and_a_prompt(
     executor.begin(PROMPT, 0)
     in_chunks = off(executor, want)
     # Tokens on both sides of a page's border; the first ones have stepped above.
-    for position in range(len(PROMPT) - 12, len(PROMPT)):
+    for position in range(PAGE - 1, len(PROMPT)):
         executor.step(PROMPT[position], position)
     one_by_one = off(executor, want)
     assert in_chunks < HALVES

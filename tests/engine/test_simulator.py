@@ -44,10 +44,8 @@ prompt = [*map(int, prompt)]
 executor = load_emulated(Path(model), 64, kv=KEY_TYPES[keys], device="NV")
 executor.fill(prompt, 0, len(prompt) - 1)  # a chunk
 executor.step(prompt[-1], len(prompt) - 1)
-first, token = executor.logits(), executor.token()
-executor.step()  # the token that the head left
-np.save(Path(model).with_name("logits.npy"), [first, executor.logits()])
-print("token", token)
+np.save(Path(model).with_name("logits.npy"), executor.logits())
+print("token", executor.token())
 """
 
 
@@ -76,11 +74,10 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = np.load(tmp_path / "logits.npy").astype(np.float64)
-    token = int(found[0].argmax())
-    assert done.stdout == f"token {token}\n"
-    want = Reference(open_model(path), context=64).logits([*prompt, token], 2)
+    assert done.stdout == f"token {found.argmax()}\n"
+    (want,) = Reference(open_model(path), context=64).logits(prompt, 1)
     # What 8-bit activations leave in two layers, of the norm.
-    assert (np.linalg.norm(found - want, axis=1) < 0.04 * np.linalg.norm(want, axis=1)).all()
+    assert np.linalg.norm(found - want) < 0.04 * np.linalg.norm(want)
 
 
 DRAWS = """
@@ -140,8 +137,8 @@ prompt = [(37 * i) % 1000 + 3 for i in range(8)]
 def said(prompt, n):
     return [p.token for p in one.generate(prompt, greedy, max_tokens=n) if p.token >= 0]
 
-answers = [said(prompt, 5)]
-left = iter(one.generate(prompt, greedy, max_tokens=5))
+answers = [said(prompt, 3)]
+left = iter(one.generate(prompt, greedy, max_tokens=4))
 early = [next(left).token for _ in range(2)]
 assert early == answers[0][:2], early
 answers.append(said([*prompt, early[0], 77], 2))  # while the third token of `left` is computed
