@@ -72,10 +72,10 @@ class Lines:
         dirty = self.state == DIRTY
         if some is not None:
             dirty &= some
-        buf = self._buf()
-        if buf is not None and dirty.any():
-            self.state[dirty] = KEPT
-            buf.array.reshape(-1, LINE)[dirty] = self.kept.reshape(-1, LINE)[dirty]
+        lines, buf = np.flatnonzero(dirty), self._buf()
+        if buf is not None and len(lines):
+            self.state[lines] = KEPT
+            buf.array.reshape(-1, LINE)[lines] = self.kept.reshape(-1, LINE)[lines]
 
 
 class L2:

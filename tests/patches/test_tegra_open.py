@@ -85,7 +85,7 @@ say(found=found)
 
 
 def opened(tegra: Tegra, changes: list[str], *options: str) -> list[int | str]:  # noqa: F811
-    """What opening answers, SMs or an error, to each change of what nvgpu says of itself."""
+    """SMs or an error: the answer of opening to each change of what nvgpu says of itself."""
     run = tegra(f"CHANGES = {changes}\n{CHARACTERISTICS}", *options)
     return list(run.said["found"])
 
