@@ -33,8 +33,12 @@ def test_table_has_every_type_and_layer() -> None:
     assert blocks == _GGML_QUANT
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    # The rule asks a renderer only what it has: of PTX one type of each form will do.
+    [(name, TARGETS[0]) for name in TABLE]
+    + [(name, TARGETS[1]) for name in ("Q6_K", "Q4_0", "F16", "I8")],
+)
 def test_opts(name: str, target: str) -> None:
     rows = bench.opts_table(bench.null_renderer(target), [name])
     got = {layer: [before, after] for _, layer, before, after in rows}
