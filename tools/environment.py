@@ -138,7 +138,7 @@ def _parse(folder: Path) -> Iterator[tuple[str, ast.Module]]:
         relative = file.name if folder.is_file() else file.relative_to(folder).as_posix()
         text = file.read_text(encoding="utf-8")
         # Bindings of C headers are megabytes of Python that reads nothing.
-        if re.search(rf"getenv|environ|{CONTEXT}|{LIBRARY}\(", text):
+        if re.search(rf"\b(?:(?:getenv|environ|{CONTEXT})\b|{LIBRARY}\()", text):
             yield relative, ast.parse(text)
 
 

@@ -160,18 +160,18 @@ def test_registers_and_spills(quant: str, arch: str, tmp_path: Path) -> None:
     assert {name: use for name, use in found.items() if use[0] > most[name] or use[1]} == {}
 
 
-@pytest.mark.parametrize(("role", "part"), [("out", 2), ("down", 4)])
-def test_what_a_product_is_added_to_is_read_before_it(role: str, part: int) -> None:
+def test_what_a_product_is_added_to_is_read_before_it() -> None:
     """Memory is waited for once, and not for the one behind the other."""
     kernels = sass.launches("1b", "Q6_K", "sm_87")
     (kernel,) = (kernel for kernel in kernels if kernel.name.startswith("joined_"))
     assert kernel.name.startswith("joined_qkv_attention_out_gate_up_down_")
     ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.source).decode()
-    # Behind the wait for the part before; a wait loads once, and again in its loop.
-    own = ptx.split("ld.acquire")[2 * part]
-    products = own[own.index("dp4a") :]
-    assert "ld.global.f32" not in products[: products.index("st.global.f32")], role
-    assert "ld.global.f32" in own[: -len(products)]
+    for role, part in (("out", 2), ("down", 4)):
+        # Behind the wait for the part before; a wait loads once, and again in its loop.
+        own = ptx.split("ld.acquire")[2 * part]
+        products = own[own.index("dp4a") :]
+        assert "ld.global.f32" not in products[: products.index("st.global.f32")], role
+        assert "ld.global.f32" in own[: -len(products)], role
 
 
 def recurrent_launches(tokens: int) -> list[Launch]:
