@@ -54,7 +54,7 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
 def test_tinygrad_on_the_cpu_passes(
     lane: LaneResult, general: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One prompt will do, of more than a chunk of the CPU path and less than two; the other has none.
+    # One prompt will do; on the CPU path of more than a chunk and less than two.
     monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (6 if general else 40,))
     backend = TinygradBackend(lane.plan, cold_start=False, timeout=300, general=general)
     try:
