@@ -29,6 +29,7 @@ from orinllm.network.layer import (
     Gating,
     Layer,
     Linear,
+    Mix,
     Norm,
     Operation,
     X,
@@ -304,6 +305,12 @@ def test_bad_metadata_is_refused(shape: str, key: str, value: object, message: s
     with pytest.raises(BadInput) as caught:
         File(shape).set(key, value).config()
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_all_experts_may_be_in_use() -> None:
+    config = File("tiny-mixtral").set("expert_used_count", 8).config()
+    mixes = [op for layer in config.layers for op in layer.operations if isinstance(op, Mix)]
+    assert mixes and all(mix.experts.used == mix.experts.count == 8 for mix in mixes)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -12,7 +13,15 @@ from tests.engine.hub_server import Hub
 
 from orinbench.synth import write_synthetic
 from orinllm.errors import BadInput
-from orinllm.file.hub import HubName, _fetched, choose_mmproj, choose_model
+from orinllm.file.hub import (
+    HubName,
+    _cached_files,
+    _fetched,
+    _mark_of,
+    _quant_of,
+    choose_mmproj,
+    choose_model,
+)
 
 NAME = "hf.co/owner/model-GGUF"
 
@@ -114,7 +123,11 @@ def test_a_type_chooses_its_file_and_all_its_parts() -> None:
         ("Q8_0", ["model-Q4_K_M.gguf"], "has no Q8_0; it has model-Q4_K_M.gguf"),
         (None, ["a-Q8_0.gguf", "a-Q6_K.gguf"], "which is taken unless one is named"),
         ("BF16", FILES, "lacks a part of its model: BF16/model-BF16-00002-of-00003.gguf"),
+        ("BF16", FILES[-2:-1], "lacks a part of its model: BF16/model-BF16-00002-of-00003.gguf"),
+        ("Q6_K", FILES[5:6], "lacks a part of its model: model-Q6_K-00002-of-00002.gguf"),
+        ("BF16", [*FILES[:-1], "BF16/model-BF16-00002-of-00003.gguf"], "BF16-00003-of-00003.gguf"),
         (None, ["mmproj-F16.gguf", "model.safetensors"], "has no GGUF file"),
+        (None, ["\x1b[2Jmodel-Q8_0.gguf"], "has no GGUF file"),  # would reach a terminal
     ],
 )
 def test_what_a_repository_lacks_is_said(quant: str | None, files: list[str], says: str) -> None:
@@ -170,6 +183,14 @@ def test_a_model_is_fetched_once_listed_and_removed(content: bytes, tmp_path: Pa
     one_line(orinllm("show", NAME, home=tmp_path, url=url, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE")
 
 
+@pytest.mark.parametrize(
+    ("stem", "quant"),
+    [("Q8_0/model-F16-Q6_K", "Q6_K"), ("Q4_K_M/part", "Q4_K_M"), ("a-UD-IQ2_XXS", "UD-IQ2_XXS")],
+)
+def test_the_type_in_a_file_s_name_is_the_last_one(stem: str, quant: str) -> None:
+    assert _quant_of(stem) == quant
+
+
 def test_only_the_model_that_is_named_is_removed(content: bytes, tmp_path: Path) -> None:
     """Repositories may keep types in folders, under one file name."""
     files = {"Q8_0/model.gguf": content, "Q6_K/model.gguf": content + bytes(8)}
@@ -177,6 +198,7 @@ def test_only_the_model_that_is_named_is_removed(content: bytes, tmp_path: Path)
         for quant in ("Q8_0", "Q6_K"):
             done = orinllm("show", f"{NAME}:{quant}", home=tmp_path, url=url)
             assert done.returncode == 0, done.stderr
+        one_line(orinllm("rm", NAME, home=tmp_path, url=url), "names several; here is")
         assert orinllm("rm", f"{NAME}:Q6_K", home=tmp_path, url=url).returncode == 0
         left = orinllm("list", home=tmp_path, url=url).stdout
     assert f"{NAME}:Q8_0" in left and "Q6_K" not in left
@@ -224,7 +246,22 @@ def test_what_was_checked_is_not_checked_again(
         patch.setattr("orinllm.file.hub._check_bytes", lambda *given: checks.append(given))
         for _ in range(3):
             _fetched(HubName("a/b"), "model.gguf")
-    assert len(checks) == 1
+        assert len(checks) == 1
+        _mark_of(HubName("a/b"), "model.gguf").touch()  # as a killed process leaves it
+        _fetched(HubName("a/b"), "model.gguf")
+    assert len(checks) == 2
+
+
+def test_the_newest_version_of_a_file_answers_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(when: int) -> SimpleNamespace:
+        path = Path(f"/{when}/m-Q8_0.gguf")
+        file = SimpleNamespace(file_name=path.name, file_path=path)
+        return SimpleNamespace(last_modified=when, snapshot_path=path.parent, files=[file])
+
+    versions = [version(when) for when in (2, 3, 1)]
+    cache = SimpleNamespace(repos=[SimpleNamespace(repo_id="a/b", revisions=versions)])
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: cache)
+    assert _cached_files(HubName("a/b")) == {"m-Q8_0.gguf": Path("/3/m-Q8_0.gguf")}
 
 
 def test_the_bench_takes_llama_cpps_option(content: bytes, tmp_path: Path) -> None:
@@ -303,6 +340,7 @@ def test_a_hub_that_leads_out_of_the_cache_or_talks_nonsense(tmp_path: Path) -> 
         done = run_python("-c", ODD, *names, home=home, url=url)
     lines = done.stdout.splitlines()
     assert "Traceback" not in done.stderr and len(lines) == len(names)
+    assert lines[names.index("o/commit")].endswith(f"X-Repo-Commit {out}")  # refused here, first
     for name, line in zip(names, lines, strict=True):
         what = "is no model of the hub" if "--" in name else "the hub answers what cannot be used: "
         assert line.startswith(f"hf.co/{name}: {what}")

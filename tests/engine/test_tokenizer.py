@@ -201,6 +201,8 @@ def test_a_space_stands_before_a_text_and_after_each_whole_token() -> None:
     source = tokenizer("phi-3")
     ids = source.encode("a<s>b", special=True)
     assert _texts(source, ids) == [b" a", b"<s>", b" b"]
+    (one,) = source.encode("</s>", special=True)
+    assert source.token_bytes(one) == b"</s>"
 
 
 def test_phi_3_s_tokens_swallow_the_white_space_after_them() -> None:
@@ -357,6 +359,21 @@ def test_decoding_gives_the_text_back(name: str, text: str) -> None:
 def test_how_text_is_cut(name: str, pieces: list[str]) -> None:
     splits = [Split(Regex(split), "isolated") for split in pre_tokenizer(name).splits]
     cut = SplitSequence(splits).pre_tokenize_str("a wOrd 1234 中文b!\n   c")
+    assert [piece for piece, _ in cut] == pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [  # llama.cpp 0.5.0 cuts these so, too
+        ("jais-2", "a" + " " * 519 + "b", ["a", " " * 512, " " * 4, " " * 2, " b"]),
+        ("afmoe", "한국어 9", ["한국어", " ", "9"]),
+        ("afmoe", "ㄱ\u1112\u1161b", ["ㄱ", "\u1112\u1161", "b"]),
+        ("chameleon", "IMGIMGABZ<sentinel:12>\t1", ["IMGIMGABZ", *"<", "sentinel", *":12>\t1"]),
+    ],
+)
+def test_rare_signs_are_cut(name: str, text: str, pieces: list[str]) -> None:
+    splits = [Split(Regex(split), "isolated") for split in pre_tokenizer(name).splits]
+    cut = SplitSequence(splits).pre_tokenize_str(text)
     assert [piece for piece, _ in cut] == pieces
 
 

@@ -2,8 +2,9 @@
 
 The vocabulary becomes an object of the `tokenizers` library, which cuts and merges; this module
 does what comes before and after: tokens that match in the text as a whole, the space that
-SentencePiece puts before a text, and the bytes of each token. The ids are llama.cpp's, with one
-exception that is meant: a text can never become a control token by merges.
+SentencePiece puts before a text, and the bytes of each token. The ids are llama.cpp's, with two
+exceptions that are meant: a text can never become a control token by merges, and a text is cut as
+the model's own expressions say where llama.cpp has an approximation of them (`pretokenizers`).
 """
 
 from __future__ import annotations
@@ -140,15 +141,13 @@ class Tokenizer:
                 f"text: half of a surrogate pair at character {error.start}; it is no Unicode text"
             ) from None
         ids: list[int] = []
-        after_whole = True
         for piece, token in self._finders[special].partition(text, self._strips_right):
             if token:
                 ids.append(self._whole[piece])
             else:
                 words = piece.replace(GUARD, "") if special else piece
-                prefix = " " if self._space_prefix and after_whole else ""
-                ids += self._splitter(prefix + words)
-            after_whole = token
+                # A text is the first part, or behind a token.
+                ids += self._splitter(" " + words if self._space_prefix else words)
         return ids
 
     def guard(self, text: str) -> str:
