@@ -109,7 +109,7 @@ def disks(root: Path) -> list[Disk]:
     return sorted(found, key=lambda disk: (KINDS.index(disk.kind), disk.device))
 
 
-def choose(there: list[Disk], wanted: str | None) -> Disk:
+def choose_disk(there: list[Disk], wanted: str | None) -> Disk:
     """The disk that was asked for, or the first; raises InstallError."""
     fitting = [disk for disk in there if wanted in (None, disk.kind, disk.device)]
     listed = ", ".join(f"{disk.kind} ({disk.device})" for disk in there) or "none"
@@ -354,7 +354,7 @@ def start(disk: Disk, options: argparse.Namespace) -> None:
 
 def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
     """The disk, after all questions; raises InstallError."""
-    disk = choose(disks(root), options.disk)
+    disk = choose_disk(disks(root), options.disk)
     if not options.erase and mount_begun(job, disk, root):
         print(f"orin-install: going on with the installation of {job.host} on {disk.device}")
         return disk
@@ -370,7 +370,7 @@ def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
 def install_and_reboot(job: Job, options: argparse.Namespace, root: Path) -> None:
     """Install, as the unit does."""
     with alone(root):
-        install(job, choose(disks(root), options.disk), root, options.erase)
+        install(job, choose_disk(disks(root), options.disk), root, options.erase)
     print(f"orin-install: done. ssh {job.user}@{job.name}.local", flush=True)
     if not options.no_reboot:
         subprocess.run(["systemctl", "--no-block", "reboot"], check=True)

@@ -196,7 +196,7 @@ def arm(board: Board, target: Path) -> None:
         os.sync()
 
 
-def bless(board: Board, system: Path) -> None:
+def mark_as_good(board: Board, system: Path) -> None:
     """Note a system as good, keep it from the garbage collector, stop counting."""
     board.add("good", system)
     root = board.root / "nix/var/nix/gcroots/orin-good"
@@ -305,7 +305,7 @@ def check(board: Board, options: argparse.Namespace) -> int:
         print(f"{system} works so far; it is good when the board has started with it")
         return 0
     if not wrong:
-        bless(board, system)
+        mark_as_good(board, system)
         print(f"{system} is good: {len(options.units)} units are up, and the board answers")
         return 0
     print(f"{system} does not work: {'; '.join(wrong)}", file=sys.stderr)

@@ -140,7 +140,7 @@ def test_a_host_of_networkd_keeps_the_wifi(job: Path, keyfile: str, lines: list[
     (told / "asked.nmconnection").write_text(asked)
     (told / "wire.nmconnection").write_text("[ethernet]\n")
     (told / "noise.nmconnection").write_bytes(b"\xff[wifi")
-    disk = install.choose(install.disks(root), None)
+    disk = install.choose_disk(install.disks(root), None)
     install.install(install.Job(**given), disk, root)
     kept = root / "mnt/etc/wpa_supplicant/imperative.conf"
     text = kept.read_text()

@@ -168,7 +168,9 @@ def judge(
         element_error=float(np.nanmax(scaled)),
         row_error=float(np.sqrt(_column_means(scaled**2)).max()),
         slope_error=yardstick.slope(error),
-        worst_rank=int((got > np.take_along_axis(got, _best(reference), 1)).sum(axis=-1).max()),
+        worst_rank=int(
+            (got > np.take_along_axis(got, _first_choices(reference), 1)).sum(axis=-1).max()
+        ),
         arithmetic=arithmetic,
         fused=any(generation.fused for generation in generations),
         failures=(),
@@ -191,7 +193,7 @@ def _concluded(found: Verdict, failures: Sequence[str], forgiven: int) -> Verdic
     return Verdict(**{**values, "forgiven": forgiven})
 
 
-def _best(rows: Array) -> NDArray[np.intp]:
+def _first_choices(rows: Array) -> NDArray[np.intp]:
     return np.asarray(rows.argmax(axis=-1))[:, None]
 
 

@@ -104,7 +104,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     size = len(logits)
     k = min(sampling.top_k or size, size)
     if k < size or not _limited(sampling, size):
-        tokens = _best(logits, k)
+        tokens = _most_likely(logits, k)
         kept = logits[tokens].astype(np.float64)
         n = _within(kept, np.exp(kept - kept[0]).sum(), sampling)
         return tokens[:n], kept[:n]
@@ -112,7 +112,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     total, n, count = np.exp(values - values.max()).sum(), 0, 0
     while n == count < size:
         count = _more(count, size)
-        tokens = _best(logits, count)
+        tokens = _most_likely(logits, count)
         kept = values[tokens]
         n = _within(kept, total, sampling)
     return tokens[:n], kept[:n]
@@ -140,7 +140,7 @@ def _of_all(logits: np.ndarray, temperature: float, drawn: float) -> int:
     drawn, at, count = drawn * weights.sum(), 0, 0
     while at == count < len(logits):  # it is one of few, mostly: all need not be sorted
         count = _more(count, len(logits))
-        tokens = _best(logits, count)
+        tokens = _most_likely(logits, count)
         at = int(np.searchsorted(weights[tokens].cumsum(), drawn, side="right"))
     return int(tokens[min(at, count - 1)])
 
@@ -149,7 +149,7 @@ def _more(count: int, size: int) -> int:
     return min(4 * count or _FEW, size)
 
 
-def _best(logits: np.ndarray, count: int) -> np.ndarray:
+def _most_likely(logits: np.ndarray, count: int) -> np.ndarray:
     """Return so many of the likeliest tokens, the most likely first; of equals the lower one."""
     near = np.arange(len(logits))
     if count < len(logits):

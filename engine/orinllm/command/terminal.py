@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def talk() -> Console:
+def console() -> Console:
     """Return the console for people: standard error."""
     from rich.console import Console
 
@@ -32,7 +32,7 @@ def talk() -> Console:
 
 def say(text: str, style: str = "") -> None:
     """Print a line for people, which is not folded."""
-    talk().print(harmless(text), style=style, markup=False, soft_wrap=True)
+    console().print(harmless(text), style=style, markup=False, soft_wrap=True)
 
 
 def print_line(text: str) -> None:
@@ -45,7 +45,7 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done until it is done; yields what shows another text."""
     from rich.text import Text
 
-    with talk().status(Text(printable(text))) as status:
+    with console().status(Text(printable(text))) as status:
         yield lambda text: status.update(Text(printable(text)))
 
 
@@ -73,11 +73,11 @@ def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
             first = first or time.perf_counter()
             if delta.reasoning:
                 thinking = True
-                talk().out(harmless(delta.reasoning), style="dim", highlight=False, end="")
+                console().out(harmless(delta.reasoning), style="dim", highlight=False, end="")
             if delta.content:
                 if thinking:
                     thinking = False
-                    talk().out("")
+                    console().out("")
                 print(shown(delta.content), end="", flush=True)
     print(flush=True)
     n, seconds = len(generation.tokens), time.perf_counter() - first

@@ -17,7 +17,7 @@ _NAMED = frozenset("$defs definitions dependentSchemas patternProperties propert
 _ROWS = frozenset("allOf anyOf items oneOf prefixItems".split())
 
 
-def loosened(schema: Any, tell: Tell, where: str = "") -> Any:
+def loosened_schema(schema: Any, tell: Tell, where: str = "") -> Any:
     """Return a schema without what llguidance cannot hold; `tell` hears the keywords' paths.
 
     llguidance drops keywords that it does not know itself (`lenient`).
@@ -28,11 +28,13 @@ def loosened(schema: Any, tell: Tell, where: str = "") -> Any:
     for key, value in schema.items():
         path = f"{where}.{key}"
         if key in _NAMED and isinstance(value, Mapping):
-            found[key] = {name: loosened(v, tell, f"{path}.{name}") for name, v in value.items()}
+            found[key] = {
+                name: loosened_schema(v, tell, f"{path}.{name}") for name, v in value.items()
+            }
         elif key in _ROWS and isinstance(value, list):
-            found[key] = [loosened(v, tell, f"{path}[{i}]") for i, v in enumerate(value)]
+            found[key] = [loosened_schema(v, tell, f"{path}[{i}]") for i, v in enumerate(value)]
         elif key in _SCHEMAS:
-            found[key] = loosened(value, tell, path)
+            found[key] = loosened_schema(value, tell, path)
         elif key in _BOUNDS and _beyond(value):
             tell(path)
         elif key == "pattern" and isinstance(value, str):

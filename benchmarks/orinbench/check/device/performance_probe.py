@@ -199,7 +199,7 @@ def memory(work: Work) -> Found:
     return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
 
 
-def choose(choice: str) -> None:
+def take_choice(choice: str) -> None:
     """Make a choice of the process that the driver has no variable for; the device opens later."""
     if choice == "wait_for_idle":
         from tinygrad.runtime.support.nv.tegra import TegraIface

@@ -21,7 +21,7 @@ PROBES = {
 def main(out: str, name: str, size: str, choice: str) -> int:
     """Run a program and write what it found; returns the exit status."""
     try:
-        performance_probe.choose(choice)
+        performance_probe.take_choice(choice)
         found = PROBES[name](Work(size, choice))
     except Exception as error:  # of a device that does not open, of a kernel that faults
         found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}

@@ -16,7 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from orinllm.errors import BadInput
 from orinllm.text.processes.limits import serve
-from orinllm.text.schemas import loosened
+from orinllm.text.schemas import loosened_schema
 
 # White space between JSON's parts is as models write it; free white space would let a small model
 # write nothing else. oneOf is anyOf: which of several fits can be known at the end alone.
@@ -35,7 +35,7 @@ def grammar_text(kind: str, value: Any) -> tuple[str, list[str]]:
     """Return llguidance's text of a grammar, and what of a schema it leaves out."""
     loose: list[str] = []
     if kind == "schema":
-        found = loosened(value, loose.append)
+        found = loosened_schema(value, loose.append)
         if found is False:
             raise BadInput("no JSON fits this schema")
         return LLMatcher.grammar_from_json_schema(json.dumps(found), overrides=_JSON), loose

@@ -73,7 +73,7 @@ class NvMapState:
         self._cursor = number + 1 if number < 0xFFFFFFFF else 1
         return number
 
-    def again(self, buf: DmaBuf, fd: int, read_only: bool) -> Handle:
+    def usable_handle(self, buf: DmaBuf, fd: int, read_only: bool) -> Handle:
         """The handle of a buffer that `fd` shows, made usable; read-only ones made when needed."""
         handle = (self.by_buf_ro if read_only else self.by_buf).get(id(buf))
         if handle is None:

@@ -184,7 +184,7 @@ class NvMapFile(File):
         """A handle for a dmabuf fd: fd in at 0, handle out at 4."""
         kernel, fd = self.kernel, args["fd"]
         buf = kernel.dmabuf(fd, "fromfd.badfd", "fromfd.not-dmabuf")
-        handle = self.state.again(buf, fd, kernel.read_only(fd))
+        handle = self.state.usable_handle(buf, fd, kernel.read_only(fd))
         self._take(handle)
         args["handle"] = handle.id
 
@@ -197,7 +197,7 @@ class NvMapFile(File):
             raise self.refuse("dup.read-only")
         if not handle.buf.allocated:
             raise self.refuse("dup.unallocated")
-        twin = self.state.again(handle.buf, handle.fd, read_only)
+        twin = self.state.usable_handle(handle.buf, handle.fd, read_only)
         self._take(twin)
         args["dup_handle"] = twin.id
 
@@ -228,7 +228,7 @@ class NvMapFile(File):
         handle.buf.attribute = flags & CACHE_MASK
         handle.heap = HEAP_IOVMM
         if flags & READ_ONLY:
-            twin = self.state.again(handle.buf, handle.fd, read_only=True)
+            twin = self.state.usable_handle(handle.buf, handle.fd, read_only=True)
             self._take(twin)
             self._put(handle.id)
             handle = twin
