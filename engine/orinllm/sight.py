@@ -2,8 +2,9 @@
 
 import base64
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
+from orinllm.gpu.plan import check_types
 from orinllm.loader import Network
 from orinllm.network.config import Config
 from orinllm.network.vision.encoder import Projector
@@ -53,6 +55,8 @@ class Sight:
     gguf: GGUF
     projector: Projector
     encode: Encode
+    # Another one of the same path may be of another file or device: its rows are not these.
+    _number: int = field(default_factory=itertools.count().__next__)
 
     @staticmethod
     def read(path: str | Path, network: Network, device: str) -> "Sight":
@@ -76,7 +80,7 @@ class Sight:
         if n_rows > MOST_ROWS:
             raise BadInput(f"the picture has {n_rows:,} rows; {MOST_ROWS:,} at most were expected")
         prepared = replace(prepared, shape=self.projector.blocks(*sides[0]))
-        return picture_of(str(self.gguf.path), prepared, n_rows, lambda p: self.encode(p.tiles))
+        return picture_of(f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles))
 
     def _decoded(self, data: bytes) -> Prepared:
         if len(data) > MOST_BYTES:
@@ -160,6 +164,7 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
         raise BadInput(
             f"{path}: projector {kind!r} is not supported; supported are {', '.join(PROJECTORS)}"
         )
+    check_types(gguf)
     try:
         return gguf, PROJECTORS[kind](ClipHeader(gguf))
     except BadInput as error:

@@ -1,6 +1,7 @@
 """Pictures of odd sizes and kinds, against `transformers`' own processors; and what is refused."""
 
 import io
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import Encoder, Free
 from orinllm.network.vision.idefics3 import _text
@@ -220,6 +222,62 @@ def test_a_tensor_that_nobody_reads_is_refused_by_name(tmp_path: Path, kind: str
             continue
         with pytest.raises(BadInput, match=f"mmproj.gguf: tensor {name} is not part of this"):
             read_projector(path)
+
+
+KEYS: list[tuple[str, object, str]] = [
+    ("attention.layer_norm_epsilon", "x", "is 'x'; 1 numbers from 0"),
+    ("attention.layer_norm_epsilon", math.inf, "is inf; 1 numbers from 0"),
+    ("attention.layer_norm_epsilon", -1.0, "is -1.0; 1 numbers from 0"),
+    ("image_mean", ["a", "b", "c"], "3 numbers from 0"),
+    ("image_mean", [1.0, 2.0], "3 numbers from 0"),
+    ("image_std", [1.0, math.nan, 1.0], "3 numbers from 0"),
+    ("image_std", [1.0, 0.0, 1.0], "numbers above 0 were expected"),
+    ("block_count", 1 << 16, "is 65536; a number from 1 to [0-9]+ was expected"),
+    ("image_size", 1 << 16, "v.position_embd.weight has the shape .*; [0-9,]{11} rows or more"),
+    ("projector.scale_factor", 3, "a divisor of [0-9]+ patches a side was expected"),
+]
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3"])
+@pytest.mark.parametrize(("key", "value", "said"), KEYS)
+def test_a_key_that_lies_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, key: str, value: object, said: str
+) -> None:
+    """Before anything of its size is made."""
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
+    clip = GGUF.open(tmp_path / "mmproj.gguf")
+    clip.metadata = {**clip.metadata, f"clip.vision.{key}": value}  # type: ignore[assignment]
+    monkeypatch.setattr(GGUF, "open", lambda path: clip)
+    with pytest.raises(BadInput, match=f"mmproj.gguf: .*{said}"):
+        read_projector(tmp_path / "mmproj.gguf")
+
+
+def test_a_tensor_of_another_type_or_of_one_dimension_is_one_line(tmp_path: Path) -> None:
+    path, added = tmp_path / "mmproj.gguf", gguf.GGUFWriter.add_tensor
+    for name, change, said in (
+        ("v.post_ln.bias", lambda v: v.astype(np.int32), "v.post_ln.bias has the type I32"),
+        ("mm.input_projection.weight", np.ravel, r"mm.input_projection.weight has the shape \("),
+    ):
+
+        def add(self: gguf.GGUFWriter, at: str, values: Any, of: Any = (name, change)) -> None:
+            added(self, at, of[1](values) if at == of[0] else values)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(gguf.GGUFWriter, "add_tensor", add)
+            tiny.write_mmproj(path, "gemma3")
+        with pytest.raises(BadInput, match=f"mmproj.gguf: tensor {said}"):
+            read_projector(path)
+
+
+def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> None:
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
+    found = read_projector(tmp_path / "mmproj.gguf")
+
+    def rows(value: float) -> NDArray[np.float32]:
+        sight = Sight(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
+        return sight.picture(np.zeros((8, 8, 3), np.uint8)).rows
+
+    assert rows(1).max() == 1 and rows(2).max() == 2
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)

@@ -4,7 +4,6 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 `transformers`' Gemma3Processor, on which the model was trained.
 """
 
-from orinllm.errors import BadInput
 from orinllm.network.layer import Linear, Norm
 from orinllm.network.vision.encoder import Pool, Projector, vit_layers
 from orinllm.network.vision.header import ClipHeader
@@ -14,14 +13,8 @@ _BEGIN, _END = "<start_of_image>", "<end_of_image>"
 
 def gemma3(header: ClipHeader) -> Projector:
     """Return the projector of a Gemma 3."""
-    header.without_silu()
-    shape, pool = header.shape(), header.count("projector.scale_factor", 4)
-    if shape.side % pool:
-        raise BadInput(
-            f"clip.vision.projector.scale_factor is {pool}; a divisor of {shape.side} patches a "
-            "side was expected"
-        )
-    out = header.tensor("mm.input_projection.weight")[1]
+    shape, pool = header.square(4)
+    out = header.tensor("mm.input_projection.weight")[-1]
     operations = [
         *vit_layers(shape),
         Pool("pooled", "seen", pool),

@@ -1,5 +1,6 @@
 """The header of an mmproj file: the keys `clip.vision.*`, typed, and one line for what is wrong."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,15 +46,31 @@ class ClipHeader:
         """Return a whole number above 0."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise BadInput(f"clip.vision.{key} is {value!r}; a number from 1 on was expected")
+            raise BadInput(
+                f"clip.vision.{key} is {value!r}; a number from 1 to {most:,} was expected"
+            )
         return value
 
-    def floats(self, key: str) -> tuple[float, ...]:
-        """Return the numbers of three channels."""
+    def floats(self, key: str, n: int = 3) -> tuple[float, ...]:
+        """Return `n` numbers from 0 on, as of three channels."""
         value = self.get(key)
-        if not isinstance(value, list) or len(value) != 3:
-            raise BadInput(f"clip.vision.{key} is {value!r}; three numbers were expected")
-        return tuple(map(float, value))
+        given = value if isinstance(value, list) else [value]
+        if len(given) != n or not all(map(_is_number, given)):
+            raise BadInput(f"clip.vision.{key} is {value!r}; {n} numbers from 0 on were expected")
+        return tuple(map(float, given))
+
+    def square(self, default: int | None = None) -> tuple[Shape, int]:
+        """Return the shape of an encoder of square tiles, and a side in patches of one row."""
+        if self._metadata.get("clip.use_silu", False):
+            raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
+        shape, side = self.shape(), self.count("projector.scale_factor", default)
+        if shape.side % side:
+            raise BadInput(
+                f"clip.vision.projector.scale_factor is {side}; a divisor of {shape.side} patches "
+                "a side was expected"
+            )
+        self._table(shape.side**2, shape.width)
+        return shape, side
 
     def shape(self) -> Shape:
         """Return the encoder's shape. In older files the names of up and down are exchanged."""
@@ -66,7 +83,7 @@ class ClipHeader:
             width,
             hidden,
             self.count("attention.head_count"),
-            self.count("block_count"),
+            self.count("block_count", most=len(self._tensors)),
             not self._metadata.get("clip.use_gelu", False),
             *(("ffn_down", "ffn_up") if exchanged else ("ffn_up", "ffn_down")),
         )
@@ -85,11 +102,6 @@ class ClipHeader:
         """Say whether there is a tensor."""
         return name in self._tensors
 
-    def without_silu(self) -> None:
-        """Raise BadInput where the encoder's activation is SiLU."""
-        if self._metadata.get("clip.use_silu", False):
-            raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
-
     def encoder(
         self,
         shape: Shape,
@@ -100,13 +112,16 @@ class ClipHeader:
     ) -> Encoder:
         """Return an encoder, whose tensors are there in the shapes that it needs."""
         free = positions if isinstance(positions, Free) else None
+        deviations = self.floats("image_std")
+        if min(deviations) <= 0:
+            raise BadInput(f"clip.vision.image_std is {deviations}; numbers above 0 were expected")
         encoder = Encoder(
             shape.size,
             shape.patch,
             shape.width,
-            float(self.get("attention.layer_norm_epsilon")),
+            self.floats("attention.layer_norm_epsilon", 1)[0],
             self.floats("image_mean"),
-            self.floats("image_std"),
+            deviations,
             () if isinstance(positions, Free) else tuple(positions),
             tuple(operations),
             "rows",
@@ -137,12 +152,8 @@ class ClipHeader:
         least = max(encoder.positions, default=-1) + 1
         if encoder.free is not None:
             least = encoder.free.learned**2
-        rows = self.tensor("v.position_embd.weight") if least else (0, width)
-        if len(rows) != 2 or rows[1] != width or rows[0] < least:
-            raise BadInput(
-                f"tensor v.position_embd.weight has the shape {rows}; {least} rows or more of "
-                f"{width} were expected"
-            )
+        if least:
+            self._table(least, width)
         widths = {"x": width}
         for operation in encoder.operations:
             match operation:
@@ -168,9 +179,21 @@ class ClipHeader:
                 case _:
                     widths[operation.out] = _width(operation, widths[operation.of])
 
+    def _table(self, least: int, width: int) -> None:
+        rows = self.tensor("v.position_embd.weight")
+        if len(rows) != 2 or rows[1] != width or rows[0] < least:
+            raise BadInput(
+                f"tensor v.position_embd.weight has the shape {rows}; {least:,} rows or more of "
+                f"{width} were expected"
+            )
+
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         if (found := self.tensor(name)) != shape:
             raise BadInput(f"tensor {name} has the shape {found}; {shape} was expected")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _width(operation: Gelu | Gate | AttendAll | Pool | Shuffle | Join, width: int) -> int:

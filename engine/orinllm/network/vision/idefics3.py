@@ -6,7 +6,6 @@ them are those of `transformers`' Idefics3Processor.
 
 import numpy as np
 
-from orinllm.errors import BadInput
 from orinllm.network.layer import Linear
 from orinllm.network.vision.encoder import Projector, Shuffle, vit_layers
 from orinllm.network.vision.header import ClipHeader
@@ -16,13 +15,7 @@ _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
 
 def idefics3(header: ClipHeader) -> Projector:
     """Return the projector of an Idefics 3 or a SmolVLM."""
-    header.without_silu()
-    shape, side = header.shape(), header.count("projector.scale_factor")
-    if shape.side % side:
-        raise BadInput(
-            f"clip.vision.projector.scale_factor is {side}; a divisor of {shape.side} patches a "
-            "side was expected"
-        )
+    shape, side = header.square()
     out = header.tensor("mm.model.fc.weight")[0]
     operations = [
         *vit_layers(shape),
