@@ -88,7 +88,8 @@ def run_check(
         text = [*prompt, *generation.tokens[:-1]]
         routes = layers.add(text, generation)
         wanted.append(reference.logits(text, last, routes))
-        noisy.append(rounded.like(reference, text, last))
+        drawn = [one.like(reference, text, last) for one in layers.draws_of_all]
+        noisy.append(np.stack(drawn))
         for layer, gap in gaps_of(reference.routed, rounded.routed).items():
             gaps[layer] = max(gap, gaps.get(layer, 0.0))
     if not all(np.isfinite(rows).all() for rows in wanted):
@@ -103,7 +104,7 @@ def run_check(
     if not reference.routed or verdict.passed:
         return verdict
     settled = [
-        settle(reference, prompt, generation, rows, gaps)
+        settle(reference, prompt, generation, rows[0], gaps)
         for prompt, generation, rows in zip(prompts, generations, noisy, strict=True)
     ]
     lines = tuple(

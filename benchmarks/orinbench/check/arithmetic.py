@@ -27,25 +27,30 @@ _SCALES = {
 }
 
 
-def _half(x: Array) -> Array:
+def _half(x: Array, place: float = 1.0) -> Array:
     """Round to half precision, which ends at 65504."""
-    return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float64)
+    halves: Array = np.clip(x * place, -65504, 65504).astype(np.float16).astype(np.float64) / place
+    return halves
 
 
-def _whole(x: Array, block: int = 32, most: int = 127) -> Array:
+def _whole(x: Array, place: float = 1.0, block: int = 32, most: int = 127) -> Array:
     """Round to whole numbers by blocks, whose largest value is `most`: 127 are 8 bits."""
-    width = x.shape[-1]
+    width, off = x.shape[-1], place - 1
     padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -width % block)])
     blocks = padded.reshape(*x.shape[:-1], -1, block)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / most
-    rounded = np.round(blocks / np.where(scale > 0, scale, 1)) * scale
-    flat: Array = rounded.reshape(padded.shape)[..., :width]
+    rounded = (np.round(blocks / np.where(scale > 0, scale, 1) + off) - off) * scale
+    flat: Array = np.where(blocks == 0, 0, rounded).reshape(padded.shape)[..., :width]
     return flat
 
 
-def _float(x: Array) -> Array:
+def _float(x: Array, place: float = 1.0) -> Array:
     """Round to single precision."""
-    return x.astype(np.float32).astype(np.float64)
+    return (x * place).astype(np.float32).astype(np.float64) / place
+
+
+# Rounds numbers; a place moves where: 1 as the engine does, others for more draws of its errors.
+Rounding = Callable[[Array, float], Array]
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,9 @@ class Arithmetic:
     """
 
     name: str
-    rounding: Callable[[Array], Array]
-    kept: Callable[[Array], Array] = _half
-    others: Callable[[Array], Array] = _half
+    rounding: Rounding
+    kept: Rounding = _half
+    others: Rounding = _half
 
 
 # The engine's CPU path (engine/orinllm/cpu/rows.c): one large activation makes its 31 neighbours
@@ -78,11 +83,16 @@ EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_whole, block
 
 
 class RoundedReference(Reference):
-    """The reference with what an engine's arithmetic does to both sides of each product."""
+    """The reference with what an engine's arithmetic does to both sides of each product.
 
-    def __init__(self, model: ModelInfo, arithmetic: Arithmetic, context: int) -> None:
+    place: see `Rounding`.
+    """
+
+    def __init__(
+        self, model: ModelInfo, arithmetic: Arithmetic, context: int, place: float = 1.0
+    ) -> None:
         super().__init__(model, context=context)
-        self.arithmetic = arithmetic
+        self.arithmetic, self._place = arithmetic, place
 
     def like(self, exact: Reference, tokens: Sequence[int], last: int) -> Array:
         """Return the logits of the tokens with the experts that `exact` took for them last."""
@@ -103,18 +113,19 @@ class RoundedReference(Reference):
         rounding = self.arithmetic.others if type_ in UNQUANTIZED else self.arithmetic.rounding
         # Engines keep such weights as halves, which errs as much as if x were rounded so.
         rounding = _half if type_ == GGMLQuantizationType.F32 else rounding
-        return super()._linear(self._given(rounding(x), x, f"{name}.weight"), name, expert)
+        given = self._given(rounding(x, self._place), x, f"{name}.weight")
+        return super()._linear(given, name, expert)
 
     def _given(self, rounded: Array, x: Array, name: str) -> Array:
         """Return what goes into a product with the weights of that name."""
         return rounded
 
     def _kept(self, x: Array) -> Array:
-        return self.arithmetic.kept(x)
+        return self.arithmetic.kept(x, self._place)
 
     def _norm(self, x: Array, name: str) -> Array:
-        others = self.arithmetic.others
-        return others(super()._norm(others(x), name))
+        others, place = self.arithmetic.others, self._place
+        return others(super()._norm(others(x, place), name), place)
 
 
 class ChunkReference(RoundedReference):
@@ -122,17 +133,13 @@ class ChunkReference(RoundedReference):
 
     The rounding of most weights is done to activations, which errs as much and is one matrix for
     all. Not where scales and minima are rounded, too: that is one error for all weights of a group,
-    which adds up where activations are alike. `place` moves where numbers are rounded: one more
-    draw of the same errors.
+    which adds up where activations are alike.
     """
 
-    def __init__(
-        self, exact: Reference, kept: Callable[[Array], Array], context: int, place: float
-    ) -> None:
+    def __init__(self, exact: Reference, kept: Rounding, context: int, place: float) -> None:
         """Make one from the reference whose unpacked weights it rounds; kept: see Arithmetic."""
-        rounding = replace(HALF_WEIGHTS, kept=kept, rounding=lambda x: _half(x * place) / place)
         self._exact = exact  # The reference unpacks factors of rotation when it is made.
-        super().__init__(exact.model, rounding, context)
+        super().__init__(exact.model, replace(HALF_WEIGHTS, kept=kept), context, place)
 
     def _given(self, rounded: Array, x: Array, name: str) -> Array:
         type_ = self.model.tensors[name].type

@@ -94,23 +94,23 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Errors that an arithmetic makes in the reference's own logits, (tokens, vocabulary) each."""
+    """Errors that an arithmetic makes in the reference's own logits, (tokens, vocabulary)."""
 
     wanted: Array  # the reference's logits, or their log-softmax
-    noise: Array  # rounded minus wanted
+    noise: Array  # rounded minus wanted; or some draws of it, (draws, tokens, vocabulary)
 
     @property
     def position(self) -> Array:
         """Expected rms error of each position: half its own, half of all."""
         floor = (_FLOOR * self.wanted.std(axis=-1)) ** 2
-        own = (self.noise**2).mean(axis=-1)
+        own = (self.noise**2).mean(axis=-1).reshape(-1, len(self.wanted)).mean(axis=0)
         wide: Array = np.sqrt((own + own.mean()) / 2 + floor)
         return wide
 
     def scaled(self, error: Array) -> Array:
         """Return each error as a multiple of what its row and position should be off by."""
         position = self.position[:, None]
-        row = ((self.noise / position) ** 2).mean(axis=0)
+        row = ((self.noise / position) ** 2).reshape(-1, error.shape[-1]).mean(axis=0)
         scaled: Array = error / (position * np.sqrt((1 + row) / 2))
         return scaled
 
@@ -135,10 +135,11 @@ def judge(
 ) -> Verdict:
     """Compare generations with the logits that the reference wants, each (tokens, vocabulary).
 
-    `rounded` are the reference's logits when it rounds as the engine does (`arithmetic`).
+    `rounded` are the reference's logits when it rounds as the engine does (`arithmetic`), or some
+    draws of them: (draws, tokens, vocabulary).
     """
     normalized = any(generation.normalized for generation in generations)
-    reference, noisy = np.concatenate(wanted), np.concatenate(rounded)
+    reference, noisy = np.concatenate(wanted), np.concatenate(rounded, axis=-2)
     got = np.concatenate([generation.logits for generation in generations])
     tokens = np.array([token for generation in generations for token in generation.tokens])
     failures = []

@@ -26,12 +26,16 @@ from orinbench.check.ties import Tie, Way, gaps_of, ties
 # Limits, as multiples of what rounding makes. docs/models.md has the largest values that right
 # engines reach, and the script that finds them.
 MOST_LAYER = 1.35  # rms of a layer's errors
-MOST_LAYER_POSITION = 3.0  # of one position's
+MOST_LAYER_POSITION, MOST_STATE_POSITION = 3.0, 5.0  # of one position's; where there is a state
 MOST_LAYER_COLUMN = 3.0  # of one column's over n positions: 1 + 4/n times it
 MOST_LAYER_SLOPE = 8.0  # standard deviations of their slope along what the layer adds
-# Draws of the rounding of a prompt's kernels, by where they round: of two experts whose parts
-# change a little, one draw says nothing about a row. And what their flash attention adds.
+# Draws of the rounding, by where it rounds: of two experts whose parts change a little, one draw
+# says nothing about a row. Of states more: a head whose query and key nearly cancel is normalized,
+# which makes one rounded number the error of all (of 6 tiny-qwen35 on a GPU 2 failed by 3 draws of
+# prompts and one of tokens). And what the flash attention of a prompt's kernels adds.
 _PLACES, _OF_CHUNKS = (1.0, 1.23, 1.71), 1.3
+_PLACES_OF_STATES = (*_PLACES, 1.09, 1.34, 1.47, 1.58, 1.87)
+_DRAWS_OF_ALL = 4  # of a model with such layers, each through all layers; of others one
 # Rounding that no yardstick has, of what a layer adds: of fused kernels, and of the CPU path. There
 # widths agree without it, but slopes reached 13 and a position's errors 3.9 (SmolLM2, and one of 30
 # runs of tiny shapes): the yardstick's rounding is one draw, too. And what an embedding may be off.
@@ -50,13 +54,14 @@ class LayerError:
     column: float
     slope: float
     positions: int
+    most_position: float
 
     def failures(self) -> Iterator[str]:
         """Say which are wider than rounding explains."""
         column = MOST_LAYER_COLUMN * (1 + 4 / self.positions)
         for value, most, what in (
             (self.width, MOST_LAYER, "its errors are"),
-            (self.position, MOST_LAYER_POSITION, "the errors of a position are"),
+            (self.position, self.most_position, "the errors of a position are"),
             (self.column, column, "the errors of a column are"),
             (self.slope, MOST_LAYER_SLOPE, "the errors' slope along what it adds is"),
         ):
@@ -71,12 +76,19 @@ class LayerJudge:
     """Collects errors of an engine's layers, over several texts."""
 
     def __init__(self, exact: Reference, rounded: RoundedReference, context: int) -> None:
-        self._exact, self._rounded = exact, rounded
-        kept = rounded.arithmetic.kept  # their cache is the same
-        self._of_chunks = [ChunkReference(exact, kept, context, place) for place in _PLACES]
-        self._rounded.share(self._exact)
+        self._exact, self._arithmetic = exact, rounded.arithmetic
+        states = any(self._has_state(layer) for layer in range(exact.model.n_layers))
+        places = _PLACES_OF_STATES if states else _PLACES
+        more = [RoundedReference(exact.model, self._arithmetic, context, at) for at in places[1:]]
+        self._rounded = [rounded, *more]
+        for one in self._rounded:
+            one.share(exact)
+        kept = self._arithmetic.kept  # their cache is the same
+        self._of_chunks = [ChunkReference(exact, kept, context, place) for place in places]
         for one in self._of_chunks[1:]:
             one.share(self._of_chunks[0])
+        # What draws the rounding of all layers together.
+        self.draws_of_all = self._rounded[: _DRAWS_OF_ALL if states else 1]
         self._found: dict[str, list[tuple[Array, ...]]] = {}
         self.ties: list[str] = []
         self.broken: list[str] = []
@@ -96,7 +108,7 @@ class LayerJudge:
             self.broken.append(f"what layer {finite.index(False)} is given is not finite")
             return None
         embedded = self._exact.embedded(tokens)
-        for one in (self._rounded, *self._of_chunks):
+        for one in (*self._rounded, *self._of_chunks):
             one.embedded(tokens)
         off = np.sqrt(((x[0] - embedded) ** 2).mean(-1) / (embedded**2).mean(-1))
         if not off.max() <= _EMBEDDING:
@@ -107,9 +119,13 @@ class LayerJudge:
         for layer in range(len(x) - 1):
             routes |= self._layer(layer, x[layer], x[layer + 1], chunks)
         left = x[-1, -last:]
-        wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded))
+        wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded[0]))
         self._keep("the head", generation.logits - wanted, (rounded - wanted)[None], wanted)
         return routes
+
+    def _has_state(self, layer: int) -> bool:
+        """Say whether a layer is a delta net or a Mamba."""
+        return f"blk.{layer}.ssm_conv1d.weight" in self._exact.model.tensors
 
     def _layer(self, layer: int, x: Array, after: Array, chunks: NDArray[np.bool_]) -> Way:
         """Collect a layer's errors; return the experts that it took."""
@@ -119,14 +135,15 @@ class LayerJudge:
         taken = {} if routed is None else {
             (layer, at): experts.tolist() for at, experts in enumerate(routed.chosen)
         }  # fmt: skip
-        noise = np.stack([self._rounded.after(layer, x, taken) - wanted] * len(_PLACES))
+        draws = len(_PLACES_OF_STATES if self._has_state(layer) else _PLACES)
+        noise = np.stack([one.after(layer, x, taken) - wanted for one in self._rounded[:draws]])
         if chunks.any():
-            for drawn, one in zip(noise, self._of_chunks, strict=True):
+            for drawn, one in zip(noise, self._of_chunks[:draws], strict=True):
                 off = one.after(layer, x, taken) - wanted
                 drawn[chunks] = _OF_CHUNKS * off[chunks]
         error, added = after - wanted, wanted - x
         if routed is not None:
-            gaps = gaps_of({layer: routed}, {layer: self._rounded.routed[layer]})
+            gaps = gaps_of({layer: routed}, {layer: self._rounded[0].routed[layer]})
             taken |= self._settle(layer, (x, after), (error, noise), ties({layer: routed}, gaps))
         there = np.isfinite(after).all(-1)
         for name, rows in (("", there & ~chunks), (" of prompts", there & chunks)):
@@ -161,7 +178,7 @@ class LayerJudge:
 
     def errors(self) -> list[LayerError]:
         """Return those of each layer, and of the head."""
-        on_cpu = self._rounded.arithmetic is SIXTEEN_BIT_ACTIVATIONS
+        on_cpu = self._arithmetic is SIXTEEN_BIT_ACTIVATIONS
         errors = []
         for name, parts in self._found.items():
             error, noise, added = (np.concatenate(of, -2) for of in zip(*parts, strict=True))
@@ -206,4 +223,5 @@ def _error_of(
         float(np.sqrt(column.max())),
         float(abs(slope) / max(deviation, *map(abs, usual_slopes))),
         len(error),
+        MOST_STATE_POSITION if len(noise) == len(_PLACES_OF_STATES) else MOST_LAYER_POSITION,
     )

@@ -40,8 +40,8 @@ _HYBRIDS = (
 _ARRAYS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 
 _CHUNK_WEIGHTS = 4 << 20
-# Weights that are kept unpacked: 256 MiB.
-_KEPT_WEIGHTS = 32 << 20
+# Weights that are kept unpacked, as floats, which hold them exactly: 512 MiB.
+_KEPT_WEIGHTS = 128 << 20
 
 # Experts by layer and position, the best first.
 Routes = Mapping[tuple[int, int], Sequence[int]]
@@ -75,7 +75,7 @@ class Reference:
         self.routed: dict[int, Routed] = {}
         self._forced: Routes = {}
         self._each: Array | None = None  # each layer's own embedding of the tokens
-        self._unpacked: dict[tuple[str, int | None, int | None], Array] = {}
+        self._unpacked: dict[tuple[str, int | None, int | None], NDArray[np.float32]] = {}
         self._caches: dict[bool, tuple[Array, Array]] = {}  # by whether the layer has a window
         self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
         self._rotations = [
@@ -385,8 +385,8 @@ class Reference:
             return self._unpack(name, rows)
         key = name, rows.start, rows.stop
         if key not in self._unpacked:
-            self._unpacked[key] = self._unpack(name, rows)
-        return self._unpacked[key]
+            self._unpacked[key] = self._unpack(name, rows).astype(np.float32)
+        return self._unpacked[key].astype(np.float64)
 
     def _unpack(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
         type_ = self.model.tensors[name].type

@@ -11,8 +11,9 @@ from tests.engine.routing import plant_tie
 
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, run_check
 from orinbench.check import sample_prompts as prompts_of
+from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import Generation
-from orinbench.check.layers import _error_of
+from orinbench.check.layers import LayerJudge, _error_of
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
 from orinbench.model import ModelInfo, open_model
@@ -137,6 +138,20 @@ def test_a_swapped_expert_is_found_where_it_was_taken(tmp_path: Path) -> None:
     wrong = [far if expert == taken else expert for expert in chosen]
     verdict = verdict_on(model, engine_of(model, forced={(1, at): wrong}))
     assert not verdict.passed and "layer 1: " in verdict.line()
+
+
+def test_states_need_many_draws_of_the_rounding(tmp_path: Path) -> None:
+    """A right engine, rounding at other places: by one draw a layer is 1.56 times as wide."""
+    write_synthetic(path := tmp_path / "model.gguf", "tiny-qwen35", "F16", 10)
+    model = open_model(path)
+    engine, rounded = (RoundedReference(model, HALF_WEIGHTS, 64, at) for at in (1.41, 1.0))
+    text = np.random.default_rng(10).integers(model.vocab_size, size=10).tolist()
+    x = [engine.embedded(text)]
+    for layer in range(model.n_layers):
+        x.append(engine.after(layer, x[-1], {}))
+    judge = LayerJudge(Reference(model, context=64), rounded, 64)
+    judge.add(text, Generation([0], engine.logits_of(x[-1][-1:]), False, False, np.array(x)))
+    assert not [line for one in judge.errors() for line in one.failures()]
 
 
 def test_an_engine_that_does_not_say_is_judged_as_a_whole(tiny: ModelInfo) -> None:

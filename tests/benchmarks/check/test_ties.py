@@ -113,7 +113,7 @@ def test_many_swaps_are_found_together(mixtral: Path) -> None:
     assert none == ()
 
 
-def by_halves(x: Array) -> Array:
+def by_halves(x: Array, _place: float) -> Array:
     """8-bit activations by 32, as ggml's Q8_1: the scale is a half float."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
