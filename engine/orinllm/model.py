@@ -6,7 +6,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as PySequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -36,6 +38,8 @@ Message = Mapping[str, Any]
 Prompt = str | Iterable[SupportsIndex] | Iterable[Message]
 _TOKENS = "tokenizer.ggml.tokens"
 _PROMPTS = "a text, a list or an array of tokens, or a list of messages was expected"
+# Iterable, but what they yield is no list of tokens: bytes of a text, or no order.
+_NO_LISTS = (bytes, bytearray, memoryview, Mapping, AbstractSet)
 # Seconds that the end of a model waits for the step under way.
 _LAST_SECONDS = 5.0
 
@@ -260,7 +264,7 @@ class Model:
             start = [bos] if self.tokenizer.add_bos and bos is not None else []
             return start + self.tokenizer.encode(prompt)
         one = getattr(prompt, "shape", None) == ()  # an array without dimensions
-        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable) or one:
+        if isinstance(prompt, _NO_LISTS) or not isinstance(prompt, Iterable) or one:
             raise BadInput(f"the prompt is of type {type(prompt).__name__}; {_PROMPTS}")
         parts: list[Any] = list(prompt)
         if not parts or not isinstance(parts[0], Mapping):
@@ -369,11 +373,10 @@ def _stop_texts(stop: object) -> tuple[str, ...]:
 def _token(at: int, part: object) -> int:
     if isinstance(part, Mapping):
         raise BadInput(f"the prompt has a message at {at}, among tokens; {_PROMPTS}")
-    try:
-        return operator.index(part)  # type: ignore[arg-type]
-    except TypeError:
-        what = type(part).__name__
-        raise BadInput(f"the prompt has a {what} at {at}; {_PROMPTS}") from None
+    with suppress(TypeError):
+        if not isinstance(part, bool):
+            return operator.index(part)  # type: ignore[arg-type]
+    raise BadInput(f"the prompt has a {type(part).__name__} at {at}; {_PROMPTS}")
 
 
 def check_guesses(runner: Runner, header: Header, plan: Plan, what: str) -> None:

@@ -127,6 +127,7 @@ def test_a_type_chooses_its_file_and_all_its_parts() -> None:
         ("Q6_K", FILES[5:6], "lacks a part of its model: model-Q6_K-00002-of-00002.gguf"),
         ("BF16", [*FILES[:-1], "BF16/model-BF16-00002-of-00003.gguf"], "BF16-00003-of-00003.gguf"),
         (None, ["mmproj-F16.gguf", "model.safetensors"], "has no GGUF file"),
+        (None, ["model-Q4_K_M-00001-of-00000.gguf"], "has no GGUF file"),
         (None, ["\x1b[2Jmodel-Q8_0.gguf"], "has no GGUF file"),  # would reach a terminal
     ],
 )

@@ -303,6 +303,14 @@ def test_arguments_that_are_no_object_are_refused(arguments: str, says: str) -> 
         template.render([{"role": "assistant", "tool_calls": [call]}])
 
 
+@pytest.mark.parametrize("calls", [5, "f", {"function": {"name": "f"}}, [5], [{"function": "f"}]])
+@pytest.mark.parametrize("source", ["{{ messages }}", "{{ messages[0].tool_calls[0].function }}"])
+def test_calls_that_are_none_are_refused(source: str, calls: Any) -> None:
+    template = ChatTemplate(source, tokenizer("gpt-2"))
+    with pytest.raises(BadInput, match=r"^(chat template: )?tool_calls: a list was expected"):
+        template.render([{"role": "assistant", "tool_calls": calls}])
+
+
 def test_a_picture_is_refused_by_a_model_that_reads_text() -> None:
     template = ChatTemplate("{{ messages[0].content + '!' }}", tokenizer("gpt-2"))
     parts = [{"type": "image_url", "image_url": {"url": "x"}}]

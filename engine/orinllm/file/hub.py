@@ -152,7 +152,7 @@ def choose_model(name: HubName, files: Iterable[str]) -> list[str]:
 
 def _is_first(file: str) -> bool:
     part = _PART.search(file)
-    return part is None or int(part[1]) == 1
+    return part is None or int(part[1]) == 1 <= int(part[2])
 
 
 class _NoAnswerError(Exception):

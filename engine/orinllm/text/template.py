@@ -367,7 +367,7 @@ class ChatTemplate:
         if reasoning is not None:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
         if prepared.get("tool_calls"):
-            calls = [_parsed_call(call) for call in prepared["tool_calls"]]
+            calls = _calls_of(prepared)
             prepared["tool_calls"] = list(map(_unparsed_call, calls)) if self._wants_text else calls
         content = prepared.get("content")
         if isinstance(content, list) and not self._reads_parts:
@@ -446,11 +446,18 @@ def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _parsed(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls have arguments that are objects."""
     return [
-        {**message, "tool_calls": list(map(_parsed_call, message["tool_calls"]))}
-        if message.get("tool_calls")
-        else message
+        {**message, "tool_calls": _calls_of(message)} if message.get("tool_calls") else message
         for message in messages
     ]
+
+
+def _calls_of(message: Message) -> list[dict[str, Any]]:
+    """Return a message's calls with arguments that are objects; raises BadInput for no calls."""
+    calls = message["tool_calls"]
+    for call in calls if isinstance(calls, list | tuple) else [None]:
+        if not isinstance(call, Mapping) or not isinstance(call.get("function", call), Mapping):
+            raise BadInput("tool_calls: a list was expected, each call of it with a function")
+    return list(map(_parsed_call, calls))
 
 
 def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -473,8 +480,9 @@ def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unparsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool call whose arguments are JSON text again."""
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+    function = call.get("function", call)
+    text = {**function, "arguments": json.dumps(function.get("arguments", {}))}
+    return {**call, "function": text} if "function" in call else text
 
 
 def _text_of(part: Any) -> str:
