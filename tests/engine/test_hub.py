@@ -143,6 +143,7 @@ def test_what_a_repository_lacks_is_said(quant: str | None, files: list[str], sa
         ("Q8_0", ["mmproj-F16.gguf", "mmproj-Q8_0.gguf", "b-Q8_0.gguf"], "mmproj-Q8_0.gguf"),
         ("Q4_K_M", ["b-Q4_K_M.gguf", "b.mmproj-Q8_0.gguf"], "b.mmproj-Q8_0.gguf"),
         (None, ["mmproj-model.gguf"], "mmproj-model.gguf"),
+        (None, ["y/mmproj-F16.gguf", "x/mmproj-F16.gguf"], "x/mmproj-F16.gguf"),
     ],
 )
 def test_a_repository_s_mmproj_is_found(quant: str | None, files: list[str], chosen: str) -> None:

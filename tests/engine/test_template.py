@@ -311,6 +311,14 @@ def test_calls_that_are_none_are_refused(source: str, calls: Any) -> None:
         template.render([{"role": "assistant", "tool_calls": calls}])
 
 
+def test_a_call_may_lack_arguments_and_calls_be_a_tuple() -> None:
+    template = ChatTemplate("{{ messages }}", tokenizer("gpt-2"))
+    calls = ({"type": "function", "function": {"name": "look_up"}},)
+    assert "look_up" in template.render([{"role": "assistant", "tool_calls": calls}])
+    text = orinllm.text.template._unparsed_call(calls[0])
+    assert text["function"] == {"name": "look_up", "arguments": "{}"}
+
+
 def test_a_picture_is_refused_by_a_model_that_reads_text() -> None:
     template = ChatTemplate("{{ messages[0].content + '!' }}", tokenizer("gpt-2"))
     parts = [{"type": "image_url", "image_url": {"url": "x"}}]
