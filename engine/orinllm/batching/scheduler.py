@@ -80,8 +80,8 @@ class Scheduler:
     is collected.
 
     queue: requests that may wait. `alive` is called from the thread while it gets on, `handed`
-    after the tokens of a turn went to their sinks, `failed` with one line if the thread ends by an
-    error, which is `failure`.
+    after the tokens of a turn went to their sinks, `began` behind that before the step that follows
+    a first token, `failed` with one line if the thread ends by an error, which is `failure`.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Scheduler:
         self.runner, self.store = runner, store
         self.alive: Callable[[], None] = lambda: None
         self.handed: Callable[[], None] = lambda: None
+        self.began: Callable[[], None] = lambda: None
         self.failed: Callable[[str], None] = lambda why: None
         self.failure: Exception | None = None
         self._watch, self._most_waiting, self._reserve = watch, queue, reserve
@@ -200,6 +201,7 @@ class Scheduler:
             self._count_time(stepped=not begun)
         if begun:  # the next step's launches may have to be made: a first token waits for nothing
             self._hand_out()
+            self.began()
         if not followed:
             self._resume()
             self._filled |= self._fill()

@@ -5,6 +5,7 @@ Sinks run in the scheduler's thread; what they find goes to the event loop, all 
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from orinllm.batching.runner import Logprobs
 from orinllm.text.answer import AnswerReader, Delta, StopTexts
 from orinllm.text.tokenizer import Tokenizer
 from orinllm.text.tools import ToolCall
+
+# Seconds that a step waits for the event loop at most.
+_MOMENT = 0.005
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class Post:
         if self._bag and not self._loop.is_closed():
             bag, self._bag = self._bag, []
             self._loop.call_soon_threadsafe(_deliver, bag)
+
+    def wait(self) -> None:
+        """Wait, a moment at most, until the event loop has sent what `flush` handed over."""
+        if not self._loop.is_closed():
+            sent = threading.Event()
+            # Whom an event wakes runs in the loop's next round, before what is asked for then.
+            self._loop.call_soon_threadsafe(self._loop.call_soon, sent.set)
+            sent.wait(_MOMENT)
 
 
 def _deliver(bag: "list[tuple[asyncio.Queue[Event], Event]]") -> None:

@@ -5,6 +5,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.watch import Watch
 from orinllm.errors import BadInput
 from orinllm.server.choices import Post
@@ -90,6 +91,8 @@ class Service:
         scheduler = engine.scheduler
         scheduler.alive, scheduler.handed = self._watchdog.alive, self.post.flush
         scheduler.failed = self._scheduler_failed
+        if isinstance(scheduler.runner, CpuRunner):  # its steps take the cores from the event loop
+            scheduler.began = self.post.wait
         self.metrics.watch(scheduler)
         self._engine = engine
         self._tell(self.loaded, engine)

@@ -1,9 +1,11 @@
 """The scheduler and its pages, on a toy that notices every wrong page."""
 
+import asyncio
 import random
 import threading
 from collections.abc import Sequence as PySequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.engine.server.many_clients import worlds
 from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore
+from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.runner import Draw, Logprobs, draw
 from orinllm.batching.scheduler import QueueFullError, Scheduler
 from orinllm.batching.sequence import Sequence
@@ -19,6 +22,9 @@ from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import piece_beside
 from orinllm.gpu.kernels.buffers import PAGE
+from orinllm.server import choices
+from orinllm.server.service import Service
+from orinllm.server.web.notify import Watchdog
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -466,10 +472,57 @@ def test_a_first_token_is_heard_before_the_second_is_started() -> None:
         launch(rows)
 
     it.runner.launch = noted  # type: ignore[method-assign]
+    it.scheduler.began = lambda: heard.append(-len(ear(one).heard))
     with it:
         it.scheduler.submit([one])
         wait(one)
-    assert heard[:2] == [0, 1]
+    assert heard[:3] == [0, -1, 1]
+
+
+def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the cores from the event loop; one that is busy is not waited for."""
+    monkeypatch.setattr(choices, "_MOMENT", 10)
+    loop, queue, sent = asyncio.new_event_loop(), asyncio.Queue[choices.Event](), list[int]()
+    thread, free = threading.Thread(target=loop.run_forever), threading.Event()
+
+    async def send() -> None:
+        sent.append((await queue.get()).token)
+
+    thread.start()
+    reader = asyncio.run_coroutine_threadsafe(send(), loop)
+    post = choices.Post(loop)
+    post.wait()
+    post.put(queue, choices.Event(0, token=7))
+    post.flush()
+    post.wait()
+    assert sent == [7]
+    loop.call_soon_threadsafe(free.wait)
+    monkeypatch.setattr(choices, "_MOMENT", 0.001)
+    post.wait()
+    free.set()
+    reader.result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    post.wait()
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
+    has = CpuRunner.__new__(CpuRunner) if on_cpu else runner()
+    scheduler = Scheduler(has, PagedStore(4), Unwatched(), 1)
+    engine: Any = SimpleNamespace(scheduler=scheduler)
+
+    async def started() -> Service:
+        service, ready = Service(lambda watch: engine, Watchdog()), asyncio.Event()
+        service.loaded = lambda engine: ready.set()
+        service.start()
+        await ready.wait()
+        return service
+
+    service = asyncio.run(started())
+    assert (scheduler.began == service.post.wait) == on_cpu
+    assert service.join(60)
 
 
 def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
