@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import uuid
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -323,3 +324,15 @@ def test_a_bomb_is_not_in_the_next_ones_way(grammars: Grammars) -> None:
             grammars.matcher(*BOMBS["many"], "response_format")
     grammars.matcher("regex", "c", "grammar")
     assert grammars._child.start() is process and process.poll() is None
+
+
+def test_a_mark_ends_the_free_part_whatever_blanks_come_with_it(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token may hold the mark's end and the blanks behind it."""
+    text = {0: "it is", 1: "</thi", 2: "nk>" + "\n" * 9}
+    stream = SimpleNamespace(push=text.get)
+    monkeypatch.setattr(grammars, "_tokenizer", SimpleNamespace(stream=lambda special: stream))
+    over = grammars._free("</think>")
+    assert over is not None
+    assert [over(token) for token in (0, 1, 2)] == [False, False, True]
