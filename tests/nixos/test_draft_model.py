@@ -56,8 +56,8 @@ def test_the_server_is_told_and_may_read_it(flake: Flake) -> None:
         assert f"orin.llm-server.models.m.mmproj {MMPROJ}" in plain(checks[2])
         assert not any(" m." in m or ".m." in m for m in found[name]["failed"])
     assert "draft" not in found["none"]["command"] and "mmproj" not in found["none"]["command"]
-    assert (found["none"]["files"], len(found["none"]["pre"])) == ("-/var/lib/models/m.gguf", 1)
-    assert any("draftModel" in m and "write a file of the board" in m for m in found["folder"])
+    assert (found["none"]["files"], len(found["none"]["pre"])) == (["-/var/lib/models/m.gguf"], 1)
+    assert any("draftModel" in m and "ends with a slash" in m for m in found["folder"])
     assert any("draftModel" in m and "holds a space" in m for m in found["space"])
     assert any("m.mmproj" in m and "downloads nothing" in m for m in found["folder"])
     assert any("m.mmproj" in m and "this is `file` too" in m for m in found["space"])

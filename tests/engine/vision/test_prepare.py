@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from tests.engine.vision import tiny
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import (
+    Idefics3ImageProcessorPil,
+    get_resize_output_image_size,
+)
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -27,7 +30,7 @@ from orinllm.network.vision.encoder import Encoder, Free
 from orinllm.network.vision.idefics3 import _text
 from orinllm.network.vision.lowering import patches_of
 from orinllm.network.vision.pictures import Prepared, ahead, picture_of, pieces, uncut
-from orinllm.network.vision.prepare import decode, prepare
+from orinllm.network.vision.prepare import _longest_side, decode, prepare
 from orinllm.sight import Sight, _decoder, read_picture, read_projector
 
 TILE, LONGEST = 56, 168
@@ -114,9 +117,12 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image_std=STD,
     )
     encoder = replace(encoder_of(patch), free=Free(2))
-    longest = io.BytesIO()  # that is allowed
-    Image.new("RGB", (400, 2), (9, 90, 200)).save(longest, "PNG")
-    for at, data in enumerate([*pictures(), longest.getvalue()]):
+    more = []  # the longest, one of `least` when it is rounded, one whose shorter side would be 0
+    for size in ((400, 2), (85, 57), (11200, 56)):
+        file = io.BytesIO()
+        Image.new("RGB", size, (9, 90, 200)).save(file, "PNG")
+        more.append(file.getvalue())
+    for at, data in enumerate([*pictures(), *more]):
         image, raw = decode(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         if max(image.size) > 200 * min(image.size):
             with pytest.raises(BadInput, match="a side of 200 times the other at most"):
@@ -128,6 +134,15 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         frames = told["pixel_values"].reshape(-1, 3, 2, patch**2)
         wanted = frames[:, :, 0].reshape(len(frames), -1)
         np.testing.assert_array_equal(patches_of(encoder, np.asarray(tile)), wanted, str(at))
+
+
+def test_a_longer_side_is_that_of_transformers() -> None:
+    """Also where a file asks for more than 4,096 pixels."""
+    for longest in (168, 1456, 4096, 4097, 5000, 9000):
+        for width, height in (*SIZES, (300, 7), (7, 300), (1000, 999), (9999, 1)):
+            image = np.broadcast_to(np.uint8(0), (3, height, width))
+            wanted = get_resize_output_image_size(image, longest)
+            assert _longest_side((width, height), longest) == wanted[::-1]
 
 
 @pytest.mark.parametrize("grid", [(0, 0), (1, 2), (3, 2)])
@@ -234,6 +249,8 @@ KEYS: list[tuple[str, object, str]] = [
     ("image_std", [1.0, 0.0, 1.0], "numbers above 0 were expected"),
     ("block_count", 1 << 16, "is 65536; a number from 1 to [0-9]+ was expected"),
     ("image_size", 1 << 16, "v.position_embd.weight has the shape .*; [0-9,]{11} rows or more"),
+    ("attention.head_count", 5, "sizes that do not fit each other"),
+    ("patch_size", 1 << 10, "sizes that do not fit each other"),
     ("projector.scale_factor", 3, "a divisor of [0-9]+ patches a side was expected"),
 ]
 
@@ -256,6 +273,8 @@ def test_a_tensor_of_another_type_or_of_one_dimension_is_one_line(tmp_path: Path
     path, added = tmp_path / "mmproj.gguf", gguf.GGUFWriter.add_tensor
     for name, change, said in (
         ("v.post_ln.bias", lambda v: v.astype(np.int32), "v.post_ln.bias has the type I32"),
+        ("v.position_embd.weight", np.ravel, r"v.position_embd.weight has the shape \("),
+        ("v.position_embd.weight", lambda v: v[:, :-1], "v.position_embd.weight has the shape"),
         ("mm.input_projection.weight", np.ravel, r"mm.input_projection.weight has the shape \("),
     ):
 
