@@ -30,7 +30,7 @@ bench: .venv/.bench .venv/.smollm2
 test: takes lint types unit verify
 
 takes:
-	@echo 'make: style, types, tests and the patch series take about 32 minutes on two CPUs'
+	@echo 'make: style, types, tests and the patch series take about 25 minutes on two CPUs'
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
