@@ -44,9 +44,13 @@ def picture_at(url: str, param: str) -> dict[str, Any]:
 
 
 def picture_of(data: str, param: str) -> dict[str, Any]:
-    """Return a part of a message for a picture's file in base64; raises ApiError."""
+    """Return a part of a message for a picture's file in base64; raises ApiError.
+
+    It may have line ends, which the command `base64` puts behind every 76 signs (RFC 2045).
+    """
     try:
-        return {"type": "image", "image": base64.b64decode(data, validate=True)}
+        image = base64.b64decode("".join(data.split()), validate=True)
+        return {"type": "image", "image": image}
     except (binascii.Error, ValueError):
         raise invalid(param, "is no base64") from None
 

@@ -116,6 +116,8 @@ def test_a_picture_is_not_left_out_in_silence(server: Started) -> None:
     answer = post(server, "/api/generate", raw=True, **given)
     assert answer["status"] == 400 and "a raw prompt has no place for pictures" in answer["error"]
     assert chat(server, f"DATA:image/png;BASE64,{photo()}")["status"] == 200
+    lines = base64.encodebytes(base64.b64decode(photo())).decode()
+    assert chat(server, f"data:image/png;base64,{lines}")["status"] == 200
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,7 @@ def test_a_picture_is_not_left_out_in_silence(server: Started) -> None:
     [
         (lambda: "data:image/png;base64,AAAA", "it is no picture"),
         (lambda: "data:image/png;base64,A", "is no base64"),
+        (lambda: "data:image/png;base64,AA*AA", "is no base64"),
         (lambda: "data:image/png,A", "without base64"),
         (lambda: "file:///etc/passwd", "neither a data URI nor an http address"),
         (lambda: "http://example.com/cat.png", "fetches no picture of 'example.com'"),
