@@ -37,8 +37,8 @@ _PLACES, _OF_CHUNKS = (1.0, 1.23, 1.71), 1.3
 _PLACES_OF_STATES = (*_PLACES, 1.09, 1.34, 1.47, 1.58, 1.87)
 _DRAWS_OF_ALL = 4  # of a model with such layers, each through all layers; of others one
 # Rounding that no yardstick has, of what a layer adds: of fused kernels, and of the CPU path. There
-# widths agree without it, but by one draw slopes reached 13 and a position's errors 3.9 (SmolLM2,
-# and one of 30 runs of tiny shapes). And what an embedding may be off.
+# tiny shapes need none (18 runs), but in SmolLM2 (4 runs) a position's errors
+# reach 3.4 and a column's 3.6. And what an embedding may be off.
 _FLOOR, _FLOOR_ON_CPU, _EMBEDDING = 2.0**-15, 2.0**-10, 2.0**-10
 # A position whose errors are so many times as wide may have taken another expert.
 _WIDE = 1.5
