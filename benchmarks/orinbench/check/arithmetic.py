@@ -33,7 +33,7 @@ def _half(x: Array, place: float = 1.0) -> Array:
     return halves
 
 
-def _whole(x: Array, place: float = 1.0, block: int = 32, most: int = 127) -> Array:
+def _whole(x: Array, place: float, block: int = 32, most: int = 127) -> Array:
     """Round to whole numbers by blocks, whose largest value is `most`: 127 are 8 bits."""
     width, off = x.shape[-1], place - 1
     padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -width % block)])
@@ -44,7 +44,7 @@ def _whole(x: Array, place: float = 1.0, block: int = 32, most: int = 127) -> Ar
     return flat
 
 
-def _float(x: Array, place: float = 1.0) -> Array:
+def _float(x: Array, place: float) -> Array:
     """Round to single precision."""
     return (x * place).astype(np.float32).astype(np.float64) / place
 

@@ -37,8 +37,8 @@ _PLACES, _OF_CHUNKS = (1.0, 1.23, 1.71), 1.3
 _PLACES_OF_STATES = (*_PLACES, 1.09, 1.34, 1.47, 1.58, 1.87)
 _DRAWS_OF_ALL = 4  # of a model with such layers, each through all layers; of others one
 # Rounding that no yardstick has, of what a layer adds: of fused kernels, and of the CPU path. There
-# tiny shapes need none (18 runs), but in SmolLM2 (4 runs) a position's errors
-# reach 3.4 and a column's 3.6. And what an embedding may be off.
+# tiny shapes need none (18 runs), but in SmolLM2 (4 runs) a position's errors reach 3.4 and a
+# column's 3.6. And what an embedding may be off.
 _FLOOR, _FLOOR_ON_CPU, _EMBEDDING = 2.0**-15, 2.0**-10, 2.0**-10
 # A position whose errors are so many times as wide may have taken another expert.
 _WIDE = 1.5
@@ -215,6 +215,7 @@ def _error_of(
     column = errors.mean(0) / ((usual.mean(0) + mean) / 2)
     # Of errors that are independent; and what the rounding's own is.
     deviation = np.sqrt(mean / (added**2).sum())
+    has_state = len(noise) == len(_PLACES_OF_STATES)  # others are drawn less often
     slope, *usual_slopes = ((of * added).sum() / (added**2).sum() for of in (error, *noise))
     return LayerError(
         name,
@@ -223,5 +224,5 @@ def _error_of(
         float(np.sqrt(column.max())),
         float(abs(slope) / max(deviation, *map(abs, usual_slopes))),
         len(error),
-        MOST_STATE_POSITION if len(noise) == len(_PLACES_OF_STATES) else MOST_LAYER_POSITION,
+        MOST_STATE_POSITION if has_state else MOST_LAYER_POSITION,
     )

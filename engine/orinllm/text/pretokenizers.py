@@ -6,7 +6,7 @@ the models' own tokenizer.json files (Oniguruma's syntax, as the `tokenizers` li
 names and groups follow llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `impl::load`).
 
 Random texts of forty scripts and signs, with a vocabulary that merges any two bytes, are cut as
-llama.cpp 0.5.0 cuts them, but for signs that its own engine knows only roughly: marks, and letters
+llama.cpp 0.5.0 cuts them, but for some signs (who is right there was not shown): marks, and letters
 outside ASCII with two cases, in o200k's groups; a long s behind an apostrophe; white space outside
 ASCII in deepseek-llm's and -coder's ranges; spaces before a digit in afmoe and tiny_aya.
 """

@@ -4,7 +4,7 @@ The vocabulary becomes an object of the `tokenizers` library, which cuts and mer
 does what comes before and after: tokens that match in the text as a whole, the space that
 SentencePiece puts before a text, and the bytes of each token. The ids are llama.cpp's, with two
 exceptions that are meant: a text can never become a control token by merges, and a text is cut as
-the model's own expressions say where llama.cpp has an approximation of them (`pretokenizers`).
+the model's own expressions say where llama.cpp cuts it in another way (`pretokenizers`).
 """
 
 from __future__ import annotations
