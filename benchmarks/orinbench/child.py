@@ -153,7 +153,7 @@ def last_line(text: str, nothing: str = "it wrote nothing") -> str:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandEnd:
     """The end of a command; `status` is None when its time ran out."""
 
     status: int | None
@@ -171,7 +171,7 @@ def run(
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-) -> Ended:
+) -> CommandEnd:
     """Run a command for at most `seconds`; then SIGTERM, and SIGKILL where that does not help.
 
     None is as long as it takes. Ctrl-C ends it too. Raises OSError where it cannot be started.
@@ -183,4 +183,4 @@ def run(
         status = child.wait(seconds)
         child.end()
         out.seek(0)
-        return Ended(status, out.read().decode(errors="replace"), child.errors())
+        return CommandEnd(status, out.read().decode(errors="replace"), child.errors())

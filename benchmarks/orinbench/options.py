@@ -19,7 +19,7 @@ import click
 from orinbench.errors import BenchError
 from orinbench.judge.history.store import History, history_path
 from orinbench.judge.schema import Record
-from orinbench.measure.board import hottest, requirements
+from orinbench.measure.board import hottest, require_board
 from orinbench.measure.plan import BACKEND_NAMES, Case, make_tests
 from orinbench.measure.ranges import parse_int_list, parse_pair
 from orinbench.show.forms import RENDERERS
@@ -364,7 +364,7 @@ def repetitions_option(default: int, help_text: str) -> Callable[[Command], Comm
 def check_board(options: RunOptions, roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
     if options.require is not None:
-        requirements(options.require, roots)
+        require_board(options.require, roots)
     if options.cooldown is not None:
         hottest(options.cooldown, roots)
 

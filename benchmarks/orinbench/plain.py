@@ -19,7 +19,7 @@ _WORDS: dict[type, str] = {
 }
 
 
-def read(kind: type[T], value: Any, where: str) -> T:
+def read_plain(kind: type[T], value: Any, where: str) -> T:
     """Return `value` as a `kind`: a dataclass of plain values, lists, dicts and dataclasses.
 
     Unknown fields are left out. Raises BenchError, which names `where` and the field.

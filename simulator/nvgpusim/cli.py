@@ -268,7 +268,7 @@ def _conclude(
         click.echo("nvgpusim: no report: the process was killed", err=True)
     used = [e for e in entries if e["used"]]
     text = "".join(json.dumps(e) + "\n" for e in used or entries)
-    for target in (options.report, str(last_report())):
+    for target in (options.report, str(last_report_path())):
         try:
             if target:
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ def _suspicious(entry: dict[str, Any]) -> bool:
     return bool(entry["faults"] or entry["notes"] or any(r in entry["rules"] for r in unknown))
 
 
-def last_report() -> Path:
+def last_report_path() -> Path:
     """Path of the last run's report."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "nvgpusim" / "last-report.jsonl"
@@ -319,9 +319,9 @@ def last_report() -> Path:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def report(file: Path | None) -> int:
     """Show the report FILE of a run (default: of the last one), with the rules never exercised."""
-    if file is None and not last_report().is_file():
+    if file is None and not last_report_path().is_file():
         raise SimError("no run yet: expected nvgpusim report FILE, or a run before")
-    for entry in reports.load(file or last_report()):
+    for entry in reports.load(file or last_report_path()):
         click.echo(reports.render(entry, full=True))
     return 0
 
@@ -401,7 +401,7 @@ def judge(file: Path, only: str, show: int) -> int:
         for verdict in judging.judge(sequences):
             verdicts.append(verdict)
             bar.update(1)
-    for line in judging.table(verdicts):
+    for line in judging.agreement_table(verdicts):
         click.echo(line)
     wrong = [v for v in verdicts if v.differences]
     for verdict in wrong[:show]:

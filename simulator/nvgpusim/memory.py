@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from . import l2
 from .locks import Lock
-from .table import Extents
+from .mappings_table import MappingsTable
 
 Access = Literal["read", "write", "fetch", "atomic"]
 FaultKind = Literal["unmapped", "read-only", "unmapped-after"]
@@ -49,7 +49,7 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-def caller() -> str:
+def caller_lines() -> str:
     """The client's Python lines that led here: its own innermost one, and the library's."""
     return _lines(sys._getframe(1))
 
@@ -303,7 +303,7 @@ class GpuAddressSpace:
         self._of: dict[DmaBuf, list[Mapping]] = {}
         self._table: tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]] | None = None
         self._known: tuple[list[int], list[Mapping]] | None = None
-        self._extents = Extents()
+        self._extents = MappingsTable()
         self._gone: deque[Unmapped] = deque(maxlen=self.HISTORY)
 
     # kernel side
@@ -353,7 +353,7 @@ class GpuAddressSpace:
             return self._known
 
     def extents(self) -> NDArray[np.uint64]:
-        """Return the mappings as compiled kernels read them (see `Extents`)."""
+        """Return the mappings as compiled kernels read them (see `MappingsTable`)."""
         return self._extents.of((self._known or self._snapshot())[1], DmaBuf.moves)
 
     def overlapping(self, va: int, size: int) -> list[Mapping]:

@@ -59,7 +59,7 @@ class Simulated:
 
 def _captured(argv: list[str], server: object, out: Path) -> int:
     """Run a program with its stdout in a file; the exit status."""
-    from .cuda.command import run
+    from .cuda.command import run_program
     from .cuda.server import Server
 
     assert isinstance(server, Server)
@@ -68,7 +68,7 @@ def _captured(argv: list[str], server: object, out: Path) -> int:
     with out.open("wb") as file:
         os.dup2(file.fileno(), 1)
         try:
-            return run(argv, server, os.environ)
+            return run_program(argv, server, os.environ)
         finally:
             os.dup2(kept, 1)
             os.close(kept)

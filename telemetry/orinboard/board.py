@@ -71,7 +71,7 @@ class BoardState:
         counts = {throttle.event: throttle for throttle in before.readings.throttles}
         events = {}
         for throttle in self.readings.throttles:
-            grown = increase(counts.get(throttle.event), throttle)
+            grown = events_between(counts.get(throttle.event), throttle)
             if grown:
                 events[throttle.reason] = grown
         return events
@@ -90,7 +90,7 @@ class BoardState:
         return record
 
 
-def increase(before: Throttle | None, after: Throttle) -> int:
+def events_between(before: Throttle | None, after: Throttle) -> int:
     """Events from one reading to the next.
 
     A counter that went back was set anew, by a reboot, a suspend or a new driver. It then begins

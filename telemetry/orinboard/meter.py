@@ -205,7 +205,7 @@ class Meter:
         elapsed = sample.seconds - before.seconds
         slept = elapsed - (sample.awake - before.awake) > SUSPEND_SECONDS
         most = self.max_gap if counts else OTHER_GAPS * self.max_gap
-        return between(first, second, elapsed, slept or sample.hung or elapsed > most)
+        return joules_between(first, second, elapsed, slept or sample.hung or elapsed > most)
 
     def _add_up(
         self,
@@ -268,7 +268,7 @@ class Meter:
         return counters
 
 
-def between(first: Rail, second: Rail, elapsed: float, broken: bool) -> float | None:
+def joules_between(first: Rail, second: Rail, elapsed: float, broken: bool) -> float | None:
     """Joules between two readings of a rail; None if unknown. A counter bridges a gap."""
     if first.joules is not None and second.joules is not None:
         drawn = second.joules - first.joules
@@ -280,7 +280,7 @@ def between(first: Rail, second: Rail, elapsed: float, broken: bool) -> float | 
     return (first.watts + second.watts) / 2 * elapsed
 
 
-def blend(first: Sample, second: Sample, awake: float) -> Sample:
+def interpolated(first: Sample, second: Sample, awake: float) -> Sample:
     """Interpolate the sample at `awake` seconds on the line between two."""
     share = (awake - first.awake) / (second.awake - first.awake)
 
@@ -308,7 +308,7 @@ def window(samples: Sequence[Sample], start: float, end: float) -> list[Sample]:
     inside = [sample for sample in samples if start <= sample.awake <= end]
     for first, second in pairwise(samples):
         if first.awake < start < second.awake:
-            inside.insert(0, blend(first, second, start))
+            inside.insert(0, interpolated(first, second, start))
         if first.awake < end < second.awake:
-            inside.append(blend(first, second, end))
+            inside.append(interpolated(first, second, end))
     return inside

@@ -56,7 +56,7 @@ def playable(failure: Failure) -> Failure:
     return failure
 
 
-class Stage:
+class TreeOnDisk:
     """A directory that holds a tree as real files."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Player:
     """
 
     def __init__(self, frames: Callable[[], Iterable[Frame]], hold: float = 1.0) -> None:
-        self.stage = Stage()
+        self.stage = TreeOnDisk()
         self._frames, self._hold = frames, hold
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -187,7 +187,7 @@ def from_json(value: object) -> Node | None:
     raise ValueError(f"{value!r} is no file")
 
 
-def safe(path: object) -> str:
+def safe_path(path: object) -> str:
     """`path` if it stays inside the roots; raises ValueError."""
     if not isinstance(path, str) or not re.match(r"(sys|proc|etc|var|dev)/", path):
         raise ValueError(f"{path!r} is in none of sys/, proc/, etc/, var/, dev/")
@@ -220,7 +220,7 @@ def load(directory: Path) -> list[Frame]:
             if number == 1:
                 check_header(data)
                 continue
-            changes = {safe(path): from_json(node) for path, node in data["files"].items()}
+            changes = {safe_path(path): from_json(node) for path, node in data["files"].items()}
             files |= {path for path, node in changes.items() if not isinstance(node, Link)}
             check_folders(changes, files)
             frames.append(Frame(float(data["t"]), changes))
@@ -243,7 +243,7 @@ def check_header(data: object) -> None:
             raise ValueError(f"the first line is not that of a {FORMAT}")
 
 
-def public(tree: Mapping[str, Node]) -> dict[str, Node]:
+def only_what_is_read(tree: Mapping[str, Node]) -> dict[str, Node]:
     """The tree without what nobody asked for: of some files, only the lines that are read."""
     kept = dict(tree)
     for path, lines in KEPT_LINES.items():
@@ -264,7 +264,7 @@ def observe(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Fr
             trace.clear()
             seconds = time.monotonic() - begun
             board.read()
-            tree = public(trace)
+            tree = only_what_is_read(trace)
             changes: dict[str, Node | None] = {
                 path: node for path, node in tree.items() if shown.get(path) != node
             }

@@ -98,18 +98,18 @@ def polyline(
         if y is None:
             lines.append([])
             continue
-        x = place(history, moment) * width
+        x = time_position(history, moment) * width
         lines[-1].append(f"{x:.1f},{height - min(max(y / full, 0), 1) * height:.1f}")
     return [" ".join(line) for line in lines if len(line) > 1]
 
 
-def place(history: Sequence[Point], moment: Point) -> float:
+def time_position(history: Sequence[Point], moment: Point) -> float:
     """Position of a moment on the time axis, 0 to 1."""
     first, last = history[0].seconds, history[-1].seconds
     return (moment.seconds - first) / max(last - first, 1e-9)
 
 
-def spots(
+def hover_spots(
     history: Sequence[Point], value: Callable[[Point], float | None], unit: str, now: float
 ) -> list[tuple[float, float, str]]:
     """A strip for each point of a curve, which says what it is when pointed at."""
@@ -120,7 +120,7 @@ def spots(
     for moment in history:
         y = value(moment)
         said = "nothing" if y is None else f"{y:.1f} {unit}"
-        x = place(history, moment) * CHART[0] - width / 2
+        x = time_position(history, moment) * CHART[0] - width / 2
         found.append((round(x, 1), round(width, 1), f"{said}, {now - moment.seconds:.0f} s ago"))
     return found
 
@@ -129,7 +129,7 @@ def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
     """Counted events and their positions on the time axis (0 to the chart's width)."""
     return [
         (
-            round(place(history, moment) * CHART[0], 1),
+            round(time_position(history, moment) * CHART[0], 1),
             ", ".join(f"{n} {reason}" for reason, n in events.items()),
         )
         for moment, events in grown(history)
@@ -148,7 +148,7 @@ def passive_trip(readings: Readings) -> float:
     return FULL_SCALE_CELSIUS
 
 
-def span(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """A time for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
@@ -166,7 +166,7 @@ def curves(history: Sequence[Point], watts: float, celsius: float, now: float) -
             title,
             [f"{full * part:g} {unit}" for part in (1, 0.5, 0)],
             polyline(history, value, full),
-            spots(history, value, unit, now),
+            hover_spots(history, value, unit, now),
         )
         for name, title, unit, value, full in kinds
         if any(value(moment) is not None for moment in history)
@@ -195,8 +195,8 @@ def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, fl
         trip=trip,
         full_watts=full_watts,
         chart=CHART,
-        span=span(length),
-        ages=[span(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
+        span=time_text(length),
+        ages=[time_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
         curves=curves(history, full_watts, max(trip, FULL_SCALE_CELSIUS), now),
         marks=throttle_marks(history),
         gained=sum((Counter(events) for _, events in grown(history)), Counter()),

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from orinboard.board import increase
+from orinboard.board import events_between
 from orinboard.energy import EnergySampler
 from orinboard.readings import Readings, Throttle
 from orinboard.sources import Board, Outcome, Snapshot
@@ -65,7 +65,7 @@ class Exporter(Collector):
         with self._lock:
             for throttle in readings.throttles:
                 total, before = self._events.get(throttle.event, (0, throttle))
-                total += increase(before, throttle)
+                total += events_between(before, throttle)
                 if throttle.count is not None:
                     self._events[throttle.event] = total, throttle
                 count = None if throttle.count is None else total

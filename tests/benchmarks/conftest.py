@@ -26,7 +26,7 @@ from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo, open_model
 from orinbench.shapes import SHAPES, Shape
 from orinbench.synth import write_synthetic
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinexporter.scenario import agx_orin
 
 # A busy machine is slow and not wrong.
@@ -99,10 +99,10 @@ def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeOnDisk]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
     monkeypatch.setattr("orinbench.measure.board.IDLE_SECONDS", 0.3)
-    stage = Stage()
+    stage = TreeOnDisk()
     stage.show(agx_orin())
     yield stage
     stage.close()

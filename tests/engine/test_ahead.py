@@ -17,8 +17,8 @@ from tinygrad.helpers import Context
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.gpu import connection
 from orinllm.gpu import device as devices
+from orinllm.gpu import kernel_cache
 from orinllm.gpu.ahead import compile_ahead, target
 from orinllm.gpu.encoder import FusedEncoder
 from orinllm.loader import Network, make_runner, plan_network
@@ -141,7 +141,7 @@ def test_threads_use_the_cache_of_kernels_at_once(
     # Whoever came first made tinygrad's one connection, which SQLite refuses to every other thread.
     monkeypatch.setattr(helpers, "CACHEDB", str(tmp_path / "new" / "cache.db"))
     monkeypatch.setattr(helpers, "_db_tables", set())
-    monkeypatch.setattr(connection, "_connected", threading.local())
+    monkeypatch.setattr(kernel_cache, "_connected", threading.local())
 
     def use(thread: int) -> bool:
         for i in range(20):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from orinboard.files import GATED, Failure, Link, Node, Roots
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sources import SOURCES, Board
 from orinexporter import scenario
 from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, rail, supply
@@ -334,14 +334,14 @@ def patient() -> Iterator[None]:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
+def stage() -> Iterator[TreeOnDisk]:
+    stage = TreeOnDisk()
     yield stage
     stage.close()
 
 
 @pytest.fixture
-def show(stage: Stage) -> Callable[[Tree], Roots]:
+def show(stage: TreeOnDisk) -> Callable[[Tree], Roots]:
     """Puts a tree on disk and gives its roots."""
 
     def put(tree: Tree) -> Roots:

@@ -12,7 +12,7 @@ import pytest
 from tests.telemetry.conftest import Tree, idle, maxn_load
 
 from orinboard.files import Roots
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sources import SOURCES, Board
 from orinexporter import page
@@ -52,7 +52,7 @@ def dom(url: str, profile: Path, *more: str) -> str:
 class Watched(Exporter):
     """Puts the GPU to work once its page has been asked for."""
 
-    stage: Stage
+    stage: TreeOnDisk
     pages = 0
 
     def page(self) -> bytes:
@@ -66,7 +66,7 @@ class Watched(Exporter):
 def test_the_page(
     javascript: bool,
     show: Callable[[Tree], Roots],
-    stage: Stage,
+    stage: TreeOnDisk,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

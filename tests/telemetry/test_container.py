@@ -10,7 +10,7 @@ from tests.telemetry.conftest import Tree, idle
 
 import orinexporter
 from orinboard.files import Files
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sensors.system import read_identity
 
 TELEMETRY = Path(orinexporter.__file__).parents[1]
@@ -47,7 +47,7 @@ def test_what_the_compose_file_names_is_there() -> None:
     assert services["exporter"]["cap_drop"] == ["ALL"]
 
 
-def test_a_board_whose_procfs_leads_nowhere(stage: Stage) -> None:
+def test_a_board_whose_procfs_leads_nowhere(stage: TreeOnDisk) -> None:
     """In a container the link /proc/device-tree ends in a folder that is hidden."""
     proc, sysfs = "proc/device-tree/", "sys/firmware/devicetree/base/"
     tree: Tree = {path.replace(proc, sysfs): node for path, node in idle().items()}

@@ -18,7 +18,7 @@ from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import MODULE, Meter, Sample, window
 from orinboard.readings import Rail, Readings
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status
 from orinboard.sensors.hwmon import read_rails
 from orinexporter.scenario import HWMON, supply
@@ -283,7 +283,7 @@ def test_the_module_is_the_sum_of_its_rails(show: Callable[[Tree], Roots]) -> No
     assert 4 <= energy.samples <= 6
 
 
-def test_files_that_change_are_measured_as_they_changed(stage: Stage) -> None:
+def test_files_that_change_are_measured_as_they_changed(stage: TreeOnDisk) -> None:
     """Real files: a staircase of power, each step from when it was written."""
     steps = [10.0 + 5 * (n % 4) for n in range(12)]
     stage.show(idle() | supply(steps[0], 0, 0, 0))

@@ -20,7 +20,7 @@ from orinboard.energy import BENCHMARK_HERTZ
 from orinboard.files import Files
 from orinboard.meter import Energy, Meter, Sample
 from orinboard.readings import Rail
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status, due_times
 from orinexporter.scenario import HWMON
 from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
@@ -168,7 +168,7 @@ BOARDS = {
 class Bench:
     """A board in virtual time, with a curve for its power."""
 
-    def __init__(self, stage: Stage, board: Board, interval: int | None, waits: bool) -> None:
+    def __init__(self, stage: TreeOnDisk, board: Board, interval: int | None, waits: bool) -> None:
         self.board, self.interval, self.waits = board, interval, waits
         tree = board.tree()
         conversion = 1100.0 if interval is None else 140.0
@@ -263,7 +263,7 @@ class VirtualFile:
 
 
 @pytest.fixture
-def benches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+def benches(stage: TreeOnDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     def make(name: str, interval: int | None = 0, waits: bool = True) -> Bench:
         bench = Bench(stage, BOARDS[name], interval, waits)
         monkeypatch.setattr("orinboard.sensors.power.OpenFile", bench.file)

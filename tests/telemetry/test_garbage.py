@@ -15,7 +15,7 @@ from orinboard.energy import EnergySampler
 from orinboard.files import Failure, Files, Link, Roots, integer
 from orinboard.meter import Meter
 from orinboard.readings import Rail, Readings
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Sampling
 from orinboard.sensors.gpu import read_gpus
 from orinboard.sensors.hwmon import read_fans
@@ -80,7 +80,7 @@ def check(roots: Roots) -> None:
 
 
 @pytest.mark.parametrize("board", [root, thor])
-def test_every_file_with_garbage_of_each_way(board: Callable[[], Tree], stage: Stage) -> None:
+def test_every_file_with_garbage_of_each_way(board: Callable[[], Tree], stage: TreeOnDisk) -> None:
     tree = board()
     stage.show(tree)
     # Features of the first board need not be shown by the second one again.
@@ -93,7 +93,7 @@ def test_every_file_with_garbage_of_each_way(board: Callable[[], Tree], stage: S
         file.write_bytes(good)
 
 
-def test_only_what_can_be_below_zero_is(stage: Stage) -> None:
+def test_only_what_can_be_below_zero_is(stage: TreeOnDisk) -> None:
     tree = root() | {
         "sys/class/devfreq/15340000.vic/device/load": "300\n",
         "sys/class/devfreq/15340000.vic/cur_freq": "115200000\n",
@@ -112,7 +112,7 @@ def test_only_what_can_be_below_zero_is(stage: Stage) -> None:
     }
 
 
-def test_a_ratio_ends_at_one(stage: Stage) -> None:
+def test_a_ratio_ends_at_one(stage: TreeOnDisk) -> None:
     tree = idle()
     full = {"load": "1001\n", "pwm1": "256\n"}
     stage.show({path: full.get(path.rpartition("/")[2], node) for path, node in tree.items()})
@@ -124,7 +124,7 @@ def test_a_ratio_ends_at_one(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_a_whole_board_of_it(kind: str, stage: Stage) -> None:
+def test_a_whole_board_of_it(kind: str, stage: TreeOnDisk) -> None:
     tree = idle()
     stage.show(tree)
     for path, node in tree.items():
@@ -141,7 +141,7 @@ def test_a_whole_board_of_it(kind: str, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("node", [Failure("EAGAIN"), Link("nowhere"), None])
-def test_files_that_are_none(node: Failure | Link | None, stage: Stage) -> None:
+def test_files_that_are_none(node: Failure | Link | None, stage: TreeOnDisk) -> None:
     tree = idle()
     for path in one_of_each(tree):
         stage.show(tree)
@@ -149,7 +149,7 @@ def test_files_that_are_none(node: Failure | Link | None, stage: Stage) -> None:
         check(stage.roots)
 
 
-def test_folders_and_links_in_the_place_of_files(stage: Stage) -> None:
+def test_folders_and_links_in_the_place_of_files(stage: TreeOnDisk) -> None:
     tree = idle()
     for path in one_of_each(tree):
         stage.show(tree)
@@ -165,7 +165,7 @@ def test_folders_and_links_in_the_place_of_files(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"9" * 4000, b"9" * 400, b"-9223372036854775808\n"])
-def test_the_counters_go_on_after_it(garbage: bytes, stage: Stage) -> None:
+def test_the_counters_go_on_after_it(garbage: bytes, stage: TreeOnDisk) -> None:
     """One bad reading is a gap, and neither a frozen counter nor one that jumps."""
     stage.show(idle())
     current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
@@ -192,7 +192,7 @@ def test_the_counters_go_on_after_it(garbage: bytes, stage: Stage) -> None:
 
 
 def test_counters_that_stand_still_are_no_health(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: TreeOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Garbage that stays: samples go on and hold nothing, which somebody must hear of."""
     monkeypatch.setattr("orinboard.energy.STALE_SECONDS", 1.0)

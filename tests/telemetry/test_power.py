@@ -17,7 +17,7 @@ from orinboard.energy import EnergySampler
 from orinboard.files import Files, Link, Roots
 from orinboard.meter import Meter, Sample
 from orinboard.readings import Rail
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status
 from orinboard.sensors import nvml, power
 from orinboard.sensors.hwmon import read_rails
@@ -55,7 +55,7 @@ def test_a_sample_reads_one_file_a_rail_and_one_more(
     assert +calls == {"pread": 99 * 5 + 3}
 
 
-def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: Stage) -> None:
+def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: TreeOnDisk) -> None:
     for tree in (idle(), orin_nx(), thor(), nc_rail()):
         files, reader = Files(show(tree)), PowerReader()
         expected = {(r.name, r.device): r.watts for r in read_rails(files).rails}
@@ -65,7 +65,7 @@ def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: Stage) -> None
         reader.close()
 
 
-def test_voltages_are_read_in_turns(show: Show, stage: Stage) -> None:
+def test_voltages_are_read_in_turns(show: Show, stage: TreeOnDisk) -> None:
     now = [0.0]
     files, reader = Files(show(idle())), PowerReader(clock=lambda: now[0])
     reader(files)
@@ -121,7 +121,7 @@ def test_a_supply_that_gives_way(show: Show, monkeypatch: pytest.MonkeyPatch) ->
     assert watts() == pytest.approx(volts() * amperes[0], rel=5e-3)
 
 
-def test_a_chip_that_went_and_came_back(show: Show, stage: Stage) -> None:
+def test_a_chip_that_went_and_came_back(show: Show, stage: TreeOnDisk) -> None:
     tree = idle()
     files, reader = Files(show(tree)), PowerReader()
     reader(files)

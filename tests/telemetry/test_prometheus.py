@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from tests.telemetry.conftest import exit_code, idle
 
 import orinexporter
-from orinbench.measure.board import EnergyRun, measure_energy, textfile
+from orinbench.measure.board import EnergyRun, measure_energy, write_textfile
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, Player
 from orinboard.sources import Board
@@ -102,7 +102,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
                     }
                     record |= {"median_ts": 50.0} | run.fields(TOKENS)
                     record |= {"ttft_warm_s": 0.3, "roofline_percent": 61.0}
-                    textfile([record], texts)
+                    write_textfile([record], texts)
                     time.sleep(1.5)
                     yield Machine(prometheus, run, record)
     finally:

@@ -10,7 +10,7 @@ from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 from orinboard.boundary import module_watts
 from orinboard.files import GARBAGE, Failure, Files, Link, Roots
 from orinboard.readings import Clock, PowerMode, Readings
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
 from orinboard.sensors.gpu import sm_count
 from orinboard.sensors.hwmon import nodes, read_rails
@@ -29,7 +29,7 @@ def test_minus_256_is_no_temperature(show: Show) -> None:
     assert zones["cpu"] is None
 
 
-def test_a_zone_that_fails_otherwise_is_an_error(show: Show, stage: Stage) -> None:
+def test_a_zone_that_fails_otherwise_is_an_error(show: Show, stage: TreeOnDisk) -> None:
     roots = show(idle())
     path = roots.locate(f"{THERMAL}/thermal_zone0/temp")
     os.unlink(path)
@@ -68,7 +68,7 @@ def test_a_channel_switched_off_is_absent(show: Show) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_file_that_vanishes_takes_only_itself(name: str, stage: Stage) -> None:
+def test_a_file_that_vanishes_takes_only_itself(name: str, stage: TreeOnDisk) -> None:
     """Every file of every board, one at a time: nothing raises, no other error comes of it."""
     tree = BOARDS[name]()
     stage.show(tree)

@@ -18,7 +18,7 @@ from orinboard.replay import (
     Frame,
     Player,
     RecordingError,
-    Stage,
+    TreeOnDisk,
     load,
     observe,
     save,
@@ -58,7 +58,7 @@ def test_a_recording_exposes_what_the_board_did(name: str, show: Show, tmp_path:
         assert exposition(player.stage.roots) == exposition(roots)
 
 
-def test_only_what_changed_is_written_again(show: Show, stage: Stage, tmp_path: Path) -> None:
+def test_only_what_changed_is_written_again(show: Show, stage: TreeOnDisk, tmp_path: Path) -> None:
     roots = show(idle())
 
     def change(number: int) -> None:
@@ -94,7 +94,7 @@ def test_nothing_private_is_recorded(show: Show) -> None:
     assert "NvMapMemUsed" in text
 
 
-def test_a_gate_opens_and_closes_again(stage: Stage) -> None:
+def test_a_gate_opens_and_closes_again(stage: TreeOnDisk) -> None:
     path = f"{THERMAL}/thermal_zone1/temp"
     stage.show(gated())
     with pytest.raises(BlockingIOError):
@@ -106,7 +106,7 @@ def test_a_gate_opens_and_closes_again(stage: Stage) -> None:
         Files(stage.roots).raw(path)
 
 
-def test_a_reader_never_sees_half_a_file(stage: Stage) -> None:
+def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
     stage.show({"sys/value": "111111\n"})
     seen: set[str | None] = set()
     stop = threading.Event()
@@ -124,7 +124,7 @@ def test_a_reader_never_sees_half_a_file(stage: Stage) -> None:
     assert seen <= {"111111", "222222"} and seen
 
 
-def test_an_error_that_cannot_be_played_is_refused(stage: Stage) -> None:
+def test_an_error_that_cannot_be_played_is_refused(stage: TreeOnDisk) -> None:
     with pytest.raises(RecordingError, match="EIO"):
         stage.apply({"sys/value": Failure("EIO")})
 
@@ -200,7 +200,7 @@ def test_links_and_gates_survive_json(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in text.getvalue().splitlines())
 
 
-def test_the_scenario_goes_through_its_phases(stage: Stage) -> None:
+def test_the_scenario_goes_through_its_phases(stage: TreeOnDisk) -> None:
     loads, watts, events = [], [], []
     for number, frame in enumerate(scenario.frames(step=1.0)):
         (stage.show if number == 0 else stage.apply)(
@@ -218,7 +218,7 @@ def test_the_scenario_goes_through_its_phases(stage: Stage) -> None:
     assert events[40] == 0 and events == sorted(events) and events[-1] > 100
 
 
-def test_memory_of_a_machine_that_shows_none(stage: Stage) -> None:
+def test_memory_of_a_machine_that_shows_none(stage: TreeOnDisk) -> None:
     assert read_memory(Files(stage.roots)).memory is None
 
 

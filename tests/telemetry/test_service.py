@@ -18,7 +18,7 @@ from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
-from orinboard.replay import FILE, Stage, save
+from orinboard.replay import FILE, TreeOnDisk, save
 from orinboard.sources import Board
 from orinexporter import page, scenario
 from orinexporter.history import Point, grown
@@ -216,7 +216,7 @@ def test_a_scrape_costs_less_than_ten_milliseconds_of_cpu(show: Show) -> None:
     assert len(seconds) == 200 and 0 < seconds[0] < 0.010
 
 
-def test_events_count_from_the_exporters_beginning(show: Show, stage: Stage) -> None:
+def test_events_count_from_the_exporters_beginning(show: Show, stage: TreeOnDisk) -> None:
     """A board's counters begin anywhere when it boots, which is no event."""
     event = f"{HWMON}/hwmon5/oc3_event_cnt"
 

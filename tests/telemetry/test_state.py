@@ -26,7 +26,7 @@ from orinboard.board import BoardState, read_state
 from orinboard.files import Files, Roots
 from orinboard.meter import Meter, Sample
 from orinboard.readings import Memory, Readings
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status
 from orinboard.sensors import nvgpu, nvml
 from orinboard.sensors.nvgpu import GET_TPC_MASKS, TpcMasksArgs
@@ -171,19 +171,19 @@ def test_requirements(
     problems = require.unmet(spec, read_state(roots), roots)
     if complaint is None:
         assert problems == []
-        board.requirements(spec, roots)
+        board.require_board(spec, roots)
     else:
         (problem,) = problems
         assert complaint in problem.found and problem.command == command
         with pytest.raises(BenchError, match=f"--require {spec}: ") as caught:
-            board.requirements(spec, roots)
+            board.require_board(spec, roots)
         assert complaint in str(caught.value) and "\n" not in str(caught.value)
         assert command is None or f"; run: {command}" in str(caught.value)
 
 
 def test_a_requirement_that_does_not_exist() -> None:
     with pytest.raises(BenchError, match="no condition is called 'cold': there are maxn, pinned"):
-        board.requirements("maxn,cold")
+        board.require_board("maxn,cold")
     assert require.parse("MAXN, pinned,maxn") == ("maxn", "pinned")
 
 
@@ -211,7 +211,7 @@ def test_warnings_of_a_run(show: Show) -> None:
     assert board.board_warnings(empty, empty, roots) is None
 
 
-def test_cooling_down(show: Show, stage: Stage) -> None:
+def test_cooling_down(show: Show, stage: TreeOnDisk) -> None:
     roots = show(maxn_load())
     told: list[float] = []
 
@@ -276,7 +276,7 @@ def test_the_fields_of_a_row(tmp_path: Path) -> None:
     assert (fields["joules_per_token"], fields["tokens_per_joule"]) == (2, 0.5)
     assert len(fields["energy"]) == 6
     assert board.energy_fields([None, {}, gap]) == {}
-    text = board.textfile([RECORD | board.energy_fields([*runs, None])], tmp_path).read_text()
+    text = board.write_textfile([RECORD | board.energy_fields([*runs, None])], tmp_path).read_text()
     assert 'test="tg128"} 2.0\n' in text.partition("orinbench_run_joules{")[2]
 
 
@@ -286,7 +286,7 @@ def test_no_sensor_no_energy(show: Show) -> None:
     assert run.fields(tokens=100) == {}
 
 
-def test_energy_with_gaps_is_not_put_on_tokens(show: Show, stage: Stage) -> None:
+def test_energy_with_gaps_is_not_put_on_tokens(show: Show, stage: TreeOnDisk) -> None:
     roots = show(idle())
     with board.measure_energy(roots, hertz=50) as run:
         time.sleep(0.1)
@@ -316,14 +316,14 @@ RECORD: dict[str, Any] = {
 
 def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
     other = RECORD | {"test": "pp512", "energy": None, "joules_per_token": None}
-    file = board.textfile([RECORD, other], tmp_path)
+    file = board.write_textfile([RECORD, other], tmp_path)
     text = file.read_text()
     labels = 'backend="tinygrad:NV",model="llama 1B \\"Q6_K\\"",test="tg128"'
     assert f"orinbench_tokens_per_second{{{labels}}} 41.5" in text
     assert f"orinbench_run_joules{{{labels}}} 115.2" in text
     assert text.count("orinbench_joules_per_token{") == 1 and "ttft" not in text
     assert file.stat().st_mode & 0o777 == 0o644
-    board.textfile([RECORD], tmp_path)
+    board.write_textfile([RECORD], tmp_path)
     assert "pp512" not in file.read_text() and len(list(tmp_path.iterdir())) == 1
     if shutil.which("promtool"):
         done = subprocess.run(
@@ -333,13 +333,13 @@ def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
 
 
 def test_rows_that_would_be_one_series(tmp_path: Path) -> None:
-    text = board.textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path).read_text()
+    text = board.write_textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path).read_text()
     assert text.count("orinbench_tokens_per_second{") == 1 and "} 50.0" in text
 
 
 def test_a_textfile_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"--textfile .*nowhere: no such directory"):
-        board.textfile([RECORD], tmp_path / "nowhere")
+        board.write_textfile([RECORD], tmp_path / "nowhere")
 
 
 class FakeNvml:

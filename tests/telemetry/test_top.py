@@ -19,7 +19,7 @@ from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, n
 
 from orinboard.files import Files, Roots
 from orinboard.readings import Core, Process
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS, read_debugfs
 from orinboard.sensors.system import read_host
 from orinboard.sources import SOURCES, Board
@@ -79,7 +79,7 @@ def test_what_root_sees_besides(show: Show) -> None:
 
 
 def test_it_is_printed_once_where_there_is_no_terminal(
-    show: Show, stage: Stage, capsys: pytest.CaptureFixture[str]
+    show: Show, stage: TreeOnDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show(idle())
     assert exit_code(main, "--replay", stage.path, "top", "--interval", "0.1") == 0

@@ -46,10 +46,10 @@ def _plain(value: Any) -> Any:
 def case_label(record: Record) -> str:
     """Return the case in words: benchmark, test, backend, model."""
     model = f", {record.model_type}" if record.model_type else ""
-    return f"{case_test(record)}, {record.backend}{model}"
+    return f"{qualified_test(record)}, {record.backend}{model}"
 
 
-def case_test(record: Record) -> str:
+def qualified_test(record: Record) -> str:
     """Return the test, behind the benchmark's name unless it is llama-bench."""
     if record.benchmark == "llama-bench":
         return str(record.test)

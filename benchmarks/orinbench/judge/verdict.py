@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.judge.identity import case_key, case_test, differences, identity
+from orinbench.judge.identity import case_key, differences, identity, qualified_test
 from orinbench.judge.ranks import Floats, Ranks, RankTest, doubled_ranks, rank_sum, signed_rank
 from orinbench.judge.schema import Record
 from orinbench.show.markdown import counted, markdown_table
@@ -352,15 +352,17 @@ def verdict_text(
         "pair": f"{counted(comparison.n, 'pair')} of processes",
         "process": f"{counted(comparison.n, 'process')} a side",
     }[unit]
-    inside = "" if low is None or high is None else f"{times(low)} to {times(high)} at 95 %, "
-    measured = f"{times(comparison.ratio)} times as fast as {theirs} ({inside}{count})"
+    inside = (
+        "" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)} at 95 %, "
+    )
+    measured = f"{ratio_text(comparison.ratio)} times as fast as {theirs} ({inside}{count})"
     match comparison.verdict:
         case Verdict.FASTER:
             return f"{ours} is faster: {measured}"
         case Verdict.SLOWER:
             return (
-                f"{ours} is slower: {measured}; {theirs} is {times(1 / comparison.ratio)} times "
-                "as fast"
+                f"{ours} is slower: {measured}; {theirs} is "
+                f"{ratio_text(1 / comparison.ratio)} times as fast"
             )
         case Verdict.NO_DIFFERENCE:
             return f"no difference shown: {ours} is {measured}"
@@ -376,13 +378,13 @@ def verdict_text(
             return f"no verdict, since a side has warnings: {ours} is {measured}"
 
 
-def times(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     """Return a ratio in three digits, or in as many as tell one near 1 from 1."""
     return f"{ratio:.4f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTest:
     """One test of both sides."""
 
     label: str
@@ -413,7 +415,7 @@ class Missing:
 class Compared:
     """Two saved results: their tests in common, judged at once, and what only the first has."""
 
-    judged: list[Judged]
+    judged: list[JudgedTest]
     missing: list[Missing]
     differs: list[str]  # between machines and versions
     usual: list[str]  # differences between runs of the same software
@@ -433,7 +435,7 @@ class Compared:
                 (
                     test.backend,
                     test.label,
-                    times(test.comparison.ratio),
+                    ratio_text(test.comparison.ratio),
                     _interval(test.comparison),
                     str(test.comparison.n),
                     "" if test.comparison.verdict in UNJUDGED else f"{test.comparison.p_value:.2g}",
@@ -473,19 +475,23 @@ def compare_saved(
         compare_records(record, then, noise.get(case_key(record))) for then, record in both
     ]
     judged = [
-        Judged(case_test(record), record.backend, comparison)
+        JudgedTest(qualified_test(record), record.backend, comparison)
         for (_, record), comparison in zip(both, adjusted(comparisons, questions), strict=True)
     ]
-    errors = {(case_test(record), record.backend): record.error for record in after}
+    errors = {(qualified_test(record), record.backend): record.error for record in after}
     gone = old.keys() - {identity(record) for record in new}
     missing = [
-        Missing(case_test(record), record.backend, errors.get((case_test(record), record.backend)))
+        Missing(
+            qualified_test(record),
+            record.backend,
+            errors.get((qualified_test(record), record.backend)),
+        )
         for case, record in old.items()
         if case in gone
     ]
     usual = [
-        f"{record.backend} {case_test(record)}: between {known.of} of the same software on this "
-        f"machine {100 * known.sd:.2g} % is usual, by {known.degrees + 1} of them or more"
+        f"{record.backend} {qualified_test(record)}: between {known.of} of the same software on "
+        f"this machine {100 * known.sd:.2g} % is usual, by {known.degrees + 1} of them or more"
         for _, record in both
         if (known := noise.get(case_key(record))) is not None
     ]
@@ -521,4 +527,4 @@ def medians(record: Record) -> list[float]:
 def _interval(comparison: Comparison) -> str:
     if comparison.ci_low is None or comparison.ci_high is None:
         return ""
-    return f"{times(comparison.ci_low)} – {times(comparison.ci_high)}"
+    return f"{ratio_text(comparison.ci_low)} – {ratio_text(comparison.ci_high)}"

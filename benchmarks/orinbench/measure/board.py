@@ -218,7 +218,7 @@ def measure_energy(
         run.ended = time.time()
 
 
-def requirements(spec: str, roots: Roots | None = None) -> None:
+def require_board(spec: str, roots: Roots | None = None) -> None:
     """Refuse to go on unless the board meets `spec`: BenchError says what to run."""
     try:
         problems = unmet(spec, board_state(roots), roots)
@@ -304,7 +304,7 @@ def cooldown(
         time.sleep(interval)
 
 
-def value(record: Mapping[str, Any], field: str) -> float | None:
+def record_field(record: Mapping[str, Any], field: str) -> float | None:
     """A field of a record, `energy.joules` being one of the last repetition; None if missing."""
     outer, _, inner = field.partition(".")
     found = record.get(outer)
@@ -314,7 +314,7 @@ def value(record: Mapping[str, Any], field: str) -> float | None:
     return next((last.get(inner) for last in reversed(repetitions) if last), None)
 
 
-def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
+def write_textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     """Write the records' figures for node_exporter's textfile collector; returns the file.
 
     Raises BenchError where the directory is missing, which nobody would collect from, or cannot be
@@ -328,7 +328,7 @@ def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     }
     registry = CollectorRegistry()
     for name, text, field in METRICS:
-        numbers = {labels: value(record, field) for labels, record in rows.items()}
+        numbers = {labels: record_field(record, field) for labels, record in rows.items()}
         known = {labels: number for labels, number in numbers.items() if number is not None}
         if known:
             gauge = Gauge(f"orinbench_{name}", text, list(LABELS), registry=registry)

@@ -28,7 +28,7 @@ from orinbench.measure.backends.tinygrad_backend import (
     copy_bandwidth,
     probe_device,
 )
-from orinbench.measure.board import check_textfile, rail_choice, textfile
+from orinbench.measure.board import check_textfile, rail_choice, write_textfile
 from orinbench.measure.journal import Journal, journal_directory, lost_journals
 from orinbench.measure.parity import (
     LlamaBenchOptions,
@@ -416,13 +416,15 @@ def choose_backends(
             )
     if names:
         return list(dict.fromkeys(names)), binary
-    chosen = (["tinygrad:CUDA"] if sms else best_tinygrad(talk)) + (["llama.cpp"] if binary else [])
+    chosen = (["tinygrad:CUDA"] if sms else first_tinygrad_device(talk)) + (
+        ["llama.cpp"] if binary else []
+    )
     if not chosen:
         raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
     return chosen, binary
 
 
-def best_tinygrad(talk: Messages) -> list[str]:
+def first_tinygrad_device(talk: Messages) -> list[str]:
     """Return the first of tinygrad's devices that opens, as a list of at most one."""
     for device in TINYGRAD_DEVICES:
         talk.phase(f"trying tinygrad:{device}")
@@ -502,7 +504,7 @@ def report(run: RunResult, options: LlamaBenchOptions) -> None:
         record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
     write_records(records, options)
     if options.textfile:
-        textfile(map(vars, records), options.textfile)
+        write_textfile(map(vars, records), options.textfile)
 
 
 def ignored_flags(backend: str, path: str | None, options: LlamaBenchOptions) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from orinbench.errors import BenchError
-from orinbench.plain import read
+from orinbench.plain import read_plain
 
 #: Where requests go, by the name that `--endpoint` takes.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -170,7 +170,7 @@ class Client:
                 if _text_of(event):
                     answer.add_text(now)
                 if event.get("usage"):
-                    usage = read(Usage, event["usage"], "usage")
+                    usage = read_plain(Usage, event["usage"], "usage")
         if answer.first is None:
             return "the answer has no text"
         if usage is None:

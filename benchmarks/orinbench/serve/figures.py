@@ -8,7 +8,7 @@ import numpy as np
 
 from orinbench.errors import BenchError
 from orinbench.serve.client import Answer
-from orinbench.serve.load import Stretch
+from orinbench.serve.load import LoadResult
 
 PERCENTILES = (50, 90, 99)
 #: What a limit of `--goodput` may be on, as `vllm bench serve` names it.
@@ -43,7 +43,7 @@ class Figures:
     client_cpu: float
 
 
-def figures_of(stretches: Sequence[Stretch], goals: Goals) -> Figures:
+def figures_of(stretches: Sequence[LoadResult], goals: Goals) -> Figures:
     """Return the figures of one load, of all its stretches together."""
     answers = [answer for stretch in stretches for answer in stretch.answers]
     good = [answer for answer in answers if answer.error is None]

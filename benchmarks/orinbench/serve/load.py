@@ -33,7 +33,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class LoadResult:
     """The answers under one load, and what the client itself took."""
 
     answers: list[Answer]
@@ -41,14 +41,14 @@ class Stretch:
     cpu_share: float  # of one core, by the client: near 1, the client is the limit
 
 
-async def apply(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> Stretch:
+async def apply(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> LoadResult:
     """Ask all prompts under a load."""
     cpu, start = time.process_time(), time.perf_counter()
     run = _closed if load.rate is None else _open
     answers = await run(load, prompts, ask, seed)
     cpu, now = time.process_time() - cpu, time.perf_counter()
     ends = [answer.last for answer in answers if answer.error is None and answer.last is not None]
-    return Stretch(answers, (max(ends) if ends else now) - start, cpu / (now - start))
+    return LoadResult(answers, (max(ends) if ends else now) - start, cpu / (now - start))
 
 
 async def _closed(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> list[Answer]:

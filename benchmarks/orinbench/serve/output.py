@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from orinbench.judge.verdict import Comparison, Verdict, pairs_needed, times
+from orinbench.judge.verdict import Comparison, Verdict, pairs_needed, ratio_text
 from orinbench.measure.environment import read_environment
 from orinbench.serve.figures import Figures
 from orinbench.serve.load import Load
@@ -126,7 +126,9 @@ def _said(
     `needed` is the rounds that a verdict takes.
     """
     low, high = comparison.ci_low, comparison.ci_high
-    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
+    inside = (
+        "" if low is None or high is None else f"95 % {ratio_text(low)} to {ratio_text(high)}, "
+    )
     better = {
         Verdict.FASTER: f"{server} is better",
         Verdict.SLOWER: f"{server} is worse",
@@ -134,8 +136,8 @@ def _said(
         Verdict.TOO_FEW: f"too few rounds for a verdict (-r {needed} or more)",
     }.get(comparison.verdict, comparison.verdict.value)
     return (
-        f"{load.label}, {measure}: {better}: {times(comparison.ratio)} times as good as {baseline} "
-        f"({inside}{counted(comparison.n, 'round')})."
+        f"{load.label}, {measure}: {better}: {ratio_text(comparison.ratio)} times as good as "
+        f"{baseline} ({inside}{counted(comparison.n, 'round')})."
     )
 
 

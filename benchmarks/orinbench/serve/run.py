@@ -17,7 +17,7 @@ from orinbench.pictures import Pictures
 from orinbench.progress import Messages
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.figures import Figures, Goals, figures_of
-from orinbench.serve.load import Load, Stretch, apply
+from orinbench.serve.load import Load, LoadResult, apply
 from orinbench.serve.servers import served_model
 
 # Before each load so many requests go at once, untimed, for so many tokens: kernels and graphs of
@@ -80,7 +80,7 @@ class Results:
 
     plan: Plan
     servers: tuple[Server, ...]
-    stretches: dict[tuple[str, Load], dict[int, Stretch]] = field(default_factory=dict)
+    stretches: dict[tuple[str, Load], dict[int, LoadResult]] = field(default_factory=dict)
     partial: bool = False
     fault: str | None = None
 

@@ -14,9 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from orinbench.jsonfile import write_whole
-from orinbench.judge.identity import case_test, device_label
+from orinbench.judge.identity import device_label, qualified_test
 from orinbench.judge.schema import Record
-from orinbench.judge.verdict import UNJUDGED, Compared, Judged, times, verdict_text
+from orinbench.judge.verdict import UNJUDGED, Compared, JudgedTest, ratio_text, verdict_text
 from orinbench.show.table import Table, notes, table_of
 from orinbench.show.timeline import READINGS, Panel, read_panels
 
@@ -127,7 +127,7 @@ class Runs:
         several = len({each.backend for each in self.all}) > 1
         return f"{self.run_of(record)} {record.backend}" if several else self.run_of(record)
 
-    def judged(self) -> Iterator[tuple[str, Judged]]:
+    def judged(self) -> Iterator[tuple[str, JudgedTest]]:
         """Yield each test of a run that the first has, too."""
         for name, compared in self.compared.items():
             for test in compared.judged:
@@ -218,7 +218,7 @@ def _heroes(runs: Runs) -> list[Hero]:
             _times_of(test.comparison.ratio, name, test.comparison.verdict.value)
             for run, test in runs.judged()
             if (run, test.label, test.backend)
-            == (runs.run_of(record), case_test(record), record.backend)
+            == (runs.run_of(record), qualified_test(record), record.backend)
             for name in [runs.first]
         ]
         lines += [
@@ -229,7 +229,7 @@ def _heroes(runs: Runs) -> list[Hero]:
             lines.append(f"{record.roofline_percent:.0f} % of the roofline")
         figure = _first_text if _is_first_text(record) else _throughput
         unit = "ms" if _is_first_text(record) else record.unit
-        heroes.append(Hero(short(figure(record) or 0.0), unit, case_test(record), lines))
+        heroes.append(Hero(short(figure(record) or 0.0), unit, qualified_test(record), lines))
     return heroes
 
 
@@ -263,7 +263,7 @@ def _verdicts(runs: Runs) -> Iterator[Verdict]:
     for name, records in runs.records.items():
         for record in records:
             for found in record.comparisons:
-                where = f"{name}, " * bool(name) + case_test(record)
+                where = f"{name}, " * bool(name) + qualified_test(record)
                 yield _verdict(found["verdict"], f"{where}: {found['text']}.")
 
 
@@ -358,7 +358,7 @@ def _bars(
     backends = _each(record.backend for record in records)  # their runs are neighbours
     for record in sorted(records, key=lambda record: backends.index(record.backend)):
         if record.centre and (figure := value(record)):
-            name = "" if alone else case_test(record)
+            name = "" if alone else qualified_test(record)
             groups.setdefault(name, []).append((record, figure))
     drawn = {}
     for name, members in groups.items():
@@ -366,7 +366,7 @@ def _bars(
         most = full or max(*(f for _, f in members), *(end[1] for end in ends if end), 0.0)
         drawn[name] = [
             Bar(
-                case_test(record) if alone else runs.series(record),
+                qualified_test(record) if alone else runs.series(record),
                 runs.series(record),
                 min(100.0, 100 * figure / most),
                 short(figure),
@@ -391,13 +391,13 @@ def _interval(record: Record, value: Figure) -> tuple[float, float] | None:
     return times_centre / record.ci95_high_ts, times_centre / record.ci95_low_ts
 
 
-def _verdict_of(run: str, test: Judged, runs: Runs) -> Verdict:
+def _verdict_of(run: str, test: JudgedTest, runs: Runs) -> Verdict:
     """Say in a few words what a run shows against the first, below their bars."""
     comparison, verdict = test.comparison, test.comparison.verdict
     inside = ""
     if comparison.ci_low is not None and comparison.ci_high is not None:
-        inside = f" ({times(comparison.ci_low)} to {times(comparison.ci_high)} at 95 %)"
-    said = f"{run}, {test.backend}: {times(comparison.ratio)} × {runs.first}{inside}"
+        inside = f" ({ratio_text(comparison.ci_low)} to {ratio_text(comparison.ci_high)} at 95 %)"
+    said = f"{run}, {test.backend}: {ratio_text(comparison.ratio)} × {runs.first}{inside}"
     shown = f"no verdict: {verdict.value}" if verdict in UNJUDGED else verdict.value
     return _verdict(verdict.value, f"{said}, {shown}")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinbench.judge.identity import case_test
+from orinbench.judge.identity import qualified_test
 from orinbench.judge.schema import Record
 from orinbench.measure.backends.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.measure.board import energy_note
@@ -394,7 +394,7 @@ def warning_lines(records: Sequence[Record]) -> list[str]:
     timed = [record for record in records if record.samples_ns]
     for record in timed:
         for warning in record.warnings:
-            row, detail = f"{record.backend} {case_test(record)}", warning.get("detail") or ""
+            row, detail = f"{record.backend} {qualified_test(record)}", warning.get("detail") or ""
             seen.setdefault(str(warning["text"]), []).append((row, str(detail)))
     return [f"{text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
 

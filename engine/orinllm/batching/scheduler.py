@@ -21,7 +21,7 @@ from orinllm.batching.cache import Store
 from orinllm.batching.runner import Logprobs, Row, Runner
 from orinllm.batching.sequence import FairQueue, Sequence
 from orinllm.batching.watch import Watch
-from orinllm.network.vision.pictures import uncut
+from orinllm.network.vision.pictures import end_between_pictures
 
 #: Why an answer fails whose logits cannot be compared.
 NO_NUMBERS = "the model's logits are no numbers"
@@ -381,7 +381,7 @@ class Scheduler:
         assert sequence.lease is not None
         start = sequence.filled
         end = self.store.stop(sequence.lease, start, start + most)
-        return uncut(sequence.ids, start, end) - start
+        return end_between_pictures(sequence.ids, start, end) - start
 
     @staticmethod
     def _end(sequence: Sequence) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 from orinllm.batching.cache import Lease
 from orinllm.batching.runner import Draw, Floats, Logprobs, Words
 from orinllm.choose.sampling import Sampling
-from orinllm.network.vision.pictures import Picture, behind, pictures_in
+from orinllm.network.vision.pictures import Picture, pictures_in, position_shift
 
 
 class Sink(Protocol):
@@ -74,7 +74,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.n_prompt, self.pictures = len(self.ids), pictures_in(self.ids)
-        self.behind = behind(self.ids)
+        self.behind = position_shift(self.ids)
         mask = None if self.constraint is None else self.constraint.words
         self.draw = Draw(self.sampling, self.ids, mask, self.top)
 

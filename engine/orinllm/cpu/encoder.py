@@ -45,7 +45,7 @@ class CpuEncoder:
 
 
 class _Arrays:
-    """`Arrays` of numpy."""
+    """`ArrayOperations` of numpy."""
 
     def __init__(self, gguf: GGUF) -> None:
         self._gguf = gguf

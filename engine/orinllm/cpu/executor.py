@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.choose.states import normed
+from orinllm.choose.hidden_states import normed
 from orinllm.cpu.native import core_count, native
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, Op, Program, Run
 from orinllm.cpu.weights import LAYER_TABLE, input_size, weight_bytes
@@ -20,7 +20,7 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.config import Config, check_room
 from orinllm.network.layer import Delta
-from orinllm.network.vision.pictures import Turns, ahead, pieces, rows_of
+from orinllm.network.vision.pictures import Turns, pieces_of, rows_ahead, rows_of
 
 # Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
 _MAX_HEAD, _MAX_USED = 512, 32
@@ -133,7 +133,7 @@ class CpuExecutor:
         return normed(np.concatenate(pieces), norm, self.config.norm_eps)
 
     def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        return list(pieces(tokens, 0, len(tokens), CHUNK, self.config.whole_pictures))
+        return list(pieces_of(tokens, 0, len(tokens), CHUNK, self.config.whole_pictures))
 
     def _append(
         self, tokens: Sequence[int], start: int, slot: int, turns: Turns, last: int = 0
@@ -198,7 +198,7 @@ class CpuExecutor:
         """Put rows of pictures where the others are embedded, and say what they see."""
         n, width = len(tokens), self.config.dim
         whole = self.config.whole_pictures
-        self._state.ahead[:n] = ahead(tokens) if whole else [0] * n
+        self._state.ahead[:n] = rows_ahead(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
             places, rows = rows_of(tokens)
             beside = map(self._lowered.beside, range(self.config.deepstack))

@@ -294,7 +294,7 @@ Choose = Callable[[HubName, Iterable[str]], list[str]]
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedModel:
     """A model of the cache: its name, its bytes, and its path in the repository.
 
     stem: that path without a part's number and without .gguf.
@@ -327,13 +327,13 @@ def _cached() -> Iterator[tuple[str, str, Path]]:
                     yield repository.repo_id, inside, file.file_path
 
 
-def kept_models() -> list[Kept]:
+def kept_models() -> list[CachedModel]:
     """Return the models of the cache, a model of several parts as one."""
     models: dict[tuple[str, str], dict[str, Path]] = {}
     for repository, file, path in _cached():
         models.setdefault((repository, _stem(file)), {})[file] = path
     return [
-        Kept(
+        CachedModel(
             HubName(repository, _quant_of(stem)),
             sum(p.stat().st_size for p in files.values()),
             stem,
@@ -354,7 +354,7 @@ def _quant_of(stem: str) -> str | None:
     return found[-1] if found else None
 
 
-def remove(text: str) -> Kept:
+def remove(text: str) -> CachedModel:
     """Remove a model from the cache, all its versions; raises BadInput where it is not there."""
     name = HubName.read(text)
     if name is None:

@@ -121,7 +121,7 @@ def open_device(name: str | None) -> str:
         return on_cpu
     from tinygrad import Device
 
-    import orinllm.gpu.connection  # noqa: F401
+    import orinllm.gpu.kernel_cache  # noqa: F401
 
     without = "DEV" if name is None else "--device"
     try:

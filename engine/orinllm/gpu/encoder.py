@@ -57,7 +57,7 @@ class FusedEncoder:
     def __init__(self, gguf: GGUF, encoder: Encoder, device: str) -> None:
         self._encoder, self._device = encoder, device
         self._weights = PictureWeights(gguf, device)
-        self._room = Room(device, 0)
+        self._room = PictureBuffers(device, 0)
         self._lists: OrderedDict[tuple[int, int], tuple[PictureList, Graph]] = OrderedDict()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
@@ -82,7 +82,7 @@ class FusedEncoder:
         shape = rows, columns
         if rows * columns > self._room.patches:
             self._lists.clear()
-            self._room = Room(self._device, rows * columns)
+            self._room = PictureBuffers(self._device, rows * columns)
         if shape not in self._lists:
             if len(self._lists) == _SHAPES_KEPT:
                 self._lists.popitem(last=False)
@@ -93,7 +93,7 @@ class FusedEncoder:
 
 
 def _list_of(
-    encoder: Encoder, weights: "PictureWeights", room: "Room", grid: tuple[int, int]
+    encoder: Encoder, weights: "PictureWeights", room: "PictureBuffers", grid: tuple[int, int]
 ) -> PictureList:
     return PictureList(encoder, weights, room, arrange(encoder, *grid))
 
@@ -105,7 +105,11 @@ def _grid(encoder: Encoder, rows: int) -> tuple[int, int]:
 
 
 def _lists_of_all(
-    encoder: Encoder, weights: "PictureWeights", room: "Room", largest: PictureList, most: int
+    encoder: Encoder,
+    weights: "PictureWeights",
+    room: "PictureBuffers",
+    largest: PictureList,
+    most: int,
 ) -> Iterator[PictureList]:
     """Yield lists that have the kernels of every tile of up to `most` rows among them.
 
@@ -132,7 +136,7 @@ def _lists_of_all(
 def launches_of_all(encoder: Encoder, weights: "PictureWeights", most: int) -> list[Launch]:
     """Return launches that have the kernels of every tile of up to `most` rows among them."""
     grid = _grid(encoder, most)
-    room = Room(weights.device, grid[0] * grid[1])
+    room = PictureBuffers(weights.device, grid[0] * grid[1])
     largest = _list_of(encoder, weights, room, grid)
     lists = _lists_of_all(encoder, weights, room, largest, most)
     return [launch for each in lists for launch in each.launches]
@@ -149,14 +153,14 @@ class Footprint:
 def footprint(gguf: GGUF, encoder: Encoder, most: int) -> Footprint:
     """Return what an encoder takes for tiles of up to `most` rows."""
     weights, grid = PictureWeights(gguf, stand_in(), empty=True), _grid(encoder, most)
-    room = Room(weights.device, grid[0] * grid[1])
+    room = PictureBuffers(weights.device, grid[0] * grid[1])
     launches = _list_of(encoder, weights, room, grid).launches
     bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}
     other = sum(base.nbytes for base in bases.values()) - weights.n_bytes - room.n_bytes
     return Footprint(weights.n_bytes, room.n_bytes + _SHAPES_KEPT * other)
 
 
-class Room:
+class PictureBuffers:
     """Buffers that the lists of all shapes share, with room for so many patches."""
 
     def __init__(self, device: str, patches: int) -> None:

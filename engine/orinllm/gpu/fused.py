@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 
+from orinllm.choose.hidden_states import normed
 from orinllm.choose.sampling import Sampling
-from orinllm.choose.states import normed
 from orinllm.gpu.device import compile_all, multiprocessors
 from orinllm.gpu.draws import Draws
 from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
@@ -29,7 +29,7 @@ from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import Memory, slot_floats
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
-from orinllm.network.vision.pictures import ahead, behind, pieces, rows_of, turns_of
+from orinllm.network.vision.pictures import pieces_of, position_shift, rows_ahead, rows_of, turns_of
 
 if TYPE_CHECKING:
     from orinllm.gpu.steps.batch import BatchList
@@ -383,7 +383,7 @@ class FusedExecutor:
 
         Where they begin and end changes no number but those of fewer than 8.
         """
-        for at, to in pieces(tokens, start, end, self.chunk, self.memory.config.whole_pictures):
+        for at, to in pieces_of(tokens, start, end, self.chunk, self.memory.config.whole_pictures):
             piece = tokens[at:to]
             if self._prompt and (len(piece) >= _LEAST_CHUNK or min(piece) < 0):
                 self._chunk(self._prompt, tokens, at, to)
@@ -410,7 +410,7 @@ class FusedExecutor:
     def _behind(self, tokens: Sequence[int]) -> int:
         """Return by how much less than their positions tokens behind these are turned."""
         sees = self._prompt is not None and self.memory.config.turned_by_parts
-        return behind(tokens) if sees else 0
+        return position_shift(tokens) if sees else 0
 
     def _chunk(
         self, prompt: tuple[ChunkList, Graph], text: Sequence[int], start: int, end: int
@@ -420,7 +420,7 @@ class FusedExecutor:
             copy_ints(chunk.turns, turns_of(text, start, end).T.reshape(-1).tolist())
         copy_ints(chunk.chunk, [start, len(tokens), *(max(token, -1) for token in tokens)])
         if chunk.ahead is not None:
-            copy_ints(chunk.ahead, ahead(tokens))
+            copy_ints(chunk.ahead, rows_ahead(tokens))
         if any(token < 0 for token in tokens):
             self._put_pictures(chunk, tokens)
         graph.run()
@@ -470,7 +470,7 @@ class FusedExecutor:
             self.fill(tokens, start, end - 1)
             self.step(tokens[-1], end - 1, self._behind(tokens))
             return
-        for at, to in pieces(tokens, start, end, CHUNK, self.memory.config.whole_pictures):
+        for at, to in pieces_of(tokens, start, end, CHUNK, self.memory.config.whole_pictures):
             self._chunk(self._prompt, tokens, at, to)
         self.decoder().turn([self._behind(tokens)])
         self.decoder().begin(end - 1)
@@ -508,7 +508,7 @@ class FusedExecutor:
     def step(self, token: int | None = None, position: int = 0, behind: int = 0) -> None:
         """Start one token more: the given one, or the one that the last step found.
 
-        `behind`: by how much less than its position it is turned (pictures.py: behind).
+        `behind`: by how much less than its position it is turned (pictures.py: position_shift).
         """
         if token is None:
             self.decoder().step()

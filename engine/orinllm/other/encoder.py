@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Tensor, TinyJit, dtypes
 
-import orinllm.gpu.connection  # noqa: F401
+import orinllm.gpu.kernel_cache  # noqa: F401
 from orinllm.file.gguf import GGUF
-from orinllm.network.vision.encoder import AttendAll, Encoder, Free, Gelu
+from orinllm.network.vision.encoder import AnySize, AttendAll, Encoder, Gelu
 from orinllm.network.vision.lowering import Floats, Lowering, patches_of, positions_of, weight_of
 from orinllm.network.vision.pictures import Pixels
 from orinllm.network.vision.places import Where, places_of, turns_of, windows_of
@@ -50,7 +50,7 @@ class TensorEncoder:
             rows.append(self._run(len(patches))(patches, self._positions).numpy())
         return np.concatenate(rows)
 
-    def _of_picture(self, tile: Pixels, free: Free) -> Floats:
+    def _of_picture(self, tile: Pixels, free: AnySize) -> Floats:
         """Return the rows of a picture of any size: window by window, each filled up."""
         encoder, merged = self._encoder, free.merge**2
         rows, columns = (side // encoder.patch for side in tile.shape[:2])
@@ -88,7 +88,7 @@ class TensorEncoder:
         return self._lowering(x, where).realize()
 
 
-def slots_of(windows: Sequence[NDArray[np.int64]], free: Free, rows: int) -> NDArray[np.int64]:
+def slots_of(windows: Sequence[NDArray[np.int64]], free: AnySize, rows: int) -> NDArray[np.int64]:
     """Return which row each slot has, -1 for none: whole windows, and in all one of few numbers."""
     each = free.window**2 if free.window else 1
     parts = windows or (np.arange(rows),)
@@ -101,7 +101,7 @@ def slots_of(windows: Sequence[NDArray[np.int64]], free: Free, rows: int) -> NDA
 
 
 class _Arrays:
-    """`Arrays` of tensors; values are single floats, what is multiplied is halves."""
+    """`ArrayOperations` of tensors; values are single floats, what is multiplied is halves."""
 
     def __init__(self, gguf: GGUF, device: str, window_rows: int) -> None:
         self._gguf, self._device, self._window_rows = gguf, device, window_rows

@@ -30,7 +30,7 @@ from orinllm.server.protocols.chat import read_chat
 from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
 from orinllm.server.protocols.completions import read_completion
 from orinllm.server.protocols.embeddings import Embeddings, read_embeddings
-from orinllm.server.protocols.prompts import PromptScores
+from orinllm.server.protocols.prompt_scores import PromptScores
 from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
 from orinllm.server.service import Service
 from orinllm.server.web import page

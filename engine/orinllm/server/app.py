@@ -17,7 +17,7 @@ from orinllm.server.api import Api
 from orinllm.server.errors import ApiError
 from orinllm.server.metrics import Metrics
 from orinllm.server.options import HttpOptions
-from orinllm.server.others import OtherApis
+from orinllm.server.other_protocols import OtherApis
 from orinllm.server.service import Service
 from orinllm.server.web.security import Guard, Keys
 

@@ -8,7 +8,7 @@ from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Lookup, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.watch import Watch
-from orinllm.choose.states import Pooling, pooling_of
+from orinllm.choose.hidden_states import Pooling, pooling_of
 from orinllm.errors import BadInput
 from orinllm.file.identity import Identity
 from orinllm.gpu.device import free_memory, open_device

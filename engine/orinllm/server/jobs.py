@@ -95,7 +95,7 @@ def _tokens_of_text(engine: Engine, template: ChatTemplate, rendered: Guarded) -
 def prepare_completion(engine: Engine, request: CompletionRequest, client: str, post: Post) -> Run:
     """Return a completion's sequences; raises ApiError for what cannot be."""
     _refuse_too_many(engine, len(request.prompts), request.common.n)
-    prompts = [tokens_of(engine, prompt) for prompt in request.prompts]
+    prompts = [prompt_tokens(engine, prompt) for prompt in request.prompts]
 
     def choice(index: int, put: Put) -> Choice:
         return TextChoice(index, request.common.stop, put, engine.tokenizer)
@@ -111,7 +111,7 @@ def prepare_completion(engine: Engine, request: CompletionRequest, client: str, 
 def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
     """Return what /tokenize is asked for; raises ApiError."""
     if isinstance(asked.prompt, str):
-        return tokens_of(engine, asked.prompt, asked.add_special, asked.parse_special)
+        return prompt_tokens(engine, asked.prompt, asked.add_special, asked.parse_special)
     if engine.template is None:
         raise ApiError(400, "this model has no chat template", param="messages")
     _refuse_long_messages(engine, asked.prompt)
@@ -140,7 +140,7 @@ def check_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
             raise invalid(param, f"token {token} is not from 0 to {most}")
 
 
-def tokens_of(
+def prompt_tokens(
     engine: Engine, prompt: str | Sequence[int], add_special: bool = True, special: bool = False
 ) -> list[int]:
     """Return a prompt's tokens. special: names of control tokens in it are those tokens."""
@@ -195,10 +195,10 @@ def submit(engine: Engine, run: Run, goes_on: bool = False) -> None:
             headers={"Retry-After": str(error.seconds)},
         ) from None
     except ClosedError:
-        raise stopping() from None
+        raise stopping_error() from None
 
 
-def stopping() -> ApiError:
+def stopping_error() -> ApiError:
     """Return what is answered while the server ends."""
     return ApiError(
         503, "the server is shutting down", code="stopping", headers={"Retry-After": "5"}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from orinllm.choose.states import Pooling
+from orinllm.choose.hidden_states import Pooling
 from orinllm.errors import BadInput
 
 

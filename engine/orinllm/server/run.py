@@ -23,7 +23,7 @@ from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.service import Service
 from orinllm.server.web.connection import CLIENT_SECONDS, Patient
-from orinllm.server.web.lease import Leases
+from orinllm.server.web.file_leases import FileLeases
 from orinllm.server.web.notify import Watchdog, tell_systemd
 from orinllm.server.web.security import Keys, is_loopback, read_keys
 
@@ -142,7 +142,7 @@ class _Process:
         self.files: list[Path] = []  # of the models
         self.patient = False  # clients wait in the socket's queue while the model loads
         self._settled = asyncio.Event()  # it loaded, did not, or need not
-        self._leases: Leases | None = None
+        self._leases: FileLeases | None = None
         self._service = Service(self._load, Watchdog())
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
@@ -169,7 +169,7 @@ class _Process:
             signal.signal(number, self._heard)
         signal.signal(signal.SIGHUP, self._heard)
         signal.signal(signal.SIGIO, self._heard)
-        self._leases = Leases(self.files)
+        self._leases = FileLeases(self.files)
         for path, why in self._leases.missing.items():
             self._tell(
                 f"{path}: whoever overwrites it in place ends this server without a word ({why}); "

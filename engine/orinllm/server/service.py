@@ -11,7 +11,7 @@ from orinllm.errors import BadInput
 from orinllm.server.choices import Post
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
-from orinllm.server.jobs import stopping
+from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
 from orinllm.server.web.notify import Watchdog
 
@@ -52,7 +52,7 @@ class Service:
     def engine(self) -> Engine:
         """The model; raises ApiError while there is none."""
         if self._stopping:
-            raise stopping()
+            raise stopping_error()
         if self._engine is None:
             raise ApiError(
                 503,

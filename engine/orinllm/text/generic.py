@@ -30,7 +30,7 @@ def system_text(tools: Sequence[Mapping[str, Any]]) -> str:
     return _TEXT.format(tools="\n".join(json.dumps(one, ensure_ascii=False) for one in told))
 
 
-def rewritten(
+def without_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, system: bool
 ) -> list[dict[str, Any]]:
     """Return a conversation without tools, calls and results of a kind that templates must know.
@@ -64,7 +64,7 @@ def _plain(message: Message, names: Mapping[Any, str]) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = message.get("tool_calls")
     if calls:
-        plain["content"] = _joined(message.get("content"), "\n".join(map(written, calls)))
+        plain["content"] = _joined(message.get("content"), "\n".join(map(written_call, calls)))
     if message.get("role") == "tool":
         name = message.get("name") or names.get(message.get("tool_call_id")) or "the function"
         answer = _joined(f"The result of {name} is:", message.get("content"))
@@ -72,7 +72,7 @@ def _plain(message: Message, names: Mapping[Any, str]) -> dict[str, Any]:
     return plain
 
 
-def written(call: Mapping[str, Any]) -> str:
+def written_call(call: Mapping[str, Any]) -> str:
     """Return a call as a model writes it."""
     function = call.get("function", call)
     arguments = function.get("arguments") or {}

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
-from orinllm.text.generic import rewritten
+from orinllm.text.generic import without_tools
 from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_frame
 from orinllm.text.reasoning import TAGS, ReasoningTag
 from orinllm.text.render import renderer
@@ -140,7 +140,7 @@ class ChatTemplate:
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
             )
         if tools and not self.takes_tools:
-            messages, tools = rewritten(_parsed(messages), tools, self._has_system), None
+            messages, tools = without_tools(_parsed(messages), tools, self._has_system), None
         prepared = [self._prepare(message) for message in messages]
         try:
             text = self._run(prepared, tools, add_generation_prompt, variables)
@@ -359,7 +359,7 @@ class ChatTemplate:
     def _prepare(self, message: Message, probing: bool = False) -> dict[str, Any]:
         """Return a message in the form that this template reads."""
         if not probing and message.get("tool_calls") and self._learned is None:
-            (message,) = rewritten(
+            (message,) = without_tools(
                 _parsed([message]), None, True
             )  # the template would drop the calls
         prepared = dict(message)

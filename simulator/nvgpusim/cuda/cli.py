@@ -44,11 +44,11 @@ def _options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _start(argv: tuple[str, ...], sanitize: str, warps: int | None, report: Path | None) -> int:
     """Run a program; print the summary; the exit status."""
-    from .command import run
+    from .command import run_program
     from .server import Server
 
     server = Server(frozenset(checks(sanitize, CUDA_CHECKS)), warps)
-    status = run(argv, server, os.environ)
+    status = run_program(argv, server, os.environ)
     click.echo(
         f"nvgpusim: {server.launches} launches, {server.instructions} thread instructions, "
         f"{len(server.findings)} findings",

@@ -26,7 +26,7 @@ NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "li
 """Names that programs ask for; one library, as both interfaces share a connection."""
 
 
-def headers() -> Path:
+def cuda_headers() -> Path:
     """CUDA's include folder: of CUDA_PATH, of the nvcc on PATH, of a wheel. Raises SimError."""
     nvcc, given = shutil.which("nvcc"), os.environ.get("CUDA_PATH")
     places = [Path(given)] if given else []
@@ -44,7 +44,7 @@ def headers() -> Path:
     )
 
 
-def build(include: Path, cache: Path) -> Path:
+def build_stand_in(include: Path, cache: Path) -> Path:
     """The folder with the stand-in, made with $CC (cc) where it is not there yet."""
     sources = [(HERE / name).read_bytes() for name in ("standin.h", *SOURCES)]
     version = (include / "cuda.h").read_bytes()
@@ -86,9 +86,9 @@ def build(include: Path, cache: Path) -> Path:
     return folder
 
 
-def run(argv: Sequence[str], server: Server, environment: Mapping[str, str]) -> int:
+def run_program(argv: Sequence[str], server: Server, environment: Mapping[str, str]) -> int:
     """Start a program with the stand-ins and serve it; returns its exit status."""
-    folder = build(headers(), cache_directory())
+    folder = build_stand_in(cuda_headers(), cache_directory())
     mine, its = socket.socketpair()
     paths = os.pathsep.join(filter(None, (str(folder), environment.get("LD_LIBRARY_PATH"))))
     given = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import SimError
 from ..options import cache_directory
-from .command import build, headers
+from .command import build_stand_in, cuda_headers
 
 GENERATED = ("-no-compress", "-gencode", "arch=compute_87,code=compute_87", "-lineinfo")
 
@@ -46,7 +46,7 @@ def program(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
     """Compile a CUDA source with a main to a program for `nvgpusim cuda`. Raises SimError."""
     if not source.is_file():
         raise SimError(f"{source}: No such file")
-    library = build(headers(), cache_directory())
+    library = build_stand_in(cuda_headers(), cache_directory())
     command: list[str | Path] = [nvcc(), *GENERATED, "-g", "-cudart", "none", *options, source]
     _run([*command, f"-L{library}", "-lcudart", "-lcuda", "-o", goal], str(source))
 

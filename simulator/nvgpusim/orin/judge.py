@@ -271,7 +271,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def table(verdicts: list[Verdict]) -> list[str]:
+def agreement_table(verdicts: list[Verdict]) -> list[str]:
     """By release and kind: sequences and answers that agree, of those compared."""
     lines = [f"{'release':<8} {'kind':<6} {'sequences':>13} {'answers':>15} {'not judged':>11}"]
     groups: dict[tuple[str, str], list[Verdict]] = {}

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .access_targets import AccessTargets, place_of
 from .clocks import Watch
-from .ends import Ends, at
 from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
 from .state import Lanes, State
@@ -26,7 +26,7 @@ from .syntax import Instr
 WAITS = ("test_wait", "try_wait")
 
 
-class Races(Ends):
+class Races(AccessTargets):
     """A chunk's lanes, the records of its shared memory, and what is a race with them."""
 
     def __init__(self, owner: Watch, st: State) -> None:
@@ -85,8 +85,9 @@ class Races(Ends):
             self.report(
                 "sync",
                 instr and instr.line,
-                f"barrier ({at(instr)}) passed by {self.me(lane)}, which {count} threads of the "
-                f"block never reach, {self.me(block + gone)} the first of them: they have exited",
+                f"barrier ({place_of(instr)}) passed by {self.me(lane)}, which {count} threads of "
+                f"the block never reach, {self.me(block + gone)} the first of them: they have "
+                "exited",
             )
 
     def absent(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
@@ -95,8 +96,8 @@ class Races(Ends):
             self.report(
                 "sync",
                 instr.line,
-                f"{at(instr)} with membermask {mask:#x} by {self.me(lane)}: {self.me(gone)} is in "
-                f"the mask and has exited without it",
+                f"{place_of(instr)} with membermask {mask:#x} by {self.me(lane)}: {self.me(gone)} "
+                "is in the mask and has exited without it",
             )
 
     # accesses

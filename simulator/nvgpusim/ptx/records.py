@@ -23,7 +23,7 @@ CROWD = 1 << 18
 """Reads in between that are remembered."""
 
 
-class Crowd:
+class OtherReads:
     """Reads of granules by other threads than the lowest and the highest, the latest CROWD.
 
     `some`: granules that have any.
@@ -87,7 +87,7 @@ class Slots:
     flight: NDArray[np.int32] | None = None
     equal: Words | None = None
     released: NDArray[np.int64] | None = None
-    crowd: Crowd | None = None
+    crowd: OtherReads | None = None
     shapes: ClassVar[int] = 0
     """Counts what memories have begun to remember: compiled code looks for it anew."""
 
@@ -119,7 +119,7 @@ class Slots:
     def between(self, index: Any, records: Words) -> None:
         """Remember reads that are neither the lowest thread's nor the highest's."""
         if self.crowd is None:
-            self.crowd = Crowd(len(self.write))
+            self.crowd = OtherReads(len(self.write))
             Slots.shapes += 1
         self.crowd.add(index, records)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ..memory import MmuFault
 from .compile import END, MASK_LANE_S, MASK_S, MASKED, Block, Jump
+from .endless_waits import EndlessWaits
 from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
-from .progress import Progress
 from .state import Grid, KernelFault, Lanes, State, merged
 from .syntax import Instr
 
@@ -53,7 +53,7 @@ class Run:
         self.owing: dict[int, NDArray[np.bool_]] = {}
         self.spun = False
         self.hot = Hot(self)
-        self.progress = Progress(self)
+        self.progress = EndlessWaits(self)
 
     def go(self, groups: Front) -> None:
         """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""

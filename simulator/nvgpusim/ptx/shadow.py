@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..l2 import DIRTY
+from .access_targets import place_of
 from .clocks import Watch
-from .ends import at
 from .fenced_writes import Words
 from .races import WAITS, Races
 from .records import THREADS, Slots
@@ -201,8 +201,8 @@ class Shadow(Races):
             self.report(
                 "race",
                 copy.instr.line,
-                f"read ({at(copy.instr)}) by {self.me(lane)}: its source was written before the "
-                f"copy was waited for",
+                f"read ({place_of(copy.instr)}) by {self.me(lane)}: its source was written before "
+                f"the copy was waited for",
             )
 
     def _flat(self, lanes: Lanes, dst: Any) -> Any:

@@ -26,7 +26,7 @@ from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
 from orinbench.measure.results import RunResult
 from orinbench.progress import Messages
 from orinboard.files import Roots
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 
 pytestmark = pytest.mark.usefixtures("known_bandwidth")
 run = partial(orinbench, "llama-bench")
@@ -363,7 +363,7 @@ def test_a_reader_that_leaves_is_no_traceback(bench: list[str]) -> None:
 
 
 @pytest.fixture
-def on_the_orin(orin: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def on_the_orin(orin: TreeOnDisk, monkeypatch: pytest.MonkeyPatch) -> TreeOnDisk:
     """Let the command find the simulated board's sensors."""
     monkeypatch.setattr(llama_bench, "Roots", lambda: orin.roots)
     return orin
@@ -372,7 +372,7 @@ def on_the_orin(orin: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_a_board_that_is_not_as_required_is_not_measured(
     bench: list[str],
     fake_llama_bench: Path,
-    on_the_orin: Stage,
+    on_the_orin: TreeOnDisk,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(*bench, "--require", "maxn,pinned") == 2
@@ -385,7 +385,7 @@ def test_a_board_that_is_not_as_required_is_not_measured(
 
 def test_cooling_needs_a_sensor_and_is_given_up(
     bench: list[str],
-    on_the_orin: Stage,
+    on_the_orin: TreeOnDisk,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -401,7 +401,7 @@ def test_cooling_needs_a_sensor_and_is_given_up(
 
 def test_figures_go_into_the_textfile(
     bench: list[str],
-    on_the_orin: Stage,
+    on_the_orin: TreeOnDisk,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -31,7 +31,7 @@ from orinbench.progress import Messages
 from orinbench.show.table import render_md
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
-from orinboard.replay import Stage
+from orinboard.replay import TreeOnDisk
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
 Hook = Callable[[str], None]
@@ -374,7 +374,7 @@ def test_a_machine_without_sensors_has_no_board_and_no_energy(
 
 
 def test_the_board_and_its_energy_stand_around_each_sample(
-    tiny_model: ModelInfo, orin: Stage
+    tiny_model: ModelInfo, orin: TreeOnDisk
 ) -> None:
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots)
     for backend in bench.runner.backends:
@@ -408,7 +408,7 @@ def test_the_board_and_its_energy_stand_around_each_sample(
     assert "6.6 W before the first backend opened, not subtracted" in table
 
 
-def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Stage) -> None:
+def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: TreeOnDisk) -> None:
     (counter,) = (path for path in orin.tree if path.endswith("oc3_event_cnt"))
     events = 0
 
@@ -425,7 +425,7 @@ def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Stag
 
 
 def test_each_repetition_waits_for_a_cool_board(
-    tiny_model: ModelInfo, orin: Stage, monkeypatch: pytest.MonkeyPatch
+    tiny_model: ModelInfo, orin: TreeOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=90.0)
     assert not bench.run().partial

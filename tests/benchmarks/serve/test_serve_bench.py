@@ -33,7 +33,7 @@ from orinbench.pictures import Pictures
 from orinbench.progress import Messages
 from orinbench.serve.client import Answer, Client, Prompt
 from orinbench.serve.figures import figures_of, parse_goals
-from orinbench.serve.load import Load, Stretch, apply, arrivals
+from orinbench.serve.load import Load, LoadResult, apply, arrivals
 from orinbench.serve.output import render_md
 from orinbench.serve.run import Plan, Results, Server
 from orinbench.serve.run import run as run_plan
@@ -59,8 +59,8 @@ def server() -> Iterator[tuple[FakeOpenAI, str]]:
         thread.join()
 
 
-def stretch(*answers: Answer, seconds: float = 2.0) -> Stretch:
-    return Stretch(list(answers), seconds, 0.1)
+def stretch(*answers: Answer, seconds: float = 2.0) -> LoadResult:
+    return LoadResult(list(answers), seconds, 0.1)
 
 
 def test_figures_of_known_answers() -> None:
@@ -185,7 +185,7 @@ def test_verdicts_are_of_all_measures_at_once() -> None:
     assert "of a core" not in compared and "Interrupted" not in compared
     results.partial = True
     assert "Interrupted: the figures are those measured until then." in render_md(results)
-    results.stretches["a", load] = {0: Stretch([Answer(0.0, error="x")], 1.0, cpu_share=0.9)}
+    results.stretches["a", load] = {0: LoadResult([Answer(0.0, error="x")], 1.0, cpu_share=0.9)}
     assert "a, 1 at once: the client took 90 % of a core" in render_md(results)
 
 

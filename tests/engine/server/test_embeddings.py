@@ -25,7 +25,7 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.sequence import Sequence
-from orinllm.choose.states import Pool, pooling_of
+from orinllm.choose.hidden_states import TextVector, pooling_of
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -236,7 +236,7 @@ def test_logits_that_are_no_numbers(server: tuple[Live, str], monkeypatch: Any) 
 
 def test_memory_that_ran_out_begins_a_mean_anew() -> None:
     """A text whose pages were taken away is computed from its first token again."""
-    pool, rows = Pool("mean"), np.array([[3.0, 0], [0, 4]], np.float32)
+    pool, rows = TextVector("mean"), np.array([[3.0, 0], [0, 4]], np.float32)
     pool.take(0, rows * 100)
     pool.take(0, rows[:1])
     pool.take(1, rows[1:])

@@ -17,7 +17,7 @@ from orinllm.batching.cache import PagedStore
 from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, draw
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.watch import Watch
-from orinllm.choose.states import Pooling
+from orinllm.choose.hidden_states import Pooling
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import Header
 from orinllm.server.engine import Engine

@@ -26,10 +26,16 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import X
-from orinllm.network.vision.encoder import Encoder, Free
+from orinllm.network.vision.encoder import AnySize, Encoder
 from orinllm.network.vision.idefics3 import _text
 from orinllm.network.vision.lowering import patches_of
-from orinllm.network.vision.pictures import Prepared, ahead, picture_of, pieces, uncut
+from orinllm.network.vision.pictures import (
+    Prepared,
+    end_between_pictures,
+    picture_of,
+    pieces_of,
+    rows_ahead,
+)
 from orinllm.network.vision.prepare import _longest_side, decode, prepare
 from orinllm.sight import Sight, _decoder, read_picture, read_projector
 
@@ -116,7 +122,7 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image_mean=MEAN,
         image_std=STD,
     )
-    encoder = replace(encoder_of(patch), free=Free(2))
+    encoder = replace(encoder_of(patch), free=AnySize(2))
     more = []  # the longest, one of `least` when it is rounded, one whose shorter side would be 0
     for size in ((400, 2), (85, 57), (11200, 56)):
         file = io.BytesIO()
@@ -324,11 +330,15 @@ def test_pieces_cut_no_picture() -> None:
         range(-(9 << 20) - 1, -(9 << 20) - 6, -1),
     )
     ids = [1, 2, *first, *second, 3, 4, 5]
-    assert ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
+    assert rows_ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
     for start in range(len(ids)):
         for most in range(1, 7):
-            found = list(pieces(ids, start, len(ids), most, whole=True))
+            found = list(pieces_of(ids, start, len(ids), most, whole=True))
             assert [at for at, _ in found] == [start, *(to for _, to in found[:-1])]
             assert all(to in (1, 2, 5, 10, 11, 12, 13) for _, to in found)
             assert all(to - at <= max(most, 5) for at, to in found)
-    assert uncut(ids, 0, 4) == 2 and uncut(ids, 2, 4) == 5 and uncut(ids, 3, 4) == 5
+    assert (
+        end_between_pictures(ids, 0, 4) == 2
+        and end_between_pictures(ids, 2, 4) == 5
+        and end_between_pictures(ids, 3, 4) == 5
+    )

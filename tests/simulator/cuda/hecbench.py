@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from nvgpusim.cuda.command import build, headers
+from nvgpusim.cuda.command import build_stand_in, cuda_headers
 from nvgpusim.cuda.compile import GENERATED, nvcc
 from nvgpusim.options import cache_directory
 
@@ -36,7 +36,7 @@ def run(folder: Path, arguments: list[str], seconds: float, sanitize: str) -> st
     """Outcome of a program: "pass", or why not."""
     with tempfile.TemporaryDirectory(prefix="hecbench-") as scratch:
         goal = Path(scratch, "program")
-        stand_in = build(headers(), cache_directory())
+        stand_in = build_stand_in(cuda_headers(), cache_directory())
         command = [nvcc(), *GENERATED, "-g", "-O3", "-std=c++17", "-cudart", "none", "-w"]
         command += [
             "-expt-relaxed-constexpr",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.patches.conftest import wheel_file
 
-from nvgpusim.cuda.command import build, headers
+from nvgpusim.cuda.command import build_stand_in, cuda_headers
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
 from nvgpusim.cuda.server import (
     BAD_SIZE,
@@ -43,7 +43,7 @@ def cuda() -> Path:
 def programs(cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All programs in one executable: nvcc reads CUDA's headers once."""
     folder = tmp_path_factory.mktemp("cuda")
-    library = build(cuda / "include", folder)
+    library = build_stand_in(cuda / "include", folder)
     command: list[str | Path] = [cuda / "bin/nvcc", *FLAGS, "-cudart", "none", SOURCES / "all.cu"]
     command += [f"-L{library}", "-lcudart", "-lcuda", "-o", folder / "all"]
     subprocess.run(list(map(str, command)), check=True)
@@ -81,7 +81,7 @@ def test_a_finding_is_an_exit_status(cuda: Path, programs: Path) -> None:
 
 
 def test_a_program_alone_says_how_it_is_started(cuda: Path, programs: Path) -> None:
-    folder = str(build(cuda / "include", programs.parent))
+    folder = str(build_stand_in(cuda / "include", programs.parent))
     done = subprocess.run(
         [programs, "reduce"],
         env={"LD_LIBRARY_PATH": folder},
@@ -130,12 +130,12 @@ def test_a_wheel_without_all_headers_is_passed_over(
     (tmp_path / "include/cuda_runtime_api.h").touch()
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(cuda / "bin"))
-    assert headers() == cuda / "include"
+    assert cuda_headers() == cuda / "include"
     monkeypatch.setenv("PATH", "")
-    assert headers() == cuda / "include"  # of the wheel
+    assert cuda_headers() == cuda / "include"  # of the wheel
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SimError, match="set CUDA_PATH to the folder of the CUDA that compiled"):
-        headers()
+        cuda_headers()
 
 
 def fat_binary(kind: int, packed: int, content: bytes) -> bytes:

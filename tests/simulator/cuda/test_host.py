@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.patches.conftest import wheel_file
 
-from nvgpusim.cuda.command import build
+from nvgpusim.cuda.command import build_stand_in
 
 from .test_cuda import FLAGS, run
 
@@ -43,7 +43,7 @@ def cuda() -> Path:
 @pytest.fixture(scope="module")
 def program(cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("host")
-    library = build(cuda / "include", folder)
+    library = build_stand_in(cuda / "include", folder)
     command: list[str | Path] = [cuda / "bin/nvcc", *FLAGS, "-g", "-cudart", "none", SOURCE]
     command += [f"-L{library}", "-lcudart", "-lcuda", "-o", folder / "host"]
     subprocess.run(list(map(str, command)), check=True)

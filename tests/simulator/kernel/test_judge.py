@@ -12,7 +12,7 @@ import pytest
 
 from nvgpusim.cli import main
 from nvgpusim.errors import SimError
-from nvgpusim.orin.judge import NOWHERE, Bench, Sequence, judge, load, table
+from nvgpusim.orin.judge import NOWHERE, Bench, Sequence, agreement_table, judge, load
 
 ANSWERS = Path(__file__).parent / "data" / "nvgpu-answers.json.gz"
 
@@ -107,7 +107,7 @@ def test_the_table_counts_by_release_and_kind(sequences: list[Sequence]) -> None
     chosen = [pick(sequences, r, n) for r in ("35.6", "36.4.3") for n in names]
     verdicts = list(judge(chosen))
     verdicts[0].differences.append((0, "made up"))
-    lines = [line.split() for line in table(verdicts)[1:]]
+    lines = [line.split() for line in agreement_table(verdicts)[1:]]
     assert [line[:3] for line in lines] == [
         ["35.6", "all", "1/2"],
         ["35.6", "place", "1/1"],

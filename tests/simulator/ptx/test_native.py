@@ -17,7 +17,7 @@ from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import DmaBuf, Mapping, MmuFault
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.native.plan import GROUP, make
+from nvgpusim.ptx.native.plan import GROUP, cut_kernel
 
 from . import grammar
 from .flat import FlatMemory
@@ -65,7 +65,7 @@ def same(text: str, **options: Any) -> Any:
 def native(group: list[grammar.Form]) -> list[grammar.Form]:
     """The forms of a group of which C runs all instructions."""
     module = parse(grammar.HEAD + grammar.kernel("k", group))
-    plan = make(module, module.kernels["k"])
+    plan = cut_kernel(module, module.kernels["k"])
     alien = [[False]]
     for i in module.kernels["k"].instrs:
         alien[-1].append(id(i) not in plan.texts)

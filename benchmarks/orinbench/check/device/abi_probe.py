@@ -177,11 +177,11 @@ def characteristics(ctrl: int) -> dict[str, Any]:
     room = bytearray(1024)
     call(ctrl, "G", 5, "QQ", len(room), address_of(room))
     for name, (offset, fmt) in MEMBERS.items():
-        (found[name],) = struct.unpack_from("<" + fmt, room, offset + shift(release, offset))
+        (found[name],) = struct.unpack_from("<" + fmt, room, offset + member_shift(release, offset))
     return found
 
 
-def shift(release: str, offset: int) -> int:
+def member_shift(release: str, offset: int) -> int:
     """Return how far a member of r36 at `offset` lies elsewhere in another release."""
     if release == "r35" and offset >= 24:
         return -8
@@ -241,7 +241,7 @@ def allocate(nvmap: int, size: int) -> int:
     return fd
 
 
-def windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
+def address_windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     """Answer the question of the address space: which ends work, and where buffers are put.
 
     The kernel's own region follows the user's end; both shader windows have to lie behind that.
@@ -249,12 +249,12 @@ def windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     flags = DIRECT_KIND_CTRL if release == "r35" else 0
     for name, end in (("va_end", VA_END), ("other_va_end", OTHER_VA_END)):
-        attempt = guarded(lambda end=end: place(ctrl, nvmap, end, flags))  # type: ignore[misc]
+        attempt = or_errno(lambda end=end: placed_buffers(ctrl, nvmap, end, flags))  # type: ignore[misc]
         found[name] = {"end": f"{end:#x}", **attempt}
     return found
 
 
-def place(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
+def placed_buffers(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
     """Make an address space up to `end`, map buffers with `flags`, and say where they are."""
     as_fd = alloc_as(ctrl, end)
     with closing(as_fd):
@@ -278,7 +278,7 @@ def place(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
         }
 
 
-def guarded(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def or_errno(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what an attempt finds, or the errno that ended it."""
     try:
         return attempt()
@@ -302,7 +302,7 @@ def main() -> None:
             "characteristics": {**found, "sms": multiprocessors(ctrl)},
             "calls": calls,
             "unexpected": [entry["name"] for entry in calls if not entry["as_expected"]],
-            "windows": windows(ctrl, nvmap, release),
+            "windows": address_windows(ctrl, nvmap, release),
         }
     json.dump(result, sys.stdout)
 

@@ -46,7 +46,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim, its outcome, and what of the report made it so."""
 
     claim: Claim
@@ -94,10 +94,10 @@ def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
     return []
 
 
-def judge(claim: Claim, report: dict[str, Any]) -> Judged:
+def judge(claim: Claim, report: dict[str, Any]) -> JudgedClaim:
     """Return what a valid report says of a claim; what is wrong is so without the rest, too."""
     if claim.board_only and report["simulated"]:
-        return Judged(claim, Outcome.NOT_TESTED, "only a board can show it")
+        return JudgedClaim(claim, Outcome.NOT_TESTED, "only a board can show it")
     missing = ""
     for check in claim.checks:
         try:
@@ -111,10 +111,10 @@ def judge(claim: Claim, report: dict[str, Any]) -> Judged:
             if not _holds(check.op, value, wanted):
                 claimed = f"{check.op} {json.dumps(check.value)}"
                 said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {claimed}"
-                return Judged(claim, Outcome.REFUTED, said)
+                return JudgedClaim(claim, Outcome.REFUTED, said)
     if missing:
-        return Judged(claim, Outcome.NOT_TESTED, missing)
-    return Judged(claim, Outcome.CONFIRMED, ", ".join("/".join(c.path) for c in claim.checks))
+        return JudgedClaim(claim, Outcome.NOT_TESTED, missing)
+    return JudgedClaim(claim, Outcome.CONFIRMED, ", ".join("/".join(c.path) for c in claim.checks))
 
 
 def _holds(op: str, value: Any, wanted: Any) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from orinbench import plain
 from orinbench.check.device.check import Check, NotRun, OutOfTime
-from orinbench.check.device.claims import Judged, Outcome, judge, load_claims, values_at
+from orinbench.check.device.claims import JudgedClaim, Outcome, judge, load_claims, values_at
 from orinbench.check.device.performance import Answer
 from orinbench.check.device.privacy import Scrubber, machine_secrets
 from orinbench.check.device.report import FORMAT, load_report
@@ -197,7 +197,7 @@ def verify_command(file: Path) -> int:
     return EXIT_REFUTED if any(j.outcome is Outcome.REFUTED for j in judged) else 0
 
 
-def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
+def verdict(report: dict[str, Any], judged: Sequence[JudgedClaim]) -> str:
     """Return the claims by outcome, the refuted ones first."""
     (board,) = values_at(report, _BOARD) or ["a board without a name"]
     where = "the simulator: nothing here is confirmed for hardware"
@@ -218,7 +218,7 @@ def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
         simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
         lines.append(f"\nperformance, the driver's choice against the other{simulated}:")
     for name, entry in (answers or {}).items():
-        answer = plain.read(Answer, entry, f"performance: {name}")
+        answer = plain.read_plain(Answer, entry, f"performance: {name}")
         ratio = answer.ratio.get(answer.figure)
         figure = f"; {answer.figure} {ratio:.3f} of the other's" if ratio else ""
         lines.append(f"  {name}: {answer.own} or {answer.other}: {answer.verdict}{figure}")

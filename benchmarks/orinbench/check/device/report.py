@@ -41,7 +41,7 @@ def load_report(path: Path) -> dict[str, Any]:
     said = report.get("format") if isinstance(report, dict) else None
     if said != FORMAT:
         raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
-    plain.read(Report, report, str(path))
+    plain.read_plain(Report, report, str(path))
     for name, entry in report["steps"].items():
         if not isinstance(entry.get("result"), dict | None):
             raise BenchError(f"{path}: steps: {name}: result: want an object or null")

@@ -22,7 +22,7 @@ from orinbench.check.device.check import Ask, Check, NotRun, OutOfTime
 from orinbench.check.device.gpu import Found
 from orinbench.check.device.kernel_log import gpu_lines
 from orinbench.check.device.performance import answers
-from orinbench.child import Ended, run
+from orinbench.child import CommandEnd, run
 from orinbench.measure.backends.llama_cpp import find_llama_bench
 from orinbench.measure.board import board_state
 from orinbench.measure.environment import read_environment
@@ -238,7 +238,7 @@ def kernel_log(check: Check, seconds: float) -> dict[str, Any]:
         raise NotRun(f"/dev/kmsg: {reason}: as root, or with kernel.dmesg_restrict=0") from None
 
 
-def _expect(ended: Ended, seconds: float) -> None:
+def _expect(ended: CommandEnd, seconds: float) -> None:
     """Raise where a command did not end well in its time."""
     if ended.status is None:
         raise OutOfTime(seconds)

@@ -20,7 +20,7 @@ from orinllm.batching.cache import Place
 from orinllm.batching.runner import Draw, Row, Runner
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.gpu.kernels.buffers import pages_of
-from orinllm.network.vision.pictures import behind, pieces
+from orinllm.network.vision.pictures import pieces_of, position_shift
 
 Ids = Sequence[int]
 Floats = NDArray[np.float32]
@@ -78,7 +78,7 @@ class _Decoded:
             place.slot = slot
         read = min(read, len(rows[0]) - 1)
         for row, pages in zip(rows, self._places, strict=True):
-            for at, end in pieces(row, 0, read, runner.chunk, whole=True):
+            for at, end in pieces_of(row, 0, read, runner.chunk, whole=True):
                 runner.fill(pages, row, at, end)
         for position in range(read, len(rows[0])):
             self._step(position)
@@ -91,7 +91,7 @@ class _Decoded:
                 position,
                 pages,
                 Draw(how, row[: position + 1]),
-                behind=behind(row),
+                behind=position_shift(row),
             )
             for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
         ]

@@ -216,8 +216,8 @@ def matmul(case: Mapping[str, Any], seed: int) -> Task:
     def check() -> str:
         # (A B) v = A (B v) for a random v of signs: one wrong tile shows in its rows (Freivalds).
         signs = draw.choice([-1.0, 1.0], size)
-        want = times(a, times(b, signs))
-        return expect_close(times(last[0], signs), want, _MATMUL_TOLERANCE[dtype])
+        want = matvec_float64(a, matvec_float64(b, signs))
+        return expect_close(matvec_float64(last[0], signs), want, _MATMUL_TOLERANCE[dtype])
 
     flops = 2.0 * size**3
     included = "one kernel a product; operands that fit into the L2 cache stay there"
@@ -262,7 +262,7 @@ def gemv(case: Mapping[str, Any], seed: int) -> Task:
     )
 
 
-def times(matrix: Any, vector: Any) -> Any:
+def matvec_float64(matrix: Any, vector: Any) -> Any:
     """Return a tensor (n, m) times vector (m,) in float64."""
     return matrix.float().numpy().astype(np.float64) @ vector
 

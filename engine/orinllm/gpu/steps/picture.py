@@ -46,7 +46,7 @@ from orinllm.network.vision.lowering import Floats
 from orinllm.network.vision.places import Arrangement
 
 if TYPE_CHECKING:
-    from orinllm.gpu.encoder import PictureWeights, Room
+    from orinllm.gpu.encoder import PictureBuffers, PictureWeights
 
 _PATCHES = "patches"
 
@@ -70,7 +70,7 @@ class PictureList:
     """Launches for pictures of one shape, in buffers that others may share."""
 
     def __init__(
-        self, encoder: Encoder, weights: PictureWeights, room: Room, arranged: Arrangement
+        self, encoder: Encoder, weights: PictureWeights, room: PictureBuffers, arranged: Arrangement
     ) -> None:
         self._encoder, self._weights, self._room = encoder, weights, room
         self._arranged, self._patches = arranged, len(arranged.order)

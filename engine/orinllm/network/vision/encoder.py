@@ -33,7 +33,7 @@ class Gelu:
 class AttendAll:
     """out = attention of every row to every row; `of` has queries, keys, values side by side.
 
-    windowed: to those of its window alone (Free.window).
+    windowed: to those of its window alone (AnySize.window).
     """
 
     out: str
@@ -83,7 +83,7 @@ Operation = (
 
 
 @dataclass(frozen=True)
-class Free:
+class AnySize:
     """Pictures of any size, in whole blocks of `merge` x `merge` patches.
 
     Their patches come block by block, and line by line in a block. A pair of a head's dimensions
@@ -118,7 +118,7 @@ class Encoder:
     result: str
     out_width: int
     across: frozenset[str] = field(default_factory=frozenset)
-    free: Free | None = None
+    free: AnySize | None = None
 
     @property
     def side(self) -> int:
@@ -136,8 +136,8 @@ class Projector:
     """A file of llama.cpp's `--mmproj`: what its pictures become.
 
     way, sizes: how a picture is prepared (prepare.py). n_rows: of a tile; 0: as many as it has
-    blocks (Free). marker: what chat templates write for a picture; text: what stands for one of a
-    grid then, in which each `slot` is followed by the rows of the next tile, or stands for them
+    blocks (AnySize). marker: what chat templates write for a picture; text: what stands for one of
+    a grid then, in which each `slot` is followed by the rows of the next tile, or stands for them
     where it is not `kept`. bare: what stands for one in a template that knows no pictures, if that
     is more. whole: the rows of a tile see each other, not only those before.
     """

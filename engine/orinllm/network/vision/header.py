@@ -8,10 +8,10 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Add, Gate, Linear, Norm
 from orinllm.network.vision.encoder import (
+    AnySize,
     AttendAll,
     Beside,
     Encoder,
-    Free,
     Gelu,
     Join,
     LayerNorm,
@@ -105,13 +105,13 @@ class ClipHeader:
     def encoder(
         self,
         shape: Shape,
-        positions: Iterable[int] | Free,
+        positions: Iterable[int] | AnySize,
         operations: Iterable[Operation],
         out: int,
         across: Iterable[str] = (),
     ) -> Encoder:
         """Return an encoder, whose tensors are there in the shapes that it needs."""
-        free = positions if isinstance(positions, Free) else None
+        free = positions if isinstance(positions, AnySize) else None
         deviations = self.floats("image_std")
         if min(deviations) <= 0:
             raise BadInput(f"clip.vision.image_std is {deviations}; numbers above 0 were expected")
@@ -122,7 +122,7 @@ class ClipHeader:
             self.floats("attention.layer_norm_epsilon", 1)[0],
             self.floats("image_mean"),
             deviations,
-            () if isinstance(positions, Free) else tuple(positions),
+            () if isinstance(positions, AnySize) else tuple(positions),
             tuple(operations),
             "rows",
             out,

@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 Array = TypeVar("Array")
 
 
-class Arrays(Protocol[Array]):
+class ArrayOperations(Protocol[Array]):
     """Operations on arrays of (rows, width); weights are asked for by name, rows first."""
 
     def linear(self, x: Array, names: tuple[str, ...], across: bool) -> Array:
@@ -72,7 +72,7 @@ class Arrays(Protocol[Array]):
 class Lowering(Generic[Array]):
     """Runs an encoder's operations."""
 
-    def __init__(self, encoder: Encoder, arrays: Arrays[Array]) -> None:
+    def __init__(self, encoder: Encoder, arrays: ArrayOperations[Array]) -> None:
         self.encoder, self._arrays = encoder, arrays
 
     def __call__(self, x: Array, where: Where[Array] | None = None) -> Array:

@@ -183,7 +183,7 @@ def text_turns(positions: Sequence[int]) -> Turns:
     return np.tile(np.array(positions, np.int32), (3, 1))
 
 
-def behind(ids: Sequence[int]) -> int:
+def position_shift(ids: Sequence[int]) -> int:
     """Return by how much the positions of text behind `ids` are less than the number of these."""
     shapes = _shapes(np.asarray(ids, np.int64))
     return sum(rows * columns - max(rows, columns) for _, (rows, columns) in shapes)
@@ -197,7 +197,7 @@ def _shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
             yield int(at), picture.shape
 
 
-def ahead(ids: Sequence[int]) -> list[int]:
+def rows_ahead(ids: Sequence[int]) -> list[int]:
     """Return for each token of a prompt's piece how many rows of its own picture follow it."""
     found = [0] * len(ids)
     for at in range(len(ids) - 2, -1, -1):
@@ -206,7 +206,7 @@ def ahead(ids: Sequence[int]) -> list[int]:
     return found
 
 
-def uncut(ids: Sequence[int], start: int, end: int) -> int:
+def end_between_pictures(ids: Sequence[int], start: int, end: int) -> int:
     """Return where a piece ids[start:end] shall end so that it cuts no picture.
 
     That is before the picture, or behind it where the piece begins in it.
@@ -223,7 +223,7 @@ def uncut(ids: Sequence[int], start: int, end: int) -> int:
     return end
 
 
-def pieces(
+def pieces_of(
     ids: Sequence[int], start: int, end: int, most: int, whole: bool
 ) -> Iterator[tuple[int, int]]:
     """Yield pieces of ids[start:end], of `most` tokens or fewer; `whole`: none cuts a picture.
@@ -232,7 +232,7 @@ def pieces(
     """
     while start < end:
         to = min(start + most, end)
-        to = min(uncut(ids, start, to), end) if whole else to
+        to = min(end_between_pictures(ids, start, to), end) if whole else to
         yield start, to
         start = to
 

@@ -1,4 +1,4 @@
-"""Patches of pictures of any size (encoder.py: Free): their order, positions, turns and windows.
+"""Patches of pictures of any size (encoder.py: AnySize): their order, positions, turns and windows.
 
 Source: get_vision_* of `transformers`' vision_utils.py, whose encoders judge it
 (tests/engine/vision).
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.network.vision.encoder import Encoder, Free, Pool, Shuffle
+from orinllm.network.vision.encoder import AnySize, Encoder, Pool, Shuffle
 
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
@@ -38,7 +38,7 @@ def places_of(rows: int, columns: int, merge: int) -> Places:
     return found
 
 
-def turns_of(encoder: Encoder, free: Free, places: Places) -> tuple[Floats, Floats]:
+def turns_of(encoder: Encoder, free: AnySize, places: Places) -> tuple[Floats, Floats]:
     """Return cosines and sines by which heads are turned: (patches, half a head)."""
     half = encoder.head_dim // 2
     frequencies = np.float32(free.base) ** (-np.arange(0, half, 2, dtype=np.float32) / half)
@@ -72,7 +72,7 @@ def interpolated(table: Floats, taps: tuple[Places, Floats]) -> Floats:
     return out
 
 
-def windows_of(free: Free, rows: int, columns: int, places: Places) -> tuple[Places, ...]:
+def windows_of(free: AnySize, rows: int, columns: int, places: Places) -> tuple[Places, ...]:
     """Return the patches of each window, the first of each at the grid's beginning."""
     if not free.window:
         return ()

@@ -12,9 +12,9 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.layer import Activation, Add, Gate, Linear, Norm, X
 from orinllm.network.vision.encoder import (
+    AnySize,
     AttendAll,
     Beside,
-    Free,
     Gelu,
     Join,
     LayerNorm,
@@ -37,7 +37,7 @@ def qwen2vl(header: ClipHeader) -> Projector:
     shape, merge = header.shape(), _merge(header)
     layers = (op for at in range(shape.n_layers) for op in _layer(header, shape, at, 0))
     operations = [*layers, LayerNorm("seen", X, "v.post_ln")]
-    return _projector(header, shape, Free(merge), operations, "qwen2vl_merger")
+    return _projector(header, shape, AnySize(merge), operations, "qwen2vl_merger")
 
 
 def qwen25vl(header: ClipHeader) -> Projector:
@@ -50,7 +50,7 @@ def qwen25vl(header: ClipHeader) -> Projector:
             "for a block of such patches"
         )
     layers = (op for at in range(shape.n_layers) for op in _layer(header, shape, at, every))
-    free = Free(merge, window=window)
+    free = AnySize(merge, window=window)
     operations = [*layers, Norm("seen", X, "v.post_ln")]
     return _projector(header, shape, free, operations, "qwen2.5vl_merger")
 
@@ -70,14 +70,14 @@ def qwen3vl(header: ClipHeader) -> Projector:
             operations += [Join("joined", X, merge**2), norm]
             operations += _two(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
     operations.append(LayerNorm("seen", X, "v.post_ln"))
-    free = Free(merge, learned=math.isqrt(rows))
+    free = AnySize(merge, learned=math.isqrt(rows))
     return _projector(header, shape, free, operations, "qwen3vl_merger", beside)
 
 
 def _projector(
     header: ClipHeader,
     shape: Shape,
-    free: Free,
+    free: AnySize,
     operations: list[Operation],
     kind: str,
     beside: Sequence[str] = (),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from orinllm.batching.sequence import Sequence as Job
+from orinllm.choose.hidden_states import TextVector
 from orinllm.choose.sampling import Sampling
-from orinllm.choose.states import Pool
 from orinllm.errors import BadInput
 from orinllm.server.choices import Event, Post
 from orinllm.server.engine import Engine
@@ -88,7 +88,7 @@ class Embeddings:
         """Wait for all vectors; raises ApiError where the request failed."""
         texts, data = await asyncio.to_thread(self.tokens), []
         for index, ids in enumerate(texts):
-            pool = Pool(self._engine.pooling)
+            pool = TextVector(self._engine.pooling)
             self.run.sequences = [self._job(index, ids, pool)]
             submit(self._engine, self.run, goes_on=index > 0)
             event = await self.run.events.get()
@@ -103,7 +103,7 @@ class Embeddings:
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def _job(self, index: int, ids: list[int], pool: Pool) -> Job:
+    def _job(self, index: int, ids: list[int], pool: TextVector) -> Job:
         sink = _Sink(index, self._post, self.run)
         # A mean needs every token's state, and states are not kept.
         reuse = self._engine.pooling == "last"
@@ -118,7 +118,7 @@ class Embeddings:
             states=pool.take,
         )
 
-    def _said(self, pool: Pool) -> Any:
+    def _said(self, pool: TextVector) -> Any:
         vector = pool.vector
         if not np.isfinite(vector).all():
             raise ApiError(500, "the model's states are no numbers", code="failed")

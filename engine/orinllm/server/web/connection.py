@@ -11,7 +11,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orinllm.server.errors import ApiError
-from orinllm.server.jobs import stopping
+from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
 
 #: Seconds that a connection may take from its beginning, or the end of an answer, to the last byte
@@ -78,7 +78,7 @@ class Patient(H11Protocol):
     def shutdown(self) -> None:
         """End, as soon as a request that is here is answered; the rest of one is not waited for."""
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
-            self._end_with(stopping())
+            self._end_with(stopping_error())
         else:
             super().shutdown()
 

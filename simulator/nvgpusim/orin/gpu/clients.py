@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ...extents import EXTENTS
-from ...memory import caller
+from ...memory import caller_lines
 
 DEVICE, HCQ = "tinygrad.device", "tinygrad.runtime.support.hcq"
 
@@ -24,13 +24,13 @@ def hook_allocator(module: ModuleType) -> None:
         buffer = alloc(self, size, options)
         va = getattr(buffer, "va_addr", None)
         if isinstance(va, int) and getattr(options, "external_ptr", None) is None:
-            EXTENTS.alloc(va, size, "buffer", caller())
+            EXTENTS.alloc(va, size, "buffer", caller_lines())
         return buffer
 
     def free_and_tell(self: Any, opaque: Any, size: int, options: Any = None) -> Any:
         va = getattr(opaque, "va_addr", None)
         if isinstance(va, int):
-            EXTENTS.free(va, caller())
+            EXTENTS.free(va, caller_lines())
         return free(self, opaque, size, options)
 
     allocator.alloc, allocator.free = alloc_and_tell, free_and_tell

@@ -11,7 +11,7 @@ from ... import l2
 from ...memory import MmuFault
 from ...ptx import KernelFault, Launch, Local, PtxError, private_local
 from ...ptx.launch import CHUNK_LANES, PARAM_BASE
-from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
+from .faults import GpuFault, gr_class, illegal_method, mmu, simulator_gap, sm
 from .host import write_semaphore
 from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from .protocols import DONE, Channel, Steps, Work
@@ -309,7 +309,7 @@ class Compute:
             raise sm(e, qmd.program, **found, **c.details()) from e
         except PtxError as e:
             what = f"the interpreter cannot run this kernel: {e}"
-            raise gap(what, **found, **c.details()) from e
+            raise simulator_gap(what, **found, **c.details()) from e
 
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""

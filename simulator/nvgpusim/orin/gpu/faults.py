@@ -51,7 +51,7 @@ def gr_class(what: str, **details: str) -> GpuFault:
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, f"class error: {what}", details))
 
 
-def gap(what: str, **details: str) -> GpuFault:
+def simulator_gap(what: str, **details: str) -> GpuFault:
     """A program that the simulator cannot run: no error of the client's or that a GPU reports."""
     return GpuFault(FaultReport(NOTIFIER_GAP, f"a gap of the simulator: {what}", details))
 

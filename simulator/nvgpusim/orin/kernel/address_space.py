@@ -7,7 +7,7 @@ from os import close as real_close
 from typing import Protocol, runtime_checkable
 
 from ... import l2
-from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
+from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller_lines
 from ..abi import Record
 from ..rules import KernelError
 from .allocator import Buddy
@@ -39,7 +39,7 @@ class Area:
 
     va: int
     size: int
-    line: str = field(default_factory=caller)
+    line: str = field(default_factory=caller_lines)
 
 
 class Vm:
@@ -77,7 +77,7 @@ class Vm:
         va = self.system.alloc(size)
         if va is None:
             return None
-        mapping = Mapping(va, size, buf, read_only=True, kernel=True, line=caller())
+        mapping = Mapping(va, size, buf, read_only=True, kernel=True, line=caller_lines())
         self.pages.map(mapping)
         return mapping
 
@@ -92,7 +92,7 @@ class Vm:
 
     def unmap(self, mapping: Mapping) -> None:
         """Take a user mapping away at once, whatever its references."""
-        self.pages.unmap(mapping, caller())
+        self.pages.unmap(mapping, caller_lines())
         l2.board().flush(invalidate=True)
         if not mapping.fixed:
             self.user.free(mapping.va)
@@ -239,7 +239,7 @@ class AsFile(File):
         new = Mapping(0, size, buf, start, flags=kept)
         new.read_only = access == READ_ONLY_ACCESS or (read_only and access == 0)
         new.kind = kind if compr == KIND_INVALID else compr
-        new.line, new.fixed = caller(), bool(flags & FIXED)
+        new.line, new.fixed = caller_lines(), bool(flags & FIXED)
         old = self._same(new, offset)
         if old is not None:
             old.refs += 1

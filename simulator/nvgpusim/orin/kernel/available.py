@@ -54,7 +54,7 @@ def meminfo(kernel: Board) -> str:
     return "".join(f"{name + ':':15} {size >> 10:8} kB\n" for name, size in lines.items())
 
 
-def room(kernel: Board) -> int:
+def nvmap_room(kernel: Board) -> int:
     """Bytes that nvmap compares a request with."""
     if kernel.options.memory_end == "refuse":
         return for_nvmap(kernel) - cached(kernel) * 5 // 8
@@ -62,7 +62,7 @@ def room(kernel: Board) -> int:
     return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram
 
 
-def take(kernel: Board, size: int) -> None:
+def take_pages(kernel: Board, size: int) -> None:
     """Take the pages of a request that nvmap let pass; the OOM killer may be the answer."""
     left = for_nvmap(kernel)
     if size > left:

@@ -13,7 +13,7 @@ from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
 from .address_space import Vm
 from .file import Board, File, handler
-from .objects import check_runqueues, known
+from .gpu_classes import check_runqueues, known
 from .shape import GR_RUNLIST, RUNLISTS
 from .tsg import Subcontext, Tsg
 

@@ -23,7 +23,7 @@ from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
 from os import close as _real_close
 
 from ...locks import Lock
-from ...memory import DmaBuf, caller
+from ...memory import DmaBuf, caller_lines
 from ...options import Options
 from ..abi import abi
 from ..ctxsw import WFI
@@ -280,7 +280,8 @@ class Kernel:
             for old in self.unmapped(address, end - address):
                 if isinstance(old, DmaBuf) and old is not what:
                     self.journal.note(
-                        f"mmap at {address:#x} replaced the CPU mapping of {old!r}: {caller()}"
+                        f"mmap at {address:#x} replaced the CPU mapping of {old!r}: "
+                        f"{caller_lines()}"
                     )
             if isinstance(what, DmaBuf):
                 what.get("cpu")
@@ -454,7 +455,7 @@ class _Errors:
             return
         journal = self.kernel.journal
         journal.rule(error.rule)
-        journal.refused(self.call, self.what, error, caller())
+        journal.refused(self.call, self.what, error, caller_lines())
         raise OSError(error.errno, os.strerror(error.errno)) from error
 
 

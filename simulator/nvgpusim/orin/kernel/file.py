@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from ...locks import Lock
-from ...memory import DmaBuf, caller
+from ...memory import DmaBuf, caller_lines
 from ...options import Options
 from ..abi import Abi, Ioctl, Record, ioc_dir, ioc_nr, ioc_size, ioc_type
 from ..gpu_api import ChannelPort, Executor, FaultReport
@@ -140,7 +140,7 @@ class File:
 
     def __init__(self, kernel: Board) -> None:
         self.kernel = kernel
-        self.line = caller()
+        self.line = caller_lines()
         self.key: Key = (0, 0)
         self.peer: socket.socket | None = None
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from os import close as real_close
 
-from ...memory import PAGE, DmaBuf, caller
+from ...memory import PAGE, DmaBuf, caller_lines
 from ..rules import KernelError
 from .file import Board
 
@@ -30,7 +30,7 @@ class Handle:
     flags: int = 0
     users: int = 0
     read_only: bool = False
-    line: str = field(default_factory=caller)
+    line: str = field(default_factory=caller_lines)
 
 
 class NvMapState:
@@ -51,7 +51,7 @@ class NvMapState:
         buf = DmaBuf(
             size,
             f"handle {number:#x}",
-            line=caller(),
+            line=caller_lines(),
             poison=self.kernel.options.poison,
             on_free=self._freed,
         )

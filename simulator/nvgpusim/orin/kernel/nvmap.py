@@ -10,7 +10,7 @@ from os import close as real_close
 from ...memory import PAGE, DmaBuf
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
-from .available import room, take
+from .available import nvmap_room, take_pages
 from .cpumaps import CpuMapping
 from .file import Board, File, handler
 from .handles import Handle, NvMapState
@@ -126,14 +126,14 @@ class NvMapFile(File):
         heap = mask & HEAPS
         if not heap:
             raise self.refuse("alloc.heap", f"heap_mask {mask:#x}")
-        if handle.buf.size > (room(self.kernel) if heap & HEAP_IOVMM else CARVEOUT_SIZE):
+        if handle.buf.size > (nvmap_room(self.kernel) if heap & HEAP_IOVMM else CARVEOUT_SIZE):
             raise self.refuse("alloc.ram", f"{handle.buf.size:#x} bytes")
         if handle.buf.allocated:
             raise self.refuse("alloc.twice")
         if any(mask & alone and mask & ~alone for alone in EXCLUSIVE):
             raise self.refuse("alloc.exclusive", f"heap_mask {mask:#x}")
         if heap & HEAP_IOVMM:
-            take(self.kernel, handle.buf.size)
+            take_pages(self.kernel, handle.buf.size)
         try:
             handle.buf.populate(handle.fd)
         except OSError as error:

@@ -12,7 +12,7 @@ from ..gpu_api import ChannelPort, SmError
 from ..rules import KernelError
 from .address_space import AsFile, Vm
 from .file import Board, File, handler
-from .objects import GrContext
+from .gpu_classes import GrContext
 
 MAX_VEIDS = 64
 MAX_CHANNELS = 128

@@ -40,7 +40,7 @@ _told: set[str] = set()
 _hung: set[tuple[str, ...]] = set()
 
 
-def tell(line: str) -> None:
+def tell_not_compiled(line: str) -> None:
     """Say on stderr, once, why kernels are not compiled."""
     if line not in _told:
         _told.add(line)
@@ -54,12 +54,14 @@ def compiler() -> tuple[str, ...]:
     try:
         asked = shlex.split(os.environ.get("CC", ""))
     except ValueError as e:
-        tell(f"CC={os.environ['CC']}: {e}")
+        tell_not_compiled(f"CC={os.environ['CC']}: {e}")
         return ()
     if asked:
         if found := shutil.which(asked[0]):
             return found, *asked[1:]
-        tell(f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)")
+        tell_not_compiled(
+            f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)"
+        )
         return ()
     names = ("clang", "gcc", "cc")
     known: list[tuple[str, ...]] = [(found,) for name in names if (found := shutil.which(name))]
@@ -96,14 +98,14 @@ def _machine() -> bytes:
     return repr((platform.machine(), platform.processor(), known)).encode()
 
 
-def load(text: str) -> Any:
+def load_compiled(text: str) -> Any:
     """The function `run` of a C file, compiled now or found in the folder; None if it cannot be."""
     command = compiler()
     if command in _hung:
         return None
     if not command:
         if not os.environ.get("CC"):
-            tell("no C compiler (install clang or gcc, or `pip install ziglang`)")
+            tell_not_compiled("no C compiler (install clang or gcc, or `pip install ziglang`)")
         return None
     directory = cache_directory() / "native"
     try:
@@ -112,7 +114,7 @@ def load(text: str) -> Any:
         library = directory / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _mine(directory, directory.stat()):
-            tell(f"{directory}: others may write there (it must be yours, mode 0700)")
+            tell_not_compiled(f"{directory}: others may write there (it must be yours, mode 0700)")
             return None
         run = _kept(library)
         if run is None:
@@ -122,14 +124,14 @@ def load(text: str) -> Any:
     except subprocess.CalledProcessError as e:
         said = e.stderr.decode(errors="replace").splitlines()
         error = next((n for n in said if "error:" in n or "failed:" in n), "no message")
-        tell(f"{command[0]} cannot compile a kernel ({error})")
+        tell_not_compiled(f"{command[0]} cannot compile a kernel ({error})")
         return None
     except subprocess.TimeoutExpired:
         _hung.add(command)
-        tell(f"{command[0]} was ended: it had not compiled a kernel in {SECONDS} s")
+        tell_not_compiled(f"{command[0]} was ended: it had not compiled a kernel in {SECONDS} s")
         return None
     except (OSError, AttributeError) as e:
-        tell(f"{directory}: {e}")
+        tell_not_compiled(f"{directory}: {e}")
         return None
     run.argtypes, run.restype = [ctypes.c_void_p], ctypes.c_int
     return run

@@ -11,7 +11,7 @@ from ..compile import END
 from ..spaces import WINDOW_BYTES
 from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, ZERO, Lanes, State
 from . import build
-from .plan import CHAIN, GROUP, STORE, Plan, make
+from .plan import CHAIN, GROUP, STORE, Plan, cut_kernel
 from .text import ODD, source
 from .values import at
 from .watch import Watcher
@@ -77,10 +77,10 @@ def compile_native(code: Compiled, watched: bool) -> Native | None:
 
     `watched`: for launches under the sanitizer.
     """
-    plan = make(code.module, code.kernel, code.starts, code.sites if watched else None)
+    plan = cut_kernel(code.module, code.kernel, code.starts, code.sites if watched else None)
     if not any(kind in (CHAIN, STORE, GROUP) for kind in plan.kinds):
         return None
-    function = build.load(source(plan))
+    function = build.load_compiled(source(plan))
     return None if function is None else Native(plan, function, code)
 
 

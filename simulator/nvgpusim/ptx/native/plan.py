@@ -84,7 +84,9 @@ def _slots(instr: Instr, kernel: Kernel) -> list[int]:
     return out
 
 
-def used(instr: Instr, kernel: Kernel, text: Text | None) -> tuple[set[int], set[int], set[int]]:
+def used_registers(
+    instr: Instr, kernel: Kernel, text: Text | None
+) -> tuple[set[int], set[int], set[int]]:
     """Registers that an instruction reads, may write and surely writes in every lane."""
     every = {r for arg in instr.args for r in registers(arg)}
     slots = set(_slots(instr, kernel))
@@ -101,7 +103,7 @@ def used(instr: Instr, kernel: Kernel, text: Text | None) -> tuple[set[int], set
     return rest, first, first
 
 
-def make(
+def cut_kernel(
     module: Module,
     kernel: Kernel,
     starts: Collection[int] = (),
@@ -163,7 +165,9 @@ def successors(code: Code, n: int) -> list[int]:
 def _flow(plan: Plan) -> None:
     """Find what lives where: the usual backward iteration over the blocks."""
     code, kernel = plan.code, plan.code.kernel
-    blocks = [[used(i, kernel, plan.texts.get(id(i))) for i in b.instrs] for b in code.blocks]
+    blocks = [
+        [used_registers(i, kernel, plan.texts.get(id(i))) for i in b.instrs] for b in code.blocks
+    ]
     for block, one in zip(code.blocks, blocks, strict=True):
         if len(block.instrs) > len(block.ops):  # a jump that C writes reads its guard alone
             last = block.instrs[-1]

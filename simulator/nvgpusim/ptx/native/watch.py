@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..state import State
 
 PIECES, LOST = 64, 1 << 16
-"""Buffers that are known at a time; reads in between that one call may leave (see `Crowd`)."""
+"""Buffers that are known at a time; reads in between that one call may leave (see `OtherReads`)."""
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _CALLED = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 

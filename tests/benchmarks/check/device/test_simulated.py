@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from orinbench.check.device.report import load_report
-from orinbench.child import Ended, run
+from orinbench.child import CommandEnd, run
 from orinbench.cli import orinbench
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -31,7 +31,7 @@ def compilers() -> dict[str, str]:
 
 def simulated(
     *command: str | Path, options: tuple[str, ...] = (), variables: dict[str, str] | None = None
-) -> Ended:
+) -> CommandEnd:
     """Run a command on a simulated board."""
     simulator = (sys.executable, "-m", "nvgpusim", "--quiet", *options, "--")
     return run((*simulator, *command), 900, compilers() | (variables or {}))

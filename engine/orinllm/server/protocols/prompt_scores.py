@@ -36,7 +36,7 @@ class PromptScores:
                         len(ids) - 1,
                         frozenset(),
                         sink,
-                        Held(ids[1:], engine.vocab_size),
+                        ForcedText(ids[1:], engine.vocab_size),
                         common.top,
                         common.reuse,
                         common.client,
@@ -54,7 +54,7 @@ class PromptScores:
         return [sink.found for sink in self._sinks]
 
 
-class Held:
+class ForcedText:
     """A constraint that allows one text, token by token."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:

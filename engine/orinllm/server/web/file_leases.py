@@ -18,7 +18,7 @@ _WHY = {
 }
 
 
-class Leases:
+class FileLeases:
     """Leases on files; SIGIO comes when one is to be overwritten.
 
     missing: why there is none on a file.

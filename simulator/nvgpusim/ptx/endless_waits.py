@@ -33,7 +33,7 @@ TOLD = 4
 Look = tuple[Instr, str, Any, Lanes]
 
 
-class Progress:
+class EndlessWaits:
     """Progress of one chunk's run.
 
     `ripe`: a look is due. `judging`: a group goes on alone, a piece at a time.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from .l2 import LINE, Lines
 
 
-class Shown(Protocol):
-    """The part of a Mapping that `Extents` reads."""
+class ShownMapping(Protocol):
+    """The part of a Mapping that `MappingsTable` reads."""
 
     va: int
     size: int
@@ -30,15 +30,15 @@ def _at(array: Any) -> int:
     return address
 
 
-class Extents:
+class MappingsTable:
     """One row a mapping: start, size, CPU addresses of its memory, of the L2's lines of it and of
     their states (0 without), 1 if it may be written."""
 
     def __init__(self) -> None:
-        self.seen: tuple[Sequence[Shown] | None, int] = None, 0
+        self.seen: tuple[Sequence[ShownMapping] | None, int] = None, 0
         self.rows = np.zeros((0, 6), np.uint64)
 
-    def of(self, maps: Sequence[Shown], moves: int) -> NDArray[np.uint64]:
+    def of(self, maps: Sequence[ShownMapping], moves: int) -> NDArray[np.uint64]:
         """The rows of `maps`: the same array until that list, or `moves`, is another."""
         if self.seen[0] is maps and self.seen[1] == moves:
             return self.rows

@@ -12,7 +12,7 @@ from .state import Lanes, State
 from .syntax import Instr, Vec, registers
 
 
-def at(instr: Instr | None) -> str:
+def place_of(instr: Instr | None) -> str:
     """Describe an instruction's position."""
     if instr is None:
         return "unknown instruction"
@@ -39,7 +39,7 @@ def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
     return total // len(items) * (used[-1] + 1 if used else 0)
 
 
-class Ends(Clocks):
+class AccessTargets(Clocks):
     """Targets of accesses, and their wording in a finding."""
 
     init = bounds = True
@@ -53,7 +53,7 @@ class Ends(Clocks):
         sites = self.launch.code.sites
         if not 0 < site <= len(sites):
             return verb
-        return f"{verb} ({at(sites[site - 1])})"
+        return f"{verb} ({place_of(sites[site - 1])})"
 
     def report(self, kind: str, key: Any, text: str) -> None:
         """A finding, once for each pair of instructions."""

@@ -39,7 +39,7 @@ def normed(rows: Floats, weight: Floats, eps: float) -> Floats:
     return found
 
 
-class Pool:
+class TextVector:
     """One text's vector while its states come, from the first position on."""
 
     def __init__(self, kind: Pooling) -> None:
