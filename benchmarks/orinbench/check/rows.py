@@ -15,6 +15,8 @@ from orinbench.measure.results import LaneResult, RowResult
 # Two ways of an engine differ by at most this, of the logits' spread: times what the gate allows
 # one way, or where the gate did not look, as much as 8-bit activations make of deep models.
 _TWO_WAYS, _UNKNOWN = 2.5, 0.25
+# Of a batch whose other sequences change: nothing, but for sums in another order.
+_SAME = 0.01
 # Rows of an encoder in halves differ from those in floats by a tenth of this (docs/vision.md).
 _ENCODED = 0.01
 # Share of draws that rounding may move to the next token.
@@ -37,6 +39,10 @@ def require_row(lane: LaneResult, row: RowResult) -> None:
         limit, where = _ENCODED, where.replace("last logits", "rows")
     if found.error > limit:
         raise CheckFailed(f"{where} {_percent(found.error)} off {found.against}, {_most(limit)}")
+    if found.mixed > _SAME:
+        raise CheckFailed(
+            f"{where} {_percent(found.mixed)} off if other sequences change, {_most(_SAME)}"
+        )
     if found.misdrawn > _MISDRAWN * found.drawn:
         raise CheckFailed(
             f"check of {lane.plan.name} {row.case.label} failed: {found.misdrawn} of {found.drawn} "

@@ -99,6 +99,7 @@ class RowChecked:
     logits: Any = None
     misdrawn: int = 0  # of `drawn` tokens, those that the host would not draw from the same logits
     drawn: int = 0
+    mixed: float = 0.0  # as `error`: of a batch among copies of one of its sequences
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """A row's numbers at its own depth and batch: what is timed, computed in a second way.
 
-The gate judges 24 tokens of one sequence against a float64 reference. What a row computes beyond
-that is compared here with other kernels of the engine: a prompt's last logits with those of a
-decoded token, a decoded token's with those of a prompt, and each sequence of a batch with the same
-sequence alone.
+The gate judges tokens of one sequence against a float64 reference. What a row computes beyond that
+is compared here with other kernels of the engine: a prompt's last logits with those of a decoded
+token, a decoded token's with those of a prompt, and each sequence of a batch with the same sequence
+alone, and with the same batch among copies of itself. One page of a long text that is another's
+changes logits by less than two ways of an engine differ: so all memory that a sequence has not
+written holds numbers that show wherever they are read (stale.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.measure.backends.backend import RowChecked
+from orinbench.measure.backends.stale import spoil
+from orinbench.measure.backends.tinygrad_paths import has_states
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.plan import Case
 from orinbench.measure.sampled import ways_of
@@ -32,16 +36,18 @@ def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChec
 
     A case without generation is its prompt; the other way decodes the last token of it, or for a
     generation reads all of it as a prompt. The first way's sequences lie in every so many pages
-    from the last one down, the other's in neighbours. Tokens that are drawn must be those that the
-    host draws.
+    from the last one down, the other's in neighbours, and its prompts are cut elsewhere. Tokens
+    that are drawn must be those that the host draws.
     """
     read, ways = case.n_depth + case.n_prompt, ways_of(case, 0)
     got = _Decoded(runner, rows, read, ways)
     if case.n_parallel > 1:
+        mixed = got.mixed()
         alone = [_Decoded(runner, [row], len(row) - 1).logits[0] for row in rows]
         found = compared(got.logits, alone, "the same sequences alone", rows[0])
+        found = replace(found, mixed=mixed)
     elif case.n_gen:
-        other = _Decoded(runner, rows, len(rows[0]) - 1)
+        other = _Decoded(runner, rows, len(rows[0]))
         found = compared(got.logits, other.logits, "the same tokens as a prompt", rows[0])
     else:
         other = _Decoded(runner, rows, max(0, len(rows[0]) - 1 - _LAST))
@@ -56,14 +62,15 @@ _LAST = 16
 class _Decoded:
     """Rows whose first `read` tokens are read as a prompt, and the others decoded.
 
-    The last token of all is decoded, by a batch where there are several rows. `ways` says how each
-    draws; none: the most likely tokens, on neighbouring pages.
+    Of several rows the last token is decoded at least, by a batch. `ways` says how each draws;
+    none: the most likely tokens, on neighbouring pages, behind a prompt whose pieces begin half a
+    chunk later.
     """
 
     def __init__(
         self, runner: Runner, rows: Sequence[Ids], read: int, ways: Sequence[Sampling] = ()
     ) -> None:
-        self._runner, self._rows = runner, rows
+        self._runner, self._rows, self._read = runner, rows, read
         self._ways = ways or [_GREEDY] * len(rows)
         self.misdrawn = self.drawn = 0
         count, n = pages_of(runner.context), len(rows)
@@ -76,15 +83,39 @@ class _Decoded:
         ]
         for slot, place in enumerate(self._places):
             place.slot = slot
+        spoil(runner, 1 if ways else 2)
+        begins = n == 1 and read >= len(rows[0]) > 1
         read = min(read, len(rows[0]) - 1)
-        for row, pages in zip(rows, self._places, strict=True):
-            for at, end in pieces_of(row, 0, read, runner.chunk, whole=True):
+        half = 0 if ways or min(rows[0]) < 0 else min(runner.chunk // 2, read)  # pictures are whole
+        cuts = (0, half), (half, read)
+        cut = [[p for at in cuts for p in pieces_of(row, *at, runner.chunk, True)] for row in rows]
+        for row, pages, parts in zip(rows, self._places, cut, strict=True):
+            for at, end in parts[: len(parts) - begins]:
                 runner.fill(pages, row, at, end)
         for position in range(read, len(rows[0])):
-            self._step(position)
+            self._step(position, cut[0][-1][0] if begins else None)
         self.logits = [np.array(logits) for logits in runner.logits()[:n]]
 
-    def _step(self, position: int) -> None:
+    def mixed(self) -> float:
+        """Return how far logits are apart if all the others are copies of the same sequence.
+
+        Its pages are all that such a batch reads. Recurrent states are in slots of their own, and
+        are computed once more.
+        """
+        worst, rows, places = 0.0, self._rows, self._places
+        if has_states(self._runner):
+            copies = _Decoded(self._runner, [rows[0]] * len(rows), self._read).logits
+            return compared(copies, [self.logits[0]] * len(rows), "", rows[0]).error
+        for row, place, logits in zip(rows, places, self.logits, strict=True):
+            self._rows, self._places = [row] * len(rows), [place] * len(rows)
+            self._step(len(row) - 1)
+            found = [*self._runner.logits()[: len(rows)]]
+            worst = max(worst, compared(found, [logits] * len(rows), "", row).error)
+        self._rows, self._places = rows, places
+        return worst
+
+    def _step(self, position: int, start: int | None = None) -> None:
+        """Decode a token of each row, or of one row read a prompt's last piece from `start` on."""
         each = [
             Row(
                 row[position],
@@ -95,7 +126,10 @@ class _Decoded:
             )
             for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
         ]
-        self._runner.launch(each)
+        if start is None:
+            self._runner.launch(each)
+        else:
+            self._runner.begin(each[0], start)
         tokens = [drawn.token for drawn in self._runner.collect()]
         if position < len(self._rows[0]) - _LAST:
             return

@@ -135,7 +135,8 @@ class OneSequence:
         return given
 
 
-def _has_states(runner: Runner) -> bool:
+def has_states(runner: Runner) -> bool:
+    """Say whether its model has recurrent states, which do not go back."""
     if isinstance(runner, FusedRunner):
         return runner.executor.memory.states is not None
     return isinstance(runner, CpuRunner) and bool(runner.path.config.state_size)
@@ -170,7 +171,7 @@ class EngineLoop:
     def __init__(self, runner: Runner) -> None:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
         # Its states do not go back: a prompt at a depth would be timed with the depth.
-        self.recurrent = _has_states(runner)
+        self.recurrent = has_states(runner)
         self.forget()
 
     def forget(self) -> None:

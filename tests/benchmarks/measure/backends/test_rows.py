@@ -22,7 +22,7 @@ from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
 from orinbench.synth import write_synthetic
 from orinllm.batching.runner import Drawn
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.fused import Decoder, FusedExecutor
 
 pytestmark = pytest.mark.usefixtures("cpu_device")
 CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1, 0, 0)]
@@ -60,6 +60,10 @@ class Faulty:
         self._real.launch(rows)
         self._at, self._steps = rows[0].position, self._steps + 1
 
+    def begin(self, row: Any, start: int) -> None:
+        self._real.begin(row, start)
+        self._at, self._steps = row.position, 1
+
     def logits(self) -> Any:
         found = np.array(self._real.logits())
         if self._at >= self._since and self._fault == "none":
@@ -89,14 +93,14 @@ def test_a_batch_is_compared_with_its_sequences_alone(
     from orinllm.batching.fused_runner import FusedRunner
 
     runner = FusedRunner(load_emulated(tiny_path, 64, pages=8), 2)
-    case = Case(0, 2, 5, n_parallel=2)
+    case = Case(0, 1, 2, n_parallel=2)
     found = check_engine_row(runner, case, rows_of(case))
     assert found.finite and found.error < 0.05 and found.against == "the same sequences alone"
 
     # What is timed draws at random there, too.
     loop = EngineLoop(runner)
-    _, _, drawn = loop.answer(rows_of(case), 8, ways_of(replace(case, n_gen=8), seed=1))
-    assert all(len(set(tokens)) > 5 for tokens in drawn) and drawn[0] != drawn[1]
+    _, _, drawn = loop.answer(rows_of(case), 4, ways_of(replace(case, n_gen=4), seed=1))
+    assert all(len(set(tokens)) > 2 for tokens in drawn) and drawn[0] != drawn[1]
 
     class Swapped(Faulty):
         def logits(self) -> Any:
@@ -105,12 +109,40 @@ def test_a_batch_is_compared_with_its_sequences_alone(
     swapped = check_engine_row(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
     assert swapped.error > 0.5
 
-    # Pages are found by the table, not in their order.
-    table_row = Memory.table_row
-    first = lambda memory, pages: table_row(memory, range(len(pages)))  # noqa: E731
-    monkeypatch.setattr(Memory, "table_row", first)
-    runner = FusedRunner(runner.executor, 2)
-    assert check_engine_row(runner, case, rows_of(case)).error > 0.5
+    # Every token reads a page that nobody has written, or one of the other sequence's.
+    place = Decoder.place
+    for stale in (lambda pages: [[7]] * len(pages), lambda pages: [*pages[1:], pages[0]]):
+        monkeypatch.setattr(Decoder, "place", lambda *a, of=stale: place(a[0], of(a[1]), *a[2:]))
+        runner = FusedRunner(runner.executor, 2)
+        found = check_engine_row(runner, case, rows_of(case))
+        assert found.error > 0.5 and (found.mixed > 0.5) == (stale([1, 2]) == [2, 1])
+
+
+@pytest.mark.parametrize("fault", ["", "tokens", "prompt"])
+def test_a_stale_page_of_a_long_text_shows(
+    emulation: None, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """One of three pages, whose effect on logits was 0.5 %: both ways read it."""
+    from orinllm.batching.fused_runner import FusedRunner
+
+    place, table = Decoder.place, FusedExecutor.place
+
+    def other(pages: Sequence[int]) -> list[int]:
+        return [page if at != 1 else 3 for at, page in enumerate(pages)]
+
+    if fault == "tokens":
+        monkeypatch.setattr(Decoder, "place", lambda *a: place(a[0], [other(a[1][0])], *a[2:]))
+    elif fault == "prompt":
+
+        def placed(executor: FusedExecutor, pages: Sequence[int], states: int = 0) -> None:
+            table(executor, other(pages), states)
+            executor.decoder().place([pages])
+
+        monkeypatch.setattr(FusedExecutor, "place", placed)
+    runner = FusedRunner(load_emulated(tiny_path, 192, pages=4), 1)
+    case = Case(0, 2, 140)
+    found = check_engine_row(runner, case, rows_of(case))
+    assert found.error > 0.5 if fault else found.error < 0.05
 
 
 def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_path: Path) -> None:
@@ -119,7 +151,7 @@ def test_each_sequence_of_a_batch_has_states_of_its_own(emulation: None, tmp_pat
 
     write_synthetic(tmp_path / "m.gguf", "tiny-lfm2", "F16", 0)
     executor = load_emulated(tmp_path / "m.gguf", 64, pages=8, slots=(2, 0))
-    runner, case = FusedRunner(executor, 2), Case(0, 2, 5, n_parallel=2)
+    runner, case = FusedRunner(executor, 2), Case(0, 1, 2, n_parallel=2)
     found = check_engine_row(runner, case, rows_of(case))
     assert found.finite and found.error < 0.01
     assert EngineLoop(runner).recurrent
