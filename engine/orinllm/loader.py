@@ -26,7 +26,7 @@ from orinllm.gpu.kernels.buffers import (
     round_up,
 )
 from orinllm.gpu.plan import Plan, Say, cache_bytes, check_types, make_plan, quiet
-from orinllm.network.arch import config_of
+from orinllm.network.arch import block_of, config_of
 from orinllm.network.config import Config
 
 if TYPE_CHECKING:
@@ -80,6 +80,14 @@ class Network:
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         return Network(gguf, config, length, kv)
+
+    def block(self) -> Config:
+        """Return the file's block that proposes tokens (MTP); raises BadInput where it has none."""
+        gguf = self.gguf
+        try:
+            return block_of(gguf.metadata, gguf.tensors, gguf.vector, self.context)
+        except BadInput as error:
+            raise BadInput(f"{gguf.path}: {error}") from None
 
 
 def _context(asked: int | None, trained: int) -> int:

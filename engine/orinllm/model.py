@@ -17,7 +17,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 from orinllm.batching.cache import Store
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import Draft, Proposer
+from orinllm.batching.proposers import MTP, Block, Draft, Proposer
 from orinllm.batching.runner import Logprobs, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, ClosedError, Scheduler
 from orinllm.batching.sequence import Constraint, Sequence
@@ -249,8 +249,11 @@ class Model:
     def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
         """Load a smaller model of the same vocabulary that proposes, onto the same device.
 
-        Raises BadInput for a file that is none.
+        "mtp" is the block that the model's own file has for it. Raises BadInput for a file that is
+        none, or has none.
         """
+        if path == MTP:
+            return load_block(self.header, self.plan, self.runner)
         general = self.runner.name == "general"
         return load_draft(self.header, path, self.plan.device, general, say)
 
@@ -393,6 +396,21 @@ def check_guesses(runner: Runner, header: Header, plan: Plan, what: str) -> None
         f"{what}: the {runner.name} path on {plan.device} takes one token at a time; the fused "
         "kernels and the CPU take several"
     )
+
+
+def load_block(header: Header, plan: Plan, runner: Runner) -> Block:
+    """Load the block of a model's file that proposes, for what runs the model.
+
+    Raises BadInput where there is none, or the path takes one token at a time.
+    """
+    network = header.network
+    config = network.block()
+    check_guesses(runner, header, plan, f"--draft {MTP}")
+    from orinllm.batching.cpu_runner import CpuRunner
+    from orinllm.cpu.block import CpuBlock
+
+    assert isinstance(runner, CpuRunner), "the fused kernels do not go back in recurrent states"
+    return Block(CpuBlock(runner.path, network.gguf, config))
 
 
 def load_draft(

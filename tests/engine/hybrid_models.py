@@ -258,9 +258,19 @@ def wide(keys: Keys) -> Keys:
     return found
 
 
-def tensors(name: str, wider: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Return the weights of a model, all of which 16-bit floats hold."""
+def block(name: str) -> Shapes:
+    """Return the tensors of a block that proposes tokens: one like the last layer."""
+    own = {"nextn.eh_proj.weight": (DIM, 2 * DIM)}
+    return MODELS[name][2][-1] | own | _norms(*(f"nextn.{n}" for n in _BLOCK_NORMS))
+
+
+_BLOCK_NORMS = ("enorm", "hnorm", "shared_head_norm")
+
+
+def tensors(name: str, wider: bool = False, mtp: bool = False) -> dict[str, NDArray[np.float32]]:
+    """Return the weights of a model, all of which 16-bit floats hold; `mtp`: and of a block."""
     architecture, _, layers = MODELS[name]
+    layers = [*layers, block(name)] if mtp else layers
     shapes: Shapes = {"token_embd.weight": (VOCAB, DIM), "output.weight": (VOCAB, DIM)}
     shapes[f"{'token_embd' if 'lfm2' in name else 'output'}_norm.weight"] = (DIM,)
     if architecture == "gemma4":
@@ -294,12 +304,15 @@ def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
 _FLOATS = (*_ALIKE, "ffn_gate_inp.weight", "ssm_alpha.weight", "ssm_beta.weight")
 
 
-def write(path: Path, name: str, quant: str | None = None) -> None:
-    """Write the file of a model; `quant`: of a wide one, whose matrices are of that type."""
+def write(path: Path, name: str, quant: str | None = None, mtp: bool = False) -> None:
+    """Write the file of a model; `quant`: of a wide one, whose matrices are of that type.
+
+    `mtp`: with a block that proposes tokens.
+    """
     architecture, keys, layers = MODELS[name]
-    keys = wide(keys) if quant else keys
+    keys = (wide(keys) if quant else keys) | ({"nextn_predict_layers": 1} if mtp else {})
     writer = GGUFWriter(path, architecture)
-    writer.add_block_count(len(layers))
+    writer.add_block_count(len(layers) + mtp)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDER * DIM if quant else DIM)
     writer.add_head_count(HEADS)
@@ -314,7 +327,7 @@ def write(path: Path, name: str, quant: str | None = None) -> None:
             writer.add_float32(full, value)
         else:
             writer.add_uint32(full, value)
-    for tensor, values in tensors(name, quant is not None).items():
+    for tensor, values in tensors(name, quant is not None, mtp).items():
         packs = quant and values.ndim > 1 and not tensor.endswith((*_FLOATS, *_SMALL))
         if packs:
             kind = GGMLQuantizationType[str(quant)]

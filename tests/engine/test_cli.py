@@ -91,6 +91,7 @@ def test_guessed_tokens_leave_the_answer_as_it_is(guess: list[str]) -> None:
         (["--lookup", "--draft", MODEL], "--lookup, --draft: two ways to guess tokens; "),
         (["--lookup", "--repeat-penalty", "1.2"], "--lookup: guesses no tokens under penalties; "),
         (["--draft", "/nowhere.gguf"], "/nowhere.gguf: "),
+        (["--draft", "mtp"], f"{MODEL}: llama.nextn_predict_layers is missing "),
     ],
 )
 def test_guesses_that_cannot_be(flags: list[str], why: str) -> None:

@@ -188,7 +188,7 @@ class Oracle:
     def begin(self, how: Sampling) -> None:
         pass
 
-    def propose(self, text: Iterable[int], most: int) -> list[int]:
+    def propose(self, text: Iterable[int], most: int, pages: Iterable[int] = ()) -> list[int]:
         first = len(list(text))
         places = range(first, min(first + most, len(self._whole)))
         return [self._whole[at] ^ (at % self._wrong == 0) for at in places]

@@ -28,7 +28,7 @@ class Oracle:
     def begin(self, how: Sampling) -> None:
         pass
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         places = range(len(text), min(len(text) + most, len(self._whole)))
         return [self._whole[at] ^ (at % 3 == 0) for at in places]
 

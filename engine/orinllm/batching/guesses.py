@@ -91,5 +91,5 @@ class SpeculatingRunner:
         if draw.before is not self._text or proposer is not self._asked:
             proposer.begin(draw.sampling)
             self._text, self._asked = draw.before, proposer
-        guesses = proposer.propose(draw.before, row.room)
+        guesses = proposer.propose(draw.before, row.room, row.pages)
         return list(itertools.takewhile(lambda token: token >= 0, guesses))  # no rows of pictures

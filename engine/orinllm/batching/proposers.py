@@ -7,12 +7,19 @@ text is the same, and drawn text too.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from orinllm.batching.runner import Draw, Row, Runner, agreeing
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.runner import Draw, Floats, Row, Runner, agreeing
+from orinllm.choose.sampling import Sampling, sample
 from orinllm.gpu.kernels.buffers import pages_of
 
+if TYPE_CHECKING:
+    from orinllm.cpu.block import CpuBlock
+
+#: The name of a file's own block, where that of a draft model is expected.
+MTP = "mtp"
+# Tokens that a block proposes at most: a head of the whole vocabulary each (llama.cpp's default).
+_MOST_OF_BLOCK = 3
 # Tokens that must have come before for what followed them to be proposed, the longest first.
 _GRAMS = (4, 3, 2)
 
@@ -24,8 +31,11 @@ class Proposer(Protocol):
         """Begin an answer that is drawn like this."""
         ...
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that may follow a text, which grows from call to call."""
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
+        """Return up to `most` tokens that may follow a text, which grows from call to call.
+
+        `pages`: where the model has the keys and values of all but its last token.
+        """
         ...
 
 
@@ -40,7 +50,7 @@ class Lookup:
         """Forget the last text."""
         self._text, self._after = [], {}
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         """Return what followed the text's last four, three or two tokens the last time."""
         for end in range(len(self._text), len(text)):
             # The tokens before this one have it behind them, from now on.
@@ -67,7 +77,7 @@ class Draft:
         """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
         self._how = how
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         """Return the smaller model's next tokens, as far as its context goes."""
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
@@ -102,3 +112,33 @@ class Draft:
             if goes_on and runner.under_way == 1:
                 runner.launch([Row(token, at, self._pages, draw)])
         return found
+
+
+class Block:
+    """Proposes what a block of the model's own file says (MTP), from the model's states."""
+
+    def __init__(self, block: "CpuBlock") -> None:
+        self._block, self._each = block, pages_of(block.context)  # pages of a slot
+        self._how = Sampling(temperature=0)
+        self._held: dict[int, list[int]] = {}  # by slot: texts whose keys and values it has
+
+    def begin(self, how: Sampling) -> None:
+        """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
+        self._how = how
+
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
+        """Return the block's next tokens; it reads what it has not read yet of the text."""
+        if len(text) < 2 or min(text) < 0:  # below 0: rows of pictures, which it does not see
+            return []
+        slot, most = pages[0] // self._each, min(most, _MOST_OF_BLOCK)
+        # Keys and values at a position are of the token behind it, too; the last ones are made
+        # again where all are there, for their logits.
+        known = agreeing(text, self._held.get(slot, ())) - 1
+        start = max(0, min(known, len(text) - 2))
+        found = self._block.propose(text, start, slot, most, self._choose)
+        self._held[slot] = list(text)
+        return found
+
+    def _choose(self, logits: Floats, position: int) -> int:
+        """Return the token that is drawn from logits; -1 where these are no numbers."""
+        return sample(logits, self._how, (), position)

@@ -58,27 +58,34 @@ _COMMANDS = (
 )
 
 
-def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
+def _speculate(model: Any, lookup: bool, draft: Path | str | None) -> None:
     """Let a loaded model have its tokens guessed, if that is asked for."""
     from orinllm.batching.proposers import Lookup
 
     if draft is not None:
-        with progress(f"loading {draft.name}") as show_progress:
+        with progress(f"loading {Path(draft).name}") as show_progress:
             model.speculate(model.draft(draft, show_progress))
     elif lookup:
         model.speculate(Lookup())
 
 
-def _check_speculation(lookup: bool, draft: Path | None, sampling: Sampling) -> None:
+def _check_speculation(
+    model: Path, lookup: bool, draft: Path | str | None, sampling: Sampling
+) -> None:
+    """Refuse what cannot guess tokens before the model takes its time."""
     if lookup and draft is not None:
         raise BadInput("--lookup, --draft: two ways to guess tokens; leave one out")
     if (lookup or draft is not None) and sampling.penalized:
         flag = "--lookup" if lookup else "--draft"
         raise BadInput(f"{flag}: guesses no tokens under penalties; leave --*-penalty out")
-    if draft is not None:
+    if isinstance(draft, str):
+        from orinllm.loader import Network
+
+        Network.read(model).block()
+    elif draft is not None:
         from orinllm.file.gguf import GGUF
 
-        GGUF.open(draft)  # says what is wrong with it before the model takes its time
+        GGUF.open(draft)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -135,7 +142,7 @@ def run(
     images: tuple[Path, ...],
     max_tokens: int | None,
     lookup: bool,
-    draft: Path | None,
+    draft: Path | str | None,
     **given: Any,
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
@@ -149,7 +156,7 @@ def run(
     if raw and (system is not None or thinking is not None):
         raise BadInput("--raw: continues text, without --system and --think; leave one out")
     parameters = read_sampling(given)
-    _check_speculation(lookup, draft, parameters)
+    _check_speculation(source.model, lookup, draft, parameters)
     text = standard_input() if prompt == "-" else utf8_argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
@@ -198,7 +205,7 @@ def chat(
     thinking: bool | None,
     max_tokens: int | None,
     lookup: bool,
-    draft: Path | None,
+    draft: Path | str | None,
     **sampling: Any,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends.
@@ -209,7 +216,7 @@ def chat(
     from orinllm.text.conversation import Conversation
 
     parameters = read_sampling(sampling)
-    _check_speculation(lookup, draft, parameters)
+    _check_speculation(source.model, lookup, draft, parameters)
     loaded = _load(source, opened)
     _speculate(loaded, lookup, draft)
     if loaded.template is None:
@@ -315,7 +322,7 @@ def serve(source: Source, **given: Any) -> None:
         source.mmproj,
         tuple(host.lower() for host in given["allow_image_host"]),
     )
-    _check_speculation(options.lookup, options.draft, Sampling())
+    _check_speculation(source.model, options.lookup, options.draft, Sampling())
     keys = read_keys(given["api_key_file"], say) if given["api_key_file"] else ()
     http = HttpOptions(
         given["host"],

@@ -34,6 +34,21 @@ class ModelFile(click.Path):
         return model_file(value, _tell)
 
 
+class DraftFile(click.Path):
+    """Who guesses tokens: another model's file, or the block of the model's own."""
+
+    name = "MODEL"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Return the file's path, or the block's name."""
+        from orinllm.batching.proposers import MTP
+        from orinllm.file.hub import model_file
+
+        return MTP if value == MTP else model_file(value, _tell)
+
+
 class MmprojFile(click.Path):
     """An mmproj file, by its path, or by the name of a repository on the hub that has one."""
 
@@ -234,8 +249,9 @@ def with_speculation(command: Command) -> Command:
         click.option(
             "--draft",
             metavar="MODEL",
-            type=ModelFile(),
-            help="Guess tokens with a smaller model of the same vocabulary; same answer.",
+            type=DraftFile(),
+            help="Guess tokens with a smaller model of the same vocabulary, or with the block that "
+            "the model's own file has for it: mtp; same answer.",
         ),
     )
     for option in reversed(options):

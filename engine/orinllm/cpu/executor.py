@@ -5,6 +5,7 @@ threads; this is one call a token. Weights stay as they lie in the file (weights
 """
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ class CpuExecutor:
         self._first = program.address("ops", ctypes.sizeof(array))
         ctypes.memmove(self._first, array, ctypes.sizeof(array))
         self._seen: Callable[[int, int, Floats], None] | None = None
+        self._remembered: Floats | None = None
         # A core's inputs, or its scores of all positions.
         widest = max(op.cols for op in array)
         size = max(self._most * (widest + input_size(widest)), max_context) + 64
@@ -129,8 +131,7 @@ class CpuExecutor:
             n = len(tokens[at : at + CHUNK])
             self._append(tokens[at : at + CHUNK], start + at, slot, turns[:, at : at + CHUNK])
             pieces.append(self._x(n))
-        norm = self._gguf.vector(f"{self.config.final_norm}.weight")
-        return normed(np.concatenate(pieces), norm, self.config.norm_eps)
+        return self.last_norm(np.concatenate(pieces))
 
     def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         return list(pieces_of(tokens, 0, len(tokens), CHUNK, self.config.whole_pictures))
@@ -164,13 +165,19 @@ class CpuExecutor:
             for part, values in zip(state.turns, turns.tolist(), strict=True):
                 part[: len(values)] = values
         self._see(tokens)
+        self._run(positions)
+        if self._remembered is not None:
+            self._remembered[slots, positions] = self._x(len(tokens))
+
+    def _run(self, positions: Sequence[int]) -> None:
+        """Run all operations for a piece's tokens."""
         if self._seen is None:
             self._run_operations(0, len(self._lowered.operations))
             return
         start = 0
         for layer, end in enumerate(self._lowered.ends):
             self._run_operations(start, end)
-            self._seen(layer, positions[0], self._x(len(tokens)))
+            self._seen(layer, positions[0], self._x(len(positions)))
             start = end
         self._run_operations(start, len(self._lowered.operations))
 
@@ -188,6 +195,23 @@ class CpuExecutor:
         no longer.
         """
         self._seen = seen
+
+    def remember(self) -> Floats:
+        """Keep what the last layer leaves of each token from now on: (slots, context, width).
+
+        A token's place has it as long as its keys and values are kept.
+        """
+        if self._remembered is None:
+            shape = self.slots, self.context, self.config.dim
+            address = self._lowered.floats("remembered", math.prod(shape))
+            raw = (ctypes.c_float * math.prod(shape)).from_address(address)
+            self._remembered = np.ctypeslib.as_array(raw).reshape(shape)
+        return self._remembered
+
+    def last_norm(self, rows: Floats) -> Floats:
+        """Return what the last norm makes of what the last layer leaves."""
+        weight = self._gguf.vector(f"{self.config.final_norm}.weight")
+        return normed(rows, weight, self.config.norm_eps)
 
     def _x(self, n: int) -> Floats:
         width = self.config.dim
@@ -271,8 +295,11 @@ class CpuExecutor:
                 f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
                 f"{_MAX_USED} experts a token do not run on a CPU"
             )
-        weights = weight_bytes(self._gguf)
-        per_token = self.slots * 2 * max(1, self.config.kept_per_token)
+        self._check_memory(weight_bytes(self._gguf), 2 * max(1, self.config.kept_per_token))
+
+    def _check_memory(self, weights: int, kept: int) -> None:
+        """Raise BadInput where weights, and so many bytes a token of each slot, do not fit."""
+        per_token = self.slots * kept
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
         if weights + per_token * self.context > free:
             fitting = max(0, (free - weights) // per_token)

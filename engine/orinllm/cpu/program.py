@@ -130,9 +130,9 @@ class Program:
         # Of each slot: all recurrent states, one after the other.
         self.states = self.floats("states", slots * config.state_size)
         self._states_used = 0
-        self.operations = [self._embed(), *self._layer_embeddings()]
+        self.operations = [self._embed(), *self._join(), *self._layer_embeddings()]
         self.ends = [len(self.operations)]
-        for index, layer in enumerate(config.layers):
+        for index, layer in enumerate(config.layers, config.first):
             self.operations += self._layer(index, layer)
             self.ends.append(len(self.operations))
         self.operations.append(self._head())
@@ -154,6 +154,18 @@ class Program:
     def _embed(self) -> Op:
         dim, scale = self.config.dim, self.config.embedding_scale
         return self._op(_EMBED, 0, dim, [self._part("token_embd", self.x, dim)], scale=scale)
+
+    def _join(self) -> list[Op]:
+        """Return what makes X of `joined`, where embeddings alone do not."""
+        dim, name = self.config.dim, self.config.joined
+        if name is None:
+            return []
+        return [self._op(_MATMUL, self.joined, 2 * dim, [self._part(name, self.x, dim)])]
+
+    @property
+    def joined(self) -> int:
+        """The address of a token's normed embedding and the normed state before it, as floats."""
+        return self.floats("joined", self._most * 2 * self.config.dim)
 
     def _layer_embeddings(self) -> list[Op]:
         """Return what makes the embeddings of each layer; their table's rows come with a run."""
@@ -181,7 +193,8 @@ class Program:
         return self.floats("rows of per_layer_token_embd", self._most * wide)
 
     def _head(self) -> Op:
-        head = "output" if "output.weight" in self._gguf.tensors else "token_embd"
+        own = self.config.matrix("output").tensor in self._gguf.tensors
+        head = "output" if own else "token_embd"
         norm = self._vector(f"{self.config.final_norm}.weight")
         part = self._part(head, self.logits)
         return self._op(_MATMUL, self.x, self.config.dim, [part], norm=norm, wanted_only=1)

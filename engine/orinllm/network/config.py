@@ -48,6 +48,10 @@ class Config:
     final_norm: str = "output_norm"  # the vector of the norm before the logits
     # Elements of an embedding of each token for each layer, which the value LAYERS has; 0: none.
     layer_embedding: int = 0
+    # Of a block behind a model's layers, which is a model of one layer: its number, and the matrix
+    # that makes X of a token's embedding and the model's state before it, both normed.
+    first: int = 0
+    joined: str | None = None
     # Why the fused kernels cannot run it, or None; the general path may.
     general_only: str | None = None
 

@@ -28,7 +28,7 @@ class EngineOptions:
     pooling: Pooling | None = None
     kv: str = "f16"  # a name of KEY_TYPES
     lookup: bool = False
-    draft: Path | None = None
+    draft: Path | str | None = None  # a file, or MTP
     mmproj: Path | None = None
     image_hosts: tuple[str, ...] = ()
 

@@ -73,7 +73,7 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
         )
     header, _ = read_header(options)
     files = [*header.network.gguf.paths]
-    if options.draft is not None:
+    if isinstance(options.draft, Path):
         files += GGUF.open(options.draft).paths
     if options.mmproj is not None:
         files.append(options.mmproj)

@@ -169,7 +169,7 @@ class Guesser:
     def begin(self, how: Sampling) -> None:
         self._how, self._chain, self._read = how, 0, 0
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         for token in text[self._read :]:
             self._chain = hash((self._chain, token))
         self._read, chain, found = len(text), self._chain, list[int]()

@@ -51,7 +51,7 @@ class Guesser:
     def begin(self, how: Sampling) -> None:
         self._how, self.begun = how, self.begun + 1
 
-    def propose(self, text: Sequence[int], most: int) -> list[int]:
+    def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
         rng = random.Random(len(text))
         guess = self._knows(text, self._how, rng.randint(0, most))
         if guess and rng.random() < 0.5:
@@ -228,6 +228,7 @@ def test_over_http_it_says_what_it_says_without(api: openai.OpenAI, guessing: St
     [
         ({"lookup": True, "deterministic": True}, "--lookup: steps of several sizes"),
         ({"draft": Path("/none.gguf")}, "/none.gguf: "),
+        ({"draft": "mtp"}, "llama.nextn_predict_layers is missing "),
     ],
 )
 def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:

@@ -19,7 +19,7 @@ from orinllm.network.arch.llama import granite, llama, mistral3, smollm3
 from orinllm.network.arch.nemotron_h import nemotron_h
 from orinllm.network.arch.phi import phi3
 from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe, qwen3vl
-from orinllm.network.arch.qwen35 import qwen35
+from orinllm.network.arch.qwen35 import qwen35, qwen35_block
 from orinllm.network.arch.tinygrad_llm import upstream
 from orinllm.network.config import Config
 
@@ -28,6 +28,7 @@ __all__ = [
     "TensorShape",
     "Vector",
     "Wanted",
+    "block_of",
     "config_of",
     "wanted_tensors",
 ]
@@ -43,6 +44,7 @@ class Family:
     config: Callable[[Header], Config]
     rope_tensors: bool = False
     reads: tuple[str, ...] = ()
+    block: Callable[[Header], Config] | None = None  # of what proposes later tokens
 
 
 ARCHITECTURES: Mapping[str, Family] = {
@@ -63,8 +65,8 @@ ARCHITECTURES: Mapping[str, Family] = {
     "gpt-oss": Family(gpt_oss),
     "lfm2": Family(lfm2),
     "lfm2moe": Family(lfm2),
-    "qwen35": Family(qwen35),
-    "qwen35moe": Family(qwen35),
+    "qwen35": Family(qwen35, block=qwen35_block),
+    "qwen35moe": Family(qwen35, block=qwen35_block),
     "nemotron_h": Family(nemotron_h),
     "nemotron_h_moe": Family(nemotron_h),
     "granitehybrid": Family(granite, rope_tensors=True),
@@ -121,4 +123,32 @@ def config_of(
     config = family.config(header)
     if config.layers:
         check_tensors(config, tensors, family.rope_tensors, header.count("block_count"))
+    return config
+
+
+def block_of(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, TensorShape],
+    vector: Vector,
+    max_context: int,
+) -> Config:
+    """Return the block behind a file's layers that proposes later tokens (MTP): see `config_of`.
+
+    It is a model of one layer. Raises BadInput, one line, where the file has none that is known.
+    """
+    header = Header(metadata, tensors, vector, max_context)
+    family = ARCHITECTURES.get(header.architecture)
+    if not header.proposing:
+        raise BadInput(
+            f"{header.architecture}.nextn_predict_layers is missing from the file's metadata: it "
+            "has no block that proposes tokens (MTP)"
+        )
+    if family is None or family.block is None:
+        known = ", ".join(name for name, family in ARCHITECTURES.items() if family.block)
+        raise BadInput(
+            f"the block of architecture {header.architecture} that proposes tokens (MTP) is not "
+            f"supported; those of {known} are"
+        )
+    config = family.block(header)
+    check_tensors(config, tensors, family.rope_tensors, header.count("block_count"))
     return config

@@ -55,11 +55,15 @@ def wanted_tensors(config: Config) -> Iterator[Wanted]:
         yield Wanted("per_layer_token_embd.weight", (config.vocab_size, wide))
         yield Wanted("per_layer_model_proj.weight", (wide, config.dim))
         yield Wanted("per_layer_proj_norm.weight", (each,))
-    for index, layer in enumerate(config.layers):
+    for index, layer in enumerate(config.layers, config.first):
         widths = layer.widths(config.dim)
         for operation in layer.operations:
             for wanted in _of_operation(operation, widths):
                 yield replace(wanted, name=f"blk.{index}.{wanted.name}")
+    if config.joined is not None:
+        yield Wanted(f"{config.joined}.weight", (config.dim, 2 * config.dim))
+        for name in ("enorm", "hnorm"):
+            yield Wanted(f"blk.{config.first}.nextn.{name}.weight", (config.dim,))
     yield Wanted(f"{config.final_norm}.weight", (config.dim,))
     yield Wanted("output.weight", (config.vocab_size, config.dim), optional=True)
 
@@ -136,20 +140,32 @@ def check_tensors(
     """Raise BadInput for a missing or unknown tensor and for a wrong shape or type.
 
     `rope`: tensors that scale rotary positions are part of this architecture. `blocks`: those of
-    the file; what is behind the layers is not computed.
+    the file; what is behind the layers is checked where it is computed, as a Config of its own,
+    which in turn takes the layers as they are.
     """
     known = set(ROPE_TENSORS) if rope else set()
     for wanted in wanted_tensors(config):
         known.add(_check(config, wanted, tensors))
-    # Blocks behind the layers propose later tokens.
-    behind = tuple(f"blk.{index}." for index in range(len(config.layers), blocks))
     unread = (name for name in tensors if name not in known)
-    if unknown := [name for name in unread if not behind or not name.startswith(behind)]:
+    if unknown := [name for name in unread if not _of_another(name, config, blocks)]:
         others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise BadInput(
             f"tensor {unknown[0]}{others} is not part of the architecture {config.architecture} "
             "as it is supported: the file is of a variant that would be computed wrong"
         )
+
+
+def _of_another(name: str, config: Config, blocks: int) -> bool:
+    """Say whether a tensor is none of the Config's layers, but of another of the file's blocks.
+
+    What is of no block is the model's own, if the Config is that of a block.
+    """
+    if not name.startswith("blk."):
+        return config.joined is not None
+    number = name.split(".")[1]
+    if not number.isdecimal():
+        return False
+    return int(number) < blocks and int(number) - config.first not in range(len(config.layers))
 
 
 def _check(config: Config, wanted: Wanted, tensors: Mapping[str, TensorShape]) -> str:

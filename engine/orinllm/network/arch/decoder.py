@@ -1,7 +1,7 @@
 """Common parts of the families: layers' operations, read from the common keys."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -201,13 +201,39 @@ def decoder(header: Header, parts: LayerParts, least_heads: int = 1) -> Config:
     return config_with(header, layers)
 
 
-def config_with(header: Header, layers: tuple[Layer, ...]) -> Config:
-    """Return the Config of these layers; raises BadInput where the file has no embedding."""
+def block_with(header: Header, layer: Layer, index: int) -> Config:
+    """Return the Config of block `index`, which proposes later tokens.
+
+    It has a norm, and may have an embedding and a head, of its own; else it takes the model's.
+    """
+    prefix, tensors = f"blk.{index}.nextn.", header.tensors
+
+    def own(name: str, *others: str) -> str:
+        names = (f"{prefix}{name}", *others)
+        return next((name for name in names if f"{name}.weight" in tensors), names[-1])
+
+    config = config_with(header, (layer,), index)
+    embedding, head = own("embed_tokens", "token_embd"), ("shared_head_head", "output")
+    matrices = {"token_embd": embedding, "output": own(*head, "token_embd")}
+    return replace(
+        config,
+        matrices=config.matrices | {of: Matrix(f"{n}.weight") for of, n in matrices.items()},
+        final_norm=own("shared_head_norm", "output_norm"),
+        first=index,
+        joined=f"{prefix}eh_proj",
+    )
+
+
+def config_with(header: Header, layers: tuple[Layer, ...], first: int = 0) -> Config:
+    """Return the Config of these layers, the first of which is number `first` of the file.
+
+    Raises BadInput where the file has no embedding.
+    """
     head = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")
     if head is None or len(head.shape) != 2:
         raise BadInput("the file is no language model: it has no matrix token_embd.weight")
     return Config(
-        matrices=_fused(header, layers),
+        matrices=_fused(header, layers, first),
         architecture=header.architecture,
         dim=header.count("embedding_length"),
         vocab_size=head.shape[0],
@@ -217,7 +243,7 @@ def config_with(header: Header, layers: tuple[Layer, ...]) -> Config:
     )
 
 
-def _fused(header: Header, layers: tuple[Layer, ...]) -> dict[str, Matrix]:
+def _fused(header: Header, layers: tuple[Layer, ...], first_layer: int) -> dict[str, Matrix]:
     """Return the parts of fused tensors: q, k and v in attn_qkv, gate and up of the experts."""
     matrices: dict[str, Matrix] = {}
 
@@ -227,7 +253,7 @@ def _fused(header: Header, layers: tuple[Layer, ...]) -> dict[str, Matrix]:
             matrices[f"{prefix}{name}"] = Matrix(f"{prefix}{fused}.weight", first, rows)
             first += rows
 
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(layers, first_layer):
         prefix = f"blk.{index}."
         for operation in layer.operations:
             if isinstance(operation, Linear) and operation.out == "qkv":

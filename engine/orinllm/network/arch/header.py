@@ -36,6 +36,7 @@ class Header:
     tensors: Mapping[str, TensorShape]
     vector: Vector  # the values of a small F32 tensor, by name
     max_context: int
+    whole: bool = False  # blocks that propose later tokens are layers, too
 
     @property
     def architecture(self) -> str:
@@ -107,16 +108,16 @@ class Header:
 
     @property
     def proposing(self) -> int:
-        """Blocks at the end that propose later tokens, which nothing here computes."""
+        """Blocks at the end that propose later tokens (MTP)."""
         return self.count("nextn_predict_layers", 0, least=0)
 
     @property
     def n_layers(self) -> int:
         """Number of layers; each has tensors of its own.
 
-        Blocks at the end that propose later tokens are none of them.
+        Blocks at the end that propose later tokens are none of them, but in a `whole` header.
         """
-        layers = self.count("block_count") - self.proposing
+        layers = self.count("block_count") - (0 if self.whole else self.proposing)
         if layers < 1:
             raise BadInput(
                 f"{self.architecture}.nextn_predict_layers is {self.proposing} of "

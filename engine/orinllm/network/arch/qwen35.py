@@ -15,6 +15,8 @@ from orinllm.network.arch.decoder import (
     FeedForward,
     Heads,
     LayerParts,
+    Mixer,
+    block_with,
     decoder,
     dense,
     experts_of,
@@ -40,21 +42,40 @@ _INTERVAL = 4
 
 def qwen35(header: Header) -> Config:
     """Return the Config of a Qwen3.5: gated delta nets, and attention with gates."""
-    heads, recurrent = heads_of(header), _recurrent(header)
-    rope = with_axes(header, rope_of(header, heads.head_dim, interleaved=False), mixed=True)
-    plain = plain_attention(rope, qk_norm=True)
-    net = _delta_net(header)
-
-    def attention(index: int, heads: Heads) -> Attention:
-        return replace(plain(index, heads), gated=True)
+    recurrent, net = _recurrent(header), _delta_net(header)
 
     def mixer(index: int) -> tuple[Operation, ...] | None:
         return net if recurrent[index] else None
 
+    return decoder(header, _parts(header, mixer))
+
+
+def qwen35_block(header: Header) -> Config:
+    """Return the Config of a Qwen3.5's block that proposes tokens: attention, as of its layers.
+
+    Source: graph_mtp of the same files.
+    """
+    if header.proposing > 1:
+        raise BadInput(
+            f"{header.architecture}.nextn_predict_layers is {header.proposing}: one block that "
+            "proposes tokens is known"
+        )
+    whole, dim = replace(header, whole=True), header.count("embedding_length")
+    parts = _parts(whole, lambda index: None)
+    return block_with(whole, parts.layer(header.n_layers, heads_of(whole), dim), header.n_layers)
+
+
+def _parts(header: Header, mixer: Mixer) -> LayerParts:
+    heads = heads_of(header)
+    rope = with_axes(header, rope_of(header, heads.head_dim, interleaved=False), mixed=True)
+    plain = plain_attention(rope, qk_norm=True)
+
+    def attention(index: int, heads: Heads) -> Attention:
+        return replace(plain(index, heads), gated=True)
+
     of_experts = header.architecture == "qwen35moe"
     feed_forward = _mixture(header) if of_experts else dense(header, Activation.SILU)
-    norm = "post_attention_norm"
-    return decoder(header, LayerParts(attention, feed_forward, ffn_norm=norm, mixer=mixer))
+    return LayerParts(attention, feed_forward, ffn_norm="post_attention_norm", mixer=mixer)
 
 
 def _recurrent(header: Header) -> tuple[bool, ...]:

@@ -1,0 +1,85 @@
+"""A block that proposes later tokens (MTP), on a CPU: a layer behind the model's, and a head.
+
+Its input at position p is what the model's last norm makes of token p, and the embedding of token
+p + 1; what it says is token p + 2. It goes on with what its own last norm makes, in place of the
+model's. Source: graph_mtp of llama.cpp's src/models/qwen35.cpp, vLLM's qwen3_next_mtp.py.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from orinllm.choose.states import normed
+from orinllm.cpu.executor import CpuExecutor, Floats
+from orinllm.cpu.program import CHUNK
+from orinllm.cpu.weights import lies_in_file
+from orinllm.file.gguf import GGUF
+from orinllm.network.arch import wanted_tensors
+from orinllm.network.config import Config
+
+#: Chooses a token from logits and its position; below 0: none.
+Choose = Callable[[Floats, int], int]
+
+
+class CpuBlock(CpuExecutor):
+    """The block of a model, with keys and values of its own for each of the model's slots.
+
+    Raises BadInput where these, and what the model remembers of each token, do not fit the memory.
+    """
+
+    def __init__(self, model: CpuExecutor, gguf: GGUF, config: Config) -> None:
+        self._model = model
+        super().__init__(gguf, config, model.context, model.slots)
+        self._left = model.remember()
+        prefix = f"blk.{config.first}.nextn."
+        self._norms = [gguf.vector(f"{prefix}{name}.weight") for name in ("enorm", "hnorm")]
+        self._given: Floats = np.empty((0, config.dim), np.float32)
+        raw = (ctypes.c_float * (self._most * 2 * config.dim)).from_address(self._lowered.joined)
+        self._joined = np.ctypeslib.as_array(raw).reshape(self._most, -1)
+
+    def propose(
+        self, text: Sequence[int], start: int, slot: int, most: int, choose: Choose
+    ) -> list[int]:
+        """Return up to `most` tokens behind a text, all but whose last token the model has.
+
+        The block has its keys and values up to position `start`, at least one less than it could,
+        and gets the others.
+        """
+        end, found = len(text) - 1, list[int]()
+        for at in range(start, end, CHUNK):
+            behind = min(at + CHUNK, end)
+            given = self._model.last_norm(self._left[slot, at:behind])
+            self._go(text[at + 1 : behind + 1], at, slot, given, wanted=behind == end)
+        while (token := choose(self._read(1)[0], len(text) + len(found))) >= 0:
+            found.append(token)
+            if len(found) == most:
+                break
+            given = self.last_norm(self._x(self._state.n_tokens)[-1:])
+            self._go([token], end + len(found) - 1, slot, given, wanted=True)
+        return found
+
+    def _go(
+        self, tokens: Sequence[int], start: int, slot: int, given: Floats, wanted: bool
+    ) -> None:
+        """Read tokens, each with the state before it; `wanted`: the logits after the last one."""
+        self._given = given
+        turns = self._turns(range(start, start + len(tokens)), None)
+        self._append(tokens, start, slot, turns, last=int(wanted))
+
+    def _run(self, positions: Sequence[int]) -> None:
+        n = len(positions)
+        self._run_operations(0, 1)  # embeddings
+        for part, values, norm in zip((0, 1), (self._x(n), self._given), self._norms, strict=True):
+            columns = slice(part * self.config.dim, (part + 1) * self.config.dim)
+            self._joined[:n, columns] = normed(values, norm, self.config.norm_eps)
+        self._run_operations(1, len(self._lowered.operations))
+
+    def _check_memory(self, weights: int, kept: int) -> None:
+        """Count what the model holds by token, too, which its check has promised all memory."""
+        wanted = (tensor.name.removesuffix(".weight") for tensor in wanted_tensors(self.config))
+        names = {self.config.matrix(name).tensor for name in wanted}
+        held = (self._gguf.tensors[name] for name in names if name in self._gguf.tensors)
+        own = sum(2 * tensor.n_elements for tensor in held if not lies_in_file(tensor))
+        of_model = 2 * self._model.config.kept_per_token + 4 * self._model.config.dim
+        super()._check_memory(own, kept + of_model)
