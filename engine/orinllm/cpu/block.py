@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from orinllm.choose.states import normed
+from orinllm.choose.hidden_states import normed
 from orinllm.cpu.executor import CpuExecutor, Floats
 from orinllm.cpu.program import CHUNK
 from orinllm.cpu.weights import lies_in_file
