@@ -4,6 +4,7 @@ Beside a loop that holds Python's lock a thread comes too late, and its interval
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,11 +28,18 @@ DEFAULT_HERTZ, BENCHMARK_HERTZ = 10.0, 300.0
 CHILD = "from orinboard.sampling import main; main()"
 #: Seconds that a region waits for its first and for its last sample.
 FIRST_SECONDS, EDGE_SECONDS = 5.0, 1.0
+#: The longest wait for the sampler's process to say what it has, in seconds.
+ASK_SECONDS = 0.5
 #: A window that the samples miss by less than this many seconds is whole.
 EDGE_TOLERANCE = 0.01
 #: A sampler whose counters have stood still for so many seconds is ill; a slow one for as many of
 #: its longest gaps.
 STALE_SECONDS, STALE_GAPS = 10.0, 2
+
+
+def boottime() -> float:
+    """Seconds of CLOCK_BOOTTIME."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class EnergySampler:
@@ -44,7 +52,8 @@ class EnergySampler:
     The region's first and last samples are taken as it is entered and left. A sensor that blocks
     cannot hold the region up: what it did not answer in time is a gap. A reader that raises costs
     its own sample and is counted in `health().errors`. Given `readers` of its own, it reads them in
-    a thread. `listen` is told each sample and the longest distance to the next that is no gap.
+    a thread. `listen` is told each sample and the longest distance to the next that is no gap;
+    without it, samples wait in the process until a figure is asked for.
     Raises OSError where no process can be started.
     """
 
@@ -70,6 +79,10 @@ class EnergySampler:
         gap = max(GAP_PERIODS / hertz, GAP_SECONDS)
         self._status = Status(gap, gap)
         self._began = self._looked = self._counted = time.monotonic()
+        # A question to the process that waits for its answer, when it was asked, and when the last
+        # answer came.
+        self._answered = threading.Condition(self._lock)
+        self._asking, self._asked, self._heard = False, -math.inf, boottime()
         self._gap_shown = 0.0
         self._meter = Meter(self._status.max_gap, monotonic, rails)
 
@@ -81,6 +94,7 @@ class EnergySampler:
         self._thread = threading.Thread(target=self._listen, name="energy", daemon=True)
         self._thread.start()
         self._first.wait(FIRST_SECONDS)
+        self._ask()
         return self
 
     def _spawn(self) -> None:
@@ -126,12 +140,35 @@ class EnergySampler:
     ) -> None:
         self.stop()
 
+    def _ask(self) -> None:
+        """Get the samples that wait in the process, if more can have come since the last time."""
+        thread = self._thread
+        if self._process is None or self._told is not None or thread is None:
+            return
+        assert self._process.stdin is not None
+        with self._lock:
+            now = time.monotonic()
+            if self._stop.is_set() or (not self._asking and now - self._asked < 1 / self._hertz):
+                return
+            if not self._asking:
+                try:
+                    os.write(self._process.stdin.fileno(), b"?")
+                except (OSError, ValueError):  # it has ended, or is told to
+                    return
+                self._asking, self._asked = True, now
+            # Who comes while it hangs does not wait for it again.
+            left = max(self._asked + ASK_SECONDS - now, 0.0)
+            self._answered.wait_for(lambda: not self._asking, left)
+
     def energy(self) -> Energy:
         """Energy taken until now; a sample that is overdue is a gap that has begun."""
+        self._ask()
         with self._lock:
             energy, last = self._meter.energy(), self._meter.last
             running = self._thread is not None and self._thread.is_alive()
-            waiting = time.clock_gettime(time.CLOCK_BOOTTIME) - last.seconds if last else 0.0
+            # Of a process that does not answer nobody knows which samples it has.
+            now = self._heard if self._asking else boottime()
+            waiting = now - last.seconds if last else 0.0
             if running and waiting > self._status.next_gap:
                 energy = replace(
                     energy,
@@ -160,6 +197,7 @@ class EnergySampler:
     @property
     def samples(self) -> list[Sample]:
         """The samples of a sampler that keeps them."""
+        self._ask()
         with self._lock:
             return list(self._kept or ())
 
@@ -170,11 +208,13 @@ class EnergySampler:
 
     def counters(self) -> dict[str, float]:
         """Joules by rail since the start, the module's under `module`."""
+        self._ask()
         with self._lock:
             return self._meter.counters()
 
     def health(self) -> Health:
         """Health of the sampling."""
+        self._ask()
         alive = self._thread is not None and self._thread.is_alive()
         with self._lock:
             now, patience = time.monotonic(), max(STALE_SECONDS, STALE_GAPS * self._status.next_gap)
@@ -191,6 +231,7 @@ class EnergySampler:
     @property
     def last(self) -> Sample | None:
         """The newest sample."""
+        self._ask()
         return self._meter.last
 
     def _listen(self) -> None:
@@ -202,9 +243,17 @@ class EnergySampler:
         with Connection(os.dup(self._process.stdout.fileno()), writable=False) as samples:
             try:
                 while True:
-                    self._take(*samples.recv())
+                    answer, batch = samples.recv()
+                    for sample, status in batch:
+                        self._take(sample, status)
+                    if answer:
+                        with self._lock:
+                            self._asking, self._heard = False, boottime()
+                            self._answered.notify_all()
             except EOFError:
-                return
+                with self._lock:
+                    self._asking = False
+                    self._answered.notify_all()
 
     def _take(self, sample: Sample, status: Status) -> None:
         with self._lock:
@@ -212,10 +261,10 @@ class EnergySampler:
             if sample.awake >= self._began or self._meter.last is not None:
                 self._meter.max_gap = status.max_gap
                 if self._meter.add(sample):
-                    self._counted = time.monotonic()
+                    self._counted = sample.awake
                 if self._kept is not None:
                     self._kept.append(sample)
-            self._looked = time.monotonic()
+            self._looked = sample.awake
             self._status = status
         if self._told is not None:
             self._told(sample, status.max_gap)

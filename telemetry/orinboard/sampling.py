@@ -5,7 +5,8 @@ anywhere in a period of its own (stratified sampling), which no rhythm can follo
 CLOCK_BOOTTIME, which no clock step moves and which goes on during suspend.
 
 `main`, in a process of its own, takes samples until its standard input ends, so that it never
-outlives whoever started it.
+outlives whoever started it. A byte there asks for the samples so far: from then on they wait to be
+asked for, so that nobody is woken for each.
 """
 
 import json
@@ -14,6 +15,7 @@ import os
 import random
 import select
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,8 @@ GAP_PERIODS = 5
 PROBE_SECONDS = 10.0
 #: A period has this many times the time that a reading takes.
 BREATH = 1.1
+#: Samples that wait to be asked for; seconds that a reading may take once nobody listens any more.
+MOST_WAITING, LAST_SECONDS = 256, 5.0
 
 Reader = Callable[[Files], Readings]
 
@@ -187,19 +191,62 @@ class Sampling:
         return rails
 
 
+class Outbox:
+    """Samples on their way to who started this process: sent at once, or when they are asked for.
+
+    `answer` is called in a thread of its own: a sensor that hangs delays no answer.
+    """
+
+    def __init__(self, output: Connection) -> None:
+        self._output, self._lock = output, threading.Lock()
+        self._waiting: list[tuple[Sample, Status]] = []
+        self._most = 1
+
+    def put(self, sample: Sample, status: Status) -> None:
+        """Take a sample."""
+        with self._lock:
+            self._waiting.append((sample, status))
+            if len(self._waiting) >= self._most:
+                self._send(answer=False)
+
+    def answer(self) -> None:
+        """Send what there is, from now on only when it is asked for."""
+        with self._lock:
+            self._most = MOST_WAITING
+            self._send(answer=True)
+
+    def _send(self, *, answer: bool) -> None:
+        self._output.send((answer, self._waiting))
+        self._waiting = []
+
+
+def serve(outbox: Outbox, stop: int) -> None:
+    """Answer the bytes of standard input; close `stop` when it ends."""
+    try:
+        while os.read(0, 1):
+            outbox.answer()
+    finally:
+        os.close(stop)
+        time.sleep(LAST_SECONDS)
+        os._exit(1)  # a sensor hangs
+
+
 def main() -> None:
     """Sample as the first argument says, to standard output, until standard input ends."""
     asked = json.loads(sys.argv[1])
-    output = Connection(os.dup(1), readable=False)
+    outbox = Outbox(Connection(os.dup(1), readable=False))
     os.dup2(2, 1)  # nothing that prints may get in between
+    stopped, stop = os.pipe()
+    threading.Thread(target=serve, args=(outbox, stop), daemon=True).start()
 
     def wait(seconds: float) -> bool:
-        return bool(select.select([0], [], [], seconds)[0])
+        return bool(select.select([stopped], [], [], seconds)[0])
 
     sampling = Sampling(
         Roots(*asked["roots"]), asked["hertz"], rails=tuple(asked["rails"]), pid=asked["pid"]
     )
     try:
-        sampling.run(wait, lambda sample, status: output.send((sample, status)))
+        sampling.run(wait, outbox.put)
+        outbox.answer()
     except BrokenPipeError:
         return

@@ -13,6 +13,7 @@ from orinboard.readings import Readings
 
 Value = float | int | bool | None
 Row = tuple[tuple[str, ...], Value]
+Known = list[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,17 @@ class Family:
     labels: tuple[str, ...]
     rows: Callable[..., Iterable[Row]]
 
-    def metrics(self, *given: object) -> list[Metric]:
-        """The family, if a row of it has a value; none otherwise."""
+    def known(self, *given: object) -> Known:
+        """The rows that have a value."""
+        return [(labels, float(v)) for labels, v in self.rows(*given) if v is not None]
+
+    def metric(self, rows: Known) -> Metric:
+        """The family with these rows."""
         kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         metric = kind(f"jetson_{self.name}", self.help, labels=self.labels)
-        for values, value in self.rows(*given):
-            if value is not None:
-                metric.add_metric(values, float(value))
-        return [metric] if metric.samples else []
+        for labels, value in rows:
+            metric.add_metric(labels, value)
+        return metric
 
 
 def each(things: str, value: str, *labels: str) -> Callable[[Readings], Iterable[Row]]:

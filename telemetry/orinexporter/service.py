@@ -20,9 +20,22 @@ from orinexporter.history import INTERVAL_SECONDS, POINTS, Point, point
 
 #: The sampler's name among the sources, and that of turning readings into text.
 ENERGY, EXPOSITION = "energy", "exposition"
+#: The last line of OpenMetrics; formats whose texts are kept, as a client names versions freely.
+END, MOST_FORMATS = b"# EOF\n", 4
 
 
-class Exporter(Collector):
+class Alone(Collector):
+    """A registry of one family."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> list[Metric]:
+        """Give the family."""
+        return [self._metric]
+
+
+class Exporter:
     """Reads the board at every scrape; counts energy and errors in between.
 
     Use it as a context manager: it owns the sampler's thread and the history's.
@@ -37,7 +50,8 @@ class Exporter(Collector):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._remember, name="history", daemon=True)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        # By content type and family: the newest rows and their text.
+        self._texts: dict[str, dict[str, tuple[families.Known, bytes]]] = {}
 
     def register(self, collector: Collector) -> None:
         """Let each exposition have a collector's families too."""
@@ -76,24 +90,24 @@ class Exporter(Collector):
         """The exporter's problem, in words; None if there is none."""
         return None if self._sampler is None else self._sampler.health().complaint
 
-    def collect(self) -> Iterator[Metric]:
-        """The families of one scrape; one that fails costs no other."""
+    def _rows(self) -> Iterator[tuple[families.Family, families.Known]]:
+        """The families of one scrape that have rows; one that fails costs no other."""
         snapshot = self.read()
         for family in families.BOARD:
-            yield from self._metrics(family, snapshot.readings)
+            yield family, self._known(family, snapshot.readings)
         if self._sampler:
             for family in families.ENERGY:
-                yield from self._metrics(family, self._sampler)
+                yield family, self._known(family, self._sampler)
         with self._lock:
             errors = dict(self._errors)
         if self._sampler:
             errors |= {(ENERGY, name): n for name, n in self._sampler.health().errors.items()}
         for family in families.SOURCES:
-            yield from family.metrics(snapshot, errors)
+            yield family, family.known(snapshot, errors)
 
-    def _metrics(self, family: families.Family, given: object) -> list[Metric]:
+    def _known(self, family: families.Family, given: object) -> families.Known:
         try:
-            return family.metrics(given)
+            return family.known(given)
         # Whatever a board nobody thought of answers: the rest of the page goes out.
         except Exception as error:
             self._count(EXPOSITION, type(error).__name__)
@@ -109,7 +123,18 @@ class Exporter(Collector):
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # a version that is none, such as `version=abc`
             encode, content_type = choose_encoder("")
-        return content_type, encode(self._registry)
+        if content_type not in self._texts and len(self._texts) >= MOST_FORMATS:
+            self._texts = {}
+        texts = self._texts.setdefault(content_type, {})
+        body = b""
+        for family, rows in self._rows():
+            # Most families are as they were a second ago.
+            before, text = texts.get(family.name, ([], b""))
+            if rows != before:
+                text = encode(Alone(family.metric(rows))).removesuffix(END)
+                texts[family.name] = rows, text
+            body += text if rows else b""
+        return content_type, body + encode(self._registry)
 
     def page(self) -> bytes:
         """The page for people, as it is now."""

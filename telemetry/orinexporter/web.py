@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
 from importlib.metadata import version
 from platform import python_version
 from typing import Any, Self, TypeVar
@@ -79,6 +80,12 @@ class Guarded(H11Protocol):
                 waiting, key=lambda other: (other._served, other._deadline.when())
             ).transport.abort()
 
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request; its answer bears the time of now."""
+        date = formatdate(usegmt=True).encode()
+        self.server_state.default_headers = [(b"date", date)]
+        super().data_received(data)
+
     def on_response_complete(self) -> None:
         """The client may ask again."""
         self._served = True
@@ -147,6 +154,10 @@ class Listening(socket.socket):
 class BuildInfo(Collector):
     """The serving release."""
 
+    def __init__(self) -> None:
+        # To look it up reads files.
+        self._values = version("tinygrad-orin"), python_version()
+
     def collect(self) -> list[Metric]:
         """One family with one sample."""
         info = GaugeMetricFamily(
@@ -154,7 +165,7 @@ class BuildInfo(Collector):
             "The release of the exporter and of Python; always 1.",
             labels=["version", "pythonversion"],
         )
-        info.add_metric([version("tinygrad-orin"), python_version()], 1)
+        info.add_metric(self._values, 1)
         return [info]
 
 
@@ -344,7 +355,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.leave()
         self._thread.join(STOP_SECONDS)
         for pool in (self._workers, self._guessers):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -358,10 +369,23 @@ class Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._context = context
         self.began = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._left = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Serve until `leave`; uvicorn's own loop looks ten times a second whether to exit."""
+        await self._left.wait()
+
+    def leave(self) -> None:
+        """Exit soon; called from any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._left.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         if self._context is not None:
             # uvicorn makes its own context from files, and has no limit for the handshake.
             loop.create_server = functools.partial(  # type: ignore[method-assign]

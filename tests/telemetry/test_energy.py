@@ -3,6 +3,7 @@
 import ctypes
 import math
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.telemetry.conftest import Tree, idle
 
-from orinboard.energy import EnergySampler
+from orinboard.energy import ASK_SECONDS, EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import MODULE, Meter, Sample, window
 from orinboard.readings import Rail, Readings
@@ -405,3 +406,33 @@ def test_a_call_that_holds_the_lock_takes_nothing(show: Callable[[Tree], Roots])
     inside = [s for s in sampler.samples if began + 0.1 < s.awake < ended - 0.1]
     # Some 40; a thread of this process would have none, a process on a busy machine has a few.
     assert len(inside) >= 3
+
+
+def test_samples_wait_until_a_figure_is_asked_for(show: Callable[[Tree], Roots]) -> None:
+    """Nobody is woken for each; whoever asks gets all until now."""
+    with EnergySampler(show(idle()), 100, keep=True) as sampler:
+        before, asked = sampler._meter.samples, time.monotonic()
+        time.sleep(0.5)
+        assert sampler._meter.samples == before
+        # A machine that is busy takes few.
+        assert sampler.energy().samples >= before + 5
+        assert sampler.samples[-1].awake > asked + 0.3
+
+
+def test_a_process_that_is_stopped_holds_nobody_up(show: Callable[[Tree], Roots]) -> None:
+    """It cannot answer: a question waits once, and what it has not told is no gap before it is."""
+    with EnergySampler(show(idle()), 50, monotonic=True) as sampler:
+        assert sampler.energy().gap_seconds == 0 and sampler._process is not None
+        sampler._process.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        begun = time.monotonic()
+        first = sampler.energy()
+        assert time.monotonic() - begun >= ASK_SECONDS * 0.9
+        begun = time.monotonic()
+        assert [sampler.energy().gap_seconds for _ in range(20)] == [first.gap_seconds] * 20
+        assert time.monotonic() - begun < ASK_SECONDS and first.gap_seconds == 0
+        sampler._process.send_signal(signal.SIGCONT)
+        end = time.monotonic() + 60
+        while sampler.energy().gap_seconds == 0 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert sampler.energy().gap_seconds >= ASK_SECONDS

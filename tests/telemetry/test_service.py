@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
+from tests.telemetry.conftest import BOARDS, VARYING, Tree, idle, maxn_load
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
@@ -23,7 +23,7 @@ from orinboard.sources import Board
 from orinexporter import page, scenario
 from orinexporter.history import Point, grown
 from orinexporter.scenario import HWMON
-from orinexporter.service import Exporter
+from orinexporter.service import MOST_FORMATS, Exporter
 from orinexporter.web import Server
 
 Show = Callable[[Tree], Roots]
@@ -82,6 +82,35 @@ def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(server: S
     # A sample that is late at either end counts for the next two seconds: one pair may be off.
     assert any(watts() == pytest.approx(6.6075, rel=0.15) for _ in range(5))
     assert "jetson_energy_gap_seconds_total 0.0" in get(server, "/metrics")[2]
+
+
+def test_a_text_that_is_kept_is_that_of_now(show: Show, stage: Stage) -> None:
+    """Families that did not change are not written again; one that vanishes is left out."""
+    with Board(show(idle()), budget=10.0) as board:
+        exporter = Exporter(board)
+        for changes in (
+            {},
+            {f"{HWMON}/hwmon1/curr1_input": "3000\n"},
+            {f"{HWMON}/hwmon3/pwm1": None},
+            {f"{HWMON}/hwmon3/pwm1": "66\n", f"{HWMON}/hwmon1/in1_label": "VDD_OTHER\n"},
+        ):
+            stage.apply(changes)
+            for accept in ("", "application/openmetrics-text;version=1.0.0"):
+                found, fresh = (
+                    VARYING.sub(r"\1 SECONDS", one.exposition(accept)[1].decode())
+                    for one in (exporter, Exporter(board))
+                )
+                assert found == fresh and found.count("# EOF") == bool(accept)
+        for version in range(20):
+            exporter.exposition(f"application/openmetrics-text;version=1.0.{version}")
+        assert len(exporter._texts) <= MOST_FORMATS
+
+
+def test_answers_bear_the_time_of_now(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    dates = iter(("Sat, 28 Nov 2026 11:00:00 GMT", "Sat, 28 Nov 2026 11:00:01 GMT"))
+    monkeypatch.setattr("orinexporter.web.formatdate", lambda usegmt: next(dates))
+    found = [get(server, "/healthz")[1]["date"][-6:] for _ in range(2)]
+    assert found == ["00 GMT", "01 GMT"]
 
 
 class Tables(HTMLParser):
