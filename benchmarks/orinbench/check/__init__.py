@@ -42,15 +42,23 @@ __all__ = [
 ]  # fmt: skip
 
 _PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
+# More than a chunk of the fused kernels, 512; what is judged there: both sides of its border, and
+# all behind a few tokens before the end.
+LONG_PROMPT = 552
+_BORDER, _BEFORE_END = range(509, 515), 4
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine to judge, and its arithmetic (HALF_WEIGHTS, ...)."""
+    """An engine to judge, and its arithmetic (HALF_WEIGHTS, ...).
+
+    long: tokens of one more prompt, whose layers alone are judged; 0: none.
+    """
 
     name: str
     engine: Engine
     arithmetic: Arithmetic
+    long: int = 0
 
 
 def run_check(
@@ -64,13 +72,15 @@ def run_check(
     number = 0
     require_layers(model)
     prompts = sample_prompts(model, n_tokens, seed)
+    long = long_prompt(model, candidate.long, n_tokens, seed)
+    context = context_of([*prompts, *long], n_tokens)
     reference = Reference(
         model,
         lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}"),
-        context=context_of(prompts, n_tokens),
+        context=context,
     )
     try:
-        generations = candidate.engine(prompts, n_tokens)
+        generations = candidate.engine([*prompts, *long], n_tokens)
     except BenchError as error:  # an argmax of NaN is no token, and reading its row may crash
         if not (fault := fault_of_weights(model)):
             raise
@@ -78,8 +88,8 @@ def run_check(
     if fault := fault_of(model, generations):
         return broken(candidate, generations, fault)
     arithmetic = arithmetic_of(model, candidate, generations)
-    rounded = RoundedReference(model, arithmetic, context_of(prompts, n_tokens))
-    layers = LayerJudge(reference, rounded, context_of(prompts, n_tokens))
+    rounded = RoundedReference(model, arithmetic, context)
+    layers = LayerJudge(reference, rounded, context)
     wanted, noisy = [], []
     gaps: dict[int, float] = {}
     for number, prompt in enumerate(prompts, 1):
@@ -92,6 +102,12 @@ def run_check(
         noisy.append(np.stack(drawn))
         for layer, gap in gaps_of(reference.routed, rounded.routed).items():
             gaps[layer] = max(gap, gaps.get(layer, 0.0))
+    for prompt, generation in zip(long, generations[len(prompts) :], strict=True):
+        say(f"float64 reference of a prompt of {len(prompt)}, layer by layer")
+        text = [*prompt, *generation.tokens[:-1]]
+        end = range(len(prompt) - _BEFORE_END, len(text))
+        layers.add(text, generation, np.array([*_BORDER, *end]))
+    generations = generations[: len(prompts)]
     if not all(np.isfinite(rows).all() for rows in wanted):
         fault = f"the reference's logits are not finite; {origin(model)}"
         return broken(candidate, generations, fault)
@@ -168,3 +184,15 @@ def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]
         draw.integers(model.vocab_size, size=min(length, room)).tolist()
         for length in _PROMPT_LENGTHS
     ]
+
+
+def long_prompt(model: ModelInfo, length: int, n_tokens: int, seed: int) -> list[list[int]]:
+    """Return a random prompt of that length, or none where the model's context is too short.
+
+    None for models with states, of which the reference takes minutes.
+    """
+    states = any(".ssm_" in name for name in model.tensors)
+    if not length or states or model.context_length < length + n_tokens + 1:
+        return []
+    draw = np.random.default_rng((seed, length))
+    return [draw.integers(model.vocab_size, size=length).tolist()]

@@ -4,6 +4,7 @@
 a `llama-server`.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,10 @@ def prefixed(say: Say, where: str) -> Say:
 Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 
 
+# Tokens of prompts that are long enough for several chunks anyway.
+_UNCUT = 512
+
+
 def tinygrad_greedy(
     executor: "Executor", prompt: Sequence[int], n_tokens: int, say: Say = quiet
 ) -> Generation:
@@ -61,8 +66,15 @@ def tinygrad_greedy(
     goes layer by layer; logits of the other, which goes as tokens do, must fit what it saw.
     """
     last = len(prompt) - 1
+    # Short prompts are cut, so that later tokens of a prompt see earlier ones in all of them.
+    cuts = [0, last // 2, last] if len(prompt) < _UNCUT else [0, last]
+
+    def read() -> None:
+        for start, end in itertools.pairwise(cuts):
+            executor.fill(prompt, start, end)
+
     say(f"reading {len(prompt)} tokens")
-    executor.fill(prompt, 0, last)
+    read()
     executor.step(prompt[-1], last)
     tokens: list[int] = []
     while len(tokens) < n_tokens:
@@ -72,13 +84,13 @@ def tinygrad_greedy(
             executor.step()
     inputs = [prompt[-1], *tokens[:-1]]
     logits = []
-    executor.fill(prompt, 0, last)
+    read()
     for index, token in enumerate(inputs):
         executor.step(token, last + index)
         logits.append(executor.logits().astype(np.float64))
         say(f"logits {index + 1} of {n_tokens}")
     if (layers := executor.watch(last + n_tokens)) is not None:
-        executor.fill(prompt, 0, last)
+        read()
         for index, token in enumerate(inputs):
             executor.step(token, last + index)
             executor.token()

@@ -19,7 +19,7 @@ from orinbench.check.arithmetic import (
 )
 from orinbench.check.greedy import Generation
 from orinbench.check.judgement import Verdict
-from orinbench.check.reference import Reference
+from orinbench.check.reference import Positions, Reference
 from orinbench.check.reference_rope import Array
 from orinbench.check.ties import Tie, Way, gaps_of, ties
 
@@ -94,15 +94,18 @@ class LayerJudge:
         self.broken: list[str] = []
         self.seen = False  # whether the engine says what its layers are given
 
-    def add(self, tokens: Sequence[int], generation: Generation) -> Way | None:
+    def add(
+        self, tokens: Sequence[int], generation: Generation, of: Positions = slice(None)
+    ) -> Way | None:
         """Judge what layers made of a text; return the experts that they took.
 
-        None: the engine does not say, or its numbers are none.
+        None: the engine does not say, or its numbers are none. `of`: the positions that are judged,
+        among which the experts have their places.
         """
         if generation.layers is None:
             return None
         self.seen = True
-        x, last = generation.layers.astype(np.float64), len(generation.logits)
+        x, last = generation.layers, len(generation.logits)
         finite = [bool(np.isfinite(rows).all()) for rows in (*x[:-1], x[-1, -last:])]
         if not all(finite):
             self.broken.append(f"what layer {finite.index(False)} is given is not finite")
@@ -114,11 +117,12 @@ class LayerJudge:
         if not off.max() <= _EMBEDDING:
             at = int(off.argmax())
             self.broken.append(f"the embedding of token {tokens[at]} is {off[at]:.1g} off")
-        chunks = np.isnan(x[-1]).any(-1) & generation.fused
+        chunks = np.asarray(np.isnan(x[-1, of]).any(-1) & generation.fused)
         routes = Way()
         for layer in range(len(x) - 1):
-            routes |= self._layer(layer, x[layer], x[layer + 1], chunks)
-        left = x[-1, -last:]
+            after = x[layer + 1, of].astype(np.float64)
+            routes |= self._layer(layer, (x[layer].astype(np.float64), of), after, chunks)
+        left = x[-1, -last:].astype(np.float64)
         wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded[0]))
         self._keep("the head", generation.logits - wanted, (rounded - wanted)[None], wanted)
         return routes
@@ -127,24 +131,36 @@ class LayerJudge:
         """Say whether a layer is a delta net or a Mamba."""
         return f"blk.{layer}.ssm_conv1d.weight" in self._exact.model.tensors
 
-    def _layer(self, layer: int, x: Array, after: Array, chunks: NDArray[np.bool_]) -> Way:
-        """Collect a layer's errors; return the experts that it took."""
-        exact = self._exact
-        wanted = exact.after(layer, x, {})
+    def _layer(
+        self,
+        layer: int,
+        given: tuple[Array, Positions],
+        after: Array,
+        chunks: NDArray[np.bool_],
+    ) -> Way:
+        """Collect errors of a layer, given all positions and which are judged.
+
+        Returns the experts that it took.
+        """
+        exact, (x, of) = self._exact, given
+        wanted = exact.after(layer, x, {}, of)
         routed = exact.routed.get(layer)
         taken = {} if routed is None else {
             (layer, at): experts.tolist() for at, experts in enumerate(routed.chosen)
         }  # fmt: skip
         draws = len(_PLACES_OF_STATES if self._has_state(layer) else _PLACES)
-        noise = np.stack([one.after(layer, x, taken) - wanted for one in self._rounded[:draws]])
+        rounded = self._rounded[:draws]
+        noise = np.stack([one.after(layer, x, taken, of) - wanted for one in rounded])
         if chunks.any():
             for drawn, one in zip(noise, self._of_chunks[:draws], strict=True):
-                off = one.after(layer, x, taken) - wanted
+                off = one.after(layer, x, taken, of) - wanted
                 drawn[chunks] = _OF_CHUNKS * off[chunks]
-        error, added = after - wanted, wanted - x
+        error, added = after - wanted, wanted - x[of]
         if routed is not None:
             gaps = gaps_of({layer: routed}, {layer: self._rounded[0].routed[layer]})
-            taken |= self._settle(layer, (x, after), (error, noise), ties({layer: routed}, gaps))
+            taken |= self._settle(
+                layer, (*given, after), (error, noise), ties({layer: routed}, gaps)
+            )
         there = np.isfinite(after).all(-1)
         for name, rows in (("", there & ~chunks), (" of prompts", there & chunks)):
             if rows.any():
@@ -152,10 +168,14 @@ class LayerJudge:
         return taken
 
     def _settle(
-        self, layer: int, given: tuple[Array, Array], errors: tuple[Array, Array], near: list[Tie]
+        self,
+        layer: int,
+        given: tuple[Array, Positions, Array],
+        errors: tuple[Array, Array],
+        near: list[Tie],
     ) -> Way:
         """Give way in ties where that leaves less of `errors`; return the experts taken there."""
-        (x, after), (error, noise), found = given, errors, Way()
+        (x, of, after), (error, noise), found = given, errors, Way()
         usual = np.sqrt(((noise**2).mean((0, -1)) + (noise**2).mean()) / 2)
         wide = np.sqrt((error**2).mean(-1)) > _WIDE * usual
         chosen = self._exact.routed[layer].chosen.copy()
@@ -165,11 +185,11 @@ class LayerJudge:
             tried = {tie.position: tie for tie in reversed(open_)}
             open_ = [tie for tie in open_ if tie is not tried[tie.position]]
             ways = {(layer, at): t.other_way(chosen[at].tolist()) for at, t in tried.items()}
-            rows = after - self._exact.after(layer, x, ways)
+            rows = after - self._exact.after(layer, x, ways, of)
             for at, tie in tried.items():
                 if (rows[at] ** 2).mean() < (error[at] ** 2).mean():
                     error[at], found[layer, at] = rows[at], ways[layer, at]
-                    said[at] = tie.line()
+                    said[at] = replace(tie, position=int(np.arange(len(x))[of][at])).line()
         self.ties.extend(said.values())
         return found
 

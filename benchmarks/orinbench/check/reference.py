@@ -43,6 +43,7 @@ _CHUNK_WEIGHTS = 4 << 20
 # Weights that are kept unpacked, as floats, which hold them exactly: 512 MiB.
 _KEPT_WEIGHTS = 128 << 20
 
+Positions = slice | NDArray[np.intp]
 # Experts by layer and position, the best first.
 Routes = Mapping[tuple[int, int], Sequence[int]]
 
@@ -75,6 +76,7 @@ class Reference:
         self.routed: dict[int, Routed] = {}
         self._forced: Routes = {}
         self._each: Array | None = None  # each layer's own embedding of the tokens
+        self._wanted: Positions = slice(None)  # what a layer is computed for
         self._unpacked: dict[tuple[str, int | None, int | None], NDArray[np.float32]] = {}
         self._caches: dict[bool, tuple[Array, Array]] = {}  # by whether the layer has a window
         self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
@@ -123,11 +125,19 @@ class Reference:
         self._each, self._caches = self._of_layers(x, tokens), {}
         return x
 
-    def after(self, layer: int, x: Array, forced: Routes | None = None) -> Array:
+    def after(
+        self,
+        layer: int,
+        x: Array,
+        forced: Routes | None = None,
+        wanted: Positions = slice(None),
+    ) -> Array:
         """Return what a layer makes of x, (tokens, width), the tokens of `embedded`.
 
-        `forced`: see `logits`.
+        `forced`: see `logits`. `wanted` are positions; all others serve as keys and values. Experts
+        are of their places among these.
         """
+        self._wanted = wanted
         self._say(f"layer {layer + 1} of {self.model.n_layers}")
         if self.model.n_params > _KEPT_WEIGHTS:
             of_others = [key for key in self._unpacked if not key[0].startswith(f"blk.{layer}.")]
@@ -136,7 +146,7 @@ class Reference:
         self._forced = self._forced if forced is None else forced
         x = self._layer(layer, x)
         if self._each is not None:
-            x = self._with_own(f"blk.{layer}.", x, self._each[:, layer])
+            x = self._with_own(f"blk.{layer}.", x, self._each[wanted, layer])
         if (scale := self.tensor(f"blk.{layer}.layer_output_scale.weight")) is not None:
             x = x * scale
         return x
@@ -167,12 +177,12 @@ class Reference:
         residual = self._number("residual_scale", 0) or 1
         normed = self._norm(x, prefix + "attn_norm.weight")
         if key.startswith("nemotron_h"):
-            return x + self._one_part(layer, normed)
+            return x[self._wanted] + self._one_part(layer, normed)
         part = recurrence(self, prefix, normed)
-        part = self._attention(layer, normed) if part is None else part
+        part = self._attention(layer, normed) if part is None else part[self._wanted]
         if key in _GEMMAS:
             part = self._norm(part, prefix + "post_attention_norm.weight")
-        x = x + residual * part
+        x = x[self._wanted] + residual * part
         norm = "post_attention_norm" if key in _LATE_NORMS else "ffn_norm"
         part = self._second_part(layer, self._norm(x, f"{prefix}{norm}.weight"))
         if key in _GEMMAS:
@@ -196,22 +206,24 @@ class Reference:
         """Return a layer that is a recurrence, attention or a feed-forward part."""
         part = recurrence(self, f"blk.{layer}.", x)
         if part is not None:
-            return part
-        has_attention = f"blk.{layer}.attn_q.weight" in self.model.tensors
-        return self._attention(layer, x) if has_attention else self._second_part(layer, x)
+            return part[self._wanted]
+        if f"blk.{layer}.attn_q.weight" in self.model.tensors:
+            return self._attention(layer, x)
+        return self._second_part(layer, x[self._wanted])
 
     def _attention(self, layer: int, x: Array) -> Array:
         model, prefix = self.model, f"blk.{layer}."
         positions = np.arange(len(x), dtype=np.float64)
         q, *keys = self._qkv(prefix, x)
+        own, n = positions[self._wanted], len(q)
         gate = None
         if model.architecture.startswith("qwen35"):  # of each head, behind its query
-            q, gate = np.split(q.reshape(len(x), -1, 2 * model.head_dim), 2, axis=-1)
+            q, gate = np.split(q.reshape(n, -1, 2 * model.head_dim), 2, axis=-1)
         if f"{prefix}attn_q_norm.weight" in model.tensors:
             q = self._norm(q, f"{prefix}attn_q_norm.weight")
         rotation, neighbours = self._rotations[layer], _NEIGHBOUR_ROPE[model.architecture]
         if rotation is not None:
-            q = rotate(q, positions, rotation, neighbours)
+            q = rotate(q, own, rotation, neighbours)
         if keys:
             k, v = keys
             if f"{prefix}attn_k_norm.weight" in model.tensors:
@@ -228,10 +240,10 @@ class Reference:
         scores = np.einsum("qhd,khd->hqk", q, k) * self._score_scale()
         if hotter := self._number("attention.temperature_scale", 0):
             trained = self._number("rope.scaling.original_context_length", model.context_length)
-            scores *= 1 + hotter * np.log(1 + positions // trained)[:, None]
+            scores *= 1 + hotter * np.log(1 + own // trained)[:, None]
         if cap := self._number("attn_logit_softcapping", 0):
             scores = cap * np.tanh(scores / cap)
-        distance = positions[:, None] - positions
+        distance = own[:, None] - positions
         hidden = distance < 0
         if windowed(model, layer):
             hidden |= distance >= self._number("attention.sliding_window", 0)
@@ -245,30 +257,42 @@ class Reference:
         mixed = np.einsum("hqk,khd->qhd", weights, v)
         if gate is not None:
             mixed = mixed / (1 + np.exp(-gate))
-        return self._linear(mixed.reshape(len(x), -1), f"{prefix}attn_output")
+        return self._linear(mixed.reshape(n, -1), f"{prefix}attn_output")
 
     def _kept(self, x: Array) -> Array:
         """Return keys or values as a cache keeps them, (tokens, heads, head size)."""
         return x
 
     def _qkv(self, prefix: str, x: Array) -> list[Array]:
-        """Return queries, keys and values: (tokens, heads, head size); keys may be missing."""
-        model, size = self.model, self.model.head_dim
+        """Return queries, keys and values: (tokens, heads, head size); keys may be missing.
+
+        Queries are of the wanted positions.
+        """
+        model, size, asking = self.model, self.model.head_dim, x[self._wanted]
         if model.architecture in _HYBRIDS:
             if (norm := self.tensor(f"{prefix}attn_q_norm.weight")) is not None:
                 size = len(norm)
             names = [n for n in ("q", "k", "v") if f"{prefix}attn_{n}.weight" in model.tensors]
             names = ["q", "k", "k"] if names == ["q", "k"] else names  # values are keys
-            parts = [self._linear(x, f"{prefix}attn_{name}") for name in names]
-            return [part.reshape(len(x), -1, size) for part in parts]
+            given = [asking, x, x]
+            parts = [
+                self._linear(of, f"{prefix}attn_{name}")
+                for of, name in zip(given, names, strict=False)
+            ]
+            return [part.reshape(len(part), -1, size) for part in parts]
         counts = (model.n_heads, model.n_kv_heads, model.n_kv_heads)
         if f"{prefix}attn_qkv.weight" in model.tensors:
             ends = np.cumsum([count * size for count in counts])[:-1]
             parts = np.split(self._linear(x, f"{prefix}attn_qkv"), ends, axis=-1)
+            parts[0] = parts[0][self._wanted]
         else:
-            parts = [self._linear(x, f"{prefix}attn_{name}") for name in "qkv"]
+            given = [asking, x, x]
+            parts = [
+                self._linear(of, f"{prefix}attn_{name}")
+                for of, name in zip(given, "qkv", strict=True)
+            ]
         return [
-            part.reshape(len(x), count, size) for part, count in zip(parts, counts, strict=True)
+            part.reshape(len(part), count, size) for part, count in zip(parts, counts, strict=True)
         ]
 
     def _score_scale(self) -> float:

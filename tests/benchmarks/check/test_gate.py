@@ -89,6 +89,10 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
         make(None)(lane, backend)
     assert caught.value.exit_code == 3
     backend.close()
+    # Prompts of more than a chunk are the fused kernels'.
+    for name, general, long in (("CUDA", False, 552), ("CUDA", True, 0), ("CPU", False, 0)):
+        engine = gate.tinygrad_candidate(f"tinygrad:{name}", model, backend, print, "f16", general)
+        assert engine.long == long
 
 
 def test_an_engine_that_does_not_answer_costs_its_lane(

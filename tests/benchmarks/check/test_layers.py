@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.benchmarks.gguf_files import write_family
+from tests.engine import hybrid_models
 from tests.engine.routing import plant_tie
 
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, run_check
+from orinbench.check import (
+    EIGHT_BIT_ACTIVATIONS,
+    HALF_WEIGHTS,
+    Candidate,
+    long_prompt,
+    run_check,
+)
 from orinbench.check import sample_prompts as prompts_of
 from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import Generation
@@ -152,6 +160,45 @@ def test_states_need_many_draws_of_the_rounding(tmp_path: Path) -> None:
     judge = LayerJudge(Reference(model, context=64), rounded, 64)
     judge.add(text, Generation([0], engine.logits_of(x[-1][-1:]), False, False, np.array(x)))
     assert not [line for one in judge.errors() for line in one.failures()]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "nemotron_h_moe", "granitehybrid", "tiny-phi3"])
+def test_positions_of_a_layer_are_those_of_all(tmp_path: Path, name: str) -> None:
+    if "-" in name:
+        write_synthetic(tmp_path / "m.gguf", name, "F16", 0)
+    else:
+        hybrid_models.write(tmp_path / "m.gguf", name)
+    reference = Reference(open_model(tmp_path / "m.gguf"), context=64)
+    x, some = reference.embedded(range(3, 20)), np.array([2, 9, 16])
+    for layer in range(reference.model.n_layers):
+        everywhere = reference.after(layer, x, {})
+        assert np.allclose(reference.after(layer, x, {}, some), everywhere[some], rtol=1e-9)
+        x = everywhere
+
+
+def test_a_long_prompt_is_judged_at_some_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a border and the end; the others are what these see."""
+    small = open_model(write_family(tmp_path / "m.gguf", "llama"))
+    monkeypatch.setattr("orinbench.check._BORDER", range(9, 13))
+    monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (7,))
+
+    def of(at: int) -> Any:
+        def change(given: Any) -> None:
+            if given.shape[1] == 24:
+                given[2, at, 7] += 1
+
+        candidate = Candidate("engine", engine_of(small, change), HALF_WEIGHTS, 24)
+        return run_check(small, candidate, 1)
+
+    for at, judged in ((3, False), (10, True)):
+        verdict = of(at)
+        assert verdict.passed != judged, at
+        assert verdict.n_prompts == 1 and ("layer 1: " in verdict.line()) == judged
+    for model in (replace(small, context_length=25), small):
+        assert bool(long_prompt(model, 24, 1, 0)) == (model is small)
+    assert not long_prompt(small, 0, 1, 0)
 
 
 def test_an_engine_that_does_not_say_is_judged_as_a_whole(tiny: ModelInfo) -> None:
