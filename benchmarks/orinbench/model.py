@@ -65,8 +65,9 @@ class ModelInfo:
     def token_read_by_tensor(self) -> Mapping[str, int]:
         """Bytes that decoding one token must read, by tensor.
 
-        Every tensor in full, but of an embedding table that is not the head one row, and of stacked
-        experts those that a token uses. The KV cache grows with the context and is not in here.
+        Every tensor in full, but of an embedding table that is not the head one row, of stacked
+        experts those that a token uses, and none of blocks behind the layers, which propose later
+        tokens. The KV cache grows with the context and is not in here.
         """
         return {tensor.name: self._token_read(tensor) for tensor in self.tensors.values()}
 
@@ -76,6 +77,9 @@ class ModelInfo:
         return sum(self.token_read_by_tensor.values())
 
     def _token_read(self, tensor: TensorInfo) -> int:
+        part = tensor.name.split(".")
+        if part[0] == "blk" and part[1].isdecimal() and int(part[1]) >= self.n_layers:
+            return 0
         if tensor.name == "token_embd.weight" and not self.tied:
             return tensor.n_bytes // tensor.shape[0]
         if "_exps." in tensor.name:

@@ -62,8 +62,9 @@ class Shape:
         """
         head, norm = (self.vocab_size, self.n_embd), (self.n_embd,)
         found: list[Tensor] = [("token_embd.weight", head, Draw.MATRIX)]
-        for layer in range(self.n_layers):
-            for name, dims, draw in (*self._mixer(layer), *self._feed_forward()):
+        for layer in range(self.n_blocks):
+            parts = *self._mixer(layer), *self._feed_forward(), *self._proposing(layer)
+            for name, dims, draw in parts:
                 found.append((f"blk.{layer}.{name}", dims, draw))
         found += [] if self.tied else [("output.weight", head, Draw.MATRIX)]
         last = "token_embd_norm" if self.architecture == "lfm2" else "output_norm"
@@ -73,6 +74,13 @@ class Shape:
         return sorted(found, key=lambda tensor: tensor[2] != Draw.MATRIX)
 
     @property
+    def n_blocks(self) -> int:
+        """Layers, and the blocks behind them that propose later tokens (MTP)."""
+        proposing = self.metadata.get("nextn_predict_layers", 0)
+        assert isinstance(proposing, int)
+        return self.n_layers + proposing
+
+    @property
     def head_count_kv(self) -> int | list[int]:
         """The file's key: a number, or one a layer where only it says which layers attend."""
         if self.architecture != "lfm2" or self.attends is None:
@@ -80,7 +88,7 @@ class Shape:
         return [self.n_kv_heads * (layer in self.attends) for layer in range(self.n_layers)]
 
     def _mixer(self, layer: int) -> Iterator[Tensor]:
-        if self.attends is None or layer in self.attends:
+        if self.attends is None or layer in self.attends or layer >= self.n_layers:
             yield from self._attention()
         elif self.architecture == "lfm2":
             yield from self._short_convolution()
@@ -153,6 +161,12 @@ class Shape:
             yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), Draw.ROUTER
         if self.architecture == "gpt-oss":
             yield "ffn_gate_inp.bias", (self.n_experts,), Draw.BIAS
+
+    def _proposing(self, layer: int) -> Iterator[Tensor]:
+        if layer >= self.n_layers:
+            yield "nextn.eh_proj.weight", (self.n_embd, 2 * self.n_embd), Draw.MATRIX
+            for name in ("enorm", "hnorm", "shared_head_norm"):
+                yield f"nextn.{name}.weight", (self.n_embd,), Draw.NORM
 
 
 _NORMED_HEADS = ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "qwen35", "lfm2")
@@ -380,6 +394,9 @@ SHAPES = {
         n_experts_used=8,
     ),
 }
+# With the block that proposes tokens which Qwen3.5's files may have.
+_proposing = {**SHAPES["tiny-qwen35"].metadata, "nextn_predict_layers": 1}
+SHAPES["tiny-qwen35-mtp"] = replace(SHAPES["tiny-qwen35"], metadata=_proposing)
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> 
     writer.add_name(name)
     writer.add_description("random weights: made to be measured, not to be talked to")
     writer.add_file_type(quant.file_type)
-    writer.add_block_count(shape.n_layers)
+    writer.add_block_count(shape.n_blocks)
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.n_embd)
     writer.add_feed_forward_length(shape.n_ff)

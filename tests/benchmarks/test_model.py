@@ -8,6 +8,7 @@ from tests.benchmarks.gguf_files import add_info, finish_sparse, write_family, w
 from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.shapes import SHAPES
+from orinbench.synth import write_synthetic
 
 TINY = SHAPES["tiny"]
 
@@ -57,6 +58,14 @@ def test_a_token_reads_all_but_the_other_rows_of_the_embedding(
         model.tensors["token_embd.weight"].n_bytes if model.tied else row
     )
     assert sum(model.token_read_by_tensor.values()) == model.token_read_bytes
+
+
+def test_a_token_reads_no_block_behind_the_layers(tmp_path: Path) -> None:
+    read = []
+    for shape in ("tiny-qwen35", "tiny-qwen35-mtp"):
+        write_synthetic(tmp_path / "m.gguf", shape, "Q6_K", 0)
+        read.append(open_model(tmp_path / "m.gguf").token_read_bytes)
+    assert read[0] == read[1] > 0
 
 
 def test_a_token_reads_the_experts_that_it_uses(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class File:
         shape = SHAPES[name]
         self.key = shape.architecture
         sizes = {
-            "block_count": shape.n_layers,
+            "block_count": shape.n_blocks,
             "context_length": shape.context_length,
             "embedding_length": shape.n_embd,
             "feed_forward_length": shape.n_ff,

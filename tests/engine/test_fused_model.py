@@ -22,6 +22,7 @@ from orinllm.gpu.compiler import compiler_path
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, Q8_0
 from orinllm.gpu.memory import Memory
+from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network, make_runner, make_store, plan_network
 from orinllm.model import Header, Model
@@ -72,6 +73,25 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
         content(weights.matrix("token_embd").buffer)
         == gguf.bytes(config.matrix("token_embd").tensor).tobytes()
     )
+
+
+def test_blocks_that_are_not_computed_take_no_memory(
+    emulation: None, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same model with and without a block that proposes tokens."""
+    monkeypatch.setattr("orinllm.gpu.weights._GAP", 1 << 10)
+    taken, bytes_ = list[int](), list[list[int]]()
+    for shape in ("tiny-qwen35", "tiny-qwen35-mtp"):
+        network = Network.read(synthetic(shape, "Q6_K"))
+        gguf, config = network.gguf, network.config
+        weights = Weights(gguf, config, "EMU")
+        taken.append(sum(part.buffer.nbytes for part in weights._parts))
+        bytes_.append([make_plan(gguf, config, device).weight_bytes for device in ("EMU", "CPU")])
+        with weights.arriving():
+            pass
+    assert bytes_[0] == bytes_[1] and abs(taken[0] - taken[1]) < 8 << 10 < gguf.size_bytes // 8
+    for name in ("token_embd", "blk.3.ffn_down"):
+        assert content(weights.matrix(name).buffer) == gguf.bytes(f"{name}.weight").tobytes()
 
 
 def test_weights_lie_in_parts_that_a_full_board_grants(

@@ -25,7 +25,7 @@ from orinllm.loader import Network, make_runner, plan_network
 from orinllm.network.arch import config_of
 from orinllm.network.config import Config
 
-TINY = sorted(name for name in SHAPES if name.startswith("tiny"))
+TINY = sorted(name for name in SHAPES if name.startswith("tiny") and "mtp" not in name)
 CONTEXT, N_TOKENS = 512, 80
 Opened = tuple[Path, GGUF, Config]
 Open = Callable[..., Opened]

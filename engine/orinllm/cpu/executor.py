@@ -295,7 +295,8 @@ class CpuExecutor:
                 f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
                 f"{_MAX_USED} experts a token do not run on a CPU"
             )
-        self._check_memory(weight_bytes(self._gguf), 2 * max(1, self.config.kept_per_token))
+        weights, kept = weight_bytes(self._gguf, self.config), self.config.kept_per_token
+        self._check_memory(weights, 2 * max(1, kept))
 
     def _check_memory(self, weights: int, kept: int) -> None:
         """Raise BadInput where weights, and so many bytes a token of each slot, do not fit."""

@@ -5,6 +5,7 @@ cpu/packed.c reads the types of `PACKED` where the file is mapped; all others ar
 
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF, TensorInfo
+from orinllm.network.config import Config
 
 _NAMES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
 #: The types that cpu/packed.c reads.
@@ -27,9 +28,10 @@ def row_bytes(tensor: TensorInfo) -> int:
 LAYER_TABLE = "per_layer_token_embd.weight"
 
 
-def weight_bytes(gguf: GGUF) -> int:
-    """Return the bytes that the weights of a file take in a CPU's memory."""
-    held = (tensor for name, tensor in gguf.tensors.items() if name != LAYER_TABLE)
+def weight_bytes(gguf: GGUF, config: Config) -> int:
+    """Return the bytes that the weights of a model take in a CPU's memory."""
+    names = (name for name in gguf.tensors if name != LAYER_TABLE and config.computes(name))
+    held = (gguf.tensors[name] for name in names)
     rows = ((tensor.n_elements // tensor.shape[-1], tensor) for tensor in held)
     return sum(n_rows * row_bytes(tensor) for n_rows, tensor in rows)
 

@@ -56,7 +56,7 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Pla
     obstacles = {"device": why} if why else _of_model(config) | _of_tensors(gguf, config, device)
     on_cpu = device.split(":")[0] == "CPU" and config.layers
     path = "fused" if not obstacles else "cpu" if on_cpu else "general"
-    size, how = _weights(gguf, path)
+    size, how = _weights(gguf, config, path)
     return Plan(
         device=device,
         path=path,
@@ -70,14 +70,15 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Pla
     )
 
 
-def _weights(gguf: GGUF, path: str) -> tuple[int, str]:
+def _weights(gguf: GGUF, config: Config, path: str) -> tuple[int, str]:
     """Return the bytes of the weights on a device, and how they lie there."""
     if path != "cpu":
-        return gguf.size_bytes, "they lie in the file"
+        size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.computes(name))
+        return size, "they lie in the file"
     from orinllm.cpu.weights import lies_in_file, weight_bytes
 
     matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > 1]
-    return weight_bytes(gguf), (
+    return weight_bytes(gguf, config), (
         "they lie in the file" if all(map(lies_in_file, matrices)) else "16-bit floats in part"
     )
 

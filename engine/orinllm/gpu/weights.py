@@ -34,6 +34,8 @@ _ALIGNMENT = 256
 # Bytes after which tensors get another buffer: a board whose memory is full of files refuses one of
 # gigabytes, and grants the same in parts (docs/tegra-iface.md).
 _PART = 512 << 20
+# Bytes between two tensors that are not worth a buffer more.
+_GAP = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,16 @@ class _Part:
 
 
 def _parted(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
-    """Yield tensors of one file in its order: of _PART bytes at most, or one that is larger."""
+    """Yield tensors of one file in its order: of _PART bytes at most, or one that is larger.
+
+    Between those of a part nothing lies that they do not need.
+    """
     part = list[TensorInfo]()
     for tensor in sorted(tensors, key=lambda t: (t.file, t.offset)):
         if part and (
-            tensor.file != part[0].file or tensor.offset + tensor.n_bytes > part[0].offset + _PART
+            tensor.file != part[0].file
+            or tensor.offset + tensor.n_bytes > part[0].offset + _PART
+            or tensor.offset > part[-1].offset + part[-1].n_bytes + _GAP
         ):
             yield part
             part = []
@@ -71,7 +78,8 @@ class Weights:
         self._gguf, self._config, self._device = gguf, config, device
         self._parts = list[_Part]()
         self._part_of = dict[str, _Part]()
-        for tensors in _parted(gguf.tensors.values()):
+        computed = (tensor for name, tensor in gguf.tensors.items() if config.computes(name))
+        for tensors in _parted(computed):
             start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT
             size = max(t.offset + t.n_bytes for t in tensors) - start
             buffer = Buffer(device, size, dtypes.uint8).allocate()

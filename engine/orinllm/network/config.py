@@ -91,6 +91,16 @@ class Config:
                 found[name] = max(width, found.get(name, 0))
         return found
 
+    def computes(self, tensor: str) -> bool:
+        """Say whether a tensor of the file is of no block, or of one of these layers.
+
+        Behind a model's layers are blocks that propose later tokens.
+        """
+        number = tensor.split(".")[1] if tensor.startswith("blk.") else ""
+        if not number.isdecimal() or not self.layers:
+            return True
+        return int(number) - self.first in range(len(self.layers))
+
     def matrix(self, name: str) -> Matrix:
         """Return where the matrix of a logical name, such as blk.0.attn_q, is in the file."""
         return self.matrices.get(name, Matrix(f"{name}.weight"))

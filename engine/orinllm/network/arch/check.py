@@ -156,16 +156,13 @@ def check_tensors(
 
 
 def _of_another(name: str, config: Config, blocks: int) -> bool:
-    """Say whether a tensor is none of the Config's layers, but of another of the file's blocks.
+    """Say whether a tensor is of another of the file's blocks than the Config's layers.
 
     What is of no block is the model's own, if the Config is that of a block.
     """
-    if not name.startswith("blk."):
-        return config.joined is not None
-    number = name.split(".")[1]
-    if not number.isdecimal():
-        return False
-    return int(number) < blocks and int(number) - config.first not in range(len(config.layers))
+    if config.computes(name):
+        return config.joined is not None and not name.startswith("blk.")
+    return int(name.split(".")[1]) < blocks
 
 
 def _check(config: Config, wanted: Wanted, tensors: Mapping[str, TensorShape]) -> str:
