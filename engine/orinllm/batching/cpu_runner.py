@@ -13,8 +13,6 @@ from orinllm.network.vision.pictures import Turns, text_turns, turns_of
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
 _CHUNK = 4 * CHUNK
-# The checkpoint of the states before guessed tokens; those of a store count from 0.
-_BEFORE_GUESSES = -1
 
 
 class CpuRunner:
@@ -75,19 +73,14 @@ class CpuRunner:
         return [draw(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
-        """See `Runner`. Recurrent states that saw a wrong guess are computed again without it."""
+        """See `Runner`."""
         assert row.token is not None
-        path, slot, recurrent = self.path, self._slot(row.pages), self.path.config.state_size > 0
+        slot, how = self._slot(row.pages), row.draw.sampling
         tokens, first = [row.token, *guesses], row.position - row.behind
         turns = text_turns(range(first, first + len(tokens)))
-        if recurrent:
-            path.keep(slot, _BEFORE_GUESSES)
-        rows = path.rows(tokens, row.position, slot, turns)
-        how = row.draw.sampling
+        rows = self.path.rows(tokens, row.position, slot, turns)
         drawn = [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
-        if recurrent and (n := 1 + agreeing(guesses, drawn)) < len(tokens):
-            path.resume(slot, _BEFORE_GUESSES)
-            path.fill(tokens[:n], row.position, slot, turns[:, :n])
+        self.path.keep_first(1 + agreeing(guesses, drawn), slot)
         return drawn
 
     def logits(self) -> Floats:

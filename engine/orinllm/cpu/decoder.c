@@ -66,7 +66,7 @@ typedef struct {
 } Op;
 
 typedef struct {
-  i64 n_tokens, n_wanted, n_ops;
+  i64 n_tokens, n_wanted, n_ops, kept;  // kept: states behind each token are (Tokens)
   const Op* ops;
   int* progress;   // of each operation: units claimed, units done; zeros at the start
   float* scratch;  // of core c: from c * scratch_size on: inputs or scores
@@ -438,7 +438,7 @@ static i64 all_units(const Op* op, const Run* run) {
 }
 
 static void compute(const Op* op, const Run* run, float* scratch, const Prepared* mine, i64 unit) {
-  const Tokens tokens = {run->n_tokens, run->positions, run->slots};
+  const Tokens tokens = {run->n_tokens, run->positions, run->slots, run->kept};
   switch (op->kind) {
     case EMBED:
       embed(op, run, unit);

@@ -98,10 +98,25 @@ class CpuExecutor:
     def rows(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
-        """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary)."""
+        """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary).
+
+        `keep_first` may follow.
+        """
         turns = self._turns(range(start, start + len(tokens)), turns)
-        self._append(tokens, start, slot, turns, last=len(tokens))
+        self._state.kept = 1
+        try:
+            self._append(tokens, start, slot, turns, last=len(tokens))
+        finally:
+            self._state.kept = 0
         return self._read(len(tokens))
+
+    def keep_first(self, n: int, slot: int) -> None:
+        """Take a slot's recurrent states back to behind the first n tokens of the last `rows`."""
+        left, size = self._state.n_tokens - n, self.config.state_size
+        if left and size:
+            behind = self._lowered.behind + 4 * size * (n - 1)
+            self._states(slot)[:] = (ctypes.c_float * size).from_address(behind)
+            self._lengths[slot] -= left
 
     def step(
         self,

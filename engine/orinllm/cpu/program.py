@@ -93,7 +93,7 @@ class Run(ctypes.Structure):
     """Run of cpu/decoder.c."""
 
     _fields_ = (
-        *((name, _I64) for name in ("n_tokens", "n_wanted", "n_ops")),
+        *((name, _I64) for name in ("n_tokens", "n_wanted", "n_ops", "kept")),
         *((name, _POINTER) for name in ("ops", "progress", "scratch")),
         ("scratch_size", _I64),
         *(
@@ -129,6 +129,8 @@ class Program:
         self.logits = self.floats("logits", MOST_ROWS * config.vocab_size)
         # Of each slot: all recurrent states, one after the other.
         self.states = self.floats("states", slots * config.state_size)
+        # As those of a slot, behind each of a run's tokens that may be guessed wrong.
+        self.behind = self.floats("states behind", (MOST_ROWS - 1) * config.state_size)
         self._states_used = 0
         self.operations = [self._embed(), *self._join(), *self._layer_embeddings()]
         self.ends = [len(self.operations)]
@@ -242,6 +244,7 @@ class Program:
         """Return a recurrence, whose state is behind those of the ones before."""
         lowered = lower(operation, prefix, self, widths)
         lowered.state = self.states + 4 * self._states_used
+        lowered.behind = self.behind + 4 * self._states_used
         lowered.slot_stride, lowered.eps = self.config.state_size, self.config.norm_eps
         self._states_used += state_size(operation)
         address = self.address(f"{prefix}{operation.out}", ctypes.sizeof(Recurrent))

@@ -23,6 +23,7 @@ typedef struct {
   const float* gates;  // rows: a, then b of every head; or dt
   i64 gates_stride;
   float *state, *out;  // state: of the first slot
+  float* behind;       // states behind a run's tokens, each token's slot_stride from the last one's
   i64 slot_stride, out_stride;
   const float *weights, *bias;            // weights: of a convolution, [tap][channel]
   const float *decay, *dt, *skip, *norm;  // by head, but for norm: ssm_a, ssm_dt, ssm_d, ssm_norm
@@ -31,10 +32,12 @@ typedef struct {
   double eps;
 } Recurrent;
 
-// The tokens of a run: each one's position, and the slot of its sequence.
+// The tokens of a run: each one's position, and the slot of its sequence. `kept`: states behind all
+// but the last one are kept, as some of them may be guessed wrong.
 typedef struct {
   i64 n;
   const i64 *positions, *slots;
+  i64 kept;
 } Tokens;
 
 // x, but not below `least` or above `most`; what is no number stays.
@@ -103,6 +106,13 @@ static float* state_of(const Recurrent* r, const Tokens* tokens, i64 t) {
   return r->state + tokens->slots[t] * r->slot_stride;
 }
 
+// Keep n floats of the states behind token t, which are `state` now.
+static void keep(const Recurrent* r, const Tokens* tokens, i64 t, const float* state, i64 n) {
+  if (!tokens->kept || t + 1 == tokens->n) return;
+  float* behind = r->behind + t * r->slot_stride + (state - state_of(r, tokens, t));
+  for (i64 i = 0; i < n; i++) behind[i] = state[i];
+}
+
 static void convolve(const Recurrent* r, const Tokens* tokens, i64 unit) {
   const i64 first = unit * CHANNELS, left = r->channels - first;
   const i64 n = left < CHANNELS ? left : CHANNELS;
@@ -122,8 +132,10 @@ static void convolve(const Recurrent* r, const Tokens* tokens, i64 unit) {
       const float* next = tap + 2 < r->taps ? kept + r->channels : in;
       const float* weights = r->weights + tap * r->channels + first;
       for (i64 i = 0; i < n; i++) sum[i] += weights[i] * past[i];
-      if (tap + 1 < r->taps)
+      if (tap + 1 < r->taps) {
         for (i64 i = 0; i < n; i++) kept[i] = next[i];
+        keep(r, tokens, t, kept, n);
+      }
     }
     for (i64 i = 0; i < n; i++)
       out[i] = r->gated ? x[i + r->channels] * sum[i] : sum[i] * sigmoid(sum[i]);
@@ -164,6 +176,7 @@ static void delta(const Recurrent* r, const Tokens* tokens, i64 head) {
         state[i * size + j] += k[i] * change[j];
         mixed[j] += state[i * size + j] * q[i];
       }
+    keep(r, tokens, t, state, size * size);
     const float scale = rms_scale(mixed, size, (float)r->eps);
     float* out = r->out + t * r->out_stride + head * size;
     for (i64 j = 0; j < size; j++) out[j] = mixed[j] * scale * r->norm[j] * z[j] * sigmoid(z[j]);
@@ -190,6 +203,7 @@ static void scan(const Recurrent* r, const Tokens* tokens, i64 head) {
       }
       out[i] = sum * z[i] * sigmoid(z[i]);
     }
+    keep(r, tokens, t, state, size * width);
   }
 }
 

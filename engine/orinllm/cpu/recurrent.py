@@ -19,7 +19,7 @@ class Recurrent(ctypes.Structure):
         *((f"{name}{end}", kind) for name in ("in", "beside", "gates") for end, kind in (
             ("", _POINTER), ("_stride", _I64),
         )),
-        *((name, _POINTER) for name in ("state", "out")),
+        *((name, _POINTER) for name in ("state", "out", "behind")),
         *((name, _I64) for name in ("slot_stride", "out_stride")),
         *((name, _POINTER) for name in ("weights", "bias", "decay", "dt", "skip", "norm")),
         *((name, _I64) for name in ("channels", "taps", "gated")),
@@ -45,7 +45,7 @@ class Values(Protocol):
 
 
 def lower(operation: Recurrence, prefix: str, memory: Values, widths: dict[str, int]) -> Recurrent:
-    """Return an operation of a layer, but for its state. `widths`: of values, in elements."""
+    """Return an operation of a layer, but for its states. `widths`: of values, in elements."""
 
     def held(name: str, transposed: bool = False) -> int:
         tensor = memory.tensor(prefix + name)
