@@ -32,6 +32,8 @@ from orinllm.network.config import Config
 if TYPE_CHECKING:
     from orinllm.batching.fused_runner import FusedRunner
 
+#: The name of a file's own block, where that of a draft model is expected.
+MTP = "mtp"
 #: Tokens of a sequence where nobody says how many.
 DEFAULT_CONTEXT = 8192
 #: Sequences that the fused kernels compute at once, at most.
@@ -81,13 +83,43 @@ class Network:
             raise BadInput(f"{path}: {error}") from None
         return Network(gguf, config, length, kv)
 
-    def block(self) -> Config:
-        """Return the file's block that proposes tokens (MTP); raises BadInput where it has none."""
-        gguf = self.gguf
+    def block_file(self, draft: Path | str | None) -> GGUF | None:
+        """Return the file of the block that `draft` names: this one, or one that has it alone.
+
+        None: it names none, but a model or nothing.
+        """
+        if draft is None or draft == MTP:
+            return None if draft is None else self.gguf
+        gguf = GGUF.open(draft)
+        name = gguf.metadata.get("general.architecture")
+        proposes = gguf.metadata.get(f"{name}.nextn_predict_layers", 0)
+        return gguf if proposes and "blk.0.attn_norm.weight" not in gguf.tensors else None
+
+    def block(self, gguf: GGUF | None = None) -> Config:
+        """Return a file's block that proposes tokens (MTP), of this one where none is named.
+
+        Raises BadInput where it has none, or that of another model.
+        """
+        gguf = self.gguf if gguf is None else gguf
         try:
-            return block_of(gguf.metadata, gguf.tensors, gguf.vector, self.context)
+            block = block_of(gguf.metadata, gguf.tensors, gguf.vector, self.context)
         except BadInput as error:
             raise BadInput(f"{gguf.path}: {error}") from None
+        own = _sizes(self.gguf, self.config, len(self.config.layers))
+        if (its := _sizes(gguf, block, block.first)) != own:
+            what = next(name for name in own if own[name] != its[name])
+            raise BadInput(f"{gguf.path}: its block is not of {self.gguf.path}: another {what}")
+        return block
+
+
+def _sizes(gguf: GGUF, config: Config, layers: int) -> dict[str, object]:
+    """Return what a model and its block have in common."""
+    return {
+        "architecture": config.architecture,
+        "width": config.dim,
+        "number of layers": layers,
+        "vocabulary": (config.vocab_size, gguf.metadata.get("tokenizer.ggml.tokens")),
+    }
 
 
 def _context(asked: int | None, trained: int) -> int:

@@ -17,17 +17,18 @@ from typing import Any, NoReturn, SupportsIndex
 
 from orinllm.batching.cache import Store
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import MTP, Block, Draft, Proposer
+from orinllm.batching.proposers import Block, Draft, Proposer
 from orinllm.batching.runner import Logprobs, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, ClosedError, Scheduler
 from orinllm.batching.sequence import Constraint, Sequence
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import faults_of, open_device
 from orinllm.gpu.kernels.buffers import F16, KeyType
 from orinllm.gpu.plan import Plan, Say, quiet
-from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
 from orinllm.network.vision.pictures import is_row
 from orinllm.text.answer import StopTexts
 from orinllm.text.render import renderer
@@ -249,11 +250,11 @@ class Model:
     def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
         """Load a smaller model of the same vocabulary that proposes, onto the same device.
 
-        "mtp" is the block that the model's own file has for it. Raises BadInput for a file that is
-        none, or has none.
+        "mtp" is the block that the model's own file has for it, whose own file may be given, too.
+        Raises BadInput for a file that is none, or has none.
         """
-        if path == MTP:
-            return load_block(self.header, self.plan, self.runner)
+        if (block := self.header.network.block_file(path)) is not None:
+            return load_block(self.header, self.plan, self.runner, block)
         general = self.runner.name == "general"
         return load_draft(self.header, path, self.plan.device, general, say)
 
@@ -398,19 +399,18 @@ def check_guesses(runner: Runner, header: Header, plan: Plan, what: str) -> None
     )
 
 
-def load_block(header: Header, plan: Plan, runner: Runner) -> Block:
-    """Load the block of a model's file that proposes, for what runs the model.
+def load_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Block:
+    """Load a model's block that proposes, which is in a file, for what runs the model.
 
     Raises BadInput where there is none, or the path takes one token at a time.
     """
-    network = header.network
-    config = network.block()
-    check_guesses(runner, header, plan, f"--draft {MTP}")
+    own, config = gguf is header.network.gguf, header.network.block(gguf)
+    check_guesses(runner, header, plan, f"--draft {MTP if own else gguf.path}")
     from orinllm.batching.cpu_runner import CpuRunner
     from orinllm.cpu.block import CpuBlock
 
     assert isinstance(runner, CpuRunner), "the fused kernels do not go back in recurrent states"
-    return Block(CpuBlock(runner.path, network.gguf, config))
+    return Block(CpuBlock(runner.path, gguf, config))
 
 
 def load_draft(

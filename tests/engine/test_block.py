@@ -23,7 +23,7 @@ from orinbench.check.reference_rope import rotation_of
 from orinbench.model import open_model
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import MTP, Block, Proposer
+from orinllm.batching.proposers import Block, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
@@ -33,7 +33,7 @@ from orinllm.errors import BadInput
 from orinllm.gpu.compiler import compiler_path
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 from orinllm.gpu.plan import cache_bytes
-from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
 from orinllm.model import Header, Model, load_block
 from orinllm.server.engine import _pages
 from orinllm.server.options import EngineOptions
@@ -287,6 +287,42 @@ def test_a_model_asks_its_own_block(apt: Path) -> None:
     model.close()
 
 
+def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
+    """As convert_hf_to_gguf.py --mtp writes it: with the model's embedding, head and last norm."""
+    network, runner, own = opened(apt)
+    runner.path.fill(TEXT, 0)
+    architecture, keys, _ = MODELS["qwen35"]
+    said = []
+    for layers in (2, 1):  # those of the model, and of another one
+        tensors = {
+            name.replace("blk.2", f"blk.{layers}"): network.gguf.vector(name).reshape(tensor.shape)
+            for name, tensor in network.gguf.tensors.items()
+            if not name.startswith(("blk.0", "blk.1"))
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            model: tuple[str, hybrid_models.Keys, list[hybrid_models.Shapes]] = (
+                architecture,
+                {**keys, "nextn_predict_layers": 1},
+                [{}] * (layers + 1),
+            )
+            patch.setitem(MODELS, "qwen35", model)
+            patch.setattr(hybrid_models, "tensors", lambda *more: tensors)  # noqa: B023
+            hybrid_models.write(tmp_path / "mtp.gguf", "qwen35")
+        file = network.block_file(tmp_path / "mtp.gguf")
+        assert file is not None and file is not network.gguf
+        if layers == 2:
+            block = CpuBlock(runner.path, file, network.block(file))
+            said = [Block(each).propose(TEXT, 3, [0]) for each in (own, block)]
+            assert said[0] == said[1] != []
+        else:
+            with pytest.raises(
+                BadInput, match=r"mtp\.gguf: its block is not of .*m\.gguf: another nu"
+            ):
+                network.block(file)
+    assert network.block_file(apt) is None is network.block_file(None)
+    assert network.block_file(MTP) is network.gguf
+
+
 Change = Callable[[dict[str, object], Values], object]
 
 
@@ -327,7 +363,7 @@ def test_a_gpu_says_that_it_takes_none(apt: Path, monkeypatch: pytest.MonkeyPatc
     runner.name = "fused"
     header = Header(network, tokenizer("gpt-2"), None)
     with pytest.raises(BadInput, match="--draft mtp: qwen35 has recurrent states, which go back"):
-        load_block(header, plan_network(network, "CPU"), runner)
+        load_block(header, plan_network(network, "CPU"), runner, network.gguf)
 
 
 def test_its_memory_is_counted(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,6 @@ from orinllm.gpu.kernels.buffers import pages_of
 if TYPE_CHECKING:
     from orinllm.cpu.block import CpuBlock
 
-#: The name of a file's own block, where that of a draft model is expected.
-MTP = "mtp"
 # Tokens that a block proposes at most: a head of the whole vocabulary each (llama.cpp's default).
 _MOST_OF_BLOCK = 3
 # Tokens that must have come before for what followed them to be proposed, the longest first.

@@ -78,14 +78,12 @@ def _check_speculation(
     if (lookup or draft is not None) and sampling.penalized:
         flag = "--lookup" if lookup else "--draft"
         raise BadInput(f"{flag}: guesses no tokens under penalties; leave --*-penalty out")
-    if isinstance(draft, str):
+    if draft is not None:
         from orinllm.loader import Network
 
-        Network.read(model).block()
-    elif draft is not None:
-        from orinllm.file.gguf import GGUF
-
-        GGUF.open(draft)
+        network = Network.read(model)
+        if (block := network.block_file(draft)) is not None:
+            network.block(block)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

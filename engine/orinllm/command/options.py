@@ -43,8 +43,8 @@ class DraftFile(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path | str:
         """Return the file's path, or the block's name."""
-        from orinllm.batching.proposers import MTP
         from orinllm.file.hub import model_file
+        from orinllm.loader import MTP
 
         return MTP if value == MTP else model_file(value, _tell)
 

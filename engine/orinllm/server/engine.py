@@ -2,11 +2,10 @@
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import MTP, Lookup, Proposer
+from orinllm.batching.proposers import Lookup, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.watch import Watch
 from orinllm.choose.hidden_states import Pooling, pooling_of
@@ -83,8 +82,8 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
         )
     share = Share(options.slots or MOST_SLOTS, pages, options.deterministic)
     plain = make_runner(network, plan, options.general, share, say)
-    if options.draft == MTP:
-        proposer = load_block(header, plan, plain)
+    if (block := network.block_file(options.draft)) is not None:
+        proposer = load_block(header, plan, plain, block)
     if isinstance(plain, FusedRunner):
         plain.warm(verifies=proposer is not None)
     if proposer is not None:
@@ -118,14 +117,14 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
 def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> Proposer | None:
     """Load what guesses tokens; its memory is taken before keys and values get theirs.
 
-    A block of the model's own file (MTP) comes once the model is there.
+    A block of the model's own (MTP) comes once the model is there.
     """
     flag = "--lookup" if options.lookup else "--draft"
     if (options.lookup or options.draft) and options.deterministic:
         raise BadInput(f"{flag}: steps of several sizes, which --deterministic excludes")
-    if isinstance(options.draft, str):
-        header.network.block()  # raises where the file has none
-    if not isinstance(options.draft, Path):
+    if (block := header.network.block_file(options.draft)) is not None:
+        header.network.block(block)  # raises where the file has none
+    if options.draft is None or block is not None:
         return Lookup() if options.lookup else None
     general = options.general or plan.path == "general"
     draft = load_draft(header, options.draft, plan.device, general, say)
@@ -149,7 +148,8 @@ def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
     if plan.fused:
         slots = fused_slots(network, plan, slots)
         room -= state_bytes(network, slots)
-    elif options.draft == MTP:  # whose keys and values, and the states it reads, lie beside
-        kept, block = network.config.kept_per_token, network.block()
+    elif (file := network.block_file(options.draft)) is not None:
+        # Its keys and values, and the states that it reads, lie beside.
+        kept, block = network.config.kept_per_token, network.block(file)
         room = room * kept // (kept + block.kept_per_token + 2 * block.dim)
     return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

@@ -61,8 +61,8 @@ def qwen35_block(header: Header) -> Config:
             "proposes tokens is known"
         )
     whole, dim = replace(header, whole=True), header.count("embedding_length")
-    parts = _parts(whole, lambda index: None)
-    return block_with(whole, parts.layer(header.n_layers, heads_of(whole), dim), header.n_layers)
+    parts, index = _parts(whole, lambda index: None), whole.n_layers - 1
+    return block_with(whole, parts.layer(index, heads_of(whole), dim), index)
 
 
 def _parts(header: Header, mixer: Mixer) -> LayerParts:
