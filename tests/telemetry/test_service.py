@@ -84,7 +84,7 @@ def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(server: S
     assert "jetson_energy_gap_seconds_total 0.0" in get(server, "/metrics")[2]
 
 
-def test_a_text_that_is_kept_is_that_of_now(show: Show, stage: Stage) -> None:
+def test_a_text_that_is_kept_is_that_of_now(show: Show, stage: TreeOnDisk) -> None:
     """Families that did not change are not written again; one that vanishes is left out."""
     with Board(show(idle()), budget=10.0) as board:
         exporter = Exporter(board)
