@@ -20,7 +20,7 @@ from orinllm.network.vision.gemma3 import gemma3
 from orinllm.network.vision.header import ClipHeader
 from orinllm.network.vision.idefics3 import idefics3
 from orinllm.network.vision.pictures import MOST_ROWS, Floats, Picture, Pixels, Prepared, picture_of
-from orinllm.network.vision.prepare import MOST_BYTES, MOST_PIXELS, prepare, upright
+from orinllm.network.vision.prepare import MOST_BYTES, MOST_PIXELS, damaged, prepare, upright
 from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
 from orinllm.text.processes.child import Child
 from orinllm.text.template import ChatTemplate
@@ -73,8 +73,13 @@ class Sight:
         if isinstance(source, Picture):
             return source
         if isinstance(source, str | Path):
-            source = read_picture(source)
-        prepared = self._decoded(source) if isinstance(source, bytes) else self._prepared(source)
+            data = read_picture(source)
+            try:
+                return self.picture(data)
+            except BadInput as error:
+                raise BadInput(f"{source}: {error}") from None
+        file = isinstance(source, bytes | bytearray)
+        prepared = self._decoded(source) if file else self._prepared(source)
         sides = [tile.shape[:2] for tile in prepared.tiles]
         n_rows = sum(self.projector.rows_of(*side) for side in sides)
         if n_rows > MOST_ROWS:
@@ -82,7 +87,7 @@ class Sight:
         prepared = replace(prepared, shape=self.projector.blocks(*sides[0]))
         return picture_of(f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles))
 
-    def _decoded(self, data: bytes) -> Prepared:
+    def _decoded(self, data: bytes | bytearray) -> Prepared:
         if len(data) > MOST_BYTES:
             raise BadInput(
                 f"the picture has {len(data):,} bytes; {MOST_BYTES:,} at most were expected"
@@ -105,23 +110,19 @@ class Sight:
     def _prepared(self, source: Any) -> Prepared:
         from PIL import Image
 
-        image = source
-        if not isinstance(image, Image.Image):
-            array = np.asarray(source)
-            grey = array.ndim == 2
-            if array.dtype != np.uint8 or not (grey or array.shape[2:] in ((3,), (4,))):
-                raise BadInput(
-                    f"a picture is {type(source).__name__} of {array.dtype} {array.shape}; bytes "
-                    "of (height, width), (height, width, 3) or (height, width, 4) were expected, "
-                    "or a PIL image"
-                )
-            image = Image.fromarray(array)
-        if image.width * image.height > MOST_PIXELS:
+        array = None if isinstance(source, Image.Image) else _pixels(source)
+        height, width = source.size[::-1] if array is None else array.shape[:2]
+        if width * height > MOST_PIXELS:
             raise BadInput(
-                f"the picture has {image.width} x {image.height} pixels; {MOST_PIXELS:,} at most "
-                "were expected"
+                f"the picture has {width} x {height} pixels; {MOST_PIXELS:,} at most were expected"
             )
-        tiles, grid = prepare(upright(image), self.projector.way, self.projector.sizes)
+        try:
+            image = upright(source if array is None else Image.fromarray(array))
+            tiles, grid = prepare(image, self.projector.way, self.projector.sizes)
+        except (BadInput, MemoryError):
+            raise
+        except Exception as error:  # an image of a file is read only now
+            raise damaged(error) from None
         return Prepared(tuple(np.asarray(tile) for tile in tiles), grid)
 
     def text_of(self, picture: Picture, bare: bool = False) -> str:
@@ -147,6 +148,21 @@ class Sight:
             if token == slot:
                 found += next(tiles)
         return found
+
+
+def _pixels(source: Any) -> Pixels:
+    """Return an array of pixels; raises BadInput for what is none."""
+    try:
+        array = np.asarray(source)
+    except ValueError:  # of lists of several lengths
+        array = np.empty(0, object)
+    if array.dtype != np.uint8 or not (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
+        raise BadInput(
+            f"a picture is {type(source).__name__} of {array.dtype} {array.shape}; bytes of "
+            "(height, width), (height, width, 3) or (height, width, 4) were expected, or a PIL "
+            "image"
+        )
+    return array
 
 
 def read_projector(path: str | Path) -> tuple[GGUF, Projector]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from orinllm.choose.sampling import Sampling
+    from orinllm.network.vision.pictures import Picture
     from orinllm.text.conversation import Conversation
 
 #: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
@@ -158,7 +159,7 @@ def run(
     text = standard_input() if prompt == "-" else utf8_argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
-    pictures = _read_images(source, images, raw)
+    _check_images(source, images, raw)
     loaded = _load(source, opened)
     _speculate(loaded, lookup, draft)
     if raw or loaded.template is None:
@@ -168,7 +169,7 @@ def run(
     else:
         told = thinking_of(loaded.template, thinking)
         conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
-        ids = conversation.ask(text, pictures)
+        ids = conversation.ask(text, _seen(conversation, images))
         limit = form.constraint(loaded, told) if form else None
         generation = loaded.generate(ids, parameters, max_tokens=max_tokens, constraint=limit)
         print_answer(generation, conversation.answer(tokens_of(generation)))
@@ -176,18 +177,26 @@ def run(
         raise KeyboardInterrupt
 
 
-def _read_images(source: Source, images: tuple[Path, ...], raw: bool) -> list[bytes]:
-    """Return the bytes of pictures before the model takes its time; raises BadInput."""
+def _check_images(source: Source, images: tuple[Path, ...], raw: bool) -> None:
+    """Raise BadInput for pictures that cannot be read, before the model takes its time."""
     if not images:
-        return []
+        return
     if source.mmproj is None:
         raise BadInput(f"--image {images[0]}: the model sees with --mmproj FILE, which is missing")
     if raw:
         raise BadInput("--image: --raw continues plain text; a picture needs the chat template")
     from orinllm.sight import read_picture
 
+    for image in images:
+        try:
+            read_picture(image)
+        except BadInput as error:
+            raise BadInput(f"--image {error}") from None
+
+
+def _seen(conversation: Conversation, images: tuple[Path, ...]) -> list[Picture]:
     try:
-        return [read_picture(image) for image in images]
+        return [conversation.picture(image) for image in images]
     except BadInput as error:
         raise BadInput(f"--image {error}") from None
 
@@ -225,7 +234,7 @@ def chat(
     conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
     if sys.stdin.isatty():
         say(_COMMANDS, "dim")
-    pictures: list[bytes] = []  # for the next question
+    pictures: list[Picture] = []  # for the next question
     for line in typed_lines():
         if line == "/quit":
             return
@@ -241,18 +250,14 @@ def chat(
                 say("stopped", "dim")
 
 
-def _command(conversation: Conversation, line: str, pictures: list[bytes]) -> None:
+def _command(conversation: Conversation, line: str, pictures: list[Picture]) -> None:
     """Do what a line says; `pictures` are those of the next question."""
     name, _, text = line.partition(" ")
     if name == "/image":
-        from orinllm.sight import read_picture
-
         try:
-            pictures.append(read_picture(text.strip()))
-            conversation.check_pictures()
+            pictures.append(conversation.picture(os.path.expanduser(text.strip())))
             say("the next question has this picture", "dim")
         except BadInput as error:
-            pictures.clear()
             say(f"/image {error}")
     elif name == "/reset":
         pictures.clear()
@@ -270,7 +275,7 @@ def _command(conversation: Conversation, line: str, pictures: list[bytes]) -> No
 def _ask(
     loaded: Any,
     conversation: Conversation,
-    asked: tuple[str, list[bytes]],
+    asked: tuple[str, list[Picture]],
     parameters: Sampling,
     max_tokens: int | None,
 ) -> None:

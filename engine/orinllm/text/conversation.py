@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orinllm.errors import BadInput
 from orinllm.text.answer import AnswerParser, AnswerReader, Delta
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from orinllm.network.vision.pictures import Picture
 
 
 class Conversation:
@@ -31,24 +34,21 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, Any]] = []
 
-    def check_pictures(self) -> None:
-        """Raise BadInput where the model sees no pictures."""
+    def picture(self, source: Any) -> Picture:
+        """Return a picture for a message; raises BadInput for none, or where the model is blind."""
         if self._template.sight is None:
             raise BadInput("the model reads text only; it sees with --mmproj FILE")
+        return self._template.sight.picture(source)
 
-    def ask(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
+    def ask(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
         """Add a user's message, with pictures before its text; return the prompt's tokens.
 
         Raises:
-          BadInput: The template refuses the message, or a picture is none; the history is as it was
-            before.
+          BadInput: The template refuses the message; the history is as it was before.
         """
         content: Any = text
         if pictures:
-            self.check_pictures()
-            sight = self._template.sight
-            assert sight is not None
-            seen = [{"type": "image", "image": sight.picture(each)} for each in pictures]
+            seen = [{"type": "image", "image": picture} for picture in pictures]
             content = [*seen, {"type": "text", "text": text}]
         self.messages.append({"role": "user", "content": content})
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

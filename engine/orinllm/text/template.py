@@ -214,7 +214,7 @@ class ChatTemplate:
                         "the message has a picture, and this model reads text only; a model with "
                         "an mmproj file sees (--mmproj)"
                     )
-                pictures.append(self.sight.picture(part["image"]))
+                pictures.append(self.sight.picture(part.get("image")))
                 part = {"type": "image"} if self._reads_pictures else _MARK
             parts.append(part)
         return {**message, "content": parts} if parts else message

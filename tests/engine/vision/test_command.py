@@ -1,5 +1,6 @@
 """`orinllm run --image`, `/image` in a chat, and `show --mmproj`, as a user types them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,13 @@ def orinllm(
 ) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "orinllm.command.cli", command, "model.gguf", "--device", "CPU"]
     return subprocess.run(
-        [*line, *flags], input=typed, cwd=folder, capture_output=True, text=True, timeout=120
+        [*line, *flags],
+        input=typed,
+        cwd=folder,
+        env=os.environ | {"HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -34,9 +41,11 @@ def test_a_picture_of_the_command_line(folder: Path) -> None:
     flags = ("--mmproj", "mmproj.gguf", "-n", "3", "--temperature", "0")
     run = orinllm(folder, "run", *flags, "--image", "photo0.png", "-p", "What?")
     assert run.returncode == 0 and run.stdout.strip(), run.stderr
-    typed = "/image none.png\n/image photo0.png\nWhat?\n"
+    (folder / "cut.png").write_bytes((folder / "photo0.png").read_bytes()[:200])
+    typed = "/image ~/photo0.png\n/image none.png\n/image cut.png\nWhat?\n"
     chat = orinllm(folder, "chat", *flags, typed=typed)
     assert chat.returncode == 0 and "/image none.png: no such file" in chat.stderr
+    assert "/image cut.png: the picture is damaged: " in chat.stderr
     assert chat.stdout.strip() == run.stdout.strip()
 
     other = orinllm(folder, "run", *flags, "--image", "photo1.png", "-p", "What?")
@@ -48,7 +57,10 @@ def test_a_picture_of_the_command_line(folder: Path) -> None:
     [
         (("--image", "photo0.png"), "--image photo0.png: the model sees with --mmproj FILE"),
         (("--mmproj", "mmproj.gguf", "--image", "none.png"), "--image none.png: no such file"),
-        (("--mmproj", "mmproj.gguf", "--image", "model.gguf"), "it is no picture: PNG, JPEG"),
+        (
+            ("--mmproj", "mmproj.gguf", "--image", "photo0.png", "--image", "model.gguf"),
+            "--image model.gguf: it is no picture: PNG, JPEG",
+        ),
         (("--mmproj", "model.gguf"), "model.gguf: its architecture is 'llama'; clip was expected"),
         (("--mmproj", "other.gguf"), "other.gguf: a projector gemma3, which is not one of llama"),
         (("--mmproj", "mmproj.gguf", "--path", "general"), "leave --path general out"),

@@ -194,15 +194,71 @@ def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) ->
         _decoder().do(job)
 
 
+def seeing(path: Path, kind: str) -> Sight:
+    """A projector whose encoder says nothing."""
+    tiny.write_mmproj(path, kind)
+    return Sight(*read_projector(path), lambda tiles: np.zeros((1, 1), np.float32))
+
+
+NONE: list[tuple[Any, str]] = [
+    (None, "a picture is NoneType of object"),
+    ([[1], [2, 3]], "a picture is list of object"),
+    (np.zeros((4, 4, 3), np.float32), r"ndarray of float32 \(4, 4, 3\); bytes of"),
+    (np.zeros((4, 4, 2), np.uint8), r"ndarray of uint8 \(4, 4, 2\); bytes of"),
+    (np.zeros((0, 4, 3), np.uint8), "the picture has 4 x 0 pixels"),
+    (np.broadcast_to(np.uint8(7), (90_000, 90_000, 3)), "90000 x 90000 pixels; 50,000,000 at most"),
+    (Image.new("La", (3, 2)), "the picture is damaged: ValueError: conversion from La"),
+]
+
+
+def test_what_is_no_picture_of_a_program_is_one_line(tmp_path: Path) -> None:
+    """Before an array is copied; an image of Pillow may be of a file that is not read yet."""
+    sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
+    file = io.BytesIO()
+    Image.new("RGB", (9, 7)).save(file, "JPEG")
+    assert sight.picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
+    assert sight.picture(Image.open(file)).n_rows == tiny.ROWS
+    cut = Image.open(io.BytesIO(png(500, 500)))
+    for source, said in (*NONE, (cut, "the picture is damaged: OSError: ")):
+        with pytest.raises(BadInput, match=said) as raised:
+            sight.picture(source)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_picture_of_more_rows_than_have_numbers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of the next picture begin there."""
+    sight, pixels = seeing(tmp_path / "mmproj.gguf", "idefics3"), np.zeros((32, 64, 3), np.uint8)
+    monkeypatch.setattr("orinllm.sight.MOST_ROWS", 3 * tiny.ROWS)
+    assert sight.picture(pixels).n_rows == 3 * tiny.ROWS
+    monkeypatch.setattr("orinllm.sight.MOST_ROWS", 3 * tiny.ROWS - 1)
+    with pytest.raises(BadInput, match="the picture has 48 rows; 47 at most were expected"):
+        sight.picture(pixels)
+
+
+def test_a_gemma_that_does_not_say_so_has_a_row_of_four_by_four_patches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp has it: `hparams.n_merge = 4` of PROJECTOR_TYPE_GEMMA3 (tools/mtmd/clip.cpp)."""
+    added = gguf.GGUFWriter.add_uint32
+
+    def add(self: gguf.GGUFWriter, key: str, value: int) -> None:
+        if "scale_factor" not in key:
+            added(self, key, value)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_uint32", add)
+    assert seeing(tmp_path / "mmproj.gguf", "gemma3").projector.n_rows == (tiny.SIDE // 4) ** 2
+    with pytest.raises(BadInput, match=r"clip.vision.projector.scale_factor is missing"):
+        seeing(tmp_path / "mmproj.gguf", "idefics3")
+
+
 def test_a_file_of_too_many_bytes_is_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, path = png(2, 2), tmp_path / "photo.png"
     path.write_bytes(data)
-    tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
-    sight = Sight(
-        *read_projector(tmp_path / "mmproj.gguf"), lambda tiles: np.zeros((1, 1), np.float32)
-    )
+    sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
     assert read_picture(path) == data and sight.picture(data).n_rows == tiny.ROWS
     monkeypatch.setattr("orinllm.sight.MOST_BYTES", len(data) - 1)
     with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):

@@ -199,7 +199,9 @@ _VISION_NAMES = {
 
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Array) -> None:
-    writer.add_tensor(name, values.astype(np.float16) if values.ndim > 1 else values)
+    """Positions are floats, as the converter has them: llama.cpp adds no halves."""
+    half = values.ndim > 1 and not name.startswith("v.position_embd")
+    writer.add_tensor(name, values.astype(np.float16) if half else values)
 
 
 def _write(writer: gguf.GGUFWriter) -> None:

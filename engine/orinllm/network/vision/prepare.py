@@ -26,7 +26,10 @@ Tiles = tuple[list[Image.Image], tuple[int, int]]
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame of a file, upright, in RGB; raises BadInput for what is none."""
+    """Return the first frame of a file, upright, in RGB.
+
+    Raises BadInput for what is none, and Pillow's errors (`damaged`).
+    """
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
@@ -39,8 +42,12 @@ def decode(data: bytes) -> Image.Image:
         raise BadInput(f"it is no picture: {', '.join(FORMATS)} were expected") from None
     except Image.DecompressionBombError:
         raise BadInput(f"the picture has more than {MOST_PIXELS:,} pixels") from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise BadInput(f"the picture is damaged: {error}") from None
+
+
+def damaged(error: Exception) -> BadInput:
+    """Return one line for what Pillow raises of a damaged picture, which may be anything."""
+    said = f"the picture is damaged: {type(error).__name__}: {error}"
+    return BadInput(" ".join(said[:1000].split()))
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.network.vision.prepare import decode, prepare
+from orinllm.network.vision.prepare import damaged, decode, prepare
 from orinllm.text.processes.limits import serve
 
 
@@ -21,8 +21,7 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
     except BadInput as error:
         return {"error": str(error)}
     except Exception as error:  # what Pillow raises for bytes of a stranger is their fault
-        said = f"the picture is damaged: {type(error).__name__}: {error}"
-        return {"error": " ".join(said[:1000].split())}
+        return {"error": str(damaged(error))}
     raw = [[tile.height, tile.width, base64.b64encode(tile.tobytes()).decode()] for tile in tiles]
     return {"tiles": raw, "grid": grid}
 
