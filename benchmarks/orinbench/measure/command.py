@@ -213,6 +213,8 @@ def llama_bench_command(**given: Any) -> int:
     backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
     check_possible(options, plan_options, backends)
     tests, settings = plan_options.tests + picture_tests(options, paths), plan_options.settings
+    if not tests:
+        raise BenchError("-p 0 -n 0: nothing to run; give -p, -n or -pg a number above 0")
     check_contexts(tests, models.values())
     texts = text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
