@@ -9,7 +9,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from orinbench.errors import BenchError
 
-Keys = Mapping[str, int | float | bool | str | list[int]]
+Keys = Mapping[str, int | float | bool | str | list[int] | list[bool]]
 
 
 class Draw(Enum):
@@ -23,6 +23,8 @@ class Draw(Enum):
     FACTORS = "factors"  # what rotary frequencies are divided by: 1 and above
     TAPS = "taps"  # of a short convolution
     DECAY = "decay"  # of a state: below 0
+    ROOT = "root"  # near the root of the width
+    QUERY = "query"  # near 1 / the root of a head's size, where scores have no such scale
 
 
 Tensor = tuple[str, tuple[int, ...], Draw]
@@ -133,16 +135,20 @@ class Shape:
                     yield f"attn_{name}.bias", (rows,), Draw.BIAS
         yield "attn_output.weight", (self.n_embd, q_rows), Draw.MATRIX
         yield "attn_norm.weight", (self.n_embd,), Draw.NORM
-        if self.architecture in ("gemma2", "gemma3", "gpt-oss", "qwen35"):
+        if self.architecture in ("gemma2", "gemma3", "gemma4", "gpt-oss", "qwen35"):
             yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
         if self.architecture in _NORMED_HEADS:
-            yield "attn_q_norm.weight", (self.head_dim,), Draw.NORM
+            draw = Draw.QUERY if self.architecture == "gemma4" else Draw.NORM
+            yield "attn_q_norm.weight", (self.head_dim,), draw
             yield "attn_k_norm.weight", (self.head_dim,), Draw.NORM
         if self.architecture == "gpt-oss":
             yield "attn_sinks.weight", (self.n_heads,), Draw.SINK
             yield "attn_output.bias", (self.n_embd,), Draw.BIAS
 
     def _feed_forward(self) -> Iterator[Tensor]:
+        if self.architecture == "gemma4":
+            yield from self._dense_and_experts()
+            return
         stack = (self.n_experts,) if self.n_experts else ()
         suffix = "_exps" if self.n_experts else ""
         parts = [("gate", self.n_ff), ("up", self.n_ff), ("down", self.n_embd)]
@@ -168,8 +174,26 @@ class Shape:
             for name in ("enorm", "hnorm", "shared_head_norm"):
                 yield f"nextn.{name}.weight", (self.n_embd,), Draw.NORM
 
+    def _dense_and_experts(self) -> Iterator[Tensor]:
+        wide, count = (2 * self.n_ff, self.n_embd), self.n_experts
+        yield "ffn_gate.weight", (self.n_ff, self.n_embd), Draw.MATRIX
+        yield "ffn_up.weight", (self.n_ff, self.n_embd), Draw.MATRIX
+        yield "ffn_down.weight", (self.n_embd, self.n_ff), Draw.MATRIX
+        yield "ffn_gate_up_exps.weight", (count, *wide), Draw.MATRIX
+        yield "ffn_down_exps.weight", (count, self.n_embd, self.n_ff), Draw.MATRIX
+        yield "ffn_gate_inp.weight", (count, self.n_embd), Draw.ROUTER
+        yield "ffn_gate_inp.scale", (self.n_embd,), Draw.ROOT
+        yield "ffn_down_exps.scale", (count,), Draw.NORM
+        yield "layer_output_scale.weight", (1,), Draw.NORM
+        for name in (
+            "ffn_norm",
+            "pre_ffw_norm_2",
+            *(f"post_ffw_norm{n}" for n in ("", "_1", "_2")),
+        ):
+            yield f"{name}.weight", (self.n_embd,), Draw.NORM
 
-_NORMED_HEADS = ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "qwen35", "lfm2")
+
+_NORMED_HEADS = ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "qwen35", "lfm2")
 _LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 _GEMMA: Keys = {"attention.sliding_window": 24, "rope.freq_base_swa": 10000.0}
 _YARN: Keys = {
@@ -247,6 +271,25 @@ SHAPES = {
         rope_theta=1e6,
         norm_eps=1e-6,
         metadata={**_GEMMA, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
+    "tiny-gemma4": _tiny(
+        "gemma4",
+        n_layers=4,
+        n_ff=256,
+        n_experts=8,
+        n_experts_used=3,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        rope_tensors=("rope_freqs.weight",),
+        metadata={
+            **_GEMMA,
+            "attention.sliding_window_pattern": [True, True, False, True],
+            "attention.key_length_swa": 64,
+            "attention.value_length_swa": 64,
+            "rope.dimension_count_swa": 64,
+            "embedding_length_per_layer_input": 0,
+            "final_logit_softcapping": 30.0,
+        },
     ),
     "tiny-gemma2": _tiny(
         "gemma2",

@@ -172,6 +172,8 @@ _DRAWS: dict[Draw, Callable[[np.ndarray, Shape], np.ndarray]] = {
     Draw.FACTORS: lambda values, shape: 1 + np.abs(values) * np.float32(4),
     Draw.TAPS: lambda values, shape: values / np.float32(2),
     Draw.DECAY: lambda values, shape: -np.abs(values) - np.float32(0.01),
+    Draw.QUERY: lambda values, shape: (1 + np.float32(0.1) * values) / np.sqrt(shape.head_dim),
+    Draw.ROOT: lambda values, shape: np.sqrt(shape.n_embd) * (1 + np.float32(0.1) * values),
 }
 
 

@@ -92,6 +92,12 @@ _GEMMA4 = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar",
+    **{f"post_ffw_norm_{n}": f"post_feedforward_layernorm_{n}" for n in (1, 2)},
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "experts": "experts",
 }
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -213,16 +219,20 @@ def _gemma4(name: str) -> tuple[Any, dict[str, str]]:
 
     far_heads: dict[str, Any] = {"global_head_dim": 32}
     far = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    more: dict[str, Any] = {"num_hidden_layers": 4, "num_kv_shared_layers": 2}
+    if name == "gemma4moe":
+        far_heads |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        more = {"num_hidden_layers": 2, "num_kv_shared_layers": 0, "enable_moe_block": True}
+        more |= {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32}
     config = transformers.Gemma4TextConfig(
         **_SIZES,
+        **more,
         rms_norm_eps=1e-5,
         vocab_size_per_layer_input=VOCAB,
-        num_hidden_layers=4,
         head_dim=16,
         **far_heads,
-        hidden_size_per_layer_input=32,
-        num_kv_shared_layers=2,
-        layer_types=["sliding_attention", _FULL] * 2,
+        hidden_size_per_layer_input=0 if name == "gemma4moe" else 32,
+        layer_types=["sliding_attention", _FULL] * (more["num_hidden_layers"] // 2),
         sliding_window=8,
         final_logit_softcapping=5.0,
         rope_parameters={"sliding_attention": _rope(1e4), _FULL: far},
@@ -235,7 +245,7 @@ FAMILIES: dict[str, Callable[[str], tuple[Any, dict[str, str]]]] = {
     **dict.fromkeys(("qwen35", "qwen35moe"), _qwen35),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron),
     "granitehybrid": _granite,
-    "gemma4": _gemma4,
+    **dict.fromkeys(("gemma4", "gemma4moe"), _gemma4),
 }
 
 
@@ -287,7 +297,7 @@ def _theirs(name: str, names: dict[str, str]) -> dict[str, Values]:
         if tensor == "ssm_a":
             values = np.log(-values)
         short = tensor.removesuffix(".weight")
-        if "_exps" in short:
+        if "_exps" in short and tensor not in names:
             theirs = f"{names['experts']}.{short.removesuffix('_exps').removeprefix('ffn_')}_proj"
         elif tensor in names:  # no weight: a vector of its own
             theirs = names[tensor]

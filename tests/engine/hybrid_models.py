@@ -111,6 +111,24 @@ def _gemma4(near: bool, own: bool) -> Shapes:
     }
 
 
+def _gemma4_experts(near: bool) -> Shapes:
+    """A layer of the 26B: no embedding of its own, far keys are the values, experts beside."""
+    found = _attention(16 if near else 32) | _norms("attn_norm", "post_attention_norm")
+    if not near:
+        del found["attn_v.weight"]
+        found["attn_k.weight"] = (32, DIM)
+    found |= _norms("ffn_norm", "pre_ffw_norm_2", *(f"post_ffw_norm{n}" for n in ("", "_1", "_2")))
+    return found | {
+        **_dense(),
+        "ffn_gate_inp.weight": (8, DIM),
+        "ffn_gate_inp.scale": (DIM,),
+        "ffn_gate_up_exps.weight": (8, 64, DIM),
+        "ffn_down_exps.weight": (8, DIM, 32),
+        "ffn_down_exps.scale": (8,),
+        "layer_output_scale.weight": (1,),
+    }
+
+
 _TWO, _ONE = _norms("attn_norm", "ffn_norm"), _norms("attn_norm")
 _QWEN = _norms("attn_norm", "post_attention_norm")
 _LFM2: Keys = {"shortconv.l_cache": 3, "rope.freq_base": 1e6, "feed_forward_length": 96}
@@ -121,6 +139,19 @@ _QWEN35: Keys = {
     "attention.value_length": 32,
     "rope.dimension_count": 8,
     "full_attention_interval": 2,
+}
+_GEMMA4: Keys = {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.sliding_window": 8,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "feed_forward_length": 96,
+    "final_logit_softcapping": 5.0,
 }
 # By name: architecture, keys, tensors by layer.
 MODELS: dict[str, tuple[str, Keys, list[Shapes]]] = {
@@ -200,23 +231,23 @@ MODELS: dict[str, tuple[str, Keys, list[Shapes]]] = {
     "gemma4": (
         "gemma4",
         {
+            **_GEMMA4,
             "attention.head_count_kv": 2,
-            "attention.key_length": 32,
-            "attention.value_length": 32,
-            "attention.key_length_swa": 16,
-            "attention.value_length_swa": 16,
-            "attention.sliding_window": 8,
             "attention.sliding_window_pattern": [True, False, True, False],
             "attention.shared_kv_layers": 2,
-            "rope.dimension_count": 32,
-            "rope.dimension_count_swa": 16,
-            "rope.freq_base": 1e6,
-            "rope.freq_base_swa": 1e4,
-            "feed_forward_length": 96,
             "embedding_length_per_layer_input": 32,
-            "final_logit_softcapping": 5.0,
         },
         [_gemma4(layer % 2 == 0, layer < 2) for layer in range(4)],
+    ),
+    "gemma4moe": (
+        "gemma4",
+        {
+            **(_GEMMA4 | _EXPERTS),
+            "attention.head_count_kv": [2, 1],
+            "attention.sliding_window_pattern": [True, False],
+            "embedding_length_per_layer_input": 0,
+        },
+        [_gemma4_experts(near) for near in (True, False)],
     ),
 }
 
@@ -228,11 +259,14 @@ _WIDTHS = (
     *("dimension_count", "dimension_count_swa"),
 )
 # Elements of tensors that are as many in a wide model: of a whole one, or of one axis.
-_ALIKE = ("ssm_dt.bias", "ssm_a", "ssm_d", "exp_probs_b.bias", "layer_output_scale.weight")
+_ALIKE = (
+    *("ssm_dt.bias", "ssm_a", "ssm_d", "exp_probs_b.bias", "layer_output_scale.weight"),
+    "ffn_down_exps.scale",
+)
 _AXES = {"ssm_conv1d.weight": 1, "shortconv.conv.weight": 1, "ssm_norm.weight": 0}
 _AXES |= {f"{name}.weight": 0 for name in ("ssm_alpha", "ssm_beta", "ffn_gate_inp", "token_embd")}
 _AXES |= {f"{name}.weight": 0 for name in ("output", "per_layer_token_embd")}
-_AXES |= {f"ffn_{name}_exps.weight": 0 for name in ("gate", "up", "down")}
+_AXES |= {f"ffn_{name}_exps.weight": 0 for name in ("gate", "up", "gate_up", "down")}
 _MAMBA_HEADS = 8  # the last rows of ssm_in
 _SMALL = ("conv1d.weight", "shortconv.conv.weight", "ssm_norm.weight")
 
@@ -273,7 +307,7 @@ def tensors(name: str, wider: bool = False, mtp: bool = False) -> dict[str, NDAr
     layers = [*layers, block(name)] if mtp else layers
     shapes: Shapes = {"token_embd.weight": (VOCAB, DIM), "output.weight": (VOCAB, DIM)}
     shapes[f"{'token_embd' if 'lfm2' in name else 'output'}_norm.weight"] = (DIM,)
-    if architecture == "gemma4":
+    if name == "gemma4":
         shapes["per_layer_token_embd.weight"] = (VOCAB, 32 * len(layers))
         shapes["per_layer_model_proj.weight"] = (32 * len(layers), DIM)
         shapes["per_layer_proj_norm.weight"] = (32,)
@@ -293,8 +327,10 @@ def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
     drawn = rng.standard_normal(shape).astype(np.float32)
     if name.endswith("ssm_a"):
         drawn = -np.abs(drawn) - np.float32(0.01)
-    elif "norm" in name or "output_scale" in name:
+    elif "norm" in name or "output_scale" in name or name.endswith(".scale"):
         drawn = np.float32(1) + drawn / np.float32(8)
+        if name.endswith("inp.scale"):  # which is over the root of the width
+            drawn *= np.float32(np.sqrt(shape[0]))
     elif not name.endswith("ssm_d"):
         drawn /= np.float32(2 if name.endswith("bias") else np.sqrt(shape[-1]))
     return drawn.astype(np.float16).astype(np.float32)

@@ -29,7 +29,7 @@ from orinllm.gpu.kernels.buffers import PAGE, Q8_0
 # Of the logits' norm: errors of halves, and of keys and values in bytes.
 HALVES, EIGHT_BIT_KEYS = 0.004, 0.02
 # Scores of scale 1 (gemma4) magnify them.
-MAGNIFIED = {"gemma4": 2.5}
+MAGNIFIED = {"gemma4": 2.5, "gemma4moe": 2.5}
 GREEDY = Sampling(temperature=0)
 Write = Callable[[str], Path]
 

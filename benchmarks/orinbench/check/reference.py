@@ -184,7 +184,11 @@ class Reference:
             part = self._norm(part, prefix + "post_attention_norm.weight")
         x = x[self._wanted] + residual * part
         norm = "post_attention_norm" if key in _LATE_NORMS else "ffn_norm"
-        part = self._second_part(layer, self._norm(x, f"{prefix}{norm}.weight"))
+        normed = self._norm(x, f"{prefix}{norm}.weight")
+        if f"{prefix}pre_ffw_norm_2.weight" in self.model.tensors:
+            part = self._beside_experts(layer, x, normed)
+        else:
+            part = self._second_part(layer, normed)
         if key in _GEMMAS:
             part = self._norm(part, prefix + "post_ffw_norm.weight")
         return x + residual * part
@@ -201,6 +205,17 @@ class Reference:
         if (gate := self.tensor(f"{prefix}ffn_gate_inp_shexp.weight")) is not None:
             shared = shared / (1 + np.exp(-x @ gate.reshape(-1, 1)))
         return part + shared
+
+    def _beside_experts(self, layer: int, x: Array, normed: Array) -> Array:
+        """Return Gemma 4's dense part and its experts, each with a norm, whose router reads x."""
+        prefix = f"blk.{layer}."
+        dense = self._feed_forward(prefix, normed)
+        scale = self._vector(f"{prefix}ffn_gate_inp.scale") / np.sqrt(self.model.n_embd)
+        read = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self._norm_eps) * scale
+        scores = self._linear(read, f"{prefix}ffn_gate_inp")
+        mixed = self._mixture(layer, self._norm(x, f"{prefix}pre_ffw_norm_2.weight"), scores)
+        both: Array = self._norm(dense, f"{prefix}post_ffw_norm_1.weight")
+        return both + self._norm(mixed, f"{prefix}post_ffw_norm_2.weight")
 
     def _one_part(self, layer: int, x: Array) -> Array:
         """Return a layer that is a recurrence, attention or a feed-forward part."""
@@ -317,9 +332,9 @@ class Reference:
             gate, up = np.split(self._linear(x, f"{prefix}ffn_up"), 2, axis=-1)
         return self._linear(self._gated(gate, up), f"{prefix}ffn_down{of}")
 
-    def _mixture(self, layer: int, x: Array) -> Array:
+    def _mixture(self, layer: int, x: Array, scores: Array | None = None) -> Array:
         prefix, used = f"blk.{layer}.", int(self._number("expert_used_count", 0))
-        scores = self._linear(x, f"{prefix}ffn_gate_inp")
+        scores = self._linear(x, f"{prefix}ffn_gate_inp") if scores is None else scores
         bias = self.tensor(f"{prefix}exp_probs_b.bias")
         chances = 1 / (1 + np.exp(-scores))
         if bias is not None:  # experts are chosen by it, but not weighted
@@ -335,18 +350,26 @@ class Reference:
             weights = np.take_along_axis(chances, chosen, axis=-1)
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * (self._number("expert_weights_scale", 0) or 1)
+        if (own := self.tensor(f"{prefix}ffn_down_exps.scale")) is not None:
+            weights = weights * own[chosen]
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             token, slot = np.nonzero(chosen == expert)
-            here = x[token]
-            up = self._linear(here, f"{prefix}ffn_up_exps", int(expert))
-            if f"{prefix}ffn_gate_exps.weight" in self.model.tensors:
-                inner = self._gated(self._linear(here, f"{prefix}ffn_gate_exps", int(expert)), up)
-            else:
-                inner = np.maximum(up, 0) ** 2
+            inner = self._inside(prefix, x[token], int(expert))
             down = self._linear(inner, f"{prefix}ffn_down_exps", int(expert))
             out[token] += weights[token, slot][:, None] * down
         return out
+
+    def _inside(self, prefix: str, x: Array, expert: int) -> Array:
+        """Return what an expert's last matrix reads."""
+        if f"{prefix}ffn_gate_up_exps.weight" in self.model.tensors:
+            both = self._linear(x, f"{prefix}ffn_gate_up_exps", expert)
+            return self._gated(*np.split(both, 2, axis=-1))
+        up = self._linear(x, f"{prefix}ffn_up_exps", expert)
+        if f"{prefix}ffn_gate_exps.weight" in self.model.tensors:
+            return self._gated(self._linear(x, f"{prefix}ffn_gate_exps", expert), up)
+        squared: Array = np.maximum(up, 0) ** 2
+        return squared
 
     def _gated(self, gate: Array, up: Array) -> Array:
         """Return the activation of gate times up."""

@@ -28,18 +28,21 @@ enum {
   ACTIVATE,
   SCALE,
   LAYERS,
-  DEEPSTACK
+  DEEPSTACK,
+  MERGE
 };
 enum { STORE, ADD, RELU_SQUARED, SILU, GELU, GPT_OSS };  // from SILU on there is a gate
 enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
 
-// A matrix, its bias (or 0), and where its products go: out[token * stride + row].
+// A matrix, its bias (or 0), and where its products go: out[token * stride + row]. Of stacked
+// experts `stacked` rows are between the first ones of two: more than `rows` of a fused tensor.
 typedef struct {
   const u8* weights;
   const float* bias;
   float* out;
   i64 rows, stride;
   Layout layout;
+  i64 stacked;
 } Part;
 
 typedef struct {
@@ -63,6 +66,7 @@ typedef struct {
   i64 by_stride;
   const Recurrent* recurrent;
   const i64* axes;  // of a position in three parts, which part each pair turns by; or 0: it is one
+  const float* scales;  // of experts: factors of their weights; or 0
 } Op;
 
 typedef struct {
@@ -131,9 +135,9 @@ static void sums_of(const Part* part, const Batch* batch, i64 expert, i64 row, i
   const u8* rows[ROWS];
   float_rows bias = {0};
   for (int r = 0; r < ROWS; r++) {
-    const i64 at = expert * part->rows + (row + r < part->rows ? row + r : part->rows - 1);
-    rows[r] = part->weights + at * part->layout.row_bytes;
-    if (part->bias) bias[r] = part->bias[at];
+    const i64 at = row + r < part->rows ? row + r : part->rows - 1;
+    rows[r] = part->weights + (expert * part->stacked + at) * part->layout.row_bytes;
+    if (part->bias) bias[r] = part->bias[expert * part->rows + at];
   }
   tile(&part->layout, rows, batch->in, batch->n, cols, sums);
   if (part->bias)
@@ -143,7 +147,8 @@ static void sums_of(const Part* part, const Batch* batch, i64 expert, i64 row, i
 // Rows of one unit of part `index`, of expert `expert` in a stack. With an activation the part is
 // up, and the one before it gate.
 static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit) {
-  const int gated = op->epilogue >= SILU, adds = op->epilogue == ADD;
+  const int gated = op->epilogue >= SILU;
+  const int adds = op->epilogue == ADD || op->kind == EXPERTS_DOWN;
   const Part* part = &op->parts[index];
   const i64 end = (unit + 1) * UNIT_ROWS < part->rows ? (unit + 1) * UNIT_ROWS : part->rows;
   for (i64 first = unit * UNIT_ROWS; first < end; first += ROWS) {
@@ -220,7 +225,8 @@ static void route(const Op* op, const float* logits, i64* chosen, float* weights
   }
   const int divided = op->normalized || op->gating == SOFTMAX_OF_CHOSEN;
   const float by = divided ? sum : op->gating == SOFTMAX ? all : 1;
-  for (i64 k = 0; k < op->used; k++) weights[k] *= op->scale / by;
+  for (i64 k = 0; k < op->used; k++)
+    weights[k] *= op->scale / by * (op->scales ? op->scales[chosen[k]] : 1);
 }
 
 // What a core works out once an operation, before its first unit.
@@ -245,10 +251,14 @@ static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) 
 }
 
 // Rows of one unit of gate and up of the chosen experts, one row of out a token and slot; or of
-// down, added to the token.
+// down, added to the token, or to zeros where the operation does not add.
 static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 unit,
                     float* scratch) {
   const int down = op->kind == EXPERTS_DOWN, packed = any_packed(op);
+  if (down && op->epilogue == STORE)
+    for (i64 t = 0; t < run->n_tokens; t++)
+      for (i64 r = unit * UNIT_ROWS; r < (unit + 1) * UNIT_ROWS && r < op->parts[0].rows; r++)
+        op->parts[0].out[t * op->parts[0].stride + r] = 0;
   for (i64 e = 0; e < op->experts; e++) {
     Batch batch;
     batch.n = 0;
@@ -391,6 +401,24 @@ static void norm_add(const Op* op, i64 t) {
   for (i64 i = 0; i < op->cols; i++) out[i] += x[i] * scale * op->norm[i];
 }
 
+// out += the norm of the sum of two rows' norms: of `in`, and of `second`, whose weights are `by`;
+// those of the sum are the part's bias.
+static void merge(const Op* op, i64 t) {
+  const float *a = op->in + t * op->in_stride, *b = op->second + t * op->in_stride;
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  const float of_a = rms_scale(a, op->cols, op->eps), of_b = rms_scale(b, op->cols, op->eps);
+  float squares = 0;
+  for (i64 i = 0; i < op->cols; i++) {
+    const float sum = a[i] * of_a * op->norm[i] + b[i] * of_b * op->by[i];
+    squares += sum * sum;
+  }
+  const float scale = 1 / __builtin_sqrtf(squares / op->cols + (float)op->eps);
+  for (i64 i = 0; i < op->cols; i++) {
+    const float sum = a[i] * of_a * op->norm[i] + b[i] * of_b * op->by[i];
+    out[i] += sum * scale * op->parts[0].bias[i];
+  }
+}
+
 // out = the activation of one token's elements, of those of `second` where there is one.
 static void activate(const Op* op, i64 t) {
   const float* x = op->in + t * op->in_stride;
@@ -469,6 +497,9 @@ static void compute(const Op* op, const Run* run, float* scratch, const Prepared
       break;
     case LAYERS:
       layers(op, unit);
+      break;
+    case MERGE:
+      merge(op, unit);
       break;
     case DEEPSTACK:
       add_picture(op, run, unit);

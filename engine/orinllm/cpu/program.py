@@ -21,6 +21,7 @@ from orinllm.network.layer import (
     Gating,
     Layer,
     Linear,
+    Merge,
     Mix,
     Norm,
     Recurrence,
@@ -42,7 +43,7 @@ MOST_ROWS = 8
 _PIECE = 8 << 20
 
 _EMBED, _MATMUL, _KEYS, _ATTEND, _NORM_ADD, _EXPERTS_GATED, _EXPERTS_DOWN = range(7)
-_RECURRENT, _NORM_GROUPS, _ACTIVATE, _SCALE, _LAYERS, _DEEPSTACK = range(7, 13)
+_RECURRENT, _NORM_GROUPS, _ACTIVATE, _SCALE, _LAYERS, _DEEPSTACK, _MERGE = range(7, 14)
 _STORE, _ADD = 0, 1
 _EPILOGUES = {
     Activation.RELU_SQUARED: 2,
@@ -61,7 +62,7 @@ class Part(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("weights", "bias", "out")),
-        *((name, _I64) for name in ("rows", "stride", "row_bytes", "type")),
+        *((name, _I64) for name in ("rows", "stride", "row_bytes", "type", "stacked")),
     )
 
 
@@ -85,7 +86,7 @@ class Op(ctypes.Structure):
         *((name, _I64) for name in ("head_stride", "gated", "v_norm")),
         ("by", _POINTER),
         ("by_stride", _I64),
-        *((name, _POINTER) for name in ("recurrent", "axes")),
+        *((name, _POINTER) for name in ("recurrent", "axes", "scales")),
     )
 
 
@@ -219,6 +220,8 @@ class Program:
                     to = Part(0, 0, self.x, self.config.dim, self.config.dim)
                     factor = float(self._gguf.vector(f"{prefix}{step.operation.weight}.weight")[0])
                     found.append(self._op(_SCALE, self.x, self.config.dim, [to], scale=factor))
+                case Merge():
+                    found.append(self._merge(prefix, step.operation))
                 case Deepstack(number):
                     to = Part(0, 0, self.x, self.config.dim, self.config.dim)
                     beside = self.beside(number)
@@ -322,7 +325,7 @@ class Program:
 
     def _mix(self, prefix: str, step: Step, mix: Mix) -> list[Op]:
         experts, dim, x = mix.experts, self.config.dim, self.value(step.source)
-        if step.add is None or step.post is not None:
+        if step.post is not None:
             raise BadInput(f"{self._gguf.path}: experts with norms behind them do not run on a CPU")
         norm = self._norm(prefix, step.norm)
         hidden = self.floats(
@@ -336,23 +339,37 @@ class Program:
             "gating": _GATINGS[experts.gating],
             "normalized": int(experts.normalized),
             "choice": self._vector(f"{prefix}exp_probs_b.bias"),
+            "scales": self._vector(f"{prefix}ffn_down_exps.scale") if experts.scaled else 0,
         }
+        own = norm
+        if experts.reads_x:
+            x_scale = self._gguf.vector(f"{prefix}ffn_gate_inp.scale") * np.float32(dim**-0.5)
+            own = self.values(f"{prefix}norm of the router", x_scale)
         high, low = self._router(f"{prefix}ffn_gate_inp", router)
         names = ("gate", "up") if experts.gated else ("up",)
         parts = [self._part(f"{prefix}ffn_{name}_exps", hidden) for name in names]
-        down = self._part(f"{prefix}ffn_down_exps", self.x, dim)
-        epilogue, scale = _EPILOGUES[mix.activation], experts.scale * step.add.scale
+        down = self._part(f"{prefix}ffn_down_exps", self.value(step.out), dim)
+        epilogue, scale = _EPILOGUES[mix.activation], experts.scale
+        if step.add is not None:
+            scale *= step.add.scale
         return [
-            self._op(_MATMUL, x, dim, [high], norm=norm),
-            self._op(_MATMUL, x, dim, [low], norm=norm, epilogue=_ADD),
+            self._op(_MATMUL, x, dim, [high], norm=own),
+            self._op(_MATMUL, x, dim, [low], norm=own, epilogue=_ADD),
             self._op(_EXPERTS_GATED, x, dim, parts, norm=norm, epilogue=epilogue, **routing),
             self._op(
                 *(_EXPERTS_DOWN, hidden, experts.hidden, [down]),
-                epilogue=_ADD,
+                epilogue=_ADD if step.add else _STORE,
                 scale=scale,
                 **routing,
             ),
         ]
+
+    def _merge(self, prefix: str, merge: Merge) -> Op:
+        dim, (first, second) = self.config.dim, map(self.value, merge.values)
+        norms = [self._vector(f"{prefix}{name}.weight") for name in (*merge.norms, merge.norm)]
+        to = Part(0, norms[2], self.x, dim, dim)
+        more = {"norm": norms[0], "second": second, "by": norms[1]}
+        return self._op(_MERGE, first, dim, [to], **more)
 
     @property
     def _most_experts(self) -> int:
@@ -409,7 +426,8 @@ class Program:
         weights, bias = self._matrix(where.tensor), self._vector(f"{name}.bias")
         type_ = int(tensor.type) if tensor.type in PACKED else _HALVES
         width = rows if stride is None else stride
-        return Part(weights + where.first_row * size, bias, out, rows, width, size, type_)
+        own = weights + where.first_row * size
+        return Part(own, bias, out, rows, width, size, type_, tensor.shape[-2:][0])
 
     def _op(self, kind: int, source: int, cols: int, parts: Sequence[Part], **more: Any) -> Op:
         op = Op(kind=kind, in_stride=cols, cols=cols, n_parts=len(parts), scale=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from threading import Event
 from typing import TYPE_CHECKING
@@ -170,16 +170,31 @@ class Weights:
         return Stack(whole.buffer, whole.type, rows, whole.cols, tensor.shape[-2], bias)
 
     def router(self, name: str, norm: Norm, experts: Experts) -> Router:
-        """Return the matrix that chooses experts, floats or packed."""
+        """Return the matrix that chooses experts, floats or packed.
+
+        `norm` is of what the experts read.
+        """
         from orinllm.gpu.kernels.experts import Router
 
         tensor = self._gguf.tensors[f"{name}.weight"]
         bias = self.optional(f"{name}.bias")
-        choice = self.optional(f"{name.removesuffix('ffn_gate_inp')}exp_probs_b.bias")
+        prefix = name.removesuffix("ffn_gate_inp")
+        choice = self.optional(f"{prefix}exp_probs_b.bias")
+        scales = self.vector(f"{prefix}ffn_down_exps.scale") if experts.scaled else None
+        if experts.reads_x:
+            norm = replace(norm, weight=self._of_router(f"{name}.scale"))
+        more = (norm, experts, bias, choice, scales)
         if tensor.type == GgmlType.F32:
-            return Router(self.vector(f"{name}.weight"), None, norm, experts, bias, choice)
+            return Router(self.vector(f"{name}.weight"), None, *more)
         packed = self.matrix(name)
-        return Router(packed.buffer, packed.type, norm, experts, bias, choice)
+        return Router(packed.buffer, packed.type, *more)
+
+    def _of_router(self, name: str) -> Buffer:
+        """Return a router's scale of what it reads, over the root of the width."""
+        if (key := f"{name} over the root") not in self._vectors:
+            values = self._gguf.vector(name)
+            self._vectors[key] = floats(self._device, values * np.float32(values.size**-0.5))
+        return self._vectors[key]
 
     def vector(self, name: str) -> Buffer:
         """Return a vector of the file, as floats."""

@@ -115,6 +115,9 @@ class Experts:
     biased: bool = False  # the router and all matrices of the experts have biases
     choice_bias: bool = False  # exp_probs_b is added to what experts are chosen by
     gated: bool = True  # experts have a gate
+    # The router reads X: its RMS norm times ffn_gate_inp.scale / sqrt(width).
+    reads_x: bool = False
+    scaled: bool = False  # the weight of each expert is times its own of ffn_down_exps.scale
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,20 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Merge:
+    """X += RMS norm of the sum of two values' own RMS norms, each times a vector."""
+
+    values: tuple[str, str]
+    norms: tuple[str, str]  # of the values
+    norm: str  # of their sum
+
+    @property
+    def out(self) -> str:
+        """The value that it makes."""
+        return X
+
+
+@dataclass(frozen=True)
 class Deepstack:
     """X += what rows of pictures have beside their embeddings, its part `part`; text has none."""
 
@@ -295,7 +312,7 @@ class Scan:
 # What keeps a state of each sequence, which does not go back.
 Recurrence = Convolve | Delta | Scan
 # What a kernel is made for; the others are computed on its way in or out.
-Root = Linear | Attend | Mix | Activate | Scale | Deepstack | Recurrence
+Root = Linear | Attend | Mix | Activate | Scale | Merge | Deepstack | Recurrence
 Operation = Root | Norm | Gate | Add
 
 
@@ -399,7 +416,7 @@ def _steps(operations: Sequence[Operation]) -> Iterator[Step]:
             continue
         if isinstance(operation, Gate | Add):
             raise ValueError(f"{operation} does not follow what it reads")
-        if isinstance(operation, Scale | Deepstack):
+        if isinstance(operation, Scale | Merge | Deepstack):
             yield Step(operation, X)
             norms = {name: norm for name, norm in norms.items() if norm.of != X}
             continue

@@ -23,6 +23,7 @@ struct Route {
   const void* w;          // (EXPERTS, K)
   const float* bias;      // of the logits, or 0
   const float* choice;    // added to the probabilities for the choice alone, or 0
+  const float* scales;    // of each expert: a factor of its weight, or 0
   const int* positions;   // of each token's sequence, below 0 of an idle one; or 0
   int* counters;          // one for each block of tokens, zero between launches
   int tokens;
@@ -115,7 +116,7 @@ template<typename P> DI void choose(const Route& r, int token, int lane) {
   weight = weight_of_choice<P>(weight, lane);
   if (lane >= USED) return;
   r.ids[token * USED + lane] = id;
-  r.weights[token * USED + lane] = weight * r.scale;
+  r.weights[token * USED + lane] = weight * r.scale * (r.scales ? r.scales[id] : 1.f);
 }
 
 template<typename P> DI void route(const Route& r, int* flag) {
@@ -207,7 +208,7 @@ template<typename P> DI void expert_down(const Chosen& c) {
                                   c.weights[choice], 0, Nothing{}});
 }
 
-// x (tokens, K) += factor * the sum of the parts of a token's experts, best first
+// x (tokens, K) += factor * the sum of the parts of a token's experts, best first; or x = that
 template<typename P> DI void combine(float* x, const float* part, float factor, int tokens) {
   constexpr int K = P::COLS, USED = P::USED;
   const int k = blockIdx.x * P::THREADS + threadIdx.x, t = blockIdx.y;
@@ -215,5 +216,5 @@ template<typename P> DI void combine(float* x, const float* part, float factor, 
   float sum = 0.f;
 #pragma unroll
   for (int u = 0; u < USED; u++) sum += part[(u64)(t * USED + u) * K + k];
-  x[(u64)t * K + k] += factor * sum;
+  x[(u64)t * K + k] = (P::ADDS ? x[(u64)t * K + k] : 0.f) + factor * sum;
 }

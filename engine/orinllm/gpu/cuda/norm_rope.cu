@@ -61,6 +61,44 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
   }
 }
 
+template<int THREADS> DI float block_sum(float v, float* red) {
+  v = warp_sum(v);
+  __syncthreads();  // whoever reads an earlier sum is done
+  if ((threadIdx.x & 31) == 0) red[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = 0.f;
+#pragma unroll
+  for (int i = 0; i < THREADS / 32; i++) v += red[i];
+  return v;
+}
+
+// x (rows, K) += the norm of the sum of the norms of a and b, a block a row (gemma4's experts).
+// norms: weights of a, of b, of their sum. Grid: (rows at most).
+struct Merged {
+  float* x;
+  const float *in[2], *norms[3];
+};
+template<typename P> DI void merge(const Merged& m, float eps, int rows) {
+  constexpr int K = P::COLS, THREADS = P::THREADS;
+  __shared__ float red[THREADS / 32];
+  if ((int)blockIdx.x >= rows) return;
+  const u64 row = (u64)blockIdx.x * K;
+  float scale[2], squares[2] = {0.f, 0.f}, sum = 0.f;
+  for (int k = threadIdx.x; k < K; k += THREADS)
+#pragma unroll
+    for (int i = 0; i < 2; i++) squares[i] += m.in[i][row + k] * m.in[i][row + k];
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    scale[i] = rsqrtf(block_sum<THREADS>(squares[i], red) * (1.f / K) + eps);
+  auto merged = [&](int k) {
+    return m.in[0][row + k] * scale[0] * m.norms[0][k] +
+           m.in[1][row + k] * scale[1] * m.norms[1][k];
+  };
+  for (int k = threadIdx.x; k < K; k += THREADS) sum += merged(k) * merged(k);
+  const float s = rsqrtf(block_sum<THREADS>(sum, red) * (1.f / K) + eps);
+  for (int k = threadIdx.x; k < K; k += THREADS) m.x[row + k] += merged(k) * s * m.norms[2][k];
+}
+
 // q of a prompt's chunk normed, rotated and scaled to halves (T, heads, HD); k and v into the
 // cache. chunk: first position, number of tokens, then the tokens; table: the sequence's pages.
 // Of AXES, turns (T, 3) has each token's position in three parts, and axes (ROTATED / 2) says by

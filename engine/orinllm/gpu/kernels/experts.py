@@ -36,6 +36,7 @@ class Router:
     experts: Experts
     bias: Buffer | None = None
     choice_bias: Buffer | None = None  # added to the probabilities for the choice alone
+    scales: Buffer | None = None  # of each expert: a factor of its weight
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class CombineConstants(Constants):
     cols: int
     used: int
     threads: int
+    adds: bool
 
 
 def _floats(name: str, buffer: Buffer | None) -> tuple[tuple[Argument, ...], str]:
@@ -122,6 +124,7 @@ def choose_experts(
     type_name = "F32" if router.type is None else router.type.name
     bias, bias_name = _floats("bias", router.bias)
     choice_bias, choice_name = _floats("choice", router.choice_bias)
+    scales, scales_name = _floats("scales", router.scales)
     positions = "0" if state is None else f"state + {most}"
     return Launch(
         name=f"route_{type_name.lower()}_{experts.used}_of_{experts.count}x{cols}",
@@ -150,13 +153,15 @@ def choose_experts(
             Argument("int* counters", choice.counters),
             *bias,
             *choice_bias,
+            *scales,
             *([] if state is None else [Argument("const int* state", state)]),
             *more,
         ),
         body=(
             "  __shared__ int flag;\n"
             f"  route<P0>(Route{{ids, weights, logits, x, norm, w, {bias_name}, {choice_name}, "
-            f"{positions}, counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag);"
+            f"{scales_name}, {positions}, counters, {count}, {router.norm.eps!r}f, "
+            f"{experts.scale!r}f}}, &flag);"
         ),
         grid=(grid, ceil_div(most, together), 1),
         block=_ROUTER_WARPS * 32,
@@ -309,16 +314,21 @@ def expert_parts(device: str, experts: TokenExperts, out: Buffer, hidden: Buffer
     )
 
 
-def combine(x: Buffer, part: Buffer, used: int, factor: float, tokens: int | Buffer) -> Launch:
-    """Return x (tokens, cols) += factor * the sum of part (tokens, used, cols)."""
+def combine(
+    x: Buffer, part: Buffer, used: int, factor: float | None, tokens: int | Buffer
+) -> Launch:
+    """Return x (tokens, cols) += factor * the sum of part (tokens, used, cols).
+
+    Without a factor x is the sum.
+    """
     count, most, more = count_of(tokens)
     cols = x.size // most
     return Launch(
         name=f"combine_{used}x{cols}",
         file="moe.cu",
-        constants=(CombineConstants(cols, used, _THREADS),),
+        constants=(CombineConstants(cols, used, _THREADS, factor is not None),),
         arguments=(Argument("float* x", x), Argument("const float* part", part), *more),
-        body=f"  combine<P0>(x, part, {factor!r}f, {count});",
+        body=f"  combine<P0>(x, part, {1.0 if factor is None else factor!r}f, {count});",
         grid=(ceil_div(cols, _THREADS), most, 1),
         block=_THREADS,
         writes=("x",),

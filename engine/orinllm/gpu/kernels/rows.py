@@ -1,5 +1,6 @@
 """Embeddings and norms: cuda/embed.cu, norm_rope.cu."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinygrad import dtypes
@@ -193,6 +194,29 @@ def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer
             *more,
         ),
         body=f"  add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count});",
+        grid=(most, 1, 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+def merge(
+    norms: Sequence[Norm], x: Buffer, values: tuple[Buffer, Buffer], rows: int | Buffer
+) -> Launch:
+    """Return x += norms[2](norms[0](values[0]) + norms[1](values[1])), of rows as in `add_norm`."""
+    cols, (count, most, more) = norms[2].weight.size, count_of(rows)
+    return Launch(
+        name=f"merge_{cols}",
+        file="norm_rope.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            *(Argument(f"const float* in{i}", value) for i, value in enumerate(values)),
+            *(Argument(f"const float* norm{i}", norm.weight) for i, norm in enumerate(norms)),
+            *more,
+        ),
+        body=f"  merge<P0>(Merged{{x, {{in0, in1}}, {{norm0, norm1, norm2}}}}, {norms[2].eps!r}f, "
+        f"{count});",
         grid=(most, 1, 1),
         block=_THREADS,
         writes=("x",),

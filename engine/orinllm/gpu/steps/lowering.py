@@ -23,6 +23,7 @@ from orinllm.gpu.kernels.rows import (
     count_of,
     embed_layers,
     gate,
+    merge,
     scale,
 )
 from orinllm.gpu.launch import Launch
@@ -34,6 +35,7 @@ from orinllm.network.layer import (
     Attend,
     Deepstack,
     Linear,
+    Merge,
     Mix,
     Recurrence,
     Scale,
@@ -160,7 +162,7 @@ class Lowering(ABC):
 
     @abstractmethod
     def mix(self, layer: int, step: Step) -> Iterator[Launch]:
-        """Yield x += a layer's mixture of experts."""
+        """Yield x += a layer's mixture of experts, or its value = that."""
 
     def add_pictures(self, part: int) -> Iterator[Launch]:
         """Yield x += what rows of pictures have beside their embeddings; tokens are none."""
@@ -187,6 +189,10 @@ class Lowering(ABC):
                 case Scale(weight):
                     by = self.memory.weights.vector(f"blk.{layer}.{weight}.weight")
                     launches.append(scale(self.x, by, self.count))
+                case Merge(values, norms, last):
+                    three = [self.norm(layer, network.Norm("", "", n)) for n in (*norms, last)]
+                    first, second = (self._values[name] for name in values)
+                    launches.append(merge(three, self.x, (first, second), self.count))
                 case network.Convolve() | network.Delta() | network.Scan() as operation:
                     places = self.places(layer, operation)
                     launches += self._recurrences.of(layer, operation, places)

@@ -67,9 +67,14 @@ class Mixtures:
         vector = self._memory.weights.vector(f"blk.{layer}.{step.norm.weight}.weight")
         return Norm(vector, self._memory.config.norm_eps)
 
-    def of_tokens(self, layer: int, step: Step, x: Buffer, state: Buffer) -> Iterator[Launch]:
-        """Yield x += the mixture of x, for a token of each sequence that is not idle."""
-        assert isinstance(step.operation, Mix) and step.add is not None
+    def of_tokens(
+        self, layer: int, step: Step, x: Buffer, to: Buffer, state: Buffer
+    ) -> Iterator[Launch]:
+        """Yield to += the mixture of x, for a token of each sequence that is not idle.
+
+        Without a sum in the step it is `to` = the mixture.
+        """
+        assert isinstance(step.operation, Mix)
         memory, weights, prefix = self._memory, self._memory.weights, f"blk.{layer}."
         experts, scratch = self._of(step.operation)
         norm = self._norm(layer, step)
@@ -87,22 +92,23 @@ class Mixtures:
         )
         yield expert_hidden(memory.device, chosen, scratch.hidden, x)
         yield expert_parts(memory.device, chosen, scratch.parts, scratch.hidden)
-        yield combine(x, scratch.parts, experts.used, step.add.scale, self._tokens)
+        factor = step.add.scale if step.add else None
+        yield combine(to, scratch.parts, experts.used, factor, self._tokens)
 
     def of_rows(
         self,
         layer: int,
         step: Step,
-        rows: tuple[Buffer, Buffer],
+        rows: tuple[Buffer, Buffer, Buffer],
         count: int | Buffer,
         state: Buffer | None = None,
     ) -> Iterator[Launch]:
-        """Yield x += the mixture of x for `count` rows; `rows` are x, and its norm in halves.
+        """Yield to += the mixture of x for `count` rows, as `of_tokens`.
 
-        Rows that `state` has as idle are left out.
+        `rows` are x, its norm in halves, and `to`. Those that `state` has as idle are left out.
         """
-        assert isinstance(step.operation, Mix) and step.add is not None
-        weights, prefix, (x, normed) = self._memory.weights, f"blk.{layer}.", rows
+        assert isinstance(step.operation, Mix)
+        weights, prefix, (x, normed, to) = self._memory.weights, f"blk.{layer}.", rows
         experts, scratch = self._of(step.operation)
         router = weights.router(f"{prefix}ffn_gate_inp", self._norm(layer, step), experts)
         yield choose_experts(router, x, scratch.choice, count, state)
@@ -119,4 +125,5 @@ class Mixtures:
         )
         yield rows_hidden(chosen, scratch.hidden, normed)
         yield rows_parts(chosen, scratch.parts, scratch.hidden)
-        yield combine(x, scratch.parts, experts.used, step.add.scale, count)
+        factor = step.add.scale if step.add else None
+        yield combine(to, scratch.parts, experts.used, factor, count)

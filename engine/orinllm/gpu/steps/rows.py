@@ -82,11 +82,11 @@ class RowList(Lowering):
             yield norm_rows(norm, out, self._values[step.source], self.count)
 
     def mix(self, layer: int, step: Step) -> Iterator[Launch]:
-        """Yield x += the mixture of all rows that are not idle."""
+        """Yield the mixture of all rows that are not idle."""
         assert step.norm is not None
         yield from self._norm_before(layer, step)
-        normed = self._values[step.norm.out]
-        yield from self.mixtures.of_rows(layer, step, (self.x, normed), self.count, self.idle)
+        rows = self.x, self._values[step.norm.out], self._values[step.out]
+        yield from self.mixtures.of_rows(layer, step, rows, self.count, self.idle)
 
     @property
     def idle(self) -> Buffer | None:

@@ -152,8 +152,8 @@ class TokenList(Lowering):
         yield attend_token(out, inputs, parts, self.state, stored=self._together)
 
     def mix(self, layer: int, step: Step) -> Iterator[Launch]:
-        """Yield x += the mixture of each token of a sequence that is not idle."""
-        return self.mixtures.of_tokens(layer, step, self.x, self.state)
+        """Yield the mixture of each token of a sequence that is not idle."""
+        return self.mixtures.of_tokens(layer, step, self.x, self._values[step.out], self.state)
 
 
 def copy_ints(buffer: Buffer, values: list[int]) -> None:

@@ -17,6 +17,7 @@ from orinllm.network.layer import (
     Delta,
     Experts,
     Linear,
+    Merge,
     Mix,
     Norm,
     Operation,
@@ -92,6 +93,9 @@ def _of_operation(operation: Operation, widths: Mapping[str, int]) -> Iterator[W
                 yield Wanted("attn_sinks.weight", (attention.heads,))
         case Mix():
             yield from _of_experts(operation.experts, widths[operation.of])
+        case Merge():
+            for name in (*operation.norms, operation.norm):
+                yield Wanted(f"{name}.weight", (widths[X],))
         case Convolve() | Delta() | Scan() | Scale():
             yield from _of_state(operation)
 
@@ -132,6 +136,10 @@ def _of_experts(experts: Experts, dim: int) -> Iterator[Wanted]:
         yield Wanted("ffn_gate_inp.bias", (experts.count,))
     if experts.choice_bias:
         yield Wanted("exp_probs_b.bias", (experts.count,))
+    if experts.reads_x:
+        yield Wanted("ffn_gate_inp.scale", (dim,))
+    if experts.scaled:
+        yield Wanted("ffn_down_exps.scale", (experts.count,))
 
 
 def check_tensors(

@@ -1,9 +1,16 @@
-"""gemma4, text only and without experts. Source: src/models/gemma4.cpp of llama.cpp 0.5.0."""
+"""gemma4, text only. Source: src/models/gemma4.cpp of llama.cpp 0.5.0."""
 
 from dataclasses import replace
 
 from orinllm.errors import BadInput
-from orinllm.network.arch.decoder import FeedForward, Heads, config_with, heads_of, windows_of
+from orinllm.network.arch.decoder import (
+    FeedForward,
+    Heads,
+    config_with,
+    experts_of,
+    heads_of,
+    windows_of,
+)
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of
 from orinllm.network.config import LAYERS, Config
@@ -13,8 +20,11 @@ from orinllm.network.layer import (
     Add,
     Attend,
     Attention,
+    Gating,
     Layer,
     Linear,
+    Merge,
+    Mix,
     Norm,
     Operation,
     Rope,
@@ -25,17 +35,11 @@ from orinllm.network.layer import (
 
 def gemma4(header: Header) -> Config:
     """Return the Config of a Gemma 4: embeddings by layer, and layers that share caches."""
-    if header.count("expert_count", 0, least=0):
-        raise BadInput(
-            f"{header.architecture}.expert_count is {header.count('expert_count')}: the experts of "
-            "Gemma 4, which stand beside a dense part, are not supported"
-        )
     each = header.count("embedding_length_per_layer_input", 0, least=0)
     dim, hidden = header.count("embedding_length"), header.counts("feed_forward_length")
     attentions = _attentions(header)
 
     def layer(index: int) -> Layer:
-        feed_forward = FeedForward(Activation.GELU, hidden[index])
         scaled = f"blk.{index}.layer_output_scale.weight" in header.tensors
         return Layer(
             (
@@ -43,7 +47,7 @@ def gemma4(header: Header) -> Config:
                 *_attend(header, index, attentions[index], dim),
                 *_added("out", "post_attention_norm"),
                 Norm("normed", X, "ffn_norm"),
-                *feed_forward.operations("normed", dim, lambda of, by: _added(of, "post_ffw_norm")),
+                *_feed_forward(header, index, hidden[index], dim),
                 *(_of_layer(index, each, dim) if each else ()),
                 *((Scale("layer_output_scale"),) if scaled else ()),
             )
@@ -58,6 +62,25 @@ def _added(of: str, norm: str) -> tuple[Operation, ...]:
     return (Norm(f"{of}_normed", of, norm), Add(f"{of}_normed"))
 
 
+def _feed_forward(header: Header, index: int, hidden: int, dim: int) -> tuple[Operation, ...]:
+    """Return the dense part, with the experts beside it where the layer has some."""
+    dense, prefix = FeedForward(Activation.GELU, hidden), f"blk.{index}."
+    if f"{prefix}ffn_gate_inp.weight" not in header.tensors:
+        return dense.operations("normed", dim, lambda of, by: _added(of, "post_ffw_norm"))
+    width = header.counts("expert_feed_forward_length")[index]
+    experts = replace(
+        experts_of(header, width, Gating.SOFTMAX, normalized=True),
+        reads_x=True,
+        scaled=f"{prefix}ffn_down_exps.scale" in header.tensors,
+    )
+    return (
+        *dense.operations("normed", dim, lambda of, by: ()),
+        Norm("normed_again", X, "pre_ffw_norm_2"),
+        Mix("mixed", "normed_again", experts, Activation.GELU),
+        Merge(("down", "mixed"), ("post_ffw_norm_1", "post_ffw_norm_2"), "post_ffw_norm"),
+    )
+
+
 def _of_layer(index: int, each: int, dim: int) -> tuple[Operation, ...]:
     """Return how a layer's own embedding of the token comes in."""
     return (
@@ -70,7 +93,8 @@ def _of_layer(index: int, each: int, dim: int) -> tuple[Operation, ...]:
 
 def _attend(header: Header, index: int, attention: Attention, dim: int) -> tuple[Operation, ...]:
     # Keys are the values, too, where a layer has no matrix for these.
-    value = "attn_v" if f"blk.{index}.attn_v.weight" in header.tensors else "attn_k"
+    whole = any(f"blk.{index}.attn_{name}.weight" in header.tensors for name in ("v", "qkv"))
+    value = "attn_v" if whole else "attn_k"
     kv = attention.kv_width
     own = (("attn_k", kv), (value, kv)) if attention.reads is None else ()
     return (
