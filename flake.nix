@@ -55,6 +55,7 @@
             flake = self;
             host = "orin-minimal";
           };
+          optionsDoc = import ./nixos/options.nix { inherit self pkgs; };
           installerDisk = self.lib.installerDisk pkgs self.nixosConfigurations.orin-minimal;
         }
       ) pkgsFor;

@@ -90,7 +90,4 @@ in
   # What flashes a board's firmware, as jetpack-nixos of flake.lock has it: `nix run .#flash -- BOARD`.
   flashScripts = flash.scripts;
   flashProgram = flash.program;
-
-  # The options of our modules as Markdown: `nix build .#options`.
-  optionsMarkdown = import ./options.nix { inherit self nixpkgs; };
 }

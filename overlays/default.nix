@@ -11,7 +11,7 @@ final: prev: {
     (
       pyFinal: pyPrev:
       {
-        tinygrad = pyFinal.callPackage ./tinygrad.nix { };
+        tinygrad = pyFinal.callPackage ./tinygrad.nix { inherit (pyPrev.tinygrad) optional-dependencies; };
         tinygrad-orin = pyFinal.callPackage ./tinygrad-orin.nix { };
       }
       # Its tests want torch, which wants NCCL where CUDA is on, which a Jetson has not.

@@ -21,7 +21,7 @@ in
   };
 
   # Every option of our modules, as Markdown.
-  options = pkgs.writeText "nixos-options.md" self.lib.optionsMarkdown;
+  options = self.legacyPackages.${pkgs.stdenv.hostPlatform.system}.optionsDoc.optionsCommonMark;
 
   # A GPU inside a Nix build: for a board with `orin.tinygrad.gpuBuilds`, refused elsewhere. No
   # check, because `nix flake check` would fail on every machine without the board.

@@ -7,29 +7,20 @@
   python,
   runCommand,
   setuptools,
-  bcrypt,
-  click,
-  gguf,
-  httpx,
-  huggingface-hub,
-  jinja2,
-  llguidance,
-  numpy,
-  nvidia-ml-py,
-  pillow,
-  prometheus-client,
-  pyyaml,
-  rich,
-  starlette,
-  uvicorn,
   tinygrad,
-  tokenizers,
   # The finished package, for passthru.
   tinygrad-orin,
 }:
 
 let
   pyproject = lib.importTOML ../pyproject.toml;
+  # A requirement's package, as nixpkgs writes its name: "prometheus_client>=0.21".
+  packageOf =
+    requirement:
+    let
+      name = lib.head (builtins.match "([A-Za-z0-9_-]+).*" requirement);
+    in
+    python.pkgs.${lib.replaceStrings [ "_" ] [ "-" ] (lib.toLower name)};
 in
 buildPythonPackage {
   pname = pyproject.project.name;
@@ -51,24 +42,9 @@ buildPythonPackage {
 
   build-system = [ setuptools ];
   dependencies = [
-    bcrypt
-    click
-    gguf
-    httpx
-    huggingface-hub
-    jinja2
-    llguidance
-    numpy
-    nvidia-ml-py
-    pillow
-    prometheus-client
-    pyyaml
-    rich
-    starlette
-    uvicorn
     tinygrad
-    tokenizers
-  ];
+  ]
+  ++ map packageOf (pyproject.project.dependencies ++ pyproject.project.optional-dependencies.nvml);
 
   # They are `passthru.tests.pytest`, so that a changed test does not rebuild the tools.
   doCheck = false;

@@ -14,37 +14,8 @@
   callPackage,
   setuptools,
 
-  # optional-dependencies
-  # testing_minimal
-  hypothesis,
-  numpy,
-  pytest-xdist,
-  torch,
-  z3-solver,
-  # testing_unit
-  capstone,
-  gguf,
-  openai,
-  safetensors,
-  tabulate,
-  tqdm,
-  # testing
-  blobfile,
-  boto3,
-  bottle,
-  librosa,
-  networkx,
-  nibabel,
-  onnx,
-  onnxruntime,
-  opencv4,
-  pandas,
-  pillow,
-  pycocotools,
-  sentencepiece,
-  tiktoken,
-  transformers,
-
+  # Of nixpkgs' own tinygrad, whose extras these have.
+  optional-dependencies,
   # The finished package, for passthru.
   tinygrad,
   # Compile for CUDA: NVRTC, nvJitLink and the headers, none of which needs a GPU. nixpkgs' expression has
@@ -117,40 +88,7 @@ buildPythonPackage {
   build-system = [ setuptools ];
 
   # As nixpkgs' expression has them: upstream's others, linting and docs, are for working on tinygrad itself.
-  optional-dependencies = lib.fix (self: {
-    testing_minimal = [
-      hypothesis
-      numpy
-      pytest-xdist
-      torch
-      z3-solver
-    ];
-    testing_unit = self.testing_minimal ++ [
-      capstone
-      gguf
-      openai
-      safetensors
-      tabulate
-      tqdm
-    ];
-    testing = self.testing_unit ++ [
-      blobfile
-      boto3
-      bottle
-      librosa
-      networkx
-      nibabel
-      onnx
-      onnxruntime
-      opencv4
-      pandas
-      pillow
-      pycocotools
-      sentencepiece
-      tiktoken
-      transformers
-    ];
-  });
+  inherit optional-dependencies;
 
   # The sdist has one test file, without the helpers that it imports: `passthru.tests.upstream` runs those of
   # the tag. The series' own tests are `tools/series verify`.

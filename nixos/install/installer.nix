@@ -23,6 +23,7 @@ let
   inherit (flake.nixosConfigurations.${host}) config;
   inherit (config.orin.host) disk sshKeys user;
   placeholder = lib.any (lib.hasInfix "replace-me") sshKeys;
+  keys = lib.filter (key: key != "") (lib.concatMap (lib.splitString "\n") sshKeys);
 
   module =
     { pkgs, ... }:
@@ -64,7 +65,7 @@ let
             exit 1
           ''
         else
-          "touch $out"
+          "ln -s ${(import ../modules/ssh-keys.nix).checked pkgs keys} $out"
       );
     in
     {

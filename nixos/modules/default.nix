@@ -6,7 +6,6 @@ let
     performance = ./performance.nix;
     telemetry = ./telemetry.nix;
     llm-server = ./llm-server.nix;
-    llm-gateway = ./llm-gateway.nix;
     host = ./host.nix;
     upgrade = ./upgrade.nix;
     cache = ./cache.nix;

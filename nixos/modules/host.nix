@@ -23,7 +23,8 @@ let
   private = lib.any (lib.hasInfix "PRIVATE KEY") given;
   # One message is enough then, without the key.
   keys = lib.optionals (!private) given;
-  wrongWith = import ./ssh-key.nix { inherit lib; };
+  sshKeys = import ./ssh-keys.nix;
+  edited = key: !lib.hasInfix placeholder key;
   labels = lib.filterAttrs (_: name: name != null) cfg.disk;
   # Characters that a file system's label may have, and systemd need not escape; FAT has eleven.
   longest = {
@@ -114,17 +115,13 @@ in
         words = lib.splitString " " key;
         kind = lib.head words;
         body = lib.concatStrings (lib.take 1 (lib.tail words));
-        edited = !lib.hasInfix placeholder key;
         lined = matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key;
         wants = rule "orin.host.sshKeys" key;
       in
       [
         (wants lined ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"'')
-        (
-          let
-            why = if edited && lined then wrongWith kind body else null;
-          in
-          wants (why == null) "${toString why}: copy the whole line of ~/.ssh/id_ed25519.pub"
+        (wants (!lined || !edited key || sshKeys.isWhole kind body)
+          "it is cut, or of another kind than its first word says: copy the whole line of ~/.ssh/id_ed25519.pub"
         )
       ]
     ) keys
@@ -176,6 +173,7 @@ in
 
     # The configuration evaluates as it is in the repository, so that it can be checked; it must not
     # become a running system with a key that nobody has.
+    system.checks = [ (sshKeys.checked pkgs (lib.filter edited keys)) ];
     system.preSwitchChecks.orinHost = lib.mkIf (lib.any (lib.hasInfix placeholder) cfg.sshKeys) ''
       echo "orin.host.sshKeys still holds the ${placeholder} of nixos/hosts/site.nix: nobody could log in."
       echo "Put the content of your ~/.ssh/id_ed25519.pub there."

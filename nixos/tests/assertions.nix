@@ -4,19 +4,17 @@
 let
   inherit (self.inputs.nixpkgs) lib;
 
-  right = {
-    imports = [ ../hosts/site.nix ];
-    orin = {
-      host.enable = true;
-      tinygrad.enable = true;
-      performance.enable = true;
-      telemetry.enable = true;
-      llm-server = {
-        enable = true;
-        models.main.file = "/var/lib/models/model.gguf";
-      };
-    };
-  };
+  # Values that a case replaces, lists too.
+  right = lib.mapAttrsRecursive (_: lib.mkDefault) (
+    lib.recursiveUpdate (import ../hosts/site.nix) {
+      orin.host.enable = true;
+      orin.tinygrad.enable = true;
+      orin.performance.enable = true;
+      orin.telemetry.enable = true;
+      orin.llm-server.enable = true;
+      orin.llm-server.models.main.file = "/var/lib/models/model.gguf";
+    }
+  );
 
   # What a machine has to be: our modules, without the thousand of NixOS that have no say in it. Each of
   # those takes half a second.
@@ -112,7 +110,14 @@ let
       ];
     };
 
+  mistakes = lib.mapAttrs (_: imitation) (lib.importTOML ./mistakes.toml);
+
   boards = {
+    missing = imitation {
+      orin.host.sshKeys = [ ];
+      orin.host.disk.root = null;
+      orin.llm-server.models = lib.mkForce { };
+    };
     # A power mode of another module; nothing is wrong with the second.
     nanoInMaxn = jetson {
       orin.board.check = false;
@@ -175,4 +180,4 @@ let
 in
 lib.mapAttrs (
   _: host: map (rule: rule.message) (lib.filter (rule: !rule.assertion) host.config.assertions)
-) (import ./mistakes.nix { inherit lib imitation; } // boards)
+) (mistakes // boards)

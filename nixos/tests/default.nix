@@ -56,6 +56,6 @@ in
 
   wrong-use = decided "wrong-use" unclear { report = wrongUse; };
   foreign-host = decided "foreign-host" strange { report = strange; };
-  options = pkgs.writeText "nixos-options.md" self.lib.optionsMarkdown;
+  inherit (self.packages.${system}) options;
   templates = decided "templates" templates.wrong { report = templates; };
 }

@@ -52,6 +52,7 @@ let
     }
   ) (removeAttrs fleet.colmena [ "meta" ]);
   report = {
+    litellm = nodes.monitor.config.services.litellm.settings;
     hive = lib.mapAttrs (_: host: host.config.deployment) nodes;
     alone = lib.attrNames fleet.nixosConfigurations;
     # What is wrong, one string each.
@@ -64,11 +65,8 @@ let
             monitor.services.grafana.settings.security.admin_password
             == "$__file{/run/credentials/grafana.service/grafana-admin-password}";
           "Prometheus on its loopback" = monitor.services.prometheus.listenAddress == "127.0.0.1";
-          "one port for the boards" =
-            lib.sort lib.lessThan monitor.networking.firewall.allowedTCPPorts == [
-              22
-              9443
-            ];
+          "two ports, for the boards and with a key for clients" =
+            toString (lib.sort lib.lessThan monitor.networking.firewall.allowedTCPPorts) == "22 4000 9443";
           "TLS and a password at that port" =
             let
               host = monitor.services.nginx.virtualHosts."monitor.local";

@@ -50,6 +50,7 @@
       # A machine that is no Orin: it keeps and shows what the boards measure.
       monitor = [
         ./monitor.nix
+        ./gateway.nix
         {
           imports = [ tinygrad-orin.nixosModules.default ];
           networking.hostName = "monitor";

@@ -68,14 +68,6 @@ names: host: let
           repository = "/srv/backup";
           passwordFile = "/var/lib/secrets/backup";
         };
-        orin.llm-gateway = {
-          enable = true;
-          environmentFile = "/var/lib/secrets/llm-gateway";
-          servers = builtins.mapAttrs (_: url: { inherit url; models = [ "tiny" ]; }) {
-            orin-1 = "http://127.0.0.1:8101";
-            orin-2 = "http://127.0.0.1:8102";
-          };
-        };
       }
     ];
   }) config;
@@ -95,7 +87,6 @@ in {
   units = builtins.listToAttrs (map
     (name: { inherit name; value = config.systemd.units.${name}.text; })
     (builtins.fromJSON names));
-  litellm = config.services.litellm.settings;
   prometheus = {
     global = p.globalConfig;
     rule_files = map (file: baseNameOf file) p.ruleFiles;
@@ -134,7 +125,8 @@ def evaluated(flake: Callable[[str, str], Any]) -> dict[str, str]:
     files = {name: generic(text) for name, text in said["units"].items()}
     files |= {f"{name}.sh": generic(text) for name, text in said["scripts"].items()}
     files[DISK] = generic(disk)
-    others = {"prometheus.json": prometheus, "litellm.json": said["litellm"]}
+    gateway = flake("checks.x86_64-linux.templates.report.litellm", "each: each")
+    others = {"prometheus.json": prometheus, "litellm.json": gateway}
     return files | {
         name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in others.items()
     }

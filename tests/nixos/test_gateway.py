@@ -1,4 +1,4 @@
-"""LiteLLM with the settings of `orin.llm-gateway` in front of two servers, one of which is killed.
+"""LiteLLM as the template `fleet` sets it in front of two servers, one of which is killed.
 
 It is no requirement of this project: `LITELLM=/path/to/litellm` or one in PATH, of
 `pip install 'litellm[proxy]' prometheus_client`.
@@ -26,7 +26,7 @@ from tests.nixos.recorded import recorded
 LITELLM = os.environ.get("LITELLM") or shutil.which("litellm")
 pytestmark = pytest.mark.skipif(not LITELLM, reason="litellm: not here: pip install litellm[proxy]")
 KEY = "sk-0123456789abcdef0123456789abcdef"
-GATEWAY, SERVERS = 4017, {"orin-1": 8101, "orin-2": 8102}
+GATEWAY, SERVERS = 4017, {"orin-2": 8101, "orin-3": 8102}
 
 
 class Boards:
@@ -38,19 +38,23 @@ class Boards:
         for port in SERVERS.values():
             until_ready(f"http://127.0.0.1:{port}/health")
         config = folder / "config.yaml"
-        config.write_text(recorded()["litellm.json"])  # JSON is YAML
+        settings = recorded()["litellm.json"]
+        for name, port in SERVERS.items():
+            settings = settings.replace(f"{name}.local:8000", f"127.0.0.1:{port}")
+        config.write_text(settings)  # JSON is YAML
         command = [str(LITELLM), "--host", "127.0.0.1", "--port", str(GATEWAY)]
         self._start("gateway", [*command, "--config", str(config)])
         until_ready(f"http://127.0.0.1:{GATEWAY}/health/liveliness")
 
     def _serve(self, name: str, port: int) -> subprocess.Popen[bytes]:
         model = str(self._folder / "tiny.gguf")
-        given = ("--alias", "tiny", "--device", "CPU", "--port", str(port))
+        given = ("--alias", "main", "--device", "CPU", "--port", str(port))
         return self._start(name, [sys.executable, "-m", "orinllm", "serve", model, *given])
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         variables = {
             "LITELLM_MASTER_KEY": KEY,
+            "ORIN_KEY": "none",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "DISABLE_ADMIN_UI": "True",
         }
@@ -82,7 +86,7 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boards]:
 
 
 def ask(max_tokens: int, stream: bool = False, key: str = KEY) -> Any:
-    body = {"model": "tiny", "prompt": "a", "max_tokens": max_tokens, "stream": stream}
+    body = {"model": "main", "prompt": "a", "max_tokens": max_tokens, "stream": stream}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     url = f"http://127.0.0.1:{GATEWAY}/v1/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
