@@ -18,6 +18,6 @@ pkgs.nixosOptionsDoc {
     option
     // {
       visible = option.visible && lib.hasPrefix ours (lib.head option.declarations);
-      declarations = map (lib.removePrefix ours) option.declarations;
+      declarations = map (file: { name = lib.removePrefix ours file; }) option.declarations;
     };
 }

@@ -22,20 +22,16 @@ let
       export HOME=$TMPDIR
       ${prepare}
       orinllm compile "$model" --out $out ${
-        lib.escapeShellArgs (
-          [
-            "--arch"
-            arch
-            "--sms"
-            (toString multiprocessors)
-            "--slots"
-            (toString slots)
-          ]
-          ++ lib.optionals (context != null) [
-            "--context"
-            (toString context)
-          ]
-        )
+        lib.cli.toCommandLineShell
+          (name: {
+            option = "--${name}";
+            sep = null;
+            explicitBool = false;
+          })
+          {
+            inherit arch slots context;
+            sms = multiprocessors;
+          }
       }
       test -n "$(ls $out)"
     '';

@@ -26,45 +26,26 @@ let
     ]
     # torch, and safetensors' own tests with it, wants NCCL where CUDA is on, which a Jetson has not.
     ++ lib.filter (
-      package:
-      !lib.elem package.pname [
-        "safetensors"
-        "torch"
-      ]
+      package: builtins.match "safetensors|torch" package.pname == null
     ) tinygrad.optional-dependencies.testing_unit
   );
-  withTorch = [
-    "test/null/test_dtype_spec.py"
-    "test/null/test_gradient.py"
-    "test/unit/test_disk_tensor.py"
-    "test/unit/test_dtype_spec.py"
-  ];
-  withNetwork = [
-    "test_dataset_is_realized"
-    "test_gguf_load_no_tensor_leak"
-    "test_llama_"
-    "test_load_gpt2_q4_1"
-    "test_load_sample_q6_k"
-    "test_load_tinyllama"
-    "test_model_load"
-  ];
+  words = lib.splitString " ";
+  withTorch = words (
+    "test/null/test_dtype_spec.py test/null/test_gradient.py test/unit/test_disk_tensor.py "
+    + "test/unit/test_dtype_spec.py"
+  );
+  withNetwork = words (
+    "test_dataset_is_realized test_gguf_load_no_tensor_leak test_llama_ test_load_gpt2_q4_1 test_load_sample_q6_k "
+    + "test_load_tinyllama test_model_load"
+  );
   # nixpkgs' expression has these too.
-  withClock = [
-    "test_flops"
-    "test_recursive_pad"
-  ];
+  withClock = words "test_flops test_recursive_pad";
   run =
     device: folder:
     "DEV=${device} python3 -m pytest -n $NIX_BUILD_CORES ${folder} ${
       lib.escapeShellArgs (
-        lib.concatMap (file: [
-          "--ignore"
-          file
-        ]) withTorch
-        ++ [
-          "-k"
-          "not (${lib.concatStringsSep " or " (withNetwork ++ withClock)})"
-        ]
+        map (file: "--ignore=${file}") withTorch
+        ++ [ "-k=not (${lib.concatStringsSep " or " (withNetwork ++ withClock)})" ]
       )
     }";
 in

@@ -12,13 +12,6 @@ let
   secrets = common.secrets { files."orin.backup.passwordFile" = cfg.passwordFile; };
   copies = "/var/lib/orin-backup";
   saved = [ copies ] ++ cfg.paths;
-  # Mounts of the board's own disk.
-  own = [
-    "/"
-    "/boot"
-    "/nix"
-    "/nix/store"
-  ];
   grafana = config.services.grafana.enable;
 in
 {
@@ -90,9 +83,10 @@ in
         (check.rule "orin.backup.repository" cfg.repository
           (
             !lib.hasPrefix "/" cfg.repository
-            || lib.any (mount: !lib.elem mount own && lib.hasPrefix "${mount}/" "${cfg.repository}/") (
-              lib.attrNames config.fileSystems
-            )
+            || lib.any (
+              mount:
+              !check.matches "/(boot|nix|nix/store)?" mount && lib.hasPrefix "${mount}/" "${cfg.repository}/"
+            ) (lib.attrNames config.fileSystems)
           )
           ''this is the disk that it saves, which takes the backup along; name a mount of another, as in `fileSystems."/mnt/usb"`, or another machine''
         )

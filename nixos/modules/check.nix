@@ -136,10 +136,7 @@ rec {
           && (
             !lib.hasPrefix builtins.storeDir file.value
             # Certificates are for all to see.
-            || lib.elem file.name [
-              "ca_file"
-              "cert_file"
-            ]
+            || matches "ca_file|cert_file" file.name
           )
         )
         ''write a file of the board from the root, and outside the Nix store, as in "/var/lib/secrets/key"''
@@ -155,14 +152,7 @@ rec {
   device =
     option: value:
     rule option value (
-      value == null
-      || lib.elem (lib.head (lib.splitString ":" value)) [
-        "CPU"
-        "CUDA"
-        "NULL"
-        "NV"
-        "PYTHON"
-      ]
+      value == null || matches "(CPU|CUDA|NULL|NV|PYTHON)(:.*)?" value
     ) "tinygrad has none of this name on an Orin; write NV, CUDA or CPU in capitals, or null";
 
   octet = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])";
@@ -194,24 +184,17 @@ rec {
   variables =
     option: environment:
     let
-      theirs = [
-        "HOME"
-        "LD_LIBRARY_PATH"
-        "LD_PRELOAD"
-        "PATH"
-        "PYTHONPATH"
-        "SHELL"
-        "USER"
-        "XDG_CACHE_HOME"
-      ];
+      theirs = lib.filter (matches "HOME|LD_LIBRARY_PATH|LD_PRELOAD|(PYTHON)?PATH|SHELL|USER|XDG_CACHE_HOME") (
+        lib.attrNames environment
+      );
     in
     [
       (noSecrets option environment "use a file that the program reads, named by an option")
       (rule "${option}.DEV" (environment.DEV or null) (
         !environment ? DEV
       ) "an option sets it; leave it out and set `orin.tinygrad.device`, or `orin.llm-server.device`")
-      (rule option (lib.intersectLists theirs (lib.attrNames environment)) (
-        lib.intersectLists theirs (lib.attrNames environment) == [ ]
+      (rule option theirs (
+        theirs == [ ]
       ) "every program reads it, and no login would find its own; leave it out")
     ]
     ++ map (

@@ -1,16 +1,22 @@
 # What our modules have in common, for the host whose `config` it is.
 { lib, config }:
 rec {
+  # Words of a line: names that need no quotes.
+  words = lib.splitString " ";
+
+  # Flags and their values, two arguments each; what is null or false is left out.
+  flags = lib.cli.toCommandLine (name: {
+    option = "--${name}";
+    sep = null;
+    explicitBool = false;
+  });
+
   # Of a type, with a default, an example and a description.
   option =
     type: default: example: description:
     lib.mkOption {
-      inherit
-        type
-        default
-        example
-        description
-        ;
+      inherit type default;
+      inherit example description;
     };
   switch = default: option lib.types.bool default (!default);
 
@@ -20,12 +26,8 @@ rec {
   };
   paths = import ./paths.nix { inherit lib check; };
   listening = import ./listening.nix {
-    inherit
-      lib
-      check
-      option
-      switch
-      ;
+    inherit lib check;
+    inherit option switch;
   };
   secrets = import ./secrets.nix { inherit lib paths; };
 }

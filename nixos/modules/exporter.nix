@@ -9,13 +9,8 @@ let
   inherit (config.orin) telemetry;
   cfg = telemetry.exporter;
   common = import ./common.nix { inherit lib config; };
-  inherit (common)
-    check
-    listening
-    option
-    paths
-    switch
-    ;
+  inherit (common) check listening paths;
+  inherit (common) option switch;
   secrets = common.secrets {
     files."orin.telemetry.exporter.webConfigFile" = cfg.webConfigFile;
     advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
@@ -35,11 +30,7 @@ let
         Restart = "on-failure";
         RestartSec = 5;
         DynamicUser = true;
-        RestrictAddressFamilies = [
-          "AF_INET"
-          "AF_INET6"
-          "AF_UNIX"
-        ];
+        RestrictAddressFamilies = "AF_INET AF_INET6 AF_UNIX";
       }
       // hardening;
   };
@@ -61,13 +52,7 @@ in
   options.orin.telemetry.exporter = {
     enable = switch true "Whether this machine's sensors are read. false: a monitor that is no Jetson.";
 
-    package = lib.mkOption {
-      type = lib.types.package;
-      default = pkgs.tinygrad-orin;
-      defaultText = lib.literalExpression "pkgs.tinygrad-orin";
-      example = lib.literalExpression "pkgs.tinygrad-orin";
-      description = "The package with `jetson-exporter`.";
-    };
+    package = lib.mkPackageOption pkgs "tinygrad-orin" { };
 
     listenAddress = listening.listenAddress "The exporter's address. Beyond the loopback its readings are open to all.";
 
@@ -160,26 +145,19 @@ in
     };
 
     systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" (
-      [
-        "--listen"
-        (listening.socket cfg.listenAddress cfg.port)
-      ]
-      ++ lib.optionals (cfg.webConfigFile != null) [
-        "--web-config"
-        "%d/web.yml"
-      ]
+      common.flags {
+        listen = listening.socket cfg.listenAddress cfg.port;
+        web-config = lib.mapNullable (_: "%d/web.yml") cfg.webConfigFile;
+      }
       ++ cfg.extraFlags
     ) webSettings;
     systemd.services.jetson-exporter-debugfs = lib.mkIf cfg.debugfs.enable (
       exporterUnit "Jetson sensors that only root may read"
-        [
-          "--listen"
-          (listening.socket listening.loopback cfg.debugfs.port)
-          "--collectors"
-          "debugfs"
-          "--sample-rate"
-          "0"
-        ]
+        (common.flags {
+          listen = listening.socket listening.loopback cfg.debugfs.port;
+          collectors = "debugfs";
+          sample-rate = 0;
+        })
         {
           AmbientCapabilities = "CAP_DAC_READ_SEARCH";
           CapabilityBoundingSet = "CAP_DAC_READ_SEARCH";

@@ -4,19 +4,14 @@
   config,
   lib,
   options,
-  pkgs,
   ...
 }:
 let
   inherit (config.orin) telemetry;
   cfg = telemetry.grafana;
   common = import ./common.nix { inherit lib config; };
-  inherit (common)
-    check
-    listening
-    option
-    switch
-    ;
+  inherit (common) check listening;
+  inherit (common) option switch;
   secrets = common.secrets {
     files."orin.telemetry.grafana.secretKeyFile" = cfg.secretKeyFile;
     files."orin.telemetry.grafana.adminPasswordFile" = cfg.adminPasswordFile;
@@ -81,14 +76,27 @@ in
         RemainAfterExit = true;
         StateDirectory = baseNameOf folder;
         StateDirectoryMode = "0700";
-        ExecStart = "${lib.getExe pkgs.python3} ${./make_secrets.py} ${folder} ${toString made}";
         PrivateNetwork = true;
         PrivateTmp = true;
         ProtectHome = true;
         ProtectSystem = "strict";
         NoNewPrivileges = true;
-        UMask = "0077";
+        UMask = "0277";
       };
+      # The log has where each is, the console alone what: there is its owner.
+      script = ''
+        for secret in ${toString (map (name: "${folder}/${name}") made)}; do
+          test ! -s $secret || continue
+          rm -f $secret.new
+          head -c 32 /dev/urandom | base64 | tr +/ -_ | tr -d '=\n' >$secret.new
+          sync $secret.new
+          mv $secret.new $secret
+          echo "wrote $secret"
+          case $secret in
+          *-password) echo "$secret: $(cat $secret) (said this once)" >/dev/console ;;
+          esac
+        done
+      '';
     };
 
     systemd.services.grafana.serviceConfig.LoadCredential = lib.mapAttrsToList (

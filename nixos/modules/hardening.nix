@@ -48,10 +48,7 @@
   if gpu then
     {
       DevicePolicy = "auto";
-      SupplementaryGroups = [
-        "video"
-        "render"
-      ];
+      SupplementaryGroups = "video render";
     }
   else
     { DevicePolicy = "closed"; }

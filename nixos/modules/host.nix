@@ -10,12 +10,9 @@ let
   # What nixos/hosts/site.nix holds until its owner has edited it.
   placeholder = "replace-me";
   label = name: "/dev/disk/by-label/${name}";
-  inherit (import ./common.nix { inherit lib config; })
-    check
-    option
-    paths
-    switch
-    ;
+  common = import ./common.nix { inherit lib config; };
+  inherit (common) check option paths;
+  inherit (common) switch words;
   inherit (check) matches rule;
   kinds = "(sk-)?(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp[0-9]+)(@openssh.com)?";
   # A file that was read may have several, and ends with a line's end.
@@ -36,13 +33,9 @@ let
     root = "/";
     boot = "/boot";
   };
-  hasPassword = lib.any (name: (config.users.users.${cfg.user}.${name} or null) != null) [
-    "hashedPassword"
-    "hashedPasswordFile"
-    "initialHashedPassword"
-    "initialPassword"
-    "password"
-  ];
+  hasPassword = lib.any (name: (config.users.users.${cfg.user}.${name} or null) != null) (
+    words "hashedPassword hashedPasswordFile initialHashedPassword initialPassword password"
+  );
   labelled = option (lib.types.nullOr lib.types.str) null;
 in
 {

@@ -8,22 +8,10 @@
 rec {
   loopback = "127.0.0.1";
 
-  isLoopback =
-    address:
-    lib.elem address [
-      loopback
-      "::1"
-      "localhost"
-    ];
+  isLoopback = check.matches "127\\.0\\.0\\.1|::1|localhost";
 
   # Of addresses that a machine has from its start on.
-  always =
-    address:
-    isLoopback address
-    || lib.elem address [
-      "0.0.0.0"
-      "::"
-    ];
+  always = check.matches "127\\.0\\.0\\.1|::1|localhost|0\\.0\\.0\\.0|::";
 
   # Address and port as programs take them: an IPv6 address in brackets.
   socket =

@@ -7,34 +7,13 @@
 let
   cfg = config.orin.llm-server;
   inherit (import ./common.nix { inherit lib config; }) check listening paths;
+  words = lib.splitString " ";
   loopback = listening.isLoopback cfg.host;
   # Flags that options set; a second one would win over them in silence.
-  ours = [
-    "--alias"
-    "--api-key-file"
-    "--context"
-    "--ctx-size"
-    "--device"
-    "--draft"
-    "--grace"
-    "--host"
-    "--insecure"
-    "--memory"
-    "--mmproj"
-    "--model"
-    "--model-draft"
-    "--n-gpu-layers"
-    "--parallel"
-    "--port"
-    "--queue"
-    "--slots"
-    "-a"
-    "-c"
-    "-m"
-    "-md"
-    "-ngl"
-    "-np"
-  ];
+  ours = words (
+    "--alias --api-key-file --context --ctx-size --device --draft --grace --host --insecure --memory --mmproj --model "
+    + "--model-draft --n-gpu-layers --parallel --port --queue --slots -a -c -m -md -ngl -np"
+  );
   files =
     name: model:
     lib.concatLists (

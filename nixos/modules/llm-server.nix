@@ -18,58 +18,46 @@ let
     files."orin.llm-server.apiKeyFile" = cfg.apiKeyFile;
     files."orin.llm-server.metricsKeyFile" = cfg.metricsKeyFile;
   };
-  flag =
-    name: value:
-    lib.optionals (value != null) [
-      name
-      (toString value)
-    ];
-
   engines = {
     orinllm = name: model: {
-      program = lib.getExe' cfg.package "orinllm";
-      flags = [
+      program = [
+        (lib.getExe' cfg.package "orinllm")
         "serve"
         model.file
-        "--alias"
-        name
-      ]
-      ++ flag "--device" cfg.device
-      ++ flag "--context" model.context
-      ++ flag "--slots" model.slots
-      ++ flag "--memory" model.memory
-      ++ flag "--queue" model.queue
-      ++ flag "--draft" model.draftModel
-      ++ flag "--mmproj" model.mmproj
-      ++ flag "--grace" cfg.grace
-      ++ lib.optional cfg.insecure "--insecure";
+      ];
+      flags = {
+        alias = name;
+        draft = model.draftModel;
+        inherit (cfg) device grace insecure;
+        inherit (model) context slots memory;
+        inherit (model) queue mmproj;
+      };
       # It says when it answers, and from then on that its scheduler moves.
       serviceConfig = {
         Type = "notify";
         WatchdogSec = cfg.watchdog;
       };
     };
-    llama-cpp = name: model: {
-      program = lib.getExe' cfg.llamaCppPackage "llama-server";
-      flags = [
-        "--model"
-        model.file
-        "--alias"
-        name
-        "--n-gpu-layers"
-        (if onGpu then "99" else "0")
-        "--metrics"
-      ]
-      # Its context is that of all slots together.
-      ++ lib.optionals (model.context != null) [
-        "--ctx-size"
-        (toString (model.context * (if model.slots == null then 1 else model.slots)))
-      ]
-      ++ flag "--parallel" (if model.slots == null then 1 else model.slots)
-      ++ flag "--model-draft" model.draftModel
-      ++ flag "--mmproj" model.mmproj;
-      serviceConfig.Type = "exec";
-    };
+    llama-cpp =
+      name: model:
+      let
+        parallel = if model.slots == null then 1 else model.slots;
+      in
+      {
+        program = [ (lib.getExe' cfg.llamaCppPackage "llama-server") ];
+        flags = {
+          alias = name;
+          model = model.file;
+          n-gpu-layers = if onGpu then 99 else 0;
+          metrics = true;
+          # Its context is that of all slots together.
+          ctx-size = lib.mapNullable (context: context * parallel) model.context;
+          model-draft = model.draftModel;
+          inherit parallel;
+          inherit (model) mmproj;
+        };
+        serviceConfig.Type = "exec";
+      };
   };
 
   unit =
@@ -77,11 +65,7 @@ let
     let
       engine = engines.${cfg.backend} name model;
       folder = "orin-llm-server-${name}";
-      files = [
-        "file"
-      ]
-      ++ lib.optional (model.draftModel != null) "draftModel"
-      ++ lib.optional (model.mmproj != null) "mmproj";
+      files = lib.filter (file: model.${file} != null) (common.words "file draftModel mmproj");
     in
     {
       description = "Language model server of ${name} (${cfg.backend})";
@@ -120,15 +104,15 @@ let
             ]
           ) files;
           ExecStart = arguments (
-            [ engine.program ]
-            ++ engine.flags
-            ++ [
-              "--host"
-              cfg.host
-              "--port"
-              (toString model.port)
-            ]
-            ++ flag "--api-key-file" (if cfg.apiKeyFile == null then null else keys)
+            engine.program
+            ++ common.flags (
+              engine.flags
+              // {
+                inherit (cfg) host;
+                inherit (model) port;
+                api-key-file = lib.mapNullable (_: keys) cfg.apiKeyFile;
+              }
+            )
             ++ model.extraFlags
           );
           # The check before the start says in `systemctl status` what is wrong.
@@ -143,11 +127,7 @@ let
           # The file alone, wherever it lies: its folders need not be open to the server.
           BindReadOnlyPaths = map (file: "-${model.${file}}") files;
           ProtectHome = "tmpfs";
-          RestrictAddressFamilies = [
-            "AF_INET"
-            "AF_INET6"
-            "AF_UNIX"
-          ];
+          RestrictAddressFamilies = "AF_INET AF_INET6 AF_UNIX";
         }
         // lib.optionalAttrs loopback {
           IPAddressDeny = "any";
@@ -232,21 +212,9 @@ in
       "llama-cpp"
     ]) "orinllm" "llama-cpp" "What runs the models: this project's engine, or llama.cpp's server.";
 
-    package = lib.mkOption {
-      type = lib.types.package;
-      default = pkgs.tinygrad-orin;
-      defaultText = lib.literalExpression "pkgs.tinygrad-orin";
-      example = lib.literalExpression "pkgs.tinygrad-orin";
-      description = "The package with `orinllm`, for the backend of that name.";
-    };
+    package = lib.mkPackageOption pkgs "tinygrad-orin" { };
 
-    llamaCppPackage = lib.mkOption {
-      type = lib.types.package;
-      default = pkgs.llama-cpp-orin;
-      defaultText = lib.literalExpression "pkgs.llama-cpp-orin";
-      example = lib.literalExpression "pkgs.llama-cpp";
-      description = "The llama.cpp of the backend `llama-cpp`.";
-    };
+    llamaCppPackage = lib.mkPackageOption pkgs "llama-cpp-orin" { example = "llama-cpp"; };
 
     models = lib.mkOption {
       type = lib.types.attrsOf (lib.types.submodule modelOptions);

@@ -11,7 +11,12 @@ let
   cfg = config.orin.performance;
   powerMode = "${lib.getExe pkgs.python3} ${./power_mode.py}";
   mode = lib.escapeShellArg cfg.powerMode;
-  inherit (import ./common.nix { inherit lib config; }) check option switch;
+  inherit (import ./common.nix { inherit lib config; })
+    check
+    option
+    switch
+    words
+    ;
   # Without JetPack's NixOS module these options do not exist.
   jetpack = {
     som = "generic";
@@ -23,35 +28,14 @@ let
   # The modes that a module's files have, of all its sizes (nvpmodel_p3701_*.conf, nvpmodel_p3767_*.conf;
   # "Supported Modes and Power Efficiency" of the Jetson Linux 36.4 guide). null: not known.
   modes =
-    {
-      orin-agx = [
-        "MAXN"
-        "MODE_15W"
-        "MODE_30W"
-        "MODE_40W"
-        "MODE_50W"
-      ];
-      orin-nx = [
-        (if fast then "MAXN_SUPER" else "MAXN")
-        "10W"
-        "15W"
-        "20W"
-        "25W"
-      ]
-      ++ lib.optional fast "40W";
-      orin-nano = [
-        "7W"
-        "7W_AI"
-        "7W_CPU"
-        "10W"
-        "15W"
-      ]
-      ++ lib.optionals fast [
-        "25W"
-        "MAXN_SUPER"
-      ];
-    }
-    .${som} or null;
+    lib.mapNullable words
+      {
+        orin-agx = "MAXN MODE_15W MODE_30W MODE_40W MODE_50W";
+        orin-nx = if fast then "MAXN_SUPER 10W 15W 20W 25W 40W" else "MAXN 10W 15W 20W 25W";
+        orin-nano = "7W 7W_AI 7W_CPU 10W 15W" + lib.optionalString fast " 25W MAXN_SUPER";
+      }
+      .${som} or null;
+  governors = words "conservative ondemand performance powersave schedutil userspace";
   # With the newer releases an AGX has super modes too, whose names are not known here.
   known = if som == "orin-agx" && fast then null else modes;
 in
@@ -86,9 +70,9 @@ in
 
     lockClocks = switch true "Whether to pin the GPU, CPU and memory clocks to their maximum (`jetson_clocks`).";
 
-    cpuGovernor =
-      option (lib.types.nullOr lib.types.str) "performance" "schedutil"
-        "The CPU's frequency governor. null leaves the kernel's.";
+    cpuGovernor = option (lib.types.nullOr (
+      lib.types.enum governors
+    )) "performance" "schedutil" "The CPU's frequency governor. null leaves the kernel's.";
 
     zram = switch false ''
       Whether to swap into compressed memory. Off by default: the GPU shares this memory, what it
@@ -120,15 +104,6 @@ in
               if known == null then "a NAME of its nvpmodel.conf" else "one of ${lib.concatStringsSep ", " known}"
             }"
           )
-          (check.rule "orin.performance.cpuGovernor" cfg.cpuGovernor (lib.elem cfg.cpuGovernor [
-            null
-            "conservative"
-            "ondemand"
-            "performance"
-            "powersave"
-            "schedutil"
-            "userspace"
-          ]) ''Linux has none of this name; write "performance", "schedutil", or null for the kernel's'')
         ];
 
         boot.kernelParams = [ "transparent_hugepage=${cfg.transparentHugepages}" ];

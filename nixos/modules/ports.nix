@@ -1,30 +1,22 @@
 # Every port of our services, so that no two of them get the same one.
 { config, lib, ... }:
 let
-  inherit (import ./common.nix { inherit lib config; }) check option;
+  inherit (import ./common.nix { inherit lib config; }) check;
   cfg = config.orin.ports;
   options = lib.groupBy (option: toString cfg.${option}) (lib.attrNames cfg);
   twice = lib.filterAttrs (_: names: lib.length names > 1) options;
   # Services that share a port with ours by their defaults: the attribute that has it.
   neighbours = {
-    adguardhome = [ "port" ];
-    forgejo = [
-      "settings"
-      "server"
-      "HTTP_PORT"
-    ];
-    gitea = [
-      "settings"
-      "server"
-      "HTTP_PORT"
-    ];
-    llama-cpp = [ "port" ];
-    ollama = [ "port" ];
-    open-webui = [ "port" ];
+    adguardhome = "port";
+    forgejo = "settings.server.HTTP_PORT";
+    gitea = "settings.server.HTTP_PORT";
+    llama-cpp = "port";
+    ollama = "port";
+    open-webui = "port";
   };
+  portOf = name: lib.attrByPath (lib.splitString "." neighbours.${name}) null config.services.${name};
   taken = lib.filterAttrs (
-    name: path:
-    (config.services.${name}.enable or false) && lib.hasAttrByPath path config.services.${name}
+    name: _: (config.services.${name}.enable or false) && portOf name != null
   ) neighbours;
 in
 {
@@ -44,12 +36,7 @@ in
           ) config.services.openssh.ports
         )
       )
-      // lib.mapAttrs' (
-        name: path:
-        lib.nameValuePair "services.${name}.${lib.concatStringsSep "." path}" (
-          lib.getAttrFromPath path config.services.${name}
-        )
-      ) taken;
+      // lib.mapAttrs' (name: path: lib.nameValuePair "services.${name}.${path}" (portOf name)) taken;
     assertions = lib.mapAttrsToList (
       port: names:
       check.demand false ''

@@ -12,20 +12,12 @@ let
   llm = config.orin.llm-server or { enable = false; };
   llmKey = if llm.enable && llm.metrics then llm.metricsKeyFile else null;
 
-  inherit (import ./common.nix { inherit lib config; })
-    check
-    listening
-    option
-    switch
-    ;
+  common = import ./common.nix { inherit lib config; };
+  inherit (common) check listening;
+  inherit (common) option switch;
   inherit (listening) loopback;
   # Names of jobs that are ours.
-  taken = [
-    "jetson"
-    "jetson-debugfs"
-    "node"
-    "prometheus"
-  ];
+  taken = common.words "jetson jetson-debugfs node prometheus";
 in
 {
   imports = [ ./ports.nix ];

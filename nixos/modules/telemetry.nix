@@ -8,13 +8,9 @@
 }:
 let
   cfg = config.orin.telemetry;
-  inherit (import ./common.nix { inherit lib config; })
-    check
-    listening
-    option
-    paths
-    switch
-    ;
+  common = import ./common.nix { inherit lib config; };
+  inherit (common) check listening paths;
+  inherit (common) option switch;
 in
 {
   imports = [

@@ -28,12 +28,8 @@ in
   options.orin.tinygrad = {
     enable = lib.mkEnableOption "tinygrad with the Jetson Orin patch series";
 
-    package = lib.mkOption {
-      type = lib.types.package;
-      default = pkgs.python3Packages.tinygrad;
-      defaultText = lib.literalExpression "pkgs.python3Packages.tinygrad";
-      example = lib.literalExpression "pkgs.python3Packages.tinygrad.override { cudaSupport = false; }";
-      description = "The tinygrad that `python3` imports.";
+    package = lib.mkPackageOption pkgs [ "python3Packages" "tinygrad" ] {
+      example = "python3Packages.tinygrad.override { cudaSupport = false; }";
     };
 
     extraPythonPackages = lib.mkOption {

@@ -9,14 +9,9 @@ let
   cfg = config.orin.upgrade;
   inherit (import ./common.nix { inherit lib config; }) check option switch;
   # Of our units, those that this host has.
-  ours = [
-    "orin-gpu"
-    "orin-performance-readback"
-    "jetson-exporter"
-    "prometheus"
-    "grafana"
-  ]
-  ++ map (name: "orin-llm-server-${name}") (lib.attrNames (config.orin.llm-server.models or { }));
+  ours =
+    lib.splitString " " "orin-gpu orin-performance-readback jetson-exporter prometheus grafana"
+    ++ map (name: "orin-llm-server-${name}") (lib.attrNames (config.orin.llm-server.models or { }));
   llm = config.orin.llm-server or { enable = false; };
   slowest = if llm.enable then llm.startTimeout else 0;
   folder = lib.fileset.toSource {
@@ -124,12 +119,7 @@ in
       )
       (check.rule "orin.upgrade.units" cfg.units
         (
-          lib.intersectLists cfg.units [
-            "nixos-upgrade.service"
-            "orin-restart.service"
-            "orin-upgrade-check.service"
-            "orin-upgrade-deadline.service"
-          ] == [ ]
+          !lib.any (check.matches "(nixos-upgrade|orin-(restart|upgrade-check|upgrade-deadline))\\.service") cfg.units
         )
         "the check cannot wait for itself, for what started it, or for what restarts a board; leave these out"
       )

@@ -56,6 +56,7 @@ let
     lib.hasInfix "--autologin root" (
       toString config.systemd.services."serial-getty@ttyTCU0".serviceConfig.ExecStart or ""
     );
+  said = words: toString (lib.sort lib.lessThan words);
   # What the stranger wrote, and what it became.
   kept = {
     "networking.firewall.enable" = !attic.networking.firewall.enable;
@@ -76,18 +77,10 @@ let
     "services.prometheus.globalConfig.external_labels" =
       attic.services.prometheus.globalConfig.external_labels.host == "attic-rack-2";
     "services.prometheus.scrapeConfigs" =
-      lib.sort lib.lessThan (map (job: job.job_name) attic.services.prometheus.scrapeConfigs) == [
-        "jetson"
-        "llm-main"
-        "node"
-        "prometheus"
-        "router"
-      ];
+      said (map (job: job.job_name) attic.services.prometheus.scrapeConfigs)
+      == "jetson llm-main node prometheus router";
     "services.prometheus.exporters.node.enabledCollectors" =
-      lib.sort lib.lessThan attic.services.prometheus.exporters.node.enabledCollectors == [
-        "processes"
-        "systemd"
-      ];
+      said attic.services.prometheus.exporters.node.enabledCollectors == "processes systemd";
     # On the loopback alone, with no port for others of its kind.
     "services.prometheus.alertmanager" =
       let
@@ -103,14 +96,9 @@ let
     # Root's without a password on the serial console, where that is asked for, and nowhere else.
     "orin.host.rescueLogin" = rescue attic && !alone.host.orin.host.rescueLogin;
     "orin.upgrade.units" =
-      attic.orin.upgrade.units == [
-        "orin-gpu.service"
-        "orin-performance-readback.service"
-        "jetson-exporter.service"
-        "prometheus.service"
-        "grafana.service"
-        "orin-llm-server-main.service"
-      ];
+      said attic.orin.upgrade.units
+      == "grafana.service jetson-exporter.service orin-gpu.service orin-llm-server-main.service "
+      + "orin-performance-readback.service prometheus.service";
     "services.restic.backups.orin" =
       lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db" attic.services.restic.backups.orin.backupPrepareCommand;
     "systemd.sockets.harmonia" =
@@ -122,35 +110,18 @@ let
       );
     # Ours follow: Grafana asks the stranger's Prometheus.
     "services.grafana.provision" =
-      map (source: [
-        source.name
-        source.url
-        source.isDefault
-      ]) attic.services.grafana.provision.datasources.settings.datasources == [
-        [
-          "Prometheus"
-          "http://10.0.0.5:9999"
-          false
-        ]
-        [
-          "Loki"
-          "http://loki:3100"
-          true
-        ]
-      ];
+      said (
+        map (
+          source: "${source.url} ${lib.boolToString source.isDefault}"
+        ) attic.services.grafana.provision.datasources.settings.datasources
+      ) == "http://10.0.0.5:9999 false http://loki:3100 true";
     # And Prometheus finds what listens where the stranger, or our option, says.
     "services.prometheus.scrapeConfigs.*.targets" =
-      lib.sort lib.lessThan (
+      said (
         lib.concatMap (
           job: lib.concatMap (target: target.targets) job.static_configs
         ) attic.services.prometheus.scrapeConfigs
-      ) == [
-        "10.0.0.5:9999"
-        "127.0.0.1:8000"
-        "127.0.0.1:9111"
-        "[fd00::5]:9401"
-        "router:9100"
-      ];
+      ) == "10.0.0.5:9999 127.0.0.1:8000 127.0.0.1:9111 [fd00::5]:9401 router:9100";
   };
 
   # A module that nobody has switched on says nothing, and needs no other module of ours and no overlay.

@@ -46,6 +46,7 @@ SCRIPTS = (
     "backupPrepareCommand",
     "nixos-upgrade-start",
     "orin-cache-key-start",
+    "orin-grafana-secrets-start",
     "boot-loader",
     "restic-backups-orin-post-stop",
     "restic-backups-orin-pre-start",
@@ -80,6 +81,7 @@ in {
     nixos-upgrade-start = services.nixos-upgrade.script;
     boot-loader = config.boot.loader.systemd-boot.extraInstallCommands;
     orin-cache-key-start = services.orin-cache-key.script;
+    orin-grafana-secrets-start = services.orin-grafana-secrets.script;
     restic-backups-orin-post-stop = services.restic-backups-orin.postStop;
     restic-backups-orin-pre-start = services.restic-backups-orin.preStart;
     staticPaths = builtins.concatStringsSep "\n" backup.paths + "\n";

@@ -100,13 +100,13 @@ def test_a_wrong_key_is_refused(boards: Boards) -> None:
 
 
 def test_no_request_that_has_not_begun_is_lost_and_one_that_has_says_so(boards: Boards) -> None:
-    with ask(400, stream=True) as stream:
+    with ask(1500, stream=True) as stream:
         begun = stream.readline()
         assert begun.startswith(b"data: {")
         busy = next(name for name, port in SERVERS.items() if running(port))
         with ThreadPoolExecutor(4) as pool:
             waiting = [pool.submit(lambda: ask(4).status) for _ in range(12)]
-            threading.Timer(1.0, boards.processes[busy].kill).start()
+            threading.Timer(0.3, boards.processes[busy].kill).start()
             assert [each.result() for each in waiting] == [200] * 12
         try:
             rest = stream.read()

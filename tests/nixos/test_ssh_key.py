@@ -1,4 +1,4 @@
-"""A key is refused where `ssh-keygen -lf` refuses it: by the evaluation, or when a host is built."""
+"""A key is refused where `ssh-keygen -lf` refuses it: when evaluated, or when a host is built."""
 
 import json
 import os

@@ -64,9 +64,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     late = texts[exporter].replace("127.0.0.1:9401", f"{ADDRESS}:9401")
     texts[LATE] = late.replace("RestartSec=5", "RestartSec=100ms").partition("[Install]")[0]
     texts[READBACK] = texts[READBACK].replace(" check ", " check --root /srv/board ")
-    machine = Machine(folder, texts, PROGRAMS, {})
-    for program in ("power_mode.py", "make_secrets.py"):
-        machine.write(f"/nix/store/{program}", (MODULES / program).read_text())
+    script = "orin-grafana-secrets-start"
+    machine = Machine(
+        folder, texts, PROGRAMS | {script: f"set -e\n{recorded()[f'{script}.sh']}"}, {}
+    )
+    machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
     machine.write("/nix/store/prometheus.yml-checkconfig-checked", json.dumps(prometheus))
     # However slow this machine is, a unit without limits of its own starts three times.
     limits = "[Manager]\nDefaultStartLimitIntervalSec=1h\nDefaultStartLimitBurst=3\n"
