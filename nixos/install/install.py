@@ -35,10 +35,10 @@ BEGUN = ".orin-install"
 CONNECTIONS = Path("etc/NetworkManager/system-connections")
 #: What a host of systemd-networkd has instead: NixOS' networking.wireless reads it.
 SUPPLICANT = Path("etc/wpa_supplicant/imperative.conf")
-#: wpa_supplicant's lines for the security that NetworkManager names; SAE (WPA3) demands protected
-#: management frames, and a password of WPA2 may be one of WPA3 too.
+#: wpa_supplicant's lines for the security that NetworkManager names, which means WEP by "none"; SAE
+#: (WPA3) demands protected management frames, and a password of WPA2 may be one of WPA3 too.
 SECURITY = {
-    "none": "key_mgmt=NONE",
+    "": "key_mgmt=NONE",
     "wpa-psk": "key_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n  ieee80211w=1",
     "sae": "key_mgmt=SAE\n  ieee80211w=2",
 }
@@ -246,40 +246,48 @@ def supplicant_network(keyfile: str) -> str | None:
     # NetworkManager leaves out what it cannot read, too.
     with contextlib.suppress(configparser.Error):
         read.read_string(keyfile)
-    if not read.has_option("wifi", "ssid"):
-        return None
     # GKeyFile's escapes; a name that is no text is numbers, each with a semicolon.
     escapes = {"s": " ", "t": "\t", "n": "\n", "r": "\r"}
 
-    def plain(text: str) -> str:
+    def plain(section: str, key: str) -> str:
+        text = read.get(section, key, fallback="")
         return re.sub(r"\\(.)", lambda hit: escapes.get(hit[1], hit[1]), text)
 
-    ssid = read["wifi"]["ssid"]
-    is_bytes = re.fullmatch(r"(\d{1,3};)+", ssid)
-    name = bytes(map(int, ssid.split(";")[:-1])) if is_bytes else plain(ssid).encode()
-    security = SECURITY.get(read.get("wifi-security", "key-mgmt", fallback="none"))
-    password = plain(read.get("wifi-security", "psk", fallback=""))
-    if security is None or (password == "") != (security == SECURITY["none"]):
+    name = plain("wifi", "ssid").encode()
+    if re.fullmatch(rb"(\d{1,3};)+", name):
+        numbers = [int(number) for number in name.split(b";")[:-1]]
+        name = bytes(numbers) if max(numbers) < 256 else b""
+    security = SECURITY.get(plain("wifi-security", "key-mgmt"))
+    password = plain("wifi-security", "psk")
+    is_key = re.fullmatch("[0-9a-fA-F]{64}", password)
+    # One line that wpa_supplicant does not take, and it takes none of the file.
+    is_phrase = 8 <= len(password.encode()) < 64 and password.isprintable()
+    fits = is_key or is_phrase if security != SECURITY[""] else not password
+    if not 0 < len(name) <= 32 or security is None or not fits:
         return None
     lines = [f"ssid={name.hex()}", security]
     if password:
-        is_key = re.fullmatch("[0-9a-fA-F]{64}", password)
         lines.append(f"psk={password}" if is_key else f'psk="{password}"')
-    if read.get("wifi", "hidden", fallback="false") == "true":
+    if plain("wifi", "hidden") == "true":
         lines.append("scan_ssid=1")
     return "network={\n  " + "\n  ".join(lines) + "\n}\n"
+
+
+def connections(root: Path) -> list[Path]:
+    """The files of networks that the installer was told of."""
+    return sorted(path for path in (root / CONNECTIONS).glob("*") if path.is_file())
 
 
 def write_supplicant(root: Path, mount: Path) -> None:
     """Keep the installer's Wi-Fi for a host of systemd-networkd; says which cannot be kept."""
     networks = []
-    for path in sorted((root / CONNECTIONS).glob("*")):
+    for path in connections(root):
         keyfile = path.read_text(errors="replace")
         network = supplicant_network(keyfile)
         if network is not None:
             networks.append(network)
         elif "[wifi]" in keyfile:
-            print(f"orin-install: Wi-Fi {path.stem} has no plain password: it is not kept")
+            print(f"orin-install: Wi-Fi {path.stem} is none that wpa_supplicant takes: it is not kept")
     if networks:
         target = mount / SUPPLICANT
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -289,12 +297,11 @@ def write_supplicant(root: Path, mount: Path) -> None:
 
 def copy_connections(root: Path, mount: Path) -> None:
     """Keep the networks that the installer was told of: Wi-Fi above all, its password with it."""
-    source, target = root / CONNECTIONS, mount / CONNECTIONS
-    if source.is_dir() and any(source.iterdir()):
-        shutil.copytree(source, target, dirs_exist_ok=True)
-        target.chmod(0o700)
-        for path in target.iterdir():
-            path.chmod(0o600)
+    (mount / CONNECTIONS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in connections(root):
+        target = mount / CONNECTIONS / path.name
+        target.touch(mode=0o600)
+        shutil.copyfile(path, target)
 
 
 def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
@@ -402,7 +409,8 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
                 start(disk, options)
         if code := watch():
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)
-    except EOFError:
+    except (EOFError, KeyboardInterrupt, UnicodeDecodeError):
+        # The third: noise on a serial line.
         print("\norin-install: nobody answered: nothing was written", file=sys.stderr)
         sys.exit(2)
     except InstallError as error:

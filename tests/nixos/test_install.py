@@ -112,10 +112,25 @@ def test_one_yes_and_the_rest_needs_nobody(
     assert not (root / "mnt/.orin-install").exists()
 
 
+#: Names and passwords that are none.
+SPOILED = (
+    "ssid=",
+    "ssid=300;",
+    f"ssid={'s' * 33}",
+    "ssid=s\n[wifi-security]\nkey-mgmt=wpa-psk\npsk=1234567",
+    f"ssid=s\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={'p' * 64}",
+    "ssid=s\n[wifi-security]\nkey-mgmt=wpa-psk\npsk=12345678\\nnetwork={",
+    "ssid=s\n[wifi-security]\nkey-mgmt=none\nwep-key0=abcde",
+)
+
+
 @pytest.mark.parametrize(
     ("keyfile", "lines"),
     [
-        ('ssid=Caf\u00e9\n[wifi-security]\nkey-mgmt=wpa-psk\npsk=a\\\\b;"c%\n', ['psk="a\\b;"c%"']),
+        (
+            'ssid=Caf\u00e9\n[wifi-security]\nkey-mgmt=wpa-psk\npsk=a\\\\b;"c%12\n',
+            ['psk="a\\b;"c%12"'],
+        ),
         (
             "ssid=67;97;102;195;169;\n[wifi-security]\nkey-mgmt=sae\npsk=12345678\n",
             ["ieee80211w=2"],
@@ -139,6 +154,11 @@ def test_a_host_of_networkd_keeps_the_wifi(job: Path, keyfile: str, lines: list[
     asked = "[wifi]\nssid=a\n[wifi-security]\nkey-mgmt=sae\npsk-flags=2\n"
     (told / "asked.nmconnection").write_text(asked)
     (told / "wire.nmconnection").write_text("[ethernet]\n")
+    # One of these in its file, and wpa_supplicant takes none of it; WEP is no open network.
+    for n, spoiled in enumerate(SPOILED):
+        (told / f"spoiled{n}.nmconnection").write_text(f"[wifi]\n{spoiled}\n")
+    (told / "folder").mkdir()
+    (told / "nowhere").symlink_to("/nowhere")
     (told / "noise.nmconnection").write_bytes(b"\xff[wifi")
     disk = install.choose_disk(install.disks(root), None)
     install.install(install.Job(**given), disk, root)
@@ -168,6 +188,35 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(
     both = board(job / "both", nvme0n1=10**12, mmcblk0=10**11)
     assert "/dev/mmcblk0p2 has the label nixos too" in refusal(capsys, both, "--yes")
     assert not (job / "word").exists()
+
+
+@pytest.mark.parametrize("stop", [EOFError, KeyboardInterrupt, "noise"])
+def test_who_does_not_answer_has_agreed_to_nothing(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: object
+) -> None:
+    """A closed line, Ctrl-C, and a serial line's noise."""
+
+    def answer(_: str) -> str:
+        if isinstance(stop, str):
+            return b"\xff".decode()
+        raise stop  # type: ignore[misc]
+
+    monkeypatch.setattr("builtins.input", answer)
+    root = board(job / "root", nvme0n1=10**12)
+    assert "nobody answered: nothing was written" in refusal(capsys, root)
+    assert not (job / "word").exists()
+
+
+def test_networks_are_kept_whatever_lies_beside_them(job: Path) -> None:
+    """A folder and a link to nowhere, which a copy of the whole stopped at."""
+    source = job / "root" / install.CONNECTIONS
+    (source / "folder").mkdir(parents=True)
+    (source / "nowhere").symlink_to("/nowhere")
+    (source / "attic").write_text("[wifi]\n")
+    install.copy_connections(job / "root", job / "mnt")
+    (kept,) = (job / "mnt" / install.CONNECTIONS).iterdir()
+    assert kept.read_text() == "[wifi]\n" and kept.stat().st_mode & 0o777 == 0o600
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(
