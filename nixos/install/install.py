@@ -287,7 +287,7 @@ def write_supplicant(root: Path, mount: Path) -> None:
         if network is not None:
             networks.append(network)
         elif "[wifi]" in keyfile:
-            print(f"orin-install: Wi-Fi {path.stem} is none that wpa_supplicant takes: it is not kept")
+            print(f"orin-install: Wi-Fi {path.stem} is not kept: wpa_supplicant would not take it")
     if networks:
         target = mount / SUPPLICANT
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
