@@ -396,7 +396,7 @@ def write_records(records: Sequence[Record], options: RunOptions) -> None:
         raise BenchError(f"standard output: cannot be written: {error.strerror}") from None
     # A run that was interrupted before its first sample says nothing.
     if not options.no_history and any(record.samples_ts or record.error for record in records):
-        keep(records, options.history or history_path())
+        keep_in_history(records, options.history or history_path())
     if options.output_err:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(_rendered(records, options.output_err, options))
     if options.report:
@@ -410,7 +410,7 @@ def _rendered(records: Sequence[Record], form: str, options: RunOptions) -> str:
     return render_md(records, options.verbose) if form == "md" else RENDERERS[form](records)
 
 
-def keep(records: Sequence[Record], path: Path) -> None:
+def keep_in_history(records: Sequence[Record], path: Path) -> None:
     """Keep a run in the history, and say as which one; what goes wrong is a line."""
     words = shlex.join(["orinbench", *sys.argv[1:]])
     try:

@@ -177,7 +177,7 @@ class Process:
 Part = TypeVar("Part", Memory, Clock)
 
 
-def filled(one: Part, other: Part) -> Part:
+def filled_from_other(one: Part, other: Part) -> Part:
     """One of two sources' values, with the other's where it has none."""
     pairs = ((getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
     return type(one)(*(theirs if mine is None else mine for mine, theirs in pairs))
@@ -208,12 +208,14 @@ class Readings:
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if isinstance(mine, Memory) and isinstance(theirs, Memory):
-                merged[field.name] = filled(mine, theirs)
+                merged[field.name] = filled_from_other(mine, theirs)
             elif field.name == "engines":
                 # What everybody may read of an engine, and what root adds.
                 engines = {engine.name: engine for engine in mine}
                 for engine in theirs:
-                    engines[engine.name] = filled(engines.get(engine.name, engine), engine)
+                    engines[engine.name] = filled_from_other(
+                        engines.get(engine.name, engine), engine
+                    )
                 merged[field.name] = tuple(engines.values())
             else:
                 merged[field.name] = mine + theirs if isinstance(mine, tuple) else mine or theirs

@@ -176,7 +176,7 @@ def screen(readings: Readings, before: tuple[Core, ...], watts: float) -> Group:
     return Group(title, *(piece for part in shown for piece in (Text(), part)))
 
 
-class Window:
+class ScrolledScreen:
     """As many lines of a picture as the terminal has, from `first` on; the last one says more."""
 
     def __init__(self, picture: Group) -> None:
@@ -264,7 +264,7 @@ def show(board: Board, interval: float, console: Console) -> None:
                     live.refresh()
 
         pictures = screens(board, interval, wait)
-        window = Window(next(pictures))
+        window = ScrolledScreen(next(pictures))
         with Live(window, console=console, screen=True, auto_refresh=False) as live:
             try:
                 for window.picture in pictures:

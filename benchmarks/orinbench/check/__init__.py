@@ -30,7 +30,7 @@ from orinbench.check.arithmetic import (
 from orinbench.check.greedy import Engine, Generation, Say, context_of, quiet
 from orinbench.check.judgement import Verdict, judge
 from orinbench.check.layers import LayerJudge
-from orinbench.check.nonfinite import fault_of, fault_of_weights, origin, require_layers
+from orinbench.check.nonfinite import fault_of, fault_of_weights, first_nonfinite, require_layers
 from orinbench.check.reference import Reference
 from orinbench.check.ties import gaps_of, settle
 from orinbench.errors import BenchError, CheckFailed
@@ -109,7 +109,7 @@ def run_check(
         layers.add(text, generation, np.array([*_BORDER, *end]))
     generations = generations[: len(prompts)]
     if not all(np.isfinite(rows).all() for rows in wanted):
-        fault = f"the reference's logits are not finite; {origin(model)}"
+        fault = f"the reference's logits are not finite; {first_nonfinite(model)}"
         return broken(candidate, generations, fault)
     if not np.concatenate(wanted).std(axis=-1).all():
         fault = "the reference's logits have no spread: the model says nothing"

@@ -34,15 +34,15 @@ def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
         if broken.any() or np.isnan(logits).all():
             count = int(broken.sum()) or logits.size
             said = f"{count} of {logits.size} logits are not finite"
-            return f"{said}; {origin(model, generation)}"
+            return f"{said}; {first_nonfinite(model, generation)}"
         for token in generation.tokens:
             if not 0 <= token < model.vocab_size:
                 said = f"token {token} is not among the model's {model.vocab_size}"
-                return f"{said}; {origin(model, generation)}"
+                return f"{said}; {first_nonfinite(model, generation)}"
     return None
 
 
-def origin(model: ModelInfo, generation: Generation | None = None) -> str:
+def first_nonfinite(model: ModelInfo, generation: Generation | None = None) -> str:
     """Say in which tensor and layer numbers that are not finite begin."""
     if fault := fault_of_weights(model):
         return fault

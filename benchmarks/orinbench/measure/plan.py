@@ -348,7 +348,7 @@ def key_type(settings: Mapping[str, object]) -> str:
     return next((name for name in KEY_TYPES if given == {name}), KEY_TYPES[0])
 
 
-def order(plan: Plan) -> Iterator[Step]:
+def planned_repetitions(plan: Plan) -> Iterator[Step]:
     """Yield every repetition: in each round each case of each lane once, shuffled by the seed.
 
     Rounds make pairs of backends comparable (they saw the same minute of the machine); shuffling

@@ -36,7 +36,7 @@ from orinbench.measure.board import (
 from orinbench.measure.clocks import GpuInUse, read_clocks
 from orinbench.measure.environment import read_environment
 from orinbench.measure.journal import Journal
-from orinbench.measure.plan import Plan, order
+from orinbench.measure.plan import Plan, planned_repetitions
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo
 from orinbench.progress import Messages
@@ -209,7 +209,7 @@ class Runner:
     def _measure(self) -> None:
         self._fit()
         process = 0
-        for step in order(self.plan):
+        for step in planned_repetitions(self.plan):
             lane, backend = self._lanes[step.lane]
             row = lane.rows[step.case]
             if row.left_out is not None:

@@ -229,7 +229,9 @@ def _heroes(runs: Runs) -> list[Hero]:
             lines.append(f"{record.roofline_percent:.0f} % of the roofline")
         figure = _first_text if _is_first_text(record) else _throughput
         unit = "ms" if _is_first_text(record) else record.unit
-        heroes.append(Hero(short(figure(record) or 0.0), unit, qualified_test(record), lines))
+        heroes.append(
+            Hero(short_number(figure(record) or 0.0), unit, qualified_test(record), lines)
+        )
     return heroes
 
 
@@ -369,7 +371,7 @@ def _bars(
                 qualified_test(record) if alone else runs.series(record),
                 runs.series(record),
                 min(100.0, 100 * figure / most),
-                short(figure),
+                short_number(figure),
                 100 * end[0] / most if end else None,
                 100 * end[1] / most if end else None,
             )
@@ -429,7 +431,7 @@ def _over_the_run(
     yield Section(key, title, lead, table, panels=panels)
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """Return a number as a person reads it: three figures, thousands as k, M, G."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= factor:

@@ -19,7 +19,7 @@ from orinllm.batching.checkpoints import Checkpoints, StateSlots
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 
-class Place(list[int]):
+class SequencePlace(list[int]):
     """A sequence's pages in their order, and the slot where its recurrent states are."""
 
     slot = 0
@@ -35,7 +35,7 @@ class Lease:
     started is done. last: a token that ended the text, which is no part of it.
     """
 
-    pages: Place
+    pages: SequencePlace
     cached: int
     ids: Sequence[int] = ()
     done: int = 0
@@ -131,7 +131,7 @@ class PagedStore:
 
     def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """See `Store`."""
-        lease = Lease(Place(), 0)
+        lease = Lease(SequencePlace(), 0)
         for name in _names(ids, (len(ids) - 1) // PAGE) if reuse else ():
             if (page := self._page_of.get(name)) is None:
                 break
@@ -313,7 +313,7 @@ class SlotStore:
             self._checkpoints.pin(checkpoint)
         self._asked[slot] = len(ids) - 1
         first = slot * self._each
-        pages = Place(range(first, first + self._each))
+        pages = SequencePlace(range(first, first + self._each))
         pages.slot = slot
         return Lease(pages, cached, ids, cached, resumes=checkpoint, started=cached)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orinllm.batching.cache import Place
+from orinllm.batching.cache import SequencePlace
 from orinllm.batching.runner import Drawn, Floats, Row, draw
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import (
@@ -184,7 +184,7 @@ class _At(NamedTuple):
 
 
 def _at(pages: Sequence[int]) -> _At:
-    return _At(tuple(pages), pages.slot if isinstance(pages, Place) else 0)
+    return _At(tuple(pages), pages.slot if isinstance(pages, SequencePlace) else 0)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def run(
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
     opened = opening(source.device)
-    from orinllm.command.forms import form_of, thinking_of
+    from orinllm.command.answer_form import form_of, thinking_of
     from orinllm.text.answer import Delta
     from orinllm.text.conversation import Conversation
 
@@ -228,7 +228,7 @@ def chat(
     _speculate(loaded, lookup, draft)
     if loaded.template is None:
         raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
-    from orinllm.command.forms import thinking_of
+    from orinllm.command.answer_form import thinking_of
 
     told = thinking_of(loaded.template, thinking)
     conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)

@@ -28,7 +28,7 @@ class Recurrent(ctypes.Structure):
     )  # fmt: skip
 
 
-class Values(Protocol):
+class ProgramMemory(Protocol):
     """The memory of a program, and its file."""
 
     def value(self, name: str) -> int:
@@ -44,7 +44,9 @@ class Values(Protocol):
         ...
 
 
-def lower(operation: Recurrence, prefix: str, memory: Values, widths: dict[str, int]) -> Recurrent:
+def lower(
+    operation: Recurrence, prefix: str, memory: ProgramMemory, widths: dict[str, int]
+) -> Recurrent:
     """Return an operation of a layer, but for its states. `widths`: of values, in elements."""
 
     def held(name: str, transposed: bool = False) -> int:

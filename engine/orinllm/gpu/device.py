@@ -435,7 +435,7 @@ class Target:
     multiprocessors: int
 
 
-def stand_in() -> str:
+def null_device() -> str:
     """Return the device NULL, for which launches are listed: as on an Orin, where none was named.
 
     Their buffers are of no memory.

@@ -12,7 +12,7 @@ from tinygrad.dtype import DType
 
 from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import compile_all, stand_in, unsupported
+from orinllm.gpu.device import compile_all, null_device, unsupported
 from orinllm.gpu.kernels.buffers import Weight, round_up
 from orinllm.gpu.kernels.encoder import Columns
 from orinllm.gpu.kernels.gemm import COLUMN_STEP, tiles_of
@@ -152,7 +152,7 @@ class Footprint:
 
 def footprint(gguf: GGUF, encoder: Encoder, most: int) -> Footprint:
     """Return what an encoder takes for tiles of up to `most` rows."""
-    weights, grid = PictureWeights(gguf, stand_in(), empty=True), _grid(encoder, most)
+    weights, grid = PictureWeights(gguf, null_device(), empty=True), _grid(encoder, most)
     room = PictureBuffers(weights.device, grid[0] * grid[1])
     launches = _list_of(encoder, weights, room, grid).launches
     bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}

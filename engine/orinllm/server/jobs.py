@@ -8,10 +8,10 @@ from typing import Any
 from orinllm.batching.scheduler import ClosedError, QueueFullError
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.errors import BadInput
+from orinllm.server.answer_forms import Form, chat_form, constraint, form_of_shape
 from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
-from orinllm.server.forms import Form, chat_form, constraint, form_of_shape
 from orinllm.server.pictures import fetched
 from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
 from orinllm.server.protocols.tokens import TokenizeRequest

@@ -16,7 +16,7 @@ from orinllm.server.protocols.answers import Answer
 from orinllm.server.protocols.common import ChatRequest, Common
 from orinllm.server.protocols.embeddings import EmbeddingRequest, Embeddings
 from orinllm.server.protocols.messages import MessagesAnswer, read_count, read_message
-from orinllm.server.protocols.rerank import ranked, read_rerank
+from orinllm.server.protocols.rerank import read_rerank, rerank_answer
 from orinllm.server.protocols.responses import ResponsesAnswer, read_response
 from orinllm.server.web.bodies import client, read
 
@@ -46,7 +46,7 @@ class OtherApis:
         """Answer POST /v1/rerank, and its other versions: Cohere's /v2, vLLM's without one."""
         asked = await read(request, read_rerank, self._api.notes())
         found = await self._embedded(request, asked.embeddings)
-        return self._api.reply(ranked(asked, found), asked.embeddings.notes)
+        return self._api.reply(rerank_answer(asked, found), asked.embeddings.notes)
 
     async def _embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
         engine = self._api.engine_of(asked.model)
@@ -68,7 +68,7 @@ class OtherApis:
     async def _ollama(self, request: Request, asked: ChatRequest, chat: bool) -> Response:
         if not any(message["role"] != "system" for message in asked.messages):
             self._api.engine_of(asked.common.model)
-            return self._api.reply(ollama.loaded(self._api.name, chat), asked.common.notes)
+            return self._api.reply(ollama.loaded_answer(self._api.name, chat), asked.common.notes)
         return await self._api.run_chat(request, asked, _chatted if chat else _generated)
 
     async def ollama_embed(self, request: Request) -> Response:

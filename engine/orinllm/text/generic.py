@@ -1,7 +1,7 @@
 """Tools for models whose template takes none: a short system text, and calls in plain JSON.
 
 The model's call is a JSON object with a name and arguments, which a grammar holds it to
-(`orinllm.server.forms`). Calls and results of the past become text, too.
+(`orinllm.server.answer_forms`). Calls and results of the past become text, too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..memory import MmuFault
 from .compile import Code
 from .floats import Value
-from .native.hot import put_back, start
+from .native.hot import put_back, start_compiled
 from .ops_mem import source
 from .ops_warp import ballot
 from .run import Front, Run
@@ -244,7 +244,7 @@ class Launch:
             for first in range(0, total, per):
                 last = min(first + per, total)
                 ids = np.arange(first, last) if order is None else order[first:last]
-                ready = start(self, ids, threads)
+                ready = start_compiled(self, ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
                 if ready is None:
                     self._run(Run(self, self.chunk(ids, threads), rng), {0: None})

@@ -14,8 +14,8 @@ from orinbench.measure.plan import (
     check_backend_name,
     make_lanes,
     make_tests,
-    order,
     parse_settings,
+    planned_repetitions,
 )
 
 MODEL = Path("m.gguf")
@@ -134,8 +134,8 @@ def test_each_round_has_each_case_once_in_a_shuffled_order(
         for i, count in enumerate(cases)
     )
     plan = Plan(lanes, repetitions, seed)
-    steps = list(order(plan))
-    assert steps == list(order(plan))
+    steps = list(planned_repetitions(plan))
+    assert steps == list(planned_repetitions(plan))
     assert len(set(steps)) == len(steps) == repetitions * sum(cases)
     assert [step.round for step in steps] == sorted(step.round for step in steps)
     assert set(Counter((step.lane, step.case) for step in steps).values()) == {repetitions}
@@ -143,8 +143,10 @@ def test_each_round_has_each_case_once_in_a_shuffled_order(
 
 def test_another_seed_gives_another_order() -> None:
     lane = Lane("llama.cpp", tuple(Case(n, 0, 0) for n in range(1, 9)), MODEL)
-    assert list(order(Plan((lane,), 3, 0))) != list(order(Plan((lane,), 3, 1)))
-    rounds = [step.case for step in order(Plan((lane,), 2, 0))]
+    assert list(planned_repetitions(Plan((lane,), 3, 0))) != list(
+        planned_repetitions(Plan((lane,), 3, 1))
+    )
+    rounds = [step.case for step in planned_repetitions(Plan((lane,), 2, 0))]
     assert rounds[:8] != rounds[8:]
 
 

@@ -13,7 +13,7 @@ from orinbench.judge.identity import case_key
 from orinbench.judge.load import completed, load_records
 from orinbench.judge.schema import Plain, Record
 from orinbench.judge.verdict import Noise, compare_saved
-from orinbench.show.page import Runs, render, render_runs, short
+from orinbench.show.page import Runs, render, render_runs, short_number
 from orinbench.show.timeline import Panel, read_panels
 
 DATA = Path(__file__).parents[1] / "judge/history/data"
@@ -233,7 +233,7 @@ def test_other_benchmarks_are_read_by_their_fields(plain_records: list[Record]) 
 
 def test_numbers_are_short() -> None:
     numbers = (0.0123456, 1.5, 999.4, 1562.07, 57884.5, 3.2e6, 4.5e9)
-    assert [short(number) for number in numbers] == [
+    assert [short_number(number) for number in numbers] == [
         *("0.0123", "1.5", "999", "1562", "57.9 k", "3.2 M", "4.5 G")
     ]  # fmt: skip
 

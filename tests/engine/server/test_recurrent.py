@@ -11,7 +11,7 @@ import pytest
 from tests.engine.server.test_scheduler import VOCABULARY
 from tests.engine.server.toy import ToyRunner, toy_logits
 
-from orinllm.batching.cache import PagedStore, Place
+from orinllm.batching.cache import PagedStore, SequencePlace
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Drawn, Logprobs, Row
 from orinllm.batching.scheduler import Scheduler
@@ -34,7 +34,7 @@ class RecurrentToy(ToyRunner):
         self.preemptions = self.resumed = 0
 
     def _put(self, pages: PySequence[int], tokens: PySequence[int], start: int) -> list[int]:
-        assert isinstance(pages, Place)
+        assert isinstance(pages, SequencePlace)
         before = self.state[pages.slot] if start else []
         self.state[pages.slot] = [*before, *tokens]
         return self.state[pages.slot]
@@ -44,11 +44,11 @@ class RecurrentToy(ToyRunner):
         self._put(pages, tokens[start:end], start)
 
     def keep(self, pages: PySequence[int], checkpoint: int) -> None:
-        assert isinstance(pages, Place)
+        assert isinstance(pages, SequencePlace)
         self.copies[checkpoint] = list(self.state[pages.slot])
 
     def resume(self, pages: PySequence[int], checkpoint: int) -> None:
-        assert isinstance(pages, Place)
+        assert isinstance(pages, SequencePlace)
         self.state[pages.slot] = list(self.copies[checkpoint])
         self.resumed += 1
 

@@ -45,11 +45,11 @@ def test_equal_code_of_several_sources(tmp_path: Path) -> None:
     one, two = names["k_fill"].bank0, drops.bank0
     assert (one, two) == (0x160 + 8, 0x160 + 16)
     for order in ([drops, *found], [*found, drops]):
-        assert programs.best(order, one).name == "k_fill"
-        assert programs.best(order, two).name == "k_fill_ignores"
-        assert programs.best(order, two // 16).reads == 0
-        assert programs.best(order, 1).reads == 0, "a size of nobody's"
-    assert programs.best([drops], one) is drops
+        assert programs.best_program(order, one).name == "k_fill"
+        assert programs.best_program(order, two).name == "k_fill_ignores"
+        assert programs.best_program(order, two // 16).reads == 0
+        assert programs.best_program(order, 1).reads == 0, "a size of nobody's"
+    assert programs.best_program([drops], one) is drops
 
 
 @pytest.mark.parametrize("shift", [0, 4], ids=["bytes", "units of 16"])

@@ -20,7 +20,7 @@ from orinbench.measure.backends.tinygrad_paths import has_states
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.plan import Case
 from orinbench.measure.sampled import ways_of
-from orinllm.batching.cache import Place
+from orinllm.batching.cache import SequencePlace
 from orinllm.batching.runner import Draw, Row, Runner
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.gpu.kernels.buffers import pages_of
@@ -78,7 +78,7 @@ class _Decoded:
         apart = bool(ways) and runner.name == "fused"
         last = n * count - 1
         self._places = [
-            Place(range(last - i, -1, -n) if apart else range(i * count, (i + 1) * count))
+            SequencePlace(range(last - i, -1, -n) if apart else range(i * count, (i + 1) * count))
             for i in range(n)
         ]
         for slot, place in enumerate(self._places):

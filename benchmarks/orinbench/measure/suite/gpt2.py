@@ -69,7 +69,7 @@ def tensor(values: npt.NDArray[np.float32], dtype: str) -> Any:
     return (made if wanted == dtypes.float32 else made.cast(wanted)).contiguous().realize()
 
 
-class Numpy:
+class NumpyGpt2:
     """The reference: the whole sequence at once, in float64."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
@@ -111,7 +111,7 @@ class Numpy:
         return normed
 
 
-class Tinygrad:
+class TinygradGpt2:
     """One token at a time over a cache of keys and values, on tinygrad's default device."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, Any], dtype: str) -> None:

@@ -26,7 +26,14 @@ from tinygrad.llm.gguf import ggml_data_to_tensor
 from orinbench.blocks import random_rows
 from orinbench.measure.backends.copy_bandwidth import Copy
 from orinbench.measure.backends.tinygrad_paths import kernels_of
-from orinbench.measure.suite.gpt2 import SHAPES, Numpy, Shape, Tinygrad, random_weights, tensor
+from orinbench.measure.suite.gpt2 import (
+    SHAPES,
+    NumpyGpt2,
+    Shape,
+    TinygradGpt2,
+    random_weights,
+    tensor,
+)
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -271,7 +278,7 @@ def gpt2(case: Mapping[str, Any], seed: int) -> Task:
     """GPT-2 decoding, a token at a time; logits of the first positions are checked."""
     shape, dtype, n_gen = SHAPES[case["shape"]], case["dtype"], case["n_gen"]
     weights = random_weights(shape, seed)
-    model = Tinygrad(shape, weights, DTYPES[dtype])
+    model = TinygradGpt2(shape, weights, DTYPES[dtype])
     variable = UOp.variable("position", 0, shape.context - 1)
     jit = TinyJit(lambda token, position: model.logits(token, position).realize())
     queue: list[Any] = []
@@ -287,7 +294,7 @@ def gpt2(case: Mapping[str, Any], seed: int) -> Task:
     def check() -> str:
         tokens = draw(seed, _GPT2_CHECKED)
         got = [jit(*queue.pop()).float().numpy()[0] for _ in tokens]
-        return expect_close(got, Numpy(shape, weights).logits(tokens), _GPT2_TOLERANCE[dtype])
+        return expect_close(got, NumpyGpt2(shape, weights).logits(tokens), _GPT2_TOLERANCE[dtype])
 
     return Task(
         lambda: jit(*queue.pop()),
@@ -308,7 +315,7 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
     """The host's way from Tensor to launch for a layer of GPT-2, tinygrad's caches of it empty."""
     shape = Shape(1, SHAPES["124m"].n_embd, SHAPES["124m"].n_heads, 8, 8)
     weights = random_weights(shape, seed)
-    model = Tinygrad(shape, weights, "float32")
+    model = TinygradGpt2(shape, weights, "float32")
     values = np.random.default_rng(seed).standard_normal((1, shape.n_embd), np.float32)
     x, phases = tensor(values, "float32"), defaultdict[str, list[int]](list)
     last: list[Any] = [None, 0]
@@ -332,7 +339,7 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
 
     def check() -> str:
         phases.clear()  # the warm-up's
-        return expect_close(last[0].numpy(), Numpy(shape, weights).block(0, values), 1e-3)
+        return expect_close(last[0].numpy(), NumpyGpt2(shape, weights).block(0, values), 1e-3)
 
     def details() -> dict[str, Any]:
         found = {name: median(ns) / 1e6 for name, ns in phases.items()}

@@ -20,7 +20,7 @@ from orinllm.network.arch.nemotron_h import nemotron_h
 from orinllm.network.arch.phi import phi3
 from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe, qwen3vl
 from orinllm.network.arch.qwen35 import qwen35, qwen35_block
-from orinllm.network.arch.tinygrad_llm import upstream
+from orinllm.network.arch.tinygrad_llm import upstream_config
 from orinllm.network.config import Config
 
 __all__ = [
@@ -71,7 +71,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     "nemotron_h_moe": Family(nemotron_h),
     "granitehybrid": Family(granite, rope_tensors=True),
     "gemma4": Family(gemma4, rope_tensors=True),
-    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(upstream)),
+    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(upstream_config)),
 }
 
 # Names close to supported ones that stand for another network, and what it has.

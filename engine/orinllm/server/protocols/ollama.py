@@ -248,18 +248,18 @@ class OllamaAnswer(Answer):
         """See `Answer`."""
         delta = event.delta
         if delta.content or delta.reasoning or delta.tool_calls:
-            yield line(self._said(delta.content, delta.reasoning, delta.tool_calls))
+            yield json_line(self._said(delta.content, delta.reasoning, delta.tool_calls))
 
     def closing(self) -> Iterator[bytes]:
         """See `Answer`."""
-        yield line({**self._said("", ""), **self._ended()})
+        yield json_line({**self._said("", ""), **self._ended()})
 
     def failure(self, error: ApiError) -> bytes:
         """See `Answer`."""
-        return line(error.body("/api/"))
+        return json_line(error.body("/api/"))
 
 
-def line(value: Any) -> bytes:
+def json_line(value: Any) -> bytes:
     """Return a line of a stream."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
@@ -269,7 +269,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def loaded(model: str, chat: bool) -> dict[str, Any]:
+def loaded_answer(model: str, chat: bool) -> dict[str, Any]:
     """Return the answer to a request that only wants the model to be loaded."""
     said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}

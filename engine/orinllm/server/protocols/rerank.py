@@ -45,7 +45,7 @@ def read_rerank(fields: Fields) -> RerankRequest:
     return RerankRequest(asked, tuple(documents), top, shown)
 
 
-def ranked(asked: RerankRequest, found: dict[str, Any]) -> dict[str, Any]:
+def rerank_answer(asked: RerankRequest, found: dict[str, Any]) -> dict[str, Any]:
     """Return an answer from the vectors of `Embeddings`: cosines, the greatest first."""
     vectors = np.array([entry["embedding"] for entry in found["data"]], np.float64)
     scores = vectors[1:] @ vectors[0]  # their length is 1

@@ -13,10 +13,10 @@ from ...ptx import KernelFault, Launch, Local, PtxError, private_local
 from ...ptx.launch import CHUNK_LANES, PARAM_BASE
 from .faults import GpuFault, gr_class, illegal_method, mmu, simulator_gap, sm
 from .host import write_semaphore
-from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
+from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best_program
 from .protocols import DONE, Channel, Steps, Work
+from .published import Published, read_bank
 from .qmd import SIZE, Limits, Qmd, check
-from .watch import Published, read_bank
 
 COMPUTE_CLASS = 0xC7C0
 LOCAL_WINDOW_A, LOCAL_WINDOW_B, LOCAL_A, LOCAL_B = 0x7B0, 0x7B4, 0x790, 0x794
@@ -215,7 +215,7 @@ class Compute:
 
     def program(self, qmd: Qmd) -> Program:
         """The program at the entry point, as the instruction cache holds it."""
-        return best(self.programs(qmd), qmd["CONSTANT_BUFFER_SIZE_SHIFTED4_0"])
+        return best_program(self.programs(qmd), qmd["CONSTANT_BUFFER_SIZE_SHIFTED4_0"])
 
     def programs(self, qmd: Qmd) -> list[Program]:
         """All programs with the code that the instruction cache holds."""

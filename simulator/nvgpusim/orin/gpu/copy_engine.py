@@ -18,7 +18,7 @@ _REGS = (SEM_A, SEM_B, SEM_PAYLOAD, SEM_PAYLOAD_UPPER, IN_UPPER, IN_LOWER, OUT_U
 TRANSFER, FLUSH, SEMAPHORE, PITCH_LAYOUT, MULTI_LINE = 3, 1 << 2, 3 << 3, 3 << 7, 1 << 9
 
 
-def pieces(vm: GpuAddressSpace, va: int, size: int, access: Access) -> list[memoryview]:
+def mapped_pieces(vm: GpuAddressSpace, va: int, size: int, access: Access) -> list[memoryview]:
     """The bytes [va, va + size) mapping by mapping; raises MmuFault."""
     out = []
     while size:
@@ -92,9 +92,9 @@ class Copy:
         c = self.c
         if source < target + size and target < source + size and size:
             c.gpu.note(f"copy with overlapping source and target (undefined): {self.describe()}")
-        data = b"".join(pieces(c.vm, source, size, "read"))
+        data = b"".join(mapped_pieces(c.vm, source, size, "read"))
         at = 0
-        for view in pieces(c.vm, target, size, "write"):
+        for view in mapped_pieces(c.vm, target, size, "write"):
             np.frombuffer(view, np.uint8)[:] = np.frombuffer(data, np.uint8, len(view), at)
             at += len(view)
         when = c.current.moment if c.current is not None else None

@@ -20,8 +20,8 @@ from .copy_engine import COPY_CLASS, Copy
 from .faults import gr_class, illegal_method, mmu, pbdma
 from .host import Host
 from .protocols import DONE, Device, Steps, Work
+from .published import Published, publish
 from .ring_order import RingOrder
-from .watch import Published, publish
 
 GP_GET, GP_PUT = 0x88, 0x8C
 MASK40 = (1 << 40) - 1

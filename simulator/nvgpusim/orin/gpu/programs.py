@@ -9,8 +9,8 @@ compile caches and worker processes of the client lose nothing: $NVGPUSIM_CACHE,
 $XDG_CACHE_HOME/nvgpusim, else ~/.cache/nvgpusim.
 
 Different sources can have equal code: `x / nan` never loads x and is a fill with NaN, but its PTX
-loads x. :func:`best` takes the source whose parameters are as long as the launch's bank 0 says, and
-of several the one that reads least: what equal code reads, every source of it reads.
+loads x. :func:`best_program` takes the source whose parameters are as long as the launch's bank 0
+says, and of several the one that reads least: what equal code reads, every source of it reads.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Program:
         )
 
 
-def best(programs: Sequence[Program], bank0: int) -> Program:
+def best_program(programs: Sequence[Program], bank0: int) -> Program:
     """The program of a launch among those with its code; `bank0`: the QMD's size field of bank 0,
     units of 16 bytes, or bytes from clients that take it for such."""
 

@@ -20,8 +20,8 @@ from ...ptx.sanitize import Sanitizer
 from ..ctxsw import SecondClient
 from ..gpu_api import ChannelPort
 from .programs import Program
+from .published import Published
 from .qmd import Qmd
-from .watch import Published
 
 Steps = Generator[str, None, None]
 Work = Steps | tuple[()]

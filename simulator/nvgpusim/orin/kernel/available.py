@@ -34,7 +34,7 @@ def for_nvmap(kernel: Board) -> int:
     return max(available(kernel) - CMA, 0)
 
 
-def cached(kernel: Board) -> int:
+def page_cache_bytes(kernel: Board) -> int:
     """Bytes of files in the page cache, which gives way to whoever needs memory."""
     asked = kernel.options.page_cache
     full = kernel.options.ram * 3 // 4 if asked < 0 else asked << 20
@@ -45,9 +45,9 @@ def meminfo(kernel: Board) -> str:
     """The lines of /proc/meminfo that are about the whole of memory."""
     lines = {
         "MemTotal": kernel.options.ram,
-        "MemFree": available(kernel) - cached(kernel),
+        "MemFree": available(kernel) - page_cache_bytes(kernel),
         "MemAvailable": available(kernel),
-        "Cached": cached(kernel),
+        "Cached": page_cache_bytes(kernel),
         "CmaTotal": CMA,
         "CmaFree": min(CMA, available(kernel)),
     }
@@ -57,7 +57,7 @@ def meminfo(kernel: Board) -> str:
 def nvmap_room(kernel: Board) -> int:
     """Bytes that nvmap compares a request with."""
     if kernel.options.memory_end == "refuse":
-        return for_nvmap(kernel) - cached(kernel) * 5 // 8
+        return for_nvmap(kernel) - page_cache_bytes(kernel) * 5 // 8
     left = for_nvmap(kernel)
     return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram
 

@@ -63,7 +63,9 @@ def fits(native: Native, launch: Grid) -> bool:
     return len(launch.banks.get(0, b"")) >= launch.param_base + native.plan.frame.param_end
 
 
-def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, NativeChunk] | None:
+def start_compiled(
+    launch: Sized, ids: NDArray[np.int64], threads: int
+) -> tuple[object, NativeChunk] | None:
     """A chunk of these blocks for a kernel that is compiled, and its key; None where it is not."""
     native = launch.code.heat.native
     if native is None or launch.compiled is False or launch.code.local_bytes:

@@ -32,7 +32,7 @@ def unsigned(bits: int) -> str:
     return f"uint{max(8, bits)}_t"
 
 
-def floats(kernel: Kernel) -> set[int]:
+def float_registers(kernel: Kernel) -> set[int]:
     """Registers that arithmetic uses as f32 or f64 and nothing as an integer."""
     real: set[int] = set()
     other: set[int] = set()
@@ -58,7 +58,7 @@ class Frame:
     def __init__(self, kernel: Kernel, module: Module, sites: list[Instr] | None = None) -> None:
         self.kernel, self.module = kernel, module
         self.watched, self.sites = sites is not None, sites or []
-        self.real = floats(kernel)
+        self.real = float_registers(kernel)
         self.specials: list[str] = []
         self.symbols: list[tuple[str, str]] = []
         self.param_end = 0

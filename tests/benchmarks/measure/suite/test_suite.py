@@ -149,7 +149,7 @@ main()
         ("matmul", "tasks.matvec_float64 = lambda m, v, t=tasks.matvec_float64: t(m.flip(0), v)"),
         (
             "gpt2",
-            "n = gpt2.Tinygrad.logits; gpt2.Tinygrad.logits = lambda self, t, p: n(self, t, 0)",
+            "t = gpt2.TinygradGpt2; n = t.logits; t.logits = lambda self, t, p: n(self, t, 0)",
         ),
         (
             "copy",
