@@ -145,8 +145,9 @@ rec {
   # A flag and its value are two arguments: no shell splits them.
   flags =
     option: given:
-    rule option given (!lib.any (matches "-[^=]*[[:space:]].*") given)
-      ''a flag and its value are two arguments; write them as two strings, as in [ "--sample-rate" "20" ]'';
+    rule option given
+      (!lib.any (matches "|-[^=]*[[:space:]].*") given && matches "(-.*)?" (lib.head (given ++ [ "" ])))
+      ''flags come first, and a flag and its value are two arguments; write them as two strings, as in [ "--sample-rate" "20" ]'';
 
   # Of tinygrad's names (tinygrad/device.py) those that an Orin has the hardware for.
   device =

@@ -94,8 +94,8 @@ in
       model.draftModel != model.file
     ) "this is `file` too, and guesses of the same model save nothing; name a smaller one, or null")
     (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (
-      model.mmproj != model.file
-    ) "this is `file` too; name the mmproj file of the same model, or null")
+      model.mmproj == null || model.mmproj != model.file && model.mmproj != model.draftModel
+    ) "this is `file` or `draftModel` too; name the mmproj file of the same model, or null")
     (check.demand (cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null) ''
       orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
         and `slots`, or `orin.llm-server.backend = "orinllm"`.'')

@@ -82,7 +82,7 @@ let
         XDG_CACHE_HOME = "/var/cache/${folder}";
         PYTHONUNBUFFERED = "1";
       }
-      // cfg.environment;
+      // lib.mapAttrs (_: lib.replaceStrings [ "%" ] [ "%%" ]) cfg.environment;
       # Three failures within ten minutes and it stays down: a missing model does not come by itself. An
       # address that the network gives does: then it is tried without end.
       startLimitIntervalSec = if listening.always cfg.host then 600 else 0;

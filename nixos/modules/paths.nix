@@ -12,7 +12,7 @@ rec {
     path:
     plain path
     && !inStore path
-    && !check.matches "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|orin-(backup|cache|grafana|upgrade)|private|prometheus2|systemd)(/.*)?)?/*" (
+    && !check.matches "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|orin-(backup|cache|grafana|upgrade)|private|prometheus2|secrets|systemd)(/.*)?)?/*" (
       toString path
     );
 

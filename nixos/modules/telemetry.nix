@@ -46,8 +46,10 @@ in
         ''the folder is given to the group video; write one of its own and no system's, as in "/var/lib/orin-textfile"''
       )
       (check.rule "orin.telemetry.textfileDirectory" (toString cfg.textfileDirectory) (
-        !lib.elem (toString cfg.textfileDirectory) (paths.homes config)
-      ) "this is a user's home; write a folder of its own")
+        !lib.elem (toString cfg.textfileDirectory) (
+          paths.homes config ++ [ (toString (config.orin.host.modelFolder or "")) ]
+        )
+      ) "this is somebody's already, a home or the models' folder; write one of its own")
     ];
 
     orin.ports = lib.optionalAttrs cfg.nodeExporter {

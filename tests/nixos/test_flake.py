@@ -70,6 +70,7 @@ def test_secrets_are_handed_over_anew_and_saved(flake: Flake) -> None:
         orin.llm-server.apiKeyFile = "/var/lib/secrets/llm-keys";
         orin.llm-server.metricsKeyFile = "/var/lib/secrets/llm-metrics-key";
         orin.llm-server.host = "192.168.1.20";
+        orin.llm-server.environment.SHARE = "50%";
         orin.backup = { enable = true; repository = "/mnt/usb/orin"; };
         orin.telemetry.exporter.webConfigFile = "/var/lib/secrets/web.yml";
         orin.telemetry.exporter.fastRails = true;
@@ -81,11 +82,14 @@ def test_secrets_are_handed_over_anew_and_saved(flake: Flake) -> None:
       exporter = pick "jetson-exporter";
       rails = config.services.udev.extraRules;
       saved = config.services.restic.backups.orin.paths;
+      share = config.systemd.services.orin-llm-server-main.environment.SHARE;
       limit = config.systemd.services.orin-llm-server-main.startLimitIntervalSec;
     }"""
     said = flake("nixosConfigurations.orin-llm", changed)
     assert 'ATTR{name}=="ina3221", ATTR{update_interval}="0"' in said.pop("rails")
     assert {"/var/lib/secrets/llm-keys", "/var/lib/secrets/llm-metrics-key"} <= {*said.pop("saved")}
+    # systemd expands % in variables, too.
+    assert said.pop("share") == "50%%"
     # An address of the network's may come late: without end.
     assert said.pop("limit") == 0
     for unit in said.values():
@@ -263,7 +267,15 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
     again = {message.split(" = ")[0]: n for message, n in times.items() if n > 1}
     prometheus = "host board: orin.telemetry.prometheus."
     assert sorted(again.values()) == [2, 3] and all(name.startswith(prometheus) for name in again)
-    assert len(times) == 149
+    assert len(times) == 155
+
+
+def test_a_type_refuses_what_no_value_can_be(flake: Flake) -> None:
+    said = flake(
+        "nixosConfigurations.orin-minimal.options.orin",
+        'o: map o.performance.cpuGovernor.type.check [ null "schedutil" "fast" ]',
+    )
+    assert said == [True, True, False]
 
 
 def test_the_pages_name_options_that_there_are(flake: Flake) -> None:
