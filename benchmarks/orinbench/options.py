@@ -236,8 +236,13 @@ def kept_cache(kept: Path | None) -> dict[str, str]:
         return {}
     if not kept.parent.is_dir():
         raise BenchError(f"--kept {kept}: there is no folder {kept.parent}")
-    if kept.exists() and kept.read_bytes()[:15] not in (b"", b"SQLite format 3"):
-        raise BenchError(f"--kept {kept}: is no cache of tinygrad (an SQLite database)")
+    if kept.exists():
+        begins = b"?"
+        if kept.is_file():  # a pipe would be waited for
+            with kept.open("rb") as file:
+                begins = file.read(15)
+        if begins not in (b"", b"SQLite format 3"):
+            raise BenchError(f"--kept {kept}: is no cache of tinygrad (an SQLite database)")
     return {"CACHEDB": str(kept.absolute())}
 
 

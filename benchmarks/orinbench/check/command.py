@@ -86,9 +86,9 @@ def check_command(**given: Any) -> int:
         read_projector(options.mmproj)
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
-    names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
     for model in models:
         sample_prompts(model, options.n_tokens, options.seed)
+    names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
     if key != "f16" and (plain := [name for name in names if name.startswith("tinygrad:CPU")]):
         raise BenchError(f"-ctk {key}: {plain[0]} keeps keys and values as f16; leave it out")
     reports: list[dict[str, Any]] = []

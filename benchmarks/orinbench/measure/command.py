@@ -210,12 +210,13 @@ def llama_bench_command(**given: Any) -> int:
     for model in models.values():
         if unsupported(model) is None:
             require_layers(model)
-    backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
-    check_possible(options, plan_options, backends)
     tests, settings = plan_options.tests + picture_tests(options, paths), plan_options.settings
     if not tests:
         raise BenchError("-p 0 -n 0: nothing to run; give -p, -n or -pg a number above 0")
-    check_contexts(tests, models.values())
+    asked = plan_options.texts if plan_options.asks_text else []
+    check_contexts([*tests, *(Case(n, 0, 0, text=True) for n in asked)], models.values())
+    backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
+    check_possible(options, plan_options, backends)
     texts = text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
     lanes = swept(tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables)

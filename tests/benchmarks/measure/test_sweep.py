@@ -1,6 +1,7 @@
 """--env: each combination of variables is a backend; --kept: the results of BEAM stay."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,9 @@ def test_a_cache_that_is_none_is_exit_code_2(
 ) -> None:
     (tmp_path / "text").write_text("no database here")
     assert orinbench(command, "--kept", str(tmp_path / "text")) == 2
+    assert "is no cache of tinygrad" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert orinbench(command, "--kept", str(tmp_path / "pipe")) == 2
     assert "is no cache of tinygrad" in capsys.readouterr().err
     assert orinbench(command, "--kept", str(tmp_path / "a/b")) == 2
     assert "there is no folder" in capsys.readouterr().err

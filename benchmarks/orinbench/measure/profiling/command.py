@@ -81,16 +81,20 @@ def grouped(kernels: Iterable[KernelTime]) -> list[ClassTime]:
     return sorted(classes, key=lambda c: -c.seconds)
 
 
-def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
-    """Profile a GGUF file on a device of tinygrad, in two processes of its own.
-
-    Raises BenchError for what cannot be, and when a process fails, with its last line.
-    """
+def require_context(model: Path, n_prompt: int, depth: int) -> None:
+    """Raise BenchError for a prompt that a GGUF file has no context for."""
     has, need = open_model(model).context_length, depth + n_prompt + _MORE_TOKENS
     if need > has:
         raise BenchError(
             f"-p {n_prompt}, -d {depth}: need a context of {need} tokens; {model} has {has}"
         )
+
+
+def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
+    """Profile a GGUF file on a device of tinygrad, in two processes of its own.
+
+    Raises BenchError when a process fails, with its last line.
+    """
     said = []
     for jit, debug in (("1", "0"), ("2", "2")):
         environment = {"DEV": device, "JIT": jit, "DEBUG": debug}
@@ -194,13 +198,14 @@ def profile_command(**values: Any) -> None:
         return
     if given and ("," in given or not given.startswith("tinygrad:")):
         raise BenchError(f"--backend {given}: one of tinygrad's is profiled, as tinygrad:CUDA")
+    paths, _ = model_paths(options, talk)
+    if len(paths) > 1:
+        raise BenchError(f"-m {paths[1]}: one model is profiled at a time")
+    require_context(paths[0], options.n_prompt, options.n_depth)
     (backend, *_), _ = choose_backends([given] if given else [], None, talk)
     device = backend.removeprefix("tinygrad:")
     if given and (reason := probe_device(device)):
         raise BenchError(f"--backend {given}: does not open: {reason}")
-    paths, _ = model_paths(options, talk)
-    if len(paths) > 1:
-        raise BenchError(f"-m {paths[1]}: one model is profiled at a time")
     result = measure(paths[0], device, options.n_prompt, options.n_depth)
     click.echo(json.dumps(asdict(result)) if options.output == "json" else markdown(result))
 

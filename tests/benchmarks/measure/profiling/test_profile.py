@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.errors import BenchError
 from orinbench.measure.profiling import command as profile
@@ -82,13 +83,32 @@ def test_tables_sum_and_compare_with_the_wall_clock() -> None:
     assert lines.index("Wall clock, as a graph: 1000.0 us.") > lines.index("Wall clock: 2000.0 us.")
 
 
-def test_what_cannot_be_is_one_line(tmp_path: Path, least_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("profile -m {other}", "other.gguf: not a GGUF file"),
+        ("profile -m {least} -p 8 -d 9999", "-p 8, -d 9999: need a context of 10041 tokens; "),
+        ("llama-bench -m {least} -p 9999", "pp9999 needs a context of 9999 tokens; "),
+        ("check -m {least} -n 9999", "a context of 128 has no room for 9999 tokens"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_device_is_tried(
+    words: str,
+    says: str,
+    tmp_path: Path,
+    least_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("orinbench.measure.command.probe_device", lambda device: 1 / 0)
     other = tmp_path / "other.gguf"
     other.write_text("no model")
-    with pytest.raises(BenchError, match=r"other\.gguf: not a GGUF file"):
-        profile.measure(other, "CPU", 8, 0)
-    with pytest.raises(BenchError, match=r"-p 8, -d 9999: need a context of 10041 tokens; .* has "):
-        profile.measure(least_path, "CPU", 8, 9999)
+    assert orinbench(*words.format(other=other, least=least_path).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_device_that_does_not_open_is_one_line(least_path: Path) -> None:
     with pytest.raises(BenchError, match="profiling on NONE failed: ") as caught:
         profile.measure(least_path, "NONE", 8, 0)
     assert "\n" not in str(caught.value)
@@ -120,7 +140,7 @@ def test_a_model_on_the_cpu(
     ],
 )
 def test_a_backend_that_cannot_be_is_named(backend: str, says: str, least_path: Path) -> None:
-    words = ["-m", str(least_path), "--backend", backend]
+    words = ["-m", str(least_path), "-p", "8", "--backend", backend]
     error = CliRunner().invoke(profile_command, words).exception
     assert isinstance(error, BenchError)
     assert str(error).startswith(f"--backend {backend}: {says}")
