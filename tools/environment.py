@@ -177,13 +177,14 @@ def variables(uses: Sequence[Use]) -> list[Variable]:
 def documented(page: str) -> dict[str, tuple[str, ...]]:
     """Defaults of each variable in the tables of a page.
 
-    A row is `| VARIABLE | defaults | meaning |`, each item of the first two in backticks.
+    A row is `| VARIABLE | defaults | meaning |` or has no meaning; names and defaults in backticks.
     """
     rows = {}
     for line in page.splitlines():
         cells = [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
-        name = re.fullmatch(r"`([A-Z_a-z0-9]+)`\*?", cells[0]) if len(cells) == 3 else None
-        if name:
+        if len(cells) != 3 and not (len(cells) == 2 and cells[1].startswith("`")):
+            continue  # of two cells: our own, whose second one is a meaning
+        if name := re.fullmatch(r"`([A-Z_a-z0-9]+)`\*?", cells[0]):
             rows[name[1]] = tuple(re.findall(r"`([^`]+)`", cells[1].replace(PIPE, "|")))
     return rows
 
