@@ -39,7 +39,13 @@ let
   labelled = option (lib.types.nullOr lib.types.str) null;
 in
 {
-  imports = [ ./tinygrad.nix ];
+  imports = [
+    ./tinygrad.nix
+    (lib.mkRemovedOptionModule [
+      "orin"
+      "llm-gateway"
+    ] "templates/fleet/gateway.nix has its settings of LiteLLM.")
+  ];
 
   options.orin.host = {
     enable = lib.mkEnableOption "the machine behind `nixosConfigurations.orin`";
