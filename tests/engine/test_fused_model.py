@@ -94,6 +94,21 @@ def test_blocks_that_are_not_computed_take_no_memory(
         assert content(weights.matrix(name).buffer) == gguf.bytes(f"{name}.weight").tobytes()
 
 
+def test_small_matrices_of_floats_are_cut_like_others(
+    emulation: None, synthetic: Synthetic
+) -> None:
+    """Phi-3 keeps q, k and v in one tensor; an H200 wrote past the parts that were all of it."""
+    network = Network.read(synthetic("tiny-phi3", "F32"))
+    gguf, whole = network.gguf, "blk.0.attn_qkv.weight"
+    weights = Weights(gguf, network.config, "EMU")
+    with weights.arriving():
+        pass
+    parts = [weights.matrix(f"blk.0.attn_{name}") for name in "qkv"]
+    assert sum(part.rows for part in parts) == gguf.tensors[whole].shape[0]
+    halves = gguf.vector(whole).astype(np.float16).tobytes()
+    assert b"".join(content(part.buffer) for part in parts) == halves
+
+
 def test_weights_lie_in_parts_that_a_full_board_grants(
     emulation: None, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,28 +135,30 @@ class Weights:
         """Return the matrix of a logical name; of stacked experts, all from the first one's row."""
         where = self._config.matrix(name)
         tensor = self._gguf.tensors[where.tensor]
-        if tensor.type == GgmlType.F32:
-            return self._in_halves(where.tensor)
-        type_ = kernel_types()[int(tensor.type)]
+        floats_ = tensor.type == GgmlType.F32
+        type_ = kernel_types()[int(GgmlType.F16 if floats_ else tensor.type)]
         cols, stacked = tensor.shape[-1], len(tensor.shape) > 2
         row_bytes = cols // type_.block_values * type_.block_bytes
         rows = prod(tensor.shape[:-1]) - where.first_row
         if where.rows is not None and not stacked:
             rows = where.rows
-        part = self._part_of[where.tensor]
-        offset = tensor.offset - part.start + where.first_row * row_bytes
-        return Weight(part.view(rows * row_bytes, dtypes.uint8, offset), type_, rows, cols)
+        offset = where.first_row * row_bytes
+        if floats_:
+            whole = self._in_halves(where.tensor)
+            view = whole.view(rows * row_bytes, dtypes.uint8, offset).ensure_allocated()
+        else:
+            part = self._part_of[where.tensor]
+            view = part.view(rows * row_bytes, dtypes.uint8, tensor.offset - part.start + offset)
+        return Weight(view, type_, rows, cols)
 
-    def _in_halves(self, name: str) -> Weight:
-        """Return a small matrix of floats as halves; a vector is a matrix of one row."""
-        shape, type_ = self._gguf.tensors[name].shape, kernel_types()[int(GgmlType.F16)]
+    def _in_halves(self, name: str) -> Buffer:
+        """Return a small matrix of floats as halves, all its rows."""
         if name not in self._halves:
             halves = self._gguf.vector(name).reshape(-1).astype(np.float16)
             data = halves.view(np.uint8).data.cast("B")
-            self._halves[name] = (
-                Buffer(self._device, data.nbytes, dtypes.uint8).allocate().copyin(data)
-            )
-        return Weight(self._halves[name], type_, prod(shape[:-1]), shape[-1])
+            buffer = Buffer(self._device, data.nbytes, dtypes.uint8).allocate()
+            self._halves[name] = buffer.copyin(data)
+        return self._halves[name]
 
     def stack(self, name: str) -> Stack:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
