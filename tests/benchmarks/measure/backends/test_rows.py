@@ -48,13 +48,14 @@ class Faulty:
         self._real, self._fault, self._since = real, fault, since
         self._steps = 0
         self._at = -1
+        self.filled: list[tuple[int, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def fill(self, pages: Any, tokens: Sequence[int], start: int, end: int) -> None:
         self._real.fill(pages, tokens, start, end)
-        self._steps = 0
+        self.filled.append((start, end))
 
     def launch(self, rows: Any) -> None:
         self._real.launch(rows)
@@ -62,13 +63,13 @@ class Faulty:
 
     def begin(self, row: Any, start: int) -> None:
         self._real.begin(row, start)
-        self._at, self._steps = row.position, 1
+        self._at, self._steps = row.position, 0
 
     def logits(self) -> Any:
         found = np.array(self._real.logits())
         if self._at >= self._since and self._fault == "none":
             found[0, 7] = np.nan
-        if self._at >= self._since and self._fault == ("decoded" if self._steps > 1 else "prompt"):
+        if self._at >= self._since and self._fault == ("decoded" if self._steps else "prompt"):
             found = np.roll(found, 1, axis=-1)
         return found
 
@@ -85,6 +86,12 @@ def test_two_ways_agree_and_faults_do_not(least_path: Path, case: Case) -> None:
     none = check_engine_row(cast(Any, Faulty(runner, "none", since)), case, rows)
     assert not none.finite
     assert not are_finite([np.array([0.0, np.inf], np.float32)]) and are_finite([])
+
+
+def test_the_other_way_cuts_prompts_elsewhere(least_path: Path) -> None:
+    runner, case = cast(Any, Faulty(load_runner(str(least_path), 128), "", 0)), Case(100, 0, 0)
+    check_engine_row(runner, case, rows_of(case))
+    assert runner.filled == [(0, 64), (64, 83)]  # the first way's only piece has the last token
 
 
 def test_a_batch_is_compared_with_its_sequences_alone(
@@ -114,8 +121,10 @@ def test_a_batch_is_compared_with_its_sequences_alone(
     for stale in (lambda pages: [[7]] * len(pages), lambda pages: [*pages[1:], pages[0]]):
         monkeypatch.setattr(Decoder, "place", lambda *a, of=stale: place(a[0], of(a[1]), *a[2:]))
         runner = FusedRunner(runner.executor, 2)
-        found = check_engine_row(runner, case, rows_of(case))
-        assert found.error > 0.5 and (found.mixed > 0.5) == (stale([1, 2]) == [2, 1])
+        stays = stale([1, 2]) == [[7], [7]]
+        of = replace(case, n_depth=10) if stays else case  # else what is read is written, too
+        found = check_engine_row(runner, of, rows_of(of))
+        assert found.error > 0.5 and (found.mixed > 0.5) != stays
 
 
 @pytest.mark.parametrize("fault", ["", "tokens", "prompt"])
@@ -187,7 +196,8 @@ def lane(recorded_run: Any) -> LaneResult:
         (RowChecked(False, float("inf"), "x"), 0.1, "its last logits are not finite"),
         (RowChecked(True, 0.3, "x"), 0.1, "30 % of their spread off x, allowed 25 %"),
         (RowChecked(True, 0.3, "x"), None, "allowed 25 %"),
-        (RowChecked(True, 0.2, "x"), 0.1, ""),
+        (RowChecked(True, 0.2, "x", mixed=0.02), 0.1, "2 % of their spread off if other sequences"),
+        (RowChecked(True, 0.2, "x", mixed=0.005), 0.1, ""),
     ],
 )
 def test_a_row_that_depends_on_its_way_ends_the_run(
