@@ -11,6 +11,7 @@ import pytest
 from nvgpusim.orin.gpu_api import FaultReport
 from nvgpusim.orin.kernel import Kernel
 from nvgpusim.orin.kernel.channel import ChannelFile
+from nvgpusim.orin.rules import RULES
 
 from . import rawclient as rc
 from .rawclient import Board, Channel, call
@@ -47,6 +48,12 @@ def fails(number: int, function: Callable[..., object], *args: Any, **kwargs: An
     with pytest.raises(OSError) as raised:
         function(*args, **kwargs)
     assert raised.value.errno == number
+
+
+def refused(rule: str, kernel: Kernel, function: Callable[..., object], *args: Any) -> None:
+    """`function` fails by `rule`, not by another one with the same errno."""
+    fails(RULES[rule].errno, function, *args)
+    assert kernel.journal.refusals[-1]["rule"] == rule
 
 
 def bound(board: Board) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import struct
+import threading
 from typing import Any
 
 from nvgpusim.orin.gpu_api import FaultReport, SmError
 from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
-from .cases import bound, case, fails, file_of, kill
+from .cases import bound, case, fails, file_of, kill, refused
 from .rawclient import Board, call
 
 
@@ -96,7 +97,7 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("setup.fd-zero")
 def _(kernel: Kernel, board: Board) -> None:
-    fails(22, _setup, board, gpfifo=0)
+    refused("setup.fd-zero", kernel, lambda: _setup(board, gpfifo=0))
     _setup(board, userd=0)
 
 
@@ -119,6 +120,8 @@ def _(kernel: Kernel, board: Board) -> None:
 @case("setup.gpfifo-small")
 def _(kernel: Kernel, board: Board) -> None:
     assert _setup(board, entries=1024) >= 0
+    empty = rc.get_fd(board.nvmap, rc.create(board.nvmap, 8192))
+    fails(22, _setup, board, gpfifo=empty)
     _setup(board, entries=2048)
 
 
@@ -137,6 +140,7 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("setup.userd-fd")
 def _(kernel: Kernel, board: Board) -> None:
+    fails(22, _setup, board, userd=rc.get_fd(board.nvmap, rc.create(board.nvmap, 4096)))
     _setup(board, userd=board.ctrl)
 
 
@@ -281,11 +285,17 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("preempt.cilp")
 def _(kernel: Kernel, board: Board) -> None:
-    compute, graphics = board.channel().fd, rc.open_channel(board.ctrl)
-    _modes(compute, 0, 4)
-    rc.as_bind(board.as_fd, graphics)
-    rc.tsg_bind(board.tsg, graphics, 0)
-    rc.alloc_obj(graphics, 0xC797)
+    for first in ("graphics", "compute"):
+        board.tsg = rc.open_tsg(board.ctrl)
+        board.veid = rc.create_subcontext(board.tsg, board.as_fd)
+        compute, graphics = board.channel().fd, rc.open_channel(board.ctrl)
+        if first == "compute":
+            _modes(compute, 0, 4)
+        rc.as_bind(board.as_fd, graphics)
+        rc.tsg_bind(board.tsg, graphics, 0)
+        rc.alloc_obj(graphics, 0xC797)
+        if first == "graphics":
+            refused("preempt.cilp", kernel, _modes, compute, 0, 4)
     _modes(graphics, 2, 0)
 
 
@@ -347,7 +357,10 @@ def _(kernel: Kernel, board: Board) -> None:
     buffer.mem[16] = 5
     _wait(channel.fd, buffer.fd, 16, 5)
     fails(110, _wait, channel.fd, buffer.fd, 16, 6)
-    kill(kernel, channel, FaultReport(13, "class error"))
+    buffer.mem[14] = 1
+    death = threading.Timer(0.005, kill, (kernel, channel, FaultReport(13, "class error")))
+    death.start()
+    fails(110, call, channel.fd, "H", 102, "6I", 0, 0, buffer.fd, 0, 0, 0)  # while it waits
     fails(110, call, channel.fd, "H", 107, "QIIQ", 0, 1, 0, 0)
     _wait(channel.fd, buffer.fd, 16, 5)
 
@@ -385,9 +398,14 @@ def _(kernel: Kernel, board: Board) -> None:
     channel = board.channel()
     fcntl.ioctl(channel.fd, rc.io("H", 116))
     assert channel.error() == 43 and rc.timedout(channel.fd) == 1
-    unset, beside = bound(board), bound(board)
+    unset, beside, notifier = bound(board), bound(board), board.buffer(4096, keep_fd=True)
+    rc.set_notifier(beside, notifier.fd)
     assert rc.timedout(unset) == 0
     fcntl.ioctl(unset, rc.io("H", 116))
+    record = bytes(notifier.mem[:16])
+    assert struct.unpack_from("<IHH", record, 8) == (43, 0, 0xFFFF)
+    fcntl.ioctl(unset, rc.io("H", 116))
+    assert notifier.mem[:16] == record  # the first one is kept
     assert rc.timedout(unset) == rc.timedout(beside) == 1
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import fcntl
+import mmap
 import os
 import resource
 import signal
 import struct
-
-import pytest
+from unittest import mock
 
 from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
-from .cases import BAD, bound, case, fails
+from .cases import BAD, bound, case, fails, refused
 from .rawclient import Board, call
 
 
@@ -57,22 +58,32 @@ def _(kernel: Kernel, board: Board) -> None:
     call(board.as_fd, "A", 5, "I", 0)
 
 
-@case("dispatch.fault")
-def _(kernel: Kernel, board: Board) -> None:
+def _in_place(fd: int, request: int, address: int) -> None:
+    """libc's ioctl, which copies nothing: Python's gives a refused call's struct back as it was."""
     ioctl = rc.libc().ioctl
     ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
-    request = rc.iowr("A", 5, 8)
-    assert ioctl(board.as_fd, request, BAD) == -1
-    raise OSError(ctypes.get_errno(), "through libc")
+    if ioctl(fd, request, address) < 0:
+        raise OSError(ctypes.get_errno(), "through libc")
+
+
+@case("dispatch.fault")
+def _(kernel: Kernel, board: Board) -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    _in_place(board.as_fd, rc.iowr("A", 5, 8), address)
+    mprotect = rc.libc().mprotect
+    mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert not mprotect(address, mmap.PAGESIZE, mmap.PROT_READ)
+    fails(14, _in_place, board.as_fd, rc.iowr("A", 5, 8), address)
+    _in_place(board.as_fd, rc.iowr("A", 5, 8), BAD)
 
 
 @case("dispatch.copyback")
 def _(kernel: Kernel, board: Board) -> None:
-    raw = bytearray(struct.pack("<IiII3Q6I", 0, -7, 2, 0, 5, 1 << 30, 0, *[0] * 6))
-    before = bytes(raw)
-    with pytest.raises(OSError):
-        fcntl.ioctl(board.ctrl, rc.iowr("G", 8, 64), raw)
-    assert bytes(raw) == before
+    raw = struct.pack("<IiII3Q6I", 0, -7, 2, 0, 5, 1 << 30, 0, *[0] * 6)
+    given = ctypes.create_string_buffer(raw, len(raw))
+    fails(22, _in_place, board.ctrl, rc.iowr("G", 8, 64), ctypes.addressof(given))
+    assert given.raw == raw
     kernel.journal.rule("dispatch.copyback")
 
 
@@ -102,6 +113,12 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("fd.full")
 def _(kernel: Kernel, board: Board) -> None:
+    full = OSError(errno.EMFILE, "full")
+    for place in ("os.dup", "socket.socketpair"):
+        with mock.patch(place, side_effect=full):
+            refused("fd.full", kernel, rc.open_channel, board.ctrl)
+    with mock.patch.object(kernel, "_soft", 3):  # the client's, below the model's own
+        refused("fd.full", kernel, rc.open_channel, board.ctrl)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, limit[1]))
     try:
@@ -120,16 +137,18 @@ def _(kernel: Kernel, board: Board) -> None:
 def _(kernel: Kernel, board: Board) -> None:
     buffer = board.buffer(4096, keep_fd=True)
     buffer.mem[0] = 7
-    pid = os.fork()
-    if not pid:
-        faulthandler.disable()
-        try:
-            os.fstat(board.ctrl)
-            os.fstat(buffer.fd)
-            ctypes.string_at(buffer.cpu, 1)
-        finally:
-            os._exit(0)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGSEGV
+    pythons = mmap.mmap(buffer.fd, 4096)
+    for address in (buffer.cpu, ctypes.addressof(ctypes.c_char.from_buffer(pythons))):
+        pid = os.fork()
+        if not pid:
+            faulthandler.disable()
+            try:
+                os.fstat(board.ctrl)
+                os.fstat(buffer.fd)
+                ctypes.string_at(address, 1)
+            finally:
+                os._exit(0)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGSEGV
     assert buffer.mem[0] == 7
 
 

@@ -17,7 +17,7 @@ from nvgpusim.orin.abi import abi
 from nvgpusim.orin.kernel import Kernel
 
 from . import rawclient as rc
-from .cases import BAD, case, fails
+from .cases import BAD, case, fails, refused
 from .rawclient import Board, call
 
 RO = 1 << 9
@@ -26,7 +26,7 @@ RO = 1 << 9
 
 @case("nvmap.type")
 def _(kernel: Kernel, board: Board) -> None:
-    fails(25, call, board.nvmap, "G", 5, "QQ", 0, 0)
+    refused("nvmap.type", kernel, call, board.nvmap, "G", 5, "QQ", 0, 0)
     call(board.nvmap, "N", 108, "Q", 0)
 
 
@@ -80,6 +80,8 @@ def _(kernel: Kernel, board: Board) -> None:
     assert first == 0x7FFFFFFF and second == 0x80000000
     assert rc.free(board.nvmap, second) == 0
     fails(22, rc.alloc, board.nvmap, second)
+    kernel.nvmap._cursor = 0xFFFFFFFF
+    assert [rc.create(board.nvmap, 1) for _ in range(2)] == [0xFFFFFFFF, 1]
 
 
 @case("alloc.handle")
@@ -98,6 +100,7 @@ def _(kernel: Kernel, board: Board) -> None:
 @case("alloc.numa")
 def _(kernel: Kernel, board: Board) -> None:
     rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), numa=-1)
+    fails(22, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), numa=17)
     rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), numa=-2)
 
 
@@ -242,6 +245,8 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("fromva.pin")
 def _(kernel: Kernel, board: Board) -> None:
+    closed = _anonymous(4096, 0)
+    fails(22, _from_va, board, closed, 4096, rc.TAG | 1 << 9)
     base = _anonymous(3 * 4096)
     rc.do_munmap(base + 8192, 4096)
     _from_va(board, base, 3 * 4096)
@@ -319,6 +324,7 @@ def _(kernel: Kernel, board: Board) -> None:
 def _(kernel: Kernel, board: Board) -> None:
     handle, at = _mapped(board)
     fails(99, _cache, board, BAD, handle, 4096)
+    fails(99, _cache, board, board.usermode, handle, 4096)
     _cache(board, at + 4096, handle, 8192)
 
 
@@ -344,7 +350,7 @@ def _rw(
 @case("rw.empty")
 def _(kernel: Kernel, board: Board) -> None:
     for at, size, count in ((0, 4, 1), (BAD, 0, 1), (BAD, 4, 0)):
-        fails(22, _rw, board, 6, at, 77, 0, size, 4, 4, count)
+        refused("rw.empty", kernel, _rw, board, 6, at, 77, 0, size, 4, 4, count)
     _rw(board, 7, 0, 77, 0, 4, 4, 4, 1)
 
 
@@ -355,6 +361,9 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("rw.cpu")
 def _(kernel: Kernel, board: Board) -> None:
+    carved = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, carved, heap=1 << 28)
+    fails(1, _rw, board, 7, BAD, carved, 0, 4, 4, 4, 1)
     _rw(board, 6, BAD, rc.create(board.nvmap, 4096), 0, 4, 4, 4, 1)
 
 
@@ -378,6 +387,7 @@ def _(kernel: Kernel, board: Board) -> None:
     assert bytes(target[:8]) == bytes([0, 1, 0, 0, 2, 3, 0, 0])
     for offset, size, hmem, user, count in (
         (4096, 4, 4, 4, 1),
+        (0, 4, 4096, 4, 2),
         (0, 4, 2, 4, 1),
         (0, 4, 4, 2, 1),
         (0, 4, 8, 4096, 2),

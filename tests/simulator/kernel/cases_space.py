@@ -184,6 +184,10 @@ def _(kernel: Kernel, board: Board) -> None:
 def _(kernel: Kernel, board: Board) -> None:
     space = rc.alloc_as(board.ctrl, 1 << 21, 3 << 21)
     rc.map_buffer(space, board.dmabuf(4 << 20))
+    system = kernel.lookup(space).vm.system  # type: ignore[union-attr]
+    while system.alloc(1 << 22) is not None:  # SYNCPOINT_SHIM
+        pass
+    fails(12, call, space, "A", 12, "QII", 0, 0, 0, direction="r")
     rc.map_buffer(space, board.dmabuf(4096))
 
 

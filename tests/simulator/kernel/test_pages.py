@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import errno
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from nvgpusim.cli import run
 from nvgpusim.orin.rules import RULES
+
+from .breakages import breakages
 
 DOCS = Path(__file__).parents[3] / "docs"
 REFERENCE = DOCS / "reference"
@@ -59,6 +62,20 @@ def test_every_refusal_has_a_line_or_says_why_it_has_none() -> None:
     assert all(row["condition"] == RULES[row["rule"]].text for row in rows("none"))
     assert not listed & alone
     assert listed | alone == {name for name, rule in RULES.items() if rule.errno}
+
+
+def test_every_broken_rule_is_noticed() -> None:
+    """`record_noticed.py --only RULE` writes the rows of rules that are new or made anew."""
+    with (REFERENCE / "simulator-rules-noticed.csv").open(newline="") as lines:
+        table = list(csv.DictReader(lines))
+    ways = Counter(breakage.rule for breakage in breakages())
+    assert {row["rule"]: int(row["ways"]) for row in table} == ways
+    assert sorted(ways) == sorted(RULES)
+    assert [row["rule"] for row in table if row["missed"]] == []
+    assert all(max(int(row["judge"]), int(row["tests"])) <= int(row["ways"]) for row in table)
+    judge, tests = (sum(row[name] == row["ways"] for row in table) for name in ("judge", "tests"))
+    said = f"the judge notices {judge}, the tests {tests} in every way"
+    assert said in " ".join(RULES_PAGE.split())
 
 
 def test_options_of_the_page_are_those_of_the_program() -> None:

@@ -149,7 +149,7 @@ class AsFile(File):
         File.__init__(file, kernel)
         if args["big_page_size"]:
             raise file.refuse("as.big-page", f"{args['big_page_size']:#x}")
-        if not start or not end or start % PDE or end % PDE or start >= end:
+        if not start or start % PDE or end % PDE or start >= end:
             raise file.refuse("as.range", f"[{start:#x}, {end:#x})")
         if args["va_range_split"]:
             raise file.refuse("as.split")

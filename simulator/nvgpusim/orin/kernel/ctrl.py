@@ -181,11 +181,10 @@ class CtrlFile(File):
     @handler("NVGPU_GPU_IOCTL_FLUSH_L2")
     def flush_l2(self, args: Record) -> None:
         """Write dirty lines of the L2 back and drop its lines; fb_flush alone does neither."""
-        if not args["l2_flush"] and not args["fb_flush"]:
-            rule = "flush.invalidate" if args["l2_invalidate"] else "flush.none"
-            raise self.refuse(rule)
         if args["l2_invalidate"] and not args["l2_flush"]:
             raise self.refuse("flush.invalidate")
+        if not args["l2_flush"] and not args["fb_flush"]:
+            raise self.refuse("flush.none")
         if args["l2_flush"]:
             l2.board().flush(bool(args["l2_invalidate"]))
 

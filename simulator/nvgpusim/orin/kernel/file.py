@@ -200,8 +200,9 @@ class File:
         if known.name in self.handlers:
             answer: int | None = getattr(self, self.handlers[known.name])(record)
             return answer
-        if known.name not in self.answers or not isinstance(record, Record):
+        if known.name not in self.answers:
             raise self.refuse("dispatch.not-modelled", known.short)
+        assert isinstance(record, Record)
         for member, value in self.answers[known.name].items():
             record[member] = value
         return None

@@ -364,8 +364,7 @@ class NvMapFile(File):
             count = 1
         whole = handle.buf.size
         if (
-            at >= whole
-            or size > min(whole, user, hmem)
+            size > min(whole, user, hmem)
             or user > (whole - at) // count
             or at + hmem * (count - 1) + size > whole
         ):
