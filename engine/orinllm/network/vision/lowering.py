@@ -134,19 +134,18 @@ def positions_of(gguf: GGUF, encoder: Encoder, rows: int = 0, columns: int = 0) 
     return interpolated(weight_of(gguf, name), taps_of(free.learned, rows, columns, places))
 
 
-def weight_of(gguf: GGUF, name: str, rows: slice = slice(None)) -> Floats:
-    """Return a tensor's values, rows first, or some rows; of more dimensions as (rows, the rest).
+def weight_of(gguf: GGUF, name: str) -> Floats:
+    """Return a tensor's values, rows first; of more than two dimensions as (rows, the rest).
 
     Where there are two, for two frames after the other, a picture is both: their sum.
     """
     if f"{name}.1" in gguf.tensors:
-        return _values(gguf, name, rows) + _values(gguf, f"{name}.1", rows)
-    return _values(gguf, name, rows)
+        return _values(gguf, name) + _values(gguf, f"{name}.1")
+    return _values(gguf, name)
 
 
-def _values(gguf: GGUF, name: str, rows: slice) -> Floats:
+def _values(gguf: GGUF, name: str) -> Floats:
     tensor = gguf.tensors[name]
-    n = tensor.shape[0] if len(tensor.shape) > 1 else 1
-    values = dequantize(gguf.bytes(name).reshape(n, -1)[rows], tensor.type)
-    values = np.asarray(values, np.float32)
-    return values.reshape(len(values), -1) if n > 1 else values.reshape(-1)
+    rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+    values = dequantize(gguf.bytes(name).reshape(rows, -1), tensor.type)
+    return np.asarray(values, np.float32).reshape(rows, -1) if rows > 1 else values.reshape(-1)
