@@ -206,7 +206,7 @@ NONE: list[tuple[Any, str]] = [
     (np.zeros((4, 4, 3), np.float32), r"ndarray of float32 \(4, 4, 3\); bytes of"),
     (np.zeros((4, 4, 2), np.uint8), r"ndarray of uint8 \(4, 4, 2\); bytes of"),
     (np.zeros((0, 4, 3), np.uint8), "the picture has 4 x 0 pixels"),
-    (np.broadcast_to(np.uint8(7), (90_000, 90_000, 3)), "90000 x 90000 pixels; 50,000,000 at most"),
+    (np.broadcast_to(np.uint8(7), (9_000, 9_000, 3)), "9000 x 9000 pixels; 50,000,000 at most"),
     (Image.new("La", (3, 2)), "the picture is damaged: ValueError: conversion from La"),
 ]
 

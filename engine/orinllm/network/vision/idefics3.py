@@ -42,7 +42,7 @@ def _positions(side: int) -> list[int]:
     """
     step = np.float32(1) / np.float32(side)
     borders = np.arange(1 / side, 1.0, 1 / side, dtype=np.float64).astype(np.float32)
-    places = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1 - 1e-6))
+    places = np.arange(side, dtype=np.float32) * step
     buckets = np.searchsorted(borders, places, side="right")
     return [int(row * side + column) for row in buckets for column in buckets]
 
