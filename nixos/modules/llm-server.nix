@@ -65,14 +65,20 @@ let
     let
       engine = engines.${cfg.backend} name model;
       folder = "orin-llm-server-${name}";
-      files = lib.filter (file: model.${file} != null) (common.words "file draftModel mmproj");
+      files = lib.filter (file: file != null) [
+        model.file
+        model.draftModel
+        model.mmproj
+      ];
     in
     {
       description = "Language model server of ${name} (${cfg.backend})";
       wantedBy = [ "multi-user.target" ];
       wants = [ "network-online.target" ];
-      # A disk that comes late, or is `nofail`: the unit waits for its mount.
-      unitConfig.RequiresMountsFor = map (file: model.${file}) files;
+      # A disk that comes late, or is `nofail`: the unit waits for its mount. The engine says itself what is
+      # wrong with a model, and `systemctl status` has it; llama.cpp says it in twenty lines.
+      unitConfig.RequiresMountsFor = files;
+      unitConfig.AssertPathExists = lib.optionals (cfg.backend == "llama-cpp") files;
       after = [
         "network-online.target"
         "nvpmodel.service"
@@ -94,15 +100,6 @@ let
         }
         // engine.serviceConfig
         // {
-          ExecStartPre = map (
-            option:
-            arguments [
-              (lib.getExe pkgs.python3)
-              "${./check_model.py}"
-              "orin.llm-server.models.${name}.${option}"
-              model.${option}
-            ]
-          ) files;
           ExecStart = arguments (
             engine.program
             ++ common.flags (
@@ -115,8 +112,6 @@ let
             )
             ++ model.extraFlags
           );
-          # The check before the start says in `systemctl status` what is wrong.
-          NotifyAccess = "exec";
           TimeoutStartSec = cfg.startTimeout;
           # It ends what runs, or cuts it, within the grace.
           TimeoutStopSec = cfg.grace + 15;
@@ -125,7 +120,7 @@ let
           DynamicUser = true;
           CacheDirectory = folder;
           # The file alone, wherever it lies: its folders need not be open to the server.
-          BindReadOnlyPaths = map (file: "-${model.${file}}") files;
+          BindReadOnlyPaths = map (file: "-${file}") files;
           ProtectHome = "tmpfs";
           RestrictAddressFamilies = "AF_INET AF_INET6 AF_UNIX";
         }

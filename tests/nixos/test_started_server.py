@@ -73,8 +73,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     models = {FILE.format("model"): MODEL.resolve(), "/srv/disk/slow.gguf": MODEL.resolve()}
     machine = Machine(tmp_path_factory.mktemp("machine"), units, PROGRAMS, models)
     modules = ROOT / "nixos" / "modules"
-    for program in ("check_model.py", "power_mode.py"):
-        machine.write(f"/nix/store/{program}", (modules / program).read_text())
+    machine.write("/nix/store/power_mode.py", (modules / "power_mode.py").read_text())
     machine.write(FILE.format("wrong"), "GGUF, and then not")
     machine.write("/etc/systemd/system.conf", "[Manager]\nDefaultTimeoutStartSec=5\n")
     with machine:
@@ -149,7 +148,7 @@ def test_a_stop_ends_it_in_order(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "why"),
-    [(GONE, "there is no such file: copy a GGUF there"), (WRONG, "GGUF")],
+    [(GONE, "no such file; a GGUF model was expected"), (WRONG, "GGUF")],
 )
 def test_a_wrong_model_fails_three_times_and_says_why(
     machine: Machine, unit: str, why: str
