@@ -59,4 +59,4 @@ def test_the_server_is_told_and_may_read_it(flake: Flake) -> None:
     assert any("draftModel" in m and "ends with a slash" in m for m in found["folder"])
     assert any("draftModel" in m and "holds a space" in m for m in found["space"])
     assert any("m.mmproj" in m and "downloads nothing" in m for m in found["folder"])
-    assert any("m.mmproj" in m and "this is `file` or `draftModel` too" in m for m in found["space"])
+    assert any("m.mmproj" in m and "`file` or `draftModel` too" in m for m in found["space"])
