@@ -176,6 +176,7 @@ RULES: list[tuple[str, Answer]] = [
         r"python -m tests\.engine\.server\.many_requests .*",
         Elsewhere("tests/engine/server/test_clients.py::test_requests_leave_nothing_behind"),
     ),
+    (r"python -m tests\.engine\.vision\.sized \.", NotHere("it writes 770 MB")),
     # docs/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",

@@ -14,6 +14,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.proposers import Lookup
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
+from orinllm.errors import BadInput
 from orinllm.loader import Network, make_store, plan_network
 from orinllm.model import Header, Model, Piece
 from orinllm.other.encoder import TensorEncoder
@@ -86,6 +87,12 @@ def test_a_model_of_experts_that_are_alike_says_what_the_dense_one_says(files: P
     assert tokens_of(answer) == [RECORDED["qwen3vl.tokens"][0]]
     logits, wanted = model.runner.logits()[0], RECORDED["qwen3vl.logits"]
     assert np.abs(logits - wanted).max() < 0.001 * np.abs(wanted).max()
+
+
+def test_a_part_without_its_picture_is_one_line(files: Path) -> None:
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    with pytest.raises(BadInput, match="a picture is NoneType of object"):
+        load(files, "gemma3").generate(messages)
 
 
 @pytest.mark.parametrize("kind", KINDS)
