@@ -181,11 +181,8 @@ class TinygradRunner:
         kernels, launches = None, None
         if case.n_gen:
             kernels, launches = kernels_of_token(timed, case.n_parallel)
-        checked = None if finite else RowChecked(False, math.inf, "nothing")
-        if finite and check:
-            checked = self._check(timed, case, text)
-        return WarmedUp(
-            checked=checked,
+        warmed = WarmedUp(
+            checked=None if finite else RowChecked(False, math.inf, "nothing"),
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
             compile_s=meters.compile_s - compile_s,
@@ -196,6 +193,9 @@ class TinygradRunner:
             type_k=self._cache_type(),
             type_v=self._cache_type(),
         )
+        if not finite or not check:
+            return warmed
+        return replace(warmed, checked=self._check(timed, case, text))  # has kernels of its own
 
     def _check(self, timed: Timed, case: Case, text: str) -> RowChecked:
         if case.encodes:
