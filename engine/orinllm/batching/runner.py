@@ -49,7 +49,7 @@ class Row:
     token: None for the one that the step under way draws; `draw.before` is without it.
     room: tokens behind the next one that it may get, while it runs alone.
     behind: how far rotary positions are behind `position`, since pictures take fewer than they have
-      rows (pictures.py: behind).
+      rows (pictures.py: position_shift).
     """
 
     token: int | None

@@ -12,8 +12,8 @@ from orinllm.server.answer_forms import Form, chat_form, constraint, form_of_sha
 from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
-from orinllm.server.pictures import fetched
 from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
+from orinllm.server.protocols.request_pictures import fetched
 from orinllm.server.protocols.tokens import TokenizeRequest
 from orinllm.text.answer import AnswerParser, AnswerReader
 from orinllm.text.template import ChatTemplate, Guarded

@@ -1,7 +1,7 @@
 """Chat templates: a conversation to the one text that a model was trained to continue.
 
 A GGUF file carries its template as Jinja. It is code of whoever made the file, so it runs in a
-process of its own (`rendering`), set up as the `transformers` library does it, and gives the same
+process of its own (`render.py`), set up as the `transformers` library does it, and gives the same
 text.
 """
 

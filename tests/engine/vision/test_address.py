@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orinllm.server import pictures
 from orinllm.server.errors import ApiError
+from orinllm.server.protocols import request_pictures as pictures
 
 
 class _Slow(BaseHTTPRequestHandler):

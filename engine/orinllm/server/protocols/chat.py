@@ -5,7 +5,6 @@ from typing import Any
 
 from orinllm.server.errors import invalid, unsupported
 from orinllm.server.fields import Fields
-from orinllm.server.pictures import READS, picture_at
 from orinllm.server.protocols.common import (
     ChatRequest,
     Tools,
@@ -14,6 +13,7 @@ from orinllm.server.protocols.common import (
     read_shape,
     refuse_foreign,
 )
+from orinllm.server.protocols.request_pictures import READS, picture_at
 
 _MOST_TOP = 20  # OpenAI's
 _ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -10,7 +10,6 @@ from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import Run
-from orinllm.server.pictures import READS, picture_at, picture_of
 from orinllm.server.protocols.answers import Answer, sse
 from orinllm.server.protocols.chat import EFFORTS, drop_hosted, named_tools
 from orinllm.server.protocols.common import (
@@ -23,6 +22,7 @@ from orinllm.server.protocols.common import (
     read_length,
     read_stop,
 )
+from orinllm.server.protocols.request_pictures import READS, picture_at, picture_of
 from orinllm.text.tokenizer import Tokenizer
 
 _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -11,7 +11,6 @@ from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import Run
-from orinllm.server.pictures import picture_of
 from orinllm.server.protocols.answers import Answer
 from orinllm.server.protocols.chat import read_tools
 from orinllm.server.protocols.common import (
@@ -25,6 +24,7 @@ from orinllm.server.protocols.common import (
     read_texts,
 )
 from orinllm.server.protocols.embeddings import EmbeddingRequest
+from orinllm.server.protocols.request_pictures import picture_of
 from orinllm.text.tokenizer import Tokenizer
 
 # Ollama's own defaults of sampling.

@@ -9,7 +9,6 @@ from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import Run
-from orinllm.server.pictures import READS, picture_at
 from orinllm.server.protocols.answers import Answer, sse
 from orinllm.server.protocols.chat import EFFORTS, drop_hosted, function_tool, named_tools
 from orinllm.server.protocols.common import (
@@ -22,6 +21,7 @@ from orinllm.server.protocols.common import (
     read_sampling,
     read_stop,
 )
+from orinllm.server.protocols.request_pictures import READS, picture_at
 from orinllm.text.tokenizer import Tokenizer
 
 _ROLES = ("user", "assistant", "system", "developer")
