@@ -141,13 +141,27 @@ class Races(AccessTargets):
     def _flag(self, space: str) -> bool:
         return self._atomic() or (space == "global" and self._strong())
 
+    def _last(self, slots: Slots, space: str, lanes: Lanes, index: Any) -> Words:
+        """The last writes; behind a lane's own atomic that told it nothing that of another thread.
+
+        `if (atomicAdd(&n, 1) == last) n = 0` is no race: who gets that number is the last.
+        """
+        records: Words = slots.write[index]
+        if slots.other is None or self._flag(space):
+            return records
+        me = (lanes if space == "shared" else self.gid[lanes]).astype(np.uint64)
+        own = ((records & THREADS) == me) & ((records & ATOMIC) > 0)
+        other = slots.other[index]
+        behind: Words = np.where(own & (other > 0), other, records)
+        return behind
+
     def _read(
         self, slots: Slots, space: str, lanes: Lanes, index: Any, count: int, mapping: Any
     ) -> None:
         strong = self._flag(space)
         if count > 1:
             lanes = np.repeat(lanes, count)
-        records = slots.write[index]
+        records = self._last(slots, space, lanes, index)
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "read")
         if int(np.maximum.reduce(records)) >= int(self._oldest(space)):
@@ -211,7 +225,7 @@ class Races(AccessTargets):
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "write")
         exempt = strong and (space == "global" or self._atomic()) and not self.facts.scoped
-        last, equals = slots.write[index], slots.equals(index)
+        last, equals = self._last(slots, space, lanes, index), slots.equals(index)
         unchanged = np.zeros(len(index), bool)
         for records, other in (
             (last, "write"), *((record, "write") for record in equals),

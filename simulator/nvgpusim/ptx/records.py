@@ -78,7 +78,8 @@ class Slots:
     `equal` are writes before the last one that nothing orders and that wrote the same value:
     whoever comes after one of them reads that value. The latest EQUAL are kept. `released`: of each
     granule the number of its last release for the writer's block, for everybody, and that block.
-    `crowd`: the reads in between, of kernels that order a part of a block.
+    `crowd`: the reads in between, of kernels that order a part of a block. `other`: where the last
+    write is an atomic that told its thread nothing, the last one of another thread; 0: none.
     """
 
     write: Words
@@ -88,6 +89,7 @@ class Slots:
     equal: Words | None = None
     released: NDArray[np.int64] | None = None
     crowd: OtherReads | None = None
+    other: Words | None = None
     shapes: ClassVar[int] = 0
     """Counts what memories have begun to remember: compiled code looks for it anew."""
 
@@ -97,6 +99,21 @@ class Slots:
         return cls(
             np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         )
+
+    def atomic(self, index: Any, records: Words, blind: bool) -> None:
+        """Atomics, the last of each granule last; `blind`: nobody looks at what they return."""
+        before = self.write[index]
+        self.write[index] = records
+        if not blind:
+            if self.other is not None:
+                self.other[index] = 0
+            return
+        if self.other is None:
+            self.other = np.zeros(len(self.write), np.uint64)
+        last = self.write[index]
+        for theirs in (before, records):
+            which = (theirs & THREADS) != (last & THREADS)
+            self.other[index[which]] = theirs[which]
 
     def forget_equals(self, index: Any) -> None:
         """A value that was written anew."""

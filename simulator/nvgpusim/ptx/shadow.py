@@ -172,7 +172,7 @@ class Shadow(Races):
         at = self.st.at
         if at is not None and (at.op == "atom" or any(m in WAITS for m in at.mods)):
             self.hear(many, self.shared, index)
-        self.shared.write[index] = self._mine(many, space, True)
+        self.shared.atomic(index, self._mine(many, space, True), self.facts.blind[self.st.site])
         self._remember([(self.shared, index)])
 
     def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
@@ -300,7 +300,7 @@ class Shadow(Races):
             if self.st.at is not None and self.st.at.op == "atom":
                 self.hear(mine, slots, index)
             records = self._mine(mine, "global", True)
-            slots.write[index] = records
+            slots.atomic(index, records, self.facts.blind[self.st.site])
             if self.narrow():
                 self._apart(slots, mine, records, index, mapping)
             words.append((slots, index))

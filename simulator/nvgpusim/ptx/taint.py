@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .syntax import Addr, Imm, Instr, Kernel, Operand, Reg, Special, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
@@ -14,7 +16,8 @@ class Facts:
     """A kernel as the sanitizer asks about it at each launch, analysed once.
 
     `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
-    instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone).
+    instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone), `blind`
+    (an atomic whose result nobody reads).
     """
 
     def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
@@ -24,6 +27,10 @@ class Facts:
             False, *(instr.op in ("atom", "red") or not _STRONG.isdisjoint(instr.mods)
                      for instr in sites),
         ]  # fmt: skip
+        named = Counter(
+            r for i in kernel.instrs for arg in (*i.args, i.guard) for r in registers(arg)
+        )
+        self.blind = [False, *(_blind(instr, named) for instr in sites)]
         self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
 
 
@@ -33,6 +40,11 @@ def _atomic(instr: Instr) -> bool:
         or (instr.op == "mbarrier" and "init" not in instr.mods)
         or not _ORDERED.isdisjoint(instr.mods)
     )
+
+
+def _blind(instr: Instr, named: Counter[int]) -> bool:
+    result = registers(instr.args[0]) if instr.op == "atom" else []
+    return instr.op == "red" or (instr.op == "atom" and all(named[r] == 1 for r in result))
 
 
 def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:

@@ -96,6 +96,21 @@ redux.sync.add.u32 %r3, %r30, -1; st.global.u32 [%i], %r3; exit; END: {more}""")
     assert (fault, found) == ("", kinds)
 
 
+@pytest.mark.parametrize(
+    ("own", "kinds"),
+    [
+        ("red.global.add.u32 [%in], 1;", ["race"]),
+        ("atom.global.add.u32 %r2, [%in], 1;", ["race"]),
+        ("atom.global.add.u32 %r2, [%in], 1; st.global.u32 [%i], %r2;", []),
+    ],
+)
+def test_plain_read_behind_the_last_atomic(own: str, kinds: list[str]) -> None:
+    """Others may come later; a thread that saw what its atomic returned may know that none does."""
+    body = f"{own} setp.ne.u32 %p1, %r28, 127; @%p1 bra END; ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; END:"
+    for compiled in (False, True):
+        assert path(kernel(body), compiled, True, Setup())[2] == kinds
+
+
 WRITES = {
     "a store under a predicate that is not to hold": (
         "setp.lt.u32 %p1, %r30, 7; st.global.u32 [%i], 6; @!%p1 st.global.u32 [%i], 5;",

@@ -5,6 +5,7 @@
 
 enum { TICK = 37, SITE = 27, EQUAL = 8, PIECES = 64, WORD = 4 };
 #define THREAD ((1ull << SITE) - 1)
+#define ATOMIC (1ull << 36)
 
 // Bytes [start, end) of global memory that a client knows as one buffer, or
 // shared memory (all of it). `records`: whether reads are to be recorded, by
@@ -65,7 +66,8 @@ static inline Who who(const Call* c, int64_t i, int is_shared) {
 // nothing.
 static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
-  if (likely(record < o->floor) || other == o->me) return 1;
+  if (likely(record < o->floor)) return 1;
+  if (other == o->me) return !(record & ATOMIC);  // another thread's may be behind it
   if (record >= o->warped || other - o->block >= threads) return 0;
   return record < o->passed || (other - o->block) / 32 == (o->me - o->block) / 32;
 }
