@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,6 +29,7 @@ from orinllm.command.options import (
     with_server,
     with_speculation,
 )
+from orinllm.command.show import show
 from orinllm.command.streams import prepare, utf8_argument
 from orinllm.command.terminal import (
     print_answer,
@@ -90,6 +90,9 @@ def _check_speculation(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Run GGUF language models on tinygrad: an Orin's GPU, any NVIDIA GPU, or the CPU."""
+
+
+cli.add_command(show)
 
 
 def _load(source: Source, opened: Future[str]) -> Any:
@@ -339,61 +342,6 @@ def serve(source: Source, **given: Any) -> None:
         given["api_key_file"],
     )
     sys.exit(run_server(options, http, given["insecure"], say))
-
-
-@cli.command()
-@with_model
-def show(source: Source) -> None:
-    """Describe a model, and which path computes each tensor.
-
-    The reason stands beside each path.
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from orinllm.gpu.device import open_device
-    from orinllm.gpu.kernels.buffers import KEY_TYPES
-    from orinllm.gpu.plan import cache_bytes, make_plan, type_name
-    from orinllm.model import Header
-
-    header = Header.read(source.model, source.context, KEY_TYPES[source.kv])
-    network = header.network
-    plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
-    for line in _summary(header, plan, cache_bytes(plan, network.context)):
-        print_line(line)
-    if source.mmproj is not None:
-        from orinllm.sight import describe
-
-        for line in describe(source.mmproj, network):
-            print_line(line)
-    table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
-    for tensor in network.gguf.tensors.values():
-        reason = "asked for" if source.general else plan.reason(tensor.name)
-        path = "general" if source.general else plan.path
-        taken = "fused kernels" if reason is None else f"{path} path: {reason}"
-        shape = " x ".join(map(str, tensor.shape))
-        cells = tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken
-        table.add_row(*(Text(printable(cell)) for cell in cells))  # and no markup
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
-
-
-def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
-    network = header.network
-    config, gguf = network.config, network.gguf
-    yield f"file          {gguf.path}, {gguf.size_bytes / 1e6:,.1f} MB of tensors"
-    n_layers = len(config.layers) or "unknown"
-    yield f"architecture  {config.architecture}, {n_layers} layers, width {config.dim}"
-    yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
-    yield f"template      {'yes' if header.template else 'no: it continues text'}"
-    yield f"context       {network.context} tokens (trained for {config.trained_context})"
-    yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights, as {plan.weights_as}"
-    yield f"              {cache / 1e6:,.1f} MB of keys and values"
-    yield f"device        {plan.device}: {plan.path} path"
-    for what, why in plan.obstacles.items():
-        yield f"              {what}: {why}"
-    if plan.prompt_obstacle:
-        yield f"prompts       token by token: {plan.prompt_obstacle}"
 
 
 @cli.command(name="list")
