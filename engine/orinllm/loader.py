@@ -194,7 +194,7 @@ def _on_gpu(network: Network, plan: Plan, share: Share, say: Say) -> FusedRunner
         slots = fused_slots(network, plan, share.slots)
         states = slots, most_checkpoints(config)
         memory = make_memory(config, weights, plan.device, context, pool, network.kv, states)
-        executor = FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+        executor = FusedExecutor(memory)
         return FusedRunner(executor, slots, share.deterministic)
 
 
@@ -299,8 +299,6 @@ def _check_pictures(network: Network, plan: Plan, general: bool) -> None:
     said = f"{network.gguf.path}: pictures (--mmproj)"
     if general or plan.path == "general":
         raise BadInput(f"{said} need the fused kernels or the CPU's path; leave --path general out")
-    if plan.fused and plan.prompt_obstacle is not None:
-        raise BadInput(f"{said} need prompts in chunks; here {plan.prompt_obstacle}")
     if network.config.whole_pictures and network.pictures > CHUNK:
         raise BadInput(f"{said} of {network.pictures} rows; {CHUNK} at most are computed together")
 

@@ -92,7 +92,7 @@ def load_emulated(
     with weights.arriving():
         pass
     memory = make_memory(config, weights, device, context, pages or context // PAGE, kv, slots)
-    return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+    return FusedExecutor(memory)
 
 
 @pytest.fixture(scope="session")

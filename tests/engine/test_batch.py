@@ -60,9 +60,9 @@ def run(product: RowProduct) -> list[str]:
     ("types", "sequences", "cols", "rows"),
     [
         (("Q6_K", "Q6_K", "Q6_K"), 8, 512, (24, 9, 8)),
-        (("Q8_0", "F16", "F16"), 17, 192, (20, 16, 5)),
+        (("Q8_0", "F16", "F16"), 17, 224, (20, 16, 5)),
         (("BF16",), 3, 64, (7,)),
-        (("Q4_0",), 32, 128, (200,)),  # many items a block
+        (("Q4_0",), 32, 160, (200,)),  # many items a block
     ],
 )
 def test_products_with_biases(

@@ -153,13 +153,13 @@ def test_weights_arrive_while_launches_are_built(
         copied.append(data.nbytes)
         piece.copyin(data)
 
-    def build(memory: Memory, chunked: bool) -> FusedExecutor:
+    def build(memory: Memory) -> FusedExecutor:
         assert begun.wait(60)
         built.set()
         numbers = {"context": memory.context, "vocab_size": 0, "chunk": 1, "beside": 1, "begins": 0}
         return cast(FusedExecutor, SimpleNamespace(memory=memory, **numbers))
 
-    def interrupted(memory: Memory, chunked: bool) -> FusedExecutor:
+    def interrupted(memory: Memory) -> FusedExecutor:
         threading.Timer(0.1, built.set).start()
         raise KeyboardInterrupt
 

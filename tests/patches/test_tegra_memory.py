@@ -268,7 +268,7 @@ from orinllm import loader
 from orinllm.batching import fused_runner
 from orinllm.errors import DeviceFault
 from orinllm.gpu import fused, weights
-fused.FusedExecutor = lambda memory, chunked: SimpleNamespace(memory=memory)  # no kernels
+fused.FusedExecutor = lambda memory: SimpleNamespace(memory=memory)  # no kernels
 fused_runner.FusedRunner = lambda executor, slots, deterministic: executor
 d = Device["NV"]
 d.iface._give_up_files = lambda: None

@@ -64,5 +64,3 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     yield f"device        {plan.device}: {plan.path} path"
     for what, why in plan.obstacles.items():
         yield f"              {what}: {why}"
-    if plan.prompt_obstacle:
-        yield f"prompts       token by token: {plan.prompt_obstacle}"

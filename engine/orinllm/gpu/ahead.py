@@ -65,22 +65,20 @@ def launches_for(
     pages = context // PAGE
     memory = make_memory(network.config, weights, device, context, pages, network.kv)
     guesses = served and memory.states is None
-    lists = [list_of_tokens(memory, n, plan.prompt_obstacle is None) for n in sequences]
+    lists = [list_of_tokens(memory, n) for n in sequences]
     lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
     for tokens in lists:
         yield from tokens.launches
         mail = tokens.mail.buffer if tokens.mail else None
         yield from Draws(tokens.logits, tokens.state, tokens.sequences, context, mail).launches
-    if plan.prompt_obstacle is None:
-        chunk = ChunkList(memory)
-        yield from (*chunk.launches, *chunk.rest)
-        alone = TokenList(memory, 1)
-        yield from behind_chunk(alone, chunk)[: -len(alone.ending)]
+    chunk = ChunkList(memory)
+    yield from (*chunk.launches, *chunk.rest)
+    alone = TokenList(memory, 1)
+    yield from behind_chunk(alone, chunk)[: -len(alone.ending)]
     if memory.states is not None:
         yield copy_states(memory.states, slot_floats(network.config), memory.zeros(2))
-    if plan.prompt_obstacle is None:
-        piece = piece_of(chunk) if served else None
-        yield from () if piece is None else piece.launches
+    piece = piece_of(chunk) if served else None
+    yield from () if piece is None else piece.launches
 
 
 def compile_ahead(

@@ -71,14 +71,9 @@ def size_classes(slots: int) -> tuple[int, ...]:
     return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
-def list_of_tokens(
-    memory: Memory, sequences: int, tensor_cores: bool = True
-) -> TokenList | BatchList:
-    """Return the launches of a token of each of so many sequences.
-
-    `tensor_cores` is false for models whose rows they do not take (plan.py).
-    """
-    if sequences > GEMV_SEQUENCES and tensor_cores:
+def list_of_tokens(memory: Memory, sequences: int) -> TokenList | BatchList:
+    """Return the launches of a token of each of so many sequences."""
+    if sequences > GEMV_SEQUENCES:
         from orinllm.gpu.steps.batch import BatchList
 
         return BatchList(memory, sequences)
@@ -289,18 +284,16 @@ class FusedExecutor:
 
     name = "fused"
 
-    def __init__(self, memory: Memory, chunked: bool = True) -> None:
+    def __init__(self, memory: Memory) -> None:
         self.memory, self.context = memory, memory.context
         self._decoders: dict[int, Decoder] = {}
         self._verifiers: dict[int, Decoder] = {}
         self._how = Sampling(temperature=0)
         self._pages: tuple[int, ...] = ()
         self._copy: tuple[Buffer, Graph] | None = None  # of recurrent states
-        self._prompt: tuple[ChunkList, Graph] | None = None
-        if chunked:
-            chunk = ChunkList(memory)
-            self._prompt = chunk, _graph_of(chunk)
-            self._prompt[1].prepare()
+        chunk = ChunkList(memory)
+        self._prompt = chunk, _graph_of(chunk)
+        self._prompt[1].prepare()
         self.place(range(min(self.context // PAGE, memory.pages)))
 
     @property
@@ -311,22 +304,22 @@ class FusedExecutor:
     @property
     def chunk(self) -> int:
         """Tokens of a prompt that go through at once."""
-        return CHUNK if self._prompt else 1
+        return CHUNK
 
     @functools.cached_property
     def beside(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
-        return tokens_beside(self._prompt[0]) if self._prompt else 1
+        return tokens_beside(self._prompt[0])
 
     @functools.cached_property
     def _piece(self) -> tuple[ChunkList, Graph] | None:
-        piece = piece_of(self._prompt[0]) if self._prompt else None
+        piece = piece_of(self._prompt[0])
         return None if piece is None else (piece, _graph_of(piece))
 
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:
-        """Launches of a chunk, in order; none where prompts go token by token."""
-        return self._prompt[0].launches + self._prompt[0].rest if self._prompt else ()
+        """Launches of a chunk, in order."""
+        return self._prompt[0].launches + self._prompt[0].rest
 
     def decoder(self, sequences: int = 1) -> Decoder:
         """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
@@ -336,9 +329,9 @@ class FusedExecutor:
         if not 1 <= sequences <= MOST_SEQUENCES:
             raise ValueError(f"{sequences} sequences; a batch has 1 to {MOST_SEQUENCES}")
         if sequences not in self._decoders:
-            tokens = list_of_tokens(self.memory, sequences, self._prompt is not None)
+            tokens = list_of_tokens(self.memory, sequences)
             begins = self.begins and sequences == 1
-            chunk = self._prompt[0] if self._prompt and begins else None
+            chunk = self._prompt[0] if begins else None
             self._decoders[sequences] = Decoder(tokens, chunk)
         return self._decoders[sequences]
 
@@ -385,7 +378,7 @@ class FusedExecutor:
         """
         for at, to in pieces_of(tokens, start, end, self.chunk, self.memory.config.whole_pictures):
             piece = tokens[at:to]
-            if self._prompt and (len(piece) >= _LEAST_CHUNK or min(piece) < 0):
+            if len(piece) >= _LEAST_CHUNK or min(piece) < 0:
                 self._chunk(self._prompt, tokens, at, to)
             else:
                 less = self._behind(tokens[:at])
@@ -409,8 +402,7 @@ class FusedExecutor:
 
     def _behind(self, tokens: Sequence[int]) -> int:
         """Return by how much less than their positions tokens behind these are turned."""
-        sees = self._prompt is not None and self.memory.config.turned_by_parts
-        return position_shift(tokens) if sees else 0
+        return position_shift(tokens) if self.memory.config.turned_by_parts else 0
 
     def _chunk(
         self, prompt: tuple[ChunkList, Graph], text: Sequence[int], start: int, end: int
@@ -466,7 +458,7 @@ class FusedExecutor:
         """
         self.settle()
         end = len(tokens)
-        if not self._prompt or not self.begins:
+        if not self.begins:
             self.fill(tokens, start, end - 1)
             self.step(tokens[-1], end - 1, self._behind(tokens))
             return
@@ -477,23 +469,17 @@ class FusedExecutor:
 
     def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
-        pieces = []
+        pieces, x = [], self._prompt[0].x
         while start < end:
-            if self._prompt:
-                chunk, _ = self._prompt
-                n, x = min(CHUNK, end - start), chunk.x
-                self._chunk(self._prompt, tokens, start, start + n)
-                self._chunk_rest.run()
-            else:
-                n, x = 1, self.decoder().list.x
-                self.step(tokens[start], start, self._behind(tokens[:start]))
+            n = min(CHUNK, end - start)
+            self._chunk(self._prompt, tokens, start, start + n)
+            self._chunk_rest.run()
             pieces.append(_floats(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
         return normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
 
     @functools.cached_property
     def _chunk_rest(self) -> Graph:
-        assert self._prompt is not None
         chunk, _ = self._prompt
         compile_all(self.memory.device, [launch.source for launch in chunk.rest])
         return Graph(self.memory.device, chunk.rest)

@@ -27,7 +27,6 @@ class Plan:
     device: str
     path: str  # fused, cpu or general: that of tinygrad.llm
     obstacles: dict[str, str]  # tensor or part -> why the fused kernels cannot run it
-    prompt_obstacle: str | None  # why prompts go through token by token
     weight_bytes: int  # in the device's memory, as `weights_as` says
     weights_as: str  # how weights lie there, in words
     cache_bytes_per_token: int
@@ -61,7 +60,6 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Pla
         device=device,
         path=path,
         obstacles=obstacles,
-        prompt_obstacle=None if obstacles else _of_prompts(gguf, config),
         weight_bytes=size,
         weights_as=how,
         cache_bytes_per_token=sum(
@@ -168,21 +166,12 @@ def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
         return "no kernel for its type"
     cols = tensor.shape[-1]
     row_bytes = cols // type_.block_values * type_.block_bytes
-    if cols % 32:
-        return f"its rows of {cols} are no multiple of 32"
+    if cols % 32 or cols < 64:  # cuda/batch.cu reads the last 64
+        return f"its rows of {cols} are no multiple of 32 from 64 on"
     if tensor.offset % type_.alignment or row_bytes % type_.alignment:
         return f"its rows are not aligned to {type_.alignment} bytes"
     if not fits(device, "GATED" if "ffn_gate" in tensor.name else "STORE", type_, tensor.shape):
         return f"its rows of {cols} do not fit shared memory"
-    return None
-
-
-def _of_prompts(gguf: GGUF, config: Config) -> str | None:
-    from orinllm.gpu.kernels.gemm import COLUMN_STEP
-
-    for tensor in _matrices(gguf, config):
-        if tensor.shape[-1] % COLUMN_STEP:
-            return f"{tensor.name} has rows of {tensor.shape[-1]}, no multiple of {COLUMN_STEP}"
     return None
 
 

@@ -23,10 +23,18 @@ struct Batch {
 // What follows from a launch's parameters P (launch.py).
 template<typename P> struct BatchSizes {
   static constexpr int T = P::TYPE, K = P::COLS, N = P::SEQUENCES, WARPS = P::WARPS, MODE = P::MODE;
-  static constexpr int THREADS = WARPS * 32, UNITS = K / 64, TILES = (N + 7) / 8;
+  static constexpr int THREADS = WARPS * 32, UNITS = (K + 63) / 64, TILES = (N + 7) / 8;
   static constexpr int ROWB = K / Packed<T>::BW * Packed<T>::BB, ROWS = MODE == GATED ? 8 : 16;
   static constexpr int SUMS = TILES * 8 * SUMS_PITCH;              // floats of a warp
   static constexpr int EACH = (N * ROWS + THREADS - 1) / THREADS;  // results of a thread
+  // Of columns that are no multiple of 64 the last unit begins 32 earlier, with those that the one
+  // before has, whose weights are taken as zeros.
+  static constexpr bool HALF = K % 64 != 0;
+  static_assert(K % 32 == 0 && K >= 64, "whole units, but for one");
+  static DI bool overlaps(int unit) { return HALF && unit == UNITS - 1; }
+  static DI const u8* row_of(const u8* row, int unit) {
+    return overlaps(unit) ? row - 32 / Packed<T>::BW * Packed<T>::BB : row;
+  }
 };
 
 // A lane's two rows of an item; behind the last one that is read again.
@@ -66,7 +74,13 @@ DI void multiply_unit(u32 w[2][2][4], const u16* const* in, int unit, int j, flo
 #pragma unroll
         for (int c = 0; c < 4; c++) w[p][i][c] = f2h2(f16<T>(w[p][i][c]), f16<T>(w[p][i][c] >> 16));
     }
-    const int at = (unit >> 1) * 128 + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j);
+    const bool before = Z::overlaps(unit);
+    if (before && 32 * quarter_of<T>(0, p) + run_at<T>(p, j) < 32) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) w[p][i / 4][i % 4] = 0u;
+    }
+    const int at =
+        (unit >> 1) * 128 + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j) - (before ? 32 : 0);
 #pragma unroll
     for (int m = 0; m < Z::TILES; m++) {
       const int4 b = *(const int4*)(in[m] + at);
@@ -121,7 +135,7 @@ template<typename P> DI void batch(const Batch& a) {
   rows_of<P>(a, blockIdx.x, g, rows);
   Raw<T> raw[2];
 #pragma unroll
-  for (int i = 0; i < 2; i++) raw[i] = load_raw<T>(rows[i], first, j);
+  for (int i = 0; i < 2; i++) raw[i] = load_raw<T>(Z::row_of(rows[i], first), first, j);
   int turn = 0;
 #pragma unroll 1
   for (int item = blockIdx.x; item < ITEMS; item += GRID) {
@@ -139,13 +153,16 @@ template<typename P> DI void batch(const Batch& a) {
       u32 w[2][2][4];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        to_half<T>(raw[i], rows[i], unit, 0, w[0][i]);
-        to_half<T>(raw[i], rows[i], unit, 1, w[1][i]);
+        to_half<T>(raw[i], Z::row_of(rows[i], unit), unit, 0, w[0][i]);
+        to_half<T>(raw[i], Z::row_of(rows[i], unit), unit, 1, w[1][i]);
       }
       const int then = unit & 1 ? unit + 2 * Z::WARPS - 1 : unit + 1;
       if (then >= Z::UNITS && item + GRID < ITEMS) rows_of<P>(a, item + GRID, g, rows);
 #pragma unroll
-      for (int i = 0; i < 2; i++) raw[i] = load_raw<T>(rows[i], then < Z::UNITS ? then : first, j);
+      for (int i = 0; i < 2; i++) {
+        const int next = then < Z::UNITS ? then : first;
+        raw[i] = load_raw<T>(Z::row_of(rows[i], next), next, j);
+      }
       multiply_unit<P>(w, in, unit, j, acc);
       unit = then;
     }

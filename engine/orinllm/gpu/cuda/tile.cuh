@@ -46,7 +46,7 @@ template<typename P> struct Tile : P {
   static constexpr int AHEAD = P::STAGES > 2, RAWS = 1 + AHEAD, RANKS = K_WARPS * P::SPLITS;
   typedef Segment<TYPE> Piece;
   static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
-                       TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
+                       TOKENS = 8 * TOKEN_GROUPS, UNITS = (COLS + 63) / 64,
                        SEGMENTS = (UNITS + Piece::UNITS - 1) / Piece::UNITS,
                        OWN_LEAST = (SEGMENTS + RANKS - 1) / RANKS,
                        // segments of a rank of k: an even number of units
@@ -56,7 +56,9 @@ template<typename P> struct Tile : P {
   // of more than a segment's parts the segment would come too late
   static constexpr int STAGES = Piece::UNITS == 1 ? 2 : P::STAGES;
   static_assert(STAGES == 2 || STAGES == 4, "no more than the parts of two units");
-  static constexpr bool EVEN = RANKS * OWN_UNITS == UNITS;
+  // HALF: the last unit has 32 columns; the others are zeros in both operands
+  static constexpr bool HALF = COLS % 64 != 0, EVEN = !HALF && RANKS * OWN_UNITS == UNITS;
+  static_assert(COLS % 32 == 0, "a half of a unit");
   typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
   struct Memory {
     u8 raw[WARPS][RAWS][SLOTS * Piece::PITCH];
@@ -163,7 +165,9 @@ DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int fille
   for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
     const int more_rows = i / 4 % S::TOKENS, more_ranks = i / 4 / S::TOKENS;
     // of a unit that a rank does not have, zeros: its first ones are loaded, though not multiplied
-    const bool there = S::EVEN || (rank + more_ranks) * S::OWN_UNITS + unit < S::UNITS;
+    const int first = (rank + more_ranks) * S::OWN_UNITS;
+    const bool there = S::HALF ? first * 64 + column + run_at<T>(0, tid & 3) < S::COLS
+                               : S::EVEN || first + unit < S::UNITS;
     cp_async16_or_zero(to + i * 16,
                        (const u8*)(own(more_rows) + (column + more_ranks * S::OWN_UNITS * 64)),
                        there && row < filled - more_rows);
@@ -185,6 +189,7 @@ template<typename P> struct Words {
   Scales<P::TYPE> scales[P::ROW_TILES][2];  // from part 0 on
   u32 low[P::ROW_TILES][2];                 // of addresses; slots are whole 16 bytes
   int inside;                               // the unit, of its segment
+  bool last;                                // of the matrix
 };
 // Where a warp's next unit is: its raw bytes in shared memory, and the unit of the matrix.
 struct NextUnit {
@@ -212,6 +217,11 @@ template<typename P> DI void unpack_row(Weights<P>& to, Words<P>& from, int part
   Scales<T>& scales = from.scales[s / 2][s % 2];
   if (part == 0) scales = scales_of<T>(raw, from.inside);
   to_half<T>(raw, scales, from.low[s / 2][s % 2], from.inside, part, w);
+  if constexpr (Tile<P>::HALF) {
+    const int column = 32 * quarter_of<T>(0, part) + run_at<T>(part, thread_again() & 3);
+#pragma unroll
+    for (int c = 0; c < 4; c++) w[c] = from.last && column >= 32 ? 0u : w[c];
+  }
   if constexpr (T == BF16) {
 #pragma unroll
     for (int c = 0; c < 4; c++) w[c] = f2h2(f16<T>(w[c]), f16<T>(w[c] >> 16));
@@ -261,7 +271,10 @@ DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u
                       const Rows& rows, const Turn& turn) {
   constexpr int AT_ONCE = Some<P, GROUPS>::N, ROWS = 2 * P::ROW_TILES, STEPS = GROUPS / AT_ONCE,
                 MORE = ROWS < STEPS ? 1 : ROWS / STEPS;
-  if (PART == 0) words.inside = unit.inside;
+  if (PART == 0) {
+    words.inside = unit.inside;
+    words.last = unit.segment * Tile<P>::Piece::UNITS + unit.inside == Tile<P>::UNITS - 1;
+  }
 #pragma unroll
   for (int step = 0; step < STEPS; step++) {
     const int first = step * ROWS / STEPS, end = (step + 1) * ROWS / STEPS, at = (FROM + step) % 2;
@@ -359,6 +372,7 @@ DI void walk(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory, const
   Words<P> words;
   Weights<P> even, odd;  // parts
   words.inside = 0;
+  words.last = copies.first * UNITS == S::UNITS - 1;
 #pragma unroll
   for (int s = 0; s < 2 * P::ROW_TILES; s++) {
     load_row<P>(words, NextUnit{copies.raw(0), copies.first, 0}, rows, s);
