@@ -65,8 +65,9 @@ HEALTHY = {
     GPU: oneshot("true"),
     FIREWALL: oneshot("true"),
 }
-#: Jobs, and units that systemd is about to start again.
-BUSY = "systemctl list-jobs --no-legend; systemctl list-units --no-legend --state=auto-restart"
+#: Jobs, and units that start or are about to start again: by one state, as between two questions a
+#: unit goes from the one to the other.
+BUSY = "systemctl list-jobs --no-legend; systemctl list-units --no-legend --state=activating"
 ENVIRONMENT = f"\n[Service]\nEnvironment=PATH={STORE}/bin:/usr/sbin:/usr/bin\n"
 #: Kernels by what they do: start systemd, or end before it.
 STARTS, PANICS = "starts", "panics"
