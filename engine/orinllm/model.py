@@ -405,11 +405,13 @@ def load_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Block:
     Raises BadInput where there is none, or the path takes one token at a time.
     """
     own, config = gguf is header.network.gguf, header.network.block(gguf)
-    check_guesses(runner, header, plan, f"--draft {MTP if own else gguf.path}")
+    what = f"--draft {MTP if own else gguf.path}"
+    check_guesses(runner, header, plan, what)
     from orinllm.batching.cpu_runner import CpuRunner
     from orinllm.cpu.block import CpuBlock
 
-    assert isinstance(runner, CpuRunner), "the fused kernels do not go back in recurrent states"
+    if not isinstance(runner, CpuRunner):  # of a file that has a block but no layer with a state
+        raise BadInput(f"{what}: a block proposes tokens on a CPU, but not on {plan.device}")
     return Block(CpuBlock(runner.path, gguf, config))
 
 

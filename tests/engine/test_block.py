@@ -9,6 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -364,6 +366,10 @@ def test_a_gpu_says_that_it_takes_none(apt: Path, monkeypatch: pytest.MonkeyPatc
     header = Header(network, tokenizer("gpt-2"), None)
     with pytest.raises(BadInput, match="--draft mtp: qwen35 has recurrent states, which go back"):
         load_block(header, plan_network(network, "CPU"), runner, network.gguf)
+    # A file whose layers all attend: a GPU would take guesses, but not from a block.
+    attends: Any = SimpleNamespace(name="fused", most_verified=8)
+    with pytest.raises(BadInput, match="--draft mtp: a block proposes tokens on a CPU, but not on"):
+        load_block(header, plan_network(network, "CPU"), attends, network.gguf)
 
 
 def test_its_memory_is_counted(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
