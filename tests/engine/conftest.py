@@ -1,6 +1,7 @@
 """Models of the engine's tests: tiny synthetic files, on the emulated GPU or a real path."""
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from orinbench.synth import write_synthetic
 from orinllm.file.gguf import GGUF
 from orinllm.gpu import device as devices
-from orinllm.gpu.compiler import provide_compiler
+from orinllm.gpu.compiler import compiler_path, provide_compiler
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType
 from orinllm.gpu.memory import make_memory
@@ -32,6 +33,15 @@ def graphs_are_freed_here() -> Iterator[None]:
 def a_compiler_is_found() -> None:
     """Let tinygrad's CPU device compile: the engine's CPU path asks for one the first time only."""
     provide_compiler()
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The compiler that the engine finds, in the environment of a module's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in compiler_path(tmp_path_factory.mktemp("cc"), os.environ).items():
+            patch.setenv(key, value)
+        yield
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ values of 32 bits), of the greedy tokens behind the first 70 of the prompt.
 """
 
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,6 @@ from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.cpu.block import CpuBlock
 from orinllm.errors import BadInput
-from orinllm.gpu.compiler import compiler_path
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
@@ -62,14 +60,7 @@ GOLDEN: dict[str, tuple[list[list[float]], list[int]]] = {
     ),
 }
 Values = dict[str, NDArray[np.float32]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in compiler_path(tmp_path_factory.mktemp("cc"), os.environ).items():
-            patch.setenv(key, value)
-        yield
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def opened(path: Path, slots: int = 2) -> tuple[Network, CpuRunner, CpuBlock]:

@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -26,20 +25,12 @@ from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.gpu.compiler import compiler_path
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
 from orinllm.model import Header, check_guesses, load_draft
 
 RECURRENT = [name for name in MODELS if not name.startswith("gemma4")]
 Open = Callable[..., tuple[Network, CpuRunner]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in compiler_path(tmp_path_factory.mktemp("cc"), os.environ).items():
-            patch.setenv(key, value)
-        yield
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture(scope="module")

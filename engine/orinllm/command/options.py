@@ -35,7 +35,7 @@ class ModelFile(click.Path):
 
 
 class DraftFile(click.Path):
-    """Who guesses tokens: another model's file, or the block of the model's own."""
+    """A file that guesses tokens: another model's, or the block of the model's own."""
 
     name = "MODEL"
 

@@ -86,7 +86,7 @@ class Current:
 
 
 def reach(sequences: list[judge.Sequence]) -> tuple[Reached, Reached]:
-    """Who comes by what: sequences (by number) and tests."""
+    """The sequences (by number) and tests that come by each place."""
     files = [*ROOT.rglob("*.py"), *HERE.glob("[!br]*.py"), *HERE.parent.glob("gpu/*.py")]
     if MAP.is_file() and MAP.stat().st_mtime > max(f.stat().st_mtime for f in files):
         kept = json.loads(MAP.read_text())
@@ -150,7 +150,7 @@ def notices(breakage: Breakage, ask: Callable[[], object]) -> bool:
 
 
 def asked(breakage: Breakage, reached: Reached) -> set[str]:
-    """Who comes by the line that is broken, or by the rule where that has none."""
+    """Return what comes by the broken line, or by the rule where that has none."""
     there = f"{Path(breakage.file).name}:{breakage.line}"
     return reached.get(there) or reached.get(breakage.rule, set())
 
