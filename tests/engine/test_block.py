@@ -383,9 +383,9 @@ def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) ->
     network = Network.read(apt, CONTEXT)
     plan = plan_network(network, "CPU")
     pages = []
-    for draft in (None, MTP):
+    for block in (None, network.block()):
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
         monkeypatch.setattr("orinllm.server.engine.free_memory", lambda device: free)  # noqa: B023
-        pages.append(_pages(EngineOptions(apt, memory=1.0, draft=draft), plan, network))
+        pages.append(_pages(EngineOptions(apt, memory=1.0), plan, network, block))
     assert pages == [16, 5]

@@ -27,6 +27,7 @@ from orinllm.loader import (
     state_bytes,
 )
 from orinllm.model import Header, check_guesses, load_block, load_draft
+from orinllm.network.config import Config
 from orinllm.server.options import EngineOptions
 from orinllm.sight import let_see, with_pictures
 from orinllm.text.grammar import Grammars
@@ -72,18 +73,21 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     network = header.network
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
-    proposer = _proposer(options, header, plan, say)
+    _check_steps(options)
+    file = network.block_file(options.draft)
+    block = None if file is None else network.block(file)
+    proposer = None if file is not None else _proposer(options, header, plan, say)
     pages = pages_of(network.context)
     if plan.path != "general" and not options.general:
-        pages = _pages(options, plan, network)
+        pages = _pages(options, plan, network, block)
     elif options.slots not in (None, 1):
         raise BadInput(
             f"--slots {options.slots}: the general path answers one at a time; leave it out"
         )
     share = Share(options.slots or MOST_SLOTS, pages, options.deterministic)
     plain = make_runner(network, plan, options.general, share, say)
-    if (block := network.block_file(options.draft)) is not None:
-        proposer = load_block(header, plan, plain, block)
+    if file is not None:
+        proposer = load_block(header, plan, plain, file)
     if isinstance(plain, FusedRunner):
         plain.warm(verifies=proposer is not None)
     if proposer is not None:
@@ -114,17 +118,19 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     )
 
 
-def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> Proposer | None:
-    """Load what guesses tokens; its memory is taken before keys and values get theirs.
-
-    A block of the model's own (MTP) comes once the model is there.
-    """
+def _check_steps(options: EngineOptions) -> None:
+    """Raise BadInput where guesses would make steps of several sizes that must be of one."""
     flag = "--lookup" if options.lookup else "--draft"
     if (options.lookup or options.draft) and options.deterministic:
         raise BadInput(f"{flag}: steps of several sizes, which --deterministic excludes")
-    if (block := header.network.block_file(options.draft)) is not None:
-        header.network.block(block)  # raises where the file has none
-    if options.draft is None or block is not None:
+
+
+def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> Proposer | None:
+    """Load what guesses tokens, unless it is a block, which comes once the model is there.
+
+    Its memory is taken before keys and values get theirs.
+    """
+    if options.draft is None:
         return Lookup() if options.lookup else None
     general = options.general or plan.path == "general"
     draft = load_draft(header, options.draft, plan.device, general, say)
@@ -132,7 +138,7 @@ def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> P
     return draft
 
 
-def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
+def _pages(options: EngineOptions, plan: Plan, network: Network, block: Config | None) -> int:
     """Return the pages that there is memory for, which sequences share as they need it.
 
     One sequence's whole context at least, and no more than all slots' whole contexts.
@@ -148,8 +154,8 @@ def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
     if plan.fused:
         slots = fused_slots(network, plan, slots)
         room -= state_bytes(network, slots)
-    elif (file := network.block_file(options.draft)) is not None:
+    elif block is not None:
         # Its keys and values, and the states that it reads, lie beside.
-        kept, block = network.config.kept_per_token, network.block(file)
+        kept = network.config.kept_per_token
         room = room * kept // (kept + block.kept_per_token + 2 * block.dim)
     return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

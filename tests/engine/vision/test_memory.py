@@ -36,7 +36,7 @@ def test_pages_and_context_leave_room_for_an_encoder(
             monkeypatch.setattr(f"orinllm.{module}.free_memory", lambda device: free)  # noqa: B023
         plan_network(network, "EMU")
         options = EngineOptions(network.gguf.path, memory=1.0, mmproj=tmp_path / "mmproj.gguf")
-        assert min(_pages(options, plan, network), 9) == min(pages, 9)
+        assert min(_pages(options, plan, network, None), 9) == min(pages, 9)
     free = plan.weight_bytes + taken.weights + taken.rows + one - 1
     with pytest.raises(BadInput, match=r"192 tokens fit beside the 0\.0 GB of an encoder"):
         plan_network(network, "EMU")
