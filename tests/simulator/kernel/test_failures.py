@@ -18,6 +18,7 @@ from nvgpusim.memory import MmuFault
 from nvgpusim.options import PLACES
 from nvgpusim.orin.kernel import Kernel
 from nvgpusim.orin.kernel.allocator import WINDOWS
+from nvgpusim.orin.kernel.channel import ChannelFile
 
 from . import rawclient as rc
 from .conftest import fork_status, simulated
@@ -236,6 +237,21 @@ def test_host_pointer_in_a_copy_kills_the_channel() -> None:
         work.submit(*work.copy(ctypes.addressof(host), work.signal.va), *work.release(1))
         assert until(lambda: work.channel.error() == 31)
         assert "CPU pointer" in str(kernel.journal.faults[0]) and work.value() == 0
+
+
+def test_report_stands_before_the_notifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = ChannelFile.die, []
+
+    def die(self: ChannelFile, code: int) -> None:
+        seen.append(len(self.kernel.journal.faults))
+        before(self, code)
+
+    monkeypatch.setattr(ChannelFile, "die", die)
+    with simulated(execute=True):
+        work = Work()
+        work.submit(*work.copy(1 << 20, work.signal.va))
+        assert until(lambda: work.channel.error() == 31)
+    assert seen == [1], "a client that reads its notifier asks at once what happened"
 
 
 # F14: two devices in one process

@@ -334,6 +334,9 @@ class Kernel:
         with self.fault_lock:
             if not port.alive:
                 return
+            # First the report: a client that reads its notifier asks at once what happened.
+            self.journal.rule("kill.tsg")
+            self.journal.fault(report, port)
             victims = [  # list(): the client's threads open and close meanwhile
                 f
                 for f in list(self.files.values())
@@ -347,8 +350,6 @@ class Kernel:
             for other in list(self.ports.values()):
                 if other.tsg_id == port.tsg_id:
                     other.alive = False
-            self.journal.rule("kill.tsg")
-            self.journal.fault(report, port)
 
     def oom_kill(self) -> None:
         """Linux ends the process for want of memory."""
