@@ -326,7 +326,7 @@ NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/server.md", "rate(orinllm_energy"): "queries for Prometheus",
     ("docs/server.md", "x-ignored-fields"): "a header of an answer",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
-    ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
+    ("docs/simulator.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
     ("docs/simulator-cuda.md", "nvgpusim: note: kernel _Z5saxpy"): "a finding",
     ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",

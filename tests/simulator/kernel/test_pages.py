@@ -79,7 +79,7 @@ def test_every_broken_rule_is_noticed() -> None:
 
 
 def test_options_of_the_page_are_those_of_the_program() -> None:
-    page = (DOCS / "simulator-use.md").read_text()
+    page = (DOCS / "simulator.md").read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"(?s)```.*?```", "", page)))
     there = {name for p in run.params for name in (*p.opts, *p.secondary_opts)}
     assert {"--delay", "--strict"} <= named <= there | {"--help"}
