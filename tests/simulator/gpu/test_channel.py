@@ -144,16 +144,19 @@ def test_copy(rig: Rig) -> None:
     assert rig.gpu.statistics()["bytes copied"] == 5001
 
 
-def test_copy_lines_and_word_semaphore(rig: Rig) -> None:
+@pytest.mark.parametrize("flush", [0, 1])
+def test_copy_lines_and_word_semaphore(rig: Rig, flush: int) -> None:
     a, b = rig.alloc(4096), rig.alloc(4096)
     rig.at(a, 4096, np.uint8)[:] = np.arange(4096) % 251
     words = [
         *setup_words(rig.local),
         *inc(4, 0x400, *divmod(a, 1 << 32), *divmod(b, 1 << 32), 100, 64, 10, 5),
-        *inc(4, 0x240, *divmod(rig.signal, 1 << 32), 5), *inc(4, 0x300, 0x182 | 1 << 9 | 1 << 3),
+        *inc(4, 0x240, *divmod(rig.signal, 1 << 32), 5), *inc(4, 0x300, 0x182 | 1 << 9 | 1 << 3 | flush << 2),
     ]  # fmt: skip
     rig.submit(words)
-    rig.done()
+    rig.finish()
+    late = ["copy semaphore without FLUSH_ENABLE" in note for note in rig.gpu.notes]
+    assert late == [True] * (1 - flush)
     for line in range(5):
         want = rig.at(a, 4096, np.uint8)[100 * line : 100 * line + 10]
         assert (rig.at(b, 4096, np.uint8)[64 * line : 64 * line + 10] == want).all()

@@ -405,3 +405,25 @@ def test_every_seed_gives_the_same_results() -> None:
         rig.done()
         rig.close()
         assert (rig.at(out, 32) == 31).all()
+
+
+def _last_of_three(seed: int, embedded: bool) -> int:
+    """Three launches to one place with nothing between; the number of the one that stays."""
+    rig = _made(delay=3, seed=seed)
+    out = rig.alloc(256)
+    for n in range(1, 4):
+        qmd = rig.qmd("k_set", u64(out) + u32(n, 32))
+        if embedded:
+            rig.release(qmd, n, address=rig.signal + 16 * n)
+            rig.submit(launch(qmd))
+        else:
+            rig.submit([*launch(qmd), *semaphore(rig.signal, n, SIGNAL)])
+    rig.done()
+    rig.close()
+    return int(rig.at(out, 1)[0])
+
+
+def test_launches_that_no_acquire_orders() -> None:
+    """A release that waits for idle orders a channel's launches by itself; a QMD's does not."""
+    assert {_last_of_three(seed, embedded=False) for seed in range(6)} == {3}
+    assert any(_last_of_three(seed, embedded=True) != 3 for seed in range(40))

@@ -371,6 +371,18 @@ def test_release_structures(rig: Rig) -> None:
     assert got[16:] == b"\xee" * 48
 
 
+@pytest.mark.parametrize(("grid", "own", "late"), [(0, 0, 1), (3, 0, 1), (1, 0, 0), (0, 1, 0)])
+def test_a_release_without_a_system_membar_is_noted(
+    rig: Rig, grid: int, own: int, late: int
+) -> None:
+    """By clc7c0qmd.h: CWD_MEMBAR_TYPE 0 is none, 3 of the GPU alone; a release may have its own."""
+    qmd = rig.qmd("k_set", u64(rig.alloc(256)) + u32(1, 32), b369_368=grid, b819_819=own)
+    rig.release(qmd, 1)
+    rig.submit(launch(qmd))
+    rig.finish()
+    assert [n.partition(" of ")[0] for n in rig.gpu.notes] == ["RELEASE0"] * late
+
+
 def test_empty_grid_only_releases(rig: Rig) -> None:
     qmd = rig.qmd("k_set", u64(0) + u32(1, 32), grid=(0, 1, 1))
     rig.release(qmd, 8)

@@ -32,6 +32,8 @@ REMEDY = (
     "NVRTC_PATH and NVJITLINK_PATH) or nvcc; for code from a compile cache of other runs set "
     "CCACHE=0 once; for a cubin made elsewhere: nvgpusim programs CUBIN PTX"
 )
+SYSTEM_MEMBAR = 1
+"""CWD_MEMBAR_TYPE_L1_SYSMEMBAR of clc7c0qmd.h."""
 LANES_PER_TPC = 48 * 32 * 2
 PAGE = 4096
 
@@ -196,11 +198,16 @@ class Compute:
         return max(1, qmd.resident_blocks()) * 2 * self.c.gpu.tpcs
 
     def release(self, qmd: Qmd) -> None:
-        """Write the QMD's semaphores; the grid's stores are visible (CWD_MEMBAR)."""
+        """Write the QMD's semaphores; a system membar before them makes the stores visible."""
         c = self.c
         for i in range(2):
             if not qmd[f"RELEASE{i}_ENABLE"]:
                 continue
+            if qmd["CWD_MEMBAR_TYPE"] != SYSTEM_MEMBAR and not qmd[f"RELEASE{i}_MEMBAR_TYPE"]:
+                c.gpu.note(
+                    f"RELEASE{i} of QMD {qmd.va:#x} without a system membar (CWD_MEMBAR_TYPE "
+                    f"{qmd['CWD_MEMBAR_TYPE']}): the grid's stores may arrive after it; {c.line}"
+                )
             va = qmd.wide(f"RELEASE{i}_ADDRESS")
             payload = qmd.wide(f"RELEASE{i}_PAYLOAD")
             wide, size = qmd[f"RELEASE{i}_PAYLOAD64B"], qmd[f"RELEASE{i}_STRUCTURE_SIZE"]

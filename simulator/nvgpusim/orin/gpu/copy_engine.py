@@ -81,6 +81,11 @@ class Copy:
         if semaphore == 3:
             raise gr_class("LAUNCH_DMA with semaphore type 3", **c.details())
         if semaphore:
+            if not flags & FLUSH:
+                c.gpu.note(
+                    "copy semaphore without FLUSH_ENABLE: what was copied may arrive after it; "
+                    f"{c.line}"
+                )
             va = self.wide(SEM_A, SEM_B)
             if va % (16 if semaphore == 2 else 4):
                 raise gr_class(f"copy semaphore at {va:#x} is not aligned", **c.details())
