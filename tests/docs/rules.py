@@ -230,7 +230,7 @@ RULES: list[tuple[str, Answer]] = [
             says='"--title"',
         ),
     ),
-    # docs/reference/matvec.md, models.md, performance.md
+    # docs/reference/figures.md, models.md, performance.md
     (
         r"orinbench synth --shape tiny\|160m.*",
         Run("orinbench synth --shape tiny --quant Q6_K --seed 0 --force OUT.gguf"),
