@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Environment variables that a tree of Python sources reads, found in its syntax trees.
 
-Without arguments: the installed tinygrad. The table has names and defaults, `-o json` also files;
+Without arguments: the installed tinygrad. The list has names and defaults, `-o json` also files;
 the meaning stands in docs/reference/environment.md, whose names and defaults --check compares.
 """
 
@@ -28,8 +28,6 @@ OTHER_HARDWARE = re.compile(
     r"|corefoundation|iokit|nvdev|support/(?:memory|usb)|autogen/(?:ib|libusb|opencl))"
     r"(?:/|\.py)"
 )
-# In a cell of a Markdown table.
-PIPE = "\\|"
 
 
 @dataclass(frozen=True)
@@ -175,17 +173,17 @@ def variables(uses: Sequence[Use]) -> list[Variable]:
 
 
 def documented(page: str) -> dict[str, tuple[str, ...]]:
-    """Defaults of each variable in the tables of a page.
+    """Defaults of each variable that a page lists.
 
-    A row is `| VARIABLE | defaults | meaning |` or has no meaning; names and defaults in backticks.
+    An item is "- `VARIABLE` (`default`, `default`): meaning", or "`VARIABLE`=`default`" in a
+    sentence; a star behind the name is Context's. Items without defaults are our own.
     """
     rows = {}
     for line in page.splitlines():
-        cells = [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) != 3 and not (len(cells) == 2 and cells[1].startswith("`")):
-            continue  # of two cells: our own, whose second one is a meaning
-        if name := re.fullmatch(r"`([A-Z_a-z0-9]+)`\*?", cells[0]):
-            rows[name[1]] = tuple(re.findall(r"`([^`]+)`", cells[1].replace(PIPE, "|")))
+        if item := re.match(r"- `(\w+)`\*? \(((?:`[^`]*`(?:, )?)*)\)(?:: |$)", line):
+            rows[item[1]] = tuple(re.findall(r"`([^`]+)`", item[2]))
+        else:
+            rows |= {n: (d,) for n, d in re.findall(r"`(\w+)`\*?=`([^`]+)`", line)}
     return rows
 
 
@@ -220,11 +218,11 @@ def installed(package: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or the differences; returns the exit code."""
+    """Print the list or the differences; returns the exit code."""
     parser = argparse.ArgumentParser(prog="environment.py", description=__doc__)
     parser.add_argument("tree", nargs="?", type=Path, help="default: the installed tinygrad")
     parser.add_argument("--check", type=Path, metavar="PAGE", help="exit 1 when the page differs")
-    parser.add_argument("-o", choices=("md", "json"), default="md", help="form of the table")
+    parser.add_argument("-o", choices=("md", "json"), default="md", help="form of the list")
     args = parser.parse_args(argv)
     try:
         tree: Path = args.tree or installed("tinygrad")
@@ -246,8 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for v in found:
         star = "*" if v.context else ""
-        defaults = ", ".join(f"`{default}`" for default in v.defaults).replace("|", PIPE)
-        print(f"| `{v.name}`{star} | {defaults} | |")
+        defaults = ", ".join(f"`{default}`" for default in v.defaults)
+        print(f"- `{v.name}`{star} ({defaults}): ")
     return 0
 
 

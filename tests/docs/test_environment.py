@@ -64,8 +64,8 @@ def test_no_read_escapes_the_tool() -> None:
 
 
 def test_our_own_variables_are_on_the_page() -> None:
-    table = section(PAGE, "Ours")
-    named = set(re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"(?m)^\|([^|]+)\|", table))))
+    listed = re.findall(r"(?m)^- (.+?): ", section(PAGE, "Ours"))
+    named = set(re.findall(r"`([A-Z_]+)`", "".join(listed)))
     rooms = ("benchmarks", "engine", "simulator", "telemetry", "tools")
     read = reads(*rooms) | set(re.findall(r"(?m)^(\w+) \?=", text("Makefile"))) | {"UPSTREAM"}
     tinygrad = {v.name for v in variables(tinygrad_uses())}
@@ -95,7 +95,7 @@ def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "a.py").write_text('getenv("A", 1), getenv("B", 2)')
     (tmp_path / "ops_amd.py").write_text('getenv("OF_NO_ORIN", 1)')
     page = tmp_path / "page.md"
-    page.write_text("| `A` | `0` | x |\n| `C`* | `1` | x |\n")
+    page.write_text("- `A` (`0`): x\n\nAnd `C`*=`1`.\n- `D`: ours\n")
     assert main([str(tmp_path), "--check", str(page)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "A: the page says 0; the source says 1 in a.py",
@@ -104,7 +104,7 @@ def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_the_table_of_the_tool_is_what_the_page_takes(
+def test_the_list_of_the_tool_is_what_the_page_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.py").write_text(SOURCE)
