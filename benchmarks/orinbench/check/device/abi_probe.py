@@ -17,7 +17,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,12 +135,17 @@ BY_RELEASE: dict[str, dict[str, dict[str, Any] | None]] = {
 }
 
 
+def errno_name(error: OSError) -> str:
+    """Return EINVAL and the like."""
+    return errno.errorcode.get(error.errno or 0, str(error.errno))
+
+
 def ask(fd: int, number: int, argument: bytearray) -> str:
     """Make one ioctl; return "ok" or the errno's name."""
     try:
         fcntl.ioctl(fd, number, argument, True)
     except OSError as error:
-        return errno.errorcode.get(error.errno or 0, str(error.errno))
+        return errno_name(error)
     return "ok"
 
 
@@ -249,8 +254,11 @@ def address_windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     flags = DIRECT_KIND_CTRL if release == "r35" else 0
     for name, end in (("va_end", VA_END), ("other_va_end", OTHER_VA_END)):
-        attempt = or_errno(lambda end=end: placed_buffers(ctrl, nvmap, end, flags))  # type: ignore[misc]
-        found[name] = {"end": f"{end:#x}", **attempt}
+        try:
+            placed = placed_buffers(ctrl, nvmap, end, flags)
+        except OSError as error:
+            placed = {"works": False, "errno": errno_name(error)}
+        found[name] = {"end": f"{end:#x}", **placed}
     return found
 
 
@@ -276,14 +284,6 @@ def placed_buffers(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any
             "in_windows": any(a < high and a + size > low for a, size in addresses),
             "inside": all(a >= VA_START and a + size <= end for a, size in addresses),
         }
-
-
-def or_errno(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what an attempt finds, or the errno that ended it."""
-    try:
-        return attempt()
-    except OSError as error:
-        return {"works": False, "errno": errno.errorcode.get(error.errno or 0, str(error.errno))}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The documents' claims about a board, as data, and the check of a report against each.
+"""The report of a device check, and the documents' claims about a board judged by it.
 
 `claims.json` has for each claim an id, the sentence, the document where it stands, and checks over
 the report: a path of names from `steps`, an operation, a value. A claim is confirmed when all of
@@ -13,12 +13,65 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from orinbench import plain
+from orinbench.errors import BenchError
+from orinbench.jsonfile import read_text
+
+FORMAT = "tinygrad-orin device-check 3"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step in a report, beside its `result`: an object as the step makes it, or null."""
+
+    status: str  # done, failed, not run, out of time
+    seconds: float
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Fields of every report beside its `format`."""
+
+    started: str  # UTC
+    simulated: bool  # taken on nvgpusim, not on a board
+    versions: dict[str, str | None]
+    steps: dict[str, Entry]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer in a report: one of the driver's choices against another, as people are told."""
+
+    own: str
+    other: str
+    figure: str
+    ratio: float | None  # own over other
+    verdict: str
+
+
+def load_report(path: Path) -> dict[str, Any]:
+    """Return a report; raises BenchError, with one line, for any other file."""
+    text = read_text(path, "what `orinbench device-check` writes")
+    try:
+        report: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BenchError(f"{path}: no JSON; want what `orinbench device-check` writes") from None
+    said = report.get("format") if isinstance(report, dict) else None
+    if said != FORMAT:
+        raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
+    plain.read_plain(Report, report, str(path))
+    for name, entry in report["steps"].items():
+        if not isinstance(entry.get("result"), dict | None):
+            raise BenchError(f"{path}: steps: {name}: result: want an object or null")
+    return report
+
 
 class Outcome(Enum):
     """A report's outcome for one claim."""
 
-    CONFIRMED = "confirmed"
     REFUTED = "refuted"
+    CONFIRMED = "confirmed"
     NOT_TESTED = "not tested"
 
 
@@ -45,15 +98,6 @@ class Claim:
     checks: tuple[Condition, ...]
 
 
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim, its outcome, and what of the report made it so."""
-
-    claim: Claim
-    outcome: Outcome
-    because: str
-
-
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "equals": lambda found, wanted: found == wanted,
     "same as": lambda found, wanted: found == wanted,
@@ -69,11 +113,9 @@ def load_claims() -> list[Claim]:
     raw = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
     return [
         Claim(
-            entry["id"],
-            entry["text"],
-            entry["doc"],
-            entry.get("board_only", False),
-            tuple(
+            **{name: entry[name] for name in ("id", "text", "doc")},
+            board_only=entry.get("board_only", False),
+            checks=tuple(
                 Condition(tuple(check["path"].split("/")), check["op"], check.get("value"))
                 for check in entry["checks"]
             ),
@@ -87,17 +129,21 @@ def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
     if not path:
         return [report]
     if path[0] == "*":
-        inner = report.values() if isinstance(report, dict) else report or []
+        inner = report.values() if isinstance(report, dict) else report
+        inner = inner if isinstance(report, dict | list) else []
         return [value for each in inner for value in values_at(each, path[1:])]
     if isinstance(report, dict) and path[0] in report:
         return values_at(report[path[0]], path[1:])
     return []
 
 
-def judge(claim: Claim, report: dict[str, Any]) -> JudgedClaim:
-    """Return what a valid report says of a claim; what is wrong is so without the rest, too."""
+def judge(claim: Claim, report: dict[str, Any]) -> tuple[Outcome, str]:
+    """Return what a valid report says of a claim, and what of it makes it so.
+
+    What is wrong is so without the rest, too.
+    """
     if claim.board_only and report["simulated"]:
-        return JudgedClaim(claim, Outcome.NOT_TESTED, "only a board can show it")
+        return Outcome.NOT_TESTED, "only a board can show it"
     missing = ""
     for check in claim.checks:
         try:
@@ -111,10 +157,8 @@ def judge(claim: Claim, report: dict[str, Any]) -> JudgedClaim:
             if not _holds(check.op, value, wanted):
                 claimed = f"{check.op} {json.dumps(check.value)}"
                 said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {claimed}"
-                return JudgedClaim(claim, Outcome.REFUTED, said)
-    if missing:
-        return JudgedClaim(claim, Outcome.NOT_TESTED, missing)
-    return JudgedClaim(claim, Outcome.CONFIRMED, ", ".join("/".join(c.path) for c in claim.checks))
+                return Outcome.REFUTED, said
+    return (Outcome.NOT_TESTED, missing) if missing else (Outcome.CONFIRMED, "")
 
 
 def _holds(op: str, value: Any, wanted: Any) -> bool:

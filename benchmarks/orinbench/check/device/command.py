@@ -12,12 +12,17 @@ from typing import Any
 import click
 
 from orinbench import plain
-from orinbench.check.device.check import Check, NotRun, OutOfTime
-from orinbench.check.device.claims import JudgedClaim, Outcome, judge, load_claims, values_at
-from orinbench.check.device.performance import Answer
+from orinbench.check.device.claims import (
+    FORMAT,
+    Answer,
+    Outcome,
+    judge,
+    load_claims,
+    load_report,
+    values_at,
+)
 from orinbench.check.device.privacy import Scrubber, machine_secrets
-from orinbench.check.device.report import FORMAT, load_report
-from orinbench.check.device.steps import CTRL, STEPS, Step
+from orinbench.check.device.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.jsonfile import write_whole
 from orinbench.measure.environment import package_version
@@ -32,14 +37,6 @@ EXIT_REFUTED = 1
 # Set in every process that nvgpusim simulates a board for.
 _SIMULATED = "NVGPUSIM_OPTIONS"
 _NAMES = tuple(step.name for step in STEPS)
-
-
-def step_names(text: str, flag: str) -> set[str]:
-    """Return the steps that a flag names; raises BenchError for an unknown one."""
-    names = {name for name in text.split(",") if name}
-    if unknown := sorted(names - set(_NAMES)):
-        raise BenchError(f"{flag} {text}: no step {unknown[0]}; there are {', '.join(_NAMES)}")
-    return names
 
 
 @click.group(
@@ -57,7 +54,6 @@ def step_names(text: str, flag: str) -> set[str]:
     help="Folder for report.json and trace.jsonl. [default: device-check]",
 )
 @click.option("--only", metavar="LIST", help="Take only these steps.")
-@click.option("--skip", metavar="LIST", help="Take all but these steps.")
 @click.option("--fresh", is_flag=True, help="Take all steps again, also those that the report has.")
 @click.option(
     "--model",
@@ -67,12 +63,7 @@ def step_names(text: str, flag: str) -> set[str]:
 )
 @click.pass_context
 def device_check_command(
-    context: click.Context,
-    folder: Path,
-    only: str | None,
-    skip: str | None,
-    fresh: bool,
-    model: Path | None,
+    context: click.Context, folder: Path, only: str | None, fresh: bool, model: Path | None
 ) -> int:
     """Collect what only a real Orin can show.
 
@@ -83,8 +74,9 @@ def device_check_command(
     """
     if context.invoked_subcommand is not None:
         return 0
-    names = step_names(only, "--only") if only else set(_NAMES)
-    names -= step_names(skip, "--skip") if skip else set()
+    names = {name for name in (only or ",".join(_NAMES)).split(",") if name}
+    if unknown := sorted(names - set(_NAMES)):
+        raise BenchError(f"--only {only}: no step {unknown[0]}; there are {', '.join(_NAMES)}")
     if not os.path.exists(CTRL):
         raise BenchError(
             f"device-check: no Orin's GPU here: {CTRL} does not exist; run it on the board"
@@ -192,34 +184,33 @@ def verify_command(file: Path) -> int:
     It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
-    judged = [judge(claim, report) for claim in load_claims()]
-    click.echo(verdict(report, judged))
-    return EXIT_REFUTED if any(j.outcome is Outcome.REFUTED for j in judged) else 0
-
-
-def verdict(report: dict[str, Any], judged: Sequence[JudgedClaim]) -> str:
-    """Return the claims by outcome, the refuted ones first."""
+    judged = [(claim, *judge(claim, report)) for claim in load_claims()]
     (board,) = values_at(report, _BOARD) or ["a board without a name"]
-    where = "the simulator: nothing here is confirmed for hardware"
-    lines = [
-        f"Report of {report['started']}, tinygrad {report['versions'].get('tinygrad')}, "
-        f"{where if report['simulated'] else board}"
-    ]
-    for outcome in (Outcome.REFUTED, Outcome.CONFIRMED, Outcome.NOT_TESTED):
-        if not (of := [j for j in judged if j.outcome is outcome]):
-            continue
-        lines.append(f"\n{outcome.value} ({len(of)}):")
-        for j in of:
-            lines.append(f"  {j.claim.id}: {j.claim.text} ({j.claim.doc})")
-            if outcome is not Outcome.CONFIRMED:
-                lines.append(f"    {j.because}")
+    simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
+    where = "the simulator: nothing here is confirmed for hardware" if simulated else board
+    click.echo(
+        f"Report of {report['started']}, tinygrad {report['versions'].get('tinygrad')}, {where}"
+    )
+    for outcome in Outcome:
+        if of := [(claim, because) for claim, found, because in judged if found is outcome]:
+            click.echo(f"\n{outcome.value} ({len(of)}):")
+        for claim, because in of:
+            click.echo(f"  {claim.id}: {claim.text} ({claim.doc})")
+            if because:
+                click.echo(f"    {because}")
     (answers,) = values_at(report, ("steps", "performance", "result")) or [None]
-    if answers:
-        simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
-        lines.append(f"\nperformance, the driver's choice against the other{simulated}:")
-    for name, entry in (answers or {}).items():
-        answer = plain.read_plain(Answer, entry, f"performance: {name}")
-        ratio = answer.ratio.get(answer.figure)
-        figure = f"; {answer.figure} {ratio:.3f} of the other's" if ratio else ""
-        lines.append(f"  {name}: {answer.own} or {answer.other}: {answer.verdict}{figure}")
-    return "\n".join(lines)
+    lines = [_answer_line(name, entry) for name, entry in (answers or {}).items()]
+    path = ("steps", "llama-bench", "result", "records", "*", "comparisons", "*", "text")
+    lines += [f"llama-bench: {text}" for text in values_at(report, path)]
+    if lines:
+        click.echo(f"\nperformance{simulated}:")
+    for line in lines:
+        click.echo(f"  {line}")
+    return EXIT_REFUTED if any(found is Outcome.REFUTED for _, found, _ in judged) else 0
+
+
+def _answer_line(name: str, entry: Any) -> str:
+    """Say what a report found about one of the driver's choices."""
+    answer = plain.read_plain(Answer, entry, f"performance: {name}")
+    figure = f"; {answer.figure} {answer.ratio:.3f} of the other's" if answer.ratio else ""
+    return f"{name}: {answer.own} or {answer.other}: {answer.verdict}{figure}"

@@ -4,101 +4,120 @@ A step returns its result, raises `NotRun` with the reason, or `OutOfTime` with 
 needs a person or changes the board, and what may crash the GPU runs in a process of its own.
 """
 
-import errno
-import grp
 import json
 import os
 import re
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from orinbench.check.device.check import Ask, Check, NotRun, OutOfTime
-from orinbench.check.device.gpu import Found
-from orinbench.check.device.kernel_log import gpu_lines
-from orinbench.check.device.performance import answers
+from orinbench.check.device.probes import Found
 from orinbench.child import CommandEnd, run
 from orinbench.measure.backends.llama_cpp import find_llama_bench
 from orinbench.measure.board import board_state
 from orinbench.measure.environment import read_environment
 
-CTRL, AS_NODE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu0/as"
-NODES = (
-    CTRL,
-    AS_NODE,
-    "/dev/nvgpu/igpu0/tsg",
-    "/dev/nvgpu/igpu0/channel",
-    "/dev/nvmap",
-    "/dev/nvhost-ctrl-gpu",
-    "/dev/dri/renderD128",
-    "/dev/host1x-fence",
-)
-GROUPS = ("video", "render")
+CTRL = "/dev/nvgpu/igpu0/ctrl"
+PROBES = ("-m", "orinbench.check.device.probes")
+# tinygrad's wait for the GPU: longer than any kernel here takes, on an interpreted GPU too; and
+# shorter than its default, for a kernel that hangs on purpose.
+_WAIT = "HCQDEV_WAIT_TIMEOUT_MS"
+_WAIT_MS = {"board": "10000", "tiny": "300000"}
+_HANG_MS = "2000"
 # Ways to share a buffer: the driver's TEGRA_L2, and what the program does before the CPU's turn.
 COHERENCE = (("volatile", "0", "-"), ("flushed", "2", "-"), ("unflushed", "2", "no_flush"))
-# A wait shorter than tinygrad's default, for a kernel that hangs on purpose.
-_HANG_MS = "2000"
+# The driver's own policy of the L2, and the other that a token and a prompt are timed with.
+L2_POLICIES = "TEGRA_L2=1,2"
 # nvgpusim replay's sum: "105 events of a board trace replayed on r36, 0 skipped, 0 differences".
 _REPLAYED = re.compile(r"(\d+) events of a \w+ trace replayed on .*?(\d+) differences")
+_KMSG = "/dev/kmsg"
+# nvgpu's own lines and those of the memory controller and the SMMU behind it.
+_OURS = re.compile(r"nvgpu|gk20a|ga10b|nvmap|tegra-mc|mc-err|arm-smmu|gpu@|17000000\.gpu", re.I)
+# A process is called by its user's choice; its number says nothing.
+_NAMES = re.compile(r"\b(comm|name|process|pid|task)([ :=]+)\S+", re.I)
+_MOST_LINES = 2000
+
+
+class NotRun(Exception):  # noqa: N818
+    """The step cannot be taken here; the message says why and what would help."""
+
+
+class OutOfTime(Exception):  # noqa: N818
+    """The step's time ran out; `result` is what it has, None if that is nothing."""
+
+    def __init__(self, seconds: float, result: Any = None) -> None:
+        super().__init__(f"not done in {seconds:.0f} s")
+        self.result = result
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step: its name in the report, the seconds it may take, and what it does."""
+class Ask:
+    """A program of `probes.py`: its name, the environment and the choice that it runs with."""
 
     name: str
-    seconds: float
-    take: Callable[[Check, float], Any]
-    about: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    choice: str = "-"
+
+
+@dataclass(frozen=True)
+class Check:
+    """State shared by the steps; `begun_us` is its start, in microseconds of CLOCK_MONOTONIC."""
+
+    folder: Path
+    simulated: bool
+    begun_us: int
+    model: Path | None = None
+
+    @property
+    def size(self) -> str:
+        """Amounts of work: "board", or "tiny" for a simulated GPU."""
+        return "tiny" if self.simulated else "board"
+
+    @property
+    def trace(self) -> Path:
+        """The recorded calls: beside the report."""
+        return self.folder / "trace.jsonl"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment for tinygrad: its own driver, and a bounded wait."""
+        return {"DEV": "TEGRA+NV", _WAIT: _WAIT_MS[self.size]}
+
+    def must(self, ask: Ask, seconds: float, recorder: Sequence[object] = ()) -> Found:
+        """Return what a program found; raises OutOfTime, and RuntimeError with its error.
+
+        `recorder` is a Python program with its arguments, in which it runs.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch, "found.json")
+            words = (*PROBES, out, ask.name, self.size, ask.choice)
+            variables = {**self.environment, **ask.variables}
+            ended = run([sys.executable, *recorder, *words], max(seconds, 1), variables)
+            found: Found = {"failed": ended.reason}
+            if out.exists():
+                found = json.loads(out.read_text())
+            elif ended.status is None:
+                raise OutOfTime(seconds)
+        if "failed" in found:
+            raise RuntimeError(found["failed"])
+        return found
+
+    def ask(self, ask: Ask, seconds: float) -> Found:
+        """Return what a program found; an end without a result is its `error`."""
+        try:
+            return self.must(ask, seconds)
+        except (OutOfTime, RuntimeError) as error:
+            return {"error": str(error)}
 
 
 def identity(check: Check, seconds: float) -> dict[str, Any]:
     """The machine and its state."""
     return {"environment": asdict(read_environment()), "state": board_state().record()}
-
-
-def permissions(check: Check, seconds: float) -> dict[str, Any]:
-    """List the device nodes, their owners, and if this user may open them."""
-    mine = {_group_name(number) for number in (*os.getgroups(), os.getegid())}
-    return {
-        "nodes": {path: _node(path) for path in NODES},
-        "groups": [name for name in GROUPS if name in mine],
-        "privileged": os.geteuid() == 0,
-    }
-
-
-def _node(path: str) -> dict[str, Any]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return {"exists": False}
-    try:
-        os.close(os.open(path, os.O_RDWR))
-        opens = "ok"
-    except OSError as error:
-        # The as node makes an address space with 64 KiB pages when it is opened. Where big pages
-        # are off, as on L4T, that is refused to whoever may open it (nvgpu: as.c, ioctl_as.c:402).
-        allowed = path == AS_NODE and error.errno == errno.EINVAL
-        opens = "ok" if allowed else os.strerror(error.errno or 0)
-    group = _group_name(found.st_gid)
-    return {
-        "exists": True,
-        "mode": f"0{stat.S_IMODE(found.st_mode) & 0o777:03o}",
-        "group": group if group in ("root", *GROUPS) else "other",
-        "opens": opens,
-    }
-
-
-def _group_name(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return "other"
 
 
 def abi(check: Check, seconds: float) -> Any:
@@ -127,8 +146,7 @@ def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
         if ended.status != 1:  # 1: there are differences
             _expect(ended, seconds)
         said.append(f"{ended.out}\n{ended.err}")
-    sums = [_REPLAYED.search(text) for text in said]
-    plain, with_addresses = sums
+    plain, with_addresses = (_REPLAYED.search(text) for text in said)
     if plain is None or with_addresses is None:
         raise RuntimeError("nvgpusim replay printed no summary")
     return {
@@ -137,18 +155,6 @@ def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
         "address_differences": int(with_addresses[2]),
         "said": [line for line in said[0].splitlines() if line.strip()][:50],
     }
-
-
-def faults(check: Check, seconds: float) -> dict[str, Any]:
-    """Provoke errors that are safe; record tinygrad's message and if the GPU then works."""
-    found = {}
-    until = time.monotonic() + seconds
-    for name in ("misaligned", "unmapped", "hang"):
-        wait = {"HCQDEV_WAIT_TIMEOUT_MS": _HANG_MS} if name == "hang" else {}
-        said = check.ask(Ask(name, wait), until - time.monotonic())
-        after = check.ask(Ask("computes"), until - time.monotonic())
-        found[name] = {**said, "works_afterwards": after.get("sum") is True}
-    return found
 
 
 def queue(check: Check, seconds: float) -> dict[str, Any]:
@@ -165,44 +171,100 @@ def coherence(check: Check, seconds: float) -> dict[str, Any]:
     return found
 
 
-def performance(check: Check, seconds: float) -> Any:
-    """Time the driver's choices, each against its alternative in turns."""
-    found: dict[str, Found] = {}
-    try:
-        for name, answer in answers(check.ask, time.monotonic() + seconds):
-            found[name] = answer
-    except TimeoutError:
-        raise OutOfTime(seconds, found) from None
-    return found
-
-
 def memory(check: Check, seconds: float) -> dict[str, Any]:
     """Find where memory ends: with an error of the driver, 1 GiB before the board has none."""
     return check.must(Ask("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
 
 
-def suite(check: Check, seconds: float) -> dict[str, Any]:
-    """`orinbench suite`, on tinygrad's own driver."""
-    little = ["--select", "alloc * 4 KiB", "-r", "1", "--no-roofline"]
-    arguments = ["suite", "--device", "NV", *(little if check.simulated else [])]
-    return bench(check, arguments, seconds)
+def faults(check: Check, seconds: float) -> dict[str, Any]:
+    """Provoke errors that are safe; record tinygrad's message and if the GPU then works."""
+    found = {}
+    until = time.monotonic() + seconds
+    for name in ("misaligned", "unmapped", "hang"):
+        wait = {_WAIT: _HANG_MS} if name == "hang" else {}
+        said = check.ask(Ask(name, wait), until - time.monotonic())
+        after = check.ask(Ask("computes"), until - time.monotonic())
+        found[name] = {**said, "works_afterwards": after.get("sum") is True}
+    return found
+
+
+@dataclass(frozen=True)
+class Question:
+    """The driver's choice and another, of one program, which has the question's name.
+
+    `choice` and `variables` are the other's. `figure` decides: speeds by being larger, times by
+    being smaller.
+    """
+
+    name: str
+    figure: str
+    own: str
+    other: str
+    choice: str = "-"
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+_PACKED, _ALONE = "for the blocks of an SM", "for one block"
+QUESTIONS = (
+    Question("l2", "read_gb_s", "volatile", "cacheable", variables={"TEGRA_L2": "2"}),
+    Question("shared_memory", "launch_us", _PACKED, _ALONE, variables={"NV_SMEM_TARGET": "0"}),
+    Question("preemption", "worst_us", "CILP", "wait for idle", "wait_for_idle"),
+    Question("rings", "submit_us", "cached", "write-combined", "write_combined"),
+)
+_RUN_SECONDS = 90.0
+
+
+def performance(check: Check, seconds: float) -> Any:
+    """Time the driver's choices, each against its alternative.
+
+    The sides run as own, other, other, own, so that a drift does not look like a difference.
+    """
+    found: dict[str, Found] = {}
+    until = time.monotonic() + seconds
+    for question in QUESTIONS:
+        own, other = Ask(question.name), Ask(question.name, question.variables, question.choice)
+        runs: list[Found] = []
+        for side in (own, other, other, own):
+            if (left := until - time.monotonic()) <= 0:
+                raise OutOfTime(seconds, found)
+            runs.append(check.ask(side, min(left, _RUN_SECONDS)))
+        found[question.name] = answer(question, [runs[0], runs[3]], runs[1:3])
+    return found
+
+
+def answer(question: Question, own: Sequence[Found], other: Sequence[Found]) -> Found:
+    """Return what a report has of a question: the runs, own over other, and which is better.
+
+    A side is better where all runs of it are better than all of the other, else they are the same.
+    What failed has a verdict that says so and no `better`.
+    """
+    figure = question.figure
+    entry: Found = {"own": question.own, "other": question.other, "figure": figure}
+    entry |= {"with_own": own, "with_other": other, "ratio": None}
+    if failed := [run["error"] for run in (*own, *other) if "error" in run]:
+        return entry | {"verdict": f"no answer: {failed[0]}"}
+    sign = 1 if figure.endswith("_gb_s") else -1
+    mine, others = ([sign * float(run[figure]) for run in side] for side in (own, other))
+    entry["ratio"] = round(median(mine) / median(others), 4)
+    if min(mine) > max(others):
+        said = {"better": "own", "verdict": f"{question.own} is better, as the driver has it"}
+    elif max(mine) < min(others):
+        verdict = f"{question.other} is better than what the driver has"
+        said = {"better": "other", "verdict": verdict}
+    else:
+        said = {"better": "same", "verdict": "the same within what the runs differ by"}
+    return entry | said
 
 
 def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
-    """`orinbench llama-bench` on tinygrad's own driver and llama.cpp, in one run."""
+    """`orinbench llama-bench` on tinygrad's own driver, by policy of the L2, and llama.cpp."""
     backends = ["tinygrad:NV", *["llama.cpp"] * (find_llama_bench(None) is not None)]
-    arguments = ["llama-bench", "--backend", ",".join(backends)]
+    arguments = ["llama-bench", "--backend", ",".join(backends), "--no-cold-start"]
     if check.simulated:
-        arguments += ["--shape", "tiny", "-p", "4", "-n", "2", "-r", "1"]
-        arguments += ["--no-check", "--no-cold-start"]
+        arguments += ["--shape", "tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check"]
     else:
         arguments += ["-m", str(check.model)] if check.model else ["--shape", "1b"]
-        arguments += ["-p", "512", "-n", "128", "-r", "7", "--no-cold-start"]
-    return bench(check, arguments, seconds)
-
-
-def bench(check: Check, arguments: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run a command of orinbench that prints records; keep what it has when its time ends."""
+        arguments += ["-p", "512", "-n", "128", "-r", "7", "--env", L2_POLICIES]
     command = [sys.executable, "-m", "orinbench", *arguments, "-o", "json", "--no-history"]
     ended = run(command, seconds, check.environment)
     try:
@@ -219,23 +281,38 @@ def bench(check: Check, arguments: Sequence[str], seconds: float) -> dict[str, A
 
 
 def against_llama_cpp(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return by test the comparison of tinygrad with llama.cpp in the same rounds."""
-    found = {}
-    for record in records:
-        for comparison in record.get("comparisons") or []:
-            if comparison.get("baseline") == "llama.cpp":
-                keys = ("ratio", "ci_low", "ci_high", "verdict")
-                found[str(record["test"])] = {key: comparison.get(key) for key in keys}
-    return found
+    """Return by test how tinygrad, as the driver has it, compares with llama.cpp."""
+    return {
+        str(record["test"]): comparison
+        for record in records
+        if not str(record.get("backend")).endswith(L2_POLICIES[-1])
+        for comparison in record.get("comparisons") or []
+        if comparison.get("baseline") == "llama.cpp"
+    }
 
 
 def kernel_log(check: Check, seconds: float) -> dict[str, Any]:
-    """The GPU's lines of the kernel log since the check began."""
+    """The GPU's lines of the kernel log since the check began, the oldest first."""
     try:
-        return {"lines": gpu_lines(check.begun_us)}
+        fd = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise NotRun(f"/dev/kmsg: {reason}: as root, or with kernel.dmesg_restrict=0") from None
+    found: list[str] = []
+    try:
+        while True:
+            try:
+                record = os.read(fd, 8192).decode(errors="replace")
+            except BrokenPipeError:  # overwritten while we read: the next read goes on
+                continue
+            except BlockingIOError:
+                return {"lines": found[-_MOST_LINES:]}
+            head, _, text = record.partition(";")
+            line = text.partition("\n")[0]
+            if int(head.split(",")[2]) >= check.begun_us and _OURS.search(line):
+                found.append(_NAMES.sub(r"\1\2<name>", line))
+    finally:
+        os.close(fd)
 
 
 def _expect(ended: CommandEnd, seconds: float) -> None:
@@ -246,19 +323,27 @@ def _expect(ended: CommandEnd, seconds: float) -> None:
         raise RuntimeError(ended.reason)
 
 
-# 41 minutes in all. What may leave the GPU unusable comes last.
+@dataclass(frozen=True)
+class Step:
+    """A step: its name in the report, the seconds it may take, and what it does."""
+
+    name: str
+    seconds: float
+    take: Callable[[Check, float], Any]
+    about: str
+
+
+# 31 minutes in all. What may leave the GPU unusable comes last.
 STEPS = (
     Step("identity", 30, identity, "the board and its state"),
-    Step("permissions", 10, permissions, "device nodes, owners, groups"),
     Step("abi", 60, abi, "struct sizes, characteristics, address spaces"),
     Step("smoke", 180, smoke, "sums, copies, both windows; the trace"),
     Step("replay", 120, replay_trace, "the trace against the model of the drivers"),
     Step("queue", 60, queue, "a full ring, and what the GPU writes into a QMD"),
     Step("coherence", 30, coherence, "what CPU and GPU miss of each other's stores"),
     Step("memory", 60, memory, "where memory ends, 1 GiB before the board's"),
-    Step("performance", 420, performance, "the driver's choices against others, in turns"),
-    Step("suite", 600, suite, "orinbench suite"),
-    Step("llama-bench", 600, llama_bench, "tinygrad and llama.cpp, in turn"),
+    Step("performance", 300, performance, "the driver's choices against others, in turns"),
+    Step("llama-bench", 780, llama_bench, "tinygrad and llama.cpp, in turn"),
     Step("faults", 240, faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),
 )

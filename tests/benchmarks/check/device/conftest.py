@@ -57,7 +57,7 @@ def report(simulated: bool = False, **steps: Any) -> dict[str, Any]:
     }
     board = {"environment": {"board": "NVIDIA Jetson AGX Orin Developer Kit"}, "state": {}}
     return {
-        "format": "tinygrad-orin device-check 2",
+        "format": "tinygrad-orin device-check 3",
         "started": "2026-11-21T13:00Z",
         "simulated": simulated,
         "versions": {"orinbench": "0.1.0", "tinygrad": "0.13.0+orin.1ba415c2285d"},

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from tests.benchmarks.check.device.conftest import report, written
 
 from orinbench.check.device import command
-from orinbench.check.device.check import NotRun, OutOfTime
-from orinbench.check.device.report import load_report
-from orinbench.check.device.steps import STEPS, Step
+from orinbench.check.device.claims import load_report
+from orinbench.check.device.steps import STEPS, NotRun, OutOfTime, Step
 from orinbench.cli import orinbench
 from orinbench.errors import BenchError
 
@@ -121,7 +120,6 @@ def test_what_goes_wrong_is_an_entry_and_costs_the_others_nothing(
     ("arguments", "said"),
     [
         (("--only", "smoke,magic"), "--only smoke,magic: no step magic; there are identity"),
-        (("--skip", "magic"), "--skip magic: no step magic"),
         (("--model", "nowhere.gguf"), "nowhere.gguf"),
         (("--output", "/proc/nowhere"), "cannot be written"),
         (("verify", "/dev/zero"), "/dev/zero: is no regular file; want what"),

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +10,10 @@ from click.testing import CliRunner
 from tests.benchmarks.check.device.conftest import report, step, written
 from tests.benchmarks.check.device.test_simulated import simulated
 
-from orinbench.check.device import performance, performance_probe, steps
-from orinbench.check.device.check import PROBE, Ask, Check, OutOfTime
+from orinbench.check.device import steps
 from orinbench.check.device.claims import load_claims
-from orinbench.check.device.gpu import Found, Work
-from orinbench.check.device.performance import QUESTIONS, Question, answers
-from orinbench.check.device.probe import PROBES
+from orinbench.check.device.probes import PROGRAMS, Found
+from orinbench.check.device.steps import PROBES, QUESTIONS, Ask, Check, OutOfTime, Question
 from orinbench.cli import orinbench
 
 BETTER = "own is better, as the driver has it"
@@ -26,11 +23,8 @@ SAME = "the same within what the runs differ by"
 
 def answer(found: Sequence[Found], figure: str) -> Found:
     """The answer where the program finds these in turn: own, other, other, own."""
-    left = iter(found)
-    with pytest.MonkeyPatch.context() as patch:
-        question = Question("x", figure, "own", "other", {"A": "1"})
-        patch.setattr(performance, "QUESTIONS", (question,))
-        return dict(answers(lambda *_: next(left), time.monotonic() + 100))["x"]
+    question = Question("x", figure, "own", "other")
+    return steps.answer(question, [found[0], found[3]], found[1:3])
 
 
 def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:
@@ -83,62 +77,24 @@ def test_verify_tells_both_answers_and_none(
     assert (entry["verdict"] == "no answer: no GPU") is (own is None)
 
 
-def test_choices_run_in_turns_until_time_ends() -> None:
+def test_choices_run_in_turns_until_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Ask] = []
 
-    def ask(asked: Ask, seconds: float) -> Found:
+    def ask(_: Check, asked: Ask, seconds: float) -> Found:
         ran.append(asked)
         return {q.figure: 1.0 for q in QUESTIONS}
 
-    found = dict(answers(ask, time.monotonic() + 100))
+    monkeypatch.setattr(Check, "ask", ask)
+    found = steps.performance(Check(Path(), True, 0), 100)
     assert list(found) == [q.name for q in QUESTIONS]
     assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
         own, other = ran[4 * at : 4 * at + 2]
         assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
-        assert own == Ask(question.name) and own.name in PROBES and own != other
+        assert own == Ask(question.name) and own.name in PROGRAMS and own != other
     with pytest.raises(OutOfTime) as raised:
         steps.performance(Check(Path(), True, 0), 0)
     assert raised.value.result == {}
-
-
-class FakeExecutor:
-    """Notes the prompts, and the tokens that follow each."""
-
-    def __init__(self) -> None:
-        self.prompts: list[tuple[list[int], int, int]] = []
-        self.steps: list[tuple[int | None, int]] = []
-
-    def fill(self, tokens: list[int], start: int, end: int) -> None:
-        self.prompts.append((tokens, start, end))
-
-    def step(self, token: int | None = None, position: int = 0) -> None:
-        self.steps.append((token, position))
-
-    def token(self) -> int:
-        return 7
-
-
-@pytest.mark.parametrize(
-    ("sizes", "length", "prompts", "tokens"), [("board", 512, 8, 20), ("tiny", 4, 2, 2)]
-)
-def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
-    sizes: str, length: int, prompts: int, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor = FakeExecutor()
-    paths = "orinbench.measure.backends.tinygrad_paths"
-    monkeypatch.setattr(f"{paths}.load_runner", lambda model, context: None)
-    monkeypatch.setattr(f"{paths}.OneSequence", lambda runner: executor)
-    monkeypatch.setattr("orinbench.synth.cached_synthetic", lambda *_: Path("model.gguf"))
-    found = performance_probe.decode(Work(sizes))
-    assert found["token_us"] > 0 and found["prompt_us"] > 0
-    firsts = [ids[0] for ids, *_ in executor.prompts]
-    assert len(firsts) == prompts
-    assert len(set(firsts)) == len(firsts), "a prompt whose beginning is cached is no prompt"
-    spans = {(len(ids), *span) for ids, *span in executor.prompts}
-    assert spans == {(length, 0, length - 1)}
-    last = [(ids[-1], length - 1) for ids, *_ in executor.prompts]
-    assert executor.steps == [*last, *[(None, 0)] * tokens]
 
 
 @pytest.mark.parametrize("choice", ["-", "wait_for_idle"])
@@ -146,7 +102,7 @@ def test_the_rival_goes_with_the_same_choice(choice: str, tmp_path: Path) -> Non
     # Its kernels are what a switch has to stop. Both processes ask for a mode, or neither does.
     out, told = tmp_path / "found.json", tmp_path / "report.jsonl"
     done = simulated(
-        *(sys.executable, *PROBE, out, "preemption", "tiny", choice),
+        *(sys.executable, *PROBES, out, "preemption", "tiny", choice),
         options=("--report", str(told)), variables={"DEV": "TEGRA+NV"},
     )  # fmt: skip
     assert done.status == 0, done.err

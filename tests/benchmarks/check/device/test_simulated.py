@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orinbench.check.device.report import load_report
+from orinbench.check.device.claims import load_report
 from orinbench.child import CommandEnd, run
 from orinbench.cli import orinbench
 
 ROOT = Path(__file__).resolve().parents[4]
 ABI_PROBE = ROOT / "benchmarks/orinbench/check/device/abi_probe.py"
-# llama-bench on the simulated GPU takes a minute of CPU; its step is the suite's with other words.
-STEPS = "identity,permissions,abi,smoke,replay,queue,coherence,suite,faults,kernel-log"
+# llama-bench on the simulated GPU takes a minute of CPU.
+STEPS = "identity,abi,smoke,replay,queue,coherence,faults,kernel-log"
 
 
 def compilers() -> dict[str, str]:
@@ -101,9 +101,6 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     assert "FIFO_ERROR_MMU_ERR_FLT (31)" in faults["unmapped"]["error"]
     assert faults["hang"]["error"].startswith("Wait timeout: 2000 ms!")
     assert all(fault["works_afterwards"] for fault in faults.values())
-    records = taken["steps"]["suite"]["result"]["records"]
-    assert records and all(r["error"] is None and r["median_ts"] > 0 for r in records)
-    assert {r["device"] for r in records} == {"NV"}
 
     written = (folder / "report.json").read_text() + (folder / "trace.jsonl").read_text()
     for secret in (os.uname().nodename, "mkowalska", str(tmp_path), str(Path.home())):
@@ -118,7 +115,7 @@ def test_from_end_to_end(tmp_path: Path) -> None:
 def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     program = (
-        "import json, pathlib, sys; from orinbench.check.device.gpu_probe import qmd;"
+        "import json, pathlib, sys; from orinbench.check.device.probes import qmd;"
         "pathlib.Path(sys.argv[1]).write_text(json.dumps(qmd(4)))"
     )
     late = ("--write-back", "--delay", "20", "--seed", "1")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orinbench.check.device.check import PROBE
-from orinbench.check.device.gpu import Found, Work
-from orinbench.check.device.probe import PROBES, main
+from orinbench.check.device.probes import PROGRAMS, Found, Work, main
+from orinbench.check.device.steps import PROBES
 
 
 @pytest.mark.parametrize("error", ["the GPU\nhas stopped", None])
@@ -21,7 +20,7 @@ def test_an_exception_is_what_a_program_found(
             raise RuntimeError(error)
         return {"sum": True}
 
-    monkeypatch.setitem(PROBES, "computes", computes)
+    monkeypatch.setitem(PROGRAMS, "computes", computes)
     out = tmp_path / "found.json"
     assert main(str(out), "computes", "tiny", "-") == bool(error)
     failed = {"failed": "RuntimeError: the GPU has stopped"}
@@ -30,7 +29,7 @@ def test_an_exception_is_what_a_program_found(
 
 def test_a_program_of_its_own_without_a_board_says_why(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    command = [sys.executable, *PROBE, str(out), "computes", "tiny", "-"]
+    command = [sys.executable, *PROBES, str(out), "computes", "tiny", "-"]
     environment = {"DEV": "TEGRA+NV", "PATH": "/usr/bin", "HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 1 and "failed" in json.loads(out.read_text())

@@ -1,22 +1,83 @@
-"""Programs that compute on a board's GPU, that provoke its faults, and that watch its queue."""
+"""Programs for a board's GPU, each in a process of its own: `probes OUT NAME SIZE CHOICE`.
 
+They compute, provoke faults, watch the queue, and time one choice of the driver's each: numbers end
+in a unit. What one finds is one JSON object in the file OUT; from an exception that is `failed`,
+and the exit status is 1. It runs on the device that DEV names.
+"""
+
+import json
+import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 
-from orinbench.check.device.gpu import (
-    ONE_THREAD,
-    SPIN_SOURCE,
-    Found,
-    Work,
-    buffers,
-    device,
-    program,
-    seconds_of,
-)
+from orinbench.child import Child
+
+T = TypeVar("T")
+Found = dict[str, Any]
+ONE_THREAD: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
+
+# One thread whose time grows with n.
+SPIN_SOURCE = """
+extern "C" __global__ void spin(int* out, int n) {
+  int x = out[0];
+  for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
+  out[0] = x;
+}"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A program's order: how much it does, and the driver's choice that it tries."""
+
+    size: str  # "board", or "tiny": the little that a simulated GPU can do beside it
+    choice: str = "-"
+
+    def of(self, board: T, tiny: T) -> T:
+        """Return the amount of work on a board, or the one of a simulated GPU."""
+        return board if self.size == "board" else tiny
+
+
+def device() -> Any:
+    """Return the default device, opened."""
+    from tinygrad import Device
+
+    return Device[Device.DEFAULT]
+
+
+def program(source: str, name: str) -> Any:
+    """Compile CUDA C for the device and load it."""
+    from tinygrad.runtime.ops_nv import NVProgram
+
+    gpu = device()
+    return NVProgram(gpu, name, gpu.compiler.compile(source))
+
+
+def buffers(*sizes: int) -> list[Any]:
+    """Allocate buffers of so many bytes on the device."""
+    from tinygrad.device import BufferSpec
+
+    return [device().allocator.alloc(size, BufferSpec()) for size in sizes]
+
+
+def seconds_of(launch: Callable[[], object]) -> float:
+    """Return the seconds of a launch and of waiting for it, on an idle device."""
+    gpu = device()
+    gpu.synchronize()
+    begun = time.perf_counter()
+    launch()
+    gpu.synchronize()
+    return time.perf_counter() - begun
+
 
 # A reduction through shared memory and a spill into local memory: both shader windows are used.
 WINDOWS_SOURCE = """
@@ -255,4 +316,168 @@ def coherence(work: Work) -> Found:
     return {**wrong, "wrong": sum(wrong.values()), "compared": 3 * sum(sizes) // 4 * work.of(3, 1)}
 
 
-PROGRAMS = (smoke, computes, coherence, misaligned, unmapped, hang, queue)
+# Amounts on a board, and on a simulated GPU.
+LAUNCHES, BLOCKS = (200, 2), (64, 2)
+RIVAL_SECONDS = (5.0, 0.0)  # for which the other process launches
+# Each pass reads the whole buffer, half of the L2 of an AGX Orin. tinygrad gives kernels no
+# gridDim and blockDim.
+READ_SOURCE = """
+extern "C" __global__ void read_all(float4* out, const float4* in, int n, int threads) {
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < n; i += threads) {
+    float4 v = in[i];
+    sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
+  }
+  out[blockIdx.x * 256 + threadIdx.x] = sum;
+}"""
+# 12 KiB of shared memory a block, of which one is small enough for the smallest split.
+SHARED_SOURCE = """
+extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n) {
+  __shared__ float s[3072];
+  for (int i = threadIdx.x; i < 3072; i += 128) s[i] = i;
+  __syncthreads();
+  float sum = 0;
+  for (int k = 0; k < n; k++) sum += s[(threadIdx.x * 33 + k * 129 + (int)sum) % 3072];
+  out[blockIdx.x * 128 + threadIdx.x] = sum;
+}"""
+
+
+def l2(work: Work) -> Found:
+    """Read a buffer again and again that the L2 could hold."""
+    size, blocks = work.of(2 << 20, 128 << 10), work.of(*BLOCKS)
+    read, (source, out) = program(READ_SOURCE, "read_all"), buffers(size, blocks * 256 * 16)
+
+    def again() -> None:
+        sizes_of = {"global_size": (blocks, 1, 1), "local_size": (256, 1, 1)}
+        read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
+
+    again()
+    took = median(seconds_of(again) for _ in range(work.of(*LAUNCHES)))
+    return {"read_gb_s": size / 1e9 / took}
+
+
+def shared_memory(work: Work) -> Found:
+    """A kernel of which an SM holds one block or several."""
+    blocks, loops = work.of(*BLOCKS), work.of(4096, 4)
+    sums, (out,) = program(SHARED_SOURCE, "shared_sums"), buffers(16 * blocks * 512)
+
+    def launch() -> None:
+        sums(out, global_size=(16 * blocks, 1, 1), local_size=(128, 1, 1), vals=(loops,))
+
+    launch()
+    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.of(*LAUNCHES)))}
+
+
+def preemption(work: Work) -> Found:
+    """Short launches beside a process whose launches are long; `lived` says whether both did."""
+    launches, seconds = work.of(*LAUNCHES), work.of(*RIVAL_SECONDS)
+    short, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
+
+    def launch() -> None:
+        short(out, **ONE_THREAD, vals=(64,))
+
+    launch()
+    alone = median(seconds_of(launch) for _ in range(launches))
+    # The kernels that a switch has to stop are the rival's: it goes with the same choice.
+    words = (os.devnull, "rival", work.size, work.choice)
+    with Child([sys.executable, "-m", "orinbench.check.device.probes", *words]) as rival:
+        time.sleep(seconds / 5)
+        beside = [seconds_of(launch) for _ in range(launches)]
+        status = rival.wait()
+    worst = sorted(beside)[len(beside) * 99 // 100]
+    found = {"alone_us": 1e6 * alone, "beside_us": 1e6 * median(beside), "worst_us": 1e6 * worst}
+    return {**found, "lived": int(status == 0)}
+
+
+def rival(work: Work) -> Found:
+    """Launches of about 50 ms each, for the seconds that the other process measures."""
+    long, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
+    loops, until = 1 << 10, time.monotonic() + work.of(*RIVAL_SECONDS)
+    while time.monotonic() < until:
+        took = seconds_of(partial(long, out, **ONE_THREAD, vals=(loops,)))
+        loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
+    return {}
+
+
+def rings(work: Work) -> Found:
+    """Empty launches in a row: what a submit costs the host and the GPU."""
+    launches, short = work.of(*LAUNCHES), program(SPIN_SOURCE, "spin")
+    (out,) = buffers(4096)
+
+    def row() -> None:
+        for _ in range(launches):
+            short(out, **ONE_THREAD, vals=(1,))
+
+    row()
+    return {"submit_us": 1e6 * median(seconds_of(row) for _ in range(5)) / launches}
+
+
+def memory(work: Work) -> Found:
+    """Take memory until the driver says that there is no more; give it back.
+
+    The reserve is 1 GiB (`TEGRA_RESERVE_MB`), so that a wrong answer leaves the board alive.
+    """
+    from tinygrad.device import BufferSpec
+
+    gpu, step, spec = device(), 256 << 20, BufferSpec(nolru=True)
+    taken, said = [], ""
+    before = gpu.iface.memory_available()
+    try:
+        while True:
+            taken.append(gpu.allocator.alloc(step, spec))
+    except MemoryError as error:
+        said = str(error.__cause__ or error)
+    left = gpu.iface.memory_available()
+    for buffer in taken:
+        gpu.allocator.free(buffer, step, spec)
+    after = gpu.iface.memory_available()
+    found = {"taken_mb": len(taken) * step >> 20, "before_mb": before >> 20, "left_mb": left >> 20}
+    given_back = int(after >= before - step)
+    return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
+
+
+def take_choice(choice: str) -> None:
+    """Make a choice of the process that the driver has no variable for; the device opens later."""
+    if choice == "wait_for_idle":
+        from tinygrad.runtime.support.nv.tegra import TegraIface
+
+        TegraIface._share_the_gpu = lambda self, channel: None
+    elif choice == "write_combined":
+        from tinygrad.runtime.autogen import nvgpu
+        from tinygrad.runtime.support.nv.tegra import TegraIface
+
+        real = TegraIface._new_channel_buffer
+
+        def write_combined(self: Any, size: int) -> Any:
+            cached = nvgpu.NVMAP_HANDLE_INNER_CACHEABLE
+            nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = nvgpu.NVMAP_HANDLE_WRITE_COMBINE
+            try:
+                return real(self, size)
+            finally:
+                nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = cached
+
+        TegraIface._new_channel_buffer = write_combined
+
+
+PROGRAMS = {
+    made.__name__: made
+    for made in (
+        *(smoke, computes, coherence, misaligned, unmapped, hang, queue),
+        *(l2, shared_memory, preemption, rival, rings, memory),
+    )
+}
+
+
+def main(out: str, name: str, size: str, choice: str) -> int:
+    """Run a program and write what it found; returns the exit status."""
+    try:
+        take_choice(choice)
+        found = PROGRAMS[name](Work(size, choice))
+    except Exception as error:  # of a device that does not open, of a kernel that faults
+        found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+    Path(out).write_text(json.dumps(found))
+    return int("failed" in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
