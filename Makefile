@@ -73,7 +73,6 @@ coverage: .venv/.dev
 
 verify: .venv/.dev
 	$(BIN)/python tools/series verify
-	$(BIN)/python tools/series status --check
 
 # tinygrad's own tests on the simulated Orin: UPSTREAM is a checkout of tinygrad at v0.13.0.
 upstream-tests: .venv/.dev

@@ -287,7 +287,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"nvgpusim rules", Run(shows="profile\\.read-all-sm")),
     (r"python3 recorder\.pyz -o trace\.jsonl -- script\.py", NotHere(BOARD)),
     (r"python3 -c \"from tinygrad import Tensor;.*", Run(shows=re.escape("[2.0, 2.0, 2.0, 2.0]"))),
-    # docs/life-of-a-tensor.md, environment.md, fixes.md, patches/README.md
+    # docs/life-of-a-tensor.md, environment.md, patches/README.md
     (r"make \.venv/\.dev", Elsewhere("Makefile", "\n.venv/.dev:")),
     (r"eval .*docs/examples/env\.py\)\"", Elsewhere("tests/docs/conftest.py", '"env.py"')),
     (r"export NO_COLOR=1", Run()),
@@ -299,6 +299,7 @@ RULES: list[tuple[str, Answer]] = [
         r"tools/environment\.py -o json PATH/TO/tinygrad",
         Run("tools/environment.py -o json tools", shows="SERIES_OUTCOMES"),
     ),
+    (r"tools/series status", Run(shows="0001  nv: TegraIface")),
     (r"tools/series verify 0002", Elsewhere("Makefile", "tools/series verify\n")),
     (
         r"tools/series verify --forward (0\.14\.0|DIR@REF)",

@@ -94,8 +94,6 @@ class Repository:
         files["tinygrad/__init__.py"] += "\n"
         self.pin(write_sdist(self.sdist, files))
         (self.folder / "series").write_text("")
-        head = "| patch | what it does | why | upstream | needs |\n|---|---|---|---|---|\n"
-        (root / "patches" / "README.md").write_text(f"Before.\n\n{head}\nMore.\n")
 
     def pin(self, sha256: str) -> None:
         """Write base.json."""

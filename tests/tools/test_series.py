@@ -183,23 +183,12 @@ def test_series_and_folder_must_agree(repository: Repository, capsys: Capture) -
     assert 'want {"name", "version", "sha256"}' in said(capsys)
 
 
-def test_status_and_its_check(repository: Repository, capsys: Capture) -> None:
+def test_status_is_what_the_headers_say(repository: Repository, capsys: Capture) -> None:
     repository.series(m="0001")
-    readme = repository.root / "patches" / "README.md"
-    assert repository.run("status", "--check") == 1
-    assert "is not what the headers say" in said(capsys)
+    capsys.readouterr()
     assert repository.run("status") == 0
-    text = readme.read_text()
-    assert "| [0004](tinygrad/0004-set-m.patch) | set: m is 1 | fix | Pending | 0001 |" in text
-    assert text.startswith("Before.\n\n| patch |") and text.endswith(" |\n\nMore.\n")
-    assert repository.run("status", "--check") == repository.run("status") == 0
-    assert readme.read_text() == text
-    readme.write_text("No table.\n")
-    assert repository.run("status") == 2
-    assert f"series: {readme}: has no table" in said(capsys)
-    readme.unlink()
-    assert repository.run("status") == 2
-    assert f"series: {readme}: No such file" in said(capsys)
+    out = capsys.readouterr().out
+    assert "0004  set: m is 1\n      fix, needs 0001; upstream: Pending\n" in out
 
 
 def test_hash_covers_base_series_and_patches(repository: Repository, edit: Edit) -> None:
@@ -230,13 +219,9 @@ def test_wrong_use_is_one_line_and_two(args: list[str]) -> None:
     assert done.stderr.startswith("series: ") and done.stderr.count("\n") == 1
 
 
-def test_the_real_series_reads_and_its_table_stands() -> None:
+def test_the_real_series_reads() -> None:
     done = subprocess.run(
-        [sys.executable, TOOLS / "series", "status", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, TOOLS / "series", "status"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    authors = {patch.author for patch in read_series(TOOLS.parent).patches}
-    assert authors == {"{} <{}>".format(*AUTHOR)}
+    patches = [*(TOOLS.parent / "patches" / "tinygrad").glob("*.patch")]
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2 * len(patches) > 20

@@ -12,7 +12,7 @@ from typing import NoReturn
 from .forward import forward
 from .install import install
 from .process import SeriesError
-from .series import Series, read_series, readme
+from .series import Series, listing, read_series
 from .tree import commit_series, fetch_sdist, read_commits, unpack, write_patches
 from .verify import verify
 
@@ -60,8 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     proof.add_argument(
         "-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help=jobs_help
     )
-    status = add("status", "Write the headers into the table of patches/README.md.")
-    status.add_argument("--check", action="store_true", help="write nothing, exit 1 if it differs")
+    add("status", "Print each patch's reason, what it needs, and where upstream stands.")
     setup = add("install", "Install the patched base into a virtual environment.", sdist=True)
     setup.add_argument("venv", type=Path, metavar="VENV", help="its folder")
     return parser
@@ -109,12 +108,7 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
 
 
 def _status(series: Series, args: argparse.Namespace) -> None:
-    path, text = series.root / "patches" / "README.md", readme(series)
-    if path.read_text() != text:
-        if args.check:
-            raise SeriesError(f"{path}: is not what the headers say: tools/series status", 1)
-        path.write_text(text)
-    print(f"{path}: as the headers say")
+    print(listing(series))
 
 
 def _install(series: Series, args: argparse.Namespace) -> None:

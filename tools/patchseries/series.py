@@ -38,10 +38,6 @@ _MAIL = re.compile(
     r"(.*)",
     re.DOTALL,
 )
-_HEAD = """\
-| patch | what it does | why | upstream | needs |
-|---|---|---|---|---|
-"""
 
 
 @dataclass(frozen=True)
@@ -216,22 +212,12 @@ def read_series(root: Path) -> Series:
     return Series(root, base, tuple(patches))
 
 
-def readme(series: Series) -> str:
-    """The text that patches/README.md should have: as it is, its table from the headers."""
-    path = series.root / "patches" / "README.md"
-    try:
-        text = path.read_text()
-    except OSError as e:
-        raise SeriesError(f"{path}: {e.strerror}") from e
-    before, head, rest = text.partition(_HEAD)
-    if not head:
-        raise SeriesError(f"{path}: has no table that begins with {_HEAD.splitlines()[0]}")
-    rows = [before, _HEAD]
+def listing(series: Series) -> str:
+    """What the headers say: two lines a patch."""
+    lines = []
     for patch in series.patches:
         said = {key: values[0] for key, values in patch.trailers.items()}
-        cells = (
-            f"[{patch.number}](tinygrad/{patch.file})", patch.subject, said["Why"],
-            said["Upstream-Status"], said["Depends-on"],
-        )  # fmt: skip
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
-    return "".join(rows) + re.sub(r"\A(\|.*\n)*", "", rest)
+        lines.append(f"{patch.number}  {patch.subject}")
+        needs, upstream = said["Depends-on"], said["Upstream-Status"]
+        lines.append(f"      {said['Why']}, needs {needs}; upstream: {upstream}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""docs/fixes.md: a row for each patch, which leads to a header that tells the whole story."""
+"""patches/README.md: a row for each patch, which leads to a header that tells the whole story."""
 
 import re
 import sys
@@ -9,13 +9,13 @@ from tests.docs.pages import REPOSITORY, text
 sys.path.insert(0, str(REPOSITORY / "tools"))
 from patchseries.series import Patch, read_series
 
-PAGE = "docs/fixes.md"
+PAGE = "patches/README.md"
 PATCHES = read_series(REPOSITORY).patches
 
 
 def test_every_patch_has_a_row_and_every_row_a_patch() -> None:
-    rows = re.findall(r"(?m)^\| (\d{4}) \| .+ \| .+ \|$", text(PAGE))
-    assert sorted(rows) == [patch.number for patch in PATCHES]
+    rows = re.findall(r"(?m)^\| \[(\d{4})\]\(tinygrad/(.+?)\) \| .+ \| .+ \|$", text(PAGE))
+    assert sorted(rows) == [(patch.number, patch.file) for patch in PATCHES]
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.number)
