@@ -83,6 +83,18 @@ class Finite(click.FloatRange):
         return number
 
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+ANY_PATH = click.Path(path_type=Path)
+AT_LEAST_1 = click.IntRange(1)
+
+
+def option(names: str, what: str, **given: Any) -> Callable[[Command], Command]:
+    """Return click's option of names in one string; its help says its default, too."""
+    if given.get("default") not in (None, "", False):
+        what += f" [default: {given['default']}]"
+    return click.option(*names.split(), help=what, **given)
+
+
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
     """Add options in the order in which `--help` shows them."""
     for option in reversed(options):
@@ -93,15 +105,12 @@ def with_options(command: Command, *options: Callable[[Command], Command]) -> Co
 def output_form(forms: Sequence[str]) -> Callable[[Command], Command]:
     """Return the option -o, the form of the output: Markdown, unless there is plain text."""
     default = "text" if "text" in forms else "md"
-    choice = click.Choice(forms)
-    what = f"Form of the output. [default: {default}]"
-    return click.option("-o", "--output", type=choice, default=default, help=what)
+    return option("-o --output", "Form of the output.", type=click.Choice(forms), default=default)
 
 
 def seed_option(what: str) -> Callable[[Command], Command]:
     """Return the option --seed, whose draws `what` names."""
-    text = f"Seed of {what}. [default: 0]"
-    return click.option("--seed", default=0, type=click.IntRange(0), help=text)
+    return option("--seed", f"Seed of {what}. [default: 0]", default=0, type=click.IntRange(0))
 
 
 def timeout_option(what: str, seconds: float = 1800.0) -> Callable[[Command], Command]:
@@ -112,23 +121,14 @@ def timeout_option(what: str, seconds: float = 1800.0) -> Callable[[Command], Co
 
 def output_options(command: Command) -> Command:
     """Add the options that say where results go."""
+    forms = click.Choice([*RENDERERS])
     return with_options(
         command,
         output_form([*RENDERERS]),
-        click.option(
-            "-oe",
-            "--output-err",
-            type=click.Choice([*RENDERERS]),
-            help="Also print this form to standard error.",
-        ),
+        option("-oe --output-err", "Also print this form to standard error.", type=forms),
         history_option("Database in which the run is kept."),
-        click.option("--no-history", is_flag=True, help="Do not keep the run."),
-        click.option(
-            "--report",
-            type=click.Path(path_type=Path),
-            metavar="FILE.html",
-            help="Also write a page with plots.",
-        ),
+        option("--no-history", "Do not keep the run.", is_flag=True),
+        option("--report", "Also write a page with plots.", type=ANY_PATH, metavar="FILE.html"),
     )
 
 
@@ -160,73 +160,46 @@ def model_options(command: Command) -> Command:
         files += [_fetched(name, "" if "hf.co/" in name else "hf.co/") for name in hf]
         return command(model=tuple(files), **given)
 
+    many: dict[str, Any] = {"multiple": True}
+    file = "GGUF file, or hf.co/OWNER/REPO[:QUANT]; may be repeated."
+    repo = "Model of the Hugging Face hub, as llama.cpp's option; may be repeated."
     return with_options(
         with_files,
-        click.option(
-            "model",
-            "-m",
-            "--model",
-            multiple=True,
-            metavar="FILE",
-            help="GGUF file, or hf.co/OWNER/REPO[:QUANT]; may be repeated.",
-        ),
-        click.option(
-            "hf",
-            "-hf",
-            "-hfr",
-            "--hf-repo",
-            multiple=True,
-            metavar="OWNER/REPO[:QUANT]",
-            help="Model of the Hugging Face hub, as llama.cpp's option; may be repeated.",
-        ),
-        click.option(
-            "--shape",
-            default="160m",
-            help="Shape of the synthetic model used without -m. [default: 160m]",
-        ),
-        click.option("--quant", default="Q6_K", help="Type of its weights. [default: Q6_K]"),
+        option("model -m --model", file, metavar="FILE", **many),
+        option("hf -hf -hfr --hf-repo", repo, metavar="OWNER/REPO[:QUANT]", **many),
+        option("--shape", "Shape of the synthetic model used without -m.", default="160m"),
+        option("--quant", "Type of its weights.", default="Q6_K"),
     )
 
 
 def backend_options(command: Command) -> Command:
     """Add the options that choose what computes."""
+    what = (
+        f"What to measure: {', '.join(BACKEND_NAMES)}. [default: the best tinygrad device, and "
+        "llama.cpp if it is installed]"
+    )
+    binary = "llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]"
     return with_options(
         command,
-        click.option(
-            "backends",
-            "--backend",
-            multiple=True,
-            metavar="LIST",
-            help=f"What to measure: {', '.join(BACKEND_NAMES)}. [default: the best tinygrad "
-            "device, and llama.cpp if it is installed]",
-        ),
-        click.option(
-            "--llama-bench",
-            metavar="PATH",
-            help="llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]",
-        ),
+        option("backends --backend", what, multiple=True, metavar="LIST"),
+        option("--llama-bench", binary, metavar="PATH"),
     )
 
 
 def sweep_options(command: Command) -> Command:
     """Add the options that sweep tinygrad's variables; `kept_cache` makes use of the second."""
+    each = (
+        "Measure tinygrad with each of these values of a variable, as BEAM=0,2,4, as so many "
+        "backends of one run; several: all combinations."
+    )
+    kept = (
+        "Take results of BEAM's search and kernels from tinygrad's cache FILE, and leave new ones "
+        "there. It is made if it is missing."
+    )
     return with_options(
         command,
-        click.option(
-            "variables",
-            "--env",
-            multiple=True,
-            metavar="NAME=LIST",
-            help="Measure tinygrad with each of these values of a variable, as BEAM=0,2,4, as so "
-            "many backends of one run; several: all combinations.",
-        ),
-        click.option(
-            "--kept",
-            type=click.Path(path_type=Path, dir_okay=False),
-            metavar="FILE",
-            help="Take results of BEAM's search and kernels from tinygrad's cache FILE, and leave "
-            "new ones there. It is made if it is missing.",
-        ),
+        option("variables --env", each, multiple=True, metavar="NAME=LIST"),
+        option("--kept", kept, type=FILE, metavar="FILE"),
     )
 
 
@@ -248,18 +221,14 @@ def kept_cache(kept: Path | None) -> dict[str, str]:
 
 def case_options(command: Command) -> Command:
     """Add llama-bench's options that make tests; `tests_of` reads them."""
-    options = {
-        ("n_prompt", "-p", "--n-prompt"): ("LIST", "Tokens of a prompt. [default: 512]"),
-        ("n_gen", "-n", "--n-gen"): ("LIST", "Tokens to generate. [default: 128]"),
-        ("pairs", "-pg"): ("PP,TG", "A prompt and then a generation, timed together."),
-        ("n_depth", "-d", "--n-depth"): ("LIST", "Tokens in the cache before a test. [default: 0]"),
-    }
+    lists: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
+    pair = "A prompt and then a generation, timed together."
     return with_options(
         command,
-        *(
-            click.option(*names, multiple=True, metavar=form, help=text)
-            for names, (form, text) in options.items()
-        ),
+        option("n_prompt -p --n-prompt", "Tokens of a prompt. [default: 512]", **lists),
+        option("n_gen -n --n-gen", "Tokens to generate. [default: 128]", **lists),
+        option("pairs -pg", pair, multiple=True, metavar="PP,TG"),
+        option("n_depth -d --n-depth", "Tokens in the cache before a test. [default: 0]", **lists),
     )
 
 
@@ -282,15 +251,12 @@ def tests_of(options: CaseOptions, parallel: Sequence[int] = (1,)) -> list[Case]
     )
 
 
+_HISTORY = "[default: ~/.local/state/tinygrad-orin/history.db]"
+
+
 def history_option(purpose: str) -> Callable[[Command], Command]:
     """Return the option that names the history's file."""
-    return click.option(
-        "history",
-        "--history",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="PATH",
-        help=f"{purpose} [default: ~/.local/state/tinygrad-orin/history.db]",
-    )
+    return option("history --history", f"{purpose} {_HISTORY}", type=FILE, metavar="PATH")
 
 
 def history_file(command: Command) -> Command:
@@ -298,55 +264,37 @@ def history_file(command: Command) -> Command:
 
     It may stand before a subcommand or behind it.
     """
-    return click.option(
-        "path",
-        "--history",
-        type=click.Path(path_type=Path, dir_okay=False),
+    return option(
+        "path --history",
+        f"The history's file. {_HISTORY}",
+        type=FILE,
         metavar="PATH",
         callback=lambda context, _, given: given or context.obj or history_path(),
-        help="The history's file. [default: ~/.local/state/tinygrad-orin/history.db]",
     )(command)
 
 
 def run_options(command: Command) -> Command:
     """Add the options that say how a run goes, whatever it measures."""
+    states = "Refuse to measure unless the board is in these states: maxn, pinned."
+    rails = "Power rails whose energy is summed. [default: those of the board's module]"
+    cool = "Wait until the board is this cool before each sample."
+    progress = "Print a line for each repetition, also where there is no terminal."
     return with_options(
         command,
         seed_option("order and input"),
-        click.option(
-            "--delay", default=0.0, type=Finite(0), help="Seconds to wait before each sample."
-        ),
-        click.option(
-            "--require",
-            metavar="LIST",
-            help="Refuse to measure unless the board is in these states: maxn, pinned.",
-        ),
-        click.option(
-            "--rails",
-            metavar="LIST",
-            help="Power rails whose energy is summed. [default: those of the board's module]",
-        ),
-        click.option(
-            "--cooldown",
-            type=Finite(0),
-            metavar="CELSIUS",
-            help="Wait until the board is this cool before each sample.",
-        ),
+        option("--delay", "Seconds to wait before each sample.", default=0.0, type=Finite(0)),
+        option("--require", states, metavar="LIST"),
+        option("--rails", rails, metavar="LIST"),
+        option("--cooldown", cool, type=Finite(0), metavar="CELSIUS"),
         timeout_option("a step"),
-        click.option(
-            "--progress",
-            is_flag=True,
-            help="Print a line for each repetition, also where there is no terminal.",
-        ),
-        click.option(
-            "-v", "--verbose", is_flag=True, help="Show the backends' output and all columns."
-        ),
+        option("--progress", progress, is_flag=True),
+        option("-v --verbose", "Show the backends' output and all columns.", is_flag=True),
     )
 
 
-def processes_option(help_text: str) -> Callable[[Command], Command]:
+def processes_option(what: str) -> Callable[[Command], Command]:
     """Return the option that says over how many fresh processes the rounds are spread."""
-    return click.option("--processes", type=click.IntRange(1), metavar="N", help=help_text)
+    return option("--processes", what, type=AT_LEAST_1, metavar="N")
 
 
 def check_processes(given: int | None, repetitions: int, default: int) -> int:
@@ -358,12 +306,9 @@ def check_processes(given: int | None, repetitions: int, default: int) -> int:
     return min(given or default, repetitions)
 
 
-def repetitions_option(default: int, help_text: str) -> Callable[[Command], Command]:
+def repetitions_option(what: str) -> Callable[[Command], Command]:
     """Return the option that says how often each test is measured."""
-    kind = click.IntRange(1)
-    return click.option(
-        "-r", "--repetitions", default=default, type=kind, metavar="N", help=help_text
-    )
+    return option("-r --repetitions", what, default=10, type=AT_LEAST_1, metavar="N")
 
 
 def check_board(options: RunOptions, roots: Roots) -> None:

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from orinbench.blocks import normal, random_rows
 from orinbench.errors import BenchError
 from orinbench.model import open_model
+from orinbench.options import AT_LEAST_1, option, seed_option
 from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
@@ -199,12 +200,7 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> 
         writer.add_expert_count(shape.n_experts)
         writer.add_expert_used_count(shape.n_experts_used)
     writer.add_head_count(shape.n_heads)
-    heads_kv: int | list[int] = shape.n_kv_heads
-    if shape.architecture == "lfm2":  # whose layers differ by it alone
-        heads_kv = [
-            shape.n_kv_heads * (layer in (shape.attends or ())) for layer in range(shape.n_layers)
-        ]
-    writer.add_head_count_kv(heads_kv)
+    writer.add_head_count_kv(shape.head_count_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
@@ -279,18 +275,10 @@ def progress_bar(description: str, console: Console | None = None) -> Iterator[P
 
 @click.command("synth")
 @click.option("--shape", required=True, metavar="|".join(SHAPES), help="Shape of the model.")
-@click.option(
-    "--quant",
-    default="Q6_K",
-    show_default=True,
-    metavar="TYPE",
-    help=f"Type of the matrices: {', '.join(QUANTS)}.",
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Random seed.")
-@click.option(
-    "--context", type=click.IntRange(1), help="Tokens of a sequence. [default: the shape's]"
-)
-@click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")
+@option("--quant", f"Type of the matrices: {', '.join(QUANTS)}.", default="Q6_K", metavar="TYPE")
+@seed_option("the weights")
+@option("--context", "Tokens of a sequence. [default: the shape's]", type=AT_LEAST_1)
+@option("--force", "Replace OUT.gguf if it exists.", is_flag=True)
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT.gguf")
 def synth_command(
     shape: str, quant: str, seed: int, context: int | None, force: bool, out: Path

@@ -18,10 +18,12 @@ from orinbench.measure.command import choose_backends, model_paths
 from orinbench.measure.plan import KEY_TYPES
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
+    AT_LEAST_1,
     Command,
     ModelOptions,
     backend_options,
     model_options,
+    option,
     output_form,
     seed_option,
     timeout_option,
@@ -47,30 +49,19 @@ class CheckOptions(ModelOptions):
 
 def _cache_type(of: str) -> Callable[[Command], Command]:
     """Return the option -ctk or -ctv."""
-    return click.option(
-        f"-ct{of}",
-        f"--cache-type-{of}",
-        type=click.Choice(KEY_TYPES),
-        default="f16",
-        help=f"Type of the {of.upper()} cache. [default: f16]",
-    )
+    names, types = f"-ct{of} --cache-type-{of}", click.Choice(KEY_TYPES)
+    return option(names, f"Type of the {of.upper()} cache.", type=types, default="f16")
 
 
 @click.command("check", context_settings={"max_content_width": 100})
 @model_options
 @backend_options
-@click.option(
-    "n_tokens",
-    "-n",
-    default=12,
-    type=click.IntRange(1),
-    help="Tokens to decode after each prompt. [default: 12]",
-)
+@option("n_tokens -n", "Tokens to decode after each prompt.", default=12, type=AT_LEAST_1)
 @seed_option("the prompts")
 @timeout_option("an answer")
 @_cache_type("k")
 @_cache_type("v")
-@click.option("--mmproj", metavar="FILE", help="Check the encoder of pictures of this file, too.")
+@option("--mmproj", "Check the encoder of pictures of this file, too.", metavar="FILE")
 @output_form(["text", "json"])
 def check_command(**given: Any) -> int:
     """Check tokens and logits against a float64 reference.

@@ -57,6 +57,8 @@ from orinbench.measure.runner import Runner
 from orinbench.measure.sampled import sampling_of
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
+    ANY_PATH,
+    AT_LEAST_1,
     Command,
     ModelOptions,
     backend_options,
@@ -67,6 +69,7 @@ from orinbench.options import (
     kept_cache,
     model_options,
     numbers_of,
+    option,
     output_options,
     processes_option,
     repetitions_option,
@@ -101,90 +104,63 @@ def _knob_options(command: Command) -> Command:
     """Add an option for each of llama-bench's list-valued settings."""
     both = ("n_threads", "type_k", "type_v")
     applies = {knob: "" if knob.field in both else " (llama.cpp)" for knob in KNOBS}
+    lists: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
     return with_options(
         command,
         *(
-            click.option(k.field, *k.flags, multiple=True, metavar="LIST", help=f"{k.help}{where}.")
-            for k, where in applies.items()
+            option(" ".join([knob.field, *knob.flags]), f"{knob.help}{where}.", **lists)
+            for knob, where in applies.items()
         ),
+    )
+
+
+def _own_options(command: Command) -> Command:
+    """Add what llama-bench does not have: what is timed, on what, and what else is done."""
+    lists: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
+    text = (
+        "Measure the time to the first text, of prompts of so many tokens; 0: do not. [default: "
+        "the largest -p]"
+    )
+    drawn = (
+        "Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
+        "temperature=0: the most likely ones."
+    )
+    sees = "Also measure the encoder of this file, and the time from a picture to the first text."
+    general = "general: measure tinygrad.llm's own network, not the engine."
+    sms = "Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16."
+    checks = "Check the numbers first. [default: of small models]"
+    cold = (
+        "Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM is "
+        "set]"
+    )
+    prometheus = "Write the figures for node_exporter's textfile collector into DIR."
+    sampling, sizes = "FIELD=NUMBER,...", "Sizes of its pictures. [default: 640x480]"
+    folder = click.Path(path_type=Path, readable=False)
+    return with_options(
+        command,
+        option("n_parallel -npl", "Sequences that -n decodes at once. [default: 1]", **lists),
+        option("texts --ttft", text, **lists),
+        option("sampling --sampling", drawn, multiple=True, metavar=sampling),
+        option("--mmproj", sees, type=ANY_PATH, metavar="FILE"),
+        option("pictures --picture", sizes, multiple=True, metavar="WxH,..."),
+        option("path_ --path", general, type=click.Choice(["auto", "general"]), default="auto"),
+        option("--sms", sms, type=AT_LEAST_1, metavar="N"),
+        option("--check/--no-check", checks, default=None),
+        option("--cold-start/--no-cold-start", cold, default=None),
+        option("--no-warmup", "Skip the warm-up.", is_flag=True),
+        option("--textfile", prometheus, type=folder, metavar="DIR"),
     )
 
 
 @click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
 @model_options
 @case_options
-@click.option(
-    "n_parallel",
-    "-npl",
-    multiple=True,
-    metavar="LIST",
-    help="Sequences that -n decodes at once. [default: 1]",
-)
-@click.option(
-    "texts",
-    "--ttft",
-    multiple=True,
-    metavar="LIST",
-    help="Measure the time to the first text, of prompts of so many tokens; 0: do not. "
-    "[default: the largest -p]",
-)
-@click.option(
-    "sampling",
-    "--sampling",
-    multiple=True,
-    metavar="FIELD=NUMBER,...",
-    help="Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
-    "temperature=0: the most likely ones.",
-)
-@click.option(
-    "--mmproj",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also measure the encoder of this file, and the time from a picture to the first text.",
-)
-@click.option(
-    "pictures",
-    "--picture",
-    multiple=True,
-    metavar="WxH,...",
-    help="Sizes of its pictures. [default: 640x480]",
-)
-@repetitions_option(10, "Rounds, in each of which every test runs once. [default: 10]")
+@_own_options
+@repetitions_option("Rounds, in each of which every test runs once.")
 @processes_option(f"Fresh processes of each backend that share the rounds. [default: {PROCESSES}]")
 @output_options
 @backend_options
 @sweep_options
-@click.option(
-    "--path",
-    "path_",
-    type=click.Choice(["auto", "general"]),
-    default="auto",
-    help="general: measure tinygrad.llm's own network, not the engine. [default: auto]",
-)
-@click.option(
-    "--sms",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16.",
-)
-@click.option(
-    "--check/--no-check",
-    default=None,
-    help="Check the numbers first. [default: of small models]",
-)
-@click.option(
-    "--cold-start/--no-cold-start",
-    default=None,
-    help="Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM "
-    "is set]",
-)
-@click.option("--no-warmup", is_flag=True, help="Skip the warm-up.")
-@click.option(
-    "--textfile",
-    type=click.Path(path_type=Path, readable=False),
-    metavar="DIR",
-    help="Write the figures for node_exporter's textfile collector into DIR.",
-)
 @run_options
 @parity_options
 @_knob_options

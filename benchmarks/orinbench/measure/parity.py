@@ -18,6 +18,7 @@ from orinbench.options import (
     Command,
     ModelOptions,
     RunOptions,
+    option,
     with_options,
 )
 
@@ -107,44 +108,20 @@ _INSTEAD = {
 
 def parity_options(command: Command) -> Command:
     """Add the flags of llama-bench that are not settings of a test."""
-    refused = {
-        "hf_file": ("-hff", "--hf-file"),
-        "hf_token": ("-hft", "--hf-token"),
-    }
+    eager: dict[str, Any] = {"expose_value": False, "is_eager": True}
+    refused: dict[str, Any] = {"metavar": "X", "callback": _of_hub, **eager}
+    instead = "Refused, with what does the same."
+    no_hub, versions = "Ask no hub: -hf takes what is here.", "Print the versions and exit."
     return with_options(
         command,
-        click.option("--list-devices", is_flag=True, help="List the devices and exit."),
-        click.option(
-            "--offline",
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=_offline,
-            help="Ask no hub: -hf takes what is here.",
-        ),
-        click.option(
-            "--version",
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=_version,
-            help="Print the versions and exit.",
-        ),
-        *(
-            click.option(
-                name,
-                *flags,
-                metavar="X",
-                expose_value=False,
-                is_eager=True,
-                callback=_of_hub,
-                help="Refused, with what does the same.",
-            )
-            for name, flags in refused.items()
-        ),
-        click.option("--numa", type=click.Choice(NUMA), help="Passed to llama.cpp."),
-        click.option("--prio", type=click.IntRange(-1, 3), help="Passed to llama.cpp."),
-        click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="Passed to llama.cpp."),
+        option("--list-devices", "List the devices and exit.", is_flag=True),
+        option("--offline", no_hub, is_flag=True, callback=_offline, **eager),
+        option("--version", versions, is_flag=True, callback=_version, **eager),
+        option("hf_file -hff --hf-file", instead, **refused),
+        option("hf_token -hft --hf-token", instead, **refused),
+        option("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA)),
+        option("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3)),
+        option("rpc -rpc --rpc", "Passed to llama.cpp.", metavar="LIST"),
     )
 
 

@@ -17,8 +17,11 @@ from orinbench.measure.backends.backend import LeftOutError
 from orinbench.measure.prompt_text import prompt_text, words_text
 from orinbench.measure.ranges import parse_int_list
 from orinbench.options import (
+    ANY_PATH,
+    AT_LEAST_1,
     Command,
     Finite,
+    option,
     output_form,
     seed_option,
     timeout_option,
@@ -66,107 +69,45 @@ class ServeOptions:
 
 
 def _server_options(command: Command) -> Command:
+    names, paths = ", ".join(STARTED), click.Choice(list(PATHS))
+    called = "The model's name. [default: the first that the server lists]"
+    url = "A running server; may be repeated."
     return with_options(
         command,
-        click.option(
-            "urls", "--url", multiple=True, metavar="URL", help="A running server; may be repeated."
-        ),
-        click.option(
-            "--start", metavar="LIST", help=f"Servers to start, in turns: {', '.join(STARTED)}."
-        ),
-        click.option(
-            "-m",
-            "--model",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="GGUF file to serve.",
-        ),
-        click.option(
-            "--model-name",
-            metavar="NAME",
-            help="The model's name. [default: the first that the server lists]",
-        ),
-        click.option(
-            "--api-key-file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="File with the key.",
-        ),
-        click.option(
-            "--endpoint",
-            type=click.Choice(list(PATHS)),
-            default="completions",
-            help="The path that is asked. [default: completions]",
-        ),
+        option("urls --url", url, multiple=True, metavar="URL"),
+        option("--start", f"Servers to start, in turns: {names}.", metavar="LIST"),
+        option("-m --model", "GGUF file to serve.", type=ANY_PATH, metavar="FILE"),
+        option("--model-name", called, metavar="NAME"),
+        option("--api-key-file", "File with the key.", type=ANY_PATH, metavar="FILE"),
+        option("--endpoint", "The path that is asked.", type=paths, default="completions"),
         *(
-            click.option(
-                f"--{name}-flags",
-                default="",
-                metavar="FLAGS",
-                help=f"Flags of {name}, for --start.",
-            )
+            option(f"--{name}-flags", f"Flags of {name}, for --start.", default="", metavar="FLAGS")
             for name in STARTED
         ),
     )
 
 
 def _load_options(command: Command) -> Command:
+    picture = "A picture of so many pixels before each prompt, drawn; with --endpoint chat."
+    mmproj = "File with which servers of --start see pictures."
+    closed = "Closed loop: requests at once. [default: 1,8]"
+    bursts = "Arrivals of --rate: below 1 in bursts, above 1 more evenly. [default: 1, Poisson]"
+    requests = "Requests of each load. [default: 4 a user, at least 16]"
+    limits = "Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000."
+    rounds = "Rounds. A verdict takes 7, with several loads up to 10."
+    above_0 = Finite(0, min_open=True)
     return with_options(
         command,
-        click.option(
-            "-p",
-            "--input-len",
-            type=click.IntRange(1),
-            default=512,
-            help="Tokens of a prompt. [default: 512]",
-        ),
-        click.option(
-            "-n",
-            "--output-len",
-            type=click.IntRange(1),
-            default=128,
-            help="Tokens of an answer. [default: 128]",
-        ),
-        click.option(
-            "--picture",
-            metavar="WxH",
-            help="A picture of so many pixels before each prompt, drawn; with --endpoint chat.",
-        ),
-        click.option(
-            "--mmproj",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="File with which servers of --start see pictures.",
-        ),
-        click.option(
-            "--concurrency", metavar="LIST", help="Closed loop: requests at once. [default: 1,8]"
-        ),
-        click.option("--rate", metavar="LIST", help="Open loop: requests a second."),
-        click.option(
-            "--burstiness",
-            type=Finite(0, min_open=True),
-            default=1.0,
-            help="Arrivals of --rate: below 1 in bursts, above 1 more evenly. "
-            "[default: 1, Poisson]",
-        ),
-        click.option(
-            "--requests",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Requests of each load. [default: 4 a user, at least 16]",
-        ),
-        click.option(
-            "--goodput",
-            metavar="LIMITS",
-            help="Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000.",
-        ),
-        click.option(
-            "-r",
-            "--rounds",
-            type=click.IntRange(1),
-            default=3,
-            help="Rounds. A verdict takes 7, with several loads up to 10. [default: 3]",
-        ),
+        option("-p --input-len", "Tokens of a prompt.", type=AT_LEAST_1, default=512),
+        option("-n --output-len", "Tokens of an answer.", type=AT_LEAST_1, default=128),
+        option("--picture", picture, metavar="WxH"),
+        option("--mmproj", mmproj, type=ANY_PATH, metavar="FILE"),
+        option("--concurrency", closed, metavar="LIST"),
+        option("--rate", "Open loop: requests a second.", metavar="LIST"),
+        click.option("--burstiness", type=above_0, default=1.0, help=bursts),
+        option("--requests", requests, type=AT_LEAST_1, metavar="N"),
+        option("--goodput", limits, metavar="LIMITS"),
+        option("-r --rounds", rounds, type=AT_LEAST_1, default=3),
     )
 
 
@@ -176,7 +117,7 @@ def _load_options(command: Command) -> Command:
 @seed_option("texts and arrivals")
 @timeout_option("a step", 600.0)
 @output_form(["md", "json"])
-@click.option("-v", "--verbose", is_flag=True, help="Show the servers' own output.")
+@option("-v --verbose", "Show the servers' own output.", is_flag=True)
 def serve_bench_command(**given: Any) -> int:
     """Measure servers that speak OpenAI's protocol, under load.
 

@@ -8,27 +8,15 @@ from orinbench.jsonfile import write_whole
 from orinbench.judge.compare import find_records, noise_between
 from orinbench.judge.history.store import history_path
 from orinbench.judge.verdict import compare_saved
-from orinbench.options import history_option
+from orinbench.options import FILE, history_option, option
 
 
 @click.command("report", context_settings={"max_content_width": 100})
 @click.argument("results", nargs=-1, required=True, metavar="RESULT...")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE.html",
-    help="The page to write.",
-)
-@click.option("--title", default="", help="Title of the page. [default: model and device]")
+@option("-o --output", "The page to write.", type=FILE, required=True, metavar="FILE.html")
+@option("--title", "Title of the page. [default: model and device]", default="")
 @history_option("Database in which runs are looked up.")
-def report_command(
-    results: tuple[str, ...],
-    output: Path,
-    title: str,
-    history: Path | None,
-) -> int:
+def report_command(results: tuple[str, ...], output: Path, title: str, history: Path | None) -> int:
     """Write one HTML page of results.
 
     It has no scripts and loads nothing.

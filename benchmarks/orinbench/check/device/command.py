@@ -27,6 +27,7 @@ from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.jsonfile import write_whole
 from orinbench.measure.environment import package_version
 from orinbench.model import open_model
+from orinbench.options import ANY_PATH, FILE, option
 from orinbench.progress import Messages, duration, make_messages
 from orinbench.show.markdown import counted
 
@@ -37,6 +38,9 @@ EXIT_REFUTED = 1
 # Set in every process that nvgpusim simulates a board for.
 _SIMULATED = "NVGPUSIM_OPTIONS"
 _NAMES = tuple(step.name for step in STEPS)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = "Folder for report.json and trace.jsonl."
+_MODEL = "Model that llama-bench measures. [default: synthetic 1B]"
 
 
 @click.group(
@@ -45,22 +49,10 @@ _NAMES = tuple(step.name for step in STEPS)
     context_settings={"max_content_width": 100},
     epilog="Steps: " + "; ".join(f"{step.name}: {step.about}" for step in STEPS),
 )
-@click.option(
-    "folder",
-    "--output",
-    default="device-check",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder for report.json and trace.jsonl. [default: device-check]",
-)
-@click.option("--only", metavar="LIST", help="Take only these steps.")
-@click.option("--fresh", is_flag=True, help="Take all steps again, also those that the report has.")
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Model that llama-bench measures. [default: synthetic 1B]",
-)
+@option("folder --output", _FOLDER, default="device-check", type=FOLDER, metavar="DIR")
+@option("--only", "Take only these steps.", metavar="LIST")
+@option("--fresh", "Take all steps again, also those that the report has.", is_flag=True)
+@option("--model", _MODEL, type=ANY_PATH, metavar="FILE")
 @click.pass_context
 def device_check_command(
     context: click.Context, folder: Path, only: str | None, fresh: bool, model: Path | None
@@ -177,7 +169,7 @@ def one_step(check: Check, step: Step) -> dict[str, Any]:
 
 
 @device_check_command.command("verify")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 def verify_command(file: Path) -> int:
     """Judge a report against the claims of the pages.
 

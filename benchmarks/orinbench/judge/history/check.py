@@ -21,16 +21,14 @@ from orinbench.judge.history.trend import (
 )
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Compared, compare_saved
-from orinbench.options import history_file, output_form
+from orinbench.options import history_file, option, output_form
+
+_AGAINST = "Run to compare with. [default: the pinned baseline, else the run before]"
 
 
 @click.command("check")
 @click.argument("run", type=int, required=False)
-@click.option(
-    "--against",
-    metavar="NAME|RUN",
-    help="Run to compare with. [default: the pinned baseline, else the run before]",
-)
+@option("--against", _AGAINST, metavar="NAME|RUN")
 @output_form(["md", "json"])
 @history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:

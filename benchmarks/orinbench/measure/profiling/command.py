@@ -21,7 +21,7 @@ from orinbench.measure.plan import BACKEND_NAMES
 from orinbench.measure.profiling import sass
 from orinbench.measure.profiling.log import KernelTime, read_log
 from orinbench.model import open_model
-from orinbench.options import ModelOptions, model_options, output_form
+from orinbench.options import AT_LEAST_1, ModelOptions, model_options, option, output_form
 from orinbench.progress import make_messages
 from orinbench.show.markdown import markdown_table
 
@@ -155,33 +155,20 @@ def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
     ]
 
 
+_BACKEND = f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]"
+_DEPTH = "Tokens in the cache before the prompt. [default: 0]"
+_ARCH = (
+    "Measure nothing: compile the fused kernels for this GPU, which need not be here (sm_87: every "
+    "Orin), and show registers, main loops and what limits each."
+)
+
+
 @click.command("profile", context_settings={"max_content_width": 100})
 @model_options
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help=f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]",
-)
-@click.option(
-    "-p",
-    "--n-prompt",
-    default=512,
-    type=click.IntRange(1),
-    help="Tokens of the prompt. [default: 512]",
-)
-@click.option(
-    "-d",
-    "--n-depth",
-    default=0,
-    type=click.IntRange(0),
-    help="Tokens in the cache before the prompt. [default: 0]",
-)
-@click.option(
-    "--arch",
-    metavar="NAME",
-    help="Measure nothing: compile the fused kernels for this GPU, which need not be here (sm_87: "
-    "every Orin), and show registers, main loops and what limits each.",
-)
+@option("--backend", _BACKEND, metavar="NAME")
+@option("-p --n-prompt", "Tokens of the prompt.", default=512, type=AT_LEAST_1)
+@click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help=_DEPTH)
+@option("--arch", _ARCH, metavar="NAME")
 @output_form(["md", "json"])
 def profile_command(**values: Any) -> None:
     """Show which kernels take the time.

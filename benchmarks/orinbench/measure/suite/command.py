@@ -42,6 +42,7 @@ from orinbench.options import (
     check_output,
     check_processes,
     kept_cache,
+    option,
     output_options,
     processes_option,
     repetitions_option,
@@ -99,33 +100,22 @@ class SuiteBackend(DeviceBackend):
         self.end_worker()
 
 
+_CASES = (
+    f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as 'matmul bf16*'. "
+    "-NAME leaves cases out."
+)
+_DEVICES = "NV, CUDA, CPU; measured in turns. [default: all that open]"
+_LONGEST = "Leave out cases in which one call takes longer. [default: 2; schedule: 30]"
+
+
 @click.command("suite", context_settings={"max_content_width": 100})
-@click.option(
-    "--select",
-    default="quick",
-    metavar="LIST",
-    help=f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as "
-    "'matmul bf16*'. -NAME leaves cases out. [default: quick]",
-)
-@repetitions_option(10, "Rounds, in each of which every case runs once. [default: 10]")
+@option("--select", _CASES, default="quick", metavar="LIST")
+@repetitions_option("Rounds, in each of which every case runs once.")
 @processes_option(f"Fresh processes of each device that share the rounds. [default: {MIN_UNITS}]")
+@option("devices --device", _DEVICES, multiple=True, metavar="LIST")
+@option("--max-call", _LONGEST, type=Finite(0, min_open=True), metavar="SECONDS")
 @click.option(
-    "devices",
-    "--device",
-    multiple=True,
-    metavar="LIST",
-    help="NV, CUDA, CPU; measured in turns. [default: all that open]",
-)
-@click.option(
-    "--max-call",
-    type=Finite(0, min_open=True),
-    metavar="SECONDS",
-    help="Leave out cases in which one call takes longer. [default: 2; schedule: 30]",
-)
-@click.option(
-    "--roofline/--no-roofline",
-    default=True,
-    help="Measure the copy bandwidth. [default: yes]",
+    "--roofline/--no-roofline", default=True, help="Measure the copy bandwidth. [default: yes]"
 )
 @output_options
 @run_options
