@@ -116,7 +116,7 @@ class Cell:
     power: float  # right verdicts on EFFECT
 
     def text(self) -> str:
-        return f"{self.false:.1f} / {self.covered:.0f} / {self.power:.0f}"
+        return f"{self.false:.1f}/{self.covered:.0f}/{self.power:.0f}"
 
 
 Judge = Callable[[Floats, Floats], Comparison]
