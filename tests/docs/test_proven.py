@@ -10,25 +10,21 @@ from orinbench.cli import orinbench
 
 PAGE = "docs/reference/proven.md"
 PLACE = r"(?:CPU|simulator|H200)(?: \([\w ]+\))?"  # a board would be one: who had it?
-ROWS = [
-    [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in text(PAGE).splitlines()
-    if re.match(r"\| [^-]", line)
-][1:]
+ITEM = re.compile(r"- \[(.{11,})\]\(([\w./-]+\.md)(?:#([\w-]+))?\): `(.+)` \((.*)\)")
+ITEMS = [line for line in text(PAGE).splitlines() if line.startswith("- ")]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
-def test_a_claim_has_a_page_and_a_command(row: list[str]) -> None:
-    name, command, shown = row
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item[3:43])
+def test_a_claim_has_a_page_and_a_command(item: str) -> None:
+    found = ITEM.fullmatch(item)
+    assert found, item
+    claim, page, anchor, command, shown = found.groups()
     assert re.fullmatch(rf"{PLACE}(?:, {PLACE})*\*?", shown), "a claim that nothing shows"
-    link = re.fullmatch(r"\[(.{11,})\]\(([\w./-]+\.md)(?:#([\w-]+))?\)", name)
-    assert link
-    claim, page, anchor = link.groups()
     file = ((REPOSITORY / PAGE).parent / page).resolve().relative_to(REPOSITORY).as_posix()
-    assert not anchor or anchor in anchors(file), name
+    assert not anchor or anchor in anchors(file), item
     for figure in re.findall(r"\d[\d.,]*\d", claim):
         assert figure in text(file), f"{claim}: {figure} is not on its page"
-    exists(command.strip("`"))
+    exists(command)
 
 
 def exists(command: str) -> None:
