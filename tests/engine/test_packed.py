@@ -1,6 +1,7 @@
-"""Weights of every type as cpu/packed.c and rows.c read them, against `gguf`'s own dequantization.
+"""The CPU's C for this machine, and for older ones whose instructions it has, too.
 
-They are compiled for this machine, and for older ones whose instructions it has, too.
+Weights of every type as cpu/packed.c and rows.c read them, against `gguf`'s own dequantization, and
+encoders of pictures (cpu/encoder.c), against `transformers` and numpy.
 """
 
 import ctypes
@@ -16,11 +17,17 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 from numpy.typing import NDArray
+from PIL import Image
+from tests.engine.vision import tiny
 
-from orinllm.cpu import weights
+from orinllm.cpu.encoder import CpuEncoder, Stage
+from orinllm.cpu.native import SOURCES
 from orinllm.cpu.weights import PACKED, input_size
 from orinllm.file.ggml import GgmlType
+from orinllm.network.vision.prepare import prepare
+from orinllm.sight import read_projector
 
+RECORDED = np.load(Path(tiny.__file__).with_name("recorded.npz"))
 # As many rows as a tile has at most.
 ROWS, COLS, TOKENS = 16, 512, 5
 # Where the 16-bit floats of a block lie; 16 bits drawn at random could be no number.
@@ -31,8 +38,7 @@ HALVES = {
     "MXFP4": (),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
 }
-SOURCES = ("packed.c", "rows.c")
-# What a test calls: a row as floats, and a tile of rows times tokens.
+# What a test calls: a row as floats, a tile of rows times tokens, and a stage of an encoder.
 ENTRIES = """
 void row(i64 type, const u8* packed, i64 cols, float* out) {
   const Layout layout = {0, type};
@@ -50,6 +56,9 @@ void times(i64 type, const u8* packed, i64 row_bytes, const float* x, i64 n, i64
     tile(&layout, rows, in, n, cols, sums);
     for (i64 t = 0; t < n; t++) __builtin_memcpy(out + 16 * t + first, sums + t, sizeof *sums);
   }
+}
+void stage(const Stage* stage, float* scratch) {
+  for (i64 unit = 0; unit < stage_units(stage); unit++) encode(stage, scratch, unit);
 }
 """
 
@@ -69,15 +78,14 @@ def clang() -> list[str]:
 
 @functools.cache
 def compiled(machine: str) -> ctypes.CDLL:
-    """Compile the sources with ENTRIES, for a machine."""
-    folder = Path(weights.__file__).parent
-    text = "".join((folder / name).read_text() for name in SOURCES) + ENTRIES
+    """Compile the sources but decoder.c, with ENTRIES, for a machine."""
+    text = "".join(source.read_text() for source in SOURCES[:-1]) + ENTRIES
     arm = platform.machine() == "aarch64" and machine == "native"
     flag = f"-mcpu={machine}" if arm else f"-march={machine}"
     with tempfile.TemporaryDirectory() as made:
         source, out = Path(made) / "rows.c", Path(made) / "rows.so"
         source.write_text(text)
-        flags = ["-O2", "-fPIC", "-shared", "-fno-math-errno", flag]
+        flags = ["-O2", "-w", "-fPIC", "-shared", "-fno-math-errno", flag]
         subprocess.run([*clang(), *flags, str(source), "-o", str(out)], check=True)
         return ctypes.CDLL(str(out))
 
@@ -139,10 +147,50 @@ def test_what_is_no_number_stays_so() -> None:
     assert found[0].all() and not found[1:].any()
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "qwen25vl", "qwen3vl"])
+@pytest.mark.parametrize("machine", machines())
+def test_an_encoder(
+    machine: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(encoder: CpuEncoder, stages: list[Stage], scratch: int) -> None:
+        space = np.empty(scratch, np.float32)
+        for stage in stages:
+            compiled(machine).stage(ctypes.byref(stage), ctypes.c_void_p(space.ctypes.data))
+
+    monkeypatch.setattr(CpuEncoder, "_run", run)
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
+    gguf, projector = read_projector(tmp_path / "mmproj.gguf")
+    tiles = [
+        np.asarray(tile)
+        for picture in tiny.pictures(kind)
+        for tile in prepare(Image.fromarray(picture), projector.way, projector.sizes)[0]
+    ]
+    assert (
+        np.abs(CpuEncoder(gguf, projector.encoder)(tiles) - RECORDED[f"{kind}.rows"]).max() < 1e-4
+    )
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_a_product_of_more_rows_and_columns_than_a_unit(machine: str) -> None:
+    """Nothing is written beside a value, and what is behind its inputs is no part of it."""
+    draw = np.random.default_rng(5).normal
+    x, w = draw(size=(530, 24)).astype(np.float32), draw(size=(37, 24)).astype(np.float32)
+    x[:, 21:] = np.nan
+    out, bias = np.ones((530, 48), np.float32), draw(size=37).astype(np.float32)
+    space = np.empty((32 + 4) * 21, np.float32)
+    stage = Stage(kind=0, rows=517, cols=21, in_stride=24, out_stride=48, row_bytes=96, type=-1)
+    setattr(stage, "in", x.ctypes.data)
+    stage.out, stage.weights, stage.bias = (a.ctypes.data for a in (out, w, bias))
+    stage.width, stage.epilogue, stage.factor = 37, 1, 0.5
+    compiled(machine).stage(ctypes.byref(stage), ctypes.c_void_p(space.ctypes.data))
+    wanted = 1 + 0.5 * (x[:517, :21] @ w[:, :21].T + bias)
+    np.testing.assert_allclose(out[:517, :37], wanted, atol=2e-5)
+    assert (out[517:] == 1).all() and (out[:, 37:] == 1).all()
+
+
 def test_another_processor_compiles_it() -> None:
     """An Orin's cores: tbl is assembly there."""
-    folder = Path(weights.__file__).parent
-    text = "".join((folder / name).read_text() for name in (*SOURCES, "recurrent.c", "decoder.c"))
+    text = "".join(source.read_text() for source in SOURCES)
     flags = "--target=aarch64-none-unknown-elf -mcpu=cortex-a78 -ffreestanding -nostdlib -O1"
     with tempfile.TemporaryDirectory() as made:
         command = [*clang(), *flags.split(), "-c", "-x", "c", "-", "-o", str(Path(made) / "rows.o")]

@@ -1,5 +1,5 @@
 // A language model on a CPU: a list of operations, each shared out among the cores. packed.c,
-// rows.c and recurrent.c precede this file in one text.
+// rows.c, recurrent.c and encoder.c precede this file in one text.
 //
 // Layout: activations are float, one row a token; weights as in packed.c; keys and values are
 // 16-bit
@@ -29,9 +29,9 @@ enum {
   SCALE,
   LAYERS,
   DEEPSTACK,
-  MERGE
+  MERGE,
+  ENCODE
 };
-enum { STORE, ADD, RELU_SQUARED, SILU, GELU, GPT_OSS };  // from SILU on there is a gate
 enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
 
 // A matrix, its bias (or 0), and where its products go: out[token * stride + row]. Of stacked
@@ -67,6 +67,7 @@ typedef struct {
   const Recurrent* recurrent;
   const i64* axes;  // of a position in three parts, which part each pair turns by; or 0: it is one
   const float* scales;  // of experts: factors of their weights; or 0
+  const Stage* stage;   // of an encoder
 } Op;
 
 typedef struct {
@@ -96,17 +97,6 @@ static inline void give_way(int spins) {
     __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8) : "memory");
   }
 #endif
-}
-
-INLINED float8 activated(i64 epilogue, float8 g, float8 u) {
-  if (epilogue == RELU_SQUARED) return within(u, 0, 3.4e38f) * within(u, 0, 3.4e38f);
-  if (epilogue == SILU) return g / (1 + exps_of(-g)) * u;
-  if (epilogue == GELU) {
-    const float8 z = 0.7978845608f * (g + 0.044715f * g * g * g);
-    return 0.5f * g * (2 - 2 / (exps_of(2 * z) + 1)) * u;  // tanh z = 1 - 2 / (e^2z + 1)
-  }
-  g = within(g, -3.4e38f, 7);
-  return g / (1 + exps_of(-1.702f * g)) * (within(u, -7, 7) + 1);
 }
 
 INLINED float_rows activated_rows(i64 epilogue, float_rows g, float_rows u) {
@@ -457,6 +447,7 @@ static i64 all_units(const Op* op, const Run* run) {
   i64 units = 0;
   if (op->wanted_only && !run->n_wanted) return 0;
   if (op->kind == RECURRENT) return recurrent_units(op->recurrent);
+  if (op->kind == ENCODE) return stage_units(op->stage);
   if (op->kind == EMBED || op->kind == NORM_ADD || op->kind > RECURRENT) return run->n_tokens;
   if (op->kind == KEYS) return run->n_tokens * op->kv_heads;
   if (op->kind == ATTEND) return run->n_tokens * op->heads;
@@ -503,6 +494,9 @@ static void compute(const Op* op, const Run* run, float* scratch, const Prepared
       break;
     case DEEPSTACK:
       add_picture(op, run, unit);
+      break;
+    case ENCODE:
+      encode(op->stage, scratch, unit);
       break;
     default:
       mixture(op, run, mine, unit, scratch);

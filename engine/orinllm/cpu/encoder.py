@@ -1,150 +1,274 @@
-"""An encoder of pictures by numpy, whose products are BLAS's, which uses all cores.
+"""An encoder of pictures by cpu/encoder.c, which shares its stages out among the cores.
 
-Matrices stay as the file has them; one is made floats when it is multiplied, which is a fiftieth
-of the product's own time for 4,096 patches. It is one product: BLAS's threads wait for each other
-behind each, and by 512 rows a picture took twice as long beside other work.
+Matrices stay as they lie in the file; a core makes floats of a few rows at once.
 """
 
+import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from orinllm.cpu.native import core_count, native
+from orinllm.cpu.program import ENCODE, Op, Run, memory
+from orinllm.cpu.weights import PACKED
+from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
-from orinllm.network.vision.encoder import AttendAll, Encoder, Gelu
-from orinllm.network.vision.lowering import Floats, Lowering, patches_of, positions_of, weight_of
+from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.vision.arrays import Floats, patches_of, weight_of
+from orinllm.network.vision.encoder import (
+    AttendAll,
+    Beside,
+    Encoder,
+    Gelu,
+    Join,
+    LayerNorm,
+    Operation,
+    Pool,
+    Shuffle,
+)
 from orinllm.network.vision.pictures import Pixels
-from orinllm.network.vision.places import Where, places_of, turns_of, windows_of
+from orinllm.network.vision.places import Arrangement, arrange, interpolated
 
-# Scores of a head that are there at once: 64 MB.
-_MOST_SCORES = 16 << 20
+_PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _TURN, _ATTEND_ALL, _COPY, _MEAN = range(8)
+_STORED, _ADDED, _GELU_TANH, _GELU_QUICK, _GELU_EXACT = range(5)
+_FLOATS, _HALVES = -1, 0  # types of Layout that are no packed ones
+# At most PANEL and DEEP of cpu/encoder.c, and QUERIES.
+_PANEL, _DEEP, _QUERIES = 32, 12, 32
+# Stages of a call: a layer's. Between two of them a process can be interrupted.
+_STAGES = 10
+
+_I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
+
+
+class Stage(ctypes.Structure):
+    """Stage of cpu/encoder.c."""
+
+    _fields_ = (
+        *((name, _I64) for name in ("kind", "rows", "cols")),
+        *((name, _POINTER) for name in ("in", "out")),
+        *((name, _I64) for name in ("in_stride", "out_stride")),
+        ("weights", _POINTER),
+        *((name, _I64) for name in ("row_bytes", "type", "width", "epilogue")),
+        *((name, _POINTER) for name in ("scale", "bias")),
+        *((name, ctypes.c_double) for name in ("eps", "factor")),
+        *((name, _POINTER) for name in ("cos", "sin")),
+        ("heads", _I64),
+        ("blocks", _POINTER),
+        *((name, _I64) for name in ("n_blocks", "joined")),
+    )
 
 
 class CpuEncoder:
     """Rows of tiles, on the CPU."""
 
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
-        self._encoder, self._arrays = encoder, _Arrays(gguf)
-        self._lowering = Lowering(encoder, self._arrays)
-        self._gguf = gguf
-        self._fixed = positions_of(gguf, encoder) if encoder.free is None else None
+        self._encoder, self._weights = encoder, _Weights(gguf, encoder)
+        self._native, self._cores = native(), core_count()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
         return np.concatenate([self._of_tile(tile) for tile in tiles])
 
     def _of_tile(self, tile: Pixels) -> Floats:
-        encoder, free = self._encoder, self._encoder.free
-        x = self._arrays.linear(patches_of(encoder, tile), ("v.patch_embd",), False)
-        if self._fixed is not None:
-            return self._lowering(x + self._fixed)
-        assert free is not None
-        rows, columns = (side // encoder.patch for side in tile.shape[:2])
-        places = places_of(rows, columns, free.merge)
-        windows = windows_of(free, rows, columns, places)
-        where = Where(*turns_of(encoder, free, places), windows)
-        return self._lowering(x + positions_of(self._gguf, encoder, rows, columns), where)
+        encoder = self._encoder
+        arranged = arrange(encoder, *(side // encoder.patch for side in tile.shape[:2]))
+        stages = _Stages(encoder, self._weights, arranged, patches_of(encoder, tile))
+        self._run(stages.found, stages.scratch)
+        return stages.result[arranged.back]
+
+    def _run(self, stages: list[Stage], scratch: int) -> None:
+        operations = (Op * len(stages))()
+        for operation, stage in zip(operations, stages, strict=True):
+            operation.kind, operation.stage = ENCODE, ctypes.addressof(stage)
+        held, address = memory(4 * scratch * self._cores)
+        progress = np.zeros((len(stages), 2), np.int32)
+        run = Run(scratch=address, scratch_size=scratch)
+        for at in range(0, len(stages), _STAGES):
+            run.ops, run.n_ops = ctypes.addressof(operations[at]), len(stages[at : at + _STAGES])
+            run.progress = progress[at:].ctypes.data
+            self._native.run(ctypes.addressof(run), self._cores)
+        del held
 
 
-class _Arrays:
-    """`ArrayOperations` of numpy."""
+class _Weights:
+    """The tensors of a file: where it is mapped, or as floats."""
 
-    def __init__(self, gguf: GGUF) -> None:
-        self._gguf = gguf
+    def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
+        self._gguf, self._across = gguf, encoder.across
+        self._held: dict[str, Floats] = {}
 
-    def linear(self, x: Floats, names: tuple[str, ...], across: bool) -> Floats:
-        parts = []
-        for name in names:
-            weight = weight_of(self._gguf, f"{name}.weight")
-            part = x @ (weight if across else weight.T)
-            if f"{name}.bias" in self._gguf.tensors:
-                part += weight_of(self._gguf, f"{name}.bias")
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    def floats(self, name: str) -> Floats:
+        """Return a tensor's values, rows first."""
+        if name not in self._held:
+            values = weight_of(self._gguf, f"{name}.weight" if name in self._across else name)
+            self._held[name] = np.ascontiguousarray(values.T if name in self._across else values)
+        return self._held[name]
 
-    def layer_norm(self, x: Floats, name: str, eps: float) -> Floats:
-        less = x - x.mean(axis=1, keepdims=True)
-        less /= np.sqrt(np.mean(less * less, axis=1, keepdims=True) + np.float32(eps))
-        weight, bias = (weight_of(self._gguf, f"{name}.{part}") for part in ("weight", "bias"))
-        found: Floats = less * weight + bias
-        return found
+    def vector(self, name: str) -> int:
+        """Return the address of a vector, or 0 if the file has none of that name."""
+        return self.floats(name).ctypes.data if name in self._gguf.tensors else 0
 
-    def rms_norm(self, x: Floats, name: str, eps: float) -> Floats:
-        scale = np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(eps))
-        found: Floats = x / scale * weight_of(self._gguf, f"{name}.weight")
-        return found
-
-    def gelu(self, x: Floats, how: Gelu) -> Floats:
-        if how.exact:
-            return (x * (0.5 + 0.5 * _erf(x * 0.5**0.5))).astype(np.float32)
-        if how.quick:
-            gate: Floats = 1 + np.exp(np.float32(-1.702) * x)
-            return np.divide(x, gate)
-        inner: Floats = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
-        found: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
-        return found
-
-    def gate(self, x: Floats) -> Floats:
-        g, u = np.split(x, 2, axis=1)
-        found: Floats = g / (1 + np.exp(-g)) * u
-        return found
-
-    def attend(self, qkv: Floats, how: AttendAll, where: Where[Floats] | None) -> Floats:
-        q, k, v = np.split(qkv, 3, axis=1)
-        if where is not None:
-            q, k = (_turned(part, how.heads, where) for part in (q, k))
-        width = q.shape[1] // how.heads
-        windows = where.windows if where is not None and how.windowed else (slice(None),)
-        out = np.empty_like(q)
-        for at in range(0, q.shape[1], width):
-            of = slice(at, at + width)
-            for rows in windows:
-                keys, values = k[rows, of], v[rows, of]
-                queries = q[rows, of] * np.float32(width**-0.5)
-                out[rows, of] = _attended(queries, keys, values)
-        return out
-
-    def join(self, x: Floats, rows: int) -> Floats:
-        return x.reshape(len(x) // rows, -1)
-
-    def beside(self, values: list[Floats]) -> Floats:
-        return np.concatenate(values, axis=1)
-
-    def add(self, x: Floats, y: Floats, scale: float) -> Floats:
-        return x + np.float32(scale) * y
-
-    def squares(self, x: Floats, side: int, pooled: bool) -> Floats:
-        n, width = round(len(x) ** 0.5), x.shape[1]
-        blocks = x.reshape(n // side, side, n // side, side, width).transpose(0, 2, 1, 3, 4)
-        if pooled:
-            means: Floats = blocks.mean(axis=(2, 3), dtype=np.float32)
-            return means.reshape(-1, width)
-        return blocks.reshape(-1, side * side * width)
+    def matrix(self, name: str) -> dict[str, int]:
+        """Return where a matrix lies, and how."""
+        tensor = self._gguf.tensors[f"{name}.weight"]
+        one = f"{tensor.name}.1" not in self._gguf.tensors and name not in self._across
+        if not one or not (tensor.type in PACKED or tensor.type == GgmlType.F16):
+            values = self.floats(name if name in self._across else tensor.name)
+            return {
+                "weights": values.ctypes.data,
+                "row_bytes": values.strides[0],
+                "type": _FLOATS,
+                "width": len(values),
+            }
+        rows = tensor.shape[0]
+        return {
+            "weights": self._gguf.bytes(tensor.name).ctypes.data,
+            "row_bytes": tensor.n_bytes // rows,
+            "type": int(tensor.type) if tensor.type in PACKED else _HALVES,
+            "width": rows,
+        }
 
 
-def _attended(q: Floats, k: Floats, v: Floats) -> Floats:
-    """Return the attention of one head, by so many queries that their scores are not too many."""
-    step = max(1, _MOST_SCORES // len(k))
-    parts = []
-    for at in range(0, len(q), step):
-        scores = q[at : at + step] @ k.T
-        scores -= scores.max(axis=1, keepdims=True)
-        np.exp(scores, out=scores)
-        parts.append((scores @ v) / scores.sum(axis=1, keepdims=True))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+class _Stages:
+    """The stages of a tile, and the memory that they work on. scratch: floats of a core."""
+
+    def __init__(
+        self, encoder: Encoder, weights: _Weights, arranged: Arrangement, patches: Floats
+    ) -> None:
+        self._encoder, self._weights = encoder, weights
+        self._values: dict[str, Floats] = {}
+        self._rooms: dict[tuple[str, int, int], Floats] = {}
+        self._turns = [np.ascontiguousarray(each, np.float32) for each in arranged.turns or ()]
+        self.found: list[Stage] = []
+        self.scratch = 0
+        rows, whole = len(patches), [slice(0, len(patches))]
+        self._make("patches", rows, patches.shape[1])[:] = patches[arranged.order]
+        x = self._make(X, rows, encoder.width)
+        x[:] = 0
+        if arranged.taps is not None:
+            x[:] = interpolated(weights.floats("v.position_embd.weight"), arranged.taps)
+        self._blocks = {False: _blocks_of(whole), True: _blocks_of(arranged.windows)}
+        self._linear(Linear(X, "patches", (("v.patch_embd", encoder.width),)))
+        self._last(X, X, epilogue=_ADDED, factor=1.0)  # to their positions
+        for operation in encoder.operations:
+            self._lower(operation)
+
+    @property
+    def result(self) -> Floats:
+        """The rows, once the stages have run."""
+        return self._values[self._encoder.result]
+
+    def _make(self, name: str, rows: int, width: int) -> Floats:
+        """Return room for a value, with some behind its rows and its columns."""
+        if (name, rows, width) not in self._rooms:
+            # Rows that lie a power of two apart would take the same few lines of a cache.
+            stride = (width + 15) // 16 * 16 + 16
+            self._rooms[name, rows, width] = np.empty((rows + _DEEP, stride), np.float32)
+        self._values[name] = self._rooms[name, rows, width][:rows, :width]
+        return self._values[name]
+
+    def _lower(self, operation: Operation) -> None:
+        match operation:
+            case LayerNorm(out, of, weight):
+                self._row_by_row(_LAYER_NORM, out, of, weight)
+            case Norm(out, of, weight):
+                self._row_by_row(_RMS_NORM, out, of, weight)
+            case Linear():
+                self._linear(operation)
+            case Gelu(out, of, quick, exact):
+                how = _GELU_EXACT if exact else _GELU_QUICK if quick else _GELU_TANH
+                self._last(of, out, epilogue=how)
+            case Add(of, scale):
+                self._last(of, X, epilogue=_ADDED, factor=scale)
+            case Gate(out, of):
+                value = self._values[of]
+                width = value.shape[1] // 2
+                self._add(_GATED, value, self._make(out, len(value), width), width=width)
+            case AttendAll():
+                self._attend(operation)
+            case Pool(out, of, side):  # what belongs together lies together (Arrangement)
+                self._joined(_MEAN, out, [of], side**2)
+            case Shuffle(out, of, side):
+                self._joined(_COPY, out, [of], side**2)
+            case Join(out, of, rows):
+                self._joined(_COPY, out, [of], rows)
+            case Beside(out, names):
+                self._joined(_COPY, out, names, 1)
+
+    def _add(self, kind: int, value: Floats, out: Floats, **more: Any) -> Stage:
+        """Append a stage of rows of a value."""
+        stage = Stage(kind=kind, rows=len(value), cols=value.shape[1], out=out.ctypes.data, **more)
+        setattr(stage, "in", value.ctypes.data)
+        stage.in_stride, stage.out_stride = value.strides[0] // 4, out.strides[0] // 4
+        self.found.append(stage)
+        return stage
+
+    def _needs(self, scratch: int) -> None:
+        self.scratch = max(self.scratch, (scratch + 15) // 16 * 16)
+
+    def _row_by_row(self, kind: int, out: str, of: str, weight: str) -> None:
+        value, weights = self._values[of], self._weights
+        self._add(
+            *(kind, value, self._make(out, *value.shape)),
+            scale=weights.vector(f"{weight}.weight"),
+            bias=weights.vector(f"{weight}.bias") if kind == _LAYER_NORM else 0,
+            eps=self._encoder.eps,
+        )
+
+    def _linear(self, linear: Linear) -> None:
+        value, widths = self._values[linear.of], [width for _, width in linear.matrices]
+        out, at = self._make(linear.out, len(value), sum(widths)), 0
+        assert out.ctypes.data != value.ctypes.data
+        for name, width in linear.matrices:
+            bias = self._weights.vector(f"{name}.bias")
+            self._add(_PRODUCT, value, out[:, at:], bias=bias, **self._weights.matrix(name))
+            at += width
+        self._needs((_PANEL + 4) * value.shape[1])
+
+    def _last(self, of: str, to: str, **more: Any) -> None:
+        """Let the product before make another value of the one that it makes."""
+        stage, value = self.found[-1], self._values[of]
+        assert stage.kind == _PRODUCT and stage.out == value.ctypes.data
+        out = self._values[X] if to == X else self._make(to, *value.shape)
+        stage.out, stage.out_stride = out.ctypes.data, out.strides[0] // 4
+        for name, number in more.items():
+            setattr(stage, name, number)
+
+    def _attend(self, attend: AttendAll) -> None:
+        value = self._values[attend.of]
+        width = value.shape[1] // 3
+        if self._turns:
+            cos, sin = (each.ctypes.data for each in self._turns)
+            self._add(_TURN, value, value, heads=attend.heads, cos=cos, sin=sin)
+        blocks = self._blocks[attend.windowed]
+        self._add(
+            *(_ATTEND_ALL, value, self._make(attend.out, len(value), width)),
+            heads=attend.heads,
+            factor=(width // attend.heads) ** -0.5,
+            blocks=blocks.ctypes.data,
+            n_blocks=len(blocks),
+        )
+        most = max(int(end - first) for _, first, end in blocks)
+        self._needs(_PANEL * (width // attend.heads + most + _DEEP))
+
+    def _joined(self, kind: int, out: str, names: Sequence[str], joined: int) -> None:
+        """Append what makes one row of so many, of one value or of several side by side."""
+        values = [self._values[name] for name in names]
+        rows, each = len(values[0]) // joined, joined if kind == _COPY else 1
+        made, at = self._make(out, rows, sum(v.shape[1] for v in values) * each), 0
+        for value in values:
+            stage = self._add(kind, value, made[:, at:], joined=joined)
+            stage.rows, stage.in_stride = rows, value.strides[0] // 4
+            at += value.shape[1] * each
 
 
-def _turned(x: Floats, heads: int, where: Where[Floats]) -> Floats:
-    """Return heads turned: dimension i of each, and the one half a head behind it."""
-    a, b = np.moveaxis(x.reshape(len(x), heads, 2, -1), 2, 0)
-    cos, sin = where.cos[:, None], where.sin[:, None]
-    return np.stack((a * cos - b * sin, b * cos + a * sin), axis=2).reshape(x.shape)
-
-
-def _erf(x: Floats) -> Floats:
-    """Return the error function, to 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
-    t = 1 / (1 + 0.3275911 * np.abs(x))
-    sum_ = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
-    found: Floats = np.sign(x) * (
-        1 - t * (0.254829592 + t * (-0.284496736 + t * sum_)) * np.exp(-x * x)
-    )
-    return found
+def _blocks_of(windows: Sequence[slice]) -> NDArray[np.int64]:
+    """Return the blocks of attention in windows of rows: (first query, first key, end of keys)."""
+    found = [
+        (first, window.start, window.stop)
+        for window in windows
+        for first in range(window.start, window.stop, _QUERIES)
+    ]
+    return np.array(found, np.int64).reshape(-1, 3)

@@ -19,9 +19,11 @@ from queue import SimpleQueue
 from orinllm.errors import BadInput
 from orinllm.gpu.compiler import cache_folder, provide_compiler
 
-_SOURCES = [
-    Path(__file__).parent / name for name in ("packed.c", "rows.c", "recurrent.c", "decoder.c")
-]
+#: The program's sources, in the order of their one text.
+SOURCES = tuple(
+    Path(__file__).parent / f"{name}.c"
+    for name in ("packed", "rows", "recurrent", "encoder", "decoder")
+)
 # What "native" depends on: a home folder may be that of several machines (/proc/cpuinfo).
 _MODEL = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 _DIGEST = hashlib.sha256().digest_size
@@ -89,7 +91,7 @@ class Native:
 @cache
 def native() -> Native:
     """Return the program; raises BadInput where it has to be compiled and no compiler is here."""
-    source = "".join(path.read_text() for path in _SOURCES)
+    source = "".join(path.read_text() for path in SOURCES)
     machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(name := platform.machine().lower(), name)
     key = "\n".join((machine, _cpu(), os.environ.get("CC", ""), source))
     # Beside tinygrad's cache, where one is asked for: an empty one is a cold start.

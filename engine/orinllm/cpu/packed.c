@@ -42,8 +42,8 @@ typedef char chars __attribute__((vector_size(16 * JOINED)));
 
 #define INLINED static inline __attribute__((always_inline))
 
-// GGML's numbers of types; 0 stands for 16-bit floats.
-enum { HALVES = 0, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8 };
+// GGML's numbers of types; 0 stands for 16-bit floats, and -1 for those of 32.
+enum { FLOATS = -1, HALVES = 0, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8 };
 enum {
   Q2_K = 10,
   Q3_K = 11,

@@ -44,6 +44,7 @@ _PIECE = 8 << 20
 
 _EMBED, _MATMUL, _KEYS, _ATTEND, _NORM_ADD, _EXPERTS_GATED, _EXPERTS_DOWN = range(7)
 _RECURRENT, _NORM_GROUPS, _ACTIVATE, _SCALE, _LAYERS, _DEEPSTACK, _MERGE = range(7, 14)
+ENCODE = 14
 _STORE, _ADD = 0, 1
 _EPILOGUES = {
     Activation.RELU_SQUARED: 2,
@@ -86,7 +87,7 @@ class Op(ctypes.Structure):
         *((name, _I64) for name in ("head_stride", "gated", "v_norm")),
         ("by", _POINTER),
         ("by_stride", _I64),
-        *((name, _POINTER) for name in ("recurrent", "axes", "scales")),
+        *((name, _POINTER) for name in ("recurrent", "axes", "scales", "stage")),
     )
 
 

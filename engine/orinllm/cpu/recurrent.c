@@ -1,5 +1,5 @@
 // Layers that keep a state of the sequence: convolutions, gated delta nets and Mamba-2. rows.c
-// precedes this file in one text, decoder.c follows.
+// precedes this file in one text, encoder.c follows.
 //
 // Layout: states are floats; of a convolution [tap][channel], the oldest input first; of a delta
 // net
@@ -78,6 +78,19 @@ static inline float rms_scale(const float* x, i64 n, float eps) {
 }
 
 static inline float sigmoid(float x) { return 1 / (1 + exp_of(-x)); }
+
+enum { STORE, ADD, RELU_SQUARED, SILU, GELU, GPT_OSS };  // from SILU on there is a gate
+
+INLINED float8 activated(i64 epilogue, float8 g, float8 u) {
+  if (epilogue == RELU_SQUARED) return within(u, 0, 3.4e38f) * within(u, 0, 3.4e38f);
+  if (epilogue == SILU) return g / (1 + exps_of(-g)) * u;
+  if (epilogue == GELU) {
+    const float8 z = 0.7978845608f * (g + 0.044715f * g * g * g);
+    return 0.5f * g * (2 - 2 / (exps_of(2 * z) + 1)) * u;  // tanh z = 1 - 2 / (e^2z + 1)
+  }
+  g = within(g, -3.4e38f, 7);
+  return g / (1 + exps_of(-1.702f * g)) * (within(u, -7, 7) + 1);
+}
 
 // ln(1 + y) for y in [0, 1], by 2 artanh(y / (2 + y)), to 1e-7.
 static inline float log_of_one_and(float y) {

@@ -21,8 +21,8 @@ from orinllm.gpu.memory import GPU_ONLY
 from orinllm.gpu.steps.picture import PictureList
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Add, Gate, Linear
+from orinllm.network.vision.arrays import Floats, patches_of, weight_of
 from orinllm.network.vision.encoder import Encoder, Gelu, Operation
-from orinllm.network.vision.lowering import Floats, patches_of, weight_of
 from orinllm.network.vision.pictures import Pixels
 from orinllm.network.vision.places import arrange
 

@@ -26,9 +26,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import X
+from orinllm.network.vision.arrays import patches_of
 from orinllm.network.vision.encoder import AnySize, Encoder
 from orinllm.network.vision.idefics3 import _text
-from orinllm.network.vision.lowering import patches_of
 from orinllm.network.vision.pictures import (
     Prepared,
     end_between_pictures,

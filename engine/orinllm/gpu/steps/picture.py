@@ -31,6 +31,7 @@ from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ints
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.vision.arrays import Floats
 from orinllm.network.vision.encoder import (
     AttendAll,
     Beside,
@@ -42,7 +43,6 @@ from orinllm.network.vision.encoder import (
     Pool,
     Shuffle,
 )
-from orinllm.network.vision.lowering import Floats
 from orinllm.network.vision.places import Arrangement
 
 if TYPE_CHECKING:

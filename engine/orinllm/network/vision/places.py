@@ -5,7 +5,6 @@ Source: get_vision_* of `transformers`' vision_utils.py, whose encoders judge it
 """
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +13,6 @@ from orinllm.network.vision.encoder import AnySize, Encoder, Pool, Shuffle
 
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
-Array = TypeVar("Array")
-
-
-@dataclass(frozen=True)
-class Where(Generic[Array]):
-    """The rows of a picture as attention sees them.
-
-    cos, sin: of what a head's pairs turn by, (rows, half a head). windows: which rows are one's,
-    window by window. hidden: added to scores of each key, (rows), below 0 where there is no row.
-    """
-
-    cos: Array
-    sin: Array
-    windows: tuple[Places, ...] = ()
-    hidden: Array | None = None
 
 
 def places_of(rows: int, columns: int, merge: int) -> Places:
