@@ -55,9 +55,8 @@ class RecurrentToy(ToyRunner):
     def _token(self, row: Row, token: int) -> Drawn:
         """Draw from the state where it is that of the pages, else from what no text has."""
         state = self._put(row.pages, [token], row.position)
-        self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = token
-        at = range(row.position + 1)
-        held = [self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in at]
+        self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token
+        held = self._held(row.pages, row.position + 1)
         return Drawn(int(toy_logits(state if state == held else [-9], VOCABULARY).argmax()))
 
 

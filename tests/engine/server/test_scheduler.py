@@ -218,16 +218,22 @@ def test_a_cancelled_answer_frees_its_slot_within_a_step() -> None:
     it = Running(runner(slots=1))
     it.runner.step_seconds = 0.02
     endless, waiting = job(prompt(1, 9), 10**6), job(prompt(2, 9), 3)
+    fill, begun = it.runner.fill, list[int]()
+
+    def noted(pages: Any, tokens: Any, start: int, end: int) -> None:
+        begun.append(it.runner.steps)
+        fill(pages, tokens, start, end)
+
+    it.runner.fill = noted  # type: ignore[method-assign]
     with it:
         it.scheduler.submit([endless])
         it.scheduler.submit([waiting])
         wait_until(lambda: len(ear(endless).heard) > 2, "a token")
-        steps = it.runner.steps
         it.scheduler.cancel([endless])
-        wait_until(lambda: it.scheduler.running == 1 and waiting.lease is not None, "the other")
-        # The step under way, and perhaps one that began while we asked.
-        assert it.runner.steps - steps <= 2
+        steps = it.runner.steps
         wait(waiting)
+        # The step under way, and perhaps one that began while we asked.
+        assert begun[-1] - steps <= 2
     assert not ear(endless).done.is_set()
     assert ear(waiting).heard == alone(waiting.ids[:9], GREEDY, 3)
 
@@ -547,12 +553,8 @@ def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
     assert it.store.used == 0
 
 
-@pytest.mark.parametrize("seed", [0, 1000])
-def test_a_million_tokens_of_random_clients(seed: int) -> None:
-    """As many_clients.py draws them: each answer is that of the model alone, whoever else asks.
-
-    In two halves, so that two cores share them.
-    """
-    happened = worlds(500_000, seed)
-    assert happened["preemptions"] >= 500
-    assert min(happened[what] for what in ("guessed", "steps ahead", "reused", "cancelled")) > 500
+def test_tokens_of_random_clients() -> None:
+    """As many_clients.py draws them: each answer is that of the model alone, whoever else asks."""
+    happened = worlds(200_000)
+    assert happened["preemptions"] >= 200
+    assert min(happened[what] for what in ("guessed", "steps ahead", "reused", "cancelled")) > 200

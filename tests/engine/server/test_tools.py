@@ -1,6 +1,7 @@
 """Calls of tools, end to end: what families write, what clients get, and calls that are forced."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import openai
 import pytest
 from tests.engine.models import LLAMA_CPP, smollm2
 from tests.engine.server.conftest import MODEL
-from tests.engine.server.live import command, live
+from tests.engine.server.live import live
 from tests.engine.server.toy import header, toy
 
 from orinllm.text.template import ChatTemplate
@@ -118,34 +119,39 @@ def test_one_call_at_most() -> None:
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The real model, with a template that takes tools."""
-    folder = tmp_path_factory.mktemp("tools")
-    path = LLAMA_CPP / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja"
-    flags = ("--context", "1024", "--alias", "test", "--chat-template", str(path))
-    with command(smollm2(), folder / "log", *flags) as started:
-        yield started.client()
+def qwen() -> Iterator[openai.OpenAI]:
+    """A model that talks at random, with a template that takes tools."""
+    with live(toy(template=template("Qwen-Qwen2.5-7B-Instruct"))) as server:
+        yield server.client()
 
 
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_real_model_calls_what_it_must(qwen: openai.OpenAI, choice: Any) -> None:
-    answer = qwen.chat.completions.create(
-        model="test",
-        messages=QUESTION,
-        tools=[WEATHER] if choice == NAMED else [TIME, WEATHER],
-        tool_choice=choice,
-        temperature=0,
-        max_tokens=80,
-    ).choices[0]
+def test_what_must_be_called_is_called(
+    api: openai.OpenAI, qwen: openai.OpenAI, choice: Any
+) -> None:
+    """By a real model, which ends what may be anything; by one that talks at random."""
+    named = choice == NAMED
+    answer = (
+        (qwen if named else api)
+        .chat.completions.create(
+            model="test" if named else MODEL,
+            messages=QUESTION,
+            tools=[WEATHER] if named else [TIME, WEATHER],
+            tool_choice=choice,
+            temperature=0,
+            max_tokens=80,
+        )
+        .choices[0]
+    )
     name, arguments = call_of(answer)
     assert answer.finish_reason == "tool_calls"
     if name == "weather":
         jsonschema.validate(arguments, WEATHER["function"]["parameters"])
     else:
-        assert choice == "required" and arguments == {}
+        assert not named and arguments == {}
 
 
 def test_a_call_that_is_cut_off_is_none(qwen: openai.OpenAI) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
 from orinllm.batching.cache import PagedStore
@@ -60,18 +61,18 @@ class ToyRunner:
     begun: int = 0  # prompts whose end was computed with the token behind it
     followed: int = 0  # steps that began before the tokens of the one before were collected
     widest: int = 0  # most rows of a step
-    _cells: list[int] = field(default_factory=list)
+    _cells: NDArray[np.int64] = field(init=False)
     _steps: deque[list[Drawn]] = field(default_factory=deque)  # under way
     _texts: list[Sequence[int]] = field(default_factory=list)  # kept, so that no id comes again
     _first: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._cells = [-1] * (self.pages * PAGE)
+        self._cells = np.full((self.pages, PAGE), -1)
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         assert end - start <= self.chunk
         for position in range(start, end):
-            self._cells[pages[position // PAGE] * PAGE + position % PAGE] = tokens[position]
+            self._cells[pages[position // PAGE], position % PAGE] = tokens[position]
         self.computed += end - start
 
     def keep(self, pages: Sequence[int], checkpoint: int) -> None:
@@ -83,7 +84,7 @@ class ToyRunner:
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """Each state tells of its token, its place and the one before, as they lie in the pages."""
         self.fill(pages, tokens, start, end)
-        held = [self._cells[pages[i // PAGE] * PAGE + i % PAGE] for i in range(end)]
+        held = self._held(pages, end)
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
     def begin(self, row: Row, start: int) -> None:
@@ -131,18 +132,21 @@ class ToyRunner:
         return found
 
     def _token(self, row: Row, token: int) -> Drawn:
-        self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = token
+        self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token
         if self.script is not None:
             # An answer is known by its text, which grows in place.
             self._texts.append(row.draw.before)
             first = self._first.setdefault(id(row.draw.before), row.position)
             found = None if row.draw.top is None else Logprobs(0.0, ())
             return Drawn(self.script(row.position - first), found)
-        held = [
-            self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in range(row.position + 1)
-        ]
+        held = self._held(row.pages, row.position + 1)
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
         return draw(toy_logits(held, self.vocab_size), how)
+
+    def _held(self, pages: Sequence[int], end: int) -> list[int]:
+        """Return the tokens of a sequence as they lie in its pages."""
+        cells = self._cells[list(pages[: -(-end // PAGE)])]
+        return list(cells.ravel()[:end].tolist())
 
 
 HEADER: list[Header] = []
