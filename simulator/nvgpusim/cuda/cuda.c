@@ -162,7 +162,7 @@ API CUresult cuStreamCreate(CUstream* s, unsigned flags) {
   return CUDA_SUCCESS;
 }
 API CUresult cuStreamSynchronize(CUstream s) { return (CUresult)sim_wait_stream((Stream*)s); }
-API CUresult cuStreamDestroy_v2(CUstream s) { return CUDA_SUCCESS; }
+API CUresult cuStreamDestroy_v2(CUstream s) { return (CUresult)sim_destroy((Stream*)s); }
 API CUresult cuGetErrorName(CUresult error, const char** name) {
   static char text[32];
   snprintf(text, sizeof text, error ? "CUDA error %d" : "CUDA_SUCCESS", (int)error);

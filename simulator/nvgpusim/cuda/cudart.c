@@ -190,7 +190,7 @@ API cudaError_t cudaMalloc(void** p, size_t size) {
 }
 API cudaError_t cudaMallocManaged(void** p, size_t size, unsigned flags) {
   const int error = sim_malloc((uint64_t*)p, size, 1);
-  if (!error) sim_pin(*p, size, 1);
+  if (!error) sim_pin(*p, size, MANAGED);
   return done(error);
 }
 API cudaError_t cudaMallocAsync(void** p, size_t size, cudaStream_t s) {
@@ -213,7 +213,7 @@ API cudaError_t cudaMallocHost(void** p, size_t size) {
   // Pages of its own: what happens to them concerns nobody else.
   *p = mmap(0, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (*p == MAP_FAILED) return done(cudaErrorMemoryAllocation);
-  sim_pin(*p, size ? size : 1, 0);
+  sim_pin(*p, size ? size : 1, PAGES);
   return done(0);
 }
 API cudaError_t cudaHostAlloc(void** p, size_t size, unsigned flags) {
@@ -225,6 +225,10 @@ API cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned fla
   return done(is_device(host) ? 0 : cudaErrorInvalidValue);
 }
 API cudaError_t cudaFreeHost(void* p) {
+  if (is_device(p) && !sim_pinned(p)) {
+    wrong("cudaFreeHost of %p, which cudaMalloc has given", p);
+    return done(cudaErrorInvalidValue);
+  }
   if (is_device(p) || !p) return cudaFree(p);
   const int error = sim_wait_all();
   const size_t size = sim_pinned(p);
@@ -237,7 +241,7 @@ API cudaError_t cudaHostRegister(void* p, size_t size, unsigned flags) {
   // see.
   if (!p) return done(cudaErrorInvalidValue);
   if (flags & cudaHostRegisterMapped) return done(cudaErrorNotSupported);
-  sim_pin(p, size, 0);
+  sim_pin(p, size, LOCKED_PART);
   return done(0);
 }
 API cudaError_t cudaHostUnregister(void* p) {
@@ -370,7 +374,9 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, in
 API cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void* data) {
   return done(f ? sim_call(f, data, (Stream*)s) : cudaErrorInvalidValue);
 }
-API cudaError_t cudaStreamDestroy(cudaStream_t s) { return done(0); }  // its work goes on
+API cudaError_t cudaStreamDestroy(cudaStream_t s) {  // its work goes on
+  return done(sim_destroy((Stream*)s));
+}
 API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return done(sim_wait_stream((Stream*)s)); }
 API cudaError_t cudaStreamQuery(cudaStream_t s) {
   return sim_stream_ready((Stream*)s) ? done(0) : cudaErrorNotReady;
@@ -387,7 +393,9 @@ API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned flags) {
   return cudaEventCreate(e);
 }
 API cudaError_t cudaEventDestroy(cudaEvent_t e) {
-  free(e);
+  if (((Event*)e)->gone) wrong("a second cudaEventDestroy of an event");
+  ((Event*)e)->gone = 1;
+  if (!late) free(e);
   return done(0);
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 _STUB = "__device_stub__"
 _WRAPPERS = ("cudaLaunchKernel", "__cudaLaunch", "__wrapper__")
 _HEADERS = ("cuda_runtime.h", "crt/host_runtime.h", ".cudafe1.stub.c")
+_UNKNOWN_FILE = ".cudafe1.cpp"
+"""Lines of templates have nvcc's own file in the place of theirs: a caller's line says more."""
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Lines:
         command = [tool, "-e", self.program, "-f", "-C", *map(hex, frames)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         words = done.stdout.splitlines()
-        after_stub = False
+        after_stub, found = False, plain
         for name, place in zip(words[::2], words[1::2], strict=False):
             place = place.split(" (")[0]
             if name.startswith(_STUB):
@@ -44,6 +46,8 @@ class Lines:
             own = not name.startswith(_WRAPPERS) and not place.startswith("??")
             own &= not place.endswith((":?", ":0"))
             if own and not after_stub and not any(h in place for h in _HEADERS):
-                return place
+                found = place if found == plain else found
+                if _UNKNOWN_FILE not in place:
+                    return place
             after_stub = False
-        return plain
+        return found

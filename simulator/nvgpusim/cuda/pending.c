@@ -14,7 +14,7 @@
 
 #include "standin.h"
 
-enum { PAGE = 4096, INVALID = 1 };
+enum { PAGE = 4096, INVALID = 1, HANDLE = 400 };
 enum Kind { RUN, MOVE, SET, CALL, TAKE, GIVE };
 typedef struct Work {
   struct Work* next;
@@ -38,7 +38,7 @@ typedef struct Range {
   struct Range* next;
   char* base;
   size_t size;
-  int managed;
+  enum Memory memory;
 } Range;
 static Range* ranges;
 static struct sigaction before;
@@ -53,10 +53,21 @@ static void join(Clock* a, const Clock* b) {
   for (int k = 0; k < STREAMS; k++)
     if (b->of[k] > a->of[k]) a->of[k] = b->of[k];
 }
-static Stream* real(Stream* s) { return (uintptr_t)s < 3 ? &legacy : s; }
+static Stream* real(Stream* s) {
+  if ((uintptr_t)s < 3) return &legacy;
+  if (s->gone) wrong("a stream is used after its cudaStreamDestroy");
+  return s;
+}
+static int live(const Event* e) {
+  if (e->gone) wrong("an event is used after its cudaEventDestroy");
+  return !e->gone;
+}
+static size_t room(const Range* r) {
+  return r->memory == PAGES ? (r->size + PAGE - 1) & ~(size_t)(PAGE - 1) : r->size;
+}
 static Range* range(const void* p) {
   for (Range* r = ranges; r; r = r->next)
-    if ((char*)p >= r->base && (char*)p < r->base + r->size) return r;
+    if ((char*)p >= r->base && (char*)p < r->base + room(r)) return r;
   return 0;
 }
 
@@ -64,34 +75,40 @@ static Range* range(const void* p) {
 
 static void protect(const void* p, size_t size, int how) {
   const uintptr_t low = ((uintptr_t)p + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
-  const uintptr_t high = ((uintptr_t)p + size) & ~(uintptr_t)(PAGE - 1);
+  const Range* r = range(p);
+  uintptr_t high = (uintptr_t)p + size;
+  if (r && r->memory == PAGES && high >= (uintptr_t)r->base + r->size) high += PAGE - 1;
+  high &= ~(uintptr_t)(PAGE - 1);
   if (high > low) mprotect((void*)low, high - low, how);
 }
 static int pinned(const void* p) {
   const Range* r = range(p);
-  return r && !r->managed;
+  return r && r->memory != MANAGED;
 }
 static void guard(const Work* w) {
   if (w->kind == RUN) {
     for (Range* r = ranges; r; r = r->next)
-      if (r->managed) allow((uint64_t)r->base, r->size, 0);
+      if (r->memory == MANAGED) allow((uint64_t)r->base, r->size, 0);
     return;
   }
   if (w->kind > SET) return;
   if (pinned(w->to)) protect(w->to, w->size, PROT_NONE);
   if (w->kind == MOVE && pinned(w->from)) protect(w->from, w->size, PROT_READ);
 }
-static void release(const Work* w) {
+static void unguard(const Work* w) {
   if (w->kind != RUN && w->kind <= SET && pinned(w->to))
     protect(w->to, w->size, PROT_READ | PROT_WRITE);
   if (w->kind == MOVE && pinned(w->from)) protect(w->from, w->size, PROT_READ | PROT_WRITE);
+}
+static void guard_rest(const Work* done) {
   int running = 0;
   for (Work* other = first; other; other = other->next) {
     running |= other->kind == RUN;
-    if (w->kind != RUN && other->kind != RUN) guard(other);
+    if (done->kind != RUN && other->kind != RUN) guard(other);
   }
-  for (Range* r = ranges; r && !running; r = r->next)
-    if (r->managed) allow((uint64_t)r->base, r->size, 1);
+  for (Range* r = ranges; r; r = r->next)
+    if (r->memory == MANAGED && (!running || done->kind == CALL))
+      allow((uint64_t)r->base, r->size, !running);
 }
 static void touched(int number, siginfo_t* info, void* context) {
   const Range* r = range(info->si_addr);
@@ -101,17 +118,17 @@ static void touched(int number, siginfo_t* info, void* context) {
     sigaction(SIGSEGV, &before, 0);
     return;  // it happens again, and ends the program
   }
-  if (r->managed)
+  if (r->memory == MANAGED)
     allow((uint64_t)r->base, r->size, 1);
   else
     protect(r->base, r->size, PROT_READ | PROT_WRITE);
 }
-void sim_pin(void* p, size_t size, int managed) {
+void sim_pin(void* p, size_t size, enum Memory memory) {
   LOCKED;
   Range* r = calloc(1, sizeof *r);
-  *r = (Range){ranges, p, size, managed};
+  *r = (Range){ranges, p, size, memory};
   ranges = r;
-  if (managed) allow((uint64_t)p, size, 1);
+  if (memory == MANAGED) allow((uint64_t)p, size, 1);
 }
 void sim_watch(void) {
   struct sigaction action = {.sa_sigaction = touched, .sa_flags = SA_SIGINFO | SA_NODEFER};
@@ -140,10 +157,17 @@ static int tell(const Work* w, const void* p, int writes, size_t size) {
   const uint64_t a[] = {(uint64_t)p, size, (uint64_t)writes, w->stream};
   return is_device(p) && size ? ask(TOUCHED, a, 4, &w->clock, sizeof w->clock, 0, 0) : 0;
 }
+static void call(const Work* w) {  // what begins after it leaves it its memory
+  for (Work* later = first; later; later = later->next)
+    if (later->clock.of[w->stream] >= w->clock.of[w->stream]) unguard(later);
+  for (Range* r = ranges; r; r = r->next)
+    if (r->memory == MANAGED) allow((uint64_t)r->base, r->size, 1);
+  w->f(w->to);
+}
 static int now(const Work* w) {
   if (w->kind == RUN) return ask(LAUNCH, w->a, 5, w->data, w->size, 0, 0);
   if (w->kind == CALL) {
-    w->f(w->to);
+    call(w);
     return 0;
   }
   if (w->kind == TAKE || w->kind == GIVE) {
@@ -173,8 +197,9 @@ static int until(const Clock* clock) {
     }
     *w = work->next;
     if (!*w) last = w;
-    release(work);
+    unguard(work);
     const int failed = now(work);
+    guard_rest(work);
     if (failed && !error) error = failed;
     free(work->data);
     free(work);
@@ -278,7 +303,7 @@ int sim_wait_all(void) {
 }
 int sim_wait_event(Event* e) {
   LOCKED;
-  return e->recorded ? until(&e->at) : 0;
+  return live(e) && e->recorded ? until(&e->at) : 0;
 }
 static int open_work(const Clock* clock) {
   for (Work* w = first; w; w = w->next)
@@ -287,7 +312,7 @@ static int open_work(const Clock* clock) {
 }
 int sim_event_ready(Event* e) {  // the second time it is asked
   LOCKED;
-  if (open_work(&e->at) && !e->asked++) return 0;
+  if (live(e) && open_work(&e->at) && !e->asked++) return 0;
   until(&e->at);
   return 1;
 }
@@ -305,6 +330,7 @@ int sim_stream_ready(Stream* s) {
 void sim_record(Event* e, Stream* s) {
   LOCKED;
   struct timespec t;
+  if (!live(e)) return;
   clock_gettime(CLOCK_MONOTONIC, &t);
   e->ms = 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
   streams[0] = &legacy;
@@ -314,7 +340,7 @@ void sim_record(Event* e, Stream* s) {
 }
 void sim_follow(Stream* s, const Event* e) {
   LOCKED;
-  if (e->recorded) join(&of_stream[real(s)->number], &e->at);
+  if (live(e) && e->recorded) join(&of_stream[real(s)->number], &e->at);
 }
 Stream* sim_stream(int blocking) {
   LOCKED;
@@ -325,5 +351,11 @@ Stream* sim_stream(int blocking) {
   ask(STREAM, a, 1, 0, 0, 0, 0);
   streams[s->number] = s;
   return s;
+}
+int sim_destroy(Stream* s) {
+  LOCKED;
+  if ((uintptr_t)s < 3) return HANDLE;
+  real(s)->gone = 1;
+  return 0;
 }
 __attribute__((destructor)) static void end(void) { sim_wait_all(); }

@@ -123,8 +123,8 @@ class Server:
         mapping = self.mappings.pop(va, None)
         if mapping is None:
             where = self.extents.find(va)
-            what = f"is inside {where}" if where else self.extents.story(va)[1]
-            self.tell(f"calls: cudaFree of {va:#x}, which {what}", here=True)
+            what = f"{va:#x} is inside {where}" if where else self.extents.story(va)[1]
+            self.tell(f"calls: cudaFree of what is no buffer: {what}", here=True)
             return INVALID
         self.vm.unmap(mapping, "cudaFree")
         self.extents.free(va, self.line or "cudaFree")

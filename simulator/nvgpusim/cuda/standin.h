@@ -30,11 +30,11 @@ typedef struct {
   uint32_t at[MOST_PARAMS], size[MOST_PARAMS];
 } Kernel;
 
-// A stream: its place in clocks, and whether it waits for the legacy default
-// stream and that one for it.
+// A stream: its place in clocks, whether it waits for the legacy default stream
+// and that one for it, and whether it has been destroyed.
 typedef struct {
   uint32_t number;
-  int blocking;
+  int blocking, gone;
 } Stream;
 // What has happened before something: of each stream so many operations.
 typedef struct {
@@ -43,7 +43,7 @@ typedef struct {
 typedef struct {
   Clock at;
   double ms;
-  int asked, recorded;
+  int asked, recorded, gone;
 } Event;
 
 extern uint64_t arena_size;
@@ -91,10 +91,14 @@ int sim_event_ready(Event* e);
 int sim_stream_ready(Stream* s);
 void sim_record(Event* e, Stream* s);
 void sim_follow(Stream* s, const Event* e);
-void sim_pin(void* p, size_t size, int managed);
+// Memory of the host that is its own, has whole pages of its own, or that
+// kernels use at the same address.
+enum Memory { LOCKED_PART, PAGES, MANAGED };
+void sim_pin(void* p, size_t size, enum Memory memory);
 int sim_unpin(void* p);
 // Bytes of pinned memory that begins there.
 size_t sim_pinned(const void* p);
 Stream* sim_stream(int blocking);
+int sim_destroy(Stream* s);
 // Watch for touches of memory that the host may not touch.
 void sim_watch(void);

@@ -134,9 +134,9 @@ static int pinned_late() { return pinned(true); }
 static int source_changed() {
   int *p, *from;
   CHECK(cudaMalloc(&p, BYTES));
-  CHECK(cudaMallocHost(&from, BYTES));
-  std::memset(from, 0, BYTES);
-  CHECK(cudaMemcpyAsync(p, from, BYTES, cudaMemcpyHostToDevice));
+  CHECK(cudaMallocHost(&from, 4000));  // its page is nobody else's
+  std::memset(from, 0, 4000);
+  CHECK(cudaMemcpyAsync(p, from, 4000, cudaMemcpyHostToDevice));
   from[0] = 1;  // FAULT
   CHECK(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));
   CHECK(cudaFreeHost(from));
@@ -216,10 +216,44 @@ static int several() {
   fill<<<N / 256, 256, 0, s>>>(q, 7, N);
   CHECK(cudaFreeAsync(q, t));
   CHECK(cudaDeviceSynchronize());
+  bad += !cudaFreeHost(p);  // DEVICE
+  cudaEvent_t e;
+  CHECK(cudaEventCreate(&e));
+  CHECK(cudaEventDestroy(e));
+  CHECK(cudaEventRecord(e, t));  // EVENT
+  CHECK(cudaStreamDestroy(t));
+  fill<<<1, 32, 0, t>>>(p, 7, 32);  // STREAM
   CHECK(cudaFree(p));
   return bad;
 }
 static void add(void* p) { *(int*)p += 5; }
+static int* pages;
+static void look(void* p) { *(int*)p += pages[0]; }
+// Halves of one pinned buffer in two streams, each there and back, and a host
+// function between two copies to the same place.
+static int pinned_again() {
+  int *p, seen = 0;
+  cudaStream_t s[2];
+  CHECK(cudaMallocHost(&pages, BYTES));
+  CHECK(cudaMalloc(&p, BYTES));
+  for (int i = 0; i < N; i++) pages[i] = 1;
+  for (int i = 0; i < 2; i++) {
+    CHECK(cudaStreamCreate(&s[i]));
+    int *there = p + i * N / 2, *here = pages + i * N / 2;
+    CHECK(cudaMemcpyAsync(there, here, BYTES / 2, cudaMemcpyHostToDevice, s[i]));
+    sum<<<N / 512, 256, 0, s[i]>>>(there, there, N / 2);
+    CHECK(cudaMemcpyAsync(here, there, BYTES / 2, cudaMemcpyDeviceToHost, s[i]));
+  }
+  CHECK(cudaLaunchHostFunc(s[0], look, &seen));
+  CHECK(cudaMemsetAsync(p, 0, BYTES / 2, s[0]));
+  CHECK(cudaMemcpyAsync(pages, p, BYTES / 2, cudaMemcpyDeviceToHost, s[0]));
+  for (cudaStream_t one : s) CHECK(cudaStreamSynchronize(one));
+  const int got = pages[0] + 10 * pages[N - 1] + 100 * seen;
+  for (cudaStream_t one : s) CHECK(cudaStreamDestroy(one));
+  CHECK(cudaFree(p));
+  CHECK(cudaFreeHost(pages));
+  return got != 220;
+}
 static int in_order() {
   int *p, *q, called = 0;
   cudaStream_t s;
@@ -272,5 +306,6 @@ int main(int argc, char** argv) {
   TRY(polling);
   TRY(several);
   TRY(in_order);
+  TRY(pinned_again);
   return 99;
 }
