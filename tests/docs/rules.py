@@ -172,10 +172,6 @@ RULES: list[tuple[str, Answer]] = [
         r"python -m tests\.engine\.server\.batch_rounding .*",
         Elsewhere("tests/engine/server/test_rounding.py::test_only_near_ties_depend_on_others"),
     ),
-    (
-        r"python -m tests\.engine\.server\.many_requests .*",
-        Elsewhere("tests/engine/server/test_clients.py::test_requests_leave_nothing_behind"),
-    ),
     (r"python -m tests\.engine\.vision\.sized \.", NotHere("it writes 770 MB")),
     # docs/llama-bench.md
     (
