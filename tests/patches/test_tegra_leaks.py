@@ -26,7 +26,7 @@ say(fds=fds() - before, same=fail.held() == held)
     assert run.calls("ioctl NVMAP_FREE") == run.calls("ioctl NVMAP_CREATE_64")
 
 
-def test_a_hundred_captures(tegra: Tegra) -> None:  # noqa: F811
+def test_thirty_captures(tegra: Tegra) -> None:  # noqa: F811
     run = tegra(
         FDS
         + """
@@ -41,7 +41,7 @@ def taken():
     return [fds(), len(d.signal_pool[d.peer_group]), fail.held()]
 capture(-1)
 before = taken()
-right = [capture(i % 4) == [(n + i % 4) * 2 for n in range(64)] for i in range(100)]
+right = [capture(i % 4) == [(n + i % 4) * 2 for n in range(64)] for i in range(30)]
 say(right=all(right), before=before, after=taken())
 """
     )
@@ -78,20 +78,20 @@ say(held=held, reached=min(values) == (1 << 64) - 1, pages=pages[-1] - pages[0],
     assert run.calls("open ctrl") == run.calls("close ctrl") == 40
 
 
-def test_five_thousand_buffers_and_a_thousand_descriptors(tegra: Tegra) -> None:  # noqa: F811
+def test_more_buffers_than_descriptors(tegra: Tegra) -> None:  # noqa: F811
     # They are alive when the process ends; closing the device gives them back.
     run = tegra(
         FDS
         + """
 import resource
 d, options = Device["NV"], BufferSpec(nolru=True)
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 before, most, bufs = fds(), 0, []
-for i in range(5000):
+for i in range(1000):
     bufs.append(d.allocator.alloc(4096, options))
     bufs[-1].cpu_view().view(fmt="I")[0] = i
     if i % 100 == 0: most = max(most, fds())
-say(most=most - before, right=[b.cpu_view().view(fmt="I")[0] for b in bufs] == [*range(5000)])
+say(most=most - before, right=[b.cpu_view().view(fmt="I")[0] for b in bufs] == [*range(1000)])
 """
     )
     assert run.said == {"most": 0, "right": True}
