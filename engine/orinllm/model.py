@@ -19,7 +19,7 @@ from orinllm.batching.cache import Store
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Block, Draft, Proposer
 from orinllm.batching.runner import Logprobs, Runner
-from orinllm.batching.scheduler import NO_NUMBERS, ClosedError, Scheduler
+from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, ClosedError, Scheduler
 from orinllm.batching.sequence import Constraint, Sequence
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
@@ -347,10 +347,13 @@ class Model:
         if (failure := self._scheduler.failure) is not None:
             with faults_of(self.plan.device):
                 raise failure
-        if why == NO_NUMBERS:
+        sight = None if self.template is None else self.template.sight
+        if why == NO_NUMBERS or (why == NO_ROWS and sight is not None):
+            file = self.header.network.gguf if why == NO_NUMBERS or sight is None else sight.gguf
+            what = "its logits" if why == NO_NUMBERS else "its rows of a picture"
             raise BadInput(
-                f"{self.header.network.gguf.path}: its logits are no numbers; the file is "
-                "damaged, or a kernel is wrong (orinbench check tells)"
+                f"{file.path}: {what} are no numbers; the file is damaged, or a kernel is wrong "
+                "(orinbench check tells)"
             )
         raise RuntimeError(why)
 

@@ -25,6 +25,8 @@ from orinllm.network.vision.pictures import end_between_pictures
 
 #: Why an answer fails whose logits cannot be compared.
 NO_NUMBERS = "the model's logits are no numbers"
+#: The same, where the encoder's rows of a picture are none already.
+NO_ROWS = "the rows of a picture are no numbers"
 #: Why an answer fails whose form has no next token: its schema is to blame.
 NO_TOKEN = "no token fits the response_format or the tool's schema any more"
 # Prompts of which a turn computes something, at most: each costs a pass over the weights.
@@ -322,7 +324,8 @@ class Scheduler:
         if token < 0:
             held = sequence.constraint
             gave_up = held is not None and not held.words().any()
-            self._finish(sequence, "error", NO_TOKEN if gave_up else NO_NUMBERS)
+            no_numbers = NO_NUMBERS if sequence.is_seen else NO_ROWS
+            self._finish(sequence, "error", NO_TOKEN if gave_up else no_numbers)
             return
         done = sequence.constraint is not None and sequence.constraint.take(token)
         if token in sequence.end_ids:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from orinllm.batching.cache import Lease
 from orinllm.batching.runner import Draw, Floats, Logprobs, Words
 from orinllm.choose.sampling import Sampling
@@ -82,6 +84,11 @@ class Sequence:
     def n_answer(self) -> int:
         """Tokens of the answer so far."""
         return len(self.ids) - self.n_prompt
+
+    @property
+    def is_seen(self) -> bool:
+        """Say whether all rows of its pictures are numbers."""
+        return all(np.isfinite(picture.rows).all() for picture in self.pictures)
 
     @property
     def ready(self) -> bool:

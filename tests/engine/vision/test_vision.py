@@ -95,9 +95,22 @@ def test_a_part_without_its_picture_is_one_line(files: Path) -> None:
         load(files, "gemma3").generate(messages)
 
 
+def test_an_encoder_that_makes_no_numbers_is_named(files: Path, tmp_path: Path) -> None:
+    """The text of the same model goes on."""
+    data = bytearray((files / "mmproj-gemma3.gguf").read_bytes())
+    bias = read_projector(files / "mmproj-gemma3.gguf")[0].bytes("v.post_ln.bias").tobytes()
+    at = data.index(bias)
+    data[at : at + 4] = np.float32(np.nan).tobytes()
+    (tmp_path / "mmproj.gguf").write_bytes(data)
+    model = Model.load(files / "gemma3.gguf", device="CPU", mmproj=tmp_path / "mmproj.gguf")
+    with pytest.raises(BadInput, match=r"mmproj\.gguf: its rows of a picture are no numbers"):
+        tokens_of(model.generate(ids_of(sight_of(model), "gemma3"), GREEDY, max_tokens=1))
+    assert tokens_of(model.generate([5, 6], GREEDY, max_tokens=2))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
-    """By numpy, by a device's tensors in halves, and of a file with an older converter's names."""
+    """By C, by a device's tensors in halves, and of a file with an older converter's names."""
     model, wanted = load(files, kind), RECORDED[f"{kind}.rows"]
     sight = sight_of(model)
     tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepared(picture).tiles]
