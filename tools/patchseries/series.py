@@ -213,7 +213,7 @@ def read_series(root: Path) -> Series:
 
 
 def listing(series: Series) -> str:
-    """What the headers say: two lines a patch."""
+    """The words of the headers: two lines a patch."""
     lines = []
     for patch in series.patches:
         said = {key: values[0] for key, values in patch.trailers.items()}

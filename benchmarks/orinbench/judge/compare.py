@@ -9,7 +9,7 @@ import click
 from orinbench.errors import EXIT_SLOWER, BenchError
 from orinbench.judge.history.store import Filter, History, history_path
 from orinbench.judge.history.trend import Trend, read_trends, run_noise
-from orinbench.judge.identity import case_key, day_of
+from orinbench.judge.identity import case_key, day_of, machine
 from orinbench.judge.load import load_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise, compare_saved
@@ -57,13 +57,13 @@ def noise_between(before: str, after: str, history: Path) -> dict[str, Noise | N
     if one is not None and other is not None:
         return run_noise(trends, one, other)
     records = find_records(after, history)
-    machines = {(case_key(record), record.cpu_info, record.gpu_info) for record in records}
+    machines = {(case_key(record), machine(record)) for record in records}
     judged = [*records, *find_records(before, history)]
     return {
         case_key(last): _noise_beside(trend, judged)
         for trend in trends
         for last in (trend.points[-1].record,)
-        if (case_key(last), last.cpu_info, last.gpu_info) in machines
+        if (case_key(last), machine(last)) in machines
     }
 
 

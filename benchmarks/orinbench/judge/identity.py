@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orinbench.judge.schema import Record
-from orinbench.measure.plan import Case
+from orinbench.judge.schema import LLAMA_DEFAULTS, Record
+from orinbench.measure.plan import KEY_TYPES, KNOBS, Case
 
 # Fields that make two records the same measurement, whatever machine and version took them.
 KEY_FIELDS = tuple(
@@ -16,6 +16,13 @@ KEY_FIELDS = tuple(
 )
 # llama.cpp's settings. What tinygrad has in these fields is what came of the model and the device.
 SETTING_FIELDS = ("n_batch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
+# What llama.cpp's compare-llama-bench.py tells rows apart by besides; a default tells nothing.
+OTHER_SETTINGS = tuple(
+    """
+    cpu_mask cpu_strict poll embeddings no_kv_offload split_mode main_gpu tensor_split
+    tensor_buft_overrides use_mmap no_op_offload n_cpu_moe
+""".split()
+)
 # Fields that are reported when they differ between the two.
 CONTEXT_FIELDS = tuple(
     """
@@ -33,8 +40,13 @@ def identity(record: Record) -> str:
         key["mmproj"] = record.mmproj
     if record.decode_path is None:
         key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
+        for field in OTHER_SETTINGS:
+            if (value := getattr(record, field)) not in (None, LLAMA_DEFAULTS[field]):
+                key[field] = _plain(value)
     else:  # the engine chooses how many tokens of a prompt go through at once
         key["n_ubatch"] = None
+        if record.type_k in KEY_TYPES[1:]:  # which -ctk alone asks for
+            key["type_k"] = record.type_k
     return json.dumps(key, ensure_ascii=False)
 
 
@@ -56,6 +68,21 @@ def qualified_test(record: Record) -> str:
     return f"{record.benchmark} {record.test}"
 
 
+def test_labels(records: Sequence[Record]) -> dict[str, str]:
+    """Return the test of each identity, with the settings that tell it from others of its name."""
+    cases: dict[tuple[str, str, str], dict[str, Record]] = {}
+    for record in records:
+        same_name = qualified_test(record), record.backend, record.model_type or ""
+        cases.setdefault(same_name, {})[identity(record)] = record
+    labels = {}
+    for (test, *_), of in cases.items():
+        asked = [knob for knob in KNOBS if len({getattr(r, knob.field) for r in of.values()}) > 1]
+        for case, record in of.items():
+            said = [f"{knob.flags[0]} {_plain(getattr(record, knob.field))}" for knob in asked]
+            labels[case] = " ".join([test, *said])
+    return labels
+
+
 def own_test(record: Record) -> str:
     """Return what stands behind the model's name where llama-bench's fields do not say the test.
 
@@ -74,6 +101,11 @@ def device_label(record: Record) -> str:
     name = str(cpu if record.device == "CPU" or not gpu else gpu)
     board = environment.get("board")
     return f"{name} ({board})" if board and board not in name else name
+
+
+def machine(record: Record) -> tuple[str, ...]:
+    """Return what tells the machine of a record from others, as far as it says."""
+    return device_label(record), record.cpu_info or "", record.gpu_info or ""
 
 
 def case_key(record: Record) -> str:

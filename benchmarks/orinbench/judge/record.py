@@ -17,7 +17,7 @@ from orinbench.measure.backends.envelope import estimate
 from orinbench.measure.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.measure.clocks import ClockState, clock_warnings
 from orinbench.measure.environment import Environment
-from orinbench.measure.plan import AnyCase, Case
+from orinbench.measure.plan import KNOB_BY_FIELD, AnyCase, Case
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo
 
@@ -411,11 +411,15 @@ def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A row by its place, the baseline's row, and the medians of the processes that both have."""
+    """A row by its place, the baseline's row, and the medians of the processes that both have.
+
+    `said` is the baseline with the settings that tell its row from others of the test.
+    """
 
     index: int
     ours: str
     theirs: str
+    said: str
     settings: Plain
     medians: tuple[list[float], list[float]]
 
@@ -436,7 +440,7 @@ def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
                 "baseline_settings": pair.settings,
                 "pairs": comparison.n,
                 **comparison.plain(),
-                "text": verdict_text(comparison, pair.ours, pair.theirs, "pair"),
+                "text": verdict_text(comparison, pair.ours, pair.said, "pair"),
             },
         )
         for pair, comparison in zip(pairs, judged, strict=True)
@@ -454,14 +458,16 @@ def _pairs(run: RunResult) -> Iterator[Pair]:
             continue
         if base.variables and base.backend != lane.backend:  # a sweep's first is for its own
             continue
-        for theirs in other.rows:
-            if (theirs.case.benchmark, theirs.case.label) != (row.case.benchmark, row.case.label):
-                continue
+        test = row.case.benchmark, row.case.label
+        same = [each for each in other.rows if (each.case.benchmark, each.case.label) == test]
+        for theirs in same:
             left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
             if both := [process for process in left if process in right]:
                 medians = [left[process] for process in both], [right[process] for process in both]
                 settings = dict(theirs.case.settings)
-                yield Pair(index, lane.name, base.name, settings, medians)
+                flags = [f"{KNOB_BY_FIELD[name].flags[0]} {settings[name]}" for name in settings]
+                said = " ".join([base.name, *(flags if len(same) > 1 else ())])
+                yield Pair(index, lane.name, base.name, said, settings, medians)
 
 
 def to_json(value: Any) -> str:

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.judge.identity import case_key, differences, identity, qualified_test
+from orinbench.judge.identity import (
+    case_key,
+    differences,
+    identity,
+    machine,
+    qualified_test,
+    test_labels,
+)
 from orinbench.judge.ranks import Floats, Ranks, RankTest, doubled_ranks, rank_sum, signed_rank
 from orinbench.judge.schema import Record
 from orinbench.show.markdown import counted, markdown_table
@@ -369,11 +376,7 @@ def verdict_text(
         case Verdict.TOO_FEW:
             return f"too few processes for a verdict: {ours} is {measured}; use {more}"
         case Verdict.UNKNOWN:
-            return (
-                f"no verdict, since the noise between runs is not known: {ours} is {measured}; "
-                "time both in one command (llama-bench with two backends, or --env), or let the "
-                "history see more runs"
-            )
+            return f"no verdict, since the noise between runs is not known: {ours} is {measured}"
         case Verdict.UNFIT:
             return f"no verdict, since a side has warnings: {ours} is {measured}"
 
@@ -383,13 +386,20 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.4f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
 
 
+ADVICE = (
+    "For a verdict time both in one command (llama-bench with two backends, or --env), or let the "
+    "history see more runs."
+)
+
+
 @dataclass(frozen=True)
 class JudgedTest:
-    """One test of both sides."""
+    """One test of both sides; `case` is its identity."""
 
     label: str
     backend: str
     comparison: Comparison
+    case: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -450,8 +460,11 @@ class Compared:
         for test in self.judged:
             text = verdict_text(test.comparison, ours, theirs, "process", "results of -r 10")
             lines.append(f"{test.backend} {test.label}: {text}.")
-        if len(self.judged) > 1:
-            lines.append(f"p after Holm's correction for {len(self.judged)} tests at once.")
+        if any(test.comparison.verdict is Verdict.UNKNOWN for test in self.judged):
+            lines.append(ADVICE)
+        tested = sum(test.comparison.verdict not in UNJUDGED for test in self.judged)
+        if tested > 1:
+            lines.append(f"p after Holm's correction for {tested} tests at once.")
         if self.questions > 1:
             lines.append(f"p times {self.questions}: the level of each series is tested too.")
         return "\n".join([table, "", *(f"- {line}" for line in lines)])
@@ -471,18 +484,21 @@ def compare_saved(
     old = {identity(record): record for record in before if record.samples_ts}
     new = [record for record in after if record.samples_ts]
     both = [(old[identity(record)], record) for record in new if identity(record) in old]
+    known = [_noise_of(record, then, noise.get(case_key(record))) for then, record in both]
     comparisons = [
-        compare_records(record, then, noise.get(case_key(record))) for then, record in both
+        compare_records(record, then, each)
+        for (then, record), each in zip(both, known, strict=True)
     ]
+    labels = test_labels([*before, *after])
     judged = [
-        JudgedTest(qualified_test(record), record.backend, comparison)
+        JudgedTest(labels[identity(record)], record.backend, comparison, identity(record))
         for (_, record), comparison in zip(both, adjusted(comparisons, questions), strict=True)
     ]
     errors = {(qualified_test(record), record.backend): record.error for record in after}
     gone = old.keys() - {identity(record) for record in new}
     missing = [
         Missing(
-            qualified_test(record),
+            labels[case],
             record.backend,
             errors.get((qualified_test(record), record.backend)),
         )
@@ -490,10 +506,10 @@ def compare_saved(
         if case in gone
     ]
     usual = [
-        f"{record.backend} {qualified_test(record)}: between {known.of} of the same software on "
-        f"this machine {100 * known.sd:.2g} % is usual, by {known.degrees + 1} of them or more"
-        for _, record in both
-        if (known := noise.get(case_key(record))) is not None
+        f"{test.backend} {test.label}: between {each.of} of the same software on this machine "
+        f"{100 * each.sd:.2g} % is usual, by {each.degrees + 1} of them or more"
+        for test, each in zip(judged, known, strict=True)
+        if each is not None
     ]
     return Compared(judged, missing, differences(before, after), usual, questions)
 
@@ -502,12 +518,18 @@ def compare_saved(
 _BLOCKING = {"busy_machine", "unsteady", "drift", "throttled"}
 
 
+def _noise_of(record: Record, then: Record, noise: Noise | None) -> Noise | None:
+    """Return noise that is known of both: one machine's says nothing of another's."""
+    return noise if machine(record) == machine(then) else None
+
+
 def compare_records(record: Record, then: Record, noise: Noise | None) -> Comparison:
     """Compare two runs' records of a case.
 
     Where the noise between runs is not known there is no verdict: two runs say nothing of what a
     day or a restart does to a machine. Nor is there under a warning that the machine was not fit.
     """
+    noise = _noise_of(record, then, noise)
     comparison = compare_separate(medians(record), medians(then), noise)
     kinds = {warning.get("kind") for side in (record, then) for warning in side.warnings}
     if comparison.verdict in UNJUDGED:

@@ -7,6 +7,7 @@ the later runs on the first.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from orinbench.jsonfile import write_whole
-from orinbench.judge.identity import device_label, qualified_test
+from orinbench.judge.identity import device_label, identity, test_labels
 from orinbench.judge.schema import Record
-from orinbench.judge.verdict import UNJUDGED, Compared, JudgedTest, ratio_text, verdict_text
+from orinbench.judge.verdict import ADVICE, UNJUDGED, Compared, JudgedTest, ratio_text, verdict_text
 from orinbench.show.table import Table, notes, table_of
 from orinbench.show.timeline import READINGS, Panel, read_panels
 
@@ -24,10 +25,6 @@ HEROES = 4
 FEW_NAMES = 3
 GLYPHS = {"faster": "▲", "slower": "▼", "no difference shown": "="}
 COLOURS = 6  # of the style sheet
-ADVICE = (
-    "For a verdict time both in one command (llama-bench with two backends, or --env), or let the "
-    "history see more runs."
-)
 
 environment = Environment(
     loader=PackageLoader("orinbench.show", "."),
@@ -127,6 +124,15 @@ class Runs:
         several = len({each.backend for each in self.all}) > 1
         return f"{self.run_of(record)} {record.backend}" if several else self.run_of(record)
 
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Tests by the identity of their records."""
+        return test_labels(self.all)
+
+    def test(self, record: Record) -> str:
+        """Return a record's test, which no other of its backend has."""
+        return self.labels[identity(record)]
+
     def judged(self) -> Iterator[tuple[str, JudgedTest]]:
         """Yield each test of a run that the first has, too."""
         for name, compared in self.compared.items():
@@ -217,8 +223,7 @@ def _heroes(runs: Runs) -> list[Hero]:
         lines = [
             _times_of(test.comparison.ratio, name, test.comparison.verdict.value)
             for run, test in runs.judged()
-            if (run, test.label, test.backend)
-            == (runs.run_of(record), qualified_test(record), record.backend)
+            if (run, test.case) == (runs.run_of(record), identity(record))
             for name in [runs.first]
         ]
         lines += [
@@ -229,9 +234,7 @@ def _heroes(runs: Runs) -> list[Hero]:
             lines.append(f"{record.roofline_percent:.0f} % of the roofline")
         figure = _first_text if _is_first_text(record) else _throughput
         unit = "ms" if _is_first_text(record) else record.unit
-        heroes.append(
-            Hero(short_number(figure(record) or 0.0), unit, qualified_test(record), lines)
-        )
+        heroes.append(Hero(short_number(figure(record) or 0.0), unit, runs.test(record), lines))
     return heroes
 
 
@@ -253,7 +256,7 @@ def _between_runs(runs: Runs) -> Iterator[Verdict]:
         verdict = test.comparison.verdict
         said = verdict_text(test.comparison, name, runs.first, "process", "runs of -r 10")
         if verdict not in UNJUDGED:
-            yield _verdict(verdict.value, f"{test.label}, {test.backend}: {said}.")
+            yield _verdict(verdict.value, f"{runs.labels[test.case]}, {test.backend}: {said}.")
         else:
             without[f"{runs.first} and {name}: {verdict.value}"] = None
     for why in without:
@@ -265,7 +268,7 @@ def _verdicts(runs: Runs) -> Iterator[Verdict]:
     for name, records in runs.records.items():
         for record in records:
             for found in record.comparisons:
-                where = f"{name}, " * bool(name) + qualified_test(record)
+                where = f"{name}, " * bool(name) + runs.test(record)
                 yield _verdict(found["verdict"], f"{where}: {found['text']}.")
 
 
@@ -360,7 +363,7 @@ def _bars(
     backends = _each(record.backend for record in records)  # their runs are neighbours
     for record in sorted(records, key=lambda record: backends.index(record.backend)):
         if record.centre and (figure := value(record)):
-            name = "" if alone else qualified_test(record)
+            name = "" if alone else runs.test(record)
             groups.setdefault(name, []).append((record, figure))
     drawn = {}
     for name, members in groups.items():
@@ -368,7 +371,7 @@ def _bars(
         most = full or max(*(f for _, f in members), *(end[1] for end in ends if end), 0.0)
         drawn[name] = [
             Bar(
-                qualified_test(record) if alone else runs.series(record),
+                runs.test(record) if alone else runs.series(record),
                 runs.series(record),
                 min(100.0, 100 * figure / most),
                 short_number(figure),
@@ -379,7 +382,7 @@ def _bars(
         ]
     verdicts: dict[str, list[Verdict]] = {}
     for run, test in runs.judged() if interval else ():
-        verdicts.setdefault(test.label, []).append(_verdict_of(run, test, runs))
+        verdicts.setdefault(runs.labels[test.case], []).append(_verdict_of(run, test, runs))
     return Chart(title, drawn, verdicts, full is not None)
 
 

@@ -106,6 +106,47 @@ def test_a_warning_blocks_a_verdict(
     assert "no verdict, since a side has warnings: B is 0.8" in capsys.readouterr().out
 
 
+def test_the_noise_of_one_machine_says_nothing_of_another(
+    files: Callable[[float], tuple[str, str]],
+    known: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, after = files(1.25)
+    records = load_records(Path(before))
+    records[0].environment["cpu"] = records[0].cpu_info = "another"
+    assert run(str(saved(Path(before), records)), after, *known) == 0
+    text = capsys.readouterr().out
+    assert "noise between runs is not known" in text and "is usual" not in text
+
+
+@pytest.mark.parametrize(
+    ("backend", "setting", "values", "flags"),
+    [
+        ("tinygrad:CUDA", "type_k", ("f16", "q8_0"), ("-ctk f16", "-ctk q8_0")),
+        ("llama.cpp", "no_kv_offload", (0, 1), ("-nkvo 0", "-nkvo 1")),
+    ],
+)
+def test_a_setting_with_several_values_is_no_one_measurement(
+    files: Callable[[float], tuple[str, str]],
+    capsys: pytest.CaptureFixture[str],
+    backend: str, setting: str, values: tuple[Any, Any], flags: tuple[str, str],
+) -> None:  # fmt: skip
+    """Of each file the second row is half as fast: neither is compared with the other."""
+    names = files(1.0)
+    for name in names:
+        (one,), (other,) = load_records(Path(name)), load_records(Path(name))
+        other.samples_ts = [value / 2 for value in other.samples_ts]
+        for record, value in zip((one, other), values, strict=True):
+            record.backend = backend
+            record.decode_path = "fused" if backend != "llama.cpp" else None
+            setattr(record, setting, value)
+        saved(Path(name), [one, other])
+    assert run(*names, "-o", "json", "--history", "/nowhere.db") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [test["ratio"] for test in found] == [1.0, 1.0]
+    assert [test["test"] for test in found] == [f"tg16 {flag}" for flag in flags]
+
+
 def test_faster_and_the_same_are_fine(
     files: Callable[[float], tuple[str, str]],
     known: tuple[str, str],
