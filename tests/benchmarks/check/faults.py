@@ -6,7 +6,7 @@ faults of the head and of the choice are planted in the answer. A drawn fault ha
 tensor, rows and a token.
 
 `python -m tests.benchmarks.check.faults --device EMU MODEL.gguf` prints which faults pass, and with
-`--right` what right engines reach: the tables of docs/models.md.
+`--right` what right engines reach: docs/models.md.
 """
 
 import argparse
