@@ -81,10 +81,9 @@ in
     } "The files that `webConfigFile` names, by the names that it has for them.";
 
     fastRails = switch false ''
-      Whether the rails' INA3221 converts in 140 µs each (`update_interval` 0) and not in 1.1 ms. A
-      read waits for a conversion: an AGX Orin gives 300 samples a second so, else 50. But the chip
-      compares its critical limit with each single conversion, and not with their mean: shorter
-      peaks then raise over-current events, for which the board slows itself down.
+      Whether the rails' INA3221 converts in 140 µs each (`update_interval` 0) and not in 1.1 ms.
+      The chip compares its critical limit with each single conversion, and not with their mean:
+      shorter peaks then raise over-current events, for which the board slows itself down.
     '';
 
     scrape = option lib.types.attrs { } {

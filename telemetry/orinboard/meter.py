@@ -235,8 +235,11 @@ class Meter:
             powers = True
             difference += (second.watts or 0.0) - (first.watts or 0.0)
             self.spread.show(name, second, elapsed)
-        cycle = INA238_SECONDS if any(rails[n].chip == "ina238" for n in self.within.rails) else 0.0
         blur = max(old[name][0].blur for name in self.within.rails)
+        # A chip that is read more often than it converts shows the same value again.
+        cycle = blur if elapsed < blur else 0.0
+        if any(rails[n].chip == "ina238" for n in self.within.rails):
+            cycle = INA238_SECONDS
         self.spread.add(elapsed, difference if powers else 0.0, cycle, blur)
         return True
 

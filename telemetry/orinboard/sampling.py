@@ -37,6 +37,8 @@ GAP_SECONDS = 0.5
 GAP_PERIODS = 5
 #: Seconds between questions to readers that had nothing to say.
 PROBE_SECONDS = 10.0
+#: Looks in a chip's cycle: with one at any moment of it a value in three would be missed.
+LOOKS = 3
 #: A period has this many times the time that a reading takes.
 BREATH = 1.1
 #: Samples that wait to be asked for; seconds that a reading may take once nobody listens any more.
@@ -142,9 +144,12 @@ class Sampling:
         return max(GAP_PERIODS * self.length(), GAP_SECONDS)
 
     def length(self) -> float:
-        """Seconds of the next period: none shorter than the chip or its bus needs."""
+        """Seconds of the next period: none much shorter than what the chip or its bus needs."""
         slowest = 1 / COUNTER_HERTZ if self._counters_only else 0.0
-        return max(self._period, BREATH * self._read_seconds, self._power.update_seconds, slowest)
+        least = self._power.update_seconds
+        if self._read_seconds < least / LOOKS:  # reading does not wait for the chip
+            least /= LOOKS
+        return max(self._period, BREATH * self._read_seconds, least, slowest)
 
     def take(self) -> Sample:
         """Read every sensor once."""

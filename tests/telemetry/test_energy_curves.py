@@ -278,21 +278,23 @@ def exact(curve: Curve, bench: Bench) -> float:
     return curve.joules(last.seconds) - curve.joules(first.seconds)
 
 
-#: Boards with the driver that waits and the one that does not (an INA238's never does), as a board
-#: starts (None) and with fast rails (0). Orin Nano's chip is Orin NX's, at less power.
+#: Boards with the driver that waits (Linux up to 5.13) and the one that does not (an INA238's never
+#: does), as a board starts (None) and with fast rails (0). Orin Nano's chip is Orin NX's, at less
+#: power.
 CASES: list[tuple[str, int | None, bool]] = [
-    *(("AGX Orin", 0, True), ("AGX Orin", 0, False), ("Orin NX", 0, True), ("Thor", None, False)),
-    ("Orin NX", None, True),
+    *(("AGX Orin", None, False), ("Orin NX", None, False), ("Thor", None, False)),
+    *(("AGX Orin", 0, True), ("Orin NX", None, True)),
 ]
 if COUNT > 1:
-    CASES += [("Orin Nano", 0, True), ("AGX Orin", None, True), ("Orin Nano", None, True)]
+    CASES += [("Orin Nano", None, False), ("AGX Orin", None, True), ("Orin Nano", None, True)]
+    CASES += [("Orin NX", 0, True), ("Orin Nano", 0, True), ("AGX Orin", 0, False)]
 
 
 @pytest.mark.parametrize(("name", "interval", "waits"), CASES)
 def test_curves_of_every_kind(
     benches: Callable[..., Bench], name: str, interval: int | None, waits: bool
 ) -> None:
-    """95 of 100 are off by less than BOUND with fast rails; the interval is true everywhere."""
+    """95 of 100 are off by less than BOUND unless it waits; the interval is true everywhere."""
     bench = benches(name, interval, waits)
     t = np.arange(round((SECONDS + 1.2) / STEP)) * STEP
     errors, widths, covered = list[float](), list[float](), 0
@@ -314,7 +316,7 @@ def test_curves_of_every_kind(
         f"| {good} of {total} | {covered} | {np.median(errors):.2%} | {max(errors):.1%} "
         f"| {np.median(widths):.2%} | {len(bench.samples) / SECONDS:.0f}/s"
     )
-    if interval == 0 or name == "Thor":
+    if interval == 0 or not waits:
         assert good >= 0.95 * total
     assert covered >= 0.9 * total - 2 * (COUNT == 1)
 

@@ -153,13 +153,13 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
 
 
 def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
-    """Samples as far apart as the chip's own averages are all that there is to know."""
+    """Samples as far apart as a part of the chip's own averages are all that there is to know."""
     roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"})
     now, meter = [0.0], Meter(0.5)
 
     def wait(seconds: float) -> bool:
         now[0] += seconds
-        return meter.samples >= 6
+        return meter.samples >= 16
 
     def take(sample: Sample, status: Status) -> None:
         meter.max_gap = status.max_gap
@@ -184,10 +184,10 @@ def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:
     sampling = Sampling(Roots(), 100)
     sampling._read_seconds = 0.03
     assert sampling.length() == pytest.approx(0.033)
-    # Asking more often than the chip measures is for nothing.
+    # With three looks in each of the chip's cycles no value is missed.
     sampling = Sampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
     sampling.take()
-    assert sampling.length() == pytest.approx(0.84)
+    assert sampling.length() == pytest.approx(0.28)
 
 
 def rail(name: str, device: str = "1-0040", chip: str = "ina3221", watts: float = 1.0) -> Rail:

@@ -176,9 +176,9 @@ class Sensor:
 class PowerReader:
     """The rails without limits and alarms, for the energy sampler.
 
-    Reading an INA3221 waits for a conversion of the chip, so that reads are what costs time: a
-    sample reads the current of each rail that counts, in an order that no load can follow. Voltages
-    change little and are read in turns, as are the rails outside the sum.
+    Before Linux 5.14 reading an INA3221 waits for a conversion of the chip, so that reads are what
+    costs time: a sample reads the current of each rail that counts, in an order that no load can
+    follow. Voltages change little and are read in turns, as are the rails outside the sum.
     """
 
     choice: tuple[str, ...] = ()
