@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from tests.engine.models import smollm2
+from tests.forked import forked
 
+from orinllm.command.cli import main
 from orinllm.command.terminal import print_answer, print_line, say
 from orinllm.text.answer import Delta
 
@@ -208,7 +210,7 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
     ],
 )
 def test_bad_input_is_one_line(words: list[str], says: str) -> None:
-    code, out, talk = orinllm(*words)
+    code, out, talk = forked(main, words)
     assert (code, out) == (2, "")
     assert talk.startswith("orinllm: ") and talk.count("\n") == 1
     assert says in talk

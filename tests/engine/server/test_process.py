@@ -19,6 +19,9 @@ import openai
 import pytest
 from tests.engine.models import smollm2
 from tests.engine.server.live import PATIENCE, client, command, health, metric, start, wait_until
+from tests.forked import forked
+
+from orinllm.command.cli import main
 
 FLAGS = ("--context", "512", "--alias", "test")
 ASK: Any = {"model": "test", "messages": [{"role": "user", "content": "Count to a hundred."}]}
@@ -249,15 +252,9 @@ def fails(
     *flags: str, model: Path | str | None = None, environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Return exit code and standard error of a server that does not start."""
-    line = [sys.executable, "-m", "orinllm", "serve", str(model or smollm2())]
-    done = subprocess.run(
-        [*line, "--device", "CPU", "--port", "0", *flags],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    return done.returncode, done.stderr
+    line = ["serve", str(model or smollm2()), "--device", "CPU", "--port", "0", *flags]
+    code, _, told = forked(main, line, environment)
+    return code, told
 
 
 @pytest.mark.parametrize(

@@ -262,11 +262,13 @@ def test_profiles_and_boards(tmp_path: Path) -> None:
         (("recorder", "/absent/x.pyz"), "/absent/x.pyz: cannot be written"),
     ],
 )
-def test_bad_use_is_one_line(args: tuple[str, ...], says: str) -> None:
-    run = sim(*args)
-    assert run.returncode == 2
-    assert run.stderr.startswith("nvgpusim: error: ") and says in run.stderr
-    assert len(run.stderr.splitlines()) == 1 and run.stdout == ""
+def test_bad_use_is_one_line(
+    args: tuple[str, ...], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(list(args)) == 2
+    out, err = capfd.readouterr()
+    assert err.startswith("nvgpusim: error: ") and says in err
+    assert len(err.splitlines()) == 1 and out == ""
 
 
 @pytest.mark.parametrize(
@@ -278,11 +280,14 @@ def test_bad_use_is_one_line(args: tuple[str, ...], says: str) -> None:
         ("", "an empty report"),
     ],
 )
-def test_bad_reports(tmp_path: Path, text: str, says: str) -> None:
+def test_bad_reports(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "report"
     path.write_text(text)
-    run = sim("report", str(path))
-    assert run.returncode == 2 and says in run.stderr and len(run.stderr.splitlines()) == 1
+    assert cli.main(["report", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert says in err and len(err.splitlines()) == 1
 
 
 def test_no_memfd_is_one_line(
