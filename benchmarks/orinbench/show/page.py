@@ -251,16 +251,17 @@ def _verdict(verdict: str, text: str) -> Verdict:
 
 def _between_runs(runs: Runs) -> Iterator[Verdict]:
     """Yield what the later runs show against the first."""
-    without: dict[str, None] = {}
+    without: dict[str, dict[str, None]] = {}
     for name, test in runs.judged():
         verdict = test.comparison.verdict
         said = verdict_text(test.comparison, name, runs.first, "process", "runs of -r 10")
         if verdict not in UNJUDGED:
             yield _verdict(verdict.value, f"{runs.labels[test.case]}, {test.backend}: {said}.")
         else:
-            without[f"{runs.first} and {name}: {verdict.value}"] = None
-    for why in without:
-        yield _verdict("?", f"{why}. Below each test is how much they differ. {ADVICE}")
+            without.setdefault(verdict.value, {})[name] = None
+    for why, names in without.items():
+        said = f"{runs.first} and {', '.join(names)}: {why}"
+        yield _verdict("?", f"{said}. Below each test is how much they differ. {ADVICE}")
 
 
 def _verdicts(runs: Runs) -> Iterator[Verdict]:

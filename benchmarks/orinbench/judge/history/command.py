@@ -11,6 +11,7 @@ from orinbench.judge.history.store import Filter, History, Run
 from orinbench.judge.history.trend import Point, Trend, change_text, read_trends
 from orinbench.judge.load import load_records
 from orinbench.judge.schema import Record
+from orinbench.judge.verdict import UNJUDGED
 from orinbench.options import history_file, output_form
 from orinbench.show.forms import RENDERERS
 from orinbench.show.markdown import counted, markdown_table
@@ -162,7 +163,8 @@ def _trend_row(point: Point) -> tuple[str, ...]:
         return *row, "", "", ""
     ends = _interval(change.ci_low, change.ci_high, _percent, "to")
     share = _percent(change.ratio) + (f" ({ends})" if ends else "")
-    return *row, share, f"{change.p_value:.2g}", change.verdict.value
+    p = "" if change.verdict in UNJUDGED else f"{change.p_value:.2g}"
+    return *row, share, p, change.verdict.value
 
 
 def _figures(record: Record) -> tuple[str, str, str]:
