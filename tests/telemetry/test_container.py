@@ -2,7 +2,9 @@
 
 import ast
 import re
+import subprocess
 import sys
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 import yaml
@@ -33,6 +35,25 @@ def test_the_image_has_what_the_exporter_imports() -> None:
     # NVML is there beside them; a machine without it has no pynvml either.
     needed = imported - sys.stdlib_module_names - {"orinboard", "orinexporter", "pynvml"}
     assert {IMPORTED_AS.get(name, name) for name in wanted.split()} == needed
+
+
+def test_the_image_knows_what_it_is_and_what_it_needs(tmp_path: Path) -> None:
+    """The image has no installed package, and the exporter asks for its version as it starts."""
+    (script,) = re.findall(
+        r'RUN python3 -c "(.*?)"', (TELEMETRY / "Containerfile").read_text(), re.S
+    )
+    script = script.replace("\\\n", "\n")
+    project = TELEMETRY.parent / "pyproject.toml"
+    script = script.replace("/tmp/pyproject.toml", str(project)).replace("'/app'", f"'{tmp_path}'")
+    done = subprocess.run(
+        [sys.executable, "-c", " ".join(script.split("\n"))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(done.stdout.splitlines()) == 8 and "uvicorn>=" in done.stdout
+    (found,) = distributions(path=[str(tmp_path)])
+    assert (found.name, found.version) == ("tinygrad-orin", version("tinygrad-orin"))
 
 
 def test_what_the_compose_file_names_is_there() -> None:
