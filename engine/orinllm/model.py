@@ -244,7 +244,7 @@ class Model:
         BadInput where the path takes one token at a time.
         """
         if proposer is not None:
-            check_guesses(self.runner, self.header, self.plan, "speculation")
+            check_guesses(self.runner, self.plan, "speculation")
         self._guesses.proposer = proposer
 
     def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
@@ -386,16 +386,10 @@ def _token(at: int, part: object) -> int:
     raise BadInput(f"the prompt has a {type(part).__name__} at {at}; {_PROMPTS}")
 
 
-def check_guesses(runner: Runner, header: Header, plan: Plan, what: str) -> None:
+def check_guesses(runner: Runner, plan: Plan, what: str) -> None:
     """Raise BadInput, which begins with `what`, where a path takes one token at a time."""
-    config = header.network.config
     if runner.most_verified > 1:
         return
-    if config.state_size and runner.name == "fused":
-        raise BadInput(
-            f"{what}: {config.architecture} has recurrent states, which go back to where a guess "
-            f"was wrong on a CPU, but not on {plan.device}"
-        )
     raise BadInput(
         f"{what}: the {runner.name} path on {plan.device} takes one token at a time; the fused "
         "kernels and the CPU take several"
@@ -409,7 +403,7 @@ def load_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Block:
     """
     own, config = gguf is header.network.gguf, header.network.block(gguf)
     what = f"--draft {MTP if own else gguf.path}"
-    check_guesses(runner, header, plan, what)
+    check_guesses(runner, plan, what)
     from orinllm.batching.cpu_runner import CpuRunner
     from orinllm.cpu.block import CpuBlock
 

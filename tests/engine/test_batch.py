@@ -16,7 +16,8 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.errors import BadInput
 from orinllm.file.ggml import kernel_types
-from orinllm.gpu.fused import FusedExecutor, size_classes
+from orinllm.gpu.decoder import size_classes
+from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax, batch_products
 from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight, pages_of
 from orinllm.gpu.kernels.gemm import RowProduct

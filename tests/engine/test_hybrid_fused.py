@@ -12,13 +12,15 @@ from tests.engine import hybrid_models
 from tests.engine.conftest import Load
 from tests.engine.emulated_buffers import read as whole
 from tests.engine.hybrid_models import MODELS, PROMPT
-from tests.engine.test_hybrid import Listener
+from tests.engine.test_hybrid import Listener, Oracle
 
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.guesses import SpeculatingRunner
+from orinllm.batching.proposers import Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
@@ -91,6 +93,31 @@ def test_logits_are_the_references(emulated: Load, written: Write, name: str) ->
         np.testing.assert_array_equal(states[3], states[0])
 
 
+@pytest.mark.parametrize("name", ["qwen35", "nemotron_h", "lfm2"])
+def test_states_go_back_behind_any_guess(emulated: Load, written: Write, name: str) -> None:
+    """To the bit they are those of tokens one by one, wherever the first wrong guess was."""
+    executor = emulated(written(name), 64, pages=2)
+    assert executor.memory.states is not None
+    memory, start, drawn = executor.memory.states, 3, []
+
+    def states(slot: int) -> NDArray[np.float32]:
+        return np.array(whole(memory).reshape(6, -1)[slot], np.float32)
+
+    read(executor, (start,), states=1)
+    executor.copy_states(1, 4)
+    behind = [states(4)]
+    for at in range(start, start + 4):
+        executor.step(PROMPT[at], at)
+        drawn.append(executor.token())
+        behind.append(states(1))
+    for given, right in ((4, 1), (4, 3), (3, 2), (4, 4)):
+        executor.copy_states(4, 1)
+        assert executor.verify(PROMPT[start : start + given], start) == drawn[:given]
+        np.testing.assert_array_equal(states(1), behind[0])
+        executor.keep_first(right)
+        np.testing.assert_array_equal(states(1), behind[right])
+
+
 @pytest.mark.parametrize("name", ["qwen35", "gemma4"])
 def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> None:
     path, limit = written(name), EIGHT_BIT_KEYS * MAGNIFIED.get(name, 1)
@@ -101,10 +128,18 @@ def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> 
 
 
 def answer(
-    executor: FusedExecutor, store: PagedStore, prompts: list[list[int]], end: int = -1
+    executor: FusedExecutor,
+    store: PagedStore,
+    prompts: list[list[int]],
+    end: int = -1,
+    proposer: Proposer | None = None,
 ) -> list[Sequence]:
-    """Answer prompts through a scheduler, all at once: greedily, of different lengths."""
-    scheduler = Scheduler(FusedRunner(executor, 3), store, Unwatched(), 99)
+    """Answer prompts through a scheduler, all at once: greedily, of different lengths.
+
+    proposer: guesses what the last one that runs says.
+    """
+    runner = SpeculatingRunner(FusedRunner(executor, 3), proposer)
+    scheduler = Scheduler(runner, store, Unwatched(), 99)
     asked = [
         Sequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Listener(99))
         for at, prompt in enumerate(prompts)
@@ -155,7 +190,12 @@ def test_answers_are_those_of_one_alone(emulated: Load, written: Write, name: st
     assert ended.ids == known or end in known[-2:]
     (goes_on,) = answer(executor, store, [[*ended.ids, end, 7]])
     assert goes_on.n_cached == len(ended.ids) + 1
-    assert wrong(path, [goes_on]) == []
+    # As is what follows one that ended where guesses were wrong, too.
+    oracle = Oracle(goes_on.ids, 2)
+    (guessed,) = answer(executor, store, [goes_on.ids[:-4]], goes_on.ids[-2], oracle)
+    assert guessed.ids == goes_on.ids[:-2] and 0 < guessed.n_right < guessed.n_guessed
+    (behind,) = answer(executor, store, [[*guessed.ids, 9]])
+    assert wrong(path, [goes_on, behind]) == []
 
 
 def test_a_preempted_answer_goes_on(emulated: Load, written: Write) -> None:

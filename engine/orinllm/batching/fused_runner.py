@@ -6,16 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from orinllm.batching.cache import SequencePlace
-from orinllm.batching.runner import Drawn, Floats, Row, draw
+from orinllm.batching.runner import Drawn, Floats, Row, agreeing, draw
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.fused import (
-    SIZE_CLASSES,
-    UNDER_WAY,
-    VERIFIED,
-    Decoder,
-    FusedExecutor,
-    size_classes,
-)
+from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, size_classes
+from orinllm.gpu.fused import FusedExecutor
 
 
 class FusedRunner:
@@ -97,7 +91,9 @@ class FusedRunner:
             # That told the decoder of one sequence, too.
             self._draws[1] = [_Held(None if how.greedy else how)]
             self._alone = at, how
-        return self.executor.verify([row.token, *guesses], row.position, row.behind)
+        drawn = self.executor.verify([row.token, *guesses], row.position, row.behind)
+        self.executor.keep_first(1 + agreeing(guesses, drawn))
+        return drawn
 
     def begin(self, row: Row, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""

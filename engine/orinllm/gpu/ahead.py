@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
+from orinllm.gpu.decoder import VERIFIED, behind_chunk, list_of_tokens, size_classes
 from orinllm.gpu.device import (
     MULTIPROCESSORS,
     OLDEST_SM,
@@ -18,7 +19,7 @@ from orinllm.gpu.device import (
 )
 from orinllm.gpu.draws import Draws
 from orinllm.gpu.encoder import PictureWeights, launches_of_all
-from orinllm.gpu.fused import VERIFIED, behind_chunk, list_of_tokens, piece_of, size_classes
+from orinllm.gpu.fused import piece_of
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.launch import Launch
@@ -64,13 +65,14 @@ def launches_for(
     context = round_up(network.context, PAGE)
     pages = context // PAGE
     memory = make_memory(network.config, weights, device, context, pages, network.kv)
-    guesses = served and memory.states is None
     lists = [list_of_tokens(memory, n) for n in sequences]
-    lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
-    for tokens in lists:
+    guesses = [TokenList(memory, n, together=True) for n in VERIFIED if served]
+    for tokens in (*lists, *guesses):
         yield from tokens.launches
         mail = tokens.mail.buffer if tokens.mail else None
         yield from Draws(tokens.logits, tokens.state, tokens.sequences, context, mail).launches
+    for tokens in guesses:
+        yield from tokens.keep
     chunk = ChunkList(memory)
     yield from (*chunk.launches, *chunk.rest)
     alone = TokenList(memory, 1)

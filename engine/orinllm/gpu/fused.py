@@ -6,11 +6,8 @@ token of every sequence.
 
 from __future__ import annotations
 
-import bisect
 import functools
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +16,10 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.hidden_states import normed
 from orinllm.choose.sampling import Sampling
+from orinllm.gpu.decoder import VERIFIED, Decoder, Verifier, list_of_tokens
 from orinllm.gpu.device import compile_all, multiprocessors
-from orinllm.gpu.draws import Draws
 from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states
-from orinllm.gpu.kernels.rows import last_row
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import Memory, slot_floats
@@ -31,16 +27,6 @@ from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
 from orinllm.network.vision.pictures import pieces_of, position_shift, rows_ahead, rows_of, turns_of
 
-if TYPE_CHECKING:
-    from orinllm.gpu.steps.batch import BatchList
-
-#: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
-SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
-#: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
-#: take no more columns at once, and tensor cores would give other numbers than a token alone.
-VERIFIED = (2, 4)
-#: Sequences up to which products are GEMVs.
-GEMV_SEQUENCES = 2
 # Fewer tokens of a prompt are faster one by one than in a chunk, or in a piece.
 _LEAST_CHUNK, _LEAST_PIECE = 8, 3
 # Floating-point operations of a multiprocessor in 10 ms of a prompt: 1.3e12 a second, as 256 tokens
@@ -48,8 +34,6 @@ _LEAST_CHUNK, _LEAST_PIECE = 8, 3
 _SHORT = 13_000_000_000
 #: Hears of what a layer is given: its number, the first token's position, floats (tokens, width).
 Seen = Callable[[int, int, NDArray[np.float32]], None]
-#: Steps of a decoder that may be under way: one that the host looks at, and the next one.
-UNDER_WAY = 2
 
 
 def piece_beside(sms: int, operations: int) -> int:
@@ -62,31 +46,6 @@ def piece_beside(sms: int, operations: int) -> int:
     tiles = max(1, round(sms / 64))
     long = tiles > 1 and TILE_TOKENS * tiles * operations > _SHORT * sms
     return PIECE_TOKENS if long else TILE_TOKENS * tiles
-
-
-def size_classes(slots: int) -> tuple[int, ...]:
-    """Return the classes that so many slots need: all below, and the first that holds them."""
-    if not 1 <= slots <= SIZE_CLASSES[-1]:
-        raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
-    return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
-
-
-def list_of_tokens(memory: Memory, sequences: int) -> TokenList | BatchList:
-    """Return the launches of a token of each of so many sequences."""
-    if sequences > GEMV_SEQUENCES:
-        from orinllm.gpu.steps.batch import BatchList
-
-        return BatchList(memory, sequences)
-    return TokenList(memory, sequences)
-
-
-def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
-    """Return the launches of the token that follows a chunk of a sequence."""
-    assert isinstance(tokens, TokenList)
-    pairs = [(tokens.x, chunk.x)]
-    if tokens.layered is not None and chunk.layered is not None:
-        pairs.append((tokens.layered, chunk.layered))
-    return *(last_row(to, rows, chunk.chunk) for to, rows in pairs), *tokens.ending
 
 
 def tokens_beside(chunk: ChunkList) -> int:
@@ -123,162 +82,6 @@ def _graph_of(chunk: ChunkList) -> Graph:
     return Graph(chunk.memory.device, chunk.launches)
 
 
-class Decoder:
-    """A token of each of `sequences` slots; one whose position is below 0 is left alone.
-
-    A slot's result depends on its own sequence and on `sequences`, not on what others hold.
-    """
-
-    def __init__(self, tokens: TokenList | BatchList, chunk: ChunkList | None = None) -> None:
-        self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
-        self._behind = () if chunk is None else behind_chunk(tokens, chunk)
-        launches = (*tokens.launches, *self._behind)
-        compile_all(memory.device, [launch.source for launch in launches])
-        self.graph = Graph(memory.device, tokens.launches, UNDER_WAY)
-        self._begins: dict[bool, Graph] = {}  # of tokens behind a chunk; True: with drawing
-        self.sequences = sequences
-        self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
-        self._mail = tokens.mail
-        self._positions: Sequence[int] = [-1] * sequences  # of each slot's last token
-        self._turned: Sequence[int] = [0] * sequences  # as `turn` was told last
-        state = self.list.state
-        self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
-        rows, width = self.list.logits.size // sequences, memory.context // PAGE
-        self._rows = [
-            self.list.logits.view(rows, dtypes.float32, 4 * i * rows).ensure_allocated()
-            for i in range(sequences)
-        ]
-        self._tables = [
-            self.list.table.view(width, dtypes.int32, 4 * i * width).ensure_allocated()
-            for i in range(sequences)
-        ]
-
-    def place(self, pages: Sequence[Sequence[int]], states: Sequence[int] | None = None) -> None:
-        """Say which pages each slot's keys and values are in, from the first token on.
-
-        states: where the recurrent states of each are, of a model that has some; None: those of
-        slot i are the i-th.
-        """
-        if len(pages) != self.sequences:
-            raise ValueError(f"pages of {len(pages)} sequences for {self.sequences} slots")
-        memory = self.list.memory
-        copy_ints(self.list.table, [p for row in pages for p in memory.table_row(row)])
-        if memory.states is not None:
-            copy_ints(self.list.slots, list(range(self.sequences) if states is None else states))
-
-    def place_slot(self, slot: int, pages: Sequence[int]) -> None:
-        """Say which pages one slot's keys and values are in, from the first token on."""
-        copy_ints(self._tables[slot], self.list.memory.table_row(pages))
-
-    def turn(self, behind: Sequence[int]) -> None:
-        """Say by how much less than its position each slot's token is turned from now on."""
-        if self.list.turns is not None and behind != self._turned:
-            copy_ints(self.list.turns, [*behind])
-            self._turned = behind
-
-    def step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
-        """Start a token of each: the given ones at their positions, or what the last step left.
-
-        A position must be in a page that the slot has.
-        """
-        if tokens:
-            if not len(tokens) == len(positions) == self.sequences:
-                given = f"{len(tokens)} tokens and {len(positions)} positions"
-                raise ValueError(f"{given} for {self.sequences} slots")
-            copy_ints(self.list.state, [*tokens, *positions])
-            self._positions = positions
-        else:
-            self._positions = [at + (at >= 0) for at in self._positions]
-        self.next_graph.run()
-        if self._drawn is not None:
-            self._drawn[0].stepped()
-
-    def begin(self, position: int) -> None:
-        """Start the token that follows a chunk, whose last token is at `position`."""
-        copy_ints(self.list.state, [0, position])
-        self._positions = [position]
-        drawn = self._drawn if self._drawn is not None and self._drawn[0].needed else None
-        draws = () if drawn is None else drawn[0].launches
-        if (key := drawn is not None) not in self._begins:
-            self._begins[key] = Graph(self.list.memory.device, (*self._behind, *draws))
-        self._begins[key].run()
-        if drawn is not None:
-            drawn[0].stepped()
-
-    def sent(self) -> Callable[[], list[int]]:
-        """Note the step under way; return what waits for its tokens, while the next one may run.
-
-        At most two steps may be under way.
-        """
-        assert self._mail is not None
-        arrived = self._mail.sent()
-        places = [2 * slot + (at & 1) for slot, at in enumerate(self._positions)]
-
-        def tokens() -> list[int]:
-            mail = arrived()
-            return [mail[place] for place in places]
-
-        return tokens
-
-    @property
-    def next_graph(self) -> Graph:
-        """The graph that the next step runs: with drawing only where a slot draws, or is masked."""
-        if self._drawn is not None and self._drawn[0].needed:
-            return self._drawn[1]
-        return self.graph
-
-    def sample(self, slot: int, how: Sampling | None) -> None:
-        """Draw a slot's tokens like this from now on; None takes the most likely ones.
-
-        For penalties nothing counts until `remember`. Raises BadInput for a bias of a token that
-        there is not.
-        """
-        if self._drawn is not None or (how is not None and not how.greedy):
-            self._draws().sample(slot, how)
-
-    def mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
-        """Allow only tokens whose bit is set in the next step: (vocabulary + 31) // 32 words.
-
-        None allows all, and so does every step after the next one.
-        """
-        if self._drawn is not None or words is not None:
-            self._draws().mask(slot, words)
-
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """Say what a slot's sequence is so far, for penalties; what it draws is added to it."""
-        if self._drawn is not None:
-            self._draws().remember(slot, tokens)
-
-    def _draws(self) -> Draws:
-        if self._drawn is None:
-            device, context = self.list.memory.device, self.list.memory.context
-            mail = None if self._mail is None else self._mail.buffer
-            draws = Draws(self.list.logits, self.list.state, self.sequences, context, mail)
-            compile_all(device, [launch.source for launch in draws.launches])
-            launches = (*self.list.launches, *draws.launches)
-            self._drawn = draws, Graph(device, launches, UNDER_WAY)
-        return self._drawn[0]
-
-    def tokens(self) -> tuple[int, ...]:
-        """Wait for the next token of each sequence; -1 where logits are no numbers."""
-        out = memoryview(bytearray(4 * self.sequences))
-        return struct.unpack(f"<{self.sequences}i", self._tokens.copyout(out))
-
-    def logits_of(self, slot: int) -> NDArray[np.float32]:
-        """Wait for the logits of one slot: (vocabulary)."""
-        row = self._rows[slot]
-        raw: NDArray[np.float32] = np.frombuffer(
-            row.copyout(memoryview(bytearray(row.nbytes))), np.float32
-        )
-        return raw
-
-    def logits(self) -> NDArray[np.float32]:
-        """Wait for the logits: (sequences, vocabulary)."""
-        out = memoryview(bytearray(self.list.logits.nbytes))
-        raw: NDArray[np.float32] = np.frombuffer(self.list.logits.copyout(out), np.float32)
-        return raw.reshape(self.sequences, -1)
-
-
 class FusedExecutor:
     """A model on CUDA or NV: prompts in chunks, tokens one graph launch each."""
 
@@ -287,9 +90,11 @@ class FusedExecutor:
     def __init__(self, memory: Memory) -> None:
         self.memory, self.context = memory, memory.context
         self._decoders: dict[int, Decoder] = {}
-        self._verifiers: dict[int, Decoder] = {}
+        self._verifiers: dict[int, Verifier] = {}
+        self._guessed: tuple[Verifier, int] | None = None  # who computed last, from which position
         self._how = Sampling(temperature=0)
         self._pages: tuple[int, ...] = ()
+        self._slot = 0  # of the recurrent states
         self._copy: tuple[Buffer, Graph] | None = None  # of recurrent states
         chunk = ChunkList(memory)
         self._prompt = chunk, _graph_of(chunk)
@@ -348,10 +153,10 @@ class FusedExecutor:
 
         states: where its recurrent states are, of a model that has some.
         """
-        self._pages = tuple(pages)
+        self._pages, self._slot, self._guessed = tuple(pages), states, None
         self.decoder().place([pages], [states])
         for rows, verifier in self._verifiers.items():
-            verifier.place([pages] * rows)
+            verifier.place([pages] * rows, [states] * rows)
         if self._prompt:
             copy_ints(self._prompt[0].table, self.memory.table_row(pages))
             copy_ints(self._prompt[0].slots, [states])
@@ -513,30 +318,33 @@ class FusedExecutor:
 
     @property
     def most_verified(self) -> int:
-        """Tokens that `verify` takes at most: recurrent states do not go back."""
-        return 1 if self.memory.states is not None else VERIFIED[-1]
+        """Tokens that `verify` takes at most."""
+        return VERIFIED[-1]
 
     def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.
 
         The sampling must have no penalties: those would depend on the tokens before. `behind` is
-        that of `step`.
+        that of `step`. `keep_first` follows.
         """
         if len(tokens) == 1:
             self.step(tokens[0], position, behind)
             return [self.token()]
         rows = min(size for size in VERIFIED if size >= len(tokens))
         if rows not in self._verifiers:
-            verifier = Decoder(TokenList(self.memory, rows, together=True))
-            verifier.place([self._pages] * rows)
+            made = self._verifiers[rows] = Verifier(self.memory, rows)
+            made.place([self._pages] * rows, [self._slot] * rows)
             for row in range(rows):
-                verifier.sample(row, self._how)
-            self._verifiers[rows] = verifier
-        idle = rows - len(tokens)
-        places = [*range(position, position + len(tokens)), *[-1] * idle]
-        self._verifiers[rows].turn([behind] * rows)
-        self._verifiers[rows].step([*tokens, *[0] * idle], places)
-        return list(self._verifiers[rows].tokens()[: len(tokens)])
+                made.sample(row, self._how)
+        self._guessed = self._verifiers[rows], position
+        return self._verifiers[rows].verify(tokens, position, behind)
+
+    def keep_first(self, n: int) -> None:
+        """Take recurrent states behind the first n tokens of the last `verify`."""
+        if self._guessed is not None:
+            verifier, position = self._guessed
+            verifier.keep_first(position, n)
+            self._guessed = None
 
     def token(self) -> int:
         """Wait for the next token; -1 where logits are no numbers."""

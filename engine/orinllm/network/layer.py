@@ -316,6 +316,16 @@ Root = Linear | Attend | Mix | Activate | Scale | Merge | Deepstack | Recurrence
 Operation = Root | Norm | Gate | Add
 
 
+def inputs_of(operation: Recurrence) -> tuple[str, ...]:
+    """Return the values of which an operation makes states, and what it makes of these."""
+    match operation:
+        case Convolve():
+            return (operation.of,)
+        case Delta():
+            return operation.of, operation.beside, operation.gates
+    return operation.of, operation.beside
+
+
 def state_size(operation: Operation) -> int:
     """Return the floats that an operation keeps of a sequence."""
     match operation:

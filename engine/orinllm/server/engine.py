@@ -91,7 +91,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     if isinstance(plain, FusedRunner):
         plain.warm(verifies=proposer is not None)
     if proposer is not None:
-        check_guesses(plain, header, plan, "--lookup, --draft")
+        check_guesses(plain, plan, "--lookup, --draft")
     runner = plain if proposer is None else SpeculatingRunner(plain, proposer)
     if options.mmproj is not None:
         say("pictures: room for the largest")

@@ -259,6 +259,8 @@ class Placed:
         self.verified.append((self.pages, self.how.seed))
         return [0] * len(tokens)
 
+    def keep_first(self, n: int) -> None: ...
+
 
 def test_verification_is_where_its_sequence_lies() -> None:
     """A prompt that was computed elsewhere meanwhile, more pages, another draw: each is told."""

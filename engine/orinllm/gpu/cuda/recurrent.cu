@@ -6,7 +6,8 @@
 // Roles: a block has some channels, or a head, of one sequence. It takes one token, or where CHUNK
 // all tokens of a prompt's chunk, one after the other: a head's state stays in registers, and what
 // AT_ONCE tokens need is brought to shared memory together. Grid: (blocks of channels or heads,
-// sequences). A sequence at position 0 begins with a state of zeros; below 0 it is idle.
+// sequences). A sequence at position 0 begins with a state of zeros; below 0 it is idle. Unless
+// KEEPS the states stay as they were: some of the tokens may be guessed wrong.
 #include "gpu.cuh"
 
 // Where states are, and where tokens: slots of the sequences, their positions, or the chunk
@@ -60,7 +61,7 @@ template<typename P, typename Out> DI void convolve(const Convolution<Out>& a) {
     if (t >= 0) return input_of<P>(a.in, turn.row(t), c);
     return turn.fresh ? 0.f : turn.state[(BEFORE + t) * CHANNELS + c];
   };
-  const bool keeps = rank == 0 && c < CHANNELS;
+  const bool keeps = P::KEEPS && rank == 0 && c < CHANNELS;
   float past[P::TAPS], weight[P::TAPS], kept[BEFORE];
 #pragma unroll
   for (int i = 0; i < BEFORE; i++) {
@@ -200,6 +201,7 @@ template<typename P, typename Out> DI void delta(const DeltaNet<Out>& a) {
     __syncthreads();
     for (int u = warp; u < count; u += WARPS) leave_token<P>(s, u, a, turn.row(first + u), lane);
   }
+  if (!P::KEEPS) return;
 #pragma unroll
   for (int i = 0; i < RUNS; i++)
 #pragma unroll
@@ -280,6 +282,7 @@ template<typename P> DI void scan(const Mamba& a) {
             (sum + skip * x) * s.z[u][i];
     }
   }
+  if (!P::KEEPS) return;
 #pragma unroll
   for (int r = 0; r < RUNS; r++) state[r * SPLIT] = h[r];
 }

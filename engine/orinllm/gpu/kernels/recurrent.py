@@ -37,6 +37,7 @@ class StateConstants(Constants):
     """The part of P that Turn reads."""
 
     chunk: bool
+    keeps: bool
     slot_stride: int  # floats
 
 
@@ -102,6 +103,7 @@ class Places:
     """The states of an operation, from the first slot's on, and who has which slot.
 
     count: sequences, whose positions are behind as many tokens in `state`; or a chunk.
+    keeps: False leaves the states as they were.
     """
 
     states: Buffer
@@ -109,6 +111,7 @@ class Places:
     slots: Buffer  # int32, one a sequence
     state: Buffer  # attention.cu; of a chunk the chunk itself
     count: int | Buffer
+    keeps: bool = True
 
     @property
     def sequences(self) -> int:
@@ -138,6 +141,16 @@ class Places:
     def expression(self) -> str:
         """The States of a kernel."""
         return f"{{states, slots, at{'' if self.chunk else f' + {self.count}'}}}"
+
+    @property
+    def constants(self) -> tuple[bool, bool, int]:
+        """The first fields of StateConstants."""
+        return self.chunk, self.keeps, self.slot_stride
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The arguments that a kernel writes."""
+        return ("out", "states") if self.keeps else ("out",)
 
     @property
     def at_once(self) -> int:
@@ -175,7 +188,7 @@ def convolve(
         file="recurrent.cu",
         constants=(
             ConvolveConstants(
-                *(places.chunk, places.slot_stride, op.channels, op.taps, op.first),
+                *(*places.constants, op.channels, op.taps, op.first),
                 *(rows.stride, op.gated, _THREADS, ranks),
             ),
         ),
@@ -192,7 +205,7 @@ def convolve(
         ),
         grid=(ceil_div(op.channels, _THREADS // ranks), places.sequences, 1),
         block=_THREADS,
-        writes=("out", "states"),
+        writes=places.writes,
         operations=2 * op.channels * op.taps * places.sequences * places.tokens,
     )
 
@@ -221,7 +234,7 @@ def delta(
         file="recurrent.cu",
         constants=(
             DeltaConstants(
-                *(places.chunk, places.slot_stride, op.heads, op.key_heads, op.size, op.first),
+                *(*places.constants, op.heads, op.key_heads, op.size, op.first),
                 *(beside.stride, _COLUMN, places.at_once),
             ),
         ),
@@ -241,7 +254,7 @@ def delta(
         ),
         grid=(op.heads, places.sequences, 1),
         block=op.size * _COLUMN,
-        writes=("out", "states"),
+        writes=places.writes,
         operations=8 * op.width * op.size * places.sequences * places.tokens,
         per_sm=2,
     )
@@ -259,7 +272,7 @@ def scan(
         file="recurrent.cu",
         constants=(
             ScanConstants(
-                *(places.chunk, places.slot_stride, op.heads, op.groups, op.head_dim, op.state),
+                *(*places.constants, op.heads, op.groups, op.head_dim, op.state),
                 *(beside.stride, _ROW, places.at_once, threads),
             ),
         ),
@@ -275,7 +288,7 @@ def scan(
         body=f"  scan<P0>(Mamba{{out, in, beside, decay, dt, skip, {places.expression}}});",
         grid=(op.heads, places.sequences, 1),
         block=threads,
-        writes=("out", "states"),
+        writes=places.writes,
         operations=5 * op.width * op.state * places.sequences * places.tokens,
     )
     _, written = _out(out)

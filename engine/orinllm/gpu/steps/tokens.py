@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
@@ -23,13 +25,18 @@ from orinllm.gpu.kernels.rows import embed_tokens
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.gpu.steps.lowering import Lowering, PartsBuffers, Wanted, head_matrix
-from orinllm.network.layer import Attend, Step
+from orinllm.network.layer import Attend, Recurrence, Step, inputs_of
+
+if TYPE_CHECKING:
+    from orinllm.gpu.kernels.recurrent import Places
 
 
 class TokenList(Lowering):
     """Scratch of N sequences, and the launches over it, in order.
 
-    `together`: the N tokens are neighbours in one sequence, computed as if one after another.
+    `together`: the N tokens are neighbours in one sequence, computed as if one after another. Their
+    recurrent states stay as they were before `passed`, a first position and a number of tokens;
+    `keep`, behind `launches`, takes them behind as many as `passed` says then.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
     sequence; `logits` is (N, vocabulary), `x` (N, width), at the end the last norm's input.
     Behind the launches of numbers `ends` it is what each layer is given, and what the last leaves.
@@ -49,6 +56,9 @@ class TokenList(Lowering):
         }
         self._parts = PartsBuffers(memory, heads, self._splits)
         self._left: dict[str, Parts] = {}  # in parts, of the layer that is lowered
+        goes_back = together and memory.states is not None
+        self.passed = memory.zeros(2 + n) if goes_back else None
+        self.keep: list[Launch] = []
         self._head = head_matrix(memory)
         self.logits = memory.empty(n * self._head.rows)
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
@@ -75,6 +85,30 @@ class TokenList(Lowering):
         self.ends = (*itertools.accumulate(sizes, initial=len(first) - 1),)
         self.ending = (*last, *self._choose())
         self.launches = (*first, *itertools.chain(*before), *self.ending)
+
+    def layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+        """See `Lowering`; what states are made of outlasts the other layers, for `keep`."""
+        if self.passed is None:
+            return super().layer(layer)
+        operations = self.memory.config.layers[layer].operations
+        kept = [op for op in operations if isinstance(op, Recurrence)]
+        given = {name for op in kept for name in inputs_of(op)} - {op.out for op in kept}
+        shared, widths = {name: self._values[name] for name in given}, self.memory.config.widths
+        for name in given:
+            self._values[name] = self.memory.scratch(self.sequences * widths[name])
+        launches = super().layer(layer)
+        self._values |= shared
+        return launches
+
+    def places(self, layer: int, operation: Recurrence) -> Places:
+        """See `Lowering`."""
+        places = super().places(layer, operation)
+        if self.passed is None:
+            return places
+        passed = replace(places, state=self.passed, count=self.passed)
+        launches = self._recurrences.of(layer, operation, passed)
+        self.keep += [launch for launch in launches if "states" in launch.writes]
+        return replace(passed, keeps=False)
 
     def _choose(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences

@@ -22,7 +22,8 @@ from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
 from orinbench.synth import write_synthetic
 from orinllm.batching.runner import Drawn
-from orinllm.gpu.fused import Decoder, FusedExecutor
+from orinllm.gpu.decoder import Decoder
+from orinllm.gpu.fused import FusedExecutor
 
 pytestmark = pytest.mark.usefixtures("cpu_device")
 CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1, 0, 0)]
