@@ -291,6 +291,8 @@ def _check(clip: GGUF, projector: Projector, config: Config, gguf: GGUF) -> None
 
 def read_picture(path: str | Path) -> bytes:
     """Return the bytes of a picture's file; raises BadInput for one that cannot be read."""
+    if not str(path):
+        raise BadInput("the name of a picture's file is missing")
     path = Path(path)
     try:
         if not path.is_file():

@@ -257,8 +257,11 @@ def _command(conversation: Conversation, line: str, pictures: list[Picture]) -> 
     """Do what a line says; `pictures` are those of the next question."""
     name, _, text = line.partition(" ")
     if name == "/image":
+        file = text.strip()
+        if file[:1] in ("'", '"') and file[-1:] == file[:1]:  # as terminals write dropped files
+            file = file[1:-1]
         try:
-            pictures.append(conversation.picture(os.path.expanduser(text.strip())))
+            pictures.append(conversation.picture(os.path.expanduser(file)))
             say("the next question has this picture", "dim")
         except BadInput as error:
             say(f"/image {error}")

@@ -42,10 +42,11 @@ def test_a_picture_of_the_command_line(folder: Path) -> None:
     run = orinllm(folder, "run", *flags, "--image", "photo0.png", "-p", "What?")
     assert run.returncode == 0 and run.stdout.strip(), run.stderr
     (folder / "cut.png").write_bytes((folder / "photo0.png").read_bytes()[:200])
-    typed = "/image ~/photo0.png\n/image none.png\n/image cut.png\nWhat?\n"
+    typed = "/image '~/photo0.png'\n/image none.png\n/image cut.png\n/image\nWhat?\n"
     chat = orinllm(folder, "chat", *flags, typed=typed)
     assert chat.returncode == 0 and "/image none.png: no such file" in chat.stderr
     assert "/image cut.png: the picture is damaged: " in chat.stderr
+    assert "/image the name of a picture's file is missing" in chat.stderr
     assert chat.stdout.strip() == run.stdout.strip()
 
     other = orinllm(folder, "run", *flags, "--image", "photo1.png", "-p", "What?")

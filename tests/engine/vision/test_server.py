@@ -75,6 +75,7 @@ def test_all_protocols_see_the_same(server: Started) -> None:
         server, "/api/chat", model="tiny", messages=[message], stream=False, options=options
     )
     assert found["message"]["content"] == text
+    assert "vision" in post(server, "/api/show", model="tiny")["capabilities"]
 
 
 def test_a_tool_may_answer_with_a_picture(server: Started) -> None:
