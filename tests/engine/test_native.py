@@ -53,7 +53,7 @@ def test_an_interrupted_run_ends_before_the_next_begins(monkeypatch: pytest.Monk
                 under_way[0] -= 1
             gate.set()
             raise KeyboardInterrupt
-        gate.wait(10)
+        gate.wait(60)
         with lock:
             under_way[0] -= 1
 
@@ -65,7 +65,7 @@ def test_an_interrupted_run_ends_before_the_next_begins(monkeypatch: pytest.Monk
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert under_way == [0] and most[0] <= 3
 
 

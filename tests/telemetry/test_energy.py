@@ -430,7 +430,7 @@ def test_a_process_that_is_stopped_holds_nobody_up(show: Callable[[Tree], Roots]
         assert time.monotonic() - begun >= ASK_SECONDS * 0.9
         begun = time.monotonic()
         assert [sampler.energy().gap_seconds for _ in range(20)] == [first.gap_seconds] * 20
-        assert time.monotonic() - begun < ASK_SECONDS and first.gap_seconds == 0
+        assert time.monotonic() - begun < 10 * ASK_SECONDS and first.gap_seconds == 0
         sampler._process.send_signal(signal.SIGCONT)
         end = time.monotonic() + 60
         while sampler.energy().gap_seconds == 0 and time.monotonic() < end:

@@ -246,7 +246,7 @@ def test_energy_of_a_region(show: Show) -> None:
     assert energy["joules"] == pytest.approx(6.6075 * energy["seconds"], rel=0.001)
     assert fields["joules_per_token"] == pytest.approx(energy["joules"] / 100)
     assert fields["tokens_per_joule"] == pytest.approx(100 / energy["joules"])
-    assert 0.5 <= energy["ended"] - energy["started"] < 3
+    assert 0.5 <= energy["ended"] - energy["started"] < 60
     assert run.fields(tokens=0)["joules_per_token"] is None
     time.sleep(0.1)
     assert run.fields(tokens=100)["energy"]["joules"] == energy["joules"]
@@ -263,7 +263,7 @@ def test_only_the_timed_part_of_a_repetition_counts(show: Show) -> None:
     assert fields["joules_per_token"] == pytest.approx(40 * 0.4 / 16, rel=0.01)
     assert run.sampler.energy().seconds > 0.75
     assert fields["energy"]["ended"] - fields["energy"]["started"] == pytest.approx(0.4, abs=0.001)
-    assert abs(fields["energy"]["ended"] - time.time()) < 5
+    assert abs(fields["energy"]["ended"] - time.time()) < 60
 
 
 def test_the_fields_of_a_row(tmp_path: Path) -> None:

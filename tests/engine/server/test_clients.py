@@ -194,11 +194,11 @@ def test_half_requests_and_idle_connections() -> None:
 
 
 def test_a_client_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinllm.server.web.connection.CLIENT_SECONDS", 0.3)
-    monkeypatch.setattr("orinllm.server.web.bodies.BODY_SECONDS", 0.2)
-    with live(toy(step_seconds=0.06)) as server:
+    monkeypatch.setattr("orinllm.server.web.connection.CLIENT_SECONDS", 1.0)
+    with live(toy(step_seconds=0.12)) as server:
         # Who waits for a long answer is not one.
         assert "length" in complete(server, [500], ignore_eos=True)
+        monkeypatch.setattr("orinllm.server.web.bodies.BODY_SECONDS", 0.2)
         with closing(connect(server)) as silent:
             assert silent.recv(10) == b""
         with closing(connect(server)) as half:

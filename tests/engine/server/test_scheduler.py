@@ -412,7 +412,7 @@ def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
 def test_prompts_beside_answers_are_not_cut_into_slivers(
     lengths: tuple[int, ...], pieces: list[list[int]]
 ) -> None:
-    it, first = Running(runner(slots=8)), job(prompt(1, 2), 200)
+    it, first = Running(runner(slots=8)), job(prompt(1, 2), 10**6)
     it.runner.step_seconds = 0.002
     turns = watched(it)
     jobs = [job(prompt(i, n), 2) for i, n in enumerate(lengths, 2)]
@@ -420,7 +420,8 @@ def test_prompts_beside_answers_are_not_cut_into_slivers(
         it.scheduler.submit([first])
         wait_until(lambda: len(ear(first).heard) > 1, "a token")
         it.scheduler.submit(jobs)
-        wait(first, *jobs)
+        wait(*jobs)
+        it.scheduler.cancel([first])
     del turns[0]
     assert list(turns.values()) == pieces
     assert list(turns) == list(range(min(turns), min(turns) + len(pieces)))  # a piece every step

@@ -24,9 +24,9 @@ FLAG = f"{CLEAR} setp.ge.u32 %p1, %r30, 32; @%p1 bra M;\nL: ld.volatile.shared.u
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_two_locks_in_two_orders(seed: int | None) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     fault = fails(kernel(ABBA, SHARED), 64, warps=seed)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
     assert fault.kind == "sync"
     assert "deadlock" in fault.what
     waits = re.findall(

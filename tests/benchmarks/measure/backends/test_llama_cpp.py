@@ -119,7 +119,7 @@ def test_a_call_that_hangs_is_ended(
     start = time.monotonic()
     with pytest.raises(BackendDiedError, match=r"did not end in 1 s \(--timeout\)"):
         backend(fake_llama_bench, timeout=1).measure(CASE, 0)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 50  # it would end by itself after 60
 
 
 def test_a_binary_that_does_not_start(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_no_answer_in_time_ends_the_worker() -> None:
             ask(process)
         with pytest.raises(BackendDiedError):
             ask(process)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50  # it would end by itself after 60
 
 
 def test_asking_the_dead_says_how_it_died() -> None:
