@@ -25,15 +25,23 @@ rec {
     pkgs:
     pkgs.writeShellApplication {
       name = "flash";
-      runtimeEnv.ORIN_FIRMWARE = builtins.toJSON {
-        flake = "path:${self}";
-        releases = lib.genAttrs (lib.attrNames scripts) (
-          board:
-          (if lib.hasSuffix "-jp7" board then pkgs.nvidia-jetpack7 else pkgs.nvidia-jetpack6)
-          .l4tMajorMinorPatchVersion
+      runtimeInputs = [
+        pkgs.gnugrep
+        pkgs.gnused
+      ];
+      runtimeEnv = {
+        ORIN_FLAKE = "path:${self}";
+        ORIN_RELEASES = toString (
+          map (
+            board:
+            "${board}=${
+              (if lib.hasSuffix "-jp7" board then pkgs.nvidia-jetpack7 else pkgs.nvidia-jetpack6)
+              .l4tMajorMinorPatchVersion
+            }"
+          ) (lib.attrNames scripts)
         );
-        revision = jetpack-nixos.rev or "without a commit";
+        ORIN_REVISION = jetpack-nixos.rev or "without a commit";
       };
-      text = ''exec ${lib.getExe pkgs.python3} ${./flash.py} "$@"'';
+      text = lib.readFile ./flash.sh;
     };
 }
