@@ -11,17 +11,14 @@ The image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "fl
 import argparse
 import configparser
 import contextlib
-import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
 MOUNT = Path("/mnt")
 SECTOR = 512
@@ -44,6 +41,12 @@ SECURITY = {
 }
 #: Kinds of disks, the best first.
 KINDS = ("nvme", "emmc", "sd", "usb")
+PLAN = """\
+board    {board}
+erases   {disk.device}: {disk.model}, {size:.0f} GB, all of it
+installs {job.host} of {job.flake}, a copy of which will be /etc/nixos: {source}
+then     restarts; log in with ssh {job.user}@{job.name}.local
+"""
 
 
 class InstallError(Exception):
@@ -54,9 +57,8 @@ class InstallError(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Disk:
-    """A disk of this board: its kind, its device, its size in bytes, its model."""
+class Disk(NamedTuple):
+    """A disk of this board; its size in bytes."""
 
     kind: str
     device: str
@@ -64,8 +66,7 @@ class Disk:
     model: str
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """Installation job. script: disko's for TARGET. system: what the stick carries, or None.
 
     supplicant: the host reads SUPPLICANT, and has no NetworkManager.
@@ -79,6 +80,11 @@ class Job:
     script: str
     system: str | None
     supplicant: bool = False
+
+    @property
+    def begun(self) -> str:
+        """Text of BEGUN: whose installation it is."""
+        return f"{self.host} {self.flake} {self.system}\n"
 
 
 def kind_of(block: Path) -> str | None:
@@ -134,16 +140,12 @@ def refuse_twins(labels: list[str], device: str) -> None:
             )
 
 
-def has_route(root: Path) -> bool:
+def has_route() -> bool:
     """True if there is a default route, of IPv4 or IPv6: the network supplies what is missing."""
-    four = (root / "proc/net/route").read_text().splitlines()[1:]
-    six = root / "proc/net/ipv6_route"
-    lines = six.read_text().splitlines() if six.exists() else []
-    return any(line.split()[1] == "00000000" for line in four) or any(
-        # Destination and its prefix are 0, and the interface is not the loopback's.
-        line.split()[:2] == ["0" * 32, "00"] and line.split()[-1] != "lo"
-        for line in lines
-    )
+    commands = (["ip", family, "route", "show", "default"] for family in ("-4", "-6"))
+    shown = [subprocess.run(each, stdout=subprocess.PIPE, text=True).stdout for each in commands]
+    # Linux has one for IPv6 that leads nowhere, "unreachable default".
+    return any(each.startswith("default") for each in shown)
 
 
 def plan(job: Job, disk: Disk, root: Path) -> str:
@@ -151,12 +153,7 @@ def plan(job: Job, disk: Disk, root: Path) -> str:
     model = root / "proc/device-tree/model"
     board = model.read_text().rstrip("\0\n") if model.exists() else "not named by its firmware"
     source = "builds and fetches it" if job.system is None else "from this stick, without a network"
-    return (
-        f"board    {board}\n"
-        f"erases   {disk.device}: {disk.model}, {disk.size / 1e9:.0f} GB, all of it\n"
-        f"installs {job.host} of {job.flake}, a copy of which will be /etc/nixos: {source}\n"
-        f"then     restarts; log in with ssh {job.user}@{job.name}.local\n"
-    )
+    return PLAN.format(job=job, disk=disk, board=board, size=disk.size / 1e9, source=source)
 
 
 def run(what: str, *command: str) -> None:
@@ -170,19 +167,6 @@ def run(what: str, *command: str) -> None:
         raise InstallError(f"{what} failed with {done.returncode}; the reason is above", code=1)
 
 
-def alone(root: Path) -> IO[str]:
-    """The file whose lock says that an installation runs; raises InstallError where one does."""
-    path = root / "run/orin-install"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise InstallError("an installation runs already") from error
-    return file
-
-
 def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
     """Mount what an installation of this job has left on the disk; False if there is none."""
     mount = root / MOUNT.relative_to("/")
@@ -193,19 +177,16 @@ def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
         mount.mkdir(parents=True, exist_ok=True)
         if subprocess.run(["mount", links["root"], mount], capture_output=True).returncode:
             return False
-    try:
+    said = ""
+    # Another system, a finished one, or a damaged file system.
+    with contextlib.suppress(OSError, ValueError):
         said = (mount / BEGUN).read_text()
-    except (OSError, ValueError):
-        # Another system, a finished one, or a damaged file system.
-        said = ""
-    if said != f"{job.host} {job.flake} {job.system}\n":
+    if said != job.begun:
         subprocess.run(["umount", mount], check=True)
         return False
-    boot = mount / "boot"
-    boot.mkdir(exist_ok=True)
+    (boot := mount / "boot").mkdir(exist_ok=True)
     if not boot.is_mount():
-        mounting = ["mount", "-o", "umask=0077", str(links["boot"]), str(boot)]
-        run("mounting its boot partition", *mounting)
+        run("mounting its boot", "mount", "-o", "umask=0077", str(links["boot"]), str(boot))
     return True
 
 
@@ -224,20 +205,10 @@ def make_disk(job: Job, disk: Disk, root: Path) -> None:
         run(*making)
     mount.mkdir(exist_ok=True)
     new = mount / f"{BEGUN}.new"
-    new.write_text(f"{job.host} {job.flake} {job.system}\n")
+    new.write_text(job.begun)
     os.sync()
     new.replace(mount / BEGUN)
     os.sync()
-
-
-def copy_flake(source: str, target: Path) -> None:
-    """Copy a flake out of the store, writable, so that it can be edited on the board."""
-    # A copy that was cut is made anew: a link that is there cannot be made again.
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, symlinks=True)
-    for path in [target, *target.rglob("*")]:
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | 0o200)
 
 
 def supplicant_network(keyfile: str) -> str | None:
@@ -273,35 +244,23 @@ def supplicant_network(keyfile: str) -> str | None:
     return "network={\n  " + "\n  ".join(lines) + "\n}\n"
 
 
-def connections(root: Path) -> list[Path]:
-    """The files of networks that the installer was told of."""
-    return sorted(path for path in (root / CONNECTIONS).glob("*") if path.is_file())
-
-
-def write_supplicant(root: Path, mount: Path) -> None:
-    """Keep the installer's Wi-Fi for a host of systemd-networkd; says which cannot be kept."""
-    networks = []
-    for path in connections(root):
-        keyfile = path.read_text(errors="replace")
-        network = supplicant_network(keyfile)
-        if network is not None:
-            networks.append(network)
-        elif "[wifi]" in keyfile:
-            print(f"orin-install: Wi-Fi {path.stem} is not kept: wpa_supplicant would not take it")
-    if networks:
-        target = mount / SUPPLICANT
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def keep_networks(job: Job, root: Path, mount: Path) -> None:
+    """Keep the networks that the installer was told of, Wi-Fi above all, passwords with it; says
+    which a host of systemd-networkd cannot keep."""
+    files = sorted(path for path in (root / CONNECTIONS).glob("*") if path.is_file())
+    kept = {CONNECTIONS / path.name: path.read_bytes() for path in files}
+    if job.supplicant:
+        keyfiles = {path.stem: path.read_text(errors="replace") for path in files}
+        networks = {name: supplicant_network(text) for name, text in keyfiles.items()}
+        for name, network in networks.items():
+            if network is None and "[wifi]" in keyfiles[name]:
+                print(f"orin-install: Wi-Fi {name} is not kept: wpa_supplicant would not take it")
+        text = "".join(filter(None, networks.values()))
+        kept = {SUPPLICANT: text.encode()} if text else {}
+    for path, content in kept.items():
+        (target := mount / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.touch(mode=0o600)
-        target.write_text("".join(networks))
-
-
-def copy_connections(root: Path, mount: Path) -> None:
-    """Keep the networks that the installer was told of: Wi-Fi above all, its password with it."""
-    (mount / CONNECTIONS).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in connections(root):
-        target = mount / CONNECTIONS / path.name
-        target.touch(mode=0o600)
-        shutil.copyfile(path, target)
+        target.write_bytes(content)
 
 
 def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
@@ -312,8 +271,10 @@ def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
     else:
         make_disk(job, disk, root)
     nixos = mount / "etc/nixos"
-    copy_flake(job.flake, nixos)
-    (write_supplicant if job.supplicant else copy_connections)(root, mount)
+    # Writable, so that it can be edited there; anew, as a copy that was cut has links already.
+    copy = 'rm -rf "$1"; mkdir -p "${1%/*}"; cp -r "$0" "$1"; chmod -R u+w "$1"'
+    run(f"copying {job.flake}", "sh", "-ec", copy, job.flake, str(nixos))
+    keep_networks(job, root, mount)
     built = ["--flake", f"path:{nixos}#{job.host}"]
     what = built if job.system is None else ["--system", job.system]
     flags = ("--no-root-passwd", "--no-channel-copy")
@@ -323,9 +284,9 @@ def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
     os.sync()
 
 
-def state() -> str:
-    """The unit's: `running`, `exited` once it has installed, `dead` or `failed`."""
-    command = ["systemctl", "show", "--property=SubState", "--value", UNIT]
+def unit(what: str) -> str:
+    """A property of the unit: SubState is `exited` once it has installed, or `dead` or `failed`."""
+    command = ["systemctl", "show", f"--property={what}", "--value", UNIT]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
@@ -335,7 +296,7 @@ def watch() -> int:
     command = ["journalctl", f"--unit={UNIT}", "--follow", "--output=cat", "--lines=50"]
     shown = subprocess.Popen(command)
     try:
-        while state() in AT_WORK:
+        while unit("SubState") in AT_WORK:
             time.sleep(1)
         time.sleep(1)
     except KeyboardInterrupt:
@@ -343,20 +304,19 @@ def watch() -> int:
         return 0
     finally:
         shown.terminate()
-    command = ["systemctl", "show", "--property=ExecMainStatus", "--value", UNIT]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout or 1)
+    return int(unit("ExecMainStatus") or 1)
 
 
 def start(disk: Disk, options: argparse.Namespace) -> None:
-    """Start the unit that works."""
-    subprocess.run(["systemctl", "stop", UNIT], capture_output=True)
+    """Start the unit that works; systemd starts no second one."""
+    if options.erase:
+        subprocess.run(["systemctl", "stop", UNIT], capture_output=True)
     subprocess.run(["systemctl", "reset-failed", UNIT], capture_output=True)
     keep = [f"--setenv={name}={os.environ[name]}" for name in ("ORIN_INSTALL", "PATH")]
-    work = [sys.executable, __file__, "--work", "--disk", disk.device]
-    unit = [f"--unit={UNIT}", "--service-type=exec", "--remain-after-exit", "--quiet", *keep]
     given = {"--no-reboot": options.no_reboot, "--erase": options.erase}
-    passed = [name for name, is_on in given.items() if is_on]
-    subprocess.run(["systemd-run", *unit, *work, *passed], check=True)
+    work = [sys.executable, __file__, "--work", "--disk", disk.device, *filter(given.get, given)]
+    how = (f"--unit={UNIT}", "--service-type=exec", "--remain-after-exit", "--quiet", *keep)
+    run("starting", "systemd-run", *how, *work)
 
 
 def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
@@ -367,20 +327,11 @@ def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
         return disk
     print(plan(job, disk, root), end="", flush=True)
     refuse_twins(job.labels, disk.device)
-    if job.system is None and not has_route(root):
+    if job.system is None and not has_route():
         raise InstallError("there is no network: plug in Ethernet, or set up Wi-Fi with nmtui")
     if not options.yes and input("Write yes to go on, anything else to stop: ") != "yes":
         raise InstallError("stopped: nothing was written")
     return disk
-
-
-def install_and_reboot(job: Job, options: argparse.Namespace, root: Path) -> None:
-    """Install, as the unit does."""
-    with alone(root):
-        install(job, choose_disk(disks(root), options.disk), root, options.erase)
-    print(f"orin-install: done. ssh {job.user}@{job.name}.local", flush=True)
-    if not options.no_reboot:
-        subprocess.run(["systemctl", "--no-block", "reboot"], check=True)
 
 
 def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
@@ -397,15 +348,19 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     options = parser.parse_args(arguments)
     try:
         if options.work:
-            return install_and_reboot(job, options, root)
-        if (now := state()) == "exited" and not options.erase:
+            install(job, choose_disk(disks(root), options.disk), root, options.erase)
+            print(f"orin-install: done. ssh {job.user}@{job.name}.local", flush=True)
+            if not options.no_reboot:
+                subprocess.run(["systemctl", "--no-block", "reboot"], check=True)
+            return
+        if (now := unit("SubState")) == "exited" and not options.erase:
             # Who asks again, after a line that dropped, wants to know this and not to begin anew.
             print(f"orin-install: {job.host} is installed: reboot, or --erase to begin anew")
             return
         if now not in AT_WORK:
             disk = asked(job, options, root)
             # Who was asked on the serial console may answer when another has begun, or is done.
-            if state() == now:
+            if unit("SubState") == now:
                 start(disk, options)
         if code := watch():
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)

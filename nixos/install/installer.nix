@@ -37,6 +37,7 @@ let
           pkgs.gawk
           pkgs.gnused
           pkgs.gptfdisk
+          pkgs.iproute2
           pkgs.jq
           pkgs.nixos-install
           pkgs.parted
