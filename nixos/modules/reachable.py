@@ -9,7 +9,6 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
 
 SPACE, INSIDE, OUTSIDE = "orin-probe", "orin-probe0", "orin-probe1"
 #: Interfaces of containers and machines inside the board: nobody outside knows their addresses.
@@ -19,35 +18,31 @@ INNER = re.compile(
 )
 #: Kinds that have their address whether or not anything goes through them.
 TUNNELS = ("dummy", "geneve", "tun", "vxlan", "wireguard")
-#: Networks of the probe, by address family: the board's end, the other end, the prefix.
+#: Networks of the probe, by address family: the board's end, the other end, prefix, and a flag.
 PROBE = {
-    "inet": ("169.254.213.1", "169.254.213.2", 30),
-    "inet6": ("fd6f:7269::1", "fd6f:7269::2", 64),
+    "inet": ("169.254.213.1", "169.254.213.2", "30", ""),
+    "inet6": ("fd6f:7269::1", "fd6f:7269::2", "64", "nodad"),
 }
 SECONDS = 5
+CONNECT = "import socket, sys; to = socket.create_connection(tuple(sys.argv[1:]), timeout=5)"
 #: What runs at the other end: one line of what answers.
-ASK = """
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as to:
-    print(to.recv(64).decode(errors="replace").strip())
-"""
+ASK = f"{CONNECT}; print(to.recv(64).decode(errors='replace').strip())"
 
 
-def _ip(*arguments: str) -> str:
-    """Run `ip`; its output."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=SECONDS * 2)
+def _ip(*arguments: str, lines: str = "") -> str:
+    """Run `ip`, of `lines` as a batch; its output. Raises OSError."""
+    command = ["timeout", str(SECONDS * 2), "ip", *arguments]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
     if done.returncode:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        said = re.sub(r"(?m)^Command failed.*\n?", "", done.stderr).strip()
+        raise OSError(said or f"ip {' '.join(arguments)} ended with {done.returncode}")
     return done.stdout
 
 
 def addresses() -> list[tuple[str, str]]:
     """Family and address of each that another machine may know."""
     found: list[tuple[str, str]] = []
-    links: list[dict[str, Any]] = json.loads(
-        _ip("-json", "-details", "address", "show", "scope", "global", "up")
-    )
-    for link in links:
+    for link in json.loads(_ip("-json", "-details", "address", "show", "scope", "global", "up")):
         kind = link.get("linkinfo", {}).get("info_kind")
         # A cable that is out, or a driver that does not see it, leaves an address in place. That it
         # is out shows at once here; NO-CARRIER follows when the kernel has told its watchers.
@@ -62,42 +57,37 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def _forget_probe() -> None:
-    for command in (["link", "delete", INSIDE], ["netns", "delete", SPACE]):
-        subprocess.run(["ip", *command], capture_output=True, timeout=SECONDS * 2)
+    command = ["timeout", str(SECONDS * 2), "ip", "-force", "-batch", "-"]
+    forget = f"link delete {INSIDE}\nnetns delete {SPACE}\n"
+    subprocess.run(command, input=forget, capture_output=True, text=True)
 
 
 def ask_from_outside(family: str, address: str, port: int) -> str:
     """Connect to this board as another machine does; what it says first. Raises OSError."""
-    near, far, prefix = PROBE[family]
+    near, far, prefix, flag = PROBE[family]
     _forget_probe()
-    inside = ["netns", "exec", SPACE]
+    probe = f"""netns add {SPACE}
+        link add {INSIDE} type veth peer name {OUTSIDE} netns {SPACE}
+        address add {near}/{prefix} dev {INSIDE} {flag}
+        link set {INSIDE} up"""
+    outside = f"""address add {far}/{prefix} dev {OUTSIDE} {flag}
+        link set {OUTSIDE} up
+        route add default via {near}"""
     try:
-        _ip("netns", "add", SPACE)
-        _ip("link", "add", INSIDE, "type", "veth", "peer", "name", OUTSIDE, "netns", SPACE)
-        nodad = ["nodad"] if family == "inet6" else []
-        _ip("address", "add", f"{near}/{prefix}", "dev", INSIDE, *nodad)
-        _ip("link", "set", INSIDE, "up")
-        _ip(*inside, "ip", "address", "add", f"{far}/{prefix}", "dev", OUTSIDE, *nodad)
-        _ip(*inside, "ip", "link", "set", OUTSIDE, "up")
-        _ip(*inside, "ip", "route", "add", "default", "via", near)
-        return _ip(*inside, sys.executable, "-c", ASK, address, str(port)).strip()
+        _ip("-batch", "-", lines=probe)
+        _ip("-netns", SPACE, "-batch", "-", lines=outside)
+        return _ip("netns", "exec", SPACE, sys.executable, "-c", ASK, address, str(port)).strip()
     finally:
         _forget_probe()
 
 
-def _peer_problem(peer: str) -> str | None:
+def _answers(peer: str) -> bool:
     host, _, port = peer.rpartition(":") if peer.count(":") == 1 else (peer, "", "")
-    if port:
-        command = [sys.executable, "-c", _CONNECT, host, port]
-    else:
-        command = ["ping", "-c", "1", "-W", str(SECONDS), host]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS * 4)
-    return f"{peer} does not answer this board" if done.returncode else None
-
-
-_CONNECT = (
-    "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"
-)
+    ping = ["ping", "-c", "1", "-W", str(SECONDS), host]
+    command = [sys.executable, "-c", CONNECT, host, port] if port else ping
+    # A name may take long.
+    done = subprocess.run(["timeout", str(SECONDS * 4), *command], capture_output=True)
+    return done.returncode == 0
 
 
 def _ssh_problems(port: int) -> list[str]:
@@ -106,8 +96,8 @@ def _ssh_problems(port: int) -> list[str]:
     for family, address in (mine := addresses()):
         try:
             banner = ask_from_outside(family, address, port)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            reason = "".join(str(error).strip().splitlines()[-1:])
+        except OSError as error:
+            reason = str(error).splitlines()[-1]
             wrong.append(f"port {port} of {address} does not answer from outside: {reason}")
             continue
         if banner.startswith("SSH-"):
@@ -122,11 +112,8 @@ def unreachable(ssh: int | None, peer: str | None) -> list[str]:
     try:
         if ssh is not None:
             wrong += _ssh_problems(ssh)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         wrong.append(f"the addresses are not known: {error}")
-    try:
-        if peer is not None and (problem := _peer_problem(peer)):
-            wrong.append(problem)
-    except subprocess.TimeoutExpired:
+    if peer is not None and not _answers(peer):
         wrong.append(f"{peer} does not answer this board")
     return wrong

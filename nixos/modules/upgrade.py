@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from reachable import unreachable
@@ -26,10 +27,13 @@ POLL_SECONDS = 2.0
 #: Between two looks that find the same: what dies soon after its start has not come up.
 STEADY_SECONDS = 15.0
 TRIES = 3
-#: systemd-boot sorts by these keys, entries without tries left last.
-KEYS = {"orin-next": "orin-1", "orin-good": "orin-2"}
-TITLES = {"orin-next": "not proven yet", "orin-good": "the last that worked"}
-DEFAULT = "default orin-*"
+PROFILE = Path("nix/var/nix/profiles/system")
+#: Keys that systemd-boot sorts by, entries without tries left last; and titles.
+ENTRIES = {
+    "orin-next": ("orin-1", "not proven yet"),
+    "orin-good": ("orin-2", "the last that worked"),
+}
+DEFAULT = b"default orin-*"
 KEPT = 8
 
 
@@ -40,14 +44,9 @@ class Board:
     root: Path
     esp: Path
 
-    @property
-    def profile(self) -> Path:
-        """The link to the newest generation."""
-        return self.root / "nix/var/nix/profiles/system"
-
     def newest(self) -> Path:
         """The system that the profile names."""
-        return self.profile.resolve()
+        return (self.root / PROFILE).resolve()
 
     def running(self) -> Path:
         """The system that was switched to last, or booted."""
@@ -70,31 +69,21 @@ class Board:
         return self.root / ("run" if passing else "var/lib") / "orin-upgrade" / name
 
     def noted(self, name: str) -> list[Path]:
-        """Systems that a note names and the garbage collector has left."""
+        """Systems that a note names and the garbage collector has left; noise is none."""
         path = self.note(name)
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [system for line in lines if (system := Path(line)).exists()]
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        return [Path(line) for line in lines if line.startswith("/") and os.path.exists(line)]
 
-    def add(self, name: str, *systems: Path) -> None:
-        """Make systems the last ones of a note, whole or not at all; a full disk is said."""
-        path = self.note(name)
-        kept = [each for each in self.noted(name) if each not in systems]
-        text = "".join(f"{each}\n" for each in [*kept, *systems][-KEPT:])
+    def add(self, name: str, system: Path, *, drop: bool = False) -> None:
+        """Make a system the last one of a note, or drop it, whole or not at all; a full disk is
+        said."""
+        kept = [each for each in self.noted(name) if each != system]
+        path, kept = self.note(name), kept if drop else [*kept, system][-KEPT:]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace(path, text)
+            replace(path, "".join(f"{each}\n" for each in kept))
         except OSError as error:
             print(f"{path}: not written: {error.strerror}", file=sys.stderr)
-
-    def drop(self, name: str, system: Path) -> None:
-        """Leave a system out of a note."""
-        if system in (kept := self.noted(name)):
-            kept.remove(system)
-            replace(self.note(name), "".join(f"{each}\n" for each in kept))
-
-    def good(self) -> Path | None:
-        """The last system that passed, or None."""
-        return next(reversed(self.noted("good")), None)
 
     def on_trial(self) -> bool:
         """True if the board started with the newest system, or with one that was given up, and it
@@ -103,13 +92,14 @@ class Board:
         ours = booted == self.newest() or booted in self.noted("bad")
         return bool(good) and booted not in good and ours
 
-    def entries(self, pattern: str = "*") -> list[Path]:
+    def entries(self, pattern: str) -> list[Path]:
         """Entries of the boot menu."""
         return sorted((self.esp / "loader/entries").glob(f"{pattern}.conf"))
 
     def entry_of(self, system: Path) -> str | None:
-        """Return the boot loader's own entry of a system, or None."""
-        for path in self.entries("nixos*"):
+        """The boot loader's own entry of a system, or what was noted of it, or None."""
+        saved = self.note("good-entry")
+        for path in [*self.entries("nixos*"), *([saved] if saved.is_file() else [])]:
             # A power cut may leave noise in a file of FAT.
             text = path.read_text(errors="replace")
             if f"init={system}/init" in text.split():
@@ -131,11 +121,12 @@ def replace(path: Path, text: str) -> None:
         raise
 
 
-def written(name: str, text: str) -> str:
-    """An entry's text under a name of ours."""
+def write_entry(board: Board, name: str, tries: str, text: str) -> None:
+    """Write an entry's text under a name of ours."""
     lines = [line for line in text.splitlines() if line.split(" ")[0] not in ("title", "sort-key")]
-    head = [f"title NixOS ({TITLES[name]})", f"sort-key {KEYS[name]}"]
-    return "\n".join([*head, *lines, ""])
+    key, title = ENTRIES[name]
+    head = [f"title NixOS ({title})", f"sort-key {key}"]
+    replace(board.esp / f"loader/entries/{name}{tries}.conf", "\n".join([*head, *lines, ""]))
 
 
 def restore_files(board: Board, system: Path, text: str) -> None:
@@ -147,7 +138,23 @@ def restore_files(board: Board, system: Path, text: str) -> None:
         if part and not target.exists() and (system / part).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(system / part, target.with_name("orin.new"))
+            # FAT keeps no order: a name may reach the disk before what is in the file.
+            os.sync()
             target.with_name("orin.new").replace(target)
+
+
+def prefer_ours(board: Board) -> None:
+    """Have the menu start with an entry of ours, whatever the boot loader's installation wrote, and
+    a power cut right behind it left. In place: that needs no room where it is no longer."""
+    with contextlib.suppress(OSError):
+        settings = board.esp / "loader/loader.conf"
+        lines = settings.read_bytes().split(b"\n")
+        kept = [line for line in lines if line.split(b" ")[0] not in (b"default", b"preferred")]
+        said = b"\n".join([DEFAULT, *kept])
+        if board.entries("orin-*") and lines != said.split(b"\n"):
+            with settings.open("r+b") as file:
+                file.write(said)
+                file.truncate(len(said))
 
 
 def arm(board: Board, target: Path) -> None:
@@ -155,40 +162,31 @@ def arm(board: Board, target: Path) -> None:
 
     Without a good system there is nothing to go back to, and the menu stays as it is.
     """
-    proven = board.noted("good")
-    if not proven:
+    if not (proven := board.noted("good")):
         return
     if target in proven:
         board.add("good", target)
+        proven = board.noted("good")
     # A person who switches to it again wants another try; the nightly upgrade does not.
     bad = board.noted("bad") if board.note("upgrading").exists() else []
-    good = board.good()
-    assert good is not None
-    settings = board.esp / "loader/loader.conf"
-    lines = settings.read_text(errors="replace").splitlines()
-    kept = [line for line in lines if line.split(" ")[0] not in ("default", "preferred")]
     try:
         for old in board.entries("orin-next*"):
             old.unlink()
-        saved = board.note("good-entry")
-        text = board.entry_of(good) or (saved.read_text() if saved.exists() else None)
-        if text is None:
+        # The last one, but where the menu has lost it and could not note it.
+        good = next((each for each in reversed(proven) if board.entry_of(each)), proven[-1])
+        if (text := board.entry_of(good)) is None:
             print(f"{good}: the boot menu has no entry of it: tries are not counted")
             return
         restore_files(board, good, text)
-        replace(saved, text)
-        replace(board.esp / "loader/entries/orin-good.conf", written("orin-good", text))
+        replace(board.note("good-entry"), text)
+        write_entry(board, "orin-good", "", text)
         new = board.entry_of(target)
         if new is not None and target not in [*proven, *bad]:
-            name = f"loader/entries/orin-next+{TRIES}.conf"
-            replace(board.esp / name, written("orin-next", new))
-            board.drop("bad", target)
-        replace(settings, "\n".join([DEFAULT, *kept, ""]))
+            write_entry(board, "orin-next", f"+{TRIES}", new)
+            board.add("bad", target, drop=True)
+        prefer_ours(board)
     except OSError as error:
-        # In place, and no longer than before: that needs no room. The good system comes first then.
-        with contextlib.suppress(OSError), settings.open("r+") as file:
-            file.write(text := "\n".join([DEFAULT, *kept, ""]))
-            file.truncate(len(text))
+        prefer_ours(board)
         raise SystemExit(
             f"{board.esp}: {error.strerror}: the next boot is the good system's"
         ) from error
@@ -210,7 +208,8 @@ def mark_as_good(board: Board, system: Path) -> None:
 def set_profile(board: Board, system: Path) -> None:
     """Make a system the newest generation; a failure is said and no reason to stop."""
     if board.newest() != system:
-        done = subprocess.run(["nix-env", "--profile", str(board.profile), "--set", str(system)])
+        profile = str(board.root / PROFILE)
+        done = subprocess.run(["nix-env", "--profile", profile, "--set", str(system)])
         if done.returncode:
             print(f"nix-env ended with {done.returncode}: the profile stays", file=sys.stderr)
 
@@ -223,25 +222,19 @@ def give_up(board: Board, good: Path, bad: Path) -> None:
     except OSError as error:
         # Read-only, as Linux makes a FAT with a fault: the boot loader still counts tries.
         print(f"{board.esp}: {error.strerror}: the menu stays", file=sys.stderr)
+    prefer_ours(board)
     board.add("bad", bad)
     set_profile(board, good)
     os.sync()
 
 
-def restart(board: Board, good: Path) -> None:
-    """Restart into the good system: by its entry, or by its own installation."""
-    if not board.entries("orin-good"):
-        subprocess.run([str(good / "bin/switch-to-configuration"), "boot"])
-    subprocess.run(["systemctl", "--no-block", "reboot"])
-
-
 def states(units: list[str]) -> dict[str, tuple[str, str]]:
     """ActiveState and InvocationID by unit: each start has an id of its own."""
+    command = ["systemctl", "show", "--property=ActiveState,InvocationID", *units]
+    blocks = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split("\n\n")
     found = {}
-    for unit in units:
-        command = ["systemctl", "show", "--property=ActiveState,InvocationID", unit]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        said = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    for unit, block in zip_longest(units, blocks, fillvalue=""):
+        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         found[unit] = (said.get("ActiveState", "unknown"), said.get("InvocationID", ""))
     return found
 
@@ -280,20 +273,23 @@ def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) ->
         switched = subprocess.run(["timeout", str(options.seconds + 60), switch, "switch"])
         if switched.returncode == 0 and not problems(options):
             return "went back to it"
-    restart(board, good)
+    # Into its entry, or into what its own installation makes.
+    if not board.entries("orin-good"):
+        subprocess.run([str(good / "bin/switch-to-configuration"), "boot"])
+    subprocess.run(["systemctl", "--no-block", "reboot"])
     return "restarting with it"
 
 
 def check(board: Board, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
-    system, newest, good = board.running(), board.newest(), board.good()
+    system, newest, good = board.running(), board.newest(), board.noted("good")
     # One that was given up may have started again: what cannot write the menu cannot leave it.
     if system != newest and system not in board.noted("bad"):
-        spent = board.entries("orin-next+0-*")
-        if not spent or system not in board.noted("good"):
+        spent = board.entries("orin-next+0-*") or newest in board.noted("bad")
+        if not spent or system not in good:
             print(f"{newest} waits for a restart; nothing to check yet")
             return 0
-        print(f"{newest} did not come up {TRIES} times: back to {system}", file=sys.stderr)
+        print(f"{newest} did not come up: back to {system}", file=sys.stderr)
         give_up(board, system, newest)
     wrong = problems(options)
     if board.running() != system:
@@ -309,13 +305,13 @@ def check(board: Board, options: argparse.Namespace) -> int:
         print(f"{system} is good: {len(options.units)} units are up, and the board answers")
         return 0
     print(f"{system} does not work: {'; '.join(wrong)}", file=sys.stderr)
-    if good is None or system in board.noted("good"):
+    if not good or system in good:
         print("there is no system that has passed before: it stays", file=sys.stderr)
     elif not board.on_trial() and system not in board.noted("trying"):
         print("no upgrade made it: it stays until the next boot", file=sys.stderr)
     else:
-        how = go_back(board, good, system, options)
-        print(f"the last that passed is {good}: {how}", file=sys.stderr)
+        how = go_back(board, good[-1], system, options)
+        print(f"the last that passed is {good[-1]}: {how}", file=sys.stderr)
     return 1
 
 
@@ -324,6 +320,10 @@ def deadline(board: Board) -> int:
     if not board.on_trial():
         return 0
     print(f"{board.booted()} came to no decision: restarting", file=sys.stderr)
+    if not board.entries("orin-next*"):
+        # Power went before its tries were counted.
+        board.add("bad", board.booted())
+        prefer_ours(board)
     # A manager that hangs is asked for nothing.
     subprocess.run(["systemctl", "--force", "reboot"])
     return 1

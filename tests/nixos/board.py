@@ -190,19 +190,21 @@ class Board:
             subprocess.run(["mount", *options], check=True)
         for path in (self.esp / "loader/entries", self.esp / "EFI/nixos"):
             path.mkdir(parents=True)
-        profiles = self.nix / "nix/profiles"
-        (profiles / "system-1-link").symlink_to("/nix/store/old")
-        (profiles / "system").symlink_to("system-1-link")
-        (self.esp / "EFI/nixos/1.efi").write_text(self.systems["old"].kernel)
-        self._entry("nixos-generation-1", "old", 1)
-        (self.esp / "loader/loader.conf").write_text("timeout 5\ndefault nixos-generation-1.conf\n")
+        self.install("old", 1)
         key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "srv/key")]
         subprocess.run(key, check=True)
 
-    def _entry(self, name: str, system: str, n: int) -> None:
+    def install(self, name: str, n: int) -> None:
+        """Make a generation as nixpkgs does, and nothing of ours behind it."""
+        (profiles := self.nix / "nix/profiles").joinpath("system").unlink(missing_ok=True)
+        (profiles / f"system-{n}-link").symlink_to(f"/nix/store/{name}")
+        (profiles / "system").symlink_to(f"system-{n}-link")
+        (self.esp / f"EFI/nixos/{n}.efi").write_text(self.systems[name].kernel)
         text = f"title NixOS\nsort-key nixos\nversion {n}\nlinux /EFI/nixos/{n}.efi\n"
-        path = self.esp / f"loader/entries/{name}.conf"
-        path.write_text(f"{text}options init=/nix/store/{system}/init\n")
+        path = self.esp / f"loader/entries/nixos-generation-{n}.conf"
+        path.write_text(f"{text}options init=/nix/store/{name}/init\n")
+        settings = f"timeout 5\ndefault nixos-generation-{n}.conf\n"
+        (self.esp / "loader/loader.conf").write_text(settings)
 
     def choose(self) -> str:
         """The system that systemd-boot starts, one of its tries less."""

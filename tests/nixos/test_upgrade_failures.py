@@ -82,6 +82,11 @@ ACCEPT = 'import socket, time; s = socket.create_server(("", 22)); time.sleep(10
 MUTE = service(f"/usr/bin/python3 -c '{ACCEPT}'")
 
 NEW = "6.6"
+HANGS_EARLY = Generation(
+    units(early=EARLY.format(without_own_boot(HANGS, "sysinit.target"))),
+    version=NEW,
+    deadline=SHORT,
+)
 BROKEN = units(gpu=oneshot("false"))
 #: Failures by what fails first. A board meets those of a group one after another.
 FAILURES = {
@@ -89,11 +94,7 @@ FAILURES = {
         "kernel panics": Generation(kernel=PANICS, version=NEW),
         "kernel panics, built as the running one": Generation(kernel=PANICS),
         "root file system is not there": Generation(units(disk=EMERGENCY), version=NEW),
-        "boot hangs before the network": Generation(
-            units(early=EARLY.format(without_own_boot(HANGS, "sysinit.target"))),
-            version=NEW,
-            deadline=SHORT,
-        ),
+        "boot hangs before the network": HANGS_EARLY,
         "GPU fails after a boot of its own alone": Generation(
             units(gpu=without_own_boot("false")), version=NEW
         ),
@@ -216,6 +217,18 @@ def test_a_system_that_does_not_work_goes_away(tmp_path: Path, kind: str) -> Non
                 assert_comes_back(board, name)
             except AssertionError as error:
                 raise AssertionError(f"{what}: {error}") from error
+
+
+def test_power_that_goes_while_the_menu_is_made_leaves_a_way_back(tmp_path: Path) -> None:
+    """The boot loader's installation names the new system; its tries are counted right behind."""
+    with Board(tmp_path, {"new": Generation(BROKEN), "hangs": HANGS_EARLY}) as board:
+        for n, name in ((2, "new"), (4, "hangs")):
+            board.restart()
+            board.install(name, n)
+            assert board.choose() == name
+            machine = board.restart()
+            assert name in board.boots
+            assert_old_answers(board, machine)
 
 
 @pytest.mark.parametrize("what", FULL)
