@@ -1,19 +1,23 @@
 """The last minutes of a board, for the page: a point every few seconds."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orinboard.board import BoardState
+from orinboard.boundary import rail_keys
 from orinboard.readings import Core, Readings
 
 #: A point every so many seconds, and how many are kept: ten minutes.
-INTERVAL_SECONDS, POINTS = 5.0, 120
+INTERVAL_SECONDS, POINTS = 2.0, 300
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment; `seconds` of CLOCK_MONOTONIC, `events` the throttle counters by reason."""
+    """One moment; `seconds` of CLOCK_MONOTONIC, `events` the throttle counters by reason.
+
+    `rails` are watts by the rail's key.
+    """
 
     seconds: float
     watts: float | None
@@ -21,6 +25,7 @@ class Point:
     celsius: float | None
     events: dict[str, int]
     cores: tuple[Core, ...] = ()
+    rails: dict[str, float | None] = field(default_factory=dict)
 
 
 def point(readings: Readings, seconds: float) -> Point:
@@ -33,6 +38,7 @@ def point(readings: Readings, seconds: float) -> Point:
         state.hottest,
         {t.reason: t.count for t in readings.throttles if t.count is not None},
         readings.host.cores if readings.host else (),
+        {key: r.watts for key, r in zip(rail_keys(readings.rails), readings.rails, strict=True)},
     )
 
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -30,17 +30,19 @@ setInterval(async () => {
 FULL_SCALE_CELSIUS = 100.0
 #: The least full scale of power, in watts: what a Nano may draw.
 LEAST_WATTS = 10.0
+#: The same of a rail.
+LEAST_RAIL_WATTS = 1.0
 #: A chart in its own units; the page stretches it.
 CHART = (600, 90)
 #: Marks on the time axis, from the left edge to now.
-TIME_MARKS = 4
+TIME_MARKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """One chart: what it shows, its unit, its axis, and a line for each uninterrupted part.
 
-    `spots` are places to point at, as x, width and words.
+    `spots` are places to point at, as x, width and words. `small` charts stand side by side.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Curve:
     marks: Sequence[str]
     lines: Sequence[str]
     spots: Sequence[tuple[float, float, str]]
+    small: bool = False
 
 
 def scaled(value: float, factor: float, digits: int) -> str:
@@ -86,9 +89,9 @@ def full_scale(greatest: float, least: float) -> float:
 
 
 def polyline(
-    history: Sequence[Point], value: Callable[[Point], float | None], full: float
+    history: Sequence[Point], value: Callable[[Point], float | None], full: float, base: float = 0
 ) -> list[str]:
-    """SVG point lists of a curve, cut where a value is missing; `full` is the top."""
+    """SVG point lists of a curve, cut where a value is missing, from `base` to `full`."""
     width, height = CHART
     if len(history) < 2:
         return []
@@ -99,7 +102,8 @@ def polyline(
             lines.append([])
             continue
         x = time_position(history, moment) * width
-        lines[-1].append(f"{x:.1f},{height - min(max(y / full, 0), 1) * height:.1f}")
+        part = min(max((y - base) / (full - base), 0), 1)
+        lines[-1].append(f"{x:.1f},{height - part * height:.1f}")
     return [" ".join(line) for line in lines if len(line) > 1]
 
 
@@ -153,24 +157,56 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def curves(history: Sequence[Point], watts: float, celsius: float, now: float) -> list[Curve]:
-    """The three charts, those without a value left out."""
-    kinds: tuple[tuple[str, str, str, Callable[[Point], float | None], float], ...] = (
-        ("watts", "Module power", "W", lambda p: p.watts, watts),
-        ("load", "GPU load", "%", lambda p: None if p.load is None else p.load * 100, 100.0),
-        ("celsius", "Hottest zone", "°C", lambda p: p.celsius, celsius),
-    )
-    return [
-        Curve(
-            name,
-            title,
-            [f"{full * part:g} {unit}" for part in (1, 0.5, 0)],
-            polyline(history, value, full),
-            hover_spots(history, value, unit, now),
-        )
-        for name, title, unit, value, full in kinds
-        if any(value(moment) is not None for moment in history)
-    ]
+def drawn(
+    history: Sequence[Point],
+    value: Callable[[Point], float | None],
+    titles: tuple[str, str, str],
+    axis: tuple[float, float],
+    now: float,
+) -> Curve:
+    """The chart of a value: `titles` are its class, its words and its unit."""
+    (name, title, unit), (base, full) = titles, axis
+    marks = [f"{base + (full - base) * part:g} {unit}" for part in (1, 0.5, 0)]
+    lines = polyline(history, value, full, base)
+    return Curve(name, title, marks, lines, hover_spots(history, value, unit, now))
+
+
+def degrees(history: Sequence[Point]) -> tuple[float, float]:
+    """An axis of whole tens that the temperatures fit in."""
+    found = [p.celsius for p in history if p.celsius is not None]
+    return math.floor((min(found) - 2) / 10) * 10, math.ceil((max(found) + 2) / 10) * 10
+
+
+def load_percent(moment: Point) -> float | None:
+    """The GPU's load in per cent."""
+    return None if moment.load is None else moment.load * 100
+
+
+def curves(history: Sequence[Point], now: float) -> list[Curve]:
+    """Power, load, temperature, and each rail; none without a value."""
+    found = []
+    watts = [p.watts for p in history if p.watts is not None]
+    if watts:
+        titles, axis = ("watts", "Module power", "W"), (0.0, full_scale(max(watts), LEAST_WATTS))
+        found.append(drawn(history, lambda p: p.watts, titles, axis, now))
+    if any(p.load is not None for p in history):
+        found.append(drawn(history, load_percent, ("load", "GPU load", "%"), (0, 100), now))
+    if any(p.celsius is not None for p in history):
+        titles = "celsius", "Hottest zone", "°C"
+        found.append(drawn(history, lambda p: p.celsius, titles, degrees(history), now))
+    rails = dict.fromkeys(key for p in history for key, w in p.rails.items() if w is not None)
+    return found + [rail_curve(history, key, now) for key in rails]
+
+
+def rail_curve(history: Sequence[Point], key: str, now: float) -> Curve:
+    """The chart of one rail's power, on an axis of its own."""
+
+    def watts(moment: Point) -> float | None:
+        return moment.rails.get(key)
+
+    greatest = max((watts(moment) or 0.0 for moment in history), default=0.0)
+    axis = 0.0, full_scale(greatest, LEAST_RAIL_WATTS)
+    return replace(drawn(history, watts, ("watts", key, "W"), axis, now), spots=(), small=True)
 
 
 def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, float]) -> str:
@@ -197,7 +233,7 @@ def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, fl
         chart=CHART,
         span=time_text(length),
         ages=[time_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
-        curves=curves(history, full_watts, max(trip, FULL_SCALE_CELSIUS), now),
+        curves=curves(history, now),
         marks=throttle_marks(history),
         gained=sum((Counter(events) for _, events in grown(history)), Counter()),
         core_loads=core_loads(earlier, cores),

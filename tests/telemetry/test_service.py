@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from orinboard.replay import FILE, TreeOnDisk, save
 from orinboard.sources import Board
 from orinexporter import page, scenario
 from orinexporter.history import Point, grown
+from orinexporter.history import point as moment
 from orinexporter.scenario import HWMON
 from orinexporter.service import MOST_FORMATS, Exporter
 from orinexporter.web import Server
@@ -173,6 +175,27 @@ def test_history_curves_are_cut_where_a_value_is_missing() -> None:
     lines = page.polyline(history, lambda p: p.watts, 60.0)
     assert lines == ["0.0,45.0 150.0,0.0", "450.0,90.0 600.0,45.0"]
     assert page.polyline(history[:1], lambda p: p.watts, 60.0) == []
+
+
+def test_each_rail_has_a_curve_and_each_axis_fits(show: Show) -> None:
+    with Board(show(idle())) as board:
+        now = moment(board.read().readings, 10.0)
+        rails: dict[str, float | None] = {"VDD_CPU_CV": 0.3, "VDD_GPU_SOC": None, "GONE": 7.0}
+        before = replace(now, seconds=0.0, watts=39.0, celsius=58.5, rails=rails)
+    shown = {curve.title: curve for curve in page.curves([before, now], 10.0)}
+    assert list(shown)[:3] == ["Module power", "GPU load", "Hottest zone"]
+    assert list(shown)[3:] == [
+        "VDD_CPU_CV",
+        "GONE",
+        "VDD_GPU_SOC",
+        "VIN_SYS_5V0",
+        "VDDQ_VDD2_1V8AO",
+    ]
+    assert shown["Module power"].marks == ["50 W", "25 W", "0 W"]
+    assert shown["Hottest zone"].marks == ["70 °C", "55 °C", "40 °C"]
+    assert shown["VDD_CPU_CV"].marks == ["1 W", "0.5 W", "0 W"] and shown["GONE"].marks[0] == "8 W"
+    # One point makes no line.
+    assert shown["VDD_GPU_SOC"].lines == [] and len(shown["VDD_CPU_CV"].lines) == 1
 
 
 def test_throttle_events_in_the_history() -> None:
