@@ -15,14 +15,15 @@
 #define WIDE 2
 #define PANEL (WIDE * LANES)
 #define QUERIES 32        // of a unit of attention
+#define AT_ONCE 256       // whose values are mixed at once
 #define PRODUCT_ROWS 512  // of activations, that a panel of weights is multiplied by
 
-enum { PRODUCT, LAYER_NORM, RMS_NORM, GATED, TURN, ATTEND_ALL, COPY, MEAN };
+enum { PRODUCT, LAYER_NORM, RMS_NORM, GATED, SPLIT, ATTEND_ALL, COPY, MEAN };
 enum { STORED, ADDED, GELU_TANH, GELU_QUICK, GELU_EXACT };
 
 // in: `rows` rows of `cols` elements; out: as many, or as the kind says. heads: of queries, keys
-// and values side by side. blocks: first of QUERIES, and the ends of the rows it sees.
-// joined: rows of `in` that are one of COPY and MEAN.
+// and values, of `cols` elements in ATTEND_ALL. blocks: first of QUERIES, and the ends of the rows
+// it sees. joined: rows of `in` that are one of COPY and MEAN.
 typedef struct {
   i64 kind, rows, cols;
   const float* in;
@@ -174,16 +175,20 @@ static void gated(const Stage* s, const float* x, float* out) {
   }
 }
 
-// Queries and keys of a row, where they are: element i of a head, and the one half a head behind.
-static void turn(const Stage* s, i64 row, float* x) {
-  const i64 half = s->cols / 3 / s->heads / 2;
+// A row's queries, keys and values, each head's rows together: out is [part][head][row][element].
+// Queries and keys are turned where there are angles: element i, and the one half a head behind.
+static void split(const Stage* s, i64 row, const float* x) {
+  const i64 size = s->cols / 3 / s->heads, half = s->cos ? size / 2 : 0;
   const float *cos = s->cos + row * half, *sin = s->sin + row * half;
-  for (i64 h = 0; h < 2 * s->heads; h++, x += 2 * half)
-    for (i64 i = 0; i < half; i++) {
-      const float a = x[i], b = x[half + i];
-      x[i] = a * cos[i] - b * sin[i];
-      x[half + i] = b * cos[i] + a * sin[i];
+  for (i64 h = 0; h < 3 * s->heads; h++, x += size) {
+    float* out = s->out + (h * s->rows + row) * s->out_stride;
+    const i64 turned = h < 2 * s->heads ? half : 0;
+    for (i64 i = 0; i < turned; i++) {
+      out[i] = x[i] * cos[i] - x[half + i] * sin[i];
+      out[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
     }
+    for (i64 i = 2 * turned; i < size; i++) out[i] = x[i];
+  }
 }
 
 // Scores of n keys, [key][PANEL], as e^(score - the largest of its query); their sums.
@@ -205,35 +210,40 @@ static void softmax(float* scores, i64 n, float* sums) {
   }
 }
 
-// PANEL queries of a head, from `first` on; `block` as in Stage.
+// PANEL queries of a head, from `first` on; `block` as in Stage. in: what SPLIT made.
 static void attend_panel(const Stage* s, const i64* block, i64 first, i64 h, float* scratch) {
-  const i64 width = s->cols / 3, size = width / s->heads, keys = block[2] - block[1];
-  const float* k = s->in + block[1] * s->in_stride + width + h * size;
-  float *queries = scratch, *scores = queries + PANEL * size, of[DEEP][PANEL], sums[PANEL];
-  for (int q = 0; q < PANEL; q += 4) {
+  const i64 size = s->cols, stride = s->in_stride, keys = block[2] - block[1];
+  const i64 part = s->heads * s->rows * stride;
+  const float* q = s->in + h * s->rows * stride;
+  const float *k = q + part + block[1] * stride, *v = k + part;
+  float *queries = scratch, *mixed = queries + PANEL * size, *scores = mixed + PANEL * size;
+  float of[DEEP][PANEL], sums[PANEL];
+  for (int r = 0; r < PANEL; r += 4) {
     const float* rows[4];
-    for (int i = 0; i < 4; i++) {
-      const i64 at = first + q + i < block[2] ? first + q + i : block[2] - 1;
-      rows[i] = s->in + at * s->in_stride + h * size;
-    }
-    across(rows, size, s->factor, queries + q);
+    for (int i = 0; i < 4; i++)
+      rows[i] = q + (first + r + i < block[2] ? first + r + i : block[2] - 1) * stride;
+    across(rows, size, s->factor, queries + r);
   }
   for (i64 at = 0; at < keys; at += DEEP)
-    deep(k + at * s->in_stride, s->in_stride, 1, queries, size,
-         (float (*)[PANEL])(scores + at * PANEL));
+    deep(k + at * stride, stride, 1, queries, size, (float (*)[PANEL])(scores + at * PANEL));
   softmax(scores, keys, sums);
-  for (i64 at = 0; at < size; at += DEEP) {
-    deep(k + width + at, 1, s->in_stride, scores, keys, of);
-    for (i64 q = 0; q < PANEL && first + q < block[2]; q++)
+  zero(mixed, size * PANEL);
+  for (i64 key = 0; key < keys; key += AT_ONCE)
+    for (i64 at = 0; at < size; at += DEEP) {
+      const i64 n = keys - key < AT_ONCE ? keys - key : AT_ONCE;
+      deep(v + key * stride + at, 1, stride, scores + key * PANEL, n, of);
       for (i64 i = 0; i < DEEP && at + i < size; i++)
-        s->out[(first + q) * s->out_stride + h * size + at + i] = of[i][q] / sums[q];
-  }
+        for (i64 r = 0; r < PANEL; r++) mixed[(at + i) * PANEL + r] += of[i][r];
+    }
+  for (i64 r = 0; r < PANEL && first + r < block[2]; r++)
+    for (i64 i = 0; i < size; i++)
+      s->out[(first + r) * s->out_stride + h * size + i] = mixed[i * PANEL + r] / sums[r];
 }
 
 static void attend_all(const Stage* s, i64 unit, float* scratch) {
-  const i64* block = s->blocks + unit / s->heads * 3;
+  const i64* block = s->blocks + unit % s->n_blocks * 3;
   for (i64 q = block[0]; q < block[0] + QUERIES && q < block[2]; q += PANEL)
-    attend_panel(s, block, q, unit % s->heads, scratch);
+    attend_panel(s, block, q, unit / s->n_blocks, scratch);
 }
 
 // `joined` rows one after the other, or their mean.
@@ -269,8 +279,8 @@ static void encode(const Stage* s, float* scratch, i64 unit) {
     case GATED:
       gated(s, x, out);
       break;
-    case TURN:
-      turn(s, unit, out);
+    case SPLIT:
+      split(s, unit, x);
       break;
     case ATTEND_ALL:
       attend_all(s, unit, scratch);

@@ -31,7 +31,7 @@ from orinllm.network.vision.encoder import (
 from orinllm.network.vision.pictures import Pixels
 from orinllm.network.vision.places import Arrangement, arrange, interpolated
 
-_PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _TURN, _ATTEND_ALL, _COPY, _MEAN = range(8)
+_PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _SPLIT, _ATTEND_ALL, _COPY, _MEAN = range(8)
 _STORED, _ADDED, _GELU_TANH, _GELU_QUICK, _GELU_EXACT = range(5)
 _FLOATS, _HALVES = -1, 0  # types of Layout that are no packed ones
 # At most PANEL and DEEP of cpu/encoder.c, and QUERIES.
@@ -237,21 +237,22 @@ class _Stages:
             setattr(stage, name, number)
 
     def _attend(self, attend: AttendAll) -> None:
-        value = self._values[attend.of]
-        width = value.shape[1] // 3
-        if self._turns:
-            cos, sin = (each.ctypes.data for each in self._turns)
-            self._add(_TURN, value, value, heads=attend.heads, cos=cos, sin=sin)
+        value, heads = self._values[attend.of], attend.heads
+        rows, size = len(value), value.shape[1] // 3 // heads
+        split = self._make("heads", 3 * heads * rows, size)
+        turns = zip(("cos", "sin"), (each.ctypes.data for each in self._turns), strict=False)
+        self._add(_SPLIT, value, split, heads=heads, **dict(turns))
         blocks = self._blocks[attend.windowed]
-        self._add(
-            *(_ATTEND_ALL, value, self._make(attend.out, len(value), width)),
-            heads=attend.heads,
-            factor=(width // attend.heads) ** -0.5,
+        stage = self._add(
+            *(_ATTEND_ALL, split, self._make(attend.out, rows, heads * size)),
+            heads=heads,
+            factor=size**-0.5,
             blocks=blocks.ctypes.data,
             n_blocks=len(blocks),
         )
+        stage.rows = rows
         most = max(int(end - first) for _, first, end in blocks)
-        self._needs(_PANEL * (width // attend.heads + most + _DEEP))
+        self._needs(_PANEL * (2 * size + most + _DEEP))
 
     def _joined(self, kind: int, out: str, names: Sequence[str], joined: int) -> None:
         """Append what makes one row of so many, of one value or of several side by side."""
