@@ -195,18 +195,15 @@ def projector_of(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
 
 
 def encoder_on(device: str, clip: GGUF, projector: Projector) -> Encode:
-    """Return what computes a projector's encoder on a device."""
-    if device.split(":")[0] == "CPU":
-        from orinllm.cpu.encoder import CpuEncoder
+    """Return what computes a projector's encoder on a device, or on the CPU beside it."""
+    if device.split(":")[0] != "CPU":
+        from orinllm.gpu.encoder import FusedEncoder, obstacle
 
-        return CpuEncoder(clip, projector.encoder)
-    from orinllm.gpu.encoder import FusedEncoder, obstacle
+        if obstacle(projector.encoder, device) is None:
+            return FusedEncoder(clip, projector.encoder, device)
+    from orinllm.cpu.encoder import CpuEncoder
 
-    if obstacle(projector.encoder, device) is None:
-        return FusedEncoder(clip, projector.encoder, device)
-    from orinllm.other.encoder import TensorEncoder
-
-    return TensorEncoder(clip, projector.encoder, device)
+    return CpuEncoder(clip, projector.encoder)
 
 
 def with_pictures(network: Network, mmproj: str | Path | None) -> Network:

@@ -11,6 +11,7 @@ from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
+from orinllm.cpu.encoder import CpuEncoder
 from orinllm.gpu.encoder import FusedEncoder, footprint, obstacle
 from orinllm.gpu.kernels.encoder import Heads, attend_all, split_heads
 from orinllm.gpu.launch import Graph
@@ -128,7 +129,8 @@ def _attended(q: Array, k: Array, v: Array) -> Array:
 def test_what_the_kernels_do_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "VISION_HEADS", 4)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
-    _, projector = read_projector(tmp_path / "mmproj.gguf")
+    clip, projector = read_projector(tmp_path / "mmproj.gguf")
+    assert isinstance(encoder_on("EMU", clip, projector), CpuEncoder)
     assert obstacle(projector.encoder, "EMU") == (
         "heads of 12 elements; multiples of 8 up to 256 have kernels"
     )
