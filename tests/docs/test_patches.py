@@ -1,4 +1,4 @@
-"""patches/README.md: a row for each patch, which leads to a header that tells the whole story."""
+"""patches/README.md: a line for each patch, which leads to a header that tells the whole story."""
 
 import re
 import sys
@@ -13,8 +13,8 @@ PAGE = "patches/README.md"
 PATCHES = read_series(REPOSITORY).patches
 
 
-def test_every_patch_has_a_row_and_every_row_a_patch() -> None:
-    rows = re.findall(r"(?m)^\| \[(\d{4})\]\(tinygrad/(.+?)\) \| .+ \| .+ \|$", text(PAGE))
+def test_every_patch_has_a_line_and_every_line_a_patch() -> None:
+    rows = re.findall(r"(?m)^- \[(\d{4})\]\(tinygrad/(.+?)\) .+; \*.+\*$", text(PAGE))
     assert sorted(rows) == [(patch.number, patch.file) for patch in PATCHES]
 
 
