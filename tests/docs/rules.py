@@ -125,8 +125,6 @@ RULES: list[tuple[str, Answer]] = [
     (r"nix build (--dry-run )?\.#nixosConfigurations.*", NotHere(NIX)),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop( \.#(tinygrad|llama-cpp))?|nix flake check|nixos-rebuild .*", NotHere(NIX)),
-    (r"nix build \.#gpu-check", NotHere(BOARD)),
-    (r"nix fmt", NotHere(NIX)),
     (
         r"orinbench synth --shape 1b --quant Q6_K 1b\.gguf",
         Run("orinbench synth --shape tiny --quant Q6_K new.gguf", shows="synthetic tiny Q6_K"),
