@@ -38,8 +38,8 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 10.0
 #: An idle connection, and TLS's handshake, in seconds.
 IDLE_SECONDS, HANDSHAKE_SECONDS = 8, 5.0
-#: Connections at once; beyond, the oldest that was never answered is cut, then the oldest
-#: idle one.
+#: Connections at once; beyond, the oldest is cut that asks or listens piece by piece, then of those
+#: that were never answered, then of the idle ones.
 MOST_CONNECTIONS = 256
 #: Clients that may wait to be accepted.
 WAITING = 128
@@ -62,6 +62,7 @@ class Guarded(H11Protocol):
 
     _deadline: asyncio.TimerHandle
     _served = False
+    _dripping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
@@ -73,24 +74,31 @@ class Guarded(H11Protocol):
             # One that was cut a moment ago is still in the list.
             if isinstance(other, Guarded) and not other.transport.is_closing()
         ]
-        waiting = [other for other in there if other is not self and not other._answering()]
+        waiting = [
+            other
+            for other in there
+            if other is not self and (other._dripping or not other._working())
+        ]
         if len(there) > most_connections() and waiting:
-            # Who has been answered before is a scraper; who never asked to the end may be none.
-            min(
-                waiting, key=lambda other: (other._served, other._deadline.when())
-            ).transport.abort()
+            min(waiting, key=Guarded._worth).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request; its answer bears the time of now."""
         date = formatdate(usegmt=True).encode()
         self.server_state.default_headers = [(b"date", date)]
         super().data_received(data)
+        # A scraper's request comes in one piece, and the next one after its answer.
+        self._dripping = not self._answering() or self._asks_ahead()
 
     def on_response_complete(self) -> None:
         """The client may ask again."""
         self._served = True
         self._rearm()
         super().on_response_complete()
+        self._dripping = self._asks_ahead()
+
+    def _asks_ahead(self) -> bool:
+        return bool(self.conn.trailing_data[0])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""
@@ -100,6 +108,15 @@ class Guarded(H11Protocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _working(self) -> bool:
+        """Return True while an answer is made for a client who listens."""
+        return self._answering() and not self.transport.get_write_buffer_size()
+
+    def _worth(self) -> tuple[int, float]:
+        """The least is cut first: who asks or listens piece by piece, then who never asked."""
+        slow = self._dripping or self.transport.get_write_buffer_size() > 0
+        return 0 if slow else 1 + self._served, self._deadline.when()
+
     def _rearm(self) -> None:
         if hasattr(self, "_deadline"):
             self._deadline.cancel()
@@ -107,7 +124,7 @@ class Guarded(H11Protocol):
 
     def _expire(self) -> None:
         # An answer that is still being made is our delay, and not the client's.
-        if self._answering() and not self.transport.get_write_buffer_size():
+        if self._working():
             self._rearm()
         else:
             self.transport.abort()
@@ -141,12 +158,12 @@ class Listening(socket.socket):
         self._there = [one for one in self._there if one.fileno() >= 0]
         if len(self._there) >= most_connections():
             known = set(self.guarded())
-            for one in self._there:
-                if one.fileno() not in known:
-                    self._there.remove(one)
-                    with contextlib.suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)
-                    break
+            # Those of this moment are no handshakes yet: asyncio accepts some in one go.
+            waiting = [one for one in self._there if one.fileno() not in known]
+            if len(waiting) >= most_connections():
+                self._there.remove(waiting[0])
+                with contextlib.suppress(OSError):
+                    waiting[0].shutdown(socket.SHUT_RDWR)
         self._there.append(client)
         return client, address
 

@@ -410,6 +410,32 @@ def test_of_too_many_a_scraper_outranks_a_dripper(
             connect().sendall(b"GET /metr")
             time.sleep(0.02)
         assert answered()
+        # Nor do those outrank it who were answered once and then drip.
+        for _ in range(12):
+            connect().sendall(ask + b"GET /metr")
+            time.sleep(0.02)
+        assert answered()
+
+
+def test_clients_accepted_in_one_go_do_not_cut_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "most_connections", lambda: 4)
+    with web.Listening(socket.AF_INET) as listening, contextlib.ExitStack() as stack:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(16)
+
+        def accept() -> socket.socket:
+            stack.enter_context(socket.create_connection(listening.getsockname()))
+            return stack.enter_context(listening.accept()[0])
+
+        served_clients = [accept() for _ in range(4)]
+        listening.guarded = lambda: [one.fileno() for one in served_clients]
+        together = [accept() for _ in range(4)]
+        assert [one.send(b"a") for one in together] == [1] * 4
+        accept()  # the fifth that waits for its handshake
+        with pytest.raises(BrokenPipeError):
+            together[0].send(b"a")
 
 
 def test_a_client_that_never_reads_its_answer(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
