@@ -10,9 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 PIPE = subprocess.PIPE
@@ -37,7 +36,6 @@ class Child:
         verbose: bool = False,
         out: IO[bytes] | int | None = None,
         hears: bool = False,
-        folder: Path | None = None,
     ) -> None:
         self.started = time.monotonic()
         self.peak_bytes = 0  # resident, at most; known when it has ended
@@ -50,20 +48,17 @@ class Child:
                 stdout=aside if out is None else out,
                 stderr=aside,
                 env={**os.environ, **(environment or {})},
-                cwd=folder,
                 start_new_session=True,
             )
         except OSError:
             self._errors.close()
             raise
 
-    def tell(self, data: bytes, last: bool = False) -> None:
-        """Write to its standard input, and close that with `last`; raises OSError, ValueError."""
+    def tell(self, data: bytes) -> None:
+        """Write to its standard input; raises OSError, ValueError."""
         assert self._process.stdin is not None, "hears"
         self._process.stdin.write(data)
         self._process.stdin.flush()
-        if last:
-            self._process.stdin.close()
 
     def read(self, deadline: float) -> bytes:
         """Return what it says next, nothing at its end; raises TimeoutError at time.monotonic()."""
@@ -73,13 +68,6 @@ class Child:
         if left <= 0 or not select.select([descriptor], [], [], left)[0]:
             raise TimeoutError
         return os.read(descriptor, 1 << 16)
-
-    def lines(self, deadline: float) -> Iterator[str]:
-        """Yield what it says by lines, to its end; raises TimeoutError."""
-        said = b""
-        while data := self.read(deadline):
-            *whole, said = (said + data).split(b"\n")
-            yield from (line.decode(errors="replace") for line in whole)
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Return its exit status, minus a signal's number; None while it runs after `seconds`."""
@@ -170,7 +158,6 @@ def run(
     command: Sequence[object],
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
 ) -> CommandEnd:
     """Run a command for at most `seconds`; then SIGTERM, and SIGKILL where that does not help.
 
@@ -178,7 +165,7 @@ def run(
     """
     with (
         tempfile.TemporaryFile() as out,
-        Child(command, environment, out=out, folder=folder) as child,
+        Child(command, environment, out=out) as child,
     ):
         status = child.wait(seconds)
         child.end()

@@ -13,6 +13,7 @@ from orinbench.judge.history.command import history_command
 from orinbench.measure.command import llama_bench_command
 from orinbench.measure.profiling.command import profile_command
 from orinbench.measure.suite.command import suite_command
+from orinbench.progress import Messages
 from orinbench.serve.command import serve_bench_command
 from orinbench.show.command import report_command
 from orinbench.show.twin import twin_command
@@ -45,18 +46,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run orinbench with `argv` (the process's own arguments by default) and exit."""
     try:
         code = orinbench.main(args=argv, prog_name="orinbench", standalone_mode=False)
-    except BenchError as error:
-        click.echo(f"orinbench: {error}", err=True)
-        sys.exit(error.exit_code)
-    except BadInput as error:
-        click.echo(f"orinbench: {error}", err=True)
-        sys.exit(EXIT_BAD_INPUT)
+    except (BenchError, BadInput) as error:
+        Messages().line(str(error))
+        sys.exit(error.exit_code if isinstance(error, BenchError) else EXIT_BAD_INPUT)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "orinbench"
         said = error.format_message().rstrip(".")
-        click.echo(f"orinbench: {said}; {command} --help lists what there is", err=True)
+        Messages().line(f"{said}; {command} --help lists what there is")
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("orinbench: interrupted", err=True)
+        Messages().line("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

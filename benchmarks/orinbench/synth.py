@@ -17,13 +17,12 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.gguf_writer import WriterState
 from numpy.random import PCG64, SeedSequence
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from orinbench.blocks import normal, random_rows
 from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, option, seed_option
+from orinbench.progress import Messages
 from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
@@ -256,21 +255,16 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-@contextmanager
-def progress_bar(description: str, console: Console | None = None) -> Iterator[ProgressCallback]:
-    """Give a callback that draws a bar on stderr if that is a terminal, and else does nothing."""
-    console = console or Console(stderr=True)
-    with Progress(
-        TextColumn(description),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(description, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def told(what: str) -> ProgressCallback:
+    """Return what says how much of a model is written, where that takes long."""
+    talk = Messages()
+
+    def progress(done: int, total: int) -> None:
+        talk.detail(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        if done >= total:
+            talk.close()
+
+    return progress
 
 
 @click.command("synth")
@@ -293,8 +287,7 @@ def synth_command(
         raise BenchError(f"{out}: is no regular file; the file to write was expected")
     if out.exists() and not force:
         raise BenchError(f"{out}: exists already; pass --force to replace it")
-    with progress_bar(f"synthetic {shape} {quant}") as progress:
-        write_synthetic(out, shape, quant, seed, progress, context)
+    write_synthetic(out, shape, quant, seed, told(f"synthetic {shape} {quant}"), context)
     model = open_model(out)
     click.echo(
         f"{out}: {model.name}: {model.type_label}, {model.n_params / 1e6:,.1f} M weights, "

@@ -1,6 +1,5 @@
 import errno
 import hashlib
-import io
 import itertools
 import math
 import os
@@ -18,14 +17,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from orinbench.blocks import SYNTHETIC_TYPES, random_rows
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
 from orinbench.model import SUPPORTED_TYPES, open_model
 from orinbench.shapes import QUANTS, SHAPES, Shape
-from orinbench.synth import cached_synthetic, progress_bar, synth_command, write_synthetic
+from orinbench.synth import cached_synthetic, synth_command, write_synthetic
 
 # Of the tensors' bytes alone: the header depends on the gguf library's version.
 TINY_Q6_K_SEED_0 = "6d9809cfd3ac8f21b2877872418defa9492f094479468ea7392e18fe9decc524"
@@ -264,16 +262,6 @@ def test_the_command_says_what_it_wrote_and_does_not_replace_a_file(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe")
     result = CliRunner().invoke(synth_command, ["--force", *arguments[:-1], str(tmp_path / "pipe")])
     assert "is no regular file" in str(result.exception) and (tmp_path / "pipe").is_fifo()
-
-
-def test_progress_is_drawn_on_a_terminal_only() -> None:
-    for terminal in (True, False):
-        out = io.StringIO()
-        console = Console(file=out, force_terminal=terminal, width=80)
-        with progress_bar("synthetic", console) as progress:
-            progress(1_000_000, 2_000_000)
-        assert ("synthetic" in out.getvalue()) == terminal
-        assert ("1.0/2.0 MB" in out.getvalue()) == terminal
 
 
 def test_a_new_architecture_needs_no_size_classes(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from orinbench.options import (
     seed_option,
     timeout_option,
 )
-from orinbench.progress import Messages, make_messages
+from orinbench.progress import Messages
 from orinllm.sight import encoder_on, read_projector
 
 
@@ -72,7 +72,7 @@ def check_command(**given: Any) -> int:
     options = CheckOptions(**given)
     if (key := options.cache_type_k) != (value := options.cache_type_v):
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
-    talk = make_messages(False)
+    talk = Messages()
     if options.mmproj is not None:
         read_projector(options.mmproj)
     paths, _ = model_paths(options, talk)
@@ -103,7 +103,7 @@ def check_command(**given: Any) -> int:
                 continue
             seed = options.seed
             reports.append({"model": str(model.path), "seed": seed, **asdict(verdict)})
-            talk.close()  # a spinner would share the line on a terminal
+            talk.close()
             if options.output == "text":
                 click.echo(f"{model.path}: {verdict.line()}")
     except KeyboardInterrupt:

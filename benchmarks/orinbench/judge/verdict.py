@@ -8,7 +8,7 @@ next. docs/statistics.md has what the judge says of samples whose truth is known
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
@@ -16,17 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.judge.identity import (
-    case_key,
-    differences,
-    identity,
-    machine,
-    qualified_test,
-    test_labels,
-)
 from orinbench.judge.ranks import Floats, Ranks, RankTest, doubled_ranks, rank_sum, signed_rank
-from orinbench.judge.schema import Record
-from orinbench.show.markdown import counted, markdown_table
+from orinbench.show.markdown import counted
 
 SIGNIFICANCE = 0.05
 # Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
@@ -390,163 +381,3 @@ ADVICE = (
     "For a verdict time both in one command (llama-bench with two backends, or --env), or let the "
     "history see more runs."
 )
-
-
-@dataclass(frozen=True)
-class JudgedTest:
-    """One test of both sides; `case` is its identity."""
-
-    label: str
-    backend: str
-    comparison: Comparison
-    case: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        test = {"backend": self.backend, "test": self.label, "n": self.comparison.n}
-        return test | self.comparison.plain()
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A test that was measured before and now was not; `error` says why it failed, if it did."""
-
-    label: str
-    backend: str
-    error: str | None
-
-    def line(self) -> str:
-        """Say it."""
-        what = "was not measured" if self.error is None else f"failed: {self.error}"
-        return f"{self.backend} {self.label}: {what}"
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Two saved results: their tests in common, judged at once, and what only the first has."""
-
-    judged: list[JudgedTest]
-    missing: list[Missing]
-    differs: list[str]  # between machines and versions
-    usual: list[str]  # differences between runs of the same software
-    questions: int  # that were asked of each test, this one being one of them
-
-    @property
-    def is_worse(self) -> bool:
-        """True if a test became slower or failed."""
-        slower = any(test.comparison.verdict is Verdict.SLOWER for test in self.judged)
-        return slower or any(test.error for test in self.missing)
-
-    def markdown(self, ours: str, theirs: str, notes: Sequence[str]) -> str:
-        """Return the table, what differs, the notes, and a line for each test."""
-        table = markdown_table(
-            ("backend", "test", f"{ours} / {theirs}", "95 % interval", "n", "p", "verdict"),
-            [
-                (
-                    test.backend,
-                    test.label,
-                    ratio_text(test.comparison.ratio),
-                    _interval(test.comparison),
-                    str(test.comparison.n),
-                    "" if test.comparison.verdict in UNJUDGED else f"{test.comparison.p_value:.2g}",
-                    test.comparison.verdict.value,
-                )
-                for test in self.judged
-            ],
-            right=("n", "p", f"{ours} / {theirs}"),
-        )
-        lines = [f"differs: {difference}" for difference in self.differs]
-        lines += [*self.usual, *notes]
-        for test in self.judged:
-            text = verdict_text(test.comparison, ours, theirs, "process", "results of -r 10")
-            lines.append(f"{test.backend} {test.label}: {text}.")
-        if any(test.comparison.verdict is Verdict.UNKNOWN for test in self.judged):
-            lines.append(ADVICE)
-        tested = sum(test.comparison.verdict not in UNJUDGED for test in self.judged)
-        if tested > 1:
-            lines.append(f"p after Holm's correction for {tested} tests at once.")
-        if self.questions > 1:
-            lines.append(f"p times {self.questions}: the level of each series is tested too.")
-        return "\n".join([table, "", *(f"- {line}" for line in lines)])
-
-
-def compare_saved(
-    before: Sequence[Record],
-    after: Sequence[Record],
-    noise: Mapping[str, Noise | None],
-    questions: int = 1,
-) -> Compared:
-    """Compare each record of `after` with the same measurement in `before`.
-
-    `noise` says by `case_key` how much runs differ by themselves. Records without samples on a
-    side, such as those of llama.cpp's sql, are left out.
-    """
-    old = {identity(record): record for record in before if record.samples_ts}
-    new = [record for record in after if record.samples_ts]
-    both = [(old[identity(record)], record) for record in new if identity(record) in old]
-    known = [_noise_of(record, then, noise.get(case_key(record))) for then, record in both]
-    comparisons = [
-        compare_records(record, then, each)
-        for (then, record), each in zip(both, known, strict=True)
-    ]
-    labels = test_labels([*before, *after])
-    judged = [
-        JudgedTest(labels[identity(record)], record.backend, comparison, identity(record))
-        for (_, record), comparison in zip(both, adjusted(comparisons, questions), strict=True)
-    ]
-    errors = {(qualified_test(record), record.backend): record.error for record in after}
-    gone = old.keys() - {identity(record) for record in new}
-    missing = [
-        Missing(
-            labels[case],
-            record.backend,
-            errors.get((qualified_test(record), record.backend)),
-        )
-        for case, record in old.items()
-        if case in gone
-    ]
-    usual = [
-        f"{test.backend} {test.label}: between {each.of} of the same software on this machine "
-        f"{100 * each.sd:.2g} % is usual, by {each.degrees + 1} of them or more"
-        for test, each in zip(judged, known, strict=True)
-        if each is not None
-    ]
-    return Compared(judged, missing, differences(before, after), usual, questions)
-
-
-# Values of samples.WarningKind: of a run whose machine was not the one that is asked about.
-_BLOCKING = {"busy_machine", "unsteady", "drift", "throttled"}
-
-
-def _noise_of(record: Record, then: Record, noise: Noise | None) -> Noise | None:
-    """Return noise that is known of both: one machine's says nothing of another's."""
-    return noise if machine(record) == machine(then) else None
-
-
-def compare_records(record: Record, then: Record, noise: Noise | None) -> Comparison:
-    """Compare two runs' records of a case.
-
-    Where the noise between runs is not known there is no verdict: two runs say nothing of what a
-    day or a restart does to a machine. Nor is there under a warning that the machine was not fit.
-    """
-    noise = _noise_of(record, then, noise)
-    comparison = compare_separate(medians(record), medians(then), noise)
-    kinds = {warning.get("kind") for side in (record, then) for warning in side.warnings}
-    if comparison.verdict in UNJUDGED:
-        return comparison
-    if noise is None:
-        return without_verdict(comparison, Verdict.UNKNOWN)
-    if kinds & _BLOCKING and comparison.verdict in (Verdict.FASTER, Verdict.SLOWER):
-        return without_verdict(comparison, Verdict.UNFIT)
-    return comparison
-
-
-def medians(record: Record) -> list[float]:
-    """Return the medians of a record's processes."""
-    return list(process_medians(record.samples_ts, record.processes).values())
-
-
-def _interval(comparison: Comparison) -> str:
-    if comparison.ci_low is None or comparison.ci_high is None:
-        return ""
-    return f"{ratio_text(comparison.ci_low)} – {ratio_text(comparison.ci_high)}"

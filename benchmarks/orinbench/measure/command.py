@@ -80,8 +80,8 @@ from orinbench.options import (
     write_records,
 )
 from orinbench.pictures import Pictures, Seeing
-from orinbench.progress import Messages, make_messages
-from orinbench.synth import cached_synthetic, progress_bar
+from orinbench.progress import Messages
+from orinbench.synth import cached_synthetic, told
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
@@ -178,7 +178,7 @@ def llama_bench_command(**given: Any) -> int:
     roots = Roots()
     check_options(options, roots)
     plan_options = PlanOptions(options)
-    talk, sms = make_messages(options.progress), options.sms
+    talk, sms = Messages(options.progress), options.sms
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = model_paths(options, talk)
@@ -364,8 +364,7 @@ def model_paths(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool
                     "without -m; leave one of the two out"
                 )
         return list(dict.fromkeys(given)), False
-    with progress_bar("writing the synthetic model") as progress:
-        path = cached_synthetic(options.shape, options.quant, 0, progress)
+    path = cached_synthetic(options.shape, options.quant, 0, told("writing the synthetic model"))
     talk.line(f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}")
     return [path], True
 

@@ -120,13 +120,17 @@ def _os_name() -> str:
 
 
 def _first_line(path: Path) -> str | None:
-    if not path.exists():
-        return None
-    return path.read_text().partition("\n")[0].strip("\0# ")
+    return _text(path).partition("\n")[0].strip("\0# ") or None
 
 
 def _field(path: Path, name: str) -> str | None:
-    if not path.exists():
-        return None
-    lines = (line.partition(":") for line in path.read_text().splitlines())
+    lines = (line.partition(":") for line in _text(path).splitlines())
     return next((value.strip() for key, _, value in lines if key.strip() == name), None)
+
+
+def _text(path: Path) -> str:
+    """Return what is in a file, nothing for one that cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

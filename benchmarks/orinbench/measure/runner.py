@@ -102,7 +102,6 @@ class Runner:
         """
         try:
             try:
-                self.talk.begin(self._steps())
                 self._prepare()
                 self._measure()
             finally:
@@ -115,13 +114,6 @@ class Runner:
             for backend in self.backends:
                 backend.close()
         return self.result
-
-    def _steps(self) -> int:
-        """Return how many steps the run has, as the progress bar counts them."""
-        lanes = len(self.plan.lanes)
-        cases = sum(len(lane.cases) for lane in self.plan.lanes)
-        # Open, bandwidth, first token and check of a lane; warm-ups; rounds; fresh processes.
-        return 4 * lanes + cases * (1 + self.plan.repetitions) + lanes * (self.plan.processes - 1)
 
     def _prepare(self) -> None:
         self.idle = measure_idle(self.roots, self.rails)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from orinbench.errors import BenchError
-from orinbench.plain import read_plain
+from orinbench.jsonfile import read_plain
 
 #: Where requests go, by the name that `--endpoint` takes.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -28,7 +28,7 @@ from orinbench.options import (
     with_options,
 )
 from orinbench.pictures import Pictures
-from orinbench.progress import make_messages
+from orinbench.progress import Messages
 from orinbench.serve.client import PATHS
 from orinbench.serve.figures import parse_goals
 from orinbench.serve.load import Load
@@ -130,7 +130,7 @@ def serve_bench_command(**given: Any) -> int:
     loads = _loads(options)
     plan = _plan(options, loads)
     servers = _servers(options, plan)
-    talk = make_messages(False)
+    talk = Messages()
     with Interrupts() as interrupts:
         try:
             results = run(plan, servers, talk, interrupts)

@@ -16,8 +16,9 @@ from markupsafe import Markup
 
 from orinbench.jsonfile import write_whole
 from orinbench.judge.identity import device_label, identity, test_labels
+from orinbench.judge.saved import Compared, JudgedTest
 from orinbench.judge.schema import Record
-from orinbench.judge.verdict import ADVICE, UNJUDGED, Compared, JudgedTest, ratio_text, verdict_text
+from orinbench.judge.verdict import ADVICE, UNJUDGED, ratio_text, verdict_text
 from orinbench.show.table import Table, notes, table_of
 from orinbench.show.timeline import READINGS, Panel, read_panels
 

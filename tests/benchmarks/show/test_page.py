@@ -11,8 +11,9 @@ from tests.benchmarks.show.conftest import figures_of
 
 from orinbench.judge.identity import case_key
 from orinbench.judge.load import completed, load_records
+from orinbench.judge.saved import compare_saved
 from orinbench.judge.schema import Plain, Record
-from orinbench.judge.verdict import Noise, compare_saved
+from orinbench.judge.verdict import Noise
 from orinbench.show.page import Runs, render, render_runs, short_number
 from orinbench.show.timeline import Panel, read_panels
 

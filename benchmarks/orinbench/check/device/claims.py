@@ -13,9 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from orinbench import plain
 from orinbench.errors import BenchError
-from orinbench.jsonfile import read_text
+from orinbench.jsonfile import read_plain, read_text
 
 FORMAT = "tinygrad-orin device-check 3"
 
@@ -60,7 +59,7 @@ def load_report(path: Path) -> dict[str, Any]:
     said = report.get("format") if isinstance(report, dict) else None
     if said != FORMAT:
         raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
-    plain.read_plain(Report, report, str(path))
+    read_plain(Report, report, str(path))
     for name, entry in report["steps"].items():
         if not isinstance(entry.get("result"), dict | None):
             raise BenchError(f"{path}: steps: {name}: result: want an object or null")

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from orinbench import plain
 from orinbench.check.device.claims import (
     FORMAT,
     Answer,
@@ -24,11 +23,11 @@ from orinbench.check.device.claims import (
 from orinbench.check.device.privacy import Scrubber, machine_secrets
 from orinbench.check.device.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
-from orinbench.jsonfile import write_whole
+from orinbench.jsonfile import read_plain, write_whole
 from orinbench.measure.environment import package_version
 from orinbench.model import open_model
 from orinbench.options import ANY_PATH, FILE, option
-from orinbench.progress import Messages, duration, make_messages
+from orinbench.progress import Messages, duration
 from orinbench.show.markdown import counted
 
 REPORT = "report.json"
@@ -83,7 +82,7 @@ def device_check_command(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = begin(check, fresh)
-    return take(check, report, [step for step in STEPS if step.name in names], make_messages(False))
+    return take(check, report, [step for step in STEPS if step.name in names], Messages())
 
 
 def versions() -> dict[str, str | None]:
@@ -203,6 +202,6 @@ def verify_command(file: Path) -> int:
 
 def _answer_line(name: str, entry: Any) -> str:
     """Say what a report found about one of the driver's choices."""
-    answer = plain.read_plain(Answer, entry, f"performance: {name}")
+    answer = read_plain(Answer, entry, f"performance: {name}")
     figure = f"; {answer.figure} {answer.ratio:.3f} of the other's" if answer.ratio else ""
     return f"{name}: {answer.own} or {answer.other}: {answer.verdict}{figure}"

@@ -19,8 +19,8 @@ from orinbench.judge.history.trend import (
     read_trends,
     run_noise,
 )
+from orinbench.judge.saved import Compared, compare_saved
 from orinbench.judge.schema import Record
-from orinbench.judge.verdict import Compared, compare_saved
 from orinbench.options import history_file, option, output_form
 
 _AGAINST = "Run to compare with. [default: the pinned baseline, else the run before]"

@@ -22,7 +22,7 @@ from orinbench.measure.profiling import sass
 from orinbench.measure.profiling.log import KernelTime, read_log
 from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, ModelOptions, model_options, option, output_form
-from orinbench.progress import make_messages
+from orinbench.progress import Messages
 from orinbench.show.markdown import markdown_table
 
 # Time limit of the copies.
@@ -177,7 +177,7 @@ def profile_command(**values: Any) -> None:
     CPU that is one program a token, and there is the wall clock alone.
     """
     options = ProfileOptions(**values)
-    talk, given = make_messages(False), options.backend
+    talk, given = Messages(), options.backend
     if options.arch:
         if given:
             raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")
@@ -193,6 +193,7 @@ def profile_command(**values: Any) -> None:
     device = backend.removeprefix("tinygrad:")
     if given and (reason := probe_device(device)):
         raise BenchError(f"--backend {given}: does not open: {reason}")
+    talk.close()
     result = measure(paths[0], device, options.n_prompt, options.n_depth)
     click.echo(json.dumps(asdict(result)) if options.output == "json" else markdown(result))
 

@@ -50,7 +50,7 @@ from orinbench.options import (
     sweep_options,
     write_records,
 )
-from orinbench.progress import Messages, make_messages
+from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinllm.gpu.compiler import compiler_note
 
@@ -136,7 +136,7 @@ def suite_command(**given: Any) -> int:
     partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
-            talk = make_messages(options.progress)
+            talk = Messages(options.progress)
             devices = tuple(choose_devices(options.devices, talk))
             options = replace(options, processes=processes, devices=devices)
             if note := compiler_note(os.environ):
@@ -182,7 +182,7 @@ def _runner(
         Plan(lanes, options.repetitions, options.seed, options.processes or MIN_UNITS),
         [SuiteBackend(lane, options, max_call_s) for lane in lanes],
         [None] * len(lanes),
-        make_messages(options.progress),
+        Messages(options.progress),
         gate=None,
         probe=probe if options.roofline and benchmark in WITH_ROOFLINE else None,
         delay=options.delay,

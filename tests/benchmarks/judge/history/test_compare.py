@@ -12,8 +12,9 @@ from orinbench.judge.history.store import History
 from orinbench.judge.identity import case_key
 from orinbench.judge.load import load_records
 from orinbench.judge.record import make_records
+from orinbench.judge.saved import compare_saved
 from orinbench.judge.schema import Record
-from orinbench.judge.verdict import Noise, Verdict, compare_saved
+from orinbench.judge.verdict import Noise, Verdict
 from orinbench.measure.plan import Case
 from orinbench.measure.results import RunResult
 from orinbench.show.forms import render_json
