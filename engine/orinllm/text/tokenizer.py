@@ -27,16 +27,21 @@ _SPACE = "\u2581"  # SentencePiece's sign for a space
 _C_SPACES = " \t\n\v\f\r"  # what C's isspace strips
 
 
-def _byte_letters() -> dict[str, int]:
-    """Return the byte of each letter of GPT-2's alphabet: printable ones are themselves."""
+def _latin_letters() -> dict[int, str]:
+    """Return GPT-2's letters for bytes as those of Latin-1; no other character is one of these.
+
+    Printable bytes are themselves.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
+    return (
+        {byte: chr(byte) for byte in printable}
+        | dict.fromkeys(others, "Ā")
+        | {0x100 + i: chr(byte) for i, byte in enumerate(others)}
+    )
 
 
-_BYTE_OF_LETTER = _byte_letters()
+_LATIN = _latin_letters()
 
 
 class Tokenizer:
@@ -179,14 +184,10 @@ class Tokenizer:
         if text in self._whole:
             return text.encode(errors="surrogateescape")
         if self._pre and self._pre.byte_level:
-            letters = [_BYTE_OF_LETTER.get(letter) for letter in text]
-            # Some files spell a word out instead of in letters for bytes.
-            known = [byte for byte in letters if byte is not None]
-            return (
-                bytes(known)
-                if len(known) == len(letters)
-                else text.encode(errors="surrogateescape")
-            )
+            try:
+                return text.translate(_LATIN).encode("latin-1")
+            except UnicodeEncodeError:  # some files spell a word out instead of in such letters
+                return text.encode(errors="surrogateescape")
         return text.replace(_SPACE, " ").encode(errors="surrogateescape")
 
     @functools.cached_property
