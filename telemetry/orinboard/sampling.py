@@ -41,8 +41,9 @@ PROBE_SECONDS = 10.0
 LOOKS = 3
 #: A period has this many times the time that a reading takes.
 BREATH = 1.1
-#: Samples that wait to be asked for; seconds that a reading may take once nobody listens any more.
-MOST_WAITING, LAST_SECONDS = 256, 5.0
+#: Samples that wait to be asked for, and that are kept for who does not read; seconds that a
+#: reading may take once nobody listens any more.
+MOST_WAITING, MOST_KEPT, LAST_SECONDS = 256, 20_000, 5.0
 
 Reader = Callable[[Files], Readings]
 
@@ -199,30 +200,51 @@ class Sampling:
 class Outbox:
     """Samples on their way to who started this process: sent at once, or when they are asked for.
 
-    `answer` is called in a thread of its own: a sensor that hangs delays no answer.
+    A thread of its own sends them: neither a sensor that hangs nor a reader that is busy delays
+    anything but itself.
     """
 
     def __init__(self, output: Connection) -> None:
-        self._output, self._lock = output, threading.Lock()
+        self._output, self._changed = output, threading.Condition()
         self._waiting: list[tuple[Sample, Status]] = []
-        self._most = 1
+        self._most, self._asked, self._ended = 1, False, False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def put(self, sample: Sample, status: Status) -> None:
-        """Take a sample."""
-        with self._lock:
+        """Take a sample; waits only if nobody has read for very long."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) < MOST_KEPT or self._ended)
             self._waiting.append((sample, status))
             if len(self._waiting) >= self._most:
-                self._send(answer=False)
+                self._changed.notify_all()
 
     def answer(self) -> None:
         """Send what there is, from now on only when it is asked for."""
-        with self._lock:
-            self._most = MOST_WAITING
-            self._send(answer=True)
+        with self._changed:
+            self._most, self._asked = MOST_WAITING, True
+            self._changed.notify_all()
 
-    def _send(self, *, answer: bool) -> None:
-        self._output.send((answer, self._waiting))
-        self._waiting = []
+    def end(self) -> None:
+        """Send the last of them."""
+        with self._changed:
+            self._asked = self._ended = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not (self._ended and not self._asked):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._asked or len(self._waiting) >= self._most)
+                    answer, batch = self._asked, self._waiting
+                    self._asked, self._waiting = False, []
+                    self._changed.notify_all()
+                self._output.send((answer, batch))
+        except BrokenPipeError:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
 
 
 def serve(outbox: Outbox, stop: int) -> None:
@@ -250,8 +272,5 @@ def main() -> None:
     sampling = Sampling(
         Roots(*asked["roots"]), asked["hertz"], rails=tuple(asked["rails"]), pid=asked["pid"]
     )
-    try:
-        sampling.run(wait, outbox.put)
-        outbox.answer()
-    except BrokenPipeError:
-        return
+    sampling.run(wait, outbox.put)
+    outbox.end()

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import os
 import random
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, pairwise
+from multiprocessing.connection import Connection
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from orinboard.files import Files, Roots
 from orinboard.meter import MODULE, Meter, Sample, window
 from orinboard.readings import Rail, Readings
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Clock, Sampling, Status
+from orinboard.sampling import Clock, Outbox, Sampling, Status
 from orinboard.sensors.hwmon import read_rails
 from orinexporter.scenario import HWMON, supply
 
@@ -436,3 +438,27 @@ def test_a_process_that_is_stopped_holds_nobody_up(show: Callable[[Tree], Roots]
         while sampler.energy().gap_seconds == 0 and time.monotonic() < end:
             time.sleep(0.02)
         assert sampler.energy().gap_seconds >= ASK_SECONDS
+
+
+def test_who_does_not_read_delays_no_sample() -> None:
+    """A pipe holds a few hundred samples; beside a loop that keeps Python's lock nobody reads."""
+    reading, writing = os.pipe()
+    with Connection(reading, writable=False) as ours, Connection(writing, readable=False) as theirs:
+        outbox, rails = Outbox(theirs), tuple(Rail(f"RAIL_{n}", "1-0040") for n in range(4))
+        outbox.answer()
+
+        def take() -> None:
+            for n in range(2000):
+                outbox.put(Sample(n, n, rails), Status(1.0, 1.0))
+
+        taking = threading.Thread(target=take, daemon=True)
+        taking.start()
+        taking.join(20)
+        assert not taking.is_alive()
+        ending = threading.Thread(target=outbox.end, daemon=True)
+        ending.start()
+        found = list[float]()
+        while len(found) < 2000:
+            found += [sample.seconds for sample, _ in ours.recv()[1]]
+        assert found == list(range(2000))
+        ending.join(20)
