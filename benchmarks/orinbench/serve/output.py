@@ -172,8 +172,8 @@ def render_json(results: Results) -> str:
             "baseline": baseline,
             "load": load.label,
             "measure": measure,
-            **asdict(comparison),
-            "verdict": comparison.verdict.value,
+            "n": comparison.n,
+            **comparison.plain(),
         }
         for server, baseline, load, measure, comparison in results.comparisons()
     ]

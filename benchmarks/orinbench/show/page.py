@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -275,11 +276,15 @@ def _verdicts(runs: Runs) -> Iterator[Verdict]:
 
 
 Figure = Callable[[Record], float | None]
+# Fields of a record that have a chart, and what a bar of the whole width stands for.
+SHARES = (
+    ("roofline_percent", "Share of the roofline; the whole width is 100 %", 100.0),
+    ("peak_percent", "Share of the device's peak; the whole width is 100 %", 100.0),
+    ("joules_per_token", "Energy of a unit of work, J", None),
+)
 
 
-def _throughput(record: Record) -> float | None:
-    """Return the median throughput."""
-    return record.centre
+_throughput: Figure = attrgetter("centre")
 
 
 def _is_first_text(record: Record) -> bool:
@@ -306,38 +311,11 @@ def _measured(runs: Runs) -> Iterator[Section]:
         if unit == "ms":
             title, better, figure = "Time to first text", "Less", _first_text
         lead = f"Median in {unit}, with its 95 % interval. {better} is better."
-        charts = [
-            _bars(f"{title} in {unit}", members, runs, figure, interval=True),
-            _bars(
-                "Share of the roofline; the whole width is 100 %",
-                members,
-                runs,
-                _roofline,
-                full=100.0,
-            ),
-            _bars(
-                "Share of the device's peak; the whole width is 100 %",
-                members,
-                runs,
-                _peak,
-                full=100.0,
-            ),
-            _bars("Energy of a unit of work, J", members, runs, _joules),
-        ]
+        charts = [_bars(f"{title} in {unit}", members, runs, figure, interval=True)]
+        for name, what, full in SHARES:
+            charts.append(_bars(what, members, runs, attrgetter(name), full=full))
         drawn = [chart for chart in charts if chart.groups]
         yield Section(f"measured-{number}", title, lead, _table(runs, members), drawn)
-
-
-def _roofline(record: Record) -> float | None:
-    return record.roofline_percent
-
-
-def _peak(record: Record) -> float | None:
-    return record.peak_percent
-
-
-def _joules(record: Record) -> float | None:
-    return record.joules_per_token
 
 
 def _table(runs: Runs, members: Sequence[Record]) -> Table:

@@ -34,7 +34,7 @@ from orinbench.progress import Messages
 from orinbench.serve.client import Answer, Client, Prompt
 from orinbench.serve.figures import figures_of, parse_goals
 from orinbench.serve.load import Load, LoadResult, apply, arrivals
-from orinbench.serve.output import render_md
+from orinbench.serve.output import render_json, render_md
 from orinbench.serve.run import Plan, Results, Server
 from orinbench.serve.run import run as run_plan
 from orinbench.serve.servers import Room, command_of
@@ -183,6 +183,9 @@ def test_verdicts_are_of_all_measures_at_once() -> None:
         for measure in ("output tokens a second", "time to first text, p50", "gap between texts"):
             (line,) = (line for line in compared.splitlines() if measure in line)
             assert says in line
+        found = json.loads(render_json(results))["comparisons"]
+        assert {each["verdict"] == "faster" for each in found} == {rounds == 7}
+        assert all((each["server"], each["n"]) == ("b", rounds) for each in found)
     assert "of a core" not in compared and "Interrupted" not in compared
     results.partial = True
     assert "Interrupted: the figures are those measured until then." in render_md(results)

@@ -169,13 +169,12 @@ class History:
     def runs(self, only: Filter = Filter()) -> list[Run]:
         """Return the runs that have a record which `only` lets through, the latest last."""
         condition, values = only.sql()
-        with self._told():
-            rows = self._database.execute(
-                "SELECT runs.id, started, origin, partial, benchmark, test, device"
-                f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
-                " ORDER BY started, runs.id, position",
-                values,
-            ).fetchall()
+        rows = self._rows(
+            "SELECT runs.id, started, origin, partial, benchmark, test, device"
+            f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
+            " ORDER BY started, runs.id, position",
+            *values,
+        )
         runs: dict[int, Run] = {}
         for id_, started, origin, partial, benchmark, test, device in rows:
             run = runs.setdefault(id_, Run(id_, started, origin, bool(partial)))
@@ -186,8 +185,7 @@ class History:
 
     def ids(self) -> set[int]:
         """Return the ids of all runs."""
-        with self._told():
-            return {id_ for (id_,) in self._database.execute("SELECT id FROM runs")}
+        return {id_ for (id_,) in self._rows("SELECT id FROM runs")}
 
     def run_named(self, name: str) -> int | None:
         """Return the run that a pinned name or a number means, None for another."""
@@ -197,10 +195,7 @@ class History:
 
     def records(self, run: int) -> list[Record]:
         """Return a run's records; raises BenchError if there is no such run."""
-        with self._told():
-            rows = self._database.execute(
-                "SELECT record FROM records WHERE run = ? ORDER BY position", [run]
-            ).fetchall()
+        rows = self._rows("SELECT record FROM records WHERE run = ? ORDER BY position", run)
         if not rows:
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
         return [completed(json.loads(text)) for (text,) in rows]
@@ -208,13 +203,12 @@ class History:
     def measurements(self, only: Filter = Filter()) -> list[tuple[int, str, str, Record]]:
         """Return (run, identity, device, record) of what has figures, in the order of the runs."""
         condition, values = only.sql()
-        with self._told():
-            rows = self._database.execute(
-                "SELECT run, identity, device, record FROM records JOIN runs ON run = runs.id"
-                f" WHERE coalesce(median, mean) IS NOT NULL AND {condition}"
-                " ORDER BY started, run, position",
-                values,
-            ).fetchall()
+        rows = self._rows(
+            "SELECT run, identity, device, record FROM records JOIN runs ON run = runs.id"
+            f" WHERE coalesce(median, mean) IS NOT NULL AND {condition}"
+            " ORDER BY started, run, position",
+            *values,
+        )
         return [
             (run, case, device, completed(json.loads(text))) for run, case, device, text in rows
         ]
@@ -236,8 +230,11 @@ class History:
 
     def pins(self) -> dict[str, int]:
         """Return the runs that have names."""
+        return dict(self._rows("SELECT name, run FROM pins ORDER BY name"))
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
         with self._told():
-            return dict(self._database.execute("SELECT name, run FROM pins ORDER BY name"))
+            return self._database.execute(query, values).fetchall()
 
     def _migrate(self) -> None:
         """Bring a new or old file to today's schema."""

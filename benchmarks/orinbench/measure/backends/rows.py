@@ -5,25 +5,31 @@ is compared here with other kernels of the engine: a prompt's last logits with t
 token, a decoded token's with those of a prompt, and each sequence of a batch with the same sequence
 alone, and with the same batch among copies of itself. One page of a long text that is another's
 changes logits by less than two ways of an engine differ: so all memory that a sequence has not
-written holds numbers that show wherever they are read (stale.py).
+written holds large numbers of either sign (`spoil`): a token that reads one such page among a
+thousand gives it all of its attention.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from tinygrad import dtypes
+from tinygrad.device import Buffer
 
 from orinbench.measure.backends.backend import RowChecked
-from orinbench.measure.backends.stale import spoil
 from orinbench.measure.backends.tinygrad_paths import has_states
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.plan import Case
 from orinbench.measure.sampled import ways_of
 from orinllm.batching.cache import SequencePlace
+from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Draw, Row, Runner
 from orinllm.choose.sampling import Sampling, sample
+from orinllm.gpu.device import compile_all
 from orinllm.gpu.kernels.buffers import pages_of
+from orinllm.gpu.launch import Argument, Graph, Launch
+from orinllm.gpu.memory import Memory
 from orinllm.network.vision.pictures import pieces_of, position_shift
 
 Ids = Sequence[int]
@@ -173,3 +179,54 @@ def are_finite(rows: Iterable[Floats]) -> bool:
     Keys and values that are no numbers make all later logits so, too.
     """
     return all(np.isfinite(row).all() for row in rows)
+
+
+_THREADS = 256
+# Words of two halves, a float or four bytes: a number, and the bits that change its sign.
+_HALVES, _FLOAT = (0x54005400, 0x80008000), (0x42800000, 0x80000000)
+_BYTES = (0x7F7F7F7F, 0xFEFEFEFE)
+_SCALES = (0x38003800, 0)  # halves of one half, of the bytes
+
+
+def spoil(runner: Runner, draw: int) -> None:
+    """Overwrite what sequences keep on a GPU, by other numbers for each draw.
+
+    Other paths have no pages. Two ways that read one page that nobody wrote must not agree on it.
+    """
+    if isinstance(runner, FusedRunner):
+        memory = runner.executor.memory
+        launches = list(_launches(memory, draw))
+        compile_all(memory.device, [launch.source for launch in launches])
+        Graph(memory.device, launches).run()
+        runner.executor.settle()
+
+
+def _launches(memory: Memory, draw: int) -> Iterator[Launch]:
+    kept = _BYTES if memory.scales else _HALVES
+    yield from (_overwrite(buffer, draw, *kept) for buffer in memory.caches)
+    yield from (_overwrite(buffer, draw, *_SCALES) for buffer in memory.scales)
+    if memory.states is not None:
+        yield _overwrite(memory.states, draw, *_FLOAT)
+
+
+def _overwrite(buffer: Buffer, draw: int, word: int, signs: int) -> Launch:
+    words = buffer.nbytes // 4
+    view = buffer.view(words, dtypes.uint32, 0).ensure_allocated()
+    return Launch(
+        name=f"spoil_{words}_{word:x}_{draw}",
+        file="gpu.cuh",
+        constants=(),
+        arguments=(Argument("unsigned* to", view),),
+        body=f"""\
+  const unsigned at = blockIdx.x * {_THREADS}u + threadIdx.x;
+  unsigned mixed = (at + {draw}u) * 2654435761u;
+  mixed = (mixed ^ mixed >> 15) * 2246822519u;
+  mixed ^= mixed >> 13;
+  unsigned flips = 0u;  // of each byte all bits or none
+  for (int byte = 0; byte < 4; byte++)
+    if (mixed >> byte & 1u) flips |= 255u << 8 * byte;
+  if (at < {words}u) to[at] = {word:#x}u ^ (flips & {signs:#x}u);""",
+        grid=(-(-words // _THREADS), 1, 1),
+        block=_THREADS,
+        writes=("to",),
+    )

@@ -15,11 +15,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from orinbench.measure.backends.backend import BackendDiedError, Prepared
 from orinbench.measure.backends.process import WorkerProcess
 from orinbench.measure.plan import SuiteCase
-from orinbench.measure.suite import peaks
+from orinbench.measure.suite import work
 from orinbench.measure.suite.cases import CASES, UNITS, select
-from orinbench.measure.suite.peaks import RATES, peak
 from orinbench.measure.suite.tasks import WrongResultError, expect_close
-from orinbench.measure.suite.work import percentiles
+from orinbench.measure.suite.work import RATES, peak, percentiles
 from orinbench.show.table import time_text
 
 Prepare = Callable[..., Prepared]
@@ -243,8 +242,8 @@ def test_a_peak_is_multiprocessors_times_clock_times_rate(
 
     gpus = [SimpleNamespace(max_hz=hertz)] if hertz else []
     state = SimpleNamespace(readings=SimpleNamespace(gpus=gpus))
-    monkeypatch.setattr(peaks, "Device", Devices())
-    monkeypatch.setattr(peaks, "read_state", lambda: state)
-    monkeypatch.setattr(peaks, "multiprocessors", lambda name: 16)
+    monkeypatch.setattr(work, "Device", Devices())
+    monkeypatch.setattr(work, "read_state", lambda: state)
+    monkeypatch.setattr(work, "multiprocessors", lambda name: 16)
     found = peak("float16")
     assert found is None if want is None else found is not None and found[0] == want
