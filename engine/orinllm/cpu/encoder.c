@@ -14,16 +14,15 @@
 #endif
 #define WIDE 2
 #define PANEL (WIDE * LANES)
-#define QUERIES 32        // of a unit of attention
-#define AT_ONCE 256       // whose values are mixed at once
+#define AT_ONCE 256       // keys whose values are mixed at once
 #define PRODUCT_ROWS 512  // of activations, that a panel of weights is multiplied by
 
 enum { PRODUCT, LAYER_NORM, RMS_NORM, GATED, SPLIT, ATTEND_ALL, COPY, MEAN };
 enum { STORED, ADDED, GELU_TANH, GELU_QUICK, GELU_EXACT };
 
 // in: `rows` rows of `cols` elements; out: as many, or as the kind says. heads: of queries, keys
-// and values, of `cols` elements in ATTEND_ALL. blocks: first of QUERIES, and the ends of the rows
-// it sees. joined: rows of `in` that are one of COPY and MEAN.
+// and values, of `cols` elements in ATTEND_ALL. blocks: ends of some queries, and of the keys that
+// they see. joined: rows of `in` that are one of COPY and MEAN.
 typedef struct {
   i64 kind, rows, cols;
   const float* in;
@@ -212,16 +211,16 @@ static void softmax(float* scores, i64 n, float* sums) {
 
 // PANEL queries of a head, from `first` on; `block` as in Stage. in: what SPLIT made.
 static void attend_panel(const Stage* s, const i64* block, i64 first, i64 h, float* scratch) {
-  const i64 size = s->cols, stride = s->in_stride, keys = block[2] - block[1];
+  const i64 size = s->cols, stride = s->in_stride, keys = block[3] - block[2];
   const i64 part = s->heads * s->rows * stride;
   const float* q = s->in + h * s->rows * stride;
-  const float *k = q + part + block[1] * stride, *v = k + part;
+  const float *k = q + part + block[2] * stride, *v = k + part;
   float *queries = scratch, *mixed = queries + PANEL * size, *scores = mixed + PANEL * size;
   float of[DEEP][PANEL], sums[PANEL];
   for (int r = 0; r < PANEL; r += 4) {
     const float* rows[4];
     for (int i = 0; i < 4; i++)
-      rows[i] = q + (first + r + i < block[2] ? first + r + i : block[2] - 1) * stride;
+      rows[i] = q + (first + r + i < block[1] ? first + r + i : block[1] - 1) * stride;
     across(rows, size, s->factor, queries + r);
   }
   for (i64 at = 0; at < keys; at += DEEP)
@@ -235,14 +234,14 @@ static void attend_panel(const Stage* s, const i64* block, i64 first, i64 h, flo
       for (i64 i = 0; i < DEEP && at + i < size; i++)
         for (i64 r = 0; r < PANEL; r++) mixed[(at + i) * PANEL + r] += of[i][r];
     }
-  for (i64 r = 0; r < PANEL && first + r < block[2]; r++)
+  for (i64 r = 0; r < PANEL && first + r < block[1]; r++)
     for (i64 i = 0; i < size; i++)
       s->out[(first + r) * s->out_stride + h * size + i] = mixed[i * PANEL + r] / sums[r];
 }
 
 static void attend_all(const Stage* s, i64 unit, float* scratch) {
-  const i64* block = s->blocks + unit % s->n_blocks * 3;
-  for (i64 q = block[0]; q < block[0] + QUERIES && q < block[2]; q += PANEL)
+  const i64* block = s->blocks + unit % s->n_blocks * 4;
+  for (i64 q = block[0]; q < block[1]; q += PANEL)
     attend_panel(s, block, q, unit / s->n_blocks, scratch);
 }
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orinllm.cpu.native import core_count, native
 from orinllm.cpu.program import ENCODE, Op, Run, memory
@@ -29,13 +28,13 @@ from orinllm.network.vision.encoder import (
     Shuffle,
 )
 from orinllm.network.vision.pictures import Pixels
-from orinllm.network.vision.places import Arrangement, arrange, interpolated
+from orinllm.network.vision.places import Arrangement, arrange, blocks_of, interpolated
 
 _PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _SPLIT, _ATTEND_ALL, _COPY, _MEAN = range(8)
 _STORED, _ADDED, _GELU_TANH, _GELU_QUICK, _GELU_EXACT = range(5)
 _FLOATS, _HALVES = -1, 0  # types of Layout that are no packed ones
-# At most PANEL and DEEP of cpu/encoder.c, and QUERIES.
-_PANEL, _DEEP, _QUERIES = 32, 12, 32
+# PANEL and DEEP of cpu/encoder.c, at most. A core claims so many queries of a head at once.
+_PANEL, _DEEP = 32, 12
 # Stages of a call: a layer's. Between two of them a process can be interrupted.
 _STAGES = 10
 
@@ -149,7 +148,10 @@ class _Stages:
         x[:] = 0
         if arranged.taps is not None:
             x[:] = interpolated(weights.floats("v.position_embd.weight"), arranged.taps)
-        self._blocks = {False: _blocks_of(whole), True: _blocks_of(arranged.windows)}
+        self._blocks = {
+            False: blocks_of(whole, _PANEL),
+            True: blocks_of(arranged.windows, _PANEL),
+        }
         self._linear(Linear(X, "patches", (("v.patch_embd", encoder.width),)))
         self._last(X, X, epilogue=_ADDED, factor=1.0)  # to their positions
         for operation in encoder.operations:
@@ -251,7 +253,7 @@ class _Stages:
             n_blocks=len(blocks),
         )
         stage.rows = rows
-        most = max(int(end - first) for _, first, end in blocks)
+        most = max(int(end - first) for _, _, first, end in blocks)
         self._needs(_PANEL * (2 * size + most + _DEEP))
 
     def _joined(self, kind: int, out: str, names: Sequence[str], joined: int) -> None:
@@ -263,13 +265,3 @@ class _Stages:
             stage = self._add(kind, value, made[:, at:], joined=joined)
             stage.rows, stage.in_stride = rows, value.strides[0] // 4
             at += value.shape[1] * each
-
-
-def _blocks_of(windows: Sequence[slice]) -> NDArray[np.int64]:
-    """Return the blocks of attention in windows of rows: (first query, first key, end of keys)."""
-    found = [
-        (first, window.start, window.stop)
-        for window in windows
-        for first in range(window.start, window.stop, _QUERIES)
-    ]
-    return np.array(found, np.int64).reshape(-1, 3)

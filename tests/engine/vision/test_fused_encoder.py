@@ -13,9 +13,9 @@ from tests.engine.vision import tiny, tiny_qwen
 from orinbench.check.reference_vision import VisionReference
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.gpu.encoder import FusedEncoder, footprint, obstacle
-from orinllm.gpu.kernels.encoder import Heads, attend_all, split_heads
+from orinllm.gpu.kernels.encoder import BLOCK_ROWS, Heads, attend_all, split_heads
 from orinllm.gpu.launch import Graph
-from orinllm.gpu.steps.picture import ranges_of
+from orinllm.network.vision.places import blocks_of
 from orinllm.network.vision.prepare import prepare
 from orinllm.sight import encoder_on, read_projector
 
@@ -94,7 +94,7 @@ def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) 
     angles = rng.standard_normal((n, head // 2)) if turned else np.zeros((n, head // 2))
     turns = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     q, k = (_turned(x, turns.astype(np.float64)) for x in (q, k))
-    ranges = ranges_of(windows)
+    ranges = blocks_of(windows, BLOCK_ROWS)
     assert ranges.tolist() == [[0, 64, 0, 70], [64, 70, 0, 70], [70, 71, 70, 71], [71, n, 71, n]]
     size = n * heads * what.head_dim
     first, second, third = (buffer(np.full(size, np.nan, np.float16)) for _ in range(3))
@@ -102,7 +102,7 @@ def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) 
     out, given = buffer(before), buffer(turns) if turned else None
     launches = [
         split_heads((first, second, third), buffer(qkv), given, what, n),
-        attend_all(out, (first, second, third), buffer(ranges), what, len(ranges)),
+        attend_all(out, (first, second, third), buffer(ranges.astype(np.int32)), what, len(ranges)),
     ]
     Graph("EMU", launches).run()
     got = read(out, np.float16).reshape(n, 256)

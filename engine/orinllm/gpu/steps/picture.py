@@ -43,7 +43,7 @@ from orinllm.network.vision.encoder import (
     Pool,
     Shuffle,
 )
-from orinllm.network.vision.places import Arrangement
+from orinllm.network.vision.places import Arrangement, blocks_of
 
 if TYPE_CHECKING:
     from orinllm.gpu.encoder import PictureBuffers, PictureWeights
@@ -81,7 +81,7 @@ class PictureList:
         self._shown = next(beside, (encoder.result,))
         device = room.device
         ranges = {False: [slice(0, self._patches)], True: arranged.windows}
-        self._ranges = {kind: ranges_of(each) for kind, each in ranges.items()}
+        self._ranges = {kind: blocks_of(each, BLOCK_ROWS) for kind, each in ranges.items()}
         self._range_buffers = {
             kind: ints(device, each.reshape(-1).tolist())
             for kind, each in self._ranges.items()
@@ -264,13 +264,3 @@ def _joined(value: _Value, rows: int) -> _Value:
 
 def _activation(gelu: Gelu) -> str:
     return "EXACT_GELU" if gelu.exact else "QUICK_GELU" if gelu.quick else "GELU"
-
-
-def ranges_of(windows: list[slice]) -> np.typing.NDArray[np.int32]:
-    """Return the blocks of attention in windows of rows: (first, end, first key, end of keys)."""
-    found = [
-        (first, min(first + BLOCK_ROWS, window.stop), window.start, window.stop)
-        for window in windows
-        for first in range(window.start, window.stop, BLOCK_ROWS)
-    ]
-    return np.array(found, np.int32).reshape(-1, 4)

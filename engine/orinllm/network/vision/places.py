@@ -4,6 +4,7 @@ Source: get_vision_* of `transformers`' vision_utils.py, whose encoders judge it
 (tests/engine/vision).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,3 +99,13 @@ def arrange(encoder: Encoder, rows: int, columns: int) -> Arrangement:
     taps = taps_of(free.learned, rows, columns, places) if free.learned else None
     back = np.argsort(order[:: free.merge**2], kind="stable")
     return Arrangement(order, taps, turns_of(encoder, free, places), ranges, back)
+
+
+def blocks_of(windows: Sequence[slice], rows: int) -> Places:
+    """Return blocks of attention of so many rows: (first, end, first key, end of keys)."""
+    found = [
+        (first, min(first + rows, window.stop), window.start, window.stop)
+        for window in windows
+        for first in range(window.start, window.stop, rows)
+    ]
+    return np.array(found, np.int64).reshape(-1, 4)
