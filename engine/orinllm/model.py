@@ -251,10 +251,15 @@ class Model:
         """Load a smaller model of the same vocabulary that proposes, onto the same device.
 
         "mtp" is the block that the model's own file has for it, whose own file may be given, too.
-        Raises BadInput for a file that is none, or has none.
+        Raises BadInput for a file that is none, or has none, and for a block while answers grow.
         """
         if (block := self.header.network.block_file(path)) is not None:
-            return load_block(self.header, self.plan, self.runner, block)
+            if self._scheduler.running or self._scheduler.waiting:
+                raise BadInput(f"{path}: a block is loaded while no answer grows; wait for those")
+            proposer = load_block(self.header, self.plan, self.runner, block)
+            # It takes something of each token, which is kept from now on.
+            self._scheduler.store = make_store(self.runner, self.header.network)
+            return proposer
         general = self.runner.name == "general"
         return load_draft(self.header, path, self.plan.device, general, say)
 
@@ -405,11 +410,16 @@ def load_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Block:
     what = f"--draft {MTP if own else gguf.path}"
     check_guesses(runner, plan, what)
     from orinllm.batching.cpu_runner import CpuRunner
-    from orinllm.cpu.block import CpuBlock
 
-    if not isinstance(runner, CpuRunner):  # of a file that has a block but no layer with a state
-        raise BadInput(f"{what}: a block proposes tokens on a CPU, but not on {plan.device}")
-    return Block(CpuBlock(runner.path, gguf, config))
+    if isinstance(runner, CpuRunner):
+        from orinllm.cpu.block import CpuBlock
+
+        return Block(CpuBlock(runner.path, gguf, config))
+    from orinllm.batching.fused_runner import FusedRunner
+
+    assert isinstance(runner, FusedRunner)
+    with faults_of(plan.device):
+        return Block(runner.block(header.network, gguf, config))
 
 
 def load_draft(

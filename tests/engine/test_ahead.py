@@ -9,19 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.engine import hybrid_models
 from tests.engine.vision import tiny
 from tinygrad import helpers
 from tinygrad.device import CompileError
 from tinygrad.helpers import Context
 
 from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.proposers import Block
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu import device as devices
 from orinllm.gpu import kernel_cache
-from orinllm.gpu.ahead import compile_ahead, target
+from orinllm.gpu.ahead import compile_ahead, launches_for, target
 from orinllm.gpu.encoder import FusedEncoder
-from orinllm.loader import Network, make_runner, plan_network
+from orinllm.loader import Network, Share, make_runner, plan_network
 from orinllm.sight import projector_of
 
 
@@ -77,6 +79,36 @@ def test_a_start_with_cubins_compiles_nothing(
     monkeypatch.setenv(devices.CUBINS, str(tmp_path / "nowhere"))
     devices.compile_cuda("NULL", "another source")
     assert asked.asked == 1
+
+
+@pytest.mark.usefixtures("plain_null")
+def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
+    hybrid_models.write(tmp_path / "m.gguf", "qwen35", "F16", mtp=True)
+    network, gpu = Network.read(tmp_path / "m.gguf", 128), target("sm_87", None)
+    ahead = {launch.source for launch in launches_for(network, gpu, 1, 2, 4, served=True)}
+    asked = Remembering(gpu.arch)
+    devices.register(
+        "NULL",
+        devices.Toolchain(
+            lambda device: asked,
+            lambda device: gpu.multiprocessors,
+            lambda device: devices.SHARING,
+            lambda device: None,
+            lambda device: gpu.arch,
+        ),
+    )
+    plan, sources = plan_network(network, "NULL"), list[str]()
+    asked.compile_cached = lambda source: sources.append(source) or b""  # type: ignore[func-returns-value,method-assign]
+    runner = make_runner(network, plan, share=Share(4, 8))
+    assert isinstance(runner, FusedRunner)
+    with Context(NULL_ALLOW_COPYOUT=1):
+        block = Block(runner.block(network, network.gguf, network.block()))
+        runner.warm(verifies=True)
+        runner.executor.fill(list(range(3, 40)), 0, 36)
+        runner.executor.verify([5, 6], 37)
+        runner.executor.keep_first(1)
+        assert len(block.propose(list(range(3, 40)), 3, [0])) == 3
+    assert sources and {*sources} <= ahead
 
 
 @pytest.mark.usefixtures("plain_null")

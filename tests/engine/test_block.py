@@ -1,4 +1,4 @@
-"""A file's block that proposes tokens (MTP), on a CPU: what it says, and texts that stay the same.
+"""A file's block that proposes tokens (MTP): what it says, and texts that stay the same.
 
 The golden numbers are llama.cpp 0.5.0's (graph_mtp, fed as common/speculative.cpp does, keys and
 values of 32 bits), of the greedy tokens behind the first 70 of the prompt.
@@ -8,13 +8,12 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.engine import hybrid_models
+from tests.engine.conftest import Load
 from tests.engine.hybrid_models import CONTEXT, MODELS, PROMPT
 from tests.engine.models import tokenizer
 from tests.engine.test_hybrid import Listener
@@ -23,18 +22,20 @@ from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import rotation_of
 from orinbench.model import open_model
 from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Block, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.choose.sampling import Sampling
 from orinllm.cpu.block import CpuBlock
 from orinllm.errors import BadInput
+from orinllm.gpu.block import FusedBlock
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
-from orinllm.model import Header, Model, load_block
+from orinllm.model import Generation, Header, Model
 from orinllm.server.engine import _pages
 from orinllm.server.options import EngineOptions
 
@@ -112,7 +113,7 @@ def test_it_says_what_llama_cpp_and_the_reference_say(tmp_path: Path, name: str)
             path.fill(TEXT[start:end], start, slot=1)
             path.fill(TEXT[5:30], 0, slot=0)
         said.clear()
-        assert block.propose(TEXT, 0, 1, 3, choose) == tokens
+        assert block.propose(TEXT, 0, [pages_of(CONTEXT)], 3, choose) == tokens
         error = np.array(said, np.float64) - want
         assert np.sqrt((error**2).mean()) < 4e-4 * want.std()
 
@@ -145,13 +146,12 @@ def test_what_it_has_not_is_the_models(
         said.append(logits)
         return int(logits.argmax())
 
-    block.propose(TEXT[:20], 0, 0, 2, choose)
+    block.propose(TEXT[:20], 0, [0], 2, choose)
     assert np.abs(np.array(said) - want).max() < 2e-3
 
 
-@pytest.fixture(scope="module")
-def apt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose next token is nearly its last one's, which its block nearly knows."""
+def write_apt(path: Path, quant: str | None = None) -> Path:
+    """Write a model whose next token is nearly its last one's, which its block nearly knows."""
     real = hybrid_models.tensors
 
     def tensors(name: str, wider: bool = False, mtp: bool = False) -> Values:
@@ -164,11 +164,15 @@ def apt(tmp_path_factory: pytest.TempPathFactory) -> Path:
         joined[:, : len(joined)] += np.eye(len(joined), dtype=np.float32)
         return found | {"blk.2.nextn.eh_proj.weight": joined}
 
-    path = tmp_path_factory.mktemp("apt") / "m.gguf"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hybrid_models, "tensors", tensors)
-        hybrid_models.write(path, "qwen35", mtp=True)
+        hybrid_models.write(path, "qwen35", quant, mtp=True)
     return path
+
+
+@pytest.fixture(scope="module")
+def apt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_apt(tmp_path_factory.mktemp("apt") / "m.gguf")
 
 
 def test_texts_are_those_without(apt: Path) -> None:
@@ -228,7 +232,7 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
     _, runner, block = opened(apt)
     rng, each = np.random.default_rng(4), pages_of(CONTEXT)
     used, texts, said = Block(block), [list[int](), list[int]()], [list[int](), list[int]()]
-    read = list[int]()
+    pages, read = [range(each), range(each, 2 * each)], list[int]()
     real = block._go
 
     def go(tokens: list[int], *rest: object, **more: object) -> None:
@@ -247,14 +251,25 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
         read.clear()
         how = Sampling(temperature=0.4, seed=len(text))
         used.begin(how)
-        said[slot] = used.propose(text, 3, [slot * each])
+        said[slot] = used.propose(text, 3, pages[slot])
         if len(text) < 2:
             assert said[slot] == []
             continue
         assert sum(read[:-2]) <= max(1, len(text) - kept)
-        assert used.propose(text, 3, [slot * each]) == said[slot]
-        fresh = block.propose(text, 0, slot, 3, lambda logits, at: sample(logits, how, (), at))  # noqa: B023
-        assert fresh == said[slot]
+        assert used.propose(text, 3, pages[slot]) == said[slot]
+        assert block.propose(text, 0, pages[slot], 3, used._choose) == said[slot]
+
+
+def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part at a time, since nobody can cancel that; it proposes once it has read all."""
+    _, runner, block = opened(apt)
+    runner.path.fill(TEXT, 0)
+    pages = range(pages_of(CONTEXT))
+    whole = Block(block).propose(TEXT, 3, pages)
+    monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
+    slowly = Block(block)
+    said = [slowly.propose(TEXT[:end], 3, pages) for end in (68, 69, 70)]
+    assert said == [[], [], whole] and len(whole) == 3
 
 
 def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
@@ -350,13 +365,63 @@ def test_a_block_that_is_not_what_is_known(tmp_path: Path, change: Change, why: 
         network.block()
 
 
-def test_a_gpu_says_that_it_takes_none(apt: Path) -> None:
-    """It would take guesses, but not from a block."""
-    network = opened(apt)[0]
-    header, runner = Header(network, tokenizer("gpt-2"), None), SimpleNamespace(most_verified=4)
-    guesses: Any = runner
-    with pytest.raises(BadInput, match="--draft mtp: a block proposes tokens on a CPU, but not on"):
-        load_block(header, plan_network(network, "CPU"), guesses, network.gguf)
+def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Path) -> None:
+    """Behind tokens of all kinds of launches, in pages in any order, and again."""
+    hybrid_models.write(tmp_path / "m.gguf", "qwen35moe", "F16", mtp=True)
+    text, network = TEXT[:20], Network.read(tmp_path / "m.gguf", 64)
+    want = BlockReference(open_model(tmp_path / "m.gguf")).proposals(text, 2)
+    executor, said = emulated(tmp_path / "m.gguf", 64, pages=3), list[NDArray[np.float32]]()
+    block = FusedBlock(executor, network, network.gguf, network.block())
+    executor.place([2], 1)
+    executor.fill(text, 0, 9)
+    executor.fill(text, 9, 10)
+    executor.verify([*text[10:12], 1, 1], 10)
+    executor.keep_first(2)
+    batch = executor.decoder(4)
+    batch.place([[], [], [2], []], [0, 2, 1, 3])
+    for at in (12, 13):
+        batch.step([1, 1, text[at], 1], [-1, -1, at, -1])
+    executor.place([2], 1)
+    executor.begin(text[:19], 14)
+
+    def choose(logits: NDArray[np.float32], position: int) -> int:
+        said.append(logits)
+        return int(logits.argmax()) if position == 19 + len(said) else -1
+
+    for start in (0, 18):
+        assert block.propose(text, start, [2], 2, choose) == want.argmax(1).tolist()
+        off = np.linalg.norm(np.array(said) - want, axis=1) / np.linalg.norm(want, axis=1)
+        assert off.max() < 0.003
+        said.clear()
+
+
+def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
+    path = write_apt(tmp_path / "m.gguf", "F16")
+    network, executor = Network.read(path, 128), emulated(path, 128, slots=(1, 1))
+    runner = FusedRunner(executor, 1)
+    header = Header(network, tokenizer("gpt-2"), None)
+    model = Model(header, plan_network(network, "EMU"), runner, make_store(runner, network))
+
+    def ask(how: Sampling) -> Generation:
+        said = model.generate(TEXT[:20], how, max_tokens=9)
+        assert said.text is not None
+        return said
+
+    cold = Sampling(temperature=0.05, seed=5)
+    alone = [ask(how) for how in (GREEDY, cold)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orinllm.gpu.block.free_memory", lambda device: 10_000)
+        with pytest.raises(BadInput, match=r"m\.gguf: a block of .* do not fit the 0\.0 GB that"):
+            model.draft(MTP)
+    model.speculate(model.draft(MTP))  # what was read before is read again, for it
+    for how, one in zip((GREEDY, cold), alone, strict=True):
+        guessed = ask(how)
+        assert guessed.tokens == one.tokens and guessed.n_accepted > 2
+    grows = model.generate(TEXT[:20], GREEDY, max_tokens=90)
+    with pytest.raises(BadInput, match="mtp: a block is loaded while no answer grows"):
+        model.draft(MTP)
+    grows.cancel()
+    model.close()
 
 
 def test_its_memory_is_counted(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +444,7 @@ def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) ->
     network = Network.read(apt, CONTEXT)
     plan = plan_network(network, "CPU")
     pages = []
-    for block in (None, network.block()):
+    for block in (None, (network.gguf, network.block())):
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
         monkeypatch.setattr("orinllm.server.engine.free_memory", lambda device: free)  # noqa: B023

@@ -1,15 +1,23 @@
 """The fused kernels as a runner: what several sequences share a GPU with."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.runner import Drawn, Floats, Row, agreeing, draw
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, size_classes
 from orinllm.gpu.fused import FusedExecutor
+
+if TYPE_CHECKING:
+    from orinllm.file.gguf import GGUF
+    from orinllm.gpu.block import FusedBlock
+    from orinllm.loader import Network
+    from orinllm.network.config import Config
 
 
 class FusedRunner:
@@ -32,6 +40,22 @@ class FusedRunner:
         self._steps = deque[_Step]()  # under way
         self._last: _Step | None = None  # that was collected
         self._alone: tuple[_At, Sampling] | None = None  # what `verify` goes on with
+
+    def block(self, network: Network, gguf: GGUF, config: Config) -> FusedBlock:
+        """Return a block that proposes tokens, of a file, before anything is computed.
+
+        Raises BadInput: see `FusedBlock`.
+        """
+        from orinllm.gpu.block import FusedBlock
+
+        made = FusedBlock(self.executor, network, gguf, config)
+        # The decoders are other ones now.
+        self._placed.clear()
+        self._draws.clear()
+        self._steps.clear()
+        self._alone = None
+        self._begins = self._pieces and self.executor.begins
+        return made
 
     def warm(self, verifies: bool = False) -> None:
         """Compile what pieces of prompts and steps of every size need, and `verify`, if used."""
@@ -141,7 +165,7 @@ class FusedRunner:
         assert self._last is not None
         return self._last.decoder.logits()[: len(self._last.rows)]
 
-    def _place_rows(self, decoder: Decoder, places: list["_At"]) -> None:
+    def _place_rows(self, decoder: Decoder, places: list[_At]) -> None:
         """Copy what changed of a table of pages: mostly one slot's, which got a page."""
         before = self._placed.get(decoder.sequences, [])
         changed = [slot for slot, was in enumerate(before) if was != places[slot]]

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from orinllm.batching.runner import Draw, Floats, Row, Runner, agreeing
 from orinllm.choose.sampling import Sampling, sample
-from orinllm.gpu.kernels.buffers import pages_of
+from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 if TYPE_CHECKING:
     from orinllm.cpu.block import CpuBlock
+    from orinllm.gpu.block import FusedBlock
 
 # Tokens that a block proposes at most: a head of the whole vocabulary each (llama.cpp's default).
 _MOST_OF_BLOCK = 3
+# Tokens of a text that a block reads between two tokens of an answer, which may be cancelled then.
+_READ_AT_ONCE = 512
 # Tokens that must have come before for what followed them to be proposed, the longest first.
 _GRAMS = (4, 3, 2)
 
@@ -115,26 +118,33 @@ class Draft:
 class Block:
     """Proposes what a block of the model's own file says (MTP), from the model's states."""
 
-    def __init__(self, block: "CpuBlock") -> None:
-        self._block, self._each = block, pages_of(block.context)  # pages of a slot
+    def __init__(self, block: "CpuBlock | FusedBlock") -> None:
+        self._block = block
         self._how = Sampling(temperature=0)
-        self._held: dict[int, list[int]] = {}  # by slot: texts whose keys and values it has
+        # By place: texts whose keys and values it has, and their pages.
+        self._held: dict[int, tuple[list[int], list[int]]] = {}
 
     def begin(self, how: Sampling) -> None:
         """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
         self._how = how
 
     def propose(self, text: Sequence[int], most: int, pages: Sequence[int]) -> list[int]:
-        """Return the block's next tokens; it reads what it has not read yet of the text."""
+        """Return the block's next tokens; it reads what it has not read yet of the text.
+
+        Where that is long it reads a part, and proposes nothing.
+        """
         if len(text) < 2 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        slot, most = pages[0] // self._each, min(most, _MOST_OF_BLOCK)
+        place, most = self._block.place(pages), min(most, _MOST_OF_BLOCK)
         # Keys and values at a position are of the token behind it, too; the last ones are made
         # again where all are there, for their logits.
-        known = agreeing(text, self._held.get(slot, ())) - 1
+        before, there = self._held.get(place, ([], []))
+        known = min(agreeing(text, before) - 1, agreeing([*pages], there) * PAGE)
         start = max(0, min(known, len(text) - 2))
-        found = self._block.propose(text, start, slot, most, self._choose)
-        self._held[slot] = list(text)
+        part = text[: start + _READ_AT_ONCE + 1]
+        most = most if len(part) == len(text) else 0
+        found = self._block.propose(part, start, pages, most, self._choose)
+        self._held[place] = [*part], [*pages]
         return found
 
     def _choose(self, logits: Floats, position: int) -> int:

@@ -5,7 +5,7 @@ top-k, top-p, min-p, temperature, draw. The draw is counter-based, by the positi
 seed gives the same text whatever else runs. cuda/sample.cu does the same on a GPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral, Real
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from orinllm.errors import BadInput
 
 Floats = NDArray[np.float32]
+#: Chooses a token from logits and its position; below 0: none.
+Choose = Callable[[Floats, int], int]
 
 # Tokens that are sorted at first, where all may be drawn.
 _FEW = 128

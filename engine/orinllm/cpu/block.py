@@ -6,20 +6,19 @@ model's. Source: graph_mtp of llama.cpp's src/models/qwen35.cpp, vLLM's qwen3_ne
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from orinllm.choose.hidden_states import normed
+from orinllm.choose.sampling import Choose
 from orinllm.cpu.executor import CpuExecutor, Floats
 from orinllm.cpu.program import CHUNK
 from orinllm.cpu.weights import lies_in_file
 from orinllm.file.gguf import GGUF
+from orinllm.gpu.kernels.buffers import pages_of
 from orinllm.network.arch import wanted_tensors
 from orinllm.network.config import Config
-
-#: Chooses a token from logits and its position; below 0: none.
-Choose = Callable[[Floats, int], int]
 
 
 class CpuBlock(CpuExecutor):
@@ -38,20 +37,24 @@ class CpuBlock(CpuExecutor):
         raw = (ctypes.c_float * (self._most * 2 * config.dim)).from_address(self._lowered.joined)
         self._joined = np.ctypeslib.as_array(raw).reshape(self._most, -1)
 
+    def place(self, pages: Sequence[int]) -> int:
+        """Return which of the texts that it has keys and values of may be one in these pages."""
+        return pages[0] // pages_of(self.context)
+
     def propose(
-        self, text: Sequence[int], start: int, slot: int, most: int, choose: Choose
+        self, text: Sequence[int], start: int, pages: Sequence[int], most: int, choose: Choose
     ) -> list[int]:
         """Return up to `most` tokens behind a text, all but whose last token the model has.
 
         The block has its keys and values up to position `start`, at least one less than it could,
         and gets the others.
         """
-        end, found = len(text) - 1, list[int]()
+        end, slot, found = len(text) - 1, self.place(pages), list[int]()
         for at in range(start, end, CHUNK):
             behind = min(at + CHUNK, end)
             given = self._model.last_norm(self._left[slot, at:behind])
             self._go(text[at + 1 : behind + 1], at, slot, given, wanted=behind == end)
-        while (token := choose(self._read(1)[0], len(text) + len(found))) >= 0:
+        while most and (token := choose(self._read(1)[0], len(text) + len(found))) >= 0:
             found.append(token)
             if len(found) == most:
                 break

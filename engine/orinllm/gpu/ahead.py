@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from orinllm.errors import BadInput
@@ -23,7 +24,7 @@ from orinllm.gpu.fused import piece_of
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import make_memory, slot_floats
+from orinllm.gpu.memory import Left, Memory, make_memory, slot_floats
 from orinllm.gpu.plan import Say, make_plan, quiet
 from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList
@@ -65,12 +66,19 @@ def launches_for(
     context = round_up(network.context, PAGE)
     pages = context // PAGE
     memory = make_memory(network.config, weights, device, context, pages, network.kv)
+    yield from _of_memory(memory, sequences, served)
+    if served:
+        yield from _of_block(network, memory, sequences)
+
+
+def _of_memory(memory: Memory, sequences: tuple[int, ...], served: bool) -> Iterator[Launch]:
+    """Yield the launches of a model."""
     lists = [list_of_tokens(memory, n) for n in sequences]
     guesses = [TokenList(memory, n, together=True) for n in VERIFIED if served]
     for tokens in (*lists, *guesses):
         yield from tokens.launches
-        mail = tokens.mail.buffer if tokens.mail else None
-        yield from Draws(tokens.logits, tokens.state, tokens.sequences, context, mail).launches
+        mail, size = tokens.mail.buffer if tokens.mail else None, tokens.sequences
+        yield from Draws(tokens.logits, tokens.state, size, memory.context, mail).launches
     for tokens in guesses:
         yield from tokens.keep
     chunk = ChunkList(memory)
@@ -78,9 +86,25 @@ def launches_for(
     alone = TokenList(memory, 1)
     yield from behind_chunk(alone, chunk)[: -len(alone.ending)]
     if memory.states is not None:
-        yield copy_states(memory.states, slot_floats(network.config), memory.zeros(2))
+        yield copy_states(memory.states, slot_floats(memory.config), memory.zeros(2))
     piece = piece_of(chunk) if served else None
     yield from () if piece is None else piece.launches
+
+
+def _of_block(network: Network, memory: Memory, sequences: tuple[int, ...]) -> Iterator[Launch]:
+    """Yield the launches of a file's block that proposes tokens, and those of its model then."""
+    try:
+        config = network.block()
+    except BadInput:  # it has none that is known
+        return
+    rows = memory.scratch(memory.pages * PAGE * memory.config.dim)
+    left = Left(rows, memory.weights.vector(f"{memory.config.final_norm}.weight"))
+    yield from _of_memory(replace(memory, left=left), sequences, served=True)
+    weights = Weights(network.gguf, config, memory.device, memory.weights)
+    sizes = memory.device, memory.context, memory.pages, memory.kv
+    own = replace(make_memory(config, weights, *sizes), left=left)
+    alone, chunk = TokenList(own, 1), ChunkList(own)
+    yield from (*alone.launches, *chunk.launches, *behind_chunk(alone, chunk))
 
 
 def compile_ahead(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import Memory, slot_floats
+from orinllm.gpu.memory import Left, Memory, slot_floats
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
 from orinllm.network.vision.pictures import pieces_of, position_shift, rows_ahead, rows_of, turns_of
@@ -88,18 +89,39 @@ class FusedExecutor:
     name = "fused"
 
     def __init__(self, memory: Memory) -> None:
-        self.memory, self.context = memory, memory.context
-        self._decoders: dict[int, Decoder] = {}
-        self._verifiers: dict[int, Verifier] = {}
+        self.context = memory.context
         self._guessed: tuple[Verifier, int] | None = None  # who computed last, from which position
         self._how = Sampling(temperature=0)
         self._pages: tuple[int, ...] = ()
         self._slot = 0  # of the recurrent states
         self._copy: tuple[Buffer, Graph] | None = None  # of recurrent states
+        self._lower(memory)
+
+    def _lower(self, memory: Memory) -> None:
+        """Make launches over a memory; those of tokens are made when they are asked for."""
+        self.memory = memory
+        self._decoders: dict[int, Decoder] = {}
+        self._verifiers: dict[int, Verifier] = {}
         chunk = ChunkList(memory)
         self._prompt = chunk, _graph_of(chunk)
         self._prompt[1].prepare()
         self.place(range(min(self.context // PAGE, memory.pages)))
+
+    def remember(self) -> Left:
+        """Keep what the last layer leaves of each token from now on, for a block.
+
+        No step may be under way. Decoders are other ones from now on.
+        """
+        memory = self.memory
+        if memory.left is None:
+            rows = memory.scratch(memory.pages * PAGE * memory.config.dim)
+            left = Left(rows, memory.weights.vector(f"{memory.config.final_norm}.weight"))
+            for made in ("_piece", "begins", "_chunk_rest"):
+                self.__dict__.pop(made, None)
+            self.settle()
+            self._lower(replace(memory, left=left))
+        assert self.memory.left is not None
+        return self.memory.left
 
     @property
     def vocab_size(self) -> int:
@@ -144,9 +166,12 @@ class FusedExecutor:
     def begins(self) -> bool:
         """Say whether the token behind a chunk needs no more than the last layer of its last token.
 
-        That layer would pass a recurrent state of its own twice.
+        That layer would pass a recurrent state of its own twice, and what it leaves of the others
+        may be wanted for a block.
         """
-        return not self.memory.config.layers[-1].state_size
+        config = self.memory.config
+        wanted = self.memory.left is not None and config.joined is None
+        return not config.layers[-1].state_size and not wanted
 
     def place(self, pages: Sequence[int], states: int = 0) -> None:
         """Say which pages the sequence of the coming prompt, and of `step`, is in.
@@ -278,7 +303,8 @@ class FusedExecutor:
         while start < end:
             n = min(CHUNK, end - start)
             self._chunk(self._prompt, tokens, start, start + n)
-            self._chunk_rest.run()
+            if self._prompt[0].rest:
+                self._chunk_rest.run()
             pieces.append(_floats(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
         return normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)

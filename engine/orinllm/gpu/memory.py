@@ -22,6 +22,14 @@ _STATE_STEP = 32
 
 
 @dataclass(frozen=True)
+class Left:
+    """Rows for a block, which a model's last layer leaves of each page's tokens; its last norm."""
+
+    rows: Buffer
+    norm: Buffer
+
+
+@dataclass(frozen=True)
 class Memory:
     """Buffers of a model on a device. `context` is in tokens, whole pages, of one sequence.
 
@@ -41,6 +49,7 @@ class Memory:
     # Recurrent states: those of sequences, by slot, then copies for later prompts (checkpoints).
     states: Buffer | None = None
     slots: int = 0
+    left: Left | None = None  # a block reads it, its model writes it
 
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""

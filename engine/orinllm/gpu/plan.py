@@ -149,7 +149,7 @@ def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
     for index, layer in enumerate(config.layers):
         if layer.mixture is not None and layer.mixture.experts.gated:
             gate, up = (
-                gguf.tensors[config.matrix(f"blk.{index}.ffn_{name}_exps").tensor]
+                gguf.tensors[config.matrix(f"{config.prefix(index)}ffn_{name}_exps").tensor]
                 for name in ("gate", "up")
             )
             if gate.type != up.type:

@@ -71,14 +71,23 @@ def _parted(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
 class Weights:
     """Views of a file's parts, a buffer each. Names are logical: those of `Config.matrix`.
 
-    The buffers are there at once, what is in them after `arriving`.
+    The buffers are there at once, what is in them after `arriving`. `others` has, of the same file,
+    what is on the device already.
     """
 
-    def __init__(self, gguf: GGUF, config: Config, device: str) -> None:
+    def __init__(
+        self, gguf: GGUF, config: Config, device: str, others: Weights | None = None
+    ) -> None:
         self._gguf, self._config, self._device = gguf, config, device
         self._parts = list[_Part]()
         self._part_of = dict[str, _Part]()
-        computed = (tensor for name, tensor in gguf.tensors.items() if config.computes(name))
+        if others is not None and others._gguf is gguf:
+            self._part_of |= others._part_of
+        computed = (
+            tensor
+            for name, tensor in gguf.tensors.items()
+            if config.computes(name) and name not in self._part_of
+        )
         for tensors in _parted(computed):
             start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT
             size = max(t.offset + t.n_bytes for t in tensors) - start

@@ -101,6 +101,10 @@ class Config:
             return True
         return int(number) - self.first in range(len(self.layers))
 
+    def prefix(self, layer: int) -> str:
+        """Return what the names of a layer's tensors begin with."""
+        return f"blk.{self.first + layer}."
+
     def matrix(self, name: str) -> Matrix:
         """Return where the matrix of a logical name, such as blk.0.attn_q, is in the file."""
         return self.matrices.get(name, Matrix(f"{name}.weight"))

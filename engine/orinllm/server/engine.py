@@ -10,6 +10,7 @@ from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.watch import Watch
 from orinllm.choose.hidden_states import Pooling, pooling_of
 from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
 from orinllm.file.identity import Identity
 from orinllm.gpu.device import free_memory, open_device
 from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, pages_of
@@ -75,7 +76,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     plan = plan_network(network, open_device(options.device))
     _check_steps(options)
     file = network.block_file(options.draft)
-    block = None if file is None else network.block(file)
+    block = None if file is None else (file, network.block(file))
     proposer = None if file is not None else _proposer(options, header, plan, say)
     pages = pages_of(network.context)
     if plan.path != "general" and not options.general:
@@ -138,7 +139,9 @@ def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> P
     return draft
 
 
-def _pages(options: EngineOptions, plan: Plan, network: Network, block: Config | None) -> int:
+def _pages(
+    options: EngineOptions, plan: Plan, network: Network, block: tuple[GGUF, Config] | None
+) -> int:
     """Return the pages that there is memory for, which sequences share as they need it.
 
     One sequence's whole context at least, and no more than all slots' whole contexts.
@@ -154,8 +157,12 @@ def _pages(options: EngineOptions, plan: Plan, network: Network, block: Config |
     if plan.fused:
         slots = fused_slots(network, plan, slots)
         room -= state_bytes(network, slots)
-    elif block is not None:
+    if block is not None:
+        from orinllm.gpu.block import bytes_per_token, weight_bytes
+
         # Its keys and values, and the states that it reads, lie beside.
-        kept = network.config.kept_per_token
-        room = room * kept // (kept + block.kept_per_token + 2 * block.dim)
+        file, config = block
+        room -= weight_bytes(file, config, network) if plan.fused else 0
+        kept, its = plan.cache_bytes_per_token, bytes_per_token(config, network.kv)
+        room = room * kept // (kept + its)
     return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

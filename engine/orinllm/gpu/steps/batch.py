@@ -48,10 +48,12 @@ class BatchList(RowList):
     def _all(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences
         table = memory.weights.matrix("token_embd")
-        yield embed_tokens(table, self.x, self.state, n, config.embedding_scale)
-        yield from self.embed_layers()
+        yield from self.begin(
+            lambda x: embed_tokens(table, x, self.state, n, config.embedding_scale)
+        )
         for i in range(len(config.layers)):
             yield from itertools.chain(*self.layer(i))
+        yield from self.end()
         norm = Norm(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)
         yield norm_rows(norm, self._normed, self.x, n)
         head = RowProduct(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
 from orinllm.gpu.kernels.attention import AttentionInputs
+from orinllm.gpu.kernels.block import Tokens, join, keep_rows
 from orinllm.gpu.kernels.buffers import ALONE_WARPS, Cache, Heads, Parts, Weight
 from orinllm.gpu.kernels.rows import (
     Norm,
@@ -170,8 +171,8 @@ class Lowering(ABC):
 
     def layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """Return a layer's launches up to the last that keeps something, and those behind it."""
-        launches, kept = list[Launch](), 0
-        for step in self.memory.config.layers[layer].steps:
+        launches, kept, config = list[Launch](), 0, self.memory.config
+        for step in config.layers[layer].steps:
             match step.operation:
                 case Linear():
                     launches += self._linear(layer, step)
@@ -187,7 +188,7 @@ class Lowering(ABC):
                 case Activate() as operation:
                     launches.append(self._activate(layer, operation))
                 case Scale(weight):
-                    by = self.memory.weights.vector(f"blk.{layer}.{weight}.weight")
+                    by = self.memory.weights.vector(f"{config.prefix(layer)}{weight}.weight")
                     launches.append(scale(self.x, by, self.count))
                 case Merge(values, norms, last):
                     three = [self.norm(layer, network.Norm("", "", n)) for n in (*norms, last)]
@@ -232,8 +233,41 @@ class Lowering(ABC):
         yield embed_layers(table, out, norm, self.at, by, self.count)
 
     @abstractmethod
-    def layer_product(self, matrix: Weight, out: Buffer) -> Iterator[Launch]:
-        """Yield out = a matrix times `x`."""
+    def layer_product(
+        self, matrix: Weight, out: Buffer, source: Buffer | None = None
+    ) -> Iterator[Launch]:
+        """Yield out = a matrix times `x`, or other floats."""
+
+    def begin(self, embed: Callable[[Buffer], Launch]) -> Iterator[Launch]:
+        """Yield what makes `x` of tokens: their embeddings, which a block joins with states."""
+        memory, config = self.memory, self.memory.config
+        if config.joined is None:
+            yield embed(self.x)
+            yield from self.embed_layers()
+            return
+        assert memory.left is not None
+        embedded, joined = (memory.scratch(self._rows * n * config.dim) for n in (1, 2))
+        own, behind = (
+            memory.weights.vector(f"{config.prefix(0)}nextn.{name}.weight")
+            for name in ("enorm", "hnorm")
+        )
+        in_pages = not isinstance(self.count, int)
+        last = memory.weights.vector(f"{config.final_norm}.weight")
+        yield embed(embedded)
+        yield join(
+            joined,
+            (embedded, memory.left.rows if in_pages else self.x),
+            (own, memory.left.norm if in_pages else last, behind),
+            config.norm_eps,
+            Tokens(self.count, self.at, self.cache_view[1]),
+        )
+        yield from self.layer_product(memory.weights.matrix(config.joined), self.x, joined)
+
+    def end(self) -> Iterator[Launch]:
+        """Yield what keeps `x` behind the last layer, where a block wants it."""
+        left = self.memory.left
+        if left is not None and self.memory.config.joined is None:
+            yield keep_rows(left.rows, self.x, Tokens(self.count, self.at, self.cache_view[1]))
 
     def _linear(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield a product, and what becomes of it where its own kernel cannot do that."""
@@ -261,7 +295,8 @@ class Lowering(ABC):
 
     def _names(self, layer: int, step: Step) -> list[str]:
         assert isinstance(step.operation, Linear)
-        return [f"blk.{layer}.{name}" for name, _ in step.operation.matrices]
+        prefix = self.memory.config.prefix(layer)
+        return [f"{prefix}{name}" for name, _ in step.operation.matrices]
 
     def weights(self, layer: int, step: Step) -> tuple[Weight, ...]:
         """Return the matrices of a step."""
@@ -274,7 +309,8 @@ class Lowering(ABC):
     def norm(self, layer: int, norm: network.Norm | None) -> Norm:
         """Return the weights of a norm."""
         assert norm is not None
-        vector = self.memory.weights.vector(f"blk.{layer}.{norm.weight}.weight")
+        prefix = self.memory.config.prefix(layer)
+        vector = self.memory.weights.vector(f"{prefix}{norm.weight}.weight")
         return Norm(vector, self.memory.config.norm_eps)
 
     def cache(self, layer: int) -> Cache:
@@ -283,7 +319,7 @@ class Lowering(ABC):
 
     def attention_inputs(self, layer: int, step: Step) -> AttentionInputs:
         """Return what a layer's attention reads."""
-        memory, prefix = self.memory, f"blk.{layer}."
+        memory, prefix = self.memory, self.memory.config.prefix(layer)
         weights = memory.weights
         return AttentionInputs(
             self.cache(layer),

@@ -64,8 +64,9 @@ class Mixtures:
 
     def _norm(self, layer: int, step: Step) -> Norm:
         assert step.norm is not None
-        vector = self._memory.weights.vector(f"blk.{layer}.{step.norm.weight}.weight")
-        return Norm(vector, self._memory.config.norm_eps)
+        config = self._memory.config
+        name = f"{config.prefix(layer)}{step.norm.weight}.weight"
+        return Norm(self._memory.weights.vector(name), config.norm_eps)
 
     def of_tokens(
         self, layer: int, step: Step, x: Buffer, to: Buffer, state: Buffer
@@ -75,7 +76,8 @@ class Mixtures:
         Without a sum in the step it is `to` = the mixture.
         """
         assert isinstance(step.operation, Mix)
-        memory, weights, prefix = self._memory, self._memory.weights, f"blk.{layer}."
+        memory, weights = self._memory, self._memory.weights
+        prefix = memory.config.prefix(layer)
         experts, scratch = self._of(step.operation)
         norm = self._norm(layer, step)
         router = weights.router(f"{prefix}ffn_gate_inp", norm, experts)
@@ -108,7 +110,8 @@ class Mixtures:
         `rows` are x, its norm in halves, and `to`. Those that `state` has as idle are left out.
         """
         assert isinstance(step.operation, Mix)
-        weights, prefix, (x, normed, to) = self._memory.weights, f"blk.{layer}.", rows
+        weights, (x, normed, to) = self._memory.weights, rows
+        prefix = self._memory.config.prefix(layer)
         experts, scratch = self._of(step.operation)
         router = weights.router(f"{prefix}ffn_gate_inp", self._norm(layer, step), experts)
         yield choose_experts(router, x, scratch.choice, count, state)

@@ -31,7 +31,8 @@ class ChunkList(RowList):
     beside their embeddings; `ahead`, where these see all of their picture, holds for each token how
     many behind it that is.
     `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
-    leaves there what that layer makes of it. `ends`: see `TokenList`; the last layer's is left out.
+    leaves there what that layer makes of it, unless `launches` do, for a block. `ends`: see
+    `TokenList`; the last layer's is left out.
     """
 
     parts_of_turn = 3
@@ -48,14 +49,16 @@ class ChunkList(RowList):
         layers = [self.layer(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()
         whole = [kept + behind for kept, behind in layers]
-        first = (self._embed(), *self.embed_layers())
+        first, end = (*self.begin(self._embed),), (*self.end(),)
         self.ends = (*itertools.accumulate(map(len, whole), initial=len(first) - 1),)
+        if end:
+            keys, rest = [*keys, *rest, *end], []
         self.launches = (*first, *itertools.chain(*whole), *keys)
         self.rest = tuple(rest)
 
-    def _embed(self) -> Launch:
+    def _embed(self, x: Buffer) -> Launch:
         table = self.memory.weights.matrix("token_embd")
-        return embed_chunk(table, self.x, self.chunk, self.memory.config.embedding_scale)
+        return embed_chunk(table, x, self.chunk, self.memory.config.embedding_scale)
 
     def add_pictures(self, part: int) -> Iterator[Launch]:
         """See `Lowering`."""

@@ -21,7 +21,7 @@ class Recurrences:
 
     def of(self, layer: int, operation: Recurrence, places: Places) -> Iterator[Launch]:
         """Yield the launches of one operation."""
-        weights, prefix = self._memory.weights, f"blk.{layer}."
+        weights, prefix = self._memory.weights, self._memory.config.prefix(layer)
         widths = self._memory.config.layers[layer].widths(self._memory.config.dim)
         out = self._values[operation.out]
 

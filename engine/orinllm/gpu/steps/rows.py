@@ -17,7 +17,7 @@ from orinllm.gpu.steps.lowering import Lowering, Wanted
 from orinllm.network.layer import Linear, Step, X
 
 # X in halves, for products that no norm comes before.
-_HALVES = "x in halves"
+_HALVES, _JOINED = "x in halves", "what a block joins, in halves"
 
 
 class RowList(Lowering):
@@ -67,10 +67,12 @@ class RowList(Lowering):
         )
         yield from self.products(product)
 
-    def layer_product(self, matrix: Weight, out: Buffer) -> Iterator[Launch]:
+    def layer_product(
+        self, matrix: Weight, out: Buffer, source: Buffer | None = None
+    ) -> Iterator[Launch]:
         """See `Lowering`."""
-        halves = self.halves(_HALVES, self.memory.config.dim)
-        yield halve(halves, self.x, self.memory.config.dim, self.count)
+        halves = self.halves(_HALVES if source is None else _JOINED, matrix.cols)
+        yield halve(halves, self.x if source is None else source, matrix.cols, self.count)
         pair = (out, halves)
         yield from self.products(
             RowProduct("layers", "STORE", (matrix,), *pair, self.count, of_hidden=True)

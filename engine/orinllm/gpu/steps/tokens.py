@@ -75,15 +75,18 @@ class TokenList(Lowering):
             signals,
         )
         embeddings = memory.weights.matrix("token_embd")
-        embed = embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
         at = itertools.accumulate(map(len, apart), initial=0)
         *before, last = [
             join_neighbours(layer, signals, first) for layer, first in zip(apart, at, strict=False)
         ]
-        first = (embed, *self.embed_layers())
+        first = (
+            *self.begin(
+                lambda x: embed_tokens(embeddings, x, self.state, n, config.embedding_scale)
+            ),
+        )
         sizes = map(len, (*before, last))
         self.ends = (*itertools.accumulate(sizes, initial=len(first) - 1),)
-        self.ending = (*last, *self._choose())
+        self.ending = (*last, *self.end(), *self._choose())
         self.launches = (*first, *itertools.chain(*before), *self.ending)
 
     def layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
@@ -158,9 +161,11 @@ class TokenList(Lowering):
         )
         yield from products(self.memory.device, product)
 
-    def layer_product(self, matrix: Weight, out: Buffer) -> Iterator[Launch]:
+    def layer_product(
+        self, matrix: Weight, out: Buffer, source: Buffer | None = None
+    ) -> Iterator[Launch]:
         """See `Lowering`."""
-        n, buffers = self.sequences, (out, self.x, self.state)
+        n, buffers = self.sequences, (out, self.x if source is None else source, self.state)
         product = Product("layers", "STORE", (matrix,), *buffers, sequences=n)
         yield from products(self.memory.device, product)
 
