@@ -2,9 +2,10 @@
   description = "tinygrad on the NVIDIA Jetson Orin: its own GPU driver, honest benchmarks, telemetry";
 
   inputs = {
+    # The branch of jetpack-nixos, newer than in its lock, which `nix flake update` takes as it is.
+    nixpkgs.url = "github:nixos/nixpkgs/nixos-26.05";
     jetpack-nixos.url = "github:anduril/jetpack-nixos";
-    # What jetpack-nixos is tested with.
-    nixpkgs.follows = "jetpack-nixos/nixpkgs";
+    jetpack-nixos.inputs.nixpkgs.follows = "nixpkgs";
     # The installer's partitions.
     disko = {
       url = "github:nix-community/disko";

@@ -1,5 +1,6 @@
 """The flake's outputs: derivations on both systems, and docs that say what the modules do."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,15 @@ Flake = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEMS = ["aarch64-linux", "x86_64-linux"]
 PAGES = ("docs/nixos.md", "docs/reference/nixos-checks.md")
+
+
+def test_an_update_moves_nixpkgs() -> None:
+    """What an input has of its own, `nix flake update` takes from that one's lock, however old."""
+    nodes = json.loads((ROOT / "flake.lock").read_text())["nodes"]
+    ours = nodes["root"]["inputs"]["nixpkgs"]
+    others = [node["inputs"] for name, node in nodes.items() if name != "root" and "inputs" in node]
+    assert isinstance(ours, str) and nodes[ours]["original"]["ref"].startswith("nixos-")
+    assert all(isinstance(each.get("nixpkgs", []), list) for each in others)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
