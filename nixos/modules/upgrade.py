@@ -10,6 +10,7 @@ Standard library only.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -164,6 +165,8 @@ def arm(board: Board, target: Path) -> None:
     """
     if not (proven := board.noted("good")):
         return
+    # A check may end while a switch goes on.
+    fcntl.flock(lock := os.open(board.note("good").parent, os.O_RDONLY), fcntl.LOCK_EX)
     if target in proven:
         board.add("good", target)
         proven = board.noted("good")
@@ -180,11 +183,12 @@ def arm(board: Board, target: Path) -> None:
         restore_files(board, good, text)
         replace(board.note("good-entry"), text)
         write_entry(board, "orin-good", "", text)
+        # First, so that no power cut leaves a menu that starts what nobody counts.
+        prefer_ours(board)
         new = board.entry_of(target)
         if new is not None and target not in [*proven, *bad]:
             write_entry(board, "orin-next", f"+{TRIES}", new)
             board.add("bad", target, drop=True)
-        prefer_ours(board)
     except OSError as error:
         prefer_ours(board)
         raise SystemExit(
@@ -192,6 +196,7 @@ def arm(board: Board, target: Path) -> None:
         ) from error
     finally:
         os.sync()
+        os.close(lock)
 
 
 def mark_as_good(board: Board, system: Path) -> None:
@@ -201,8 +206,10 @@ def mark_as_good(board: Board, system: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     root.unlink(missing_ok=True)
     root.symlink_to(system)
+    # An upgrade may have been installed meanwhile, and waits for its restart.
+    newest = board.newest()
     if (board.esp / "loader/loader.conf").exists():
-        arm(board, system)
+        arm(board, system if newest in board.noted("bad") else newest)
 
 
 def set_profile(board: Board, system: Path) -> None:

@@ -49,21 +49,92 @@ def test_a_boot_on_trial_is_ended_and_one_that_a_person_chose_is_not(
     assert code == int(ends)
 
 
-def test_noise_in_the_boot_menu_stops_no_upgrade(board: Path) -> None:
-    """A power cut may leave anything in a file of FAT, and a person another system's entry."""
-    esp = board / "boot"
-    (esp / "loader/entries").mkdir(parents=True)
-    (esp / "loader/loader.conf").write_bytes(b"timeout 5\n\xff\xfe\n")
-    (esp / "loader/entries/nixos-0.conf").write_bytes(b"\xff\x00noise")
-    (esp / "loader/entries/windows.conf").write_text("title Windows\nefi /EFI/w.efi\n")
+@pytest.fixture
+def menu(board: Path) -> Path:
+    """The boot menu as nixpkgs' installation of `new` leaves it, with noise beside: a power cut may
+    leave anything in a file of FAT, and a person another system's entry."""
+    entries = board / "boot/loader/entries"
+    entries.mkdir(parents=True)
+    entries.with_name("loader.conf").write_bytes(b"timeout 5\n\xff\xfe\ndefault nixos-2.conf\n")
+    (entries / "nixos-0.conf").write_bytes(b"\xff\x00noise")
+    (entries / "windows.conf").write_text("title Windows\nefi /EFI/w.efi\n")
     for n, name in enumerate(("good", "new"), 1):
-        text = f"title NixOS\nversion {n}\noptions init={board}/store/{name}/init\n"
-        (esp / f"loader/entries/nixos-generation-{n}.conf").write_text(text)
-    new = str(board / "store/new")
-    assert upgrade.main(["arm", new, "--root", str(board), "--esp", str(esp)]) == 0
-    armed = {path.name for path in (esp / "loader/entries").glob("orin-*")}
-    assert armed == {"orin-next+3.conf", "orin-good.conf"}
-    assert (esp / "loader/loader.conf").read_text(errors="replace").startswith("default orin-*\n")
+        text = f"title NixOS\nversion {n}\nlinux /{n}.efi\noptions init={board}/store/{name}/init\n"
+        (entries / f"nixos-{n}.conf").write_text(text)
+        (board / f"store/{name}/kernel").write_text(name)
+    return entries
+
+
+def run(board: Path, *action: str) -> int:
+    return int(upgrade.main([*action, "--root", str(board), "--esp", str(board / "boot")]))
+
+
+def ours(menu: Path) -> set[str]:
+    return {path.name for path in menu.glob("orin-*")}
+
+
+def test_noise_in_the_boot_menu_stops_no_upgrade(board: Path, menu: Path) -> None:
+    assert run(board, "arm", str(board / "store/new")) == 0
+    assert ours(menu) == {"orin-next+3.conf", "orin-good.conf"}
+    settings = menu.with_name("loader.conf").read_bytes()
+    assert settings == b"default orin-*\ntimeout 5\n\xff\xfe\n"
+
+
+def test_the_good_system_comes_first_before_a_new_one_is_written(
+    board: Path, menu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power may go between any two of these; FAT keeps what was synced, and else no order."""
+    kernel, write, synced = board / "boot/1.efi", upgrade.write_entry, []
+    monkeypatch.setattr(upgrade.os, "sync", lambda: synced.append(kernel.exists()))
+    begins = []
+
+    def written(to: object, name: str, *more: str) -> None:
+        begins.append((name, menu.with_name("loader.conf").read_bytes()[:14]))
+        write(to, name, *more)
+
+    monkeypatch.setattr(upgrade, "write_entry", written)
+    assert run(board, "arm", str(board / "store/new")) == 0
+    assert begins == [("orin-good", b"timeout 5\n\xff\xfe\nd"), ("orin-next", b"default orin-*")]
+    # Its kernel was brought back, and was on the disk before it had its name.
+    assert synced == [False, True] and kernel.read_text() == "good"
+
+
+@pytest.mark.parametrize("notes", [b"\n", b"\xff\xfe\n", b"\x00\x00", b"4.2\n/nix/store/gone\n"])
+def test_notes_of_noise_or_of_an_older_version_name_no_system(
+    board: Path, menu: Path, notes: bytes
+) -> None:
+    for name in ("good", "bad", "good-entry"):
+        (board / "var/lib/orin-upgrade" / name).write_bytes(notes)
+    assert run(board, "arm", str(board / "store/new")) == 0 and not ours(menu)
+    good = f"{board}/store/good\n".encode()
+    (board / "var/lib/orin-upgrade/good").write_bytes(notes + b"\n" + good)
+    assert run(board, "arm", str(board / "store/new")) == 0
+    assert ours(menu) == {"orin-next+3.conf", "orin-good.conf"}
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
+    board: Path, menu: Path, monkeypatch: pytest.MonkeyPatch, bad: bool
+) -> None:
+    """An upgrade was installed for the next boot while the check waited: two at once."""
+    for link in ("booted-system", "current-system"):
+        (board / "run" / link).symlink_to(board / "store/good")
+    profile = board / "nix/var/nix/profiles/system"
+    profile.unlink()
+    profile.symlink_to(board / "store/good")
+    (board / "nix/var/nix/gcroots").mkdir()
+
+    def problems(_: object) -> list[str]:
+        profile.unlink()
+        profile.symlink_to(board / "store/new")
+        assert run(board, "arm", str(board / "store/new")) == 0
+        if bad:
+            (board / "var/lib/orin-upgrade/bad").write_text(f"{board}/store/new\n")
+        return []
+
+    monkeypatch.setattr(upgrade, "problems", problems)
+    assert run(board, "check") == 0
+    assert ours(menu) == {"orin-good.conf"} | (set() if bad else {"orin-next+3.conf"})
 
 
 def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
