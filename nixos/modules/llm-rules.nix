@@ -22,7 +22,8 @@ let
           what: example:
           let
             option = "orin.llm-server.models.${name}.${what}";
-            given = model.${what};
+            # No file, but a block of the model's own.
+            given = if what == "draftModel" && model.draftModel == "mtp" then null else model.${what};
           in
           [
             (check.rule option given (
@@ -96,6 +97,9 @@ in
     (check.rule "orin.llm-server.models.${name}.mmproj" model.mmproj (
       model.mmproj == null || model.mmproj != model.file && model.mmproj != model.draftModel
     ) "this is `file` or `draftModel` too; name the mmproj file of the same model, or null")
+    (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
+      cfg.backend == "llama-cpp" -> model.draftModel != "mtp"
+    ) ''llama.cpp takes a file here; name one, or set `orin.llm-server.backend = "orinllm"`'')
     (check.demand (cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null) ''
       orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
         and `slots`, or `orin.llm-server.backend = "orinllm"`.'')

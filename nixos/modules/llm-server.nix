@@ -65,7 +65,7 @@ let
     let
       engine = engines.${cfg.backend} name model;
       folder = "orin-llm-server-${name}";
-      files = lib.filter (file: file != null) [
+      files = lib.filter (file: file != null && file != "mtp") [
         model.file
         model.draftModel
         model.mmproj
@@ -161,7 +161,7 @@ let
 
       draftModel = otherFile "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf" ''
         A smaller GGUF file of the same vocabulary, which guesses tokens while one answer runs alone; the
-        answers stay the same. It takes its own memory.
+        answers stay the same. It takes its own memory. "mtp": the block that the model's own file has for it.
       '';
 
       mmproj = otherFile "/var/lib/models/mmproj-gemma-3-4b-it-f16.gguf" ''

@@ -33,6 +33,8 @@ in
   ours = found (host "orinllm" draft mmproj);
   other = found (host "llama-cpp" draft mmproj);
   none = found (host "orinllm" null null);
+  own = found (host "orinllm" "mtp" null);
+  others = (found (host "llama-cpp" "mtp" null)).failed;
   folder = (found (host "orinllm" "/var/lib/models/" "https://example.com/mmproj.gguf")).failed;
   space = (found (host "orinllm" "/var/lib/my draft.gguf" "/var/lib/models/m.gguf")).failed;
 }
@@ -56,6 +58,11 @@ def test_the_server_is_told_and_may_read_it(flake: Flake) -> None:
         assert not any(" m." in m or ".m." in m for m in found[name]["failed"])
     assert "draft" not in found["none"]["command"] and "mmproj" not in found["none"]["command"]
     assert found["none"]["files"] == ["-/var/lib/models/m.gguf"]
+    # A block of the model's own file is no file.
+    assert " --draft mtp " in f"{plain(found['own']['command'])} "
+    assert found["own"]["files"] == found["none"]["files"]
+    assert not any(".m." in m for m in found["own"]["failed"])
+    assert any("draftModel" in m and "takes a file here" in m for m in found["others"])
     assert any("draftModel" in m and "ends with a slash" in m for m in found["folder"])
     assert any("draftModel" in m and "holds a space" in m for m in found["space"])
     assert any("m.mmproj" in m and "downloads nothing" in m for m in found["folder"])
