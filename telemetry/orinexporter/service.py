@@ -1,5 +1,6 @@
 """The exporter: one board, its energy sampler and its last ten minutes, as text for Prometheus."""
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -47,6 +48,7 @@ class Exporter:
         self._errors: Counter[tuple[str, str]] = Counter()
         self._events: dict[str, tuple[int, Throttle]] = {}
         self._history: deque[Point] = deque(maxlen=POINTS)
+        self._newest = -math.inf, Readings()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._remember, name="history", daemon=True)
         self._registry = CollectorRegistry(auto_describe=False)
@@ -63,9 +65,9 @@ class Exporter:
         for name, outcome in snapshot.outcomes.items():
             for error in outcome.errors:
                 self._count(name, error)
-        snapshot = replace(
-            snapshot, readings=replace(snapshot.readings, throttles=self._since(snapshot.readings))
-        )
+        readings = replace(snapshot.readings, throttles=self._since(snapshot.readings))
+        snapshot = replace(snapshot, readings=readings)
+        self._newest = time.monotonic(), readings
         if self._sampler is None or not self._sampler.counters():
             return snapshot
         health = self._sampler.health()
@@ -145,7 +147,11 @@ class Exporter:
     def _remember(self) -> None:
         while True:
             try:
-                self._history.append(point(self.read().readings, time.monotonic()))
+                # What a scraper had read a moment ago is not read again.
+                if time.monotonic() - self._newest[0] > INTERVAL_SECONDS:
+                    self.read()
+                at, readings = self._newest
+                self._history.append(point(readings, at))
             except Exception as error:
                 self._count("history", type(error).__name__)
             if self._stop.wait(INTERVAL_SECONDS):

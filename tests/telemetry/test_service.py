@@ -20,7 +20,7 @@ from tests.telemetry.conftest import BOARDS, VARYING, Tree, idle, maxn_load
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
 from orinboard.replay import FILE, TreeOnDisk, save
-from orinboard.sources import Board
+from orinboard.sources import Board, Snapshot
 from orinexporter import page, scenario
 from orinexporter.history import Point, grown
 from orinexporter.history import point as moment
@@ -175,6 +175,26 @@ def test_history_curves_are_cut_where_a_value_is_missing() -> None:
     lines = page.polyline(history, lambda p: p.watts, 60.0)
     assert lines == ["0.0,45.0 150.0,0.0", "450.0,90.0 600.0,45.0"]
     assert page.polyline(history[:1], lambda p: p.watts, 60.0) == []
+
+
+def test_the_history_reads_only_what_no_scraper_has_read(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Board(show(idle())) as board:
+        exporter, reads, read = Exporter(board), list[Snapshot](), board.read
+
+        def counted() -> Snapshot:
+            reads.append(read())
+            return reads[-1]
+
+        monkeypatch.setattr(board, "read", counted)
+        exporter._stop.set()
+        exporter._remember()
+        exporter._remember()
+        assert len(reads) == 1 and len(exporter._history) == 2
+        exporter._newest = exporter._newest[0] - 3.0, exporter._newest[1]
+        exporter._remember()
+        assert len(reads) == 2 and exporter._history[2].seconds > exporter._history[1].seconds
 
 
 def test_each_rail_has_a_curve_and_each_axis_fits(show: Show) -> None:
