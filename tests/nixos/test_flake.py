@@ -19,7 +19,7 @@ PAGES = ("docs/nixos.md", "docs/reference/nixos-checks.md")
 
 
 def test_an_update_moves_nixpkgs() -> None:
-    """`nix flake update` takes an input of an input from the lock of that one, however old it is."""
+    """`nix flake update` takes an input of an input from the lock of that one, however old."""
     nodes = json.loads((ROOT / "flake.lock").read_text())["nodes"]
     ours = nodes["root"]["inputs"]["nixpkgs"]
     others = [node["inputs"] for name, node in nodes.items() if name != "root" and "inputs" in node]
