@@ -73,6 +73,21 @@ def test_the_float64_reference_is_transformers_too(opened: Open, name: str) -> N
     assert np.abs(got - want).max() < (1e-4 if name.startswith("nemotron") else 2e-5)
 
 
+def test_gemma4s_q_k_and_v_may_be_one_tensor(opened: Open, tmp_path: Path) -> None:
+    """As llama.cpp's gemma4.cpp takes them: values are no keys there."""
+    want = opened("gemma4moe")[1].path.prefill(PROMPT[:20])
+    found = hybrid_models.tensors("gemma4moe")
+    parts = [found.pop(f"blk.0.attn_{name}.weight") for name in "qkv"]
+    found["blk.0.attn_qkv.weight"] = np.concatenate(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hybrid_models, "tensors", lambda *more: found)
+        hybrid_models.write(tmp_path / "m.gguf", "gemma4moe")
+    network = Network.read(tmp_path / "m.gguf", CONTEXT)
+    runner = make_runner(network, plan_network(network, "CPU"))
+    assert isinstance(runner, CpuRunner)
+    np.testing.assert_allclose(runner.path.prefill(PROMPT[:20]), want, rtol=0, atol=1e-5)
+
+
 class Listener:
     """A sink that keeps its tokens; it ends the answer at a length of its own."""
 
