@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ def run(folder: Path, arguments: list[str], seconds: float, sanitize: str) -> st
         command = [nvcc(), *GENERATED, "-g", "-O3", "-std=c++17", "-cudart", "none", "-w"]
         command += [
             "-expt-relaxed-constexpr",
+            "-extended-lambda",
             "-I../include",
             *sources(folder),
             f"-L{stand_in}",
@@ -55,18 +57,21 @@ def run(folder: Path, arguments: list[str], seconds: float, sanitize: str) -> st
             return f"does not compile: {lines[0] if lines else made.stderr[-200:]}"
         watched = ["--sanitize", sanitize] if sanitize else []
         simulator = [sys.executable, "-m", "nvgpusim", "cuda", *watched]
-        try:
-            done = subprocess.run(
-                [*simulator, str(goal), *arguments],
-                cwd=folder, capture_output=True, text=True, check=False, timeout=seconds,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return f"more than {seconds:.0f} s"
-    if done.returncode == 3 and sanitize:
-        return "found: " + next(x for x in done.stderr.splitlines() if "note: " in x)
-    if done.returncode or WRONG.search(done.stdout) or not RIGHT.search(done.stdout):
-        tail = (done.stdout + done.stderr).strip().splitlines()[-3:]
-        return f"ends with {done.returncode}: " + " / ".join(tail)
+        with subprocess.Popen(
+            [*simulator, str(goal), *arguments],
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        ) as started:  # fmt: skip
+            try:
+                out, err = started.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(started.pid, signal.SIGKILL)  # the program, too
+                return f"more than {seconds:.0f} s"
+    status = started.returncode
+    if status == 3 and sanitize:
+        return "found: " + next(x for x in err.splitlines() if "note: " in x)
+    if status or WRONG.search(out) or not RIGHT.search(out):
+        return f"ends with {status}: " + " / ".join((out + err).strip().splitlines()[-3:])
     return "pass"
 
 

@@ -105,6 +105,30 @@ def random_programs(first: str, second: str) -> None:
     FOUND.update(key.split()[0] for key in want[0])
 
 
+WRITES = {
+    "st.shared.u32 [%r6], %r1;": 1, "st.volatile.shared.u32 [%r6], %r1;": 1,
+    "atom.shared.add.u32 %r2, [%r6], 1;": 1, "st.u32 [%rd1], %r1;": 1,
+    "bar.sync 0; st.shared.u32 [%r6], %r1;": 0, "st.global.u32 [%i], %r1;": 0,
+    "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_read_behind_a_barrier_and_a_write_before_the_next(write: str) -> None:
+    """Only what may be written before the next barrier has to remember its readers."""
+    text = f"""
+.shared .align 4 .b8 s[512]; mov.u32 %r5, s; shl.b32 %r6, %r30, 2; add.u32 %r6, %r6, %r5;
+cvt.u64.u32 %rd2, %r6; cvta.shared.u64 %rd1, %rd2; st.shared.u32 [%r6], %r30;
+st.shared.u32 [%r6+256], %r30; bar.sync 0; xor.b32 %r7, %r30, 33; shl.b32 %r7, %r7, 2;
+add.u32 %r7, %r7, %r5; ld.shared.u32 %r1, [%r7]; {write} ld.shared.u32 %r3, [%r7+256];
+add.u32 %r1, %r1, %r3; {STORE}"""
+    module = parse(kernel(text))
+    code = compile_kernel(module, module.kernels["k"], True, False)
+    want, got = watched(code, False), watched(code, True)
+    assert got[1:3] == want[1:3] and sorted(got[0].values()) == sorted(want[0].values())
+    assert len(want[0]) == WRITES[write]
+
+
 def test_random_programs_are_judged_alike() -> None:
     random_programs()
     assert {"race", "init", "bounds"} <= FOUND

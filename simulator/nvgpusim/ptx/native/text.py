@@ -193,6 +193,34 @@ def _of(plan: Plan, n: int) -> set[int]:
     return out
 
 
+def _calm(plan: Plan) -> list[int]:
+    """By block: 1 for a barrier behind which no shared memory is written before the next one.
+
+    What the interpreter runs may write it, atomics among it: under the sanitizer no group has any.
+    """
+    writing = {
+        n
+        for n, kind in enumerate(plan.kinds)
+        if kind == ALIEN or (kind == STORE and _space(plan, n) in ("shared", "generic"))
+    }
+    out = []
+    for n, kind in enumerate(plan.kinds):
+        seen: set[int] = set()
+        ahead = [*successors(plan.code, n)] if kind == BARRIER else []
+        while ahead:
+            t = ahead.pop()
+            if t != END and t not in seen and plan.kinds[t] != BARRIER:
+                seen.add(t)
+                ahead += successors(plan.code, t)
+        out.append(int(kind == BARRIER and not seen & writing))
+    return out
+
+
+def _space(plan: Plan, n: int) -> str:
+    store = plan.texts[id(plan.code.blocks[n].instrs[0])].store
+    return "" if store is None else store.space
+
+
 def _driver(plan: Plan, stores: list[int]) -> Lines:
     """The whole group while it stays together.
 
@@ -200,11 +228,14 @@ def _driver(plan: Plan, stores: list[int]) -> Lines:
     `entry`, where it is the interpreter's turn, 2: the lanes are at different blocks.
     """
     kinds = ", ".join(map(str, plan.kinds)) or "0"
-    cross = "c->whole && cross(c)" if plan.frame.watched else "c->whole"
+    cross, calm = "c->whole", ""
+    if plan.frame.watched:
+        cross += " && cross(c, calm[c->entry])"
+        calm = f"static const uint8_t calm[] = {{{', '.join(map(str, _calm(plan))) or '0'}}};"
     return [
         f"enum {{ END = {len(plan.kinds)}, STORE = {STORE}, BARRIER = {BARRIER}, "
         f"ALIEN = {ALIEN}, GROUP = {GROUP} }};",
-        f"int run(Call *c) {{ static const uint8_t kind[] = {{{kinds}}};",
+        f"int run(Call *c) {{ static const uint8_t kind[] = {{{kinds}}}; {calm}",
         "c->done = 0; c->steps = 0; c->instructions = 0; c->moved = 0;",
         "for (;;) {",
         "if (kind[c->entry] == STORE || kind[c->entry] == GROUP) {",

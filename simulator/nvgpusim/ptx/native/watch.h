@@ -3,7 +3,7 @@
 // surely right; of any other nothing is done and 0 is returned, so that the
 // interpreter runs the instruction and judges it.
 
-enum { TICK = 37, SITE = 27, EQUAL = 8, PIECES = 64, WORD = 4 };
+enum { TICK = 37, SITE = 27, EQUAL = 8, SYSTEM = 0x400, PIECES = 64, WORD = 4 };
 #define THREAD ((1ull << SITE) - 1)
 #define ATOMIC (1ull << 36)
 
@@ -32,7 +32,8 @@ typedef struct {
 } Saved;
 
 typedef struct Watch {
-  uint64_t tick, start, race, init, crowded, can_cross, crossed, shared_end, whole_warps;
+  uint64_t tick, start, race, init, crowded, can_cross, crossed, calm, full;
+  uint64_t shared_end, whole_warps;
   uint64_t shared_grain, global_grain, token;  // grains: log2 of bytes
   const int64_t* gid;
   const uint32_t* thread;
@@ -48,9 +49,11 @@ typedef struct Watch {
 
 // One lane, as the records of a space know it: its number there and that of its
 // block's first, before when all is ordered before it, its records without
-// their instruction.
+// their instruction. The rest is what a calm read of shared memory needs.
 typedef struct {
-  uint64_t me, block, floor, passed, warped, mine;
+  uint64_t me, block, floor, passed, warped, mine, calm, grain, first, end;
+  uint8_t* memory;
+  const uint64_t* write;
 } Who;
 
 static inline Who who(const Call* c, int64_t i, int is_shared) {
@@ -58,8 +61,18 @@ static inline Who who(const Call* c, int64_t i, int is_shared) {
   uint64_t me = is_shared ? (uint64_t)i : (uint64_t)w->gid[i];
   uint64_t passed = w->crossed ? w->crossed : w->passed[i];
   uint64_t warped = w->crossed ? w->crossed : w->warped[i];
-  return (Who){me,     me - w->thread[i],   is_shared ? passed : w->start, passed,
-               warped, w->tick << TICK | me};
+  Who o = {.me = me,
+           .block = me - w->thread[i],
+           .floor = is_shared ? passed : w->start,
+           .passed = passed,
+           .warped = warped,
+           .mine = w->tick << TICK | me};
+  if (is_shared && w->calm) {
+    o.calm = 1, o.grain = w->shared_grain, o.memory = c->shared,
+    o.write = w->full ? 0 : w->own.write;
+    o.first = (uint32_t)i / (uint32_t)c->threads * c->shared_bytes, o.end = w->shared_end;
+  }
+  return o;
 }
 
 // Clocks.unordered without fences and named barriers: 1 where it surely selects
@@ -167,8 +180,8 @@ static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, uint64_t
   return q;
 }
 
-static inline uint8_t* load_shared(const Call* c, const Who* o, uint64_t block, uint64_t a,
-                                   uint64_t size, uint64_t site) {
+static __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, uint64_t block,
+                                                   uint64_t a, uint64_t size, uint64_t site) {
   Watch* w = c->watch;
   uint8_t* q = shared(c, block, a, size);
   if (!q || a + size > w->shared_end) return 0;
@@ -177,6 +190,18 @@ static inline uint8_t* load_shared(const Call* c, const Who* o, uint64_t block, 
     if (unlikely(!w->own.write[g])) return 0;
   if (w->race && !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site)) return 0;
   return q;
+}
+
+// Of a calm read nobody will ask: it leaves no record.
+static inline __attribute__((always_inline)) uint8_t* load_shared(const Call* c, const Who* o,
+                                                                  uint64_t block, uint64_t a,
+                                                                  uint64_t size, uint64_t site) {
+  if (!o->calm) return recorded(c, o, block, a, size, site);
+  if (unlikely((a & (size - 1)) || a >= o->end || a + size > o->end)) return 0;
+  uint64_t at = o->first + a, g = at >> o->grain;
+  for (uint64_t k = o->write ? granules(size, o->grain) : 0; k; k--, g++)
+    if (unlikely(!o->write[g])) return 0;
+  return o->memory + at;
 }
 
 static inline uint8_t* load_local(const Call* c, int64_t i, uint64_t a, uint64_t size) {
@@ -295,10 +320,23 @@ static __attribute__((noinline)) int put_watched(Call* c, const Put* p, uint64_t
   return 1;
 }
 
-// A barrier that all lanes of the chunk reach.
-static inline int cross(const Call* c) {
+// Whether every word of shared memory has been written.
+static inline int filled(const Call* c) {
+  const Watch* w = c->watch;
+  for (int64_t n = c->n / c->threads; n--;)
+    for (uint64_t at = n * c->shared_bytes + SYSTEM; at < n * c->shared_bytes + w->shared_end;
+         at += 1ull << w->shared_grain)
+      if (!w->own.write[at >> w->shared_grain]) return 0;
+  return 1;
+}
+
+// A barrier that all lanes of the chunk reach; `calm`: none of them writes
+// shared memory before the next. What was written before is ordered for all.
+static inline int cross(const Call* c, int calm) {
   Watch* w = c->watch;
   if (!w->can_cross) return 0;
   w->crossed = ++w->tick << TICK;
+  w->calm = w->race && calm && !w->own.flight;
+  if (w->calm && !w->full) w->full = !w->init || filled(c);
   return 1;
 }

@@ -56,7 +56,8 @@ class Watch(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_uint64) for name in (
-            "tick", "start", "race", "init", "crowded", "can_cross", "crossed", "shared_end",
+            "tick", "start", "race", "init", "crowded", "can_cross", "crossed", "calm",
+            "full", "shared_end",
             "whole_warps", "shared_grain", "global_grain", "token",
         )),
         *((name, _POINTER) for name in (
@@ -116,7 +117,7 @@ class Watcher:
         w.gid, w.thread = at(shadow.gid), at(st.thread)
         w.passed, w.warped = at(shadow.passed), at(shadow.warped)
         w.local = at(shadow.local) if len(shadow.local) else 0
-        self.shapes = -1
+        w.full, self.shapes = 0, -1
 
     def rest(self) -> None:
         """Let go of what belongs to a launch."""
@@ -132,7 +133,7 @@ class Watcher:
             self.slots = [shadow.shared]
             self.held = [rows]
             w.own.show(shadow.shared)
-        w.tick, w.crossed, w.lost_count = self.o.tick, 0, 0
+        w.tick, w.crossed, w.calm, w.lost_count = self.o.tick, 0, 0, 0
         w.can_cross = not w.crowded and shadow.knows is None and shadow.shared.crowd is None
 
     def after(self) -> None:
