@@ -6,6 +6,7 @@ encoders of pictures (cpu/encoder.c), against `transformers` and numpy.
 
 import ctypes
 import functools
+import itertools
 import platform
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from orinllm.cpu.encoder import CpuEncoder, Stage
 from orinllm.cpu.native import SOURCES
 from orinllm.cpu.weights import PACKED, input_size
 from orinllm.file.ggml import GgmlType
+from orinllm.network.vision.places import blocks_of
 from orinllm.network.vision.prepare import prepare
 from orinllm.sight import read_projector
 
@@ -186,6 +188,29 @@ def test_a_product_of_more_rows_and_columns_than_a_unit(machine: str) -> None:
     wanted = 1 + 0.5 * (x[:517, :21] @ w[:, :21].T + bias)
     np.testing.assert_allclose(out[:517, :37], wanted, atol=2e-5)
     assert (out[517:] == 1).all() and (out[:, 37:] == 1).all()
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_attention_of_more_keys_than_are_mixed_at_once(machine: str) -> None:
+    """A window of 590 rows and one of 10, two heads of 20, which are no whole blocks."""
+    heads, n, size = 2, 600, 20
+    qkv = np.random.default_rng(5).normal(size=(3, heads, n, size)).astype(np.float32)
+    parts = np.full((3 * heads * n + 12, 40), np.nan, np.float32)
+    parts[: 3 * heads * n, :size] = qkv.reshape(-1, size)
+    windows = [slice(0, 590), slice(590, n)]
+    blocks, out = blocks_of(windows, 32), np.ones((n, 44), np.float32)
+    space = np.empty(32 * (2 * size + n + 12), np.float32)
+    stage = Stage(kind=5, rows=n, cols=size, in_stride=40, out_stride=44, heads=heads, factor=0.3)
+    setattr(stage, "in", parts.ctypes.data)
+    stage.out, stage.blocks, stage.n_blocks = out.ctypes.data, blocks.ctypes.data, len(blocks)
+    compiled(machine).stage(ctypes.byref(stage), ctypes.c_void_p(space.ctypes.data))
+    for head, window in itertools.product(range(heads), windows):
+        q, k, v = qkv[:, head, window].astype(np.float64)
+        weights = np.exp(0.3 * q @ k.T)
+        wanted = weights @ v / weights.sum(axis=1, keepdims=True)
+        found = out[window, head * size : (head + 1) * size]
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert (out[:, heads * size :] == 1).all()
 
 
 def test_another_processor_compiles_it() -> None:
