@@ -25,10 +25,6 @@ rec {
     pkgs:
     pkgs.writeShellApplication {
       name = "flash";
-      runtimeInputs = [
-        pkgs.gnugrep
-        pkgs.gnused
-      ];
       runtimeEnv = {
         ORIN_FLAKE = "path:${self}";
         ORIN_RELEASES = toString (

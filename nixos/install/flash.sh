@@ -40,7 +40,8 @@ wrong_device() {
   fi
 }
 
-known=$(sed 's/=[^ ]*//g; s/ /, /g' <<<"$ORIN_RELEASES")
+known=""
+for each in $ORIN_RELEASES; do known="${known:+$known, }${each%%=*}"; done
 for word; do
   case $word in
   --dry-run) dry=1 ;;
@@ -53,8 +54,9 @@ for word; do
   *) board=$word ;;
   esac
 done
-release=$(grep -oP "(^| )\Q$board\E=\K[^ ]+" <<<"$ORIN_RELEASES") ||
-  refuse "there is no board '$board': write one of $known"
+release=""
+for each in $ORIN_RELEASES; do [[ $each != "$board="* ]] || release=${each#*=}; done
+[[ -n $release ]] || refuse "there is no board '$board': write one of $known"
 expected=""
 for id in $(printf '%s\n' "${!modules[@]}" | sort); do
   [[ $board != "${modules[$id]%% *}"* ]] || expected="${expected:+$expected or }$id"
