@@ -8,6 +8,9 @@ import types
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
+from orinbench.errors import BenchError
+from orinbench.jsonfile import read_plain
+
 SCHEMA_VERSION = 1
 Plain = dict[str, Any]
 
@@ -176,8 +179,94 @@ def record_of(plain: Plain) -> Record:
     return Record(**known)
 
 
-# What the entries of these lists have for their readers.
-_ENTRIES = {"warnings": ("text",), "comparisons": ("baseline", "ratio", "text", "verdict")}
+# What readers take of a record's lists and objects; what else is in them is nobody's.
+@dataclass(frozen=True)
+class _Warning:
+    text: str
+    kind: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    baseline: str
+    ratio: float
+    text: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class _Energy:
+    samples: float | None = None
+    idle_watts: float | None = None
+    ended: float | None = None
+    boundary: str | None = None
+    summed: list[str] = field(default_factory=list)
+    joules_per_token_interval: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    name: str | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    current_hz: float | None = None
+    gpu_mhz: float | None = None
+    cpu_khz: float | None = None
+
+
+@dataclass(frozen=True)
+class _Board:
+    module_watts: float | None = None
+    power_mode: _Reading | None = None
+    gpus: list[_Reading] = field(default_factory=list)
+    zones: list[_Reading] = field(default_factory=list)
+    rails: list[_Reading] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Clocks:
+    before: _Reading | None = None
+    after: _Reading | None = None
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    sms: float
+    ms: float
+    clock_mhz: float | None = None
+    orin_ms: float | None = None
+    orin_memory_floor_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class _Extra:
+    envelope: _Envelope | None = None
+    first_text_ms: float | None = None
+    picture_ms: float | None = None
+    p50_us: float | None = None
+    p99_us: float | None = None
+    max_us: float | None = None
+
+
+@dataclass(frozen=True)
+class _Environment:
+    board: str | None = None
+    cpu: str | None = None
+    os: str | None = None
+    cpu_governors: list[str] | None = None
+    tinygrad_variables: dict[str, str] | None = None
+
+
+_ENTRIES: dict[str, type] = {
+    "warnings": _Warning,
+    "comparisons": _Comparison,
+    "energy": _Energy,
+    "clocks": _Clocks,
+    "board_before": _Board,
+    "board_after": _Board,
+}
+_OBJECTS: dict[str, type] = {"extra": _Extra, "environment": _Environment}
 _WORDS = {int: "a number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -204,6 +293,11 @@ def fault_of(plain: Plain) -> str | None:
             return f"{name} must be {_WORDS[kind]}"
         if kind is list and isinstance(value, list) and not _entries_fit(name, value):
             return f"{name} holds an entry that is none"
+        if name in _OBJECTS and isinstance(value, dict):
+            try:
+                read_plain(_OBJECTS[name], value, name)
+            except BenchError as error:
+                return str(error)
     return None
 
 
@@ -213,11 +307,15 @@ def _entries_fit(name: str, entries: list[Any]) -> bool:
     (kind,) = get_args(options[0])
     if kind in _WORDS:
         return all(_fits(entry, kind) for entry in entries)
-    return all(
-        (entry is None and kind is Any)
-        or (isinstance(entry, dict) and all(key in entry for key in _ENTRIES.get(name, ())))
-        for entry in entries
-    )
+    if name not in _ENTRIES:
+        return all(isinstance(entry, dict) for entry in entries)
+    try:
+        for entry in entries:
+            if entry is not None or kind is not Any:
+                read_plain(_ENTRIES[name], entry, name)
+    except BenchError:
+        return False
+    return True
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -46,7 +46,8 @@ def _clock(record: Record, index: int, name: str) -> float | None:
 def _celsius(record: Record, index: int) -> float | None:
     """Return the junction's temperature, or that of the hottest zone."""
     zones = _part(record.board_after, index).get("zones", ())
-    celsius = {zone["name"]: zone["celsius"] for zone in zones if zone["celsius"] is not None}
+    read = ((zone.get("name"), zone.get("celsius")) for zone in zones)
+    celsius = {name: float(found) for name, found in read if found is not None}
     return celsius.get(JUNCTION) or max(celsius.values(), default=None)
 
 
@@ -56,7 +57,7 @@ def _watts(record: Record, index: int) -> float | None:
     if (watts := board.get("module_watts")) is not None:
         return float(watts)
     summed = _part(record.energy, index).get("summed", ())
-    rails = [rail["watts"] for rail in board.get("rails", ()) if rail["name"] in summed]
+    rails = [rail.get("watts") for rail in board.get("rails", ()) if rail.get("name") in summed]
     known = [float(watts) for watts in rails if watts is not None]
     return sum(known) if known else None
 

@@ -58,6 +58,7 @@ def test_what_came_of_a_model_is_no_identity(recorded_run: Callable[..., RunResu
 
 
 OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
+EMPTY = f'{OURS}, "test": "a", "samples_ts": []'
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,11 @@ OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
         (f'{{{OURS}, "test": "a", "samples_ts": [], "model_type": []}}', "must be one value"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "extra": {{"a": "\\ud800"}}}}', "is no result"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "unit": []}}', "unit must be text"),
+        (f'{{{EMPTY}, "comparisons": [{{"baseline": "a"}}]}}', "comparisons holds an entry"),
+        (f'{{{EMPTY}, "energy": [null, {{"summed": [{{}}]}}]}}', "energy holds an entry"),
+        (f'{{{EMPTY}, "board_after": [{{"zones": [[]]}}]}}', "board_after holds an entry"),
+        (f'{{{EMPTY}, "extra": {{"envelope": 5}}}}', "extra: envelope is '5'; want an object"),
+        (f'{{{EMPTY}, "environment": {{"os": [1]}}}}', "environment: os is '[1]'; want text"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "rounds": ["x"]}}', "rounds holds an entry"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "energy": [1]}}', "energy holds an entry"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "warnings": [{{}}]}}', "warnings holds an"),
