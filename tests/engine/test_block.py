@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -258,6 +259,24 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
         assert sum(read[:-2]) <= max(1, len(text) - kept)
         assert used.propose(text, 3, pages[slot]) == said[slot]
         assert block.propose(text, 0, pages[slot], 3, used._choose) == said[slot]
+
+
+def test_it_reads_again_what_lies_in_other_pages() -> None:
+    """On a GPU texts share pages, and get others."""
+    starts = list[int]()
+
+    class Noting:
+        def place(self, pages: list[int]) -> int:
+            return 0
+
+        def propose(self, text: list[int], start: int, *more: object) -> list[int]:
+            starts.append(start)
+            return [1]
+
+    block, text = Block(cast("FusedBlock", Noting())), [*range(3, 153)]
+    for given, pages in ((text, [4, 5, 6]), ([*text, 7], [4, 5, 6]), ([*text, 7], [4, 9, 6])):
+        block.propose(given, 3, pages)
+    assert starts == [0, 149, PAGE]
 
 
 def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
