@@ -23,19 +23,18 @@ rec {
 
   program =
     pkgs:
+    let
+      releases = lib.genAttrs (lib.attrNames scripts) (
+        board:
+        (if lib.hasSuffix "-jp7" board then pkgs.nvidia-jetpack7 else pkgs.nvidia-jetpack6)
+        .l4tMajorMinorPatchVersion
+      );
+    in
     pkgs.writeShellApplication {
       name = "flash";
       runtimeEnv = {
         ORIN_FLAKE = "path:${self}";
-        ORIN_RELEASES = toString (
-          map (
-            board:
-            "${board}=${
-              (if lib.hasSuffix "-jp7" board then pkgs.nvidia-jetpack7 else pkgs.nvidia-jetpack6)
-              .l4tMajorMinorPatchVersion
-            }"
-          ) (lib.attrNames scripts)
-        );
+        ORIN_RELEASES = toString (lib.mapAttrsToList (board: of: "${board}=${of}") releases);
         ORIN_REVISION = jetpack-nixos.rev or "without a commit";
       };
       text = lib.readFile ./flash.sh;
