@@ -202,8 +202,10 @@ API cudaError_t cudaMallocPitch(void** p, size_t* pitch, size_t width, size_t he
 }
 API cudaError_t cudaFree(void* p) {
   const int error = sim_wait_all();
+  const size_t managed = sim_pinned(p);
   const int failed = sim_free((uint64_t)p);
   if (!failed) sim_unpin(p);
+  if (!failed && managed) allow((uint64_t)p, managed, 0);
   return done(error ? error : failed);
 }
 API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) {

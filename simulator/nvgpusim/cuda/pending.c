@@ -276,7 +276,10 @@ int sim_copy(void* to, const void* from, size_t size, int ready, Stream* s) {
 }
 int sim_set(void* p, unsigned value, int width, size_t count, Stream* s) {
   const size_t size = count * (size_t)width;
-  if (size && !is_device(p)) return INVALID;
+  if (size && !is_device(p)) {
+    if (!pinned(p)) wrong("a memset of the host's own memory");
+    return INVALID;
+  }
   const int error = fits(p, 0, size);
   if (error) return error;
   return issue(

@@ -110,6 +110,12 @@ static int managed(bool wait) {
   CHECK(cudaFree(p));
   return got != 7 && wait;
 }
+static int managed_freed() {
+  int* p;
+  CHECK(cudaMallocManaged(&p, BYTES));
+  CHECK(cudaFree(p));
+  return *(volatile int*)p;  // FAULT
+}
 static int managed_early() { return managed(false); }
 static int managed_late() { return managed(true); }
 static int pinned(bool wait) {
@@ -216,7 +222,8 @@ static int several() {
   fill<<<N / 256, 256, 0, s>>>(q, 7, N);
   CHECK(cudaFreeAsync(q, t));
   CHECK(cudaDeviceSynchronize());
-  bad += !cudaFreeHost(p);  // DEVICE
+  bad += !cudaFreeHost(p);         // DEVICE
+  bad += !cudaMemset(host, 0, 4);  // HOST
   cudaEvent_t e;
   CHECK(cudaEventCreate(&e));
   CHECK(cudaEventDestroy(e));
@@ -293,6 +300,7 @@ int main(int argc, char** argv) {
   TRY(shared_with_asking);
   TRY(leak);
   TRY(free_twice);
+  TRY(managed_freed);
   TRY(managed_early);
   TRY(managed_late);
   TRY(pinned_early);

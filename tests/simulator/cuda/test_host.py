@@ -25,6 +25,7 @@ FAULTS = {
     "shared_without_asking": "65536 bytes of dynamic shared memory: at most 49152 without",
     "leak": "1 buffers of 65536 bytes are never freed",
     "free_twice": "cudaFree of what is no buffer: 0x1000004000 is +0 in buffer",
+    "managed_freed": "the host touches device memory: 0x1000004000 is +0 in buffer (65536 bytes",
     "managed_early": "while work on it may be under way",
     "pinned_early": "pinned memory while work on it may be under way",
     "source_changed": "pinned memory while work on it may be under way",
@@ -67,7 +68,7 @@ def test_a_mistake_is_a_finding_with_its_line(cuda: Path, program: Path, name: s
     assert "1 findings" in done.stderr
     if name != "streams_race":  # which names both kernels
         assert f"host.cu:{line(name)}" in done.stderr
-    assert done.returncode == (139 if name == "host_reads" else 3)
+    assert done.returncode == (139 if name in ("host_reads", "managed_freed") else 3)
 
 
 def test_several_mistakes_of_one_program(cuda: Path, program: Path) -> None:
@@ -82,6 +83,7 @@ def test_several_mistakes_of_one_program(cuda: Path, program: Path) -> None:
     }
     later = {
         "DEVICE": "calls: cudaFreeHost of 0x1000004000, which cudaMalloc has given",
+        "HOST": "calls: a memset of the host's own memory",
         "EVENT": "calls: an event is used after its cudaEventDestroy",
         "STREAM": "calls: a stream is used after its cudaStreamDestroy",
     }
