@@ -1,5 +1,6 @@
 """The installer makes a disk that the host starts from, whatever interrupts it: on loop devices."""
 
+import fcntl
 import importlib
 import json
 import os
@@ -8,6 +9,7 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -296,11 +298,14 @@ def disk(tmp_path: Path) -> Iterator[str]:
     with image.open("wb") as file:
         file.truncate(1200 << 20)
     command = ["losetup", "--find", "--partscan", "--show", str(image)]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"no loop device here: {made.stderr.strip()}")
-    yield made.stdout.strip()
-    subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+    # Who looks at all disks holds them open, and sgdisk of another test then finds its own busy.
+    with Path(tempfile.gettempdir(), "orin-loop-devices.lock").open("w") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        made = subprocess.run(command, capture_output=True, text=True)
+        if made.returncode:
+            pytest.skip(f"no loop device here: {made.stderr.strip()}")
+        yield made.stdout.strip()
+        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
 
 
 #: Counts a step of the installer. The one that FOLDER/stop names says that it is there, and waits.
