@@ -108,5 +108,5 @@ def run_program(argv: Sequence[str], server: Server, environment: Mapping[str, s
         status = process.wait()
         thread.join()
         if status >= 0:
-            server.left()
+            server.tell_leaks()
     return status if status >= 0 else 128 - status

@@ -269,7 +269,7 @@ class Server:
             text = f"the host touches device memory: {extent or self.extents.story(va)[1]}"
         self.tell(f"calls: {text}", here=True)
 
-    def left(self) -> None:
+    def tell_leaks(self) -> None:
         """At the program's end: memory that it has not freed."""
         lost: dict[str, list[int]] = {}
         for va in self.mappings if self.leaks else ():

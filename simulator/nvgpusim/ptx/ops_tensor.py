@@ -210,7 +210,7 @@ def mbarrier(site: Site) -> Op:
     if site.has("init", "inval"):
         return _init(site)
     if site.has("test_wait", "try_wait"):
-        return _test(site)
+        return _test_wait(site)
     if site.has("arrive", "arrive_drop") and not site.has("expect_tx"):
         return arrive(site)
     raise site.error()
@@ -288,7 +288,7 @@ def _left_over(st: State, index: Any, place: int, expected: int, lane: int) -> N
     st.launch.find(st, what, f", {st.who(lane)} among them, for the next phase")
 
 
-def _test(site: Site) -> Op:
+def _test_wait(site: Site) -> Op:
     addr, _ = site.address(1)
     space, parity = space_of(site), site.has("parity")
     state, put = site.src(2, U32 if parity else U64), site.dst(0, PRED)

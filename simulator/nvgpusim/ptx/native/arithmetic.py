@@ -170,10 +170,10 @@ def _float(w: Words, form: str, count: int) -> str:
     if t.name == "f64":
         return _sure64(w, form.format(*_inputs(w, count)))
     _refuse(w, "ftz", "sat", "relu")
-    return _halves(w, count, lambda part, *x: _one(part, form, *x))
+    return _halves(w, count, lambda part, *x: _widened(part, form, *x))
 
 
-def _one(part: str, form: str, *x: str) -> str:
+def _widened(part: str, form: str, *x: str) -> str:
     if part == "bf16":
         return f"to_bf16({form.format(*(f'from_bf16({v})' for v in x))})"
     return f"narrow_half({form.format(*(f'from_half({v})' for v in x))})"

@@ -28,7 +28,7 @@ class Sized(Grid, Protocol):
         ...
 
 
-class Owner(Protocol):
+class SwitchedRun(Protocol):
     """The part of `run.Run` that a change of code concerns."""
 
     launch: Grid
@@ -104,7 +104,7 @@ class Hot:
     next block. `steps`: turns of the last step.
     """
 
-    def __init__(self, run: Owner) -> None:
+    def __init__(self, run: SwitchedRun) -> None:
         launch = run.launch
         self.owner, self.heat = run, launch.code.heat
         self.since = launch.cost
@@ -162,7 +162,7 @@ class Hot:
         self.compiled, self.owner.blocks = machine.native.compiled, machine.native.code.blocks
 
     @staticmethod
-    def _renumber(run: Owner, native: Native) -> None:
+    def _renumber(run: SwitchedRun, native: Native) -> None:
         number = native.block
         groups = {number(n): lanes for n, lanes in run.groups.items()}
         run.groups.clear()
