@@ -78,7 +78,7 @@ class CpuExecutor:
         Raises BadInput where they do not fit the context.
         """
         check_room(tokens, start, self.context)
-        turns = self._turns(range(start, start + len(tokens)), turns)
+        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
         for at, end in self._pieces(tokens):
             self._append(tokens[at:end], start + at, slot, turns[:, at:end])
 
@@ -87,7 +87,7 @@ class CpuExecutor:
     ) -> Floats:
         """Append tokens as `fill` does; return the logits after the last one."""
         check_room(tokens, start, self.context)
-        turns = self._turns(range(start, start + len(tokens)), turns)
+        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
         *before, (at, end) = self._pieces(tokens)
         for first, behind in before:
             self._append(tokens[first:behind], start + first, slot, turns[:, first:behind])
@@ -102,7 +102,7 @@ class CpuExecutor:
 
         `keep_first` may follow.
         """
-        turns = self._turns(range(start, start + len(tokens)), turns)
+        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
         self._state.kept = 1
         try:
             self._append(tokens, start, slot, turns, last=len(tokens))
@@ -126,12 +126,12 @@ class CpuExecutor:
         turns: Turns | None = None,
     ) -> Floats:
         """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
-        turns = self._turns(positions, turns)
+        turns = self._in_three_parts(positions, turns)
         self._compute(tokens, positions, slots, range(len(tokens)), turns)
         return self._read(len(tokens))
 
     @staticmethod
-    def _turns(positions: Sequence[int], turns: Turns | None) -> Turns:
+    def _in_three_parts(positions: Sequence[int], turns: Turns | None) -> Turns:
         """Return positions in three parts."""
         return np.tile(np.array(positions, np.int32), (3, 1)) if turns is None else turns
 
@@ -140,7 +140,7 @@ class CpuExecutor:
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
         check_room(tokens, start, self.context)
-        turns = self._turns(range(start, start + len(tokens)), turns)
+        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
         pieces = []
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])

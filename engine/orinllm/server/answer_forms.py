@@ -46,7 +46,7 @@ def constraint(
     return AtLeast(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
 
 
-def form_of_shape(engine: Engine, shape: Shape, notes: Notes) -> Form:
+def requested_form(engine: Engine, shape: Shape, notes: Notes) -> Form:
     """Return the form that a request asks for; raises ApiError for one that cannot be."""
     return Form(_matcher(engine, shape, notes))
 

@@ -8,7 +8,7 @@ from typing import Any
 from orinllm.batching.scheduler import ClosedError, QueueFullError
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.errors import BadInput
-from orinllm.server.answer_forms import Form, chat_form, constraint, form_of_shape
+from orinllm.server.answer_forms import Form, chat_form, constraint, requested_form
 from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
@@ -102,7 +102,7 @@ def prepare_completion(engine: Engine, request: CompletionRequest, client: str, 
 
     form = Form()
     if request.shape is not None:
-        form = form_of_shape(engine, request.shape, request.common.notes)
+        form = requested_form(engine, request.shape, request.common.notes)
     if request.echo and request.common.top is not None and request.common.max_tokens == 1:
         form = replace(form, whole=True)
     return _run(engine, request.common, prompts, "prompt", client, (form, choice, post))

@@ -92,7 +92,7 @@ class Lowering(ABC):
         if memory.config.layer_embedding:
             self._buffer_of(LAYERS)
         for step in steps:
-            self._make(step)
+            self._make_result(step)
         widths = memory.config.widths
         brief = [
             widths[step.operation.out]
@@ -101,7 +101,7 @@ class Lowering(ABC):
         ]
         self._aside = memory.scratch(self._rows * max(brief, default=1))
 
-    def _make(self, step: Step) -> None:
+    def _make_result(self, step: Step) -> None:
         """Make the buffer of a step's result, if there is none."""
         self._buffer_of(step.out)
 
@@ -162,7 +162,7 @@ class Lowering(ABC):
         """Yield a layer's attention."""
 
     @abstractmethod
-    def mix(self, layer: int, step: Step) -> Iterator[Launch]:
+    def mix_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield x += a layer's mixture of experts, or its value = that."""
 
     def add_pictures(self, part: int) -> Iterator[Launch]:
@@ -182,7 +182,7 @@ class Lowering(ABC):
                         kept = len(launches)
                     launches += self.attend(layer, step)
                 case Mix():
-                    launches += self.mix(layer, step)
+                    launches += self.mix_experts(layer, step)
                 case Deepstack(part):
                     launches += self.add_pictures(part)
                 case Activate() as operation:

@@ -29,8 +29,8 @@ class RowList(Lowering):
     def __init__(self, memory: Memory, count: int | Buffer, slots: Buffer | None = None) -> None:
         super().__init__(memory, count, dtypes.uint16, slots)
 
-    def _make(self, step: Step) -> None:
-        super()._make(step)
+    def _make_result(self, step: Step) -> None:
+        super()._make_result(step)
         if step.norm is not None:
             self.halves(step.norm.out, self.memory.config.widths[step.source])
         elif isinstance(step.operation, Linear) and step.source == X:
@@ -83,7 +83,7 @@ class RowList(Lowering):
             norm, out = self.norm(layer, step.norm), self._values[step.norm.out]
             yield norm_rows(norm, out, self._values[step.source], self.count)
 
-    def mix(self, layer: int, step: Step) -> Iterator[Launch]:
+    def mix_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the mixture of all rows that are not idle."""
         assert step.norm is not None
         yield from self._norm_before(layer, step)

@@ -190,7 +190,7 @@ class TokenList(Lowering):
         out = self._values[step.out]
         yield attend_token(out, inputs, parts, self.state, stored=self._together)
 
-    def mix(self, layer: int, step: Step) -> Iterator[Launch]:
+    def mix_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the mixture of each token of a sequence that is not idle."""
         return self.mixtures.of_tokens(layer, step, self.x, self._values[step.out], self.state)
 
