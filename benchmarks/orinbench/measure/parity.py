@@ -146,11 +146,11 @@ def list_devices(binary: Path | None) -> str:
     for device in TINYGRAD_DEVICES:
         reason = probe_device(device)
         lines.append(f"tinygrad:{device}: " + (f"does not open: {reason}" if reason else "opens"))
-    lines += _of_llama_cpp(binary) if binary else ["llama.cpp: no llama-bench on PATH"]
+    lines += _llama_cpp_devices(binary) if binary else ["llama.cpp: no llama-bench on PATH"]
     return "\n".join(lines)
 
 
-def _of_llama_cpp(binary: Path) -> Sequence[str]:
+def _llama_cpp_devices(binary: Path) -> Sequence[str]:
     try:
         done = run([binary, "--list-devices"], LIST_SECONDS)
     except OSError as error:
