@@ -79,7 +79,7 @@ class BlockReference(Reference):
         """Return the logits of the greedy tokens behind a text: (most, vocabulary)."""
         model, at, found = self.model, self.model.n_layers, []
         self._rotations.append(rotation_of(model, at, self._vector, model.context_length))
-        left, name = self.states(text)[:-1], f"blk.{at}.nextn."
+        left, name = self.hidden_states(text)[:-1], f"blk.{at}.nextn."
 
         def own(tensor: str, *others: str) -> str:
             names = (f"{name}{tensor}", *others)

@@ -142,7 +142,7 @@ def test_states_beside_answers(synthetic: Callable[[str, str], Path]) -> None:
             asked = Sequence(
                 *(list(ids), Sampling(), 1, frozenset(), Ear()),
                 reuse=False,
-                states=Kept(found[name]),
+                hidden_states=Kept(found[name]),
             )
             server.scheduler.submit([*answers, asked])
             wait(*answers, asked)

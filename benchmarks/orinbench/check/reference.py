@@ -92,7 +92,7 @@ class Reference:
         """
         self._forced = forced or {}
         try:
-            x = self.states(tokens)[-last:]
+            x = self.hidden_states(tokens)[-last:]
         finally:
             self._forced = {}
         return self._head(x)
@@ -109,7 +109,7 @@ class Reference:
             logits = cap * np.tanh(logits / cap)
         return logits
 
-    def states(self, tokens: Sequence[int]) -> Array:
+    def hidden_states(self, tokens: Sequence[int]) -> Array:
         """Return what the last norm makes of each token, before the logits: (tokens, width)."""
         x = self.embedded(tokens)
         for layer in range(self.model.n_layers):

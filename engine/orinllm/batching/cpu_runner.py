@@ -43,10 +43,12 @@ class CpuRunner:
         """See `Runner`."""
         self.path.resume(self._slot(pages), checkpoint)
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         """See `Runner`."""
         turns = self._turns(tokens, start, end)
-        return self.path.states(tokens[start:end], start, self._slot(pages), turns)
+        return self.path.hidden_states(tokens[start:end], start, self._slot(pages), turns)
 
     def begin(self, row: Row, start: int) -> None:
         """See `Runner`."""

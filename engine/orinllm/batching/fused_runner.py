@@ -87,10 +87,12 @@ class FusedRunner:
         slots = self.executor.memory.slots
         self.executor.copy_states(slots + checkpoint, _at(pages).slot)
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         """See `Runner`."""
         self._place(pages)
-        return self.executor.states(tokens, start, end)
+        return self.executor.hidden_states(tokens, start, end)
 
     def _place(self, pages: Sequence[int]) -> None:
         # The executor's own decoder of one sequence is placed anew with it, and so are verifiers.

@@ -23,7 +23,7 @@ class GeneralPath(Protocol):
         """Append tokens from position `start` on; return the logits after the last one."""
         ...
 
-    def states(self, tokens: Sequence[int], start: int) -> Floats:
+    def hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
         ...
 
@@ -51,9 +51,11 @@ class GeneralRunner:
     def resume(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         """See `Runner`."""
-        return self.path.states(tokens[start:end], start)
+        return self.path.hidden_states(tokens[start:end], start)
 
     def begin(self, row: Row, start: int) -> None:
         """See `Runner`."""

@@ -65,9 +65,11 @@ class SpeculatingRunner:
         """See `Runner`."""
         self._runner.resume(pages, checkpoint)
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         """See `Runner`."""
-        return self._runner.states(pages, tokens, start, end)
+        return self._runner.hidden_states(pages, tokens, start, end)
 
     def launch(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""

@@ -116,7 +116,9 @@ class Runner(Protocol):
         """Copy a checkpoint to a sequence's recurrent states."""
         ...
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         """Do as `fill`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 

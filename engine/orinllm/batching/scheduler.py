@@ -370,7 +370,7 @@ class Scheduler:
                 continue
             pieces.append((sequence, self._piece(sequence, min(left, missing))))
             left -= pieces[-1][1]
-        ends = [s for s, n in pieces if s.states is None and s.filled + n == self._end(s)]
+        ends = [s for s, n in pieces if s.hidden_states is None and s.filled + n == self._end(s)]
         for sequence, n in pieces:
             if not answering and ends == [sequence]:
                 self.runner.begin(self._row(sequence), sequence.filled)
@@ -389,22 +389,24 @@ class Scheduler:
     @staticmethod
     def _end(sequence: Sequence) -> int:
         """Return where a prompt ends; its last token is computed with its answer."""
-        return len(sequence.ids) - (sequence.states is None)
+        return len(sequence.ids) - (sequence.hidden_states is None)
 
     def _fill_some(self, sequence: Sequence, end: int) -> None:
         """Compute a prompt's tokens before `end`."""
         start, lease = sequence.filled, sequence.lease
         assert lease is not None
         lease.started = end
-        if sequence.states is None:
+        if sequence.hidden_states is None:
             self.runner.fill(lease.pages, sequence.ids, start, end)
         else:
-            sequence.states(start, self.runner.states(lease.pages, sequence.ids, start, end))
+            sequence.hidden_states(
+                start, self.runner.hidden_states(lease.pages, sequence.ids, start, end)
+            )
         sequence.filled = end
         self.store.commit(lease, sequence.ids, end)
         if (checkpoint := self.store.keep(lease)) is not None:
             self.runner.keep(lease.pages, checkpoint)
-        if sequence.states is not None and end == len(sequence.ids):
+        if sequence.hidden_states is not None and end == len(sequence.ids):
             self._release(sequence)
             self._news.append((sequence, -1, None, "stop"))
 

@@ -45,8 +45,8 @@ class Sequence:
     ids: prompt, then prompt and answer so far; numbers below 0 are rows of pictures, which it keeps
       (network/vision/pictures.py). most: tokens of the answer at most.
     client: whose turn it is in the queue. after: begins once that one's prompt is computed.
-    states: takes the first position and the states of neighbours of the prompt, which has no answer
-      then; it hears position 0 again where memory ran out meanwhile.
+    hidden_states: takes the first position and the states of neighbours of the prompt, which has
+      no answer then; it hears position 0 again where memory ran out meanwhile.
     """
 
     ids: list[int]
@@ -59,7 +59,7 @@ class Sequence:
     reuse: bool = True
     client: str = ""
     after: "Sequence | None" = None
-    states: Callable[[int, Floats], None] | None = None
+    hidden_states: Callable[[int, Floats], None] | None = None
     n_prompt: int = field(init=False)
     draw: Draw = field(init=False)
     pictures: tuple[Picture, ...] = field(init=False)
@@ -93,7 +93,7 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """Say whether all but its last token is computed, and it goes on by tokens."""
-        return self.states is None and self.filled >= len(self.ids) - 1
+        return self.hidden_states is None and self.filled >= len(self.ids) - 1
 
 
 class FairQueue:

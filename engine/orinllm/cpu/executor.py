@@ -135,7 +135,7 @@ class CpuExecutor:
         """Return positions in three parts."""
         return np.tile(np.array(positions, np.int32), (3, 1)) if turns is None else turns
 
-    def states(
+    def hidden_states(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""

@@ -297,7 +297,7 @@ class FusedExecutor:
         self.decoder().turn([self._behind(tokens)])
         self.decoder().begin(end - 1)
 
-    def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
+    def hidden_states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
         pieces, x = [], self._prompt[0].x
         while start < end:

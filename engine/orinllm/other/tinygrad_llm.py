@@ -67,7 +67,7 @@ class UpstreamExecutor:
         """Append one token at `position`; return the logits after it."""
         return self.prefill([token], position)
 
-    def states(self, tokens: Sequence[int], start: int) -> Floats:
+    def hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
         check_room(tokens, start, self.context)
         return np.stack(self._append(self._state, tokens, start, every=True))

@@ -103,7 +103,9 @@ class Model:
         self.computed += end - start
         self.meddle()
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         self.fill(pages, tokens, start, end)
         cells = self._cells
         chains = [cells[pages[at // PAGE] * PAGE + at % PAGE] % 1024 for at in range(start, end)]
@@ -203,8 +205,8 @@ class Client:
         self.states: list[float] = []
         self.reason, self.left, self.deaf = "", False, False
         job.sink = self
-        if job.states is not None:
-            job.states = self._hear
+        if job.hidden_states is not None:
+            job.hidden_states = self._hear
 
     def take(self, token: int, logprobs: Logprobs | None) -> bool:
         assert not self.deaf and not self.reason
@@ -225,7 +227,7 @@ class Client:
         """Compare with what the model says alone."""
         job, chain = self.job, 0
         chains = [chain := hash((chain, token)) for token in job.ids[: job.n_prompt]]
-        if job.states is not None:
+        if job.hidden_states is not None:
             wanted = [chain % 1024 for chain in chains]
             assert self.states == wanted or self.reason != "stop"
             return
@@ -313,7 +315,7 @@ class World(Unwatched):
         job.reuse, job.after = noise.random() < 0.9, after
         job.client = after.client if after else str(noise.randrange(3))
         if after is None and noise.random() < 0.05:
-            job.reuse, job.states = False, lambda start, found: None
+            job.reuse, job.hidden_states = False, lambda start, found: None
         return Client(job, noise.randint(1, 60) if noise.random() < 0.2 else 10**9, rule)
 
     def _turn(self) -> None:
@@ -329,7 +331,7 @@ class World(Unwatched):
         if self.scheduler.waiting + self.scheduler.running < self._crowd:
             first = self._client(None)
             asked = [first]
-            if first.job.states is None and self.noise.random() < 0.1:
+            if first.job.hidden_states is None and self.noise.random() < 0.1:
                 asked += [self._client(first.job) for _ in range(2)]
             self._clients += asked
             self.scheduler.submit([client.job for client in asked])

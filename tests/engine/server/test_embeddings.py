@@ -53,7 +53,7 @@ def test_vectors_are_the_means_of_the_references_states(api: openai.OpenAI) -> N
     words = Header.read(smollm2(), 512).tokenizer
     ids = [words.encode(text) for text in TEXTS]
     reference = Reference(open_model(smollm2()), context=512)
-    want = unit(reference.states(ids[1]).mean(0))
+    want = unit(reference.hidden_states(ids[1]).mean(0))
     answer = embed(api, TEXTS)  # the client asks for base64 by itself
     assert [item.index for item in answer.data] == [0, 1]
     assert (answer.object, answer.model) == ("list", MODEL)
@@ -198,14 +198,14 @@ def test_beside_answers_and_beyond_the_queue(server: tuple[Live, str]) -> None:
 
 def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any) -> None:
     it, _ = server
-    states, done = runner(it).states, list[int]()
+    states, done = runner(it).hidden_states, list[int]()
 
     def slow(*given: Any) -> Any:
         time.sleep(0.02)
         done.append(1)
         return states(*given)
 
-    monkeypatch.setattr(runner(it), "states", slow)
+    monkeypatch.setattr(runner(it), "hidden_states", slow)
     body = json.dumps({"model": "test", "input": [[9] * 5] * 400}).encode()
     with closing(connect(it)) as gone:
         gone.sendall(post(it, body, "/v1/embeddings"))
@@ -232,7 +232,7 @@ def test_only_the_first_text_may_be_turned_away(
 
 def test_logits_that_are_no_numbers(server: tuple[Live, str], monkeypatch: Any) -> None:
     it, _ = server
-    monkeypatch.setattr(runner(it), "states", lambda *_: np.full((1, 3), np.nan, np.float32))
+    monkeypatch.setattr(runner(it), "hidden_states", lambda *_: np.full((1, 3), np.nan, np.float32))
     with pytest.raises(openai.InternalServerError, match="are no numbers"):
         embed(it.client(), [[5]], "test")
 
@@ -275,11 +275,11 @@ def test_states_of_the_fused_kernels(emulated: Load, synthetic: Callable[[str, s
     """In chunks, in pages of any order."""
     path = synthetic("tiny", "F16")
     tokens = [(37 * i) % 1000 + 3 for i in range(66)]
-    want = Reference(open_model(path), context=128).states(tokens)
+    want = Reference(open_model(path), context=128).hidden_states(tokens)
     executor = emulated(path, 128, 3)
     runner = FusedRunner(executor, 2)
-    first = runner.states([2, 0], tokens, 0, 64)
-    found = np.concatenate([first, runner.states([2, 0], tokens, 64, 66)])
+    first = runner.hidden_states([2, 0], tokens, 0, 64)
+    found = np.concatenate([first, runner.hidden_states([2, 0], tokens, 64, 66)])
     assert np.abs(found - want).max() / np.abs(want).max() < HALVES * 5
 
 
@@ -295,10 +295,10 @@ def test_states_of_the_general_path(
     network = Network.read(path, 64)
     tokens = [(37 * i) % 1000 + 3 for i in range(CHUNK + 4)]
     executor = UpstreamExecutor(network.gguf, network.config, "CPU", 64)
-    want = Reference(open_model(path), context=64).states(tokens)
+    want = Reference(open_model(path), context=64).hidden_states(tokens)
     executor.prefill(tokens[:3])
-    found = executor.states(tokens[3:], 3)
+    found = executor.hidden_states(tokens[3:], 3)
     assert found.shape == want[3:].shape
     assert np.abs(found - want[3:]).max() / np.abs(want).max() < HALVES * 5
     with pytest.raises(BadInput, match="do not fit a context of 64"):
-        executor.states(tokens, 60)
+        executor.hidden_states(tokens, 60)

@@ -81,7 +81,9 @@ class ToyRunner:
     def resume(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are none."""
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
         """Each state tells of its token, its place and the one before, as they lie in the pages."""
         self.fill(pages, tokens, start, end)
         held = self._held(pages, end)

@@ -115,7 +115,7 @@ class Embeddings:
             sink,
             reuse=reuse,
             client=self._client,
-            states=pool.take,
+            hidden_states=pool.take,
         )
 
     def _said(self, pool: TextVector) -> Any:

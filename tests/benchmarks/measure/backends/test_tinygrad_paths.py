@@ -53,7 +53,9 @@ class FakeRunner:
     def resume(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are none."""
 
-    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Any:
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Any:
         raise AssertionError("nothing is embedded here")
 
     def logits(self) -> Any:
