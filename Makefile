@@ -50,6 +50,7 @@ TESTS_attention := test_attention.py::test_few_splits_are_combined_by_their_read
 TESTS_attention_all := vision/test_fused_encoder.py::test_attention_of_ranges
 TESTS_attention_prompt := test_attention.py::test_a_chunk
 TESTS_batch := test_batch.py::test_a_product_that_is_added test_batch.py::test_two_matrices_that_are_gated
+TESTS_block := test_block.py::test_a_gpus_block_says_what_the_reference_says
 TESTS_embed := test_fused.py::test_tokens_and_a_prompt[tiny]
 TESTS_encoder := vision/test_fused_encoder.py::test_rows_are_those_of_transformers
 TESTS_gate := test_batch.py::test_a_gate_of_its_own

@@ -190,8 +190,8 @@ def test_answers_are_those_of_one_alone(emulated: Load, written: Write, name: st
     assert ended.ids == known or end in known[-2:]
     (goes_on,) = answer(executor, store, [[*ended.ids, end, 7]])
     assert goes_on.n_cached == len(ended.ids) + 1
-    # As is what follows one that ended where guesses were wrong, too.
-    oracle = Oracle(goes_on.ids, 2)
+    # As is what follows one that ended where guesses were wrong, too: one is right before.
+    oracle = Oracle(goes_on.ids, len(goes_on.ids) - 2)
     (guessed,) = answer(executor, store, [goes_on.ids[:-4]], goes_on.ids[-2], oracle)
     assert guessed.ids == goes_on.ids[:-2] and 0 < guessed.n_right < guessed.n_guessed
     (behind,) = answer(executor, store, [[*guessed.ids, 9]])

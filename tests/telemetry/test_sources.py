@@ -41,7 +41,7 @@ class Hung(threading.Event):
 
 
 def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    release, landed, calls = threading.Event(), Hung(), []
+    begun, release, landed, calls = threading.Event(), threading.Event(), Hung(), []
     monkeypatch.setattr("orinboard.sources.time", SimpleNamespace(monotonic=lambda: landed.clock))
     # Sources begin in their order: the second flight is the one that hangs.
     events = chain([threading.Event(), landed], iter(threading.Event, None))
@@ -49,6 +49,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hangs(files: Files) -> Readings:
         calls.append(1)
+        begun.set()
         release.wait()
         return Readings(cpu=Cpu((0,)))
 
@@ -62,7 +63,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
             assert both.read().readings == ZONE
         assert landed.waits == [60.0] + [0] * 50
         assert threads() <= before
-        assert len(calls) == 1
+        assert begun.wait(60) and len(calls) == 1
         release.set()
         assert threading.Event.wait(landed, 60)
         again = both.read()
