@@ -24,7 +24,7 @@ from orinllm.gpu.fused import piece_of
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Left, Memory, make_memory, slot_floats
+from orinllm.gpu.memory import Memory, make_memory, slot_floats
 from orinllm.gpu.plan import Say, make_plan, quiet
 from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList
@@ -97,8 +97,7 @@ def _of_block(network: Network, memory: Memory, sequences: tuple[int, ...]) -> I
         config = network.block()
     except BadInput:  # it has none that is known
         return
-    rows = memory.scratch(memory.pages * PAGE * memory.config.dim)
-    left = Left(rows, memory.weights.vector(f"{memory.config.final_norm}.weight"))
+    left = memory.make_left()
     yield from _of_memory(replace(memory, left=left), sequences, served=True)
     weights = Weights(network.gguf, config, memory.device, memory.weights)
     sizes = memory.device, memory.context, memory.pages, memory.kv

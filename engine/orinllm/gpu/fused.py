@@ -112,14 +112,12 @@ class FusedExecutor:
 
         No step may be under way. Decoders are other ones from now on.
         """
-        memory = self.memory
-        if memory.left is None:
-            rows = memory.scratch(memory.pages * PAGE * memory.config.dim)
-            left = Left(rows, memory.weights.vector(f"{memory.config.final_norm}.weight"))
+        if self.memory.left is None:
+            left = self.memory.make_left()
             for made in ("_piece", "begins", "_chunk_rest"):
                 self.__dict__.pop(made, None)
             self.settle()
-            self._lower(replace(memory, left=left))
+            self._lower(replace(self.memory, left=left))
         assert self.memory.left is not None
         return self.memory.left
 

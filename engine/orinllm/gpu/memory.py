@@ -64,6 +64,11 @@ class Memory:
         buffer = self.empty(size, dtypes.int32)
         return buffer.copyin(memoryview(bytearray(buffer.nbytes)))
 
+    def make_left(self) -> Left:
+        """Return room for what a block wants of every token that the pages hold."""
+        rows = self.scratch(self.pages * PAGE * self.config.dim)
+        return Left(rows, self.weights.vector(f"{self.config.final_norm}.weight"))
+
     def table_row(self, pages: Sequence[int]) -> list[int]:
         """Return a sequence's row of a table of pages; raises ValueError for pages not there."""
         width = self.context // PAGE
