@@ -324,7 +324,6 @@ NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/simulator.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
     ("docs/simulator-cuda.md", "nvgpusim: note: kernel _Z5saxpy"): "a finding",
-    ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",
     ("docs/telemetry.md", "jetson_energy_joules_total"): "PromQL",
 }
 
