@@ -322,7 +322,6 @@ NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/server.md", "x-ignored-fields"): "a header of an answer",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
     ("docs/simulator.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
-    ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
     ("docs/simulator-cuda.md", "nvgpusim: note: kernel _Z5saxpy"): "a finding",
     ("docs/telemetry.md", "jetson_energy_joules_total"): "PromQL",
 }
