@@ -316,7 +316,6 @@ RULES: list[tuple[str, Answer]] = [
 
 # Blocks without a language that hold no command: what they are, by page and first line.
 NO_COMMANDS: dict[tuple[str, str], str] = {
-    ("docs/nixos.md", "power-mode: the board"): "an error message",
     ("docs/nixos.md", "# systemctl stop grafana"): "root's; test_started_operations.py restores so",
     ("docs/server.md", "rate(orinllm_energy"): "queries for Prometheus",
     ("docs/server.md", "x-ignored-fields"): "a header of an answer",
