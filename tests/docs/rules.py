@@ -318,7 +318,6 @@ RULES: list[tuple[str, Answer]] = [
 NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "# systemctl stop grafana"): "root's; test_started_operations.py restores so",
     ("docs/server.md", "rate(orinllm_energy"): "queries for Prometheus",
-    ("docs/server.md", "x-ignored-fields"): "a header of an answer",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
     ("docs/simulator.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-cuda.md", "nvgpusim: note: kernel _Z5saxpy"): "a finding",
