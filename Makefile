@@ -45,23 +45,23 @@ unit: .venv/.dev
 
 # Tests of each kernel of engine/orinllm/gpu/cuda, in tests/engine.
 KERNELS := $(sort $(patsubst engine/orinllm/gpu/cuda/%.cu,%,$(wildcard engine/orinllm/gpu/cuda/*.cu)))
-TESTS_argmax := test_batch.py::test_the_most_likely_tokens
-TESTS_attention := test_attention.py::test_few_splits_are_combined_by_their_reader test_attention.py::test_the_smallest_keys_and_values_keep_their_signs
+TESTS_argmax := gpu/kernels/test_batch.py::test_the_most_likely_tokens
+TESTS_attention := gpu/kernels/test_attention.py::test_few_splits_are_combined_by_their_reader gpu/kernels/test_attention.py::test_the_smallest_keys_and_values_keep_their_signs
 TESTS_attention_all := vision/test_fused_encoder.py::test_attention_of_ranges
-TESTS_attention_prompt := test_attention.py::test_a_chunk
-TESTS_batch := test_batch.py::test_a_product_that_is_added test_batch.py::test_two_matrices_that_are_gated
-TESTS_block := test_block.py::test_a_gpus_block_says_what_the_reference_says
-TESTS_embed := test_fused.py::test_tokens_and_a_prompt[tiny]
+TESTS_attention_prompt := gpu/kernels/test_attention.py::test_a_chunk
+TESTS_batch := gpu/kernels/test_batch.py::test_a_product_that_is_added gpu/kernels/test_batch.py::test_two_matrices_that_are_gated
+TESTS_block := batching/test_block.py::test_a_gpus_block_says_what_the_reference_says
+TESTS_embed := gpu/test_fused.py::test_tokens_and_a_prompt[tiny]
 TESTS_encoder := vision/test_fused_encoder.py::test_rows_are_those_of_transformers
-TESTS_gate := test_batch.py::test_a_gate_of_its_own
-TESTS_gemm := test_gemm.py::test_tokens test_gemm.py::test_added test_gemm.py::test_gated
-TESTS_gemv := test_types.py::test_gemv
-TESTS_joined := test_fused.py::test_tokens_and_a_prompt[tiny]
-TESTS_moe := test_experts.py::test_router test_experts.py::test_token[experts0-shape0-3]
-TESTS_moe_prompt := test_experts.py::test_groups test_experts.py::test_chunk
-TESTS_norm_rope := test_attention.py::test_a_chunk
-TESTS_recurrent := test_hybrid_fused.py::test_logits_are_the_references[qwen35]
-TESTS_sample := test_draws.py
+TESTS_gate := gpu/kernels/test_batch.py::test_a_gate_of_its_own
+TESTS_gemm := gpu/kernels/test_gemm.py::test_tokens gpu/kernels/test_gemm.py::test_added gpu/kernels/test_gemm.py::test_gated
+TESTS_gemv := gpu/kernels/test_types.py::test_gemv
+TESTS_joined := gpu/test_fused.py::test_tokens_and_a_prompt[tiny]
+TESTS_moe := gpu/kernels/test_experts.py::test_router gpu/kernels/test_experts.py::test_token[experts0-shape0-3]
+TESTS_moe_prompt := gpu/kernels/test_experts.py::test_groups gpu/kernels/test_experts.py::test_chunk
+TESTS_norm_rope := gpu/kernels/test_attention.py::test_a_chunk
+TESTS_recurrent := gpu/test_hybrid_fused.py::test_logits_are_the_references[qwen35]
+TESTS_sample := gpu/kernels/test_draws.py
 
 # The tests of one kernel, in about ten seconds: make kernel K=gemv
 kernel: .venv/.dev

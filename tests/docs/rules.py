@@ -69,7 +69,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"\. \.venv/bin/activate", NotHere("changes the reader's own shell")),
     (
         r"make chat( MODEL=model\.gguf)?",
-        Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped"),
+        Elsewhere("tests/engine/command/test_cli.py::test_questions_may_be_piped"),
     ),
     (
         r"make serve( SERVE_FLAGS='--alias smollm2')?",
@@ -140,27 +140,33 @@ RULES: list[tuple[str, Answer]] = [
     # docs/engine.md
     (
         r"orinllm run ((\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf|MODEL) -p .*",
-        Elsewhere("tests/engine/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
+        Elsewhere("tests/engine/command/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
     ),
     (
         r"orinllm (run hf\.co/OWNER/REPO:Q4_K_M -p TEXT|list|rm NAME)",
-        Elsewhere("tests/engine/test_hub.py::test_a_model_is_fetched_once_listed_and_removed"),
+        Elsewhere("tests/engine/file/test_hub.py::test_a_model_is_fetched_once_listed_and_removed"),
     ),
     (
         r"orinllm run \S+ --mmproj \S+ --image photo\.jpg .*",
         Elsewhere("tests/engine/vision/test_command.py::test_a_picture_of_the_command_line"),
     ),
     (r"llama-mtmd-cli .*", NotHere("llama.cpp's command, on real weights")),
-    (r"orinllm chat MODEL", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
-    (r"orinllm show MODEL", Elsewhere("tests/engine/test_cli.py::test_show_says_what_a_model_is")),
+    (
+        r"orinllm chat MODEL",
+        Elsewhere("tests/engine/command/test_cli.py::test_questions_may_be_piped"),
+    ),
+    (
+        r"orinllm show MODEL",
+        Elsewhere("tests/engine/command/test_cli.py::test_show_says_what_a_model_is"),
+    ),
     (
         r"orinllm compile MODEL --arch sm_87 -o DIR",
-        Elsewhere("tests/engine/test_ahead.py::test_a_start_with_cubins_compiles_nothing"),
+        Elsewhere("tests/engine/gpu/test_ahead.py::test_a_start_with_cubins_compiles_nothing"),
     ),
     # docs/server.md
     (
         r"orinllm serve .*",
-        Elsewhere("tests/engine/server/test_fields.py::test_an_answer_and_its_counts"),
+        Elsewhere("tests/engine/server/protocols/test_fields.py::test_an_answer_and_its_counts"),
     ),
     (
         r"curl http://127\.0\.0\.1:8000/v1/chat/completions .*",

@@ -62,7 +62,7 @@ def plain_null(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def emulation() -> Iterator[None]:
     """The emulated GPU as the default device."""
-    from tests.engine import cuda_emulation
+    from tests.engine.gpu import cuda_emulation
     from tinygrad import Context
 
     cuda_emulation.install()

@@ -47,7 +47,7 @@ def answers(model: ModelInfo, device: str) -> Callable[..., list[Generation]]:
 def _answer(
     path: Path, device: str, prompts: Sequence[Sequence[int]], n_tokens: int
 ) -> list[Generation]:
-    from tests.engine import cuda_emulation
+    from tests.engine.gpu import cuda_emulation
     from tinygrad import Context
 
     context = -(-context_of(prompts, n_tokens) // _PAGE) * _PAGE

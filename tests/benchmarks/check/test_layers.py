@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.benchmarks.gguf_files import write_family
-from tests.engine import hybrid_models
-from tests.engine.routing import plant_tie
+from tests.engine.gpu.routing import plant_tie
+from tests.engine.network import hybrid_models
 
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.routing import plant_tie
+from tests.engine.gpu.routing import plant_tie
 
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,

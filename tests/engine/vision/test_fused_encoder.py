@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 from PIL import Image
-from tests.engine.emulated_buffers import Array, buffer, read
+from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference

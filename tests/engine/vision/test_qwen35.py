@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.engine import hybrid_models
+from tests.engine.network import hybrid_models
 from tests.engine.vision import tiny, tiny_qwen
 
 from orinllm.choose.sampling import Sampling

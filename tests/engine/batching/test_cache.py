@@ -1,0 +1,182 @@
+"""Pages: who has them, and what a prompt finds in them."""
+
+from tests.engine.batching.test_scheduler import prompt
+
+from orinllm.batching.cache import Lease, PagedStore, SlotStore
+from orinllm.batching.checkpoints import StateSlots
+from orinllm.gpu.kernels.buffers import PAGE
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    """Its logits are wanted, even where its page is known and full."""
+    store, ids = PagedStore(4), prompt(1, 2 * PAGE)
+    first = store.begin(ids, len(ids))
+    assert first is not None
+    store.commit(first, ids, len(ids))
+    store.end(first)
+    second = store.begin(ids, len(ids))
+    assert second is not None and second.cached == PAGE
+
+
+def test_the_end_of_a_text_is_forgotten_before_its_beginning() -> None:
+    store, ids = PagedStore(4), prompt(1, 3 * PAGE + 1)
+    lease = store.begin(ids, len(ids))
+    assert lease is not None
+    store.commit(lease, ids, 3 * PAGE)
+    store.end(lease)
+    other = store.begin(prompt(2, PAGE + 1), PAGE + 1)  # one free page, and one that is known
+    assert other is not None
+    store.end(other)
+    again = store.begin(ids, len(ids))
+    assert again is not None
+    assert again.cached == 2 * PAGE
+
+
+def test_a_page_is_known_by_its_tokens_and_all_before_them() -> None:
+    store = PagedStore(16)
+    a, b, c, d = (prompt(i, PAGE) for i in range(4))
+    for ids, steps in (([*a, *b, 1], (PAGE, 2 * PAGE)), ([*c, *d, 1], (2 * PAGE,))):
+        lease = store.begin(ids, len(ids))
+        assert lease is not None and lease.cached == 0
+        for done in steps:
+            store.commit(lease, ids, done)
+        store.end(lease)
+    for ids, cached in (([*a, *b], 2), ([*c, *d], 2), ([*c, *b], 1), ([*b, *a], 0), ([*d], 0)):
+        lease = store.begin([*ids, 1], len(ids) + 1)
+        assert lease is not None and lease.cached == cached * PAGE
+        store.end(lease)
+    # Two that began together have pages of their own, of which one is found, and both can go.
+    store, ids = PagedStore(4), [*a, 1]
+    pair = [store.begin(ids, len(ids)) for _ in range(2)]
+    for lease in pair:
+        assert lease is not None
+        store.commit(lease, ids, PAGE)
+    for lease in pair:
+        assert lease is not None
+        store.end(lease)
+    assert store.begin([*b, *c, *d, 1], 4 * PAGE) is not None
+    assert store.used == 4
+
+
+def test_the_last_page_is_kept_for_who_goes_on_behind_all_of_it() -> None:
+    store, ids = PagedStore(3), prompt(1, PAGE + 9)
+
+    def begin(tokens: list[int], room: int = 2 * PAGE) -> Lease | None:
+        return store.begin(tokens, room)
+
+    def known(tokens: list[int], done: int = 0) -> int:
+        lease = begin(tokens)
+        assert lease is not None
+        if done:
+            store.commit(lease, tokens, done)
+        store.end(lease)
+        return lease.cached
+
+    assert known(ids, PAGE + 5) == 0
+    assert known(ids[: PAGE + 5]) == PAGE  # the last token of a prompt is always computed
+    # Who guesses some of it does not hear how many were right.
+    assert known([*ids[: PAGE + 4], -1, -1]) == PAGE
+    assert begin(ids, 4 * PAGE) is None  # and that costs nobody anything
+    first = begin(ids)
+    assert first is not None and first.cached == PAGE + 5
+    # It has one user; another one gets a page of its own.
+    second = begin(ids)
+    assert second is not None and second.cached == PAGE and second.pages[1] != first.pages[1]
+    store.commit(first, ids, PAGE + 6)
+    store.commit(second, ids, PAGE + 8)
+    store.end(first)
+    store.end(second)
+    assert known(ids) == PAGE + 8  # the one that ended last is found
+    other = begin(prompt(2, 5), 3 * PAGE)
+    assert other is not None and store.free == 0
+    store.end(other)
+    assert known(ids) == 0
+
+
+def test_one_sequence_keeps_what_it_held() -> None:
+    store, asked = SlotStore(1, 4 * PAGE), prompt(1, PAGE + 20)
+    said = [*asked, *prompt(2, PAGE)]
+
+    def known(ids: list[int], computed: int = 0) -> int:
+        lease = store.begin(ids, len(ids))
+        assert lease is not None and store.begin([1], 1) is None
+        if computed:
+            store.commit(lease, ids, computed)
+        store.end(lease)
+        return lease.cached
+
+    assert known(asked) == 0
+    lease = store.begin(asked, len(asked))
+    assert lease is not None
+    store.commit(lease, said, len(said))
+    store.end(lease)
+    assert known([*said, 5], len(said) + 1) == len(said)  # a chat goes on behind all of it
+    assert known([*said, 5]) == len(said)  # asked again
+    # Overwritten pages are forgotten, even if the request never ran.
+    assert known([*said, 6]) == len(said)
+    # Who guesses some of it does not hear how many were right.
+    for right in (PAGE, PAGE + 1, PAGE + 19, len(said) - 1):
+        known([*said, 5], len(said) + 1)
+        assert known([*said[:right], -1, -1]) == right // PAGE * PAGE
+    recurrent = SlotStore(1, 100, resumable=False)
+    lease = recurrent.begin([1, 2], 2)
+    assert lease is not None
+    recurrent.commit(lease, [1, 2, 3], 3)
+    recurrent.end(lease)
+    longer = recurrent.begin([1, 2, 3, 4], 4)
+    assert longer is not None and longer.cached == 3
+    recurrent.end(longer)
+    other = recurrent.begin([1, 2, 5], 3)
+    assert other is not None and other.cached == 0
+
+
+def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
+    """It ended before its checkpoint was copied: its slot still has another text's states."""
+    store, ids = PagedStore(8, StateSlots(2, 1)), prompt(1, PAGE + 1)
+    first = store.begin(ids, len(ids))
+    assert first is not None
+    first.started = PAGE
+    store.commit(first, ids, PAGE)
+    assert store.keep(first) == 0
+    first.started = PAGE + 1  # a step was started whose token nobody knows
+    store.end(first)
+    cancelled = store.begin(ids, len(ids))
+    assert cancelled is not None and (cancelled.cached, cancelled.resumes) == (PAGE, 0)
+    store.end(cancelled)
+    again = store.begin(ids, len(ids))
+    assert again is not None and (again.cached, again.resumes) == (PAGE, 0)
+    # What somebody begins with stays until it is copied, and goes then.
+    other = store.begin(prompt(2, PAGE + 1), PAGE + 1)
+    assert other is not None and other.cached == 0
+    store.commit(other, prompt(2, PAGE + 1), PAGE)
+    assert store.keep(other) is None
+    assert store.resume(again) == 0
+    assert store.keep(other) == 0
+    store.commit(other, prompt(2, PAGE + 1), PAGE + 1)
+    assert store.keep(other) is None  # it is not at a border
+
+
+def test_a_slot_that_is_taken_has_no_texts_states() -> None:
+    slots = StateSlots(2, 0)
+    assert (slots.take(None), slots.take(None)) == (0, 1)
+    slots.end(0, "a")
+    slots.end(1, None)
+    assert slots.take(None) == 1  # of two that are free, the one without a text
+    assert slots.has("a") and slots.take("b") == 0
+    assert not slots.has("a")
+    slots.end(0, "a")
+    slots.end(1, None)
+    assert slots.take("a") == 0 and not slots.has("a")
+
+
+def test_states_two_steps_behind_a_text_are_nobodys() -> None:
+    """A step passed the token that ended it, and another one a token that nobody knows."""
+    for ahead, cached in ((1, 6), (2, 0)):
+        store, ids = PagedStore(4, StateSlots(2, 1)), prompt(1, 5)
+        lease = store.begin(ids, len(ids))
+        assert lease is not None
+        store.commit(lease, ids, len(ids))
+        lease.started, lease.last = len(ids) + ahead, 7
+        store.end(lease)
+        again = store.begin([*ids, 7, 8], 7)
+        assert again is not None and again.cached == cached

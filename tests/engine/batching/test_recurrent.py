@@ -1,0 +1,140 @@
+"""Random requests of a model with recurrent states: each answer is what it would be alone.
+
+They begin alike, go on behind one another's answers, are forks of one prompt, end anywhere and are
+cancelled anywhere, in so little memory that some are preempted.
+"""
+
+from collections.abc import Sequence as PySequence
+
+import numpy as np
+import pytest
+from tests.engine.batching.test_scheduler import VOCABULARY
+from tests.engine.server.toy import ToyRunner, toy_logits
+
+from orinllm.batching.cache import PagedStore, SequencePlace
+from orinllm.batching.checkpoints import StateSlots
+from orinllm.batching.runner import Drawn, Logprobs, Row
+from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.sequence import Sequence
+from orinllm.batching.watch import Unwatched
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.kernels.buffers import PAGE
+
+GREEDY = Sampling(temperature=0)
+SLOTS, CHECKPOINTS, PAGES, REQUESTS = 3, 3, 8, 14
+
+
+class RecurrentToy(ToyRunner):
+    """The toy, whose state is all tokens that were put through a slot: it never goes back."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.state: list[list[int]] = [[-2] for _ in range(self.slots)]
+        self.copies: list[list[int]] = [[-3] for _ in range(CHECKPOINTS)]
+        self.preemptions = self.resumed = 0
+
+    def _put(self, pages: PySequence[int], tokens: PySequence[int], start: int) -> list[int]:
+        assert isinstance(pages, SequencePlace)
+        before = self.state[pages.slot] if start else []
+        self.state[pages.slot] = [*before, *tokens]
+        return self.state[pages.slot]
+
+    def fill(self, pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
+        super().fill(pages, tokens, start, end)
+        self._put(pages, tokens[start:end], start)
+
+    def keep(self, pages: PySequence[int], checkpoint: int) -> None:
+        assert isinstance(pages, SequencePlace)
+        self.copies[checkpoint] = list(self.state[pages.slot])
+
+    def resume(self, pages: PySequence[int], checkpoint: int) -> None:
+        assert isinstance(pages, SequencePlace)
+        self.state[pages.slot] = list(self.copies[checkpoint])
+        self.resumed += 1
+
+    def _token(self, row: Row, token: int) -> Drawn:
+        """Draw from the state where it is that of the pages, else from what no text has."""
+        state = self._put(row.pages, [token], row.position)
+        self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token
+        held = self._held(row.pages, row.position + 1)
+        return Drawn(int(toy_logits(state if state == held else [-9], VOCABULARY).argmax()))
+
+
+class Listener:
+    """Ends its answer at a length, as a stop text does."""
+
+    def __init__(self, stop: int) -> None:
+        self.tokens, self.stop, self.reason = list[int](), stop, ""
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        self.tokens.append(token)
+        return len(self.tokens) == self.stop
+
+    def end(self, reason: str, error: str | None) -> None:
+        self.reason = error or reason
+
+
+class Crowd:
+    """Requests that are made, and cancelled, while others are answered."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.asked = np.random.default_rng(seed), list[Sequence]()
+        self.runner = RecurrentToy(SLOTS, PAGES, VOCABULARY, chunk=128, beside=64)
+        self.runner.pace = self.go_on
+        self.runner.under_way = int(self.rng.integers(1, 3))
+        self.heads = [self.words(300), self.words(200)]
+        watch = Unwatched()
+        watch.preempted = self._preempted  # type: ignore[method-assign]
+        store = PagedStore(PAGES, StateSlots(SLOTS, CHECKPOINTS))
+        self.store, self.scheduler = store, Scheduler(self.runner, store, watch, 99)
+
+    def _preempted(self) -> None:
+        self.runner.preemptions += 1
+
+    def words(self, n: int) -> list[int]:
+        return [int(word) for word in self.rng.integers(300, 20000, n)]
+
+    def prompt(self) -> list[int]:
+        head = self.heads[int(self.rng.integers(2))]
+        if self.asked and self.rng.random() < 0.4:  # behind an answer, or the same once more
+            head = self.asked[int(self.rng.integers(len(self.asked)))].ids
+        places = (len(head), int(self.rng.integers(1, len(head) + 1)), 50, 65, 129)
+        cut = places[int(self.rng.integers(len(places)))]
+        return [*head[:cut], *self.words(int(self.rng.integers(0, 9)))][:260] or self.words(1)
+
+    def request(self) -> None:
+        sink, prompt = Listener(int(self.rng.integers(1, 220))), self.prompt()
+        known = toy_logits(prompt, VOCABULARY).argmax() if self.rng.random() < 0.1 else -1
+        most = int(self.rng.integers(1, 220))
+        sequence = Sequence(prompt, GREEDY, most, frozenset({int(known)}), sink)
+        forks = [sequence]
+        if self.rng.random() < 0.2:
+            forks.append(Sequence([*prompt], GREEDY, most, frozenset(), Listener(9)))
+        self.asked += forks
+        self.scheduler.submit(forks)
+
+    def go_on(self) -> None:
+        """Called while a step is under way."""
+        if len(self.asked) < REQUESTS and self.rng.random() < 0.05:
+            self.request()
+        if self.rng.random() < 0.01:
+            self.scheduler.cancel([self.asked[int(self.rng.integers(len(self.asked)))]])
+        if len(self.asked) >= REQUESTS:
+            self.scheduler.stop()
+
+    def answer(self) -> None:
+        for _ in range(4):
+            self.request()
+        self.scheduler.run()
+        assert self.scheduler.failure is None
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_answers_are_those_of_one_alone(seed: int) -> None:
+    crowd = Crowd(seed)
+    crowd.answer()
+    for each in crowd.asked:
+        for at in range(each.n_prompt, len(each.ids)):
+            assert each.ids[at] == toy_logits(each.ids[:at], VOCABULARY).argmax()
+    assert crowd.store.free == PAGES
+    assert crowd.runner.preemptions and crowd.runner.resumed

@@ -1,0 +1,561 @@
+"""The scheduler and its pages, on a toy that notices every wrong page."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Sequence as PySequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.engine.batching.many_clients import worlds
+from tests.engine.server.live import wait_until
+from tests.engine.server.toy import ToyRunner, toy_logits
+
+from orinllm.batching.cache import PagedStore
+from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.batching.runner import Draw, Logprobs, draw
+from orinllm.batching.scheduler import QueueFullError, Scheduler
+from orinllm.batching.sequence import Sequence
+from orinllm.batching.watch import Unwatched
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.fused import piece_beside
+from orinllm.gpu.kernels.buffers import PAGE
+from orinllm.server import choices
+from orinllm.server.service import Service
+from orinllm.server.web.notify import Watchdog
+
+VOCABULARY = 32000
+GREEDY = Sampling(temperature=0)
+SEEDED = Sampling(temperature=1.2, top_k=0, top_p=1, min_p=0, seed=7)
+
+
+@dataclass
+class Ear:
+    """A sink that keeps what it hears. most: tokens after which it has enough."""
+
+    most: int = 10**9
+    heard: list[int] = field(default_factory=list)
+    reason: str = ""
+    error: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        self.heard.append(token)
+        return len(self.heard) >= self.most
+
+    def end(self, reason: str, error: str | None) -> None:
+        self.reason, self.error = reason, error
+        self.done.set()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY), k=length)
+
+
+def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
+    """Return what the toy says when nobody else is there."""
+    ids, answer = list(ids), list[int]()
+    for _ in range(most):
+        drawn = draw(toy_logits(ids, VOCABULARY), Draw(sampling, ids))
+        ids.append(drawn.token)
+        answer.append(drawn.token)
+    return answer
+
+
+def job(ids: list[int], most: int, sampling: Sampling = GREEDY, **more: object) -> Sequence:
+    return Sequence(list(ids), sampling, most, frozenset(), Ear(), **more)  # type: ignore[arg-type]
+
+
+def ear(sequence: Sequence) -> Ear:
+    assert isinstance(sequence.sink, Ear)
+    return sequence.sink
+
+
+def wait(*jobs: Sequence) -> None:
+    for one in jobs:
+        # The emulated GPU compiles its kernels first.
+        assert ear(one).done.wait(300), "an answer did not end"
+
+
+class Running:
+    """A scheduler on its thread."""
+
+    def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
+        self.runner, self.store = runner, PagedStore(runner.pages)
+        self.preemptions = 0
+        self.watch = Unwatched()
+        self.watch.preempted = self._count  # type: ignore[method-assign]
+        self.scheduler = Scheduler(runner, self.store, self.watch, queue, reserve)
+        self._thread = threading.Thread(target=self.scheduler.run, daemon=True)
+
+    def _count(self) -> None:
+        self.preemptions += 1
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.scheduler.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def runner(slots: int = 4, pages: int = 64) -> ToyRunner:
+    return ToyRunner(slots, pages, VOCABULARY)
+
+
+def test_memory_that_runs_out_preempts_who_came_last() -> None:
+    """Answers that need three times the pages all come, as each alone; none fails."""
+    jobs = [job(prompt(i, 60), 100, replace(SEEDED, seed=i)) for i in range(6)]
+    with Running(runner(slots=6, pages=6)) as it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert it.preemptions > 0
+        assert it.runner.widest > 1
+        for one in jobs:
+            assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 100)
+        assert it.store.used == 0
+    with Running(runner(slots=6, pages=8), reserve=True) as it:
+        jobs = [job(prompt(0, 60 + 70 * (i // 2)), 300) for i in range(4)]
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert (it.preemptions, it.runner.widest) == (0, 1)
+        assert not any(one.n_cached for one in jobs)  # nothing of others is reused
+
+
+@pytest.mark.parametrize(("pages", "widest"), [(2, 1), (3, 2)])
+def test_who_runs_gets_the_next_page_before_who_waits(pages: int, widest: int) -> None:
+    """The first needs a second page soon: the other one begins beside it only if there is one."""
+    jobs = [job(prompt(1, 60), 20), job(prompt(2, 60), 3)]
+    with Running(runner(slots=2, pages=pages)) as it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert (it.preemptions, it.runner.widest) == (0, widest)
+
+
+def test_who_began_first_is_never_preempted() -> None:
+    """Answers of one length end in the order in which they began, before others begin."""
+    jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[Sequence]()
+    late, before = job(prompt(9, 5), 2), list[int]()
+    with Running(runner(slots=3, pages=5)) as it:
+        it.watch.ended = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
+        it.watch.began = lambda *how: before.append(it.scheduler.waiting)  # type: ignore[method-assign]
+        it.scheduler.submit([*jobs, late])
+        wait(*jobs, late)
+        assert it.preemptions > 0
+    ended.remove(late)
+    assert ended == jobs
+    assert before[-1] == 0  # nobody who was preempted waits when the last one begins
+
+
+@pytest.mark.parametrize("most", [1, 4, 5])
+def test_who_has_enough_while_preempted_is_gone(most: int) -> None:
+    """A stop text may come with the very token after which another takes the memory."""
+    first, second = job(prompt(1, 60), 100), job(prompt(2, 60), 100)
+    ear(second).most = most
+    with Running(runner(slots=2, pages=3)) as it:
+        it.scheduler.submit([first, second])
+        wait(first, second)
+        wait_until(lambda: it.scheduler.running + it.scheduler.waiting == 0, "an idle scheduler")
+        assert (it.store.used, ear(second).reason) == (0, "stop")
+        assert ear(second).heard == alone(prompt(2, 60), GREEDY, most)
+
+
+def test_a_beginning_that_is_known_is_not_computed_again() -> None:
+    system = prompt(1, 200)
+    first, second = job([*system, 5, 6, 7], 70), job([*system, 9], 4)
+    with Running(runner()) as it:
+        it.scheduler.submit([first])
+        wait(first)
+        assert (first.n_cached, it.runner.computed) == (0, 202)
+        it.scheduler.submit([second])
+        wait(second)
+        assert second.n_cached == 3 * PAGE
+        assert it.runner.computed == 202 + 200 - 3 * PAGE
+        # A chat that grows finds the answer, too, but for the last token, which was never read.
+        longer = job([*first.ids, 11, 12], 4)
+        it.scheduler.submit([longer])
+        wait(longer)
+        assert longer.n_cached == 203 + 70 - 1
+        assert ear(longer).heard == alone([*first.ids, 11, 12], GREEDY, 4)
+        fresh = job([*system, 9], 4, reuse=False)
+        it.scheduler.submit([fresh])
+        wait(fresh)
+        assert fresh.n_cached == 0
+        assert ear(fresh).heard == ear(second).heard
+
+
+def test_what_is_known_makes_room_the_oldest_first() -> None:
+    old, new, large = job(prompt(1, 129), 1), job(prompt(2, 129), 1), job(prompt(3, 350), 1)
+    with Running(runner(pages=8)) as it:
+        for one in (old, new, large):
+            it.scheduler.submit([one])
+            wait(one)
+        again = [job(prompt(2, 129), 1), job(prompt(1, 129), 1)]
+        for one in again:
+            it.scheduler.submit([one])
+            wait(one)
+    assert [one.n_cached for one in again] == [2 * PAGE, 0]
+
+
+def test_choices_share_their_prompt() -> None:
+    ids = prompt(1, 130)
+    first = job(ids, 5, replace(SEEDED, seed=1))
+    others = [job(ids, 5, replace(SEEDED, seed=s), after=first) for s in (2, 3)]
+    with Running(runner()) as it:
+        it.scheduler.submit([first, *others])
+        wait(first, *others)
+        assert it.runner.computed == 129 + 2 * (129 - 128)
+        assert it.runner.widest == 3
+    for one in (first, *others):
+        assert ear(one).heard == alone(ids, one.sampling, 5)
+
+
+def test_a_cancelled_answer_frees_its_slot_within_a_step() -> None:
+    it = Running(runner(slots=1))
+    it.runner.step_seconds = 0.02
+    endless, waiting = job(prompt(1, 9), 10**6), job(prompt(2, 9), 3)
+    fill, begun = it.runner.fill, list[int]()
+
+    def noted(pages: Any, tokens: Any, start: int, end: int) -> None:
+        begun.append(it.runner.steps)
+        fill(pages, tokens, start, end)
+
+    it.runner.fill = noted  # type: ignore[method-assign]
+    with it:
+        it.scheduler.submit([endless])
+        it.scheduler.submit([waiting])
+        wait_until(lambda: len(ear(endless).heard) > 2, "a token")
+        it.scheduler.cancel([endless])
+        steps = it.runner.steps
+        wait(waiting)
+        # The step under way, and perhaps one that began while we asked.
+        assert begun[-1] - steps <= 2
+    assert not ear(endless).done.is_set()
+    assert ear(waiting).heard == alone(waiting.ids[:9], GREEDY, 3)
+
+
+def test_who_is_cancelled_while_waiting_leaves_the_queue() -> None:
+    """Its place is another's at once, not when its turn would come."""
+    running, gone = job(prompt(1, 5), 1500), job(prompt(2, 5), 3)
+    with Running(runner(slots=1)) as it:
+        it.runner.step_seconds = 0.005
+        it.scheduler.submit([running, gone])
+        wait_until(lambda: it.scheduler.running == 1, "the first")
+        it.scheduler.cancel([gone])
+        wait_until(lambda: it.scheduler.waiting == 0, "the queue")
+        assert not ear(running).done.is_set()
+        it.scheduler.cancel([running])
+    assert (ear(gone).heard, it.store.used) == ([], 0)
+
+
+def test_a_long_prompt_does_not_stop_others() -> None:
+    """Between two pieces of a prompt all that run get a token."""
+    talker, long = job(prompt(1, 5), 10**6), job(prompt(2, 128 * 12), 1)
+    it = Running(runner(pages=64))
+    with it:
+        it.scheduler.submit([talker])
+        wait_until(lambda: len(ear(talker).heard) > 2, "a token")
+        before = len(ear(talker).heard)
+        it.scheduler.submit([long])
+        wait(long)
+        assert len(ear(talker).heard) - before >= 23  # pieces of 64 tokens
+        it.scheduler.cancel([talker])
+
+
+def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> None:
+    it, turns, firsts = Running(runner(slots=8)), [0], list[bool]()
+    fill, launch = it.runner.fill, it.runner.launch
+    it.watch.token = lambda sequence, gap, first: firsts.append(first)  # type: ignore[method-assign]
+
+    def counted(pages: Any, tokens: Any, start: int, end: int) -> None:
+        turns[-1] += 1
+        fill(pages, tokens, start, end)
+
+    def begins(rows: Any) -> None:
+        turns.append(0)
+        launch(rows)
+
+    it.runner.fill, it.runner.launch = counted, begins  # type: ignore[method-assign]
+    jobs = [job(prompt(i, 10), 3) for i in range(8)]
+    with it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+    assert (sum(turns), max(turns)) == (8, 4)
+    assert (firsts.count(True), firsts.count(False), firsts[0]) == (8, 16, True)
+
+
+def test_whoever_is_turned_away_waits_a_second_at_least() -> None:
+    with Running(runner(slots=1), queue=0) as it:
+        for i in range(20):  # the mean of their times is far below a second
+            it.scheduler.submit([quick := job(prompt(i, 5), 1)])
+            wait(quick)
+            wait_until(lambda: it.scheduler.running == 0, "its end")
+        it.scheduler.submit([talker := job(prompt(0, 5), 10**6)])
+        wait_until(lambda: it.scheduler.running == 1, "the talker")
+        with pytest.raises(QueueFullError) as full:
+            it.scheduler.submit([job([1], 1)])
+        it.scheduler.cancel([talker])
+    assert (full.value.waiting, full.value.seconds) == (0, 1)
+
+
+def test_the_queue_is_fair_and_ends() -> None:
+    it = Running(runner(slots=1), queue=5)
+    it.runner.step_seconds = 0.005
+    running = job(prompt(0, 5), 10**6)
+    greedy = [job(prompt(i, 5), 2, client="many") for i in range(4)]
+    modest = job(prompt(9, 5), 2, client="one")
+    with it:
+        it.scheduler.submit([running])
+        wait_until(lambda: running.lease is not None, "the first")
+        it.scheduler.submit(greedy)
+        it.scheduler.submit([modest])
+        with pytest.raises(QueueFullError) as full:
+            it.scheduler.submit([job([1], 1)])
+        assert (full.value.waiting, full.value.seconds >= 1) == (5, True)
+        goes_on = job(prompt(8, 5), 2)
+        it.scheduler.submit([goes_on], goes_on=True)
+        it.scheduler.cancel([running])
+        wait(modest)
+        assert sum(ear(one).done.is_set() for one in greedy) <= 2
+        wait(*greedy, goes_on)
+
+
+def test_who_has_its_last_token_is_told_of_a_failure() -> None:
+    it, failures = Running(runner(slots=2)), list[str]()
+    it.scheduler.failed = failures.append
+    launch = it.runner.launch
+
+    def second_breaks(rows: Any) -> None:
+        if it.runner.steps:
+            raise OSError("the device is gone")
+        launch(rows)
+
+    it.runner.launch = second_breaks  # type: ignore[method-assign]
+    short, long = job(prompt(1, 5), 1), job(prompt(2, 5), 5)
+    with it:
+        it.scheduler.submit([short, long])
+        wait_until(lambda: bool(failures), "the failure")
+    assert (ear(short).reason, ear(long).reason) == ("error", "error")
+    assert isinstance(it.scheduler.failure, OSError)
+
+
+@pytest.mark.parametrize("where", ["take", "end", "everywhere"])
+def test_an_answer_that_cannot_be_read_ends_alone(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = job(prompt(1, 5), 3), job(prompt(2, 5), 9)
+    end = ear(bad).end
+
+    def take(token: int, logprobs: object) -> bool:
+        raise RecursionError("too deep")
+
+    def only_errors(reason: str, error: str | None) -> None:
+        if error is None:
+            raise RecursionError("too deep")
+        end(reason, error)
+
+    def deaf(reason: str, error: str | None) -> None:
+        end(reason, error)
+        raise RecursionError("too deep")
+
+    if where != "end":
+        ear(bad).take = take  # type: ignore[method-assign]
+    if where != "take":
+        ear(bad).end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
+    with Running(runner()) as it:
+        it.scheduler.submit([bad, good])
+        wait(bad, good)
+        assert it.store.used == 0
+    assert (ear(bad).reason, ear(good).reason) == ("error", "length")
+    assert ear(bad).error == "the answer could not be read: RecursionError: too deep"
+    assert ear(good).heard == alone(prompt(2, 5), GREEDY, 9)
+    assert "too deep" in capsys.readouterr().err
+
+
+def watched(it: Running) -> dict[int, list[int]]:
+    """Return what will have the tokens of each piece of a prompt, by the steps before it."""
+    turns: dict[int, list[int]] = {}
+    fill = it.runner.fill
+
+    def note(pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
+        turns.setdefault(it.runner.steps, []).append(end - start)
+        fill(pages, tokens, start, end)
+
+    it.runner.fill = note  # type: ignore[method-assign]
+    return turns
+
+
+def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
+    it, lone = Running(runner()), job(prompt(2, 128 * 3 + 1), 1)
+    turns = watched(it)
+    with it:
+        it.scheduler.submit([lone])
+        wait(lone)
+    assert turns == {0: [128, 128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pieces"),
+    [
+        # Of a piece of 64 tokens 29 are left behind the first prompt: no part of the next one.
+        ((100, 100), [[64], [35], [64], [35]]),
+        ((100, 20, 8), [[64], [35, 19, 7]]),
+        ((100, 40, 20), [[64], [35, 19], [39]]),
+        # The first prompt ends, however many come behind it.
+        ((300, *[61] * 3), [*[[64]] * 4, [43], *[[60]] * 3]),
+    ],
+)
+def test_prompts_beside_answers_are_not_cut_into_slivers(
+    lengths: tuple[int, ...], pieces: list[list[int]]
+) -> None:
+    it, first = Running(runner(slots=8)), job(prompt(1, 2), 10**6)
+    it.runner.step_seconds = 0.002
+    turns = watched(it)
+    jobs = [job(prompt(i, n), 2) for i, n in enumerate(lengths, 2)]
+    with it:
+        it.scheduler.submit([first])
+        wait_until(lambda: len(ear(first).heard) > 1, "a token")
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        it.scheduler.cancel([first])
+    del turns[0]
+    assert list(turns.values()) == pieces
+    assert list(turns) == list(range(min(turns), min(turns) + len(pieces)))  # a piece every step
+    for one in jobs:
+        assert ear(one).heard == alone(one.ids[: one.n_prompt], GREEDY, 2)
+
+
+@pytest.mark.parametrize(
+    ("sms", "weights", "tokens"),
+    [
+        (4, 8e9, 128),
+        (16, 1e9, 128),
+        (16, 8e9, 128),
+        (84, 8e9, 128),
+        (132, 1e9, 256),
+        (132, 8e9, 64),
+    ],
+)
+def test_the_piece_beside_answers_depends_on_machine_and_model(
+    sms: int, weights: float, tokens: int
+) -> None:
+    assert piece_beside(sms, int(2 * weights)) == tokens
+
+
+def test_a_prompt_ends_with_its_first_token_where_nobody_answers() -> None:
+    """A pass less; where somebody answers, or another prompt ends too, a step is due anyway."""
+    ids = prompt(4, 300)
+    with Running(runner()) as it:
+        first = job(ids, 5, SEEDED)
+        it.scheduler.submit([first])
+        wait(first)
+        assert (it.runner.begun, it.runner.steps) == (1, 5)
+        assert ear(first).heard == alone(ids, SEEDED, 5)
+        pair = [job(prompt(seed, 30), 5, SEEDED) for seed in (5, 6)]
+        it.scheduler.submit(pair)
+        wait(*pair)
+        assert it.runner.begun == 1
+        # A prompt that ends while another goes on being read.
+        both = [job(prompt(7, 20), 15, SEEDED), job(prompt(8, 400), 5, SEEDED)]
+        it.scheduler.submit(both)
+        wait(*both)
+        assert it.runner.begun == 2
+        for one in [*pair, *both]:
+            assert ear(one).heard == alone(one.ids[: one.n_prompt], SEEDED, one.most)
+
+
+def test_a_first_token_is_heard_before_the_second_is_started() -> None:
+    """The second step's launches may have to be made."""
+    it = Running(runner())
+    one, launch = job(prompt(1, 30), 3), it.runner.launch
+    heard: list[int] = []
+
+    def noted(rows: Any) -> None:
+        heard.append(len(ear(one).heard))
+        launch(rows)
+
+    it.runner.launch = noted  # type: ignore[method-assign]
+    it.scheduler.began = lambda: heard.append(-len(ear(one).heard))
+    with it:
+        it.scheduler.submit([one])
+        wait(one)
+    assert heard[:3] == [0, -1, 1]
+
+
+def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the cores from the event loop; one that is busy is not waited for."""
+    monkeypatch.setattr(choices, "_MOMENT", 10)
+    loop, queue, sent = asyncio.new_event_loop(), asyncio.Queue[choices.Event](), list[int]()
+    thread, free = threading.Thread(target=loop.run_forever), threading.Event()
+
+    async def send() -> None:
+        sent.append((await queue.get()).token)
+
+    thread.start()
+    reader = asyncio.run_coroutine_threadsafe(send(), loop)
+    post = choices.Post(loop)
+    post.wait()
+    post.put(queue, choices.Event(0, token=7))
+    post.flush()
+    post.wait()
+    assert sent == [7]
+    loop.call_soon_threadsafe(free.wait)
+    monkeypatch.setattr(choices, "_MOMENT", 0.001)
+    post.wait()
+    free.set()
+    reader.result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    post.wait()
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
+    has = CpuRunner.__new__(CpuRunner) if on_cpu else runner()
+    scheduler = Scheduler(has, PagedStore(4), Unwatched(), 1)
+    engine: Any = SimpleNamespace(scheduler=scheduler)
+
+    async def started() -> Service:
+        service, ready = Service(lambda watch: engine, Watchdog()), asyncio.Event()
+        service.loaded = lambda engine: ready.set()
+        service.start()
+        await ready.wait()
+        return service
+
+    service = asyncio.run(started())
+    assert (scheduler.began == service.post.wait) == on_cpu
+    assert service.join(60)
+
+
+def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
+    """Its end was started, and nobody collects it."""
+    it = Running(runner())
+    gone, next_ = job(prompt(1, 30), 3), job(prompt(2, 40), 6, SEEDED)
+    begin = it.runner.begin
+
+    def cancelled(row: Any, start: int) -> None:
+        begin(row, start)
+        if row.draw.before is gone.ids:
+            it.scheduler.cancel([gone])
+
+    it.runner.begin = cancelled  # type: ignore[method-assign]
+    with it:
+        it.scheduler.submit([gone])
+        wait_until(lambda: gone.over, "the end")
+        it.scheduler.submit([next_])
+        wait(next_)
+    assert ear(gone).heard == []
+    assert ear(next_).heard == alone(next_.ids[:40], SEEDED, 6)
+    assert it.store.used == 0
+
+
+def test_tokens_of_random_clients() -> None:
+    """As many_clients.py draws them: each answer is that of the model alone, whoever else asks."""
+    happened = worlds(200_000)
+    assert happened["preemptions"] >= 200
+    assert min(happened[what] for what in ("guessed", "steps ahead", "reused", "cancelled")) > 200

@@ -1,0 +1,174 @@
+"""Experts that the fused kernels chose, and their error against a reference with the same ones.
+
+    DEV=CUDA python tests/engine/gpu/routing.py MODEL [TOKENS] [--seed N] [--tokens-only]
+
+Where two experts are nearly equal for a token, rounding decides which of them is chosen, and the
+logits of that choice are those of another network: their distance from the reference says nothing
+about the kernels. Prints each choice that differs from the reference's with the gap between the two
+experts, and the error of the last token's logits twice: beside the reference's own choices, and
+beside the reference made to choose as the kernels did. Exit status 1 if the second is too large.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import Device
+
+from orinbench.check.arithmetic import (
+    EIGHT_BIT_ACTIVATIONS,
+    HALF_WEIGHTS,
+    UNQUANTIZED,
+    RoundedReference,
+)
+from orinbench.check.judgement import MOST_WIDE
+from orinbench.check.reference import Reference, Routed
+from orinbench.model import open_model
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.kernels.buffers import PAGE
+from orinllm.gpu.launch import Graph, Launch
+from orinllm.gpu.steps.tokens import copy_ints
+from orinllm.loader import Network, make_runner, plan_network
+
+Ids = NDArray[np.intp]
+Routing = dict[int, Ids]  # by layer: (tokens, used)
+
+
+def _layers(
+    launches: Sequence[Launch], device: str, behind: Sequence[Launch] = ()
+) -> list[tuple[Graph, Launch]]:
+    """Return each router's launch, and a graph of all launches up to it and of `behind`."""
+    at = [i for i, launch in enumerate(launches) if launch.name.startswith("route_")]
+    return [(Graph(device, [*launches[: i + 1], *behind]), launches[i]) for i in at]
+
+
+def _ids(route: Launch, tokens: int) -> Ids:
+    """Read the experts that a router left for its first tokens."""
+    (buffer,) = (a.buffer for a in route.arguments if a.name == "ids")
+    (constants,) = route.constants
+    raw = np.frombuffer(buffer.copyout(memoryview(bytearray(buffer.nbytes))), np.int32)
+    used: int = constants.used  # type: ignore[attr-defined]
+    return raw.reshape(-1, used)[:tokens].astype(np.intp)
+
+
+def run(executor: FusedExecutor, tokens: Sequence[int], chunked: bool = True) -> Routing:
+    """Run a prompt, its last token as a token; return the experts of each, by layer of experts.
+
+    Each launch is repeated up to each router, which leaves keys and values as they were.
+    """
+    device, decoder, last = executor.memory.device, executor.decoder(), len(tokens) - 1
+    found: dict[int, list[Ids]] = {}
+    token = decoder.list.launches
+    token_layers = _layers(token, device, token[-1:])  # the head: parts of launches wait anew
+    chunk_layers = _layers(executor.prompt_launches, device)
+    at = 0
+    while at <= last:
+        n = min(executor.chunk, last - at) if chunked else 1
+        if n < 8:  # a token at a time, as the executor does
+            executor.step(tokens[at], at)
+            for i, (graph, route) in enumerate(token_layers):
+                copy_ints(decoder.list.state, [tokens[at], at])
+                graph.run()
+                found.setdefault(i, []).append(_ids(route, 1))
+            at += 1
+        else:
+            executor.fill(tokens, at, at + n)
+            for i, (graph, route) in enumerate(chunk_layers):
+                graph.run()
+                found.setdefault(i, []).append(_ids(route, n))
+            at += n
+    executor.step(tokens[last], last)
+    return {i: np.concatenate(rows) for i, rows in found.items()}
+
+
+def forced(routing: Routing) -> dict[tuple[int, int], list[int]]:
+    """Return a routing as the reference takes it."""
+    return {
+        (layer, position): row.tolist()
+        for layer, rows in routing.items()
+        for position, row in enumerate(rows)
+    }
+
+
+def flips(routing: Routing, routed: dict[int, Routed]) -> list[tuple[int, int, float]]:
+    """Return layer, position and gap of the scores, where the two chose differently."""
+    found = []
+    for layer, rows in routing.items():
+        for position, (mine, its) in enumerate(zip(rows, routed[layer].chosen, strict=True)):
+            if set(mine) != set(its):
+                scores = routed[layer].scores[position]
+                found.append((layer, position, float(scores[its].min() - scores[mine].min())))
+    return found
+
+
+def off(executor: FusedExecutor, want: NDArray[np.float64]) -> float:
+    """Error of the logits of the last token, of their spread."""
+    error = executor.logits().astype(np.float64) - want
+    return float(np.sqrt((error**2).mean()) / want.std())
+
+
+def plant_tie(source: Path, path: Path, tokens: Sequence[int], gap: float) -> tuple[int, int]:
+    """Copy a model whose last router then nearly ties for the last of `tokens`.
+
+    Of the last expert taken and the first left, the second's score becomes the first's times
+    1 - gap, by adding to its row one that has no product with what this token's router sees.
+    Returns both experts. The router's rows are floats.
+    """
+    model = open_model(source)
+    reference = Reference(model)
+    reference.logits(tokens)
+    layer = max(reference.routed)
+    routed = reference.routed[layer]
+    scores, used = routed.scores[-1], routed.chosen.shape[-1]
+    order = np.argsort(-scores, kind="stable")
+    taken, left, first, last = (int(order[i]) for i in (used - 1, used, 0, -1))
+    path.write_bytes(source.read_bytes())
+    tensor = model.tensors[f"blk.{layer}.ffn_gate_inp.weight"]
+    rows = np.memmap(path, np.float32, "r+", tensor.offset, tensor.shape)
+    wide = np.asarray(rows, np.float64)
+    across = wide[first] * scores[last] - wide[last] * scores[first]
+    across *= np.linalg.norm(wide[left]) / np.linalg.norm(across)
+    rows[left] = wide[taken] * (1 - gap * np.sign(scores[taken])) + across
+    rows.flush()
+    return taken, left
+
+
+def main() -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("tokens", type=int, nargs="?", default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens-only", action="store_true", help="no chunks")
+    options = parser.parse_args()
+    network = Network.read(options.model, -(-options.tokens // PAGE) * PAGE + PAGE)
+    runner = make_runner(network, plan_network(network, str(Device.DEFAULT)))
+    if not isinstance(runner, FusedRunner):
+        parser.error(f"{options.model}: the fused kernels do not take it on {Device.DEFAULT}")
+    executor = runner.executor
+    model = open_model(options.model)
+    draw = np.random.default_rng(options.seed)
+    tokens = draw.integers(3, model.vocab_size, options.tokens).tolist()
+    routing = run(executor, tokens, not options.tokens_only)
+    reference = Reference(model, context=executor.context)
+    own = off(executor, reference.logits(tokens)[-1])
+    for layer, position, gap in flips(routing, reference.routed):
+        print(f"layer {layer}, token {position}: another expert, {gap:.1e} behind")
+    wanted = reference.logits(tokens, forced=forced(routing))[-1]
+    same = off(executor, wanted)
+    exact = all(tensor.type in UNQUANTIZED for tensor in model.tensors.values())
+    arithmetic = HALF_WEIGHTS if exact else EIGHT_BIT_ACTIVATIONS
+    rounded = RoundedReference(model, arithmetic, executor.context).like(reference, tokens, 1)[-1]
+    limit = MOST_WIDE * float(np.sqrt(np.mean((rounded - wanted) ** 2)) / wanted.std())
+    print(
+        f"logits off by {own:.1e} of their spread, with the same experts {same:.1e} ({limit:.1e})"
+    )
+    return int(same > limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
