@@ -176,7 +176,6 @@ RULES: list[tuple[str, Answer]] = [
         r"python -m tests\.engine\.server\.batch_rounding .*",
         Elsewhere("tests/engine/server/test_rounding.py::test_only_near_ties_depend_on_others"),
     ),
-    (r"python -m tests\.engine\.vision\.sized \.", NotHere("it writes 770 MB")),
     # docs/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",
