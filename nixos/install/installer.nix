@@ -66,7 +66,7 @@ let
             exit 1
           ''
         else
-          "ln -s ${(import ../modules/ssh-keys.nix).checked pkgs keys} $out"
+          "ln -s ${(import ../modules/host/ssh-keys.nix).checked pkgs keys} $out"
       );
     in
     {

@@ -7,7 +7,7 @@
 }:
 let
   cfg = config.orin.backup;
-  common = import ./common.nix { inherit lib config; };
+  common = import ./common { inherit lib config; };
   inherit (common) check option paths;
   secrets = common.secrets { files."orin.backup.passwordFile" = cfg.passwordFile; };
   copies = "/var/lib/orin-backup";

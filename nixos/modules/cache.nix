@@ -8,7 +8,7 @@
 let
   cfg = config.orin.cache;
   host = config.networking.hostName;
-  inherit (import ./common.nix { inherit lib config; }) check listening;
+  inherit (import ./common { inherit lib config; }) check listening;
   folder = "/var/lib/orin-cache";
   settings = {
     enable = true;
@@ -18,7 +18,7 @@ let
   };
 in
 {
-  imports = [ ./ports.nix ];
+  imports = [ ./common/ports.nix ];
 
   options.orin.cache = {
     enable = lib.mkEnableOption "a binary cache of what this board has built";

@@ -3,11 +3,11 @@
 let
   modules = {
     tinygrad = ./tinygrad.nix;
-    performance = ./performance.nix;
-    telemetry = ./telemetry.nix;
-    llm-server = ./llm-server.nix;
-    host = ./host.nix;
-    upgrade = ./upgrade.nix;
+    performance = ./performance;
+    telemetry = ./telemetry;
+    llm-server = ./llm-server;
+    host = ./host;
+    upgrade = ./upgrade;
     cache = ./cache.nix;
     backup = ./backup.nix;
   };

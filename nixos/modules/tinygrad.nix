@@ -7,7 +7,7 @@
 }:
 let
   cfg = config.orin.tinygrad;
-  inherit (import ./common.nix { inherit lib config; }) check option switch;
+  inherit (import ./common { inherit lib config; }) check option switch;
   groups = [
     "video"
     "render"
@@ -23,7 +23,7 @@ let
   ];
 in
 {
-  imports = [ ./board.nix ];
+  imports = [ ./common/board.nix ];
 
   options.orin.tinygrad = {
     enable = lib.mkEnableOption "tinygrad with the Jetson Orin patch series";
@@ -105,7 +105,7 @@ in
             XDG_CACHE_HOME = "/var/cache/orin-gpu";
           }
           // lib.optionalAttrs (cfg.device != null) { DEV = cfg.device; };
-          serviceConfig = import ./hardening.nix { gpu = true; } // {
+          serviceConfig = import ./common/hardening.nix { gpu = true; } // {
             Type = "oneshot";
             RemainAfterExit = true;
             # Ten times what compiling takes; a GPU that hangs must not keep the boot from its end.

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.nixos.pid1 import PYTHON, ROOT, Machine, with_checkout
 from tests.nixos.recorded import STORE, recorded
 
-MODULES = ROOT / "nixos" / "modules"
+UPGRADE_FOLDER = ROOT / "nixos/modules/upgrade"
 CHECK, UPGRADE = "orin-upgrade-check.service", "nixos-upgrade.service"
 RESTART, DEADLINE = "orin-restart.service", "orin-upgrade-deadline"
 GPU, NET, SSHD, FIREWALL = "orin-gpu.service", "net.service", "sshd.service", "firewall.service"
@@ -256,7 +256,7 @@ class Board:
         # its parent, out here, and not to systemd.
         machine.write("/etc/systemd/system.conf", "[Manager]\nDefaultTimeoutStopSec=1s\n")
         for module in ("upgrade.py", "reachable.py"):
-            text = (MODULES / module).read_text()
+            text = (UPGRADE_FOLDER / module).read_text()
             for waits, less in QUICK.items():
                 text = text.replace(waits, less)
             machine.write(f"{STORE}/{module}", text)

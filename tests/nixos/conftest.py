@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Another way to call Nix, as a wrapper that brings the inputs along.
 NIX = shlex.split(os.environ.get("NIX", "nix"))
 
-for folder in ("modules", "install", ""):
+for folder in ("modules/performance", "modules/upgrade", "install", ""):
     sys.path.insert(0, str(ROOT / "nixos" / folder))
 
 

@@ -12,7 +12,7 @@ from tests.nixos.conftest import NIX, ROOT
 KINDS = ("rsa 1024", "rsa 4096", "ecdsa 256", "ecdsa 384", "ecdsa 521", "ed25519 256")
 #: The derivation's script, and what the evaluation says of each line.
 EXPRESSION = """lines: let
-  keys = import ./nixos/modules/ssh-keys.nix;
+  keys = import ./nixos/modules/host/ssh-keys.nix;
   pkgs.buildPackages = { openssh = null; runCommand = _: _: text: text; };
   pkgs.lib.escapeShellArgs = _: "\\"$KEY\\"";
 in {

@@ -109,10 +109,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.write("/etc/systemd/system/harmonia.service.d/key.conf", f"[Unit]\nRequires={KEY}\n")
     machine.write("/srv/harmonia.py", HARMONIA)
     machine.write("/srv/cdi.json", json.dumps(SPEC))
-    machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
+    machine.write("/nix/store/power_mode.py", (MODULES / "performance/power_mode.py").read_text())
     for name in ("reachable.py", "upgrade.py"):
         # It needs no longer to see that what is up here stays so.
-        text = (MODULES / name).read_text().replace("STEADY_SECONDS = 15.0", "STEADY_SECONDS = 0.1")
+        text = (MODULES / "upgrade" / name).read_text()
+        text = text.replace("STEADY_SECONDS = 15.0", "STEADY_SECONDS = 0.1")
         machine.write(f"/nix/store/any/{name}", text)
     machine.write("/etc/nvpmodel.conf", config())
     write_board(machine.folder("/srv/board"), "MAXN", pinned=True)

@@ -72,8 +72,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     )
     models = {FILE.format("model"): MODEL.resolve(), "/srv/disk/slow.gguf": MODEL.resolve()}
     machine = Machine(tmp_path_factory.mktemp("machine"), units, PROGRAMS, models)
-    modules = ROOT / "nixos" / "modules"
-    machine.write("/nix/store/power_mode.py", (modules / "power_mode.py").read_text())
+    machine.write(
+        "/nix/store/power_mode.py", (ROOT / "nixos/modules/performance/power_mode.py").read_text()
+    )
     machine.write(FILE.format("wrong"), "GGUF, and then not")
     machine.write("/etc/systemd/system.conf", "[Manager]\nDefaultTimeoutStartSec=5\n")
     with machine:

@@ -68,7 +68,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine = Machine(
         folder, texts, PROGRAMS | {script: f"set -e\n{recorded()[f'{script}.sh']}"}, {}
     )
-    machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
+    machine.write("/nix/store/power_mode.py", (MODULES / "performance/power_mode.py").read_text())
     machine.write("/nix/store/prometheus.yml-checkconfig-checked", json.dumps(prometheus))
     # However slow this machine is, a unit without limits of its own starts three times.
     limits = "[Manager]\nDefaultStartLimitIntervalSec=1h\nDefaultStartLimitBurst=3\n"

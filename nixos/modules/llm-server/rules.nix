@@ -1,4 +1,4 @@
-# What llm-server.nix refuses: its assertions.
+# What the module refuses: its assertions.
 {
   config,
   lib,
@@ -6,7 +6,7 @@
 }:
 let
   cfg = config.orin.llm-server;
-  inherit (import ./common.nix { inherit lib config; }) check listening paths;
+  inherit (import ../common { inherit lib config; }) check listening paths;
   words = lib.splitString " ";
   loopback = listening.isLoopback cfg.host;
   # Flags that options set; a second one would win over them in silence.

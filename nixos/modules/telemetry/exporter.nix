@@ -8,7 +8,7 @@
 let
   inherit (config.orin) telemetry;
   cfg = telemetry.exporter;
-  common = import ./common.nix { inherit lib config; };
+  common = import ../common { inherit lib config; };
   inherit (common) check listening paths;
   inherit (common) option switch;
   secrets = common.secrets {
@@ -24,7 +24,7 @@ let
     wants = [ "network-online.target" ];
     startLimitIntervalSec = 0;
     serviceConfig =
-      import ./hardening.nix { }
+      import ../common/hardening.nix { }
       // {
         ExecStart = lib.escapeShellArgs ([ (lib.getExe' cfg.package "jetson-exporter") ] ++ flags);
         Restart = "on-failure";
@@ -47,7 +47,7 @@ let
   };
 in
 {
-  imports = [ ./ports.nix ];
+  imports = [ ../common/ports.nix ];
 
   options.orin.telemetry.exporter = {
     enable = switch true "Whether this machine's sensors are read. false: a monitor that is no Jetson.";

@@ -1,5 +1,5 @@
 # What the board does, in watts, degrees and joules per token: exporter, Prometheus, Grafana.
-# Rules and dashboards are the files of ../../telemetry; everything listens on the loopback.
+# Rules and dashboards are the files of ../../../telemetry; everything listens on the loopback.
 {
   config,
   lib,
@@ -8,7 +8,7 @@
 }:
 let
   cfg = config.orin.telemetry;
-  common = import ./common.nix { inherit lib config; };
+  common = import ../common { inherit lib config; };
   inherit (common) check listening paths;
   inherit (common) option switch;
 in
@@ -16,7 +16,7 @@ in
   imports = [
     ./exporter.nix
     ./grafana.nix
-    ./ports.nix
+    ../common/ports.nix
     ./prometheus.nix
   ];
 

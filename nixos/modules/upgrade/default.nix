@@ -7,7 +7,7 @@
 }:
 let
   cfg = config.orin.upgrade;
-  inherit (import ./common.nix { inherit lib config; }) check option switch;
+  inherit (import ../common { inherit lib config; }) check option switch;
   # Of our units, those that this host has.
   ours =
     lib.splitString " " "orin-gpu orin-performance-readback jetson-exporter prometheus grafana"

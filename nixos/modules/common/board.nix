@@ -7,7 +7,7 @@
   ...
 }:
 let
-  inherit (import ./common.nix { inherit lib config; }) check switch;
+  inherit (import ./. { inherit lib config; }) check switch;
   cfg = config.orin.board;
   # Without JetPack's NixOS module these options do not exist.
   jetpack = config.hardware.nvidia-jetpack or { enable = false; };

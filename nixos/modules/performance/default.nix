@@ -11,7 +11,7 @@ let
   cfg = config.orin.performance;
   powerMode = "${lib.getExe pkgs.python3} ${./power_mode.py}";
   mode = lib.escapeShellArg cfg.powerMode;
-  inherit (import ./common.nix { inherit lib config; })
+  inherit (import ../common { inherit lib config; })
     check
     option
     switch
@@ -40,7 +40,7 @@ let
   known = if som == "orin-agx" && fast then null else modes;
 in
 {
-  imports = [ ./board.nix ];
+  imports = [ ../common/board.nix ];
 
   options.orin.performance = {
     enable = lib.mkEnableOption "a fixed power mode and fixed clocks, read back after boot";
@@ -120,7 +120,7 @@ in
             "jetson_clocks.service"
             "cpufreq.service"
           ];
-          serviceConfig = import ./hardening.nix { } // {
+          serviceConfig = import ../common/hardening.nix { } // {
             Type = "oneshot";
             RemainAfterExit = true;
             ExecStart = "${powerMode} check ${mode}${lib.optionalString cfg.lockClocks " --pinned"}";

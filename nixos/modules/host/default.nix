@@ -10,7 +10,7 @@ let
   # What nixos/hosts/site.nix holds until its owner has edited it.
   placeholder = "replace-me";
   label = name: "/dev/disk/by-label/${name}";
-  common = import ./common.nix { inherit lib config; };
+  common = import ../common { inherit lib config; };
   inherit (common) check option paths;
   inherit (common) switch words;
   inherit (check) matches rule;
@@ -40,7 +40,7 @@ let
 in
 {
   imports = [
-    ./tinygrad.nix
+    ../tinygrad.nix
     (lib.mkRemovedOptionModule [
       "orin"
       "llm-gateway"

@@ -7,7 +7,7 @@
 }:
 let
   cfg = config.orin.llm-server;
-  common = import ./common.nix { inherit lib config; };
+  common = import ../common { inherit lib config; };
   inherit (common) listening option switch;
   loopback = listening.isLoopback cfg.host;
   onGpu = cfg.device != "CPU";
@@ -94,7 +94,7 @@ let
       startLimitIntervalSec = if listening.always cfg.host then 600 else 0;
       startLimitBurst = 3;
       serviceConfig =
-        import ./hardening.nix {
+        import ../common/hardening.nix {
           gpu = onGpu;
           jit = true;
         }
@@ -195,8 +195,8 @@ let
 in
 {
   imports = [
-    ./board.nix
-    ./ports.nix
+    ../common/board.nix
+    ../common/ports.nix
   ];
 
   options.orin.llm-server = {
@@ -286,7 +286,7 @@ in
   };
 
   config = lib.mkIf cfg.enable {
-    assertions = import ./llm-rules.nix { inherit config lib secrets; };
+    assertions = import ./rules.nix { inherit config lib secrets; };
 
     orin.board.required = lib.mkIf onGpu true;
     orin.ports = lib.mapAttrs' (

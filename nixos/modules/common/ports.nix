@@ -1,7 +1,7 @@
 # Every port of our services, so that no two of them get the same one.
 { config, lib, ... }:
 let
-  inherit (import ./common.nix { inherit lib config; }) check;
+  inherit (import ./. { inherit lib config; }) check;
   cfg = config.orin.ports;
   options = lib.groupBy (option: toString cfg.${option}) (lib.attrNames cfg);
   twice = lib.filterAttrs (_: names: lib.length names > 1) options;

@@ -9,7 +9,7 @@
 let
   inherit (config.orin) telemetry;
   cfg = telemetry.grafana;
-  common = import ./common.nix { inherit lib config; };
+  common = import ../common { inherit lib config; };
   inherit (common) check listening;
   inherit (common) option switch;
   secrets = common.secrets {
@@ -32,7 +32,7 @@ let
   file = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
 in
 {
-  imports = [ ./ports.nix ];
+  imports = [ ../common/ports.nix ];
 
   options.orin.telemetry.grafana = {
     enable = switch true "Whether Grafana shows our dashboards.";
@@ -143,8 +143,8 @@ in
           {
             name = "tinygrad-orin";
             options.path = lib.fileset.toSource {
-              root = ../../telemetry/dashboards;
-              fileset = lib.fileset.fileFilter (each: each.hasExt "json") ../../telemetry/dashboards;
+              root = ../../../telemetry/dashboards;
+              fileset = lib.fileset.fileFilter (each: each.hasExt "json") ../../../telemetry/dashboards;
             };
           }
         ];

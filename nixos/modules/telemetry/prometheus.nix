@@ -12,7 +12,7 @@ let
   llm = config.orin.llm-server or { enable = false; };
   llmKey = if llm.enable && llm.metrics then llm.metricsKeyFile else null;
 
-  common = import ./common.nix { inherit lib config; };
+  common = import ../common { inherit lib config; };
   inherit (common) check listening;
   inherit (common) option switch;
   inherit (listening) loopback;
@@ -20,7 +20,7 @@ let
   taken = common.words "jetson jetson-debugfs node prometheus";
 in
 {
-  imports = [ ./ports.nix ];
+  imports = [ ../common/ports.nix ];
 
   options.orin.telemetry = {
     prometheus = {
@@ -196,8 +196,8 @@ in
             evaluation_interval = lib.mkDefault cfg.scrapeInterval;
             external_labels.host = lib.mkDefault host;
           };
-          ruleFiles = map (name: ../../telemetry/rules + "/${name}") (
-            lib.filter (lib.hasSuffix ".yml") (lib.attrNames (builtins.readDir ../../telemetry/rules))
+          ruleFiles = map (name: ../../../telemetry/rules + "/${name}") (
+            lib.filter (lib.hasSuffix ".yml") (lib.attrNames (builtins.readDir ../../../telemetry/rules))
           );
           scrapeConfigs =
             let
