@@ -84,7 +84,7 @@ upstream-tests: .venv/.dev
 # The boot menu after three kernels that panic, in QEMU: three minutes. As root, with qemu-system-x86,
 # ovmf, systemd-boot-efi, linux-image-cloud-amd64, mtools, cpio and busybox-static.
 boot-menu: .venv/.dev
-	$(BIN)/pytest tests/nixos/boot_menu.py
+	$(BIN)/pytest tests/nixos/upgrade/boot_menu.py
 
 # TegraIface broken in one place at a time, 40 drawn at random: do its tests notice?
 mutations: .venv/.dev

@@ -62,7 +62,7 @@ SMALL = "-p 8 -n 8 -r 1 --no-check --no-cold-start --backend tinygrad:CPU"
 HISTORY = "tests/benchmarks/judge/history/test_command.py"
 CHECK = "tests/benchmarks/check/test_check.py"
 DEMO = "tests/telemetry/test_prometheus.py"
-EXPORTER = "tests/telemetry/test_cli.py"
+EXPORTER = "tests/telemetry/orinexporter/test_cli.py"
 
 RULES: list[tuple[str, Answer]] = [
     # README, CONTRIBUTING
@@ -82,15 +82,19 @@ RULES: list[tuple[str, Answer]] = [
         Elsewhere("tests/tools/test_makefile.py::test_every_kernel_has_tests_of_its_own"),
     ),
     (r"pytest tests/docs", Elsewhere("Makefile", "$(BIN)/pytest")),
-    (r"make boot-menu", Elsewhere("Makefile", "$(BIN)/pytest tests/nixos/boot_menu.py")),
+    (r"make boot-menu", Elsewhere("Makefile", "$(BIN)/pytest tests/nixos/upgrade/boot_menu.py")),
     # docs/nixos.md
     (
         r"nix run \.#flash -- --dry-run orin-agx-devkit",
-        Elsewhere("tests/nixos/test_flash.py::test_a_dry_run_says_it_all_and_builds_nothing"),
+        Elsewhere(
+            "tests/nixos/install/test_flash.py::test_a_dry_run_says_it_all_and_builds_nothing"
+        ),
     ),
     (
         r"nix run \.#flash -- orin-agx-devkit",
-        Elsewhere("tests/nixos/test_flash.py::test_the_script_of_this_board_is_built_and_run"),
+        Elsewhere(
+            "tests/nixos/install/test_flash.py::test_the_script_of_this_board_is_built_and_run"
+        ),
     ),
     (
         r"nix build \.#installer",
@@ -102,7 +106,9 @@ RULES: list[tuple[str, Answer]] = [
     (r"sudo dd if=result/iso/orin-installer\.iso .*", NotHere("writes a USB stick")),
     (
         r"ssh -t root@orin-installer\.local orin-install",
-        Elsewhere("tests/nixos/test_install.py::test_power_that_goes_at_any_step_costs_a_rerun"),
+        Elsewhere(
+            "tests/nixos/install/test_install.py::test_power_that_goes_at_any_step_costs_a_rerun"
+        ),
     ),
     (
         r"ssh orin@orin-minimal\.local|scp model\.gguf orin@.*|ssh orin@orin\.local mv .*",
@@ -112,14 +118,14 @@ RULES: list[tuple[str, Answer]] = [
     (
         r"systemctl status orin-performance-readback orin-gpu",
         Elsewhere(
-            "tests/nixos/test_started_units.py::"
+            "tests/nixos/started/test_started_units.py::"
             "test_a_board_that_did_not_follow_is_a_failed_unit_with_its_reason"
         ),
     ),
     (
         r"curl localhost:8000/v1/chat/completions .*",
         Elsewhere(
-            "tests/nixos/test_started_server.py::test_at_boot_it_comes_after_the_power_mode_and_is_up_when_it_answers"
+            "tests/nixos/started/test_started_server.py::test_at_boot_it_comes_after_the_power_mode_and_is_up_when_it_answers"
         ),
     ),
     (r"nix build (--dry-run )?\.#nixosConfigurations.*", NotHere(NIX)),
@@ -314,7 +320,10 @@ RULES: list[tuple[str, Answer]] = [
     (r"make telemetry-demo", Elsewhere(f"{DEMO}::test_the_demonstration_runs_and_ends")),
     (r"jetson-exporter", Elsewhere(f"{EXPORTER}::test_it_says_which_board_it_serves")),
     (r"jetson-exporter --once", Run(shows="# EOF|# TYPE")),
-    (r"jetson-exporter top", Elsewhere("tests/telemetry/test_top.py::test_a_loaded_board")),
+    (
+        r"jetson-exporter top",
+        Elsewhere("tests/telemetry/orinexporter/test_top.py::test_a_loaded_board"),
+    ),
     (r"jetson-exporter record DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
     (r"jetson-exporter --replay DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
 ]

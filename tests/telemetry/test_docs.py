@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.telemetry.test_golden import GOLDEN
+from tests.telemetry.orinexporter.test_golden import GOLDEN
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (REPOSITORY / "docs" / "telemetry.md").read_text()

@@ -159,7 +159,7 @@ def test_ptx_of_images() -> None:
 def test_damaged_modules_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """400 mutants of a fat binary, of its headers above all: each is loaded, or told of."""
     draw, server, loaded = random.Random(1), Server(), 0
-    whole = fat_binary(1, 0, (SOURCES.parents[1] / "ptx/tensor.ptx").read_bytes())
+    whole = fat_binary(1, 0, (SOURCES.parents[1] / "ptx/recorded/kernels/tensor.ptx").read_bytes())
     for _ in range(400):
         image = bytearray(whole)
         for _ in range(draw.randint(1, 4)):

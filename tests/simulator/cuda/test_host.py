@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.patches.conftest import wheel_file
+from tests.simulator.cuda.test_cuda import FLAGS, run
 
 from nvgpusim.cuda.command import build_stand_in
 from nvgpusim.cuda.lines import Lines
-
-from .test_cuda import FLAGS, run
 
 SOURCE = Path(__file__).parent / "host.cu"
 FAULTS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from .rig import FRESH, SIGNAL, WAIT, Rig, launch, semaphore, u32, u64
+from tests.simulator.gpu.rig import FRESH, SIGNAL, WAIT, Rig, launch, semaphore, u32, u64
 
 
 def cost(launches: int = 1000) -> float:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from .rig import SIGNAL, WAIT, WRITE32, WRITE64, Rig, inc, semaphore, setup_words
+from tests.simulator.gpu.rig import SIGNAL, WAIT, WRITE32, WRITE64, Rig, inc, semaphore, setup_words
 
 
 @pytest.fixture
@@ -265,7 +264,7 @@ def test_drain_times_out(rig: Rig) -> None:
 
 
 def test_closing_a_channel_stops_its_kernel_alone(rig: Rig) -> None:
-    from .rig import launch, u32, u64
+    from tests.simulator.gpu.rig import launch, u32, u64
 
     rig.setup(0)
     rig.setup(1)

@@ -12,10 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.simulator.gpu.rig import (
+    FRESH,
+    PER_TPC,
+    SECTIONS,
+    SIGNAL,
+    WAIT,
+    Rig,
+    inc,
+    launch,
+    semaphore,
+    u32,
+    u64,
+)
 
 from nvgpusim.orin.seam import Backend, Seam
-
-from .rig import FRESH, PER_TPC, SECTIONS, SIGNAL, WAIT, Rig, inc, launch, semaphore, u32, u64
 
 
 def _made(**options: Any) -> Rig:

@@ -10,12 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.simulator.gpu.rig import (
+    FRESH,
+    PER_TPC,
+    SIGNAL,
+    Rig,
+    inc,
+    launch,
+    semaphore,
+    setup_words,
+    u32,
+    u64,
+)
+from tests.simulator.kernel.conftest import simulated
+from tests.simulator.kernel.rawclient import Board, Channel
 
 from nvgpusim.orin.kernel import usermode
-
-from ..kernel.conftest import simulated
-from ..kernel.rawclient import Board, Channel
-from .rig import FRESH, PER_TPC, SIGNAL, Rig, inc, launch, semaphore, setup_words, u32, u64
 
 COMPUTE, COPY = 0xC7C0, 0xC7B5
 

@@ -10,12 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from nvgpusim.orin.gpu.faults import SKED_BITS
-from nvgpusim.ptx.launch import Launch
-from nvgpusim.ptx.state import State
-
-from .rig import (
+from tests.simulator.gpu.rig import (
     CUBIN,
     FRESH,
     LOCAL_WINDOW,
@@ -32,6 +27,10 @@ from .rig import (
     u32,
     u64,
 )
+
+from nvgpusim.orin.gpu.faults import SKED_BITS
+from nvgpusim.ptx.launch import Launch
+from nvgpusim.ptx.state import State
 
 
 @pytest.fixture
@@ -238,7 +237,7 @@ def _load_image(rig: Rig) -> tuple[int, dict[int, tuple[int, int]], int]:
     for name, offset in places.items():
         data = np.frombuffer(SECTIONS[name].data, np.uint8)
         rig.at(at + offset, len(data), np.uint8)[:] = data
-    from .rig import program
+    from tests.simulator.gpu.rig import program
 
     for r in program("k_table").relocations:
         if r.section == ".nv.constant4" and r.symbol == "table_d":

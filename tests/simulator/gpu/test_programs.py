@@ -12,12 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.simulator.gpu.rig import CUBIN, EQUAL, EQUAL_PTX, PTX, SECTIONS, Rig, launch, u64
 
 from nvgpusim import cli, options
 from nvgpusim.errors import SimError
 from nvgpusim.orin.gpu import bench, programs
-
-from .rig import CUBIN, EQUAL, EQUAL_PTX, PTX, SECTIONS, Rig, launch, u64
 
 SIMULATOR = Path(programs.__file__).resolve().parents[3]
 TEXT = SECTIONS[".text.k_set"].data

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.simulator.kernel.conftest import Recorder
+
 from nvgpusim.memory import DmaBuf
 from nvgpusim.options import PLACES, PROFILES, Options
 from nvgpusim.orin.abi import Ioctl, ioc_nr, ioc_type
@@ -21,8 +23,6 @@ from nvgpusim.orin.gpu_api import FaultReport
 from nvgpusim.orin.kernel import Kernel
 from nvgpusim.orin.kernel.core import NODES
 from nvgpusim.orin.rules import KernelError
-
-from .conftest import Recorder
 
 STEP = 8
 KINDS = {"G": "ctrl", "A": "as", "T": "tsg", "H": "channel", "N": "nvmap", "E": "event"}

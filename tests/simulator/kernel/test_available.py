@@ -8,13 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.conftest import fork_status, simulated
+from tests.simulator.kernel.rawclient import Board
+from tests.simulator.kernel.rules.cases import R35Board
 
 from nvgpusim.orin.kernel.available import CMA, SYSTEM
-
-from . import rawclient as rc
-from .cases import R35Board
-from .conftest import fork_status, simulated
-from .rawclient import Board
 
 NANO4 = 4 << 30
 

@@ -10,13 +10,12 @@ from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim.memory import DmaBuf
 from nvgpusim.orin.kernel import Kernel
 from nvgpusim.orin.kernel.cpumaps import CpuMapping, CpuMaps
-
-from . import rawclient as rc
-from .rawclient import Board
 
 PAGES = st.tuples(st.integers(0, 40), st.integers(1, 12))
 

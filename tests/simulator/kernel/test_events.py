@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
+from tests.simulator.kernel.rawclient import Board, call
+
 from nvgpusim.orin.kernel import Kernel
 from nvgpusim.orin.kernel.tsg import EventFile
-
-from .rawclient import Board, call
 
 BLOCKING_SYNC = 2
 

@@ -7,9 +7,9 @@ import mmap
 import os
 import time
 
-from . import rawclient as rc
-from .conftest import simulated
-from .rawclient import Buffer, call, do_mmap, view
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.conftest import simulated
+from tests.simulator.kernel.rawclient import Buffer, call, do_mmap, view
 
 MAGIC = 0xDEADBEEF42
 CACHEABLE_BY_CUDA = 0x8000003

@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable
 
 import pytest
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.conftest import fork_status, simulated
+from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import PLACES
 from nvgpusim.orin.kernel import Kernel
 from nvgpusim.orin.kernel.allocator import WINDOWS
 from nvgpusim.orin.kernel.channel import ChannelFile
-
-from . import rawclient as rc
-from .conftest import fork_status, simulated
-from .rawclient import Board
 
 
 def until(condition: Callable[[], object], seconds: float = 120.0) -> bool:

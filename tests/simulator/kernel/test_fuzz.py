@@ -9,8 +9,7 @@ import os
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from .fuzzer import STEP, live
+from tests.simulator.kernel.fuzzer import STEP, live
 
 STEPS = int(os.environ.get("NVGPUSIM_FUZZ_STEPS", "40000"))
 LIFE = 1000

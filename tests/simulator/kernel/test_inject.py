@@ -6,14 +6,13 @@ import os
 import time
 
 import pytest
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.conftest import simulated
+from tests.simulator.kernel.rawclient import Board
+from tests.simulator.kernel.test_failures import until
 
 from nvgpusim.errors import SimError
 from nvgpusim.orin.inject import Injection
-
-from . import rawclient as rc
-from .conftest import simulated
-from .rawclient import Board
-from .test_failures import until
 
 
 @pytest.mark.parametrize(

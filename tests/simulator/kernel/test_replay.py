@@ -16,6 +16,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.conftest import Recorder, fork_status, simulated
+from tests.simulator.kernel.process.test_cli import cache, script, sim  # noqa: F401 - cache is a fixture
+from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim import cli
 from nvgpusim.options import PROFILES, Options
@@ -23,11 +27,6 @@ from nvgpusim.orin.call_trace import TraceWriter, peek
 from nvgpusim.orin.recorder import PassThrough, main, profile_of, record
 from nvgpusim.orin.seam import Seam
 from nvgpusim.orin.shim import Simulation
-
-from . import rawclient as rc
-from .conftest import Recorder, fork_status, simulated
-from .rawclient import Board
-from .test_cli import cache, script, sim  # noqa: F401 - cache is a fixture
 
 
 def whole_life() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.simulator.ptx.flat import FlatMemory
 
 from nvgpusim.ptx import KernelFault, Launch, compile_kernel, parse
-
-from .flat import FlatMemory
 
 HEAD = """.version 8.0
 .target sm_87, debug

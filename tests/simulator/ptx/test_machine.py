@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.ptx.machine import STORE, fails, kernel, run
 
 from nvgpusim.ptx import Launch, compile_kernel, parse
-
-from .flat import FlatMemory
-from .machine import STORE, fails, kernel, run
 
 # control flow
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.ptx.machine import HEAD, STORE, fails, kernel, run
 
 from nvgpusim.ptx import KernelFault, Launch, PtxError, compile_kernel, parse
-
-from .flat import FlatMemory
-from .machine import HEAD, STORE, fails, kernel, run
 
 
 def test_calls_are_inlined() -> None:
@@ -202,7 +201,7 @@ DAMAGE = ("{", "}", "(", ";", "[", "<", "99999999999999", ".reg .b32 ", "%r<9999
 def test_damaged_text_is_refused_in_one_line() -> None:
     """300 mutants of compiled C: each is read, or PtxError names a line of it."""
     draw = random.Random(7)
-    whole = (Path(__file__).resolve().parent / "tensor.ptx").read_text()
+    whole = (Path(__file__).resolve().parent / "recorded/kernels/tensor.ptx").read_text()
     refused = 0
     for _ in range(300):
         text = whole

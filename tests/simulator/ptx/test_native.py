@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
+from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.ptx.machine import STORE, kernel
+from tests.simulator.ptx.recorded import grammar
 
 from nvgpusim import l2
 from nvgpusim.l2 import CACHEABLE
@@ -18,10 +21,6 @@ from nvgpusim.memory import DmaBuf, Mapping, MmuFault
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
 from nvgpusim.ptx.native.plan import GROUP, cut_kernel
-
-from . import grammar
-from .flat import FlatMemory
-from .machine import STORE, kernel
 
 THREADS, BLOCKS = 64, 3
 SEEDS = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)

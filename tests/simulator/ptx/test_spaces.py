@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.ptx.machine import HEAD, STORE, fails, kernel, run
 
 from nvgpusim.memory import MmuFault
 from nvgpusim.ptx import Launch, compile_kernel, parse
-
-from .flat import FlatMemory
-from .machine import HEAD, STORE, fails, kernel, run
 
 
 def test_param_struct_special_registers_and_constants() -> None:

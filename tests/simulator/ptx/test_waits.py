@@ -7,8 +7,7 @@ import re
 import time
 
 import pytest
-
-from .machine import STORE, fails, kernel, run
+from tests.simulator.ptx.machine import STORE, fails, kernel, run
 
 SHARED = ".shared .align 4 .b8 l[8];"
 CLEAR = "mov.u32 %r2, l; setp.eq.u32 %p0, %r30, 0; @%p0 st.shared.u32 [%r2], 0; @%p0 st.shared.u32 [%r2+4], 0; bar.sync 0;"

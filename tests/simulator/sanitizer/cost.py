@@ -13,15 +13,14 @@ from collections.abc import Callable
 
 import numpy as np
 from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.sanitizer.cases import CASES, Case
+from tests.simulator.sanitizer.launching import memory, module, prepare
+from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
 from nvgpusim.options import CHECKS
 from nvgpusim.orin.gpu import bench
 from nvgpusim.ptx import Code, Launch, compile_kernel, parse
 from nvgpusim.ptx.sanitize import Sanitizer
-
-from .cases import CASES, Case
-from .launching import memory, module, prepare
-from .test_attacks import ATTACKS, MODULE
 
 TURNS, WARM = 15, 3
 """Launches that are counted, and those before them."""

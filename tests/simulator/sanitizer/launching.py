@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tests.simulator.sanitizer.cases import Case
 
 from nvgpusim import l2
 from nvgpusim.extents import Extents
@@ -15,8 +16,6 @@ from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, Kernel, KernelFault, Launch, Module, compile_kernel, parse
 from nvgpusim.ptx.sanitize import Sanitizer
-
-from .cases import Case
 
 HERE = Path(__file__).resolve().parent
 BASE, SIZE = 0x10000000, 1 << 20

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.simulator.sanitizer import launching
+from tests.simulator.sanitizer.cases import Case
 
 from nvgpusim.ptx import compile_kernel, parse
-
-from . import launching
-from .cases import Case
 
 ATTACKS = [
     Case("w_async_group", "race", "i:512 u:256", "64"),

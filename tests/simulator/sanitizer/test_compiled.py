@@ -10,6 +10,10 @@ from hypothesis import given
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import STORE, kernel
 from tests.simulator.ptx.test_native import BLOCKS, DRAWN, SEEDS, SOME_PROGRAMS, THREADS, body
+from tests.simulator.sanitizer import launching
+from tests.simulator.sanitizer.cases import CASES, Case
+from tests.simulator.sanitizer.launching import Outcome
+from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
 from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
@@ -18,11 +22,6 @@ from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
 from nvgpusim.ptx.sanitize import Sanitizer
-
-from . import launching
-from .cases import CASES, Case
-from .launching import Outcome
-from .test_attacks import ATTACKS, MODULE
 
 SOME = [(), ("race",), ("init", "bounds")]
 """Checks that are left out of the runs of each case."""

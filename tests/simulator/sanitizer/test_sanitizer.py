@@ -10,19 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.simulator.sanitizer import launching
+from tests.simulator.sanitizer.cases import CASES, Case
+from tests.simulator.sanitizer.launching import run
 
 from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
 from nvgpusim.ptx.sanitize import Sanitizer
 
-from . import launching
-from .cases import CASES, Case
-from .launching import run
-
 HERE = Path(__file__).resolve().parent
 FAULTY, CLEAN = [c for c in CASES if c.fault], [c for c in CASES if not c.fault]
-VERDICTS = json.loads((HERE / "verdicts.json").read_text())
+VERDICTS = json.loads((HERE / "verdicts" / "verdicts.json").read_text())
 SEEDS = (None, 1, 2)
 ANY_ORDER = {"clean_ballot"}
 """Kernels whose result depends on the order of atomics."""
@@ -172,7 +171,7 @@ def test_every_barrier_is_missed_when_it_is_gone(
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_mbarrier_orders_what_comes_before_it(waits: bool) -> None:
     """k_mbarrier of tensor.cu exchanges words of shared memory around one."""
-    text = (HERE.parent / "ptx" / "tensor.ptx").read_text()
+    text = (HERE.parent / "ptx/recorded/kernels/tensor.ptx").read_text()
     if not waits:  # go on at once
         text = re.sub(r"mbarrier\.test_wait\.shared\.b64 p,[^;]*;", "setp.eq.u32 p, 0, 0;", text)
     module = parse(text)

@@ -1,0 +1,536 @@
+"""Rule cases: nvmap and dmabufs."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import faulthandler
+import fcntl
+import mmap
+import os
+import resource
+import signal
+import struct
+from collections.abc import Callable
+
+from tests.simulator.kernel import rawclient as rc
+from tests.simulator.kernel.rawclient import Board, call
+from tests.simulator.kernel.rules.cases import BAD, case, fails, refused
+
+from nvgpusim.orin.abi import abi
+from nvgpusim.orin.kernel import Kernel
+
+RO = 1 << 9
+"""NVMAP_HANDLE_RO."""
+
+
+@case("nvmap.type")
+def _(kernel: Kernel, board: Board) -> None:
+    refused("nvmap.type", kernel, call, board.nvmap, "G", 5, "QQ", 0, 0)
+    call(board.nvmap, "N", 108, "Q", 0)
+
+
+@case("nvmap.unknown")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(25, call, board.nvmap, "N", 26, "Q", 0)
+    call(board.nvmap, "N", 1, "I", 0)
+
+
+@case("nvmap.fault")
+def _(kernel: Kernel, board: Board) -> None:
+    ioctl = rc.libc().ioctl
+    ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+    assert ioctl(board.nvmap, rc.ior("N", 25, 8), BAD) == -1
+    assert ctypes.get_errno() == errno.EINVAL
+    handle = rc.create(board.nvmap, 4096)
+    raw = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    struct.pack_into("<I", raw, 8, handle)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    protect = rc.libc().mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert protect(at, 4096, mmap.PROT_READ) == 0
+    assert ioctl(board.nvmap, rc.ior("N", 27, 72), at) == -1
+    assert ctypes.get_errno() == errno.ENODEV
+    assert ioctl(board.nvmap, rc.iowr("N", 1, 8), BAD) == -1
+    raise OSError(ctypes.get_errno(), "through libc")
+
+
+@case("nvmap.mmap")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.do_mmap(board.nvmap, 4096)
+
+
+@case("create.zero")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(22, call, board.nvmap, "N", 0, "II", 0, 0)
+    rc.create(board.nvmap, 0)
+
+
+@case("create.handle64")
+def _(kernel: Kernel, board: Board) -> None:
+    out = call(board.nvmap, "N", 1, "II", 4096, 5)
+    assert out[1] == 5 and out[0] >= 0x7FFFFFFF
+    size, handle = call(board.nvmap, "N", 0, "II", 100, 0)
+    assert size == 100 and _parameters(board, handle)["size"] == 4096
+
+
+@case("create.high")
+def _(kernel: Kernel, board: Board) -> None:
+    first, second = rc.create(board.nvmap, 1), rc.create(board.nvmap, 1)
+    assert first == 0x7FFFFFFF and second == 0x80000000
+    assert rc.free(board.nvmap, second) == 0
+    fails(22, rc.alloc, board.nvmap, second)
+    kernel.nvmap._cursor = 0xFFFFFFFF
+    assert [rc.create(board.nvmap, 1) for _ in range(2)] == [0xFFFFFFFF, 1]
+
+
+@case("alloc.handle")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(22, rc.alloc, board.nvmap, 0)
+    other = os.open(rc.NVMAP, os.O_RDWR)
+    rc.alloc(other, rc.create(board.nvmap, 4096))
+
+
+@case("alloc.align")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), align=0)
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), align=3 << 12)
+
+
+@case("alloc.numa")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), numa=-1)
+    fails(22, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), numa=17)
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), numa=-2)
+
+
+@case("alloc.heap")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(12, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=0)
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), heap=1 << 31)
+
+
+@case("alloc.twice")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
+    rc.alloc(board.nvmap, handle)
+
+
+@case("alloc.ram", board="nano4")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 3 << 30))
+    rc.alloc(board.nvmap, rc.create(board.nvmap, (4 << 30) + 1))
+
+
+@case("alloc.zeroed")
+def _(kernel: Kernel, board: Board) -> None:
+    for _ in range(3):
+        buffer = board.buffer(8192)
+        assert not any(buffer.mem)
+        buffer.mem[:] = b"\xff" * 8192
+        board.drop(buffer)
+
+
+@case("alloc.tag")
+def _(kernel: Kernel, board: Board) -> None:
+    for _ in range(2):
+        rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), flags=rc.WRITE_COMBINE)
+    assert kernel.journal.rules["alloc.tag"] == 1
+
+
+@case("getfd.badfd")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.get_fd(board.nvmap, 0x12345)
+
+
+@case("getfd.not-dmabuf")
+def _(kernel: Kernel, board: Board) -> None:
+    again = rc.get_fd(board.nvmap, board.dmabuf())
+    assert isinstance(again, int)
+    rc.get_fd(board.nvmap, board.ctrl)
+
+
+@case("getfd.full")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, limit[1]))
+    fds = []
+    try:
+        for _ in range(60):
+            fds.append(rc.get_fd(board.nvmap, handle))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        for fd in fds:
+            os.close(fd)
+
+
+@case("getfd.new")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    one, two = rc.get_fd(board.nvmap, handle), rc.get_fd(board.nvmap, handle)
+    assert one != two and os.fstat(one).st_ino == os.fstat(two).st_ino
+
+
+def _from_fd(board: Board, fd: int) -> int:
+    return call(board.nvmap, "N", 16, "iI", fd, 0)[1]
+
+
+@case("fromfd.badfd")
+def _(kernel: Kernel, board: Board) -> None:
+    _from_fd(board, 9999)
+
+
+@case("fromfd.not-dmabuf")
+def _(kernel: Kernel, board: Board) -> None:
+    fd = board.dmabuf()
+    handle = _from_fd(board, fd)
+    os.close(fd)
+    again = rc.get_fd(board.nvmap, handle)
+    assert kernel.journal.in_use == 4096
+    rc.free(board.nvmap, handle)
+    os.close(again)
+    assert kernel.journal.in_use == 0
+    _from_fd(board, board.ctrl)
+
+
+@case("free.by-value")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    assert rc.free(board.nvmap, handle) == 0
+    assert rc.free(board.nvmap, handle) == 0
+    assert rc.free(board.nvmap, 0) == 0
+
+
+@case("free.fd")
+def _(kernel: Kernel, board: Board) -> None:
+    fd = board.dmabuf()
+    assert rc.free(board.nvmap, fd) == 0
+    fails(9, os.fstat, fd)
+    assert kernel.journal.in_use == 0
+
+
+def _from_va(board: Board, va: int, size: int = 0, flags: int = rc.TAG, size64: int = 0) -> int:
+    raw = bytearray(struct.pack("<QIIQ", va, size, flags, size64))
+    fcntl.ioctl(board.nvmap, rc.iowr("N", 22, 24), raw)
+    return int(struct.unpack_from("<I", raw, 16)[0])
+
+
+def _anonymous(size: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> int:
+    function = rc.libc().mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    return int(function(None, size, protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+
+
+@case("fromva.align")
+def _(kernel: Kernel, board: Board) -> None:
+    _from_va(board, _anonymous(8192) + 8, 4096)
+
+
+@case("fromva.vma")
+def _(kernel: Kernel, board: Board) -> None:
+    read_only = _anonymous(8192, mmap.PROT_READ)
+    _from_va(board, read_only, 4096, rc.TAG | 1 << 9)
+    fails(22, _from_va, board, 0x1000, 4096)
+    _from_va(board, read_only, 4096)
+
+
+@case("fromva.size")
+def _(kernel: Kernel, board: Board) -> None:
+    _from_va(board, _anonymous(8192), 0, rc.TAG, 1 << 40)
+
+
+@case("fromva.pin")
+def _(kernel: Kernel, board: Board) -> None:
+    closed = _anonymous(4096, 0)
+    fails(22, _from_va, board, closed, 4096, rc.TAG | 1 << 9)
+    base = _anonymous(3 * 4096)
+    rc.do_munmap(base + 8192, 4096)
+    _from_va(board, base, 3 * 4096)
+
+
+@case("fromva.rest")
+def _(kernel: Kernel, board: Board) -> None:
+    base = _anonymous(1 << 20)
+    guard = _anonymous(4096, 0)
+    assert guard
+    view = rc.view(base, 8192)
+    handle = _from_va(board, base + 4096)
+    assert _parameters(board, handle)["size"] >= (1 << 20) - 4096
+    small = _from_va(board, base, 8192)
+    va = rc.map_buffer(board.as_fd, rc.get_fd(board.nvmap, small))
+    view[:4] = b"host"
+    vm = kernel.lookup(board.as_fd).vm  # type: ignore[union-attr]
+    assert bytes(vm.pages.view(va, 4, "read")) == b"host"
+    assert va != base
+    del view
+    rc.do_munmap(base, 8192)
+    assert bytes(vm.pages.view(va, 4, "read")) == b"host"
+
+
+@case("nvmap.param")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.nvmap, "N", 8, "IIQ", rc.create(board.nvmap, 4096), 1, 0)
+
+
+def _parameters(board: Board, handle: int) -> dict[str, int]:
+    """NVMAP_IOC_PARAMETERS, by member."""
+    fields = abi("r36").record("nvmap_handle_parameters")
+    fields["handle"] = handle
+    fcntl.ioctl(board.nvmap, rc.ior("N", 27, len(fields.raw)), fields.raw, True)
+    return fields.values()
+
+
+@case("param.handle")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 5000)
+    assert _parameters(board, handle)["heap"] == 0
+    rc.alloc(board.nvmap, handle, align=1 << 21)
+    got = _parameters(board, handle)
+    assert (got["size"], got["align"], got["heap"]) == (8192, 1 << 21, rc.IOVMM)
+    _parameters(board, 5)
+
+
+def _cache(board: Board, at: int, handle: int, size: int, op: int = 2) -> None:
+    call(board.nvmap, "N", 12, "QIIi4x", at, handle, size, op, direction="w")
+
+
+def _mapped(board: Board) -> tuple[int, int]:
+    handle = rc.create(board.nvmap, 8192)
+    rc.alloc(board.nvmap, handle)
+    return handle, rc.do_mmap(rc.get_fd(board.nvmap, handle), 8192)
+
+
+@case("cache.op")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, at = _mapped(board)
+    for op in range(3):
+        _cache(board, at + 4096, handle, 4096, op)
+    call(board.nvmap, "N", 12, "QI4xQi4x", at, handle, 8192, 0, direction="w")
+    fails(22, _cache, board, 0, handle, 4096)
+    _cache(board, at, handle, 4096, 9)
+
+
+@case("cache.handle")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.nvmap, "N", 24, "IIQ", 9, 0, 0, direction="w")
+    _cache(board, _mapped(board)[1], 77, 4096)
+
+
+@case("cache.address")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, at = _mapped(board)
+    fails(99, _cache, board, BAD, handle, 4096)
+    fails(99, _cache, board, board.usermode, handle, 4096)
+    _cache(board, at + 4096, handle, 8192)
+
+
+@case("cache.other")
+def _(kernel: Kernel, board: Board) -> None:
+    _cache(board, _mapped(board)[1], _mapped(board)[0], 4096)
+
+
+def _rw(
+    board: Board,
+    nr: int,
+    at: int,
+    handle: int,
+    offset: int,
+    size: int,
+    hmem: int,
+    user: int,
+    count: int,
+) -> None:
+    call(board.nvmap, "N", nr, "QI4x5Q", at, handle, offset, size, hmem, user, count, direction="w")
+
+
+@case("rw.empty")
+def _(kernel: Kernel, board: Board) -> None:
+    for at, size, count in ((0, 4, 1), (BAD, 0, 1), (BAD, 4, 0)):
+        refused("rw.empty", kernel, _rw, board, 6, at, 77, 0, size, 4, 4, count)
+    _rw(board, 7, 0, 77, 0, 4, 4, 4, 1)
+
+
+@case("rw.handle")
+def _(kernel: Kernel, board: Board) -> None:
+    _rw(board, 6, BAD, 77, 0, 4, 4, 4, 1)
+
+
+@case("rw.cpu")
+def _(kernel: Kernel, board: Board) -> None:
+    carved = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, carved, heap=1 << 28)
+    fails(1, _rw, board, 7, BAD, carved, 0, 4, 4, 4, 1)
+    _rw(board, 6, BAD, rc.create(board.nvmap, 4096), 0, 4, 4, 4, 1)
+
+
+@case("rw.read-only")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, _at = _mapped(board)
+    twin = call(board.nvmap, "N", 106, "III", handle, RO, 0)[2]
+    target = (ctypes.c_ubyte * 4)()
+    _rw(board, 7, ctypes.addressof(target), twin, 0, 4, 4, 4, 1)
+    _rw(board, 6, ctypes.addressof(target), twin, 0, 4, 4, 4, 1)
+
+
+@case("rw.range")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
+    source = (ctypes.c_ubyte * 64)(*range(64))
+    target = (ctypes.c_ubyte * 64)()
+    _rw(board, 6, ctypes.addressof(source), handle, 8, 2, 4, 2, 8)
+    _rw(board, 7, ctypes.addressof(target), handle, 8, 16, 16, 16, 1)
+    assert bytes(target[:8]) == bytes([0, 1, 0, 0, 2, 3, 0, 0])
+    for offset, size, hmem, user, count in (
+        (4096, 4, 4, 4, 1),
+        (0, 4, 4096, 4, 2),
+        (0, 4, 2, 4, 1),
+        (0, 4, 4, 2, 1),
+        (0, 4, 8, 4096, 2),
+    ):
+        fails(22, _rw, board, 7, BAD, handle, offset, size, hmem, user, count)
+    _rw(board, 7, ctypes.addressof(target), handle, 4090, 4, 4, 4, 2)
+
+
+@case("rw.residue")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
+    _rw(board, 7, BAD, handle, 0, 4, 4, 4, 1)
+
+
+@case("rw.short")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 8192)
+    rc.alloc(board.nvmap, handle)
+    base = _anonymous(8192)
+    rc.do_munmap(base + 4096, 4096)
+    _rw(board, 7, base + 4096 - 8, handle, 0, 16, 16, 16, 1)
+
+
+@case("alloc.exclusive")
+def _(kernel: Kernel, board: Board) -> None:
+    for alone in (1 << 1, 1 << 26):
+        fails(12, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=alone)
+        fails(22, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=rc.IOVMM | alone)
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), heap=rc.IOVMM | 1 << 1)
+
+
+@case("dup.read-only")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, _at = _mapped(board)
+    twin = call(board.nvmap, "N", 106, "III", handle, RO, 0)[2]
+    assert twin != handle and _parameters(board, twin)["access_flags"] == RO
+    assert call(board.nvmap, "N", 106, "III", twin, RO, 0)[2] == twin
+    fd = rc.get_fd(board.nvmap, twin)
+    fails(13, rc.do_mmap, fd, 4096)
+    assert call(board.nvmap, "N", 16, "iI", fd, 0)[1] == twin
+    rc.free(board.nvmap, handle)
+    kernel.check()
+    call(board.nvmap, "N", 106, "III", twin, 0, 0)
+
+
+@case("dup.unallocated")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.nvmap, "N", 106, "III", rc.create(board.nvmap, 4096), 0, 0)
+
+
+@case("dup.handle")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
+    assert call(board.nvmap, "N", 106, "III", handle, 0, 0)[2] == handle
+    rc.free(board.nvmap, handle)
+    rc.get_fd(board.nvmap, handle)
+    rc.free(board.nvmap, handle)
+    call(board.nvmap, "N", 106, "III", handle, 0, 0)
+
+
+@case("heaps.carveouts")
+def _(kernel: Kernel, board: Board) -> None:
+    heaps = call(board.nvmap, "N", 25, "Q", 0, direction="r")[0]
+    assert heaps and not heaps & rc.IOVMM
+
+
+@case("heap.unknown")
+def _(kernel: Kernel, board: Board) -> None:
+    assert call(board.nvmap, "N", 26, "I4xQ", 1 << 28, 0, direction="r")[1] > 0
+    fails(19, call, board.nvmap, "N", 26, "I4xQ", rc.IOVMM, 0, direction="r")
+    board.dmabuf(1 << 20)
+    got = call(board.nvmap, "N", 105, "IIB7xQQQI4x", rc.IOVMM, *[0] * 6, direction="r")
+    assert got[3] - got[4] == 1 << 20
+    fails(19, call, board.nvmap, "N", 105, "IIB7xQQQI4x", 1 << 3, *[0] * 6, direction="r")
+    call(board.nvmap, "N", 26, "I4xQ", 1 << 5, 0, direction="r")
+
+
+@case("dmabuf.mmap-range")
+def _(kernel: Kernel, board: Board) -> None:
+    fd = board.dmabuf(8192)
+    rc.do_mmap(fd, 4096, offset=4096)
+    rc.do_mmap(fd, 8192, offset=4096)
+
+
+@case("dmabuf.msync")
+def _(kernel: Kernel, board: Board) -> None:
+    buffer = board.buffer(4096)
+    msync = rc.libc().msync
+    msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert msync(buffer.cpu, 4096, 4) == -1 and ctypes.get_errno() == 22
+    with mmap.mmap(board.dmabuf(), 4096) as pages:
+        pages[0] = 1
+        pages.flush()
+
+
+@case("dmabuf.vpr")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle, heap=1 << 28)
+    rc.do_mmap(rc.get_fd(board.nvmap, handle), 4096)
+
+
+@case("dmabuf.sigbus")
+def _(kernel: Kernel, board: Board) -> None:
+    fd = rc.get_fd(board.nvmap, rc.create(board.nvmap, 4096))
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        try:
+            address = rc.do_mmap(fd, 4096)
+            ctypes.string_at(address, 1)
+        finally:
+            os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGBUS
+    rc.do_mmap(fd, 4096)
+
+
+@case("dmabuf.lifetime")
+def _(kernel: Kernel, board: Board) -> None:
+    holders = ("handle", "fd", "cpu", "gpu")
+    for last in holders:
+        handle = rc.create(board.nvmap, 4096)
+        rc.alloc(board.nvmap, handle)
+        fd = rc.get_fd(board.nvmap, handle)
+        va, cpu = rc.map_buffer(board.as_fd, fd), rc.do_mmap(fd, 4096)
+        release: dict[str, Callable[[], object]] = {
+            "handle": lambda handle=handle: rc.free(board.nvmap, handle),  # type: ignore[misc]
+            "fd": lambda fd=fd: os.close(fd),  # type: ignore[misc]
+            "cpu": lambda cpu=cpu: rc.do_munmap(cpu, 4096),  # type: ignore[misc]
+            "gpu": lambda va=va: rc.unmap_buffer(board.as_fd, va),  # type: ignore[misc]
+        }
+        for name in holders:
+            if name != last:
+                release[name]()
+        assert kernel.journal.in_use == 4096, last
+        release[last]()
+        assert kernel.journal.in_use == 0, last
+
+
+@case("dmabuf.ioctl")
+def _(kernel: Kernel, board: Board) -> None:
+    fd = board.dmabuf()
+    assert fcntl.ioctl(fd, rc.iow("b", 0, 8), bytearray(8)) == 0
+    fcntl.ioctl(fd, rc.iow("b", 1, 8), bytearray(8))

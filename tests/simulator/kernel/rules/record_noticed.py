@@ -1,0 +1,225 @@
+"""Break every rule of the model, ask the judge and the tests, and write what they noticed.
+
+    python tests/simulator/kernel/rules/record_noticed.py --only 'map.*'
+    python tests/simulator/kernel/rules/record_noticed.py --new --seconds 120
+
+Writes docs/reference/simulator-rules-noticed.csv: of the ways to break a rule (breakages.py), how
+many the judge notices (an answer is not nvgpu's) and how many the tests of tests/simulator/kernel
+and gpu, without the judge's, do. The judge is asked the sequences, and pytest the tests, that come
+by the rule: which ones is found out first and kept in build/noticed.json, until a file of the model
+or of the tests is younger. Each breakage runs in a forked process that has the changed functions'
+code, so that a program which a test starts meets the whole model: it notices nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fnmatch
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from nvgpusim.orin import judge
+from nvgpusim.orin.report import Journal
+from nvgpusim.orin.rules import RULES, KernelError
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[3]
+sys.path.insert(0, str(HERE))
+from breakages import ROOT, Breakage, breakages  # type: ignore[import-not-found]  # noqa: E402
+
+TABLE = REPOSITORY / "docs" / "reference" / "simulator-rules-noticed.csv"
+MAP = REPOSITORY / "build" / "noticed.json"
+TESTS = ["tests/simulator/kernel", "tests/simulator/gpu"]
+OPTIONS = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--ignore-glob=*/test_judge.py",
+           "--ignore-glob=*/test_pages.py"]  # fmt: skip
+SECONDS = 60
+"""A broken model may wait for ever: it is noticed after this long."""
+Reached = dict[str, set[str]]
+"""Rules, and places where they are raised, with the sequences or tests that came by."""
+
+
+@contextmanager
+def watching(reached: Reached, now: Callable[[], str]) -> Iterator[None]:
+    """Note who comes by a rule (`now()`), under the rule's name and the line that raises it."""
+    made, followed = KernelError.__init__, Journal.rule
+
+    def init(self: KernelError, rule: str, *args: Any) -> None:
+        frame = sys._getframe(1)
+        while frame.f_code.co_name == "refuse" and frame.f_back is not None:
+            frame = frame.f_back
+        for name in (rule, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"):
+            reached.setdefault(name, set()).add(now())
+        made(self, rule, *args)
+
+    def rule(self: Journal, name: str) -> None:
+        reached.setdefault(name, set()).add(now())
+        followed(self, name)
+
+    KernelError.__init__, Journal.rule = init, rule  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        KernelError.__init__, Journal.rule = made, followed  # type: ignore[method-assign]
+
+
+class Current:
+    """The test that runs, for pytest."""
+
+    name = ""
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.name = item.nodeid
+
+
+def reach(sequences: list[judge.Sequence]) -> tuple[Reached, Reached]:
+    """The sequences (by number) and tests that come by each place."""
+    files = [
+        *ROOT.rglob("*.py"),
+        *HERE.parent.rglob("[!br]*.py"),
+        *HERE.parents[1].glob("gpu/*.py"),
+    ]
+    if MAP.is_file() and MAP.stat().st_mtime > max(f.stat().st_mtime for f in files):
+        kept = json.loads(MAP.read_text())
+        return {k: set(v) for k, v in kept[0].items()}, {k: set(v) for k, v in kept[1].items()}
+    judged: Reached = {}
+    tested: Reached = {}
+    for number, sequence in enumerate(sequences):
+        with watching(judged, lambda number=number: str(number)):  # type: ignore[misc]
+            for verdict in judge.judge([sequence]):
+                assert not verdict.differences, verdict
+    current = Current()
+    with watching(tested, lambda: current.name):
+        if pytest.main([*OPTIONS, *TESTS], [current]):
+            raise SystemExit("the tests fail with nothing broken")
+    MAP.parent.mkdir(exist_ok=True)
+    MAP.write_text(json.dumps([{k: sorted(v) for k, v in r.items()} for r in (judged, tested)]))
+    return judged, tested
+
+
+def functions(code: CodeType) -> Iterator[CodeType]:
+    """The code of the functions of a module and of its classes."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if "<locals>" not in constant.co_qualname:
+                yield constant
+            yield from functions(constant)
+
+
+def put_in(breakage: Breakage) -> None:
+    """Give this process's model the broken code."""
+    name = breakage.file.removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(f"nvgpusim.{name}")
+    for code in functions(compile(breakage.source(), str(ROOT / breakage.file), "exec")):
+        found: Any = module
+        for part in code.co_qualname.split("."):
+            found = vars(found).get(part) if found is not None else None
+        found = getattr(found, "__func__", found)
+        if isinstance(found, FunctionType) and found.__code__.co_qualname == code.co_qualname:
+            found.__code__ = code
+
+
+def notices(breakage: Breakage, ask: Callable[[], object]) -> bool:
+    """True if `ask` is true, fails or hangs in a process whose model is broken."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(quiet, fd)
+        status = 1
+        try:
+            put_in(breakage)
+            status = 1 if ask() else 0
+        finally:
+            os._exit(status)
+    ends = threading.Timer(SECONDS, os.killpg, (pid, signal.SIGKILL))
+    ends.start()
+    status = os.waitpid(pid, 0)[1]
+    ends.cancel()
+    return status != 0
+
+
+def asked(breakage: Breakage, reached: Reached) -> set[str]:
+    """Return what comes by the broken line, or by the rule where that has none."""
+    there = f"{Path(breakage.file).name}:{breakage.line}"
+    return reached.get(there) or reached.get(breakage.rule, set())
+
+
+def row(rule: str, ways: list[Breakage], reached: tuple[Reached, Reached],
+        sequences: list[judge.Sequence]) -> dict[str, object]:  # fmt: skip
+    """The table's row: who notices the ways in which a rule is broken."""
+    counts, missed = [0, 0], []
+    for way in ways:
+        chosen = [sequences[int(number)] for number in sorted(asked(way, reached[0]), key=int)]
+        tests = sorted(asked(way, reached[1]))
+        own = [name for name in tests if name.endswith(f"test_rule[{rule}]")]
+        tried = [names for names in (own, tests) if names]
+        noticed = (
+            notices(way, lambda: any(v.differences for v in judge.judge(chosen))),  # noqa: B023
+            any(notices(way, partial(pytest.main, [*OPTIONS, *names])) for names in tried),
+        )
+        counts = [a + b for a, b in zip(counts, noticed, strict=True)]
+        if not any(noticed):
+            missed.append(way.what)
+    print(f"{rule}: {len(ways)} ways, judge {counts[0]}, tests {counts[1]}", *missed, sep="; ")
+    named = dict(zip(("rule", "ways", "judge", "tests"), (rule, len(ways), *counts), strict=True))
+    return named | {"missed": "; ".join(missed)}
+
+
+def table() -> dict[str, dict[str, object]]:
+    """The rows that there are, by rule."""
+    if not TABLE.is_file():
+        return {}
+    with TABLE.open(newline="") as lines:
+        return {r["rule"]: dict[str, object](r) for r in csv.DictReader(lines)}
+
+
+def write(rows: dict[str, dict[str, object]]) -> None:
+    """Keep the rows of rules that there are."""
+    with TABLE.open("w", newline="") as out:
+        names = ("rule", "ways", "judge", "tests", "missed")
+        writer = csv.DictWriter(out, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[rule] for rule in sorted(rows) if rule in RULES)
+
+
+def main() -> int:
+    """Ask about the chosen rules; returns 1 when a way is missed by both."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", default="*", help="rules, as a pattern (all)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many (never)")
+    parser.add_argument("--new", action="store_true", help="only rules not in the table or missed")
+    options = parser.parse_args()
+    os.chdir(REPOSITORY)
+    begin, sequences = time.monotonic(), judge.load(HERE.parent / "data" / "nvgpu-answers.json.gz")
+    reached, ways, rows = reach(sequences), breakages(), table()
+    chosen = [
+        rule
+        for rule in fnmatch.filter(sorted(RULES), options.only)
+        if not (options.new and rule in rows and not rows[rule]["missed"])
+    ]
+    for rule in chosen:
+        if time.monotonic() - begin > options.seconds:
+            print(f"stopped before {rule}")
+            break
+        rows[rule] = row(rule, [way for way in ways if way.rule == rule], reached, sequences)
+        write(rows)
+    return int(any(r["missed"] for r in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
