@@ -10,7 +10,6 @@ SIMULATED = "DEV=NV python3 -m nvgpusim --quiet {} -- script.py"
 # Commands to run, and the part of the table that each must print.
 ERRORS = [
     ("DEV=TEGRA+NV python3 script.py", "no nvgpu device node"),
-    ("NV=1 python3 script.py", "NV=1 is deprecated, use DEV=NV instead"),
     ("DEV=X+NV python3 script.py", "NV has no interface 'X'"),
     (
         SIMULATED.format("--inject EACCES@OPEN_CTRL"),
