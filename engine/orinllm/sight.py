@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,10 @@ from orinllm.network.vision.gemma3 import gemma3
 from orinllm.network.vision.header import ClipHeader
 from orinllm.network.vision.idefics3 import idefics3
 from orinllm.network.vision.pictures import MOST_ROWS, Floats, Picture, Pixels, Prepared, picture_of
-from orinllm.network.vision.prepare import MOST_BYTES, MOST_PIXELS, damaged, prepare, upright
+from orinllm.network.vision.prepare import MOST_BYTES, check_size, damaged, prepare, upright
 from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
 from orinllm.text.processes.child import Child
 from orinllm.text.template import ChatTemplate
-
-if TYPE_CHECKING:
-    from orinllm.gpu.encoder import Footprint
 
 #: Projectors, by the name that a file has for them.
 PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
@@ -92,14 +89,8 @@ class Sight:
             raise BadInput(
                 f"the picture has {len(data):,} bytes; {MOST_BYTES:,} at most were expected"
             )
-        projector = self.projector
-        found = _decoder().do(
-            {
-                "data": base64.b64encode(data).decode(),
-                "way": projector.way,
-                "sizes": dict(projector.sizes),
-            }
-        )
+        job = {"way": self.projector.way, "sizes": dict(self.projector.sizes)}
+        found = _decoder().do({**job, "data": base64.b64encode(data).decode()})
         tiles = tuple(
             np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
             for height, width, raw in found["tiles"]
@@ -111,11 +102,8 @@ class Sight:
         from PIL import Image
 
         array = None if isinstance(source, Image.Image) else _pixels(source)
-        height, width = source.size[::-1] if array is None else array.shape[:2]
-        if width * height > MOST_PIXELS:
-            raise BadInput(
-                f"the picture has {width} x {height} pixels; {MOST_PIXELS:,} at most were expected"
-            )
+        if array is not None:
+            check_size(array.shape[1], array.shape[0])
         try:
             image = upright(source if array is None else Image.fromarray(array))
             tiles, grid = prepare(image, self.projector.way, self.projector.sizes)
@@ -213,14 +201,13 @@ def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
     clip, projector = projector_of(mmproj, network)
 
     def beside() -> int:
-        taken = taken_by(clip, projector, network.context)
-        return taken.weights + taken.rows
+        return sum(taken_by(clip, projector, network.context))
 
     return replace(network, pictures=projector.n_rows or 1, beside=beside)
 
 
-def taken_by(clip: GGUF, projector: Projector, context: int) -> "Footprint":
-    """Return what an encoder takes on a GPU for the largest picture of a context."""
+def taken_by(clip: GGUF, projector: Projector, context: int) -> tuple[int, int]:
+    """Return bytes of an encoder on a GPU: of weights, and for the largest picture of a context."""
     from orinllm.gpu.encoder import footprint
 
     return footprint(clip, projector.encoder, projector.most_rows(context))
@@ -229,23 +216,18 @@ def taken_by(clip: GGUF, projector: Projector, context: int) -> "Footprint":
 def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
     """Yield lines of a projector, and of the memory that its encoder takes; raises BadInput."""
     clip, projector = projector_of(mmproj, network)
-    encoder = projector.encoder
-    patches, width = encoder.side**2, encoder.width
-    if (free := encoder.free) is None:
-        yield f"pictures      {clip.path}: {projector.kind}, {projector.n_rows} rows a tile"
-        yield (
-            f"              tiles of {encoder.size} x {encoder.size} pixels, {patches} patches of "
-            f"width {width}"
-        )
-    else:
-        cell = encoder.patch * free.merge
-        most = projector.most_rows(network.context)
-        yield f"pictures      {clip.path}: {projector.kind}, up to {most:,} rows"
-        yield f"              a row each {cell} x {cell} pixels, patches of width {width}"
-    taken = taken_by(clip, projector, network.context)
+    encoder, shape = projector.encoder, projector.encoder.shape
+    n, each = f"{projector.n_rows} rows a tile", f"tiles of {shape.size} x {shape.size} pixels"
+    patches = f"{shape.side**2} patches"
+    if encoder.free is not None:
+        n, patches = f"up to {projector.most_rows(network.context):,} rows", "patches"
+        each = f"a row each {encoder.cell} x {encoder.cell} pixels"
+    yield f"pictures      {clip.path}: {projector.kind}, {n}"
+    yield f"              {each}, {patches} of width {shape.width}"
+    weights, rows = taken_by(clip, projector, network.context)
     yield (
         f"              {clip.size_bytes / 1e6:,.1f} MB of weights; on a GPU "
-        f"{taken.weights / 1e6:,.1f} MB, and {taken.rows / 1e6:,.1f} MB for the largest picture"
+        f"{weights / 1e6:,.1f} MB, and {rows / 1e6:,.1f} MB for the largest picture"
     )
 
 

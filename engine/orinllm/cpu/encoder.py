@@ -15,7 +15,6 @@ from orinllm.cpu.weights import PACKED
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Add, Gate, Linear, Norm, X
-from orinllm.network.vision.arrays import Floats, patches_of, weight_of
 from orinllm.network.vision.encoder import (
     AttendAll,
     Beside,
@@ -24,11 +23,16 @@ from orinllm.network.vision.encoder import (
     Join,
     LayerNorm,
     Operation,
-    Pool,
-    Shuffle,
 )
-from orinllm.network.vision.pictures import Pixels
-from orinllm.network.vision.places import Arrangement, arrange, blocks_of, interpolated
+from orinllm.network.vision.header import weight_of
+from orinllm.network.vision.pictures import Floats, Pixels
+from orinllm.network.vision.places import (
+    Arrangement,
+    arrange,
+    blocks_of,
+    interpolated,
+    patches_of,
+)
 
 _PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _SPLIT, _ATTEND_ALL, _COPY, _MEAN = range(8)
 _STORED, _ADDED, _GELU_TANH, _GELU_QUICK, _GELU_EXACT = range(5)
@@ -72,7 +76,7 @@ class CpuEncoder:
 
     def _of_tile(self, tile: Pixels) -> Floats:
         encoder = self._encoder
-        arranged = arrange(encoder, *(side // encoder.patch for side in tile.shape[:2]))
+        arranged = arrange(encoder, *(side // encoder.shape.patch for side in tile.shape[:2]))
         stages = _Stages(encoder, self._weights, arranged, patches_of(encoder, tile))
         self._run(stages.found, stages.scratch)
         return stages.result[arranged.back]
@@ -144,7 +148,7 @@ class _Stages:
         self.scratch = 0
         rows, whole = len(patches), [slice(0, len(patches))]
         self._make("patches", rows, patches.shape[1])[:] = patches[arranged.order]
-        x = self._make(X, rows, encoder.width)
+        x = self._make(X, rows, encoder.shape.width)
         x[:] = 0
         if arranged.taps is not None:
             x[:] = interpolated(weights.floats("v.position_embd.weight"), arranged.taps)
@@ -152,7 +156,7 @@ class _Stages:
             False: blocks_of(whole, _PANEL),
             True: blocks_of(arranged.windows, _PANEL),
         }
-        self._linear(Linear(X, "patches", (("v.patch_embd", encoder.width),)))
+        self._linear(Linear(X, "patches", (("v.patch_embd", encoder.shape.width),)))
         self._last(X, X, epilogue=_ADDED, factor=1.0)  # to their positions
         for operation in encoder.operations:
             self._lower(operation)
@@ -190,12 +194,8 @@ class _Stages:
                 self._add(_GATED, value, self._make(out, len(value), width), width=width)
             case AttendAll():
                 self._attend(operation)
-            case Pool(out, of, side):  # what belongs together lies together (Arrangement)
-                self._joined(_MEAN, out, [of], side**2)
-            case Shuffle(out, of, side):
-                self._joined(_COPY, out, [of], side**2)
-            case Join(out, of, rows):
-                self._joined(_COPY, out, [of], rows)
+            case Join(out, of, rows, mean):
+                self._joined(_MEAN if mean else _COPY, out, [of], rows)
             case Beside(out, names):
                 self._joined(_COPY, out, names, 1)
 

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +20,10 @@ from orinllm.gpu.memory import GPU_ONLY
 from orinllm.gpu.steps.picture import PictureList
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Add, Gate, Linear
-from orinllm.network.vision.arrays import Floats, patches_of, weight_of
 from orinllm.network.vision.encoder import Encoder, Gelu, Operation
-from orinllm.network.vision.pictures import Pixels
-from orinllm.network.vision.places import arrange
+from orinllm.network.vision.header import weight_of
+from orinllm.network.vision.pictures import Floats, Pixels
+from orinllm.network.vision.places import arrange, patches_of
 
 # Shapes of pictures whose launches are kept.
 _SHAPES_KEPT = 4
@@ -36,10 +35,9 @@ def obstacle(encoder: Encoder, device: str) -> str | None:
     """Say why the fused kernels do not compute an encoder on a device, or None."""
     if (why := unsupported(device)) is not None:
         return why
-    if encoder.head_dim % _HEAD_STEP or encoder.head_dim > _HEAD_MOST:
+    if (head := encoder.shape.head_dim) % _HEAD_STEP or head > _HEAD_MOST:
         return (
-            f"heads of {encoder.head_dim} elements; multiples of {_HEAD_STEP} up to {_HEAD_MOST} "
-            "have kernels"
+            f"heads of {head} elements; multiples of {_HEAD_STEP} up to {_HEAD_MOST} have kernels"
         )
     before: Operation | None = None
     for operation in encoder.operations:
@@ -71,7 +69,7 @@ class FusedEncoder:
         compile_all(self._device, [launch.source for each in rest for launch in each.launches])
 
     def _rows(self, tile: Pixels) -> Floats:
-        rows, columns = (side // self._encoder.patch for side in tile.shape[:2])
+        rows, columns = (side // self._encoder.shape.patch for side in tile.shape[:2])
         launches, graph = self._list(rows, columns)
         launches.put(patches_of(self._encoder, tile))
         graph.run()
@@ -100,8 +98,8 @@ def _list_of(
 
 def _grid(encoder: Encoder, rows: int) -> tuple[int, int]:
     """Return a tile's grid of patches: of a tile of any size one that makes so many rows."""
-    free = encoder.free
-    return (encoder.side, encoder.side) if free is None else (free.merge, free.merge * rows)
+    side, merge = encoder.shape.side, encoder.merge
+    return (side, side) if encoder.free is None else (merge, merge * rows)
 
 
 def _lists_of_all(
@@ -116,7 +114,7 @@ def _lists_of_all(
     Tiles differ in products, whose blocks are by their number of rows (kernels/tile.py).
     """
     yield largest
-    if (free := encoder.free) is None:
+    if encoder.free is None:
         return
     different = {
         (each, tuple((w.type.name, w.rows, w.cols) for w in product.weights)): product
@@ -125,7 +123,7 @@ def _lists_of_all(
     known = set[object]()
     for n in range(most, 0, -1):
         tiles = {
-            (key, tiles_of(product, n * free.merge**2 // key[0]))
+            (key, tiles_of(product, n * encoder.merge**2 // key[0]))
             for key, product in different.items()
         }
         if not tiles <= known and known:
@@ -142,22 +140,14 @@ def launches_of_all(encoder: Encoder, weights: "PictureWeights", most: int) -> l
     return [launch for each in lists for launch in each.launches]
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes of an encoder on a GPU: of its weights, and of what tiles of up to some rows take."""
-
-    weights: int
-    rows: int
-
-
-def footprint(gguf: GGUF, encoder: Encoder, most: int) -> Footprint:
-    """Return what an encoder takes for tiles of up to `most` rows."""
+def footprint(gguf: GGUF, encoder: Encoder, most: int) -> tuple[int, int]:
+    """Return bytes of an encoder: of its weights, and of what tiles of up to `most` rows take."""
     weights, grid = PictureWeights(gguf, null_device(), empty=True), _grid(encoder, most)
     room = PictureBuffers(weights.device, grid[0] * grid[1])
     launches = _list_of(encoder, weights, room, grid).launches
     bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}
     other = sum(base.nbytes for base in bases.values()) - weights.n_bytes - room.n_bytes
-    return Footprint(weights.n_bytes, room.n_bytes + _SHAPES_KEPT * other)
+    return weights.n_bytes, room.n_bytes + _SHAPES_KEPT * other
 
 
 class PictureBuffers:

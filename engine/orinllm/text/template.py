@@ -222,7 +222,7 @@ class ChatTemplate:
     def _placed(self, text: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt's text with that of each picture in the place of its mark."""
         assert self.sight is not None
-        mark = self.sight.projector.marker if self._reads_pictures else str(_MARK["text"])
+        mark = self.sight.projector.slot if self._reads_pictures else str(_MARK["text"])
         before, *rest = text.split(mark)
         if len(rest) != len(pictures):
             raise BadInput(f"chat template: it has {len(rest)} places for {len(pictures)} pictures")
@@ -237,7 +237,7 @@ class ChatTemplate:
         assert self.sight is not None
         parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
         text = self._probe({"role": "user", "content": parts})
-        return text.count(self.sight.projector.marker) == 1 and _PROBE in text
+        return text.count(self.sight.projector.slot) == 1 and _PROBE in text
 
     def for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         """Return the one of a model's templates that conversations with these tools take."""

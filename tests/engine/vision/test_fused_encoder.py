@@ -69,15 +69,15 @@ def test_rows_are_those_of_transformers(
     for launches, _ in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
     n_rows = projector.most_rows(1 << 20)
-    said = footprint(clip, projector.encoder, n_rows)
-    assert said.weights == encode._weights.n_bytes
+    weights, most = footprint(clip, projector.encoder, n_rows)
+    assert weights == encode._weights.n_bytes
     encode.prepare(n_rows)
     room = encode._room
     assert (encode(tiles) == rows).all() and encode._room is room
     each = [launch for of, _ in encode._lists.values() for launch in of.launches]
     bases = {id(a.buffer.base): a.buffer.base for one in each for a in one.arguments}
-    held = sum(base.nbytes for base in bases.values()) - said.weights
-    assert room.n_bytes < held <= said.rows < 1.5 * held
+    held = sum(base.nbytes for base in bases.values()) - weights
+    assert room.n_bytes < held <= most < 1.5 * held
 
 
 @pytest.mark.parametrize(("head", "turned"), [(64, True), (72, False), (80, True)])

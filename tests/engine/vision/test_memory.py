@@ -27,17 +27,17 @@ def network(tmp_path: Path) -> Network:
 def test_pages_and_context_leave_room_for_an_encoder(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = taken_by(*projector_of(tmp_path / "mmproj.gguf", network), network.context)
+    weights, rows = taken_by(*projector_of(tmp_path / "mmproj.gguf", network), network.context)
     plan = plan_network(network, "EMU")
     one = cache_bytes(plan, network.context)
     for more, pages in ((0, 4), (one // 4, 5), (8 * one, 32 * 4)):
-        free = plan.weight_bytes + taken.weights + taken.rows + one + more
+        free = plan.weight_bytes + weights + rows + one + more
         for module in ("loader", "server.engine"):
             monkeypatch.setattr(f"orinllm.{module}.free_memory", lambda device: free)  # noqa: B023
         plan_network(network, "EMU")
         options = EngineOptions(network.gguf.path, memory=1.0, mmproj=tmp_path / "mmproj.gguf")
         assert min(_pages(options, plan, network, None), 9) == min(pages, 9)
-    free = plan.weight_bytes + taken.weights + taken.rows + one - 1
+    free = plan.weight_bytes + weights + rows + one - 1
     with pytest.raises(BadInput, match=r"192 tokens fit beside the 0\.0 GB of an encoder"):
         plan_network(network, "EMU")
 

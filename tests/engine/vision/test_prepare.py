@@ -26,8 +26,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import X
-from orinllm.network.vision.arrays import patches_of
-from orinllm.network.vision.encoder import AnySize, Encoder
+from orinllm.network.vision.encoder import AnySize, Encoder, Shape
 from orinllm.network.vision.idefics3 import _text
 from orinllm.network.vision.pictures import (
     Prepared,
@@ -36,6 +35,7 @@ from orinllm.network.vision.pictures import (
     pieces_of,
     rows_ahead,
 )
+from orinllm.network.vision.places import patches_of
 from orinllm.network.vision.prepare import _longest_side, decode, prepare
 from orinllm.sight import Sight, _decoder, read_picture, read_projector
 
@@ -83,7 +83,7 @@ def pictures() -> list[bytes]:
 
 def encoder_of(size: int) -> Encoder:
     """An encoder that takes a tile as one patch."""
-    return Encoder(size, size, 1, 1e-6, MEAN, STD, (0,), (), X, 1)
+    return Encoder(Shape(size, size, 1, 1, 1, 1, False, False), 1, 1e-6, MEAN, STD, (0,), (), X, 1)
 
 
 def normed(tiles: list[Image.Image], size: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image_mean=MEAN,
         image_std=STD,
     )
-    encoder = replace(encoder_of(patch), free=AnySize(2))
+    encoder = replace(encoder_of(patch), merge=2, free=AnySize())
     more = []  # the longest, one of `least` when it is rounded, one whose shorter side would be 0
     for size in ((400, 2), (85, 57), (11200, 56)):
         file = io.BytesIO()

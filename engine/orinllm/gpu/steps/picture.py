@@ -31,7 +31,6 @@ from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ints
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Add, Gate, Linear, Norm, X
-from orinllm.network.vision.arrays import Floats
 from orinllm.network.vision.encoder import (
     AttendAll,
     Beside,
@@ -40,9 +39,8 @@ from orinllm.network.vision.encoder import (
     Join,
     LayerNorm,
     Operation,
-    Pool,
-    Shuffle,
 )
+from orinllm.network.vision.pictures import Floats
 from orinllm.network.vision.places import Arrangement, blocks_of
 
 if TYPE_CHECKING:
@@ -114,7 +112,7 @@ class PictureList:
         return found
 
     def _patch_input(self) -> _Value:
-        columns = _whole(3 * self._encoder.patch**2)
+        columns = _whole(3 * self._encoder.shape.patch**2)
         buffer = self._room.rows(_PATCHES, 1, columns.all, dtypes.uint16, zero=True)
         return _Value(buffer, 1, columns)
 
@@ -134,9 +132,9 @@ class PictureList:
         return self._values[name]
 
     def _lower(self) -> Iterator[Launch]:
-        x = self._make(X, 1, _whole(self._encoder.width))
+        x = self._make(X, 1, _whole(self._encoder.shape.width))
         self._values[_PATCHES] = self._input
-        embed, placed = Linear(X, _PATCHES, (("v.patch_embd", self._encoder.width),)), None
+        embed, placed = Linear(X, _PATCHES, (("v.patch_embd", self._encoder.shape.width),)), None
         if (taps := self._arranged.taps) is not None:
             table = self._weights.vector("v.position_embd.weight", x.columns)
             where = (
@@ -161,15 +159,15 @@ class PictureList:
                 yield from self._product(operation, following)
             case AttendAll():
                 yield from self._attention(operation)
-            case Pool(out, of, side):
+            case Join(out, of, rows, mean=True):
                 value = values[of]
-                pooled = self._make(out, value.each * side**2, value.columns)
+                pooled = self._make(out, value.each * rows, value.columns)
                 shape = self._patches // pooled.each, value.columns.all
-                yield pool_rows(pooled.buffer, value.buffer, shape, side**2)
-            case Shuffle(out, of, side):  # what belongs together lies together (Arrangement)
-                values[out] = _joined(values[of], side**2)
-            case Join(out, of, rows):
-                values[out] = _joined(values[of], rows)
+                yield pool_rows(pooled.buffer, value.buffer, shape, rows)
+            case Join(out, of, rows):  # they lie one after the other
+                value = values[of]
+                columns = replace(value.columns, groups=value.columns.groups * rows)
+                values[out] = replace(value, each=value.each * rows, columns=columns)
             case Beside(_, names):
                 self._results = tuple(values[name] for name in names)
         if not self._results and following is None:
@@ -188,9 +186,11 @@ class PictureList:
     def _product(self, linear: Linear, following: Operation | None) -> Iterator[Launch]:
         """Yield a product, and with it what follows of it alone: an activation, or an addition."""
         source, mode, activation = self._values[linear.of], "STORE", "SILU"
-        columns = Columns(0, sum(round_up(n, COLUMN_STEP) for _, n in linear.matrices))
-        single = len(linear.matrices) == 1
-        columns = replace(columns, of=linear.matrices[0][1] if single else columns.group)
+        group, single = (
+            sum(round_up(n, COLUMN_STEP) for _, n in linear.matrices),
+            len(linear.matrices) == 1,
+        )
+        columns = Columns(linear.matrices[0][1] if single else group, group)
         out, factor, part = linear.out, 1.0, round_up(linear.matrices[0][1], COLUMN_STEP)
         match following:
             case Add(of, scale) if of == linear.out:
@@ -238,7 +238,7 @@ class PictureList:
         )
 
     def _attention(self, operation: AttendAll) -> Iterator[Launch]:
-        value, width = self._values[operation.of], self._encoder.width
+        value, width = self._values[operation.of], self._encoder.shape.width
         columns = _whole(width)
         gaps = columns.of != columns.group
         out = self._make(operation.out, 1, columns, halves=True, zero=gaps)
@@ -255,11 +255,6 @@ class PictureList:
         ranges = self._range_buffers[operation.windowed]
         blocks = len(self._ranges[operation.windowed])
         yield attend_all(out.buffer, (q, k, v), ranges, heads, blocks)
-
-
-def _joined(value: _Value, rows: int) -> _Value:
-    columns = replace(value.columns, groups=value.columns.groups * rows)
-    return replace(value, each=value.each * rows, columns=columns)
 
 
 def _activation(gelu: Gelu) -> str:

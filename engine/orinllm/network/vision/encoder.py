@@ -4,10 +4,10 @@ They are those of a layer (layer.py) where these fit: Linear with biases, Norm (
 value is (rows, width); X begins as the patches of a tile, with their positions.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.layer import Activation, Add, Gate, Linear, Norm, X
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,16 @@ class AttendAll:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """out = the mean of every `side` x `side` neighbours of a square of rows."""
-
-    out: str
-    of: str
-    side: int
-
-
-@dataclass(frozen=True)
-class Shuffle:
-    """out = every `side` x `side` neighbours of a square of rows as one row, line by line."""
-
-    out: str
-    of: str
-    side: int
-
-
-@dataclass(frozen=True)
 class Join:
-    """out = every `rows` rows one after the other as one row."""
+    """out = every `rows` rows one after the other as one row; `mean`: their mean.
+
+    Neighbours of a square of patches are such rows (places.py: Arrangement).
+    """
 
     out: str
     of: str
     rows: int
+    mean: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,109 +63,15 @@ class Beside:
     of: tuple[str, ...]
 
 
-Operation = (
-    LayerNorm | Norm | Linear | Gelu | Gate | AttendAll | Pool | Shuffle | Join | Beside | Add
-)
-
-
-@dataclass(frozen=True)
-class AnySize:
-    """Pictures of any size, in whole blocks of `merge` x `merge` patches.
-
-    Their patches come block by block, and line by line in a block. A pair of a head's dimensions
-    turns by a patch's row, or by its column, times base^(-4 i / head). window: patches of a side of
-    a window; 0: there are none. learned: side of the square of v.position_embd, between whose rows
-    a patch's is interpolated; 0: there is none.
-    """
-
-    merge: int
-    window: int = 0
-    learned: int = 0
-    base: float = 10000.0
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """The making of rows of a tile.
-
-    size, patch: pixels of a side. mean, std: of each channel, from 0 to 1. positions: rows of
-    v.position_embd by patch. across: matrices that the file has as (in_features, out_features).
-    free: pictures are of any size; `size` and `positions` say nothing then.
-    """
-
-    size: int
-    patch: int
-    width: int
-    eps: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    positions: tuple[int, ...]
-    operations: tuple[Operation, ...]
-    result: str
-    out_width: int
-    across: frozenset[str] = field(default_factory=frozenset)
-    free: AnySize | None = None
-
-    @property
-    def side(self) -> int:
-        """Patches of a side."""
-        return self.size // self.patch
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head."""
-        return next(self.width // op.heads for op in self.operations if isinstance(op, AttendAll))
-
-
-@dataclass(frozen=True)
-class Projector:
-    """A file of llama.cpp's `--mmproj`: what its pictures become.
-
-    way, sizes: how a picture is prepared (prepare.py). n_rows: of a tile; 0: as many as it has
-    blocks (AnySize). marker: what chat templates write for a picture; text: what stands for one of
-    a grid then, in which each `slot` is followed by the rows of the next tile, or stands for them
-    where it is not `kept`. bare: what stands for one in a template that knows no pictures, if that
-    is more. whole: the rows of a tile see each other, not only those before.
-    """
-
-    kind: str
-    encoder: Encoder
-    way: str
-    sizes: Mapping[str, int]
-    n_rows: int
-    marker: str
-    slot: str
-    kept: bool
-    text: Callable[[tuple[int, int]], str]
-    bare: str | None = None
-    whole: bool = False
-
-    def blocks(self, height: int, width: int) -> tuple[int, int] | None:
-        """Return rows and columns of blocks of a tile of pixels; None: tiles have one size."""
-        free = self.encoder.free
-        if free is None:
-            return None
-        side = self.encoder.patch * free.merge
-        return height // side, width // side
-
-    def most_rows(self, context: int) -> int:
-        """Return the rows of the largest tile that a context has room for."""
-        free = self.encoder.free
-        if free is None:
-            return self.n_rows
-        return max(1, min(self.sizes["most"] // (self.encoder.patch * free.merge) ** 2, context))
-
-    def rows_of(self, height: int, width: int) -> int:
-        """Return the rows of a tile of pixels."""
-        blocks = self.blocks(height, width)
-        return self.n_rows if blocks is None else blocks[0] * blocks[1]
+Operation = LayerNorm | Norm | Linear | Gelu | Gate | AttendAll | Join | Beside | Add
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A plain vision transformer; sizes in pixels, heads and layers are numbers.
+    """A vision transformer; sizes in pixels, heads and layers are numbers.
 
-    quick: its activation is x * sigmoid(1.702 x). up, down: names of a layer's two matrices.
+    fused: queries, keys and values are of one matrix. quick: its activation is x * sigmoid(1.702
+    x). up, down: names of a layer's two matrices.
     """
 
     size: int
@@ -188,6 +80,7 @@ class Shape:
     hidden: int
     heads: int
     n_layers: int
+    fused: bool
     quick: bool
     up: str = "ffn_up"
     down: str = "ffn_down"
@@ -197,24 +90,123 @@ class Shape:
         """Patches of a side."""
         return self.size // self.patch
 
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.width // self.heads
 
-def vit_layers(shape: Shape) -> list[Operation]:
-    """Return the operations of a plain vision transformer, up to its last norm."""
+
+@dataclass(frozen=True)
+class AnySize:
+    """Pictures of any size, in whole blocks of patches, which come line by line in a block.
+
+    A pair of a head's dimensions turns by a patch's row, or by its column, times base^(-4 i /
+    head). window: patches of a side of a window; 0: there are none. learned: side of the square of
+    v.position_embd, between whose rows a patch's is interpolated; 0: there is none.
+    """
+
+    window: int = 0
+    learned: int = 0
+    base: float = 10000.0
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The making of rows of a tile.
+
+    merge: patches of a side of a block, which becomes a row. mean, std: of each channel, from 0 to
+    1. positions: rows of v.position_embd by patch. across: matrices that the file has as
+    (in_features, out_features). free: pictures are of any size; `shape.size` and `positions` say
+    nothing then.
+    """
+
+    shape: Shape
+    merge: int
+    eps: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    positions: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    result: str
+    out_width: int
+    across: frozenset[str] = frozenset()
+    free: AnySize | None = None
+
+    @property
+    def cell(self) -> int:
+        """Pixels of a side of a block."""
+        return self.shape.patch * self.merge
+
+
+@dataclass(frozen=True)
+class Projector:
+    """A file of llama.cpp's `--mmproj`: what its pictures become.
+
+    way, sizes: how a picture is prepared (prepare.py). n_rows: of a tile; 0: as many as it has
+    blocks (AnySize). slot: what chat templates write for a picture; text: what stands for one of a
+    grid then, in which each `slot` is followed by the rows of the next tile, or stands for them
+    where it is not `kept`. bare: what stands for one in a template that knows no pictures, if that
+    is more. whole: the rows of a tile see each other, not only those before.
+    """
+
+    kind: str
+    encoder: Encoder
+    way: str
+    sizes: Mapping[str, int]
+    n_rows: int
+    slot: str
+    kept: bool
+    text: Callable[[tuple[int, int]], str]
+    bare: str | None = None
+    whole: bool = False
+
+    def blocks(self, height: int, width: int) -> tuple[int, int] | None:
+        """Return rows and columns of blocks of a tile of pixels; None: tiles have one size."""
+        if self.encoder.free is None:
+            return None
+        return height // self.encoder.cell, width // self.encoder.cell
+
+    def most_rows(self, context: int) -> int:
+        """Return the rows of the largest tile that a context has room for."""
+        if self.encoder.free is None:
+            return self.n_rows
+        return max(1, min(self.sizes["most"] // self.encoder.cell**2, context))
+
+    def rows_of(self, height: int, width: int) -> int:
+        """Return the rows of a tile of pixels."""
+        blocks = self.blocks(height, width)
+        return self.n_rows if blocks is None else blocks[0] * blocks[1]
+
+
+def layers(
+    shape: Shape, every: int = 0, behind: Callable[[int], Iterable[Operation]] = lambda at: ()
+) -> list[Operation]:
+    """Return the operations of all layers, up to the last norm.
+
+    every: each of so many layers has no windows, and all have RMS norms and SwiGLU; 0: none has.
+    behind: what comes behind a layer.
+    """
     found: list[Operation] = []
-    width = shape.width
+    width, norm = shape.width, Norm if every else LayerNorm
     for index in range(shape.n_layers):
         at = f"v.blk.{index}."
-        qkv = tuple((f"{at}attn_{name}", width) for name in "qkv")
+        qkv = [("attn_qkv", 3 * width)] if shape.fused else [(f"attn_{n}", width) for n in "qkv"]
+        up: tuple[tuple[str, int], ...] = ((f"{at}{shape.up}", shape.hidden),)
+        bend: Operation = Gelu("hidden", "up", shape.quick)
+        if every:
+            up = ((f"{at}ffn_gate", shape.hidden), *up)
+            bend = Gate("hidden", "up", Activation.SILU)
         found += [
-            LayerNorm("normed", X, f"{at}ln1"),
-            Linear("qkv", "normed", qkv, biased=True),
-            AttendAll("attended", "qkv", shape.heads),
+            norm("normed", X, f"{at}ln1"),
+            Linear("qkv", "normed", tuple((f"{at}{n}", rows) for n, rows in qkv), biased=True),
+            AttendAll("attended", "qkv", shape.heads, every > 0 and (index + 1) % every != 0),
             Linear("out", "attended", ((f"{at}attn_out", width),), biased=True),
             Add("out"),
-            LayerNorm("normed", X, f"{at}ln2"),
-            Linear("up", "normed", ((f"{at}{shape.up}", shape.hidden),), biased=True),
-            Gelu("hidden", "up", shape.quick),
+            norm("normed", X, f"{at}ln2"),
+            Linear("up", "normed", up, biased=True),
+            bend,
             Linear("out", "hidden", ((f"{at}{shape.down}", width),), biased=True),
             Add("out"),
+            *behind(index),
         ]
-    return [*found, LayerNorm("seen", X, "v.post_ln")]
+    return [*found, norm("seen", X, "v.post_ln")]

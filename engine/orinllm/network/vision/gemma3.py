@@ -5,7 +5,7 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 """
 
 from orinllm.network.layer import Linear, Norm
-from orinllm.network.vision.encoder import Pool, Projector, vit_layers
+from orinllm.network.vision.encoder import Join, Projector, layers
 from orinllm.network.vision.header import ClipHeader
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
@@ -16,21 +16,19 @@ def gemma3(header: ClipHeader) -> Projector:
     shape, pool = header.square(4)
     out = header.tensor("mm.input_projection.weight")[-1]
     operations = [
-        *vit_layers(shape),
-        Pool("pooled", "seen", pool),
+        *layers(shape),
+        Join("pooled", "seen", pool**2, mean=True),
         Norm("normed rows", "pooled", "mm.soft_emb_norm"),
         Linear("rows", "normed rows", (("mm.input_projection", out),)),
     ]
-    encoder = header.encoder(
-        shape, range(shape.side**2), operations, out, across=("mm.input_projection",)
-    )
+    positions = range(shape.side**2)
+    encoder = header.encoder(shape, pool, positions, operations, out, ("mm.input_projection",))
     return Projector(
         kind="gemma3",
         encoder=encoder,
         way="square",
         sizes={"size": shape.size},
         n_rows=(shape.side // pool) ** 2,
-        marker=_BEGIN,
         slot=_BEGIN,
         kept=True,
         text=lambda grid: f"\n\n{_BEGIN}{_END}\n\n",

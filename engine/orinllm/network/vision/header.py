@@ -1,8 +1,11 @@
-"""The header of an mmproj file: the keys `clip.vision.*`, typed, and one line for what is wrong."""
+"""The header of an mmproj file: its keys, typed, its tensors, and one line for what is wrong."""
 
 import math
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+from gguf.quants import dequantize
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -16,10 +19,9 @@ from orinllm.network.vision.encoder import (
     Join,
     LayerNorm,
     Operation,
-    Pool,
     Shape,
-    Shuffle,
 )
+from orinllm.network.vision.pictures import Floats
 
 # Sizes that no encoder has: a file that says so is damaged.
 _MOST = 1 << 16
@@ -84,6 +86,7 @@ class ClipHeader:
             hidden,
             self.count("attention.head_count"),
             self.count("block_count", most=len(self._tensors)),
+            "v.blk.0.attn_qkv.weight" in self._tensors,
             not self._metadata.get("clip.use_gelu", False),
             *(("ffn_down", "ffn_up") if exchanged else ("ffn_up", "ffn_down")),
         )
@@ -105,6 +108,7 @@ class ClipHeader:
     def encoder(
         self,
         shape: Shape,
+        merge: int,
         positions: Iterable[int] | AnySize,
         operations: Iterable[Operation],
         out: int,
@@ -116,9 +120,8 @@ class ClipHeader:
         if min(deviations) <= 0:
             raise BadInput(f"clip.vision.image_std is {deviations}; numbers above 0 were expected")
         encoder = Encoder(
-            shape.size,
-            shape.patch,
-            shape.width,
+            shape,
+            merge,
             self.floats("attention.layer_norm_epsilon", 1)[0],
             self.floats("image_mean"),
             deviations,
@@ -149,21 +152,16 @@ class ClipHeader:
             self._expect(f"v.patch_embd.weight{end}", (width, 3, patch, patch))
         if encoder.free is None or self.has("v.patch_embd.bias"):
             self._expect("v.patch_embd.bias", (width,))
-        least = max(encoder.positions, default=-1) + 1
-        if encoder.free is not None:
-            least = encoder.free.learned**2
-        if least:
-            self._table(least, width)
+        if encoder.free is not None and encoder.free.learned:
+            self._table(encoder.free.learned**2, width)
         widths = {"x": width}
         for operation in encoder.operations:
             match operation:
-                case LayerNorm(out, of, weight):
+                case LayerNorm(out, of, weight) | Norm(out, of, weight):
                     widths[out] = widths[of]
                     self._expect(f"{weight}.weight", (widths[of],))
-                    self._expect(f"{weight}.bias", (widths[of],))
-                case Norm(out, of, weight):
-                    widths[out] = widths[of]
-                    self._expect(f"{weight}.weight", (widths[of],))
+                    if isinstance(operation, LayerNorm):
+                        self._expect(f"{weight}.bias", (widths[of],))
                 case Linear(out, of, matrices):
                     for name, n in matrices:
                         wanted = (n, widths[of])
@@ -192,19 +190,29 @@ class ClipHeader:
             raise BadInput(f"tensor {name} has the shape {found}; {shape} was expected")
 
 
+def weight_of(gguf: GGUF, name: str) -> Floats:
+    """Return a tensor's values, rows first; of more than two dimensions as (rows, the rest).
+
+    Where there are two, for two frames after the other, a picture is both: their sum.
+    """
+    tensor = gguf.tensors[name]
+    rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+    values = np.asarray(dequantize(gguf.bytes(name).reshape(rows, -1), tensor.type), np.float32)
+    values = values.reshape(rows, -1) if rows > 1 else values.reshape(-1)
+    return values + weight_of(gguf, f"{name}.1") if f"{name}.1" in gguf.tensors else values
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < math.inf
 
 
-def _width(operation: Gelu | Gate | AttendAll | Pool | Shuffle | Join, width: int) -> int:
+def _width(operation: Gelu | Gate | AttendAll | Join, width: int) -> int:
     """Return the width of what an operation without tensors makes of a value of a width."""
     match operation:
         case AttendAll():
             return width // 3
         case Gate():
             return width // 2
-        case Shuffle():
-            return width * operation.side**2
-        case Join():
+        case Join(mean=False):
             return width * operation.rows
     return width

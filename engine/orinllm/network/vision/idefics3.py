@@ -7,7 +7,7 @@ them are those of `transformers`' Idefics3Processor.
 import numpy as np
 
 from orinllm.network.layer import Linear
-from orinllm.network.vision.encoder import Projector, Shuffle, vit_layers
+from orinllm.network.vision.encoder import Join, Projector, layers
 from orinllm.network.vision.header import ClipHeader
 
 _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
@@ -18,17 +18,16 @@ def idefics3(header: ClipHeader) -> Projector:
     shape, side = header.square()
     out = header.tensor("mm.model.fc.weight")[0]
     operations = [
-        *vit_layers(shape),
-        Shuffle("joined", "seen", side),
+        *layers(shape),
+        Join("joined", "seen", side**2),
         Linear("rows", "joined", (("mm.model.fc", out),)),
     ]
     return Projector(
         kind="idefics3",
-        encoder=header.encoder(shape, _positions(shape.side), operations, out),
+        encoder=header.encoder(shape, side, _positions(shape.side), operations, out),
         way="tiled",
         sizes={"size": shape.size, "longest": header.count("preproc_image_size", shape.size)},
         n_rows=(shape.side // side) ** 2,
-        marker=_SLOT,
         slot=_SLOT,
         kept=False,
         text=_text,

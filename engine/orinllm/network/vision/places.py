@@ -1,4 +1,4 @@
-"""Patches of pictures of any size (encoder.py: AnySize): their order, positions, turns and windows.
+"""The patches of a tile: as arrays, their order, positions, turns and windows.
 
 Source: get_vision_* of `transformers`' vision_utils.py, whose encoders judge it
 (tests/engine/vision).
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.network.vision.encoder import AnySize, Encoder, Pool, Shuffle
+from orinllm.network.vision.encoder import AnySize, Encoder
+from orinllm.network.vision.pictures import Floats, Pixels
 
-Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
 
 
@@ -23,9 +23,24 @@ def places_of(rows: int, columns: int, merge: int) -> Places:
     return found
 
 
+def patches_of(encoder: Encoder, tile: Pixels) -> Floats:
+    """Return a tile's patches, normed by channel: (patches, 3 * patch * patch)."""
+    size, patch = encoder.shape.size, encoder.shape.patch
+    if encoder.free is None and tile.shape != (size, size, 3):
+        raise ValueError(f"a tile of {tile.shape}; ({size}, {size}, 3) was expected")
+    x: Floats = (tile.astype(np.float64) * (1 / 255)).astype(np.float32)
+    x -= np.array(encoder.mean, np.float32)
+    x /= np.array(encoder.std, np.float32)
+    down, across = tile.shape[0] // patch, tile.shape[1] // patch
+    x = x[: down * patch, : across * patch].reshape(down, patch, across, patch, 3)
+    found = x.transpose(0, 2, 4, 1, 3).reshape(down, across, -1)
+    row, column = places_of(down, across, encoder.merge).T
+    return np.ascontiguousarray(found[row, column])
+
+
 def turns_of(encoder: Encoder, free: AnySize, places: Places) -> tuple[Floats, Floats]:
     """Return cosines and sines by which heads are turned: (patches, half a head)."""
-    half = encoder.head_dim // 2
+    half = encoder.shape.head_dim // 2
     frequencies = np.float32(free.base) ** (-np.arange(0, half, 2, dtype=np.float32) / half)
     angles = (places[:, :, None].astype(np.float32) * frequencies).reshape(len(places), half)
     return np.cos(angles), np.sin(angles)
@@ -84,20 +99,19 @@ class Arrangement:
 
 def arrange(encoder: Encoder, rows: int, columns: int) -> Arrangement:
     """Return the arrangement of a grid of patches."""
+    places, each = places_of(rows, columns, encoder.merge), encoder.merge**2
     if (free := encoder.free) is None:
-        side = next((op.side for op in encoder.operations if isinstance(op, Pool | Shuffle)), 1)
-        order = places_of(rows, columns, side) @ np.array((columns, 1))
-        of, by = np.zeros((len(order), 4), np.int64), np.zeros((len(order), 4), np.float32)
-        of[:, 0], by[:, 0] = np.array(encoder.positions)[order], 1
-        return Arrangement(order, (of, by), None, [], np.arange(len(order) // side**2))
-    places = places_of(rows, columns, free.merge)
+        of, by = np.zeros((len(places), 4), np.int64), np.zeros((len(places), 4), np.float32)
+        of[:, 0], by[:, 0] = np.array(encoder.positions)[places @ np.array((columns, 1))], 1
+        order = np.arange(len(places))
+        return Arrangement(order, (of, by), None, [], order[: len(order) // each])
     windows = windows_of(free, rows, columns, places)
     order = np.concatenate(windows) if windows else np.arange(len(places))
     ends = np.cumsum([len(window) for window in windows], dtype=np.int64).tolist()
     ranges = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
     places = places[order]
     taps = taps_of(free.learned, rows, columns, places) if free.learned else None
-    back = np.argsort(order[:: free.merge**2], kind="stable")
+    back = np.argsort(order[::each], kind="stable")
     return Arrangement(order, taps, turns_of(encoder, free, places), ranges, back)
 
 

@@ -31,13 +31,7 @@ def decode(data: bytes) -> Image.Image:
     Raises BadInput for what is none, and Pillow's errors (`damaged`).
     """
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        width, height = image.size
-        if width * height > MOST_PIXELS:
-            raise BadInput(
-                f"the picture has {width} x {height} pixels; {MOST_PIXELS:,} at most were expected"
-            )
-        return upright(image)
+        return upright(Image.open(io.BytesIO(data), formats=FORMATS))
     except UnidentifiedImageError:
         raise BadInput(f"it is no picture: {', '.join(FORMATS)} were expected") from None
     except Image.DecompressionBombError:
@@ -50,10 +44,17 @@ def damaged(error: Exception) -> BadInput:
     return BadInput(" ".join(said[:1000].split()))
 
 
+def check_size(width: int, height: int) -> None:
+    """Raise BadInput for a picture of no pixels, or of too many."""
+    if not 1 <= width * height <= MOST_PIXELS:
+        raise BadInput(
+            f"the picture has {width} x {height} pixels; {MOST_PIXELS:,} at most were expected"
+        )
+
+
 def upright(image: Image.Image) -> Image.Image:
     """Return a picture turned as its EXIF data say, in RGB; what is transparent is white."""
-    if 0 in image.size:
-        raise BadInput(f"the picture has {image.width} x {image.height} pixels")
+    check_size(*image.size)
     image = ImageOps.exif_transpose(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")

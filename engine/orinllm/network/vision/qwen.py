@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orinllm.errors import BadInput
-from orinllm.network.layer import Activation, Add, Gate, Linear, Norm, X
+from orinllm.network.layer import Linear, X
 from orinllm.network.vision.encoder import (
     AnySize,
-    AttendAll,
     Beside,
     Gelu,
     Join,
@@ -21,6 +20,7 @@ from orinllm.network.vision.encoder import (
     Operation,
     Projector,
     Shape,
+    layers,
 )
 from orinllm.network.vision.header import ClipHeader
 
@@ -34,10 +34,8 @@ _WINDOW = 112
 
 def qwen2vl(header: ClipHeader) -> Projector:
     """Return the projector of a Qwen2-VL."""
-    shape, merge = header.shape(), _merge(header)
-    layers = (op for at in range(shape.n_layers) for op in _layer(header, shape, at, 0))
-    operations = [*layers, LayerNorm("seen", X, "v.post_ln")]
-    return _projector(header, shape, AnySize(merge), operations, "qwen2vl_merger")
+    shape = header.shape()
+    return _projector(header, shape, AnySize(), layers(shape), "qwen2vl_merger")
 
 
 def qwen25vl(header: ClipHeader) -> Projector:
@@ -49,28 +47,24 @@ def qwen25vl(header: ClipHeader) -> Projector:
             f"clip.vision.patch_size is {shape.patch}; windows of {_WINDOW} pixels have no room "
             "for a block of such patches"
         )
-    layers = (op for at in range(shape.n_layers) for op in _layer(header, shape, at, every))
-    free = AnySize(merge, window=window)
-    operations = [*layers, Norm("seen", X, "v.post_ln")]
-    return _projector(header, shape, free, operations, "qwen2.5vl_merger")
+    return _projector(header, shape, AnySize(window), layers(shape, every), "qwen2.5vl_merger")
 
 
 def qwen3vl(header: ClipHeader) -> Projector:
     """Return the projector of a Qwen3-VL: learned positions, and rows of layers on the way."""
-    shape, merge = header.shape(), _merge(header)
-    shape = replace(shape, quick=False)
-    rows = header.tensor("v.position_embd.weight")[0]
-    operations, beside = list[Operation](), list[str]()
-    for at in range(shape.n_layers):
-        operations += _layer(header, shape, at, 0)
+    shape, rows = replace(header.shape(), quick=False), _merge(header) ** 2
+    beside = list[str]()
+
+    def behind(at: int) -> Iterator[Operation]:
         prefix = f"v.deepstack.{at}."
         if header.has(f"{prefix}fc1.weight"):
             beside.append(f"beside {at}")
-            norm = LayerNorm("normed", "joined", f"{prefix}norm")
-            operations += [Join("joined", X, merge**2), norm]
-            operations += _two(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
-    operations.append(LayerNorm("seen", X, "v.post_ln"))
-    free = AnySize(merge, learned=math.isqrt(rows))
+            yield Join("joined", X, rows)
+            yield LayerNorm("normed", "joined", f"{prefix}norm")
+            yield from _two(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
+
+    operations = layers(shape, behind=behind)
+    free = AnySize(learned=math.isqrt(header.tensor("v.position_embd.weight")[0]))
     return _projector(header, shape, free, operations, "qwen3vl_merger", beside)
 
 
@@ -83,27 +77,27 @@ def _projector(
     beside: Sequence[str] = (),
 ) -> Projector:
     """Return a projector; `beside`: values that its rows have side by side, behind their first."""
-    if shape.width // shape.heads % 4:
+    if shape.head_dim % 4:
         raise BadInput(
             f"clip.vision.attention.head_count is {shape.heads}: heads of {shape.width} elements "
             "whose quarters are whole were expected"
         )
-    last = [Join("normed", "seen", free.merge**2), *_two(header, "row", ("mm.0", "mm.2"))]
-    names = ("row", *beside)
+    merge, names = _merge(header), ("row", *beside)
+    operations.append(Join("normed", "seen", merge**2))
+    operations += [*_two(header, "row", ("mm.0", "mm.2")), Beside("rows", names)]
     out = header.tensor("mm.2.weight")[0] * len(names)
-    encoder = header.encoder(shape, free, [*operations, *last, Beside("rows", names)], out)
-    cell, least = shape.patch * free.merge, _LEAST_3 if free.learned else _LEAST
+    encoder = header.encoder(shape, merge, free, operations, out)
+    area, least = encoder.cell**2, _LEAST_3 if free.learned else _LEAST
     return Projector(
         kind=kind,
         encoder=encoder,
         way="blocks",
         sizes={
-            "cell": cell,
-            "least": header.count("image_min_pixels", least * cell**2, most=1 << 30),
-            "most": header.count("image_max_pixels", _MOST * cell**2, most=1 << 30),
+            "cell": encoder.cell,
+            "least": header.count("image_min_pixels", least * area, most=1 << 30),
+            "most": header.count("image_max_pixels", _MOST * area, most=1 << 30),
         },
         n_rows=0,
-        marker=_SLOT,
         slot=_SLOT,
         kept=False,
         text=lambda grid: _SLOT,
@@ -113,31 +107,6 @@ def _projector(
 
 def _merge(header: ClipHeader) -> int:
     return header.count("spatial_merge_size", 2)
-
-
-def _layer(header: ClipHeader, shape: Shape, at: int, every: int) -> Iterator[Operation]:
-    """Yield a layer's operations; `every`: each of so many layers has no windows; 0: none has."""
-    prefix, width = f"v.blk.{at}.", shape.width
-    norm = Norm if every else LayerNorm
-    fused = header.has(f"{prefix}attn_qkv.weight")
-    names = (("attn_qkv", 3 * width),) if fused else tuple((f"attn_{n}", width) for n in "qkv")
-    yield norm("normed", X, f"{prefix}ln1")
-    yield Linear("qkv", "normed", tuple((f"{prefix}{n}", rows) for n, rows in names), biased=True)
-    windowed = every > 0 and (at + 1) % every != 0
-    yield AttendAll("attended", "qkv", shape.heads, windowed)
-    yield Linear("out", "attended", ((f"{prefix}attn_out", width),), biased=True)
-    yield Add("out")
-    yield norm("normed", X, f"{prefix}ln2")
-    up = (f"{prefix}{shape.up}", shape.hidden)
-    if every:
-        both = ((f"{prefix}ffn_gate", shape.hidden), up)
-        yield Linear("up", "normed", both, biased=True)
-        yield Gate("hidden", "up", Activation.SILU)
-    else:
-        yield Linear("up", "normed", (up,), biased=True)
-        yield Gelu("hidden", "up", shape.quick)
-    yield Linear("out", "hidden", ((f"{prefix}{shape.down}", width),), biased=True)
-    yield Add("out")
 
 
 def _two(header: ClipHeader, out: str, names: tuple[str, str]) -> Iterator[Operation]:
