@@ -22,9 +22,9 @@ ANSWER_SECONDS = 120.0
 class Chromium:
     """One browser with one page; use as a context manager."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *flags: str) -> None:
         assert CHROMIUM is not None
-        self._profile = profile
+        self._profile, self._flags = profile, flags
         self._next = 0
         self._buffer = b""
         self._events: list[dict[str, Any]] = []
@@ -38,7 +38,8 @@ class Chromium:
             [
                 *("bash", "-c", script, str(CHROMIUM)),
                 *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-                *("--remote-debugging-pipe", f"--user-data-dir={self._profile}", "about:blank"),
+                *("--remote-debugging-pipe", f"--user-data-dir={self._profile}"),
+                *(*self._flags, "about:blank"),
             ],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,

@@ -1,5 +1,7 @@
-"""The server's page in a real browser: pictures that are dropped, chosen, or none."""
+"""The server's page in a real browser: pictures dropped, chosen, of a camera, or none."""
 
+import base64
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -43,6 +45,9 @@ class Page:
         data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
             self.browser.ask("Input.dispatchDragEvent", type=kind, x=200, y=200, data=data)
+
+    def click(self, name: str) -> None:
+        self.browser.evaluate(f"$({name!r}).click(); 0")
 
     def send(self, text: str) -> None:
         self.browser.evaluate(f"$('text').value = {text!r}; $('form').requestSubmit(); 0")
@@ -97,4 +102,32 @@ def test_pictures_on_the_page(server: Started, tmp_path: Path) -> None:
         assert "the picture is damaged" in said or "it is no picture" in said
         assert browser.evaluate("$('text').value") == "And this?"
         assert len(page.last_body()["messages"]) == 3  # with what was seen before
+        page.click("camera")
+        page.wait("$('talk').lastChild.textContent.startsWith('no camera: ')")
         assert not [line for line in browser.complaints() if "400" not in line]
+
+
+def test_a_camera_on_the_page(server: Started, tmp_path: Path) -> None:
+    """One that Chromium makes up."""
+    flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with Chromium(tmp_path / "profile", *flags) as browser:
+        page = Page(browser)
+        browser.ask("Page.navigate", url=server.url)
+        page.wait("document.readyState === 'complete' && typeof photograph === 'function'")
+        page.click("camera")
+        assert page.wait("!$('seen').hidden && $('seen').videoWidth") == 640
+        assert browser.evaluate("$('camera').textContent") == "Take"
+        page.click("camera")
+        assert page.wait("document.querySelector('#shown img')?.naturalWidth") == 640
+        assert browser.evaluate("$('seen').hidden && $('seen').srcObject.active") is False
+        page.send("What?")
+        (message,) = page.last_body()["messages"]
+        head, _, data = message["content"][0]["image_url"]["url"].partition(",")
+        assert head == "data:image/jpeg;base64"
+        photo = Image.open(io.BytesIO(base64.b64decode(data)))
+        assert photo.size == (640, 480) and len(photo.getcolors(1 << 20) or ()) > 9
+        page.wait("document.querySelector('.assistant span').textContent")
+        assert not browser.complaints()
+        browser.evaluate("Object.defineProperty(navigator, 'mediaDevices', {}); 0")
+        page.click("camera")
+        assert page.wait("$('file').hasAttribute('capture')")  # without HTTPS: a phone's own
