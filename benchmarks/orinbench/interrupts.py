@@ -1,8 +1,11 @@
 """Ctrl-C, SIGTERM, SIGHUP: the first one ends a run, later ones must not cost its results."""
 
+import asyncio
+import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
@@ -24,14 +27,15 @@ class Interrupts:
     """Lets one signal raise KeyboardInterrupt inside the block, and none behind it.
 
     `hold` lets none through: what ends a run and writes its results calls it first. `release` goes
-    on, and raises what was held back.
+    on, and raises what was held back. `run` is for coroutines.
 
-    Python drops what is raised in the callback of a weak reference or in `__del__`, which an event
-    loop runs all the time: such an interrupt is raised again.
+    Python drops what is raised in the callback of a weak reference or in `__del__`: such an
+    interrupt is raised again.
     """
 
     def __init__(self) -> None:
         self._held = self._came = False
+        self._cancel: Callable[[], object] | None = None  # what is told of one that is held
         self.name = "an interrupt"  # of what ended the run
         self._before: dict[signal.Signals, Any] = {}
         self._again: threading.Timer | None = None
@@ -42,8 +46,10 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._again is not None:
+        if self._again is not None:  # behind this block its signal would end the process
+            self.hold()
             self._again.cancel()
+            self._again.join()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         sys.unraisablehook = self._dropped
@@ -58,10 +64,34 @@ class Interrupts:
         if self._came:
             raise KeyboardInterrupt
 
+    def run(self, loop: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine; an interrupt cancels it, then raises KeyboardInterrupt.
+
+        One that is raised in the middle of a loop leaves tasks behind that never end.
+        """
+
+        async def cancellable() -> None:
+            task = asyncio.create_task(work)
+            tell = asyncio.get_running_loop().call_soon_threadsafe
+            self._cancel = lambda: tell(task.cancel)
+            if self._came:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+        self.hold()
+        try:
+            loop.run(cancellable())
+        finally:
+            self._cancel = None
+            self.release()
+
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name
         if self._held:
             self._came = True
+            if self._cancel is not None:
+                self._cancel()
             return
         self._held = True
         raise KeyboardInterrupt
@@ -71,6 +101,7 @@ class Interrupts:
             self._dropped(unraisable)
         else:
             self._held = False
-            number = signal.Signals[self.name]
-            self._again = threading.Timer(AGAIN_SECONDS, signal.raise_signal, (number,))
+            # To this thread: it may be in a system call, which a signal to another does not end.
+            signal_to_us = (threading.get_ident(), signal.Signals[self.name])
+            self._again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, signal_to_us)
             self._again.start()

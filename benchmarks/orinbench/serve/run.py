@@ -1,11 +1,11 @@
 """A run: servers in turns, each under the same loads, for some rounds."""
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -131,12 +131,10 @@ def run(plan: Plan, servers: tuple[Server, ...], talk: Messages, interrupts: Int
     try:
         try:
             for round_ in range(plan.rounds):
-                _round(results, round_, talk, loop)
+                _round(results, round_, talk, partial(interrupts.run, loop))
         finally:
             interrupts.hold()
-            # What ends the loop with a round may be left in it by an interrupt, and ends closing.
-            with contextlib.suppress(RuntimeError):
-                loop.close()
+            loop.close()
     except KeyboardInterrupt:
         results.partial = True
     except BenchError as error:
@@ -146,33 +144,32 @@ def run(plan: Plan, servers: tuple[Server, ...], talk: Messages, interrupts: Int
     return results
 
 
-def _round(results: Results, round_: int, talk: Messages, loop: asyncio.Runner) -> None:
+def _round(
+    results: Results,
+    round_: int,
+    talk: Messages,
+    finish: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     plan = results.plan
     order = list(results.servers)
     random.Random(f"{plan.seed} {round_}").shuffle(order)
     for server in order:
         talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: getting ready")
         with server.serve() as address:
-            loop.run(_measure(results, server, address, round_, talk))
-
-
-def _say_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Let asyncio tell what went wrong in a task, but not that an interrupt ended it."""
-    if not isinstance(context.get("exception"), KeyboardInterrupt):
-        loop.default_exception_handler(context)
+            model = plan.model_name or served_model(address, plan.headers)
+            finish(_measure(results, server, (address, model), round_, talk))
 
 
 async def _measure(
-    results: Results, server: Server, address: str, round_: int, talk: Messages
+    results: Results, server: Server, served: tuple[str, str], round_: int, talk: Messages
 ) -> None:
-    asyncio.get_running_loop().set_exception_handler(_say_unless_interrupted)
+    """Measure what is served, (address, model), under each load."""
     plan = results.plan
-    model = plan.model_name or served_model(address, plan.headers)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         headers=plan.headers, limits=limits, timeout=None, trust_env=False
     ) as http:
-        client = Client(http, address, model, plan.endpoint, plan.timeout)
+        client = Client(http, *served, plan.endpoint, plan.timeout)
         first = round_ * sum(2 * plan.count(load) for load in plan.loads)
         for load in plan.loads:
             talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: {load.label}")

@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.benchmarks.interrupted import interrupted
@@ -126,8 +127,28 @@ def test_one_that_python_drops_comes_again(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
         del freed
         assert reference() is None
+        start = time.monotonic()
         time.sleep(60)
+    assert time.monotonic() - start < 50, "it reached a thread that was not asleep"
     assert interrupts.name == "SIGTERM" and "ignored" not in capsys.readouterr().err
+
+
+def test_one_that_comes_again_behind_the_block_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its handler is gone then, and SIGTERM would end the process without a word."""
+    gone: list[bool] = []
+
+    def late(_thread: int, _number: int) -> None:
+        time.sleep(0.2)
+        gone.append(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+
+    monkeypatch.setattr(signal, "pthread_kill", late)
+    with Interrupts() as interrupts:
+        interrupts.name = "SIGTERM"
+        sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
+        time.sleep(0.1)
+    assert gone == [False]
 
 
 def test_an_interrupt_while_a_program_is_ended_leaves_none_behind() -> None:

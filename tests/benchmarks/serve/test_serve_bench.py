@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
@@ -325,23 +325,25 @@ def test_interrupts_print_what_was_measured(
     assert [len(each["rounds"]) >= 40 for each in found["results"]] == [True, True]
 
 
-def test_an_interrupt_at_the_end_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When what stops the event loop is waiting in it: closing the loop ended in a traceback."""
-    streams = []
-
-    async def stream() -> AsyncIterator[int]:
-        while True:
-            yield 1
+def test_an_interrupt_cancels_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised in the middle of a task, it left others waiting that closing the loop waited for."""
+    seen: list[str] = []
 
     async def measure(*_: object) -> None:
-        streams.append(stream())  # what is left of a request
-        await anext(streams[-1])
-        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+        except BaseException as error:
+            await asyncio.sleep(0)  # what a connection does to end
+            seen.append(type(error).__name__)
+            raise
 
     monkeypatch.setattr("orinbench.serve.run._measure", measure)
+    monkeypatch.setattr("orinbench.serve.run.served_model", lambda *_: "m")
     servers = (Server("a", nullcontext),)  # type: ignore[arg-type]
     with Interrupts() as interrupts:
         assert run_plan(plan_of(Load(1)), servers, Messages(), interrupts).partial
+    assert seen == ["CancelledError"]
 
 
 @pytest.fixture
