@@ -12,15 +12,14 @@ it; that token is handed out at once.
 
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from orinllm.batching.cache import Store
 from orinllm.batching.runner import Logprobs, Row, Runner
-from orinllm.batching.sequence import FairQueue, Sequence
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import FairQueue, Sequence, fail, unreadable
+from orinllm.batching.watch import Stopwatch, Watch
 from orinllm.network.vision.pictures import end_between_pictures
 
 #: Why an answer fails whose logits cannot be compared.
@@ -96,6 +95,7 @@ class Scheduler:
         self.failed: Callable[[str], None] = lambda why: None
         self.failure: Exception | None = None
         self._watch, self._most_waiting, self._reserve = watch, queue, reserve
+        self._stopwatch = Stopwatch(watch)
         self._wake = threading.Condition()
         self._waiting, self._again = FairQueue(), deque[Sequence]()
         self._cancelled: list[Sequence] = []
@@ -104,9 +104,6 @@ class Scheduler:
         self._flight = deque[_Step]()  # the steps under way
         self._news: list[tuple[Sequence, int, Logprobs | None, str | None]] = []
         self._mean_seconds = 1.0  # of a request
-        self._mark = 0.0  # when the last step ended, or work began
-        self._step_seconds = 0.0  # of a step without prompts, on average
-        self._filled = False  # prompts were computed since the last step
         self._ended = False
 
     @property
@@ -171,10 +168,10 @@ class Scheduler:
                 self.alive()
                 with self._wake:
                     if not self._busy():
-                        if self._filled:
-                            self._count_time(stepped=False)
+                        if self._stopwatch.filled:
+                            self._stopwatch.count(stepped=False)
                         self._wake.wait(_HEARTBEAT)
-                        self._mark = time.monotonic()
+                        self._stopwatch.begin()
                     cancelled, self._cancelled = self._cancelled, []
                     cutting, self._cutting = self._cutting, False
                     self._drop(cancelled)
@@ -190,7 +187,7 @@ class Scheduler:
             everyone += [s for s, _, _, reason in self._news if reason and not s.over]
             why = f"the engine failed: {type(error).__name__}: {error}"
             for sequence in everyone:
-                _fail(sequence, why)
+                fail(sequence, why)
             self.handed()
             self.failed(" ".join(why.split()))
 
@@ -200,32 +197,15 @@ class Scheduler:
     def _turn(self) -> None:
         followed, begun = self._follow(), any(step.begins for step in self._flight)
         if self._flight and self._collect():
-            self._count_time(stepped=not begun)
+            self._stopwatch.count(stepped=not begun)
         if begun:  # the next step's launches may have to be made: a first token waits for nothing
             self._hand_out()
             self.began()
         if not followed:
             self._resume()
-            self._filled |= self._fill()
+            self._stopwatch.filled |= self._fill()
             self._launch()
         self._hand_out()
-
-    def _count_time(self, stepped: bool = True) -> None:
-        """Tell prompts' time from tokens'.
-
-        The device is waited for once a turn, so a turn with a prompt is taken to be a step without
-        one, and the rest the prompt's; all of it where nothing `stepped`.
-        """
-        now = time.monotonic()
-        passed, self._mark = now - self._mark, now
-        decode = min(passed, self._step_seconds or passed) if self._filled else passed
-        decode *= stepped
-        if not self._filled:
-            mean = self._step_seconds or passed
-            self._step_seconds = mean + 0.1 * (passed - mean)
-        self._filled = False
-        self._watch.worked("prefill", passed - decode)
-        self._watch.worked("decode", decode)
 
     def _drop(self, cancelled: list[Sequence]) -> None:
         for sequence in cancelled:
@@ -261,7 +241,7 @@ class Scheduler:
         try:
             sequence.sink.end(reason, error)
         except Exception as bug:  # one answer that cannot be read is no reason to end the others
-            _fail(sequence, _unreadable(bug))
+            fail(sequence, unreadable(bug))
 
     def _admit(self) -> None:
         """Give slots and memory to who waits, who was preempted first."""
@@ -484,22 +464,8 @@ class Scheduler:
                 if token >= 0 and sequence.sink.take(token, logprobs):
                     reason = "stop"
             except Exception as bug:
-                self._finish(sequence, "error", _unreadable(bug))
+                self._finish(sequence, "error", unreadable(bug))
                 continue
             if reason:
                 self._finish(sequence, reason)
         self.handed()
-
-
-def _fail(sequence: Sequence, why: str) -> None:
-    """Tell a sink that its answer failed; where it cannot hear that, all others still do."""
-    try:
-        sequence.sink.end("error", why)
-    except Exception as bug:
-        traceback.print_exception(bug)
-
-
-def _unreadable(bug: Exception) -> str:
-    """Write a sink's failure down; return one line for its client."""
-    traceback.print_exception(bug)
-    return " ".join(f"the answer could not be read: {type(bug).__name__}: {bug}".split())

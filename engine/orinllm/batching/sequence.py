@@ -1,6 +1,7 @@
 """A request for one answer as the scheduler keeps it, who hears of it, and how those wait."""
 
 import time
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -94,6 +95,20 @@ class Sequence:
     def ready(self) -> bool:
         """Say whether all but its last token is computed, and it goes on by tokens."""
         return self.hidden_states is None and self.filled >= len(self.ids) - 1
+
+
+def fail(sequence: Sequence, why: str) -> None:
+    """Tell a sink that its answer failed; where it cannot hear that, all others still do."""
+    try:
+        sequence.sink.end("error", why)
+    except Exception as bug:
+        traceback.print_exception(bug)
+
+
+def unreadable(bug: Exception) -> str:
+    """Write a sink's failure down; return one line for its client."""
+    traceback.print_exception(bug)
+    return " ".join(f"the answer could not be read: {type(bug).__name__}: {bug}".split())
 
 
 class FairQueue:
