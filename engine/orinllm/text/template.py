@@ -14,8 +14,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
-from orinllm.text.generic import without_tools
 from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_frame
+from orinllm.text.messages import (
+    Message,
+    described_tool,
+    guarded_value,
+    parsed_calls,
+    text_of_part,
+    unparsed_call,
+    with_parsed_calls,
+    without_tools,
+)
 from orinllm.text.reasoning import TAGS, ReasoningTag
 from orinllm.text.render import renderer
 from orinllm.text.tokenizer import GUARD, Tokenizer
@@ -25,7 +34,6 @@ if TYPE_CHECKING:
     from orinllm.network.vision.pictures import Picture
     from orinllm.sight import Sight
 
-Message = Mapping[str, Any]
 #: The key-value of a file that holds its template.
 KEY = "tokenizer.chat_template"
 # Names of a message's reasoning; templates read the first, those of gpt-oss the second.
@@ -140,13 +148,14 @@ class ChatTemplate:
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
             )
         if tools and not self.takes_tools:
-            messages, tools = without_tools(_parsed(messages), tools, self._has_system), None
+            called = with_parsed_calls(messages)
+            messages, tools = without_tools(called, tools, self._has_system), None
         prepared = [self._prepare(message) for message in messages]
         try:
             text = self._run(prepared, tools, add_generation_prompt, variables)
         except BadInput:
             # OpenAI's tools need no description; some templates want one.
-            if tools is None or (whole := list(map(_described, tools))) == list(tools):
+            if tools is None or (whole := list(map(described_tool, tools))) == list(tools):
                 raise
             text = self._run(prepared, whole, add_generation_prompt, variables)
         return text.removeprefix(self._bos) if self._tokenizer.add_bos else text
@@ -186,8 +195,8 @@ class ChatTemplate:
         if any(isinstance(message.get("content"), list) for message in messages):
             messages = [self._seen(message, pictures) for message in messages]
         text = self.render(
-            _guarded(list(messages), self._tokenizer.guard),
-            tools=_guarded(tools, self._tokenizer.guard),
+            guarded_value(list(messages), self._tokenizer.guard),
+            tools=guarded_value(tools, self._tokenizer.guard),
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
@@ -359,19 +368,18 @@ class ChatTemplate:
     def _prepare(self, message: Message, probing: bool = False) -> dict[str, Any]:
         """Return a message in the form that this template reads."""
         if not probing and message.get("tool_calls") and self._learned is None:
-            (message,) = without_tools(
-                _parsed([message]), None, True
-            )  # the template would drop the calls
+            # The template would drop the calls.
+            (message,) = without_tools(with_parsed_calls([message]), None, True)
         prepared = dict(message)
         reasoning = next((message[k] for k in _REASONING if message.get(k) is not None), None)
         if reasoning is not None:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
         if prepared.get("tool_calls"):
-            calls = _calls_of(prepared)
-            prepared["tool_calls"] = list(map(_unparsed_call, calls)) if self._wants_text else calls
+            calls = parsed_calls(prepared)
+            prepared["tool_calls"] = list(map(unparsed_call, calls)) if self._wants_text else calls
         content = prepared.get("content")
         if isinstance(content, list) and not self._reads_parts:
-            prepared["content"] = "\n".join(_text_of(part) for part in content)
+            prepared["content"] = "\n".join(text_of_part(part) for part in content)
         elif isinstance(content, str) and not self._reads_text:
             prepared["content"] = [{"type": "text", "text": content}]
         elif content is None and "content" in prepared and self._prints_none:
@@ -410,7 +418,7 @@ class ChatTemplate:
             return bool(self._probe(question, {"role": "assistant", "content": "", **call}))
 
         call = {"type": "function", "id": "000000000", "function": function}
-        return not shown({"tool_calls": [call]}) and shown({"tool_calls": [_unparsed_call(call)]})
+        return not shown({"tool_calls": [call]}) and shown({"tool_calls": [unparsed_call(call)]})
 
     @functools.cached_property
     def _prints_none(self) -> bool:
@@ -421,84 +429,3 @@ class ChatTemplate:
         asked, text = self._probe(question), self._probe(question, answer)
         # One that refuses the probe may want tools beside it: an empty text is safe in all.
         return not text or text.count("None") > asked.count("None")
-
-
-# What the types of arguments must say in Command R+'s template.
-_OPEN: dict[str, dict[str, Any]] = {"object": {"additionalProperties": {}}, "array": {"items": {}}}
-
-
-def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool that says all that a tool may say."""
-    function = {"description": "", **tool.get("function", {})}
-    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
-    properties = {
-        name: {"description": "", **_OPEN.get(str(value.get("type")), {}), **value}
-        if isinstance(value, Mapping)
-        else value
-        for name, value in parameters["properties"].items()
-    }
-    return {
-        **tool,
-        "function": {**function, "parameters": {**parameters, "properties": properties}},
-    }
-
-
-def _parsed(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose calls have arguments that are objects."""
-    return [
-        {**message, "tool_calls": _calls_of(message)} if message.get("tool_calls") else message
-        for message in messages
-    ]
-
-
-def _calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return a message's calls with arguments that are objects; raises BadInput for no calls."""
-    calls = message["tool_calls"]
-    for call in calls if isinstance(calls, list | tuple) else [None]:
-        if not isinstance(call, Mapping) or not isinstance(call.get("function", call), Mapping):
-            raise BadInput("tool_calls: a list was expected, each call of it with a function")
-    return list(map(_parsed_call, calls))
-
-
-def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object: templates write them in their own way."""
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return dict(call)
-    try:
-        parsed = json.loads(arguments) if arguments.strip() else {}
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput(
-            f"tool call '{function.get('name')}': its arguments are no JSON: {error}"
-        ) from None
-    if not isinstance(parsed, dict):
-        raise BadInput(f"tool call '{function.get('name')}': its arguments are no JSON object")
-    parsed_function = {**function, "arguments": parsed}
-    return {**call, "function": parsed_function} if "function" in call else parsed_function
-
-
-def _unparsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call whose arguments are JSON text again."""
-    function = call.get("function", call)
-    text = {**function, "arguments": json.dumps(function.get("arguments", {}))}
-    return {**call, "function": text} if "function" in call else text
-
-
-def _text_of(part: Any) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text":
-        return str(part.get("text", ""))
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise BadInput(f"content part of type '{kind}': this model reads text only")
-
-
-def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
-    """Return the same value with every text in it guarded, names of arguments included."""
-    if isinstance(value, str):
-        # Roles and kinds are plain names, which the template compares.
-        return value if value.isidentifier() else guard(value)
-    if isinstance(value, Mapping):
-        return {_guarded(key, guard): _guarded(item, guard) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_guarded(item, guard) for item in value]
-    return value

@@ -11,6 +11,7 @@ from transformers.utils import chat_template_utils
 import orinllm.text.template
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
+from orinllm.text.messages import unparsed_call
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
 
@@ -315,7 +316,7 @@ def test_a_call_may_lack_arguments_and_calls_be_a_tuple() -> None:
     template = ChatTemplate("{{ messages }}", tokenizer("gpt-2"))
     calls = ({"type": "function", "function": {"name": "look_up"}},)
     assert "look_up" in template.render([{"role": "assistant", "tool_calls": calls}])
-    text = orinllm.text.template._unparsed_call(calls[0])
+    text = unparsed_call(calls[0])
     assert text["function"] == {"name": "look_up", "arguments": "{}"}
 
 
