@@ -24,6 +24,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.loader import make_store
 from orinllm.model import Generation, Header, Model
+from orinllm.text.tokenizer import Tokenizer
 
 GREEDY = Sampling(temperature=0)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -139,6 +140,16 @@ def test_an_answer_whose_text_cannot_be_read_ends(
         "the answer could not be read: ZeroDivisionError: integer division or modulo by zero"
     ]
     assert smol.generate(QUESTION, GREEDY, max_tokens=3).text == "The capital of"
+
+
+def test_a_token_that_the_file_suppresses(smol: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp (common/sampling.cpp), which leaves ids beyond the vocabulary out, too."""
+    key = {"tokenizer.ggml.suppress_tokens": [*smol.tokenizer.encode(" Paris"), 99999, -1]}
+    tokenizer = Tokenizer.from_metadata({**smol.header.network.gguf.metadata, **key})
+    monkeypatch.setattr(smol, "tokenizer", tokenizer)
+    for bias in ({}, {42: 1.0}):
+        how = Sampling(temperature=0, logit_bias=bias)
+        assert "Paris" not in smol.generate(QUESTION, how, max_tokens=12).text
 
 
 def test_max_tokens(smol: Model) -> None:

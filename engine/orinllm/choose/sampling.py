@@ -5,8 +5,8 @@ top-k, top-p, min-p, temperature, draw. The draw is counter-based, by the positi
 seed gives the same text whatever else runs. cuda/sample.cu does the same on a GPU.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Integral, Real
 
@@ -21,6 +21,8 @@ Choose = Callable[[Floats, int], int]
 
 # Tokens that are sorted at first, where all may be drawn.
 _FEW = 128
+# A bias that no logit makes good; infinity would be no number beside another.
+_NEVER = -1e9
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,12 @@ class Sampling:
             is_number = isinstance(token, Integral) and isinstance(bias, Real)
             if not is_number or not isfinite(bias):
                 raise BadInput(f"logit_bias: {token!r}: {bias!r}; numbers by token were expected")
+
+    def without(self, tokens: Collection[int]) -> "Sampling":
+        """Return the same parameters with tokens that are never drawn."""
+        if not tokens:
+            return self
+        return replace(self, logit_bias={**self.logit_bias, **dict.fromkeys(tokens, _NEVER)})
 
     @property
     def greedy(self) -> bool:

@@ -231,14 +231,14 @@ def _run(
     def put(event: Event) -> None:
         post.put(run.events, event)
 
-    seed = common.sampling.seed
+    sampling = common.sampling.without(engine.tokenizer.suppressed)
     for ids in prompts:
         first: Job | None = None
         for n in range(common.n):
             room = engine.context - len(ids)
             job = Job(
                 list(ids),
-                replace(common.sampling, seed=(seed + n) % (1 << 64)),
+                replace(sampling, seed=(sampling.seed + n) % (1 << 64)),
                 room if common.max_tokens is None else min(common.max_tokens, room),
                 frozenset() if common.ignore_eos or form.whole else ends,
                 make_choice(len(run.sequences), put),

@@ -52,6 +52,7 @@ class Tokenizer:
       add_bos: Whether a prompt begins with `bos_id`; `encode` does not put it there.
       bos_id, eos_id: Ids that begin and end a text; None if the vocabulary has none.
       end_ids: Every token that ends an answer.
+      suppressed: Tokens that no answer has.
       vocab_size: Count of tokens.
       control_texts: Texts of the tokens that only a template may write, longest first.
     """
@@ -59,7 +60,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         self._vocabulary = vocabulary
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
-        self.end_ids = vocabulary.end_ids
+        self.end_ids, self.suppressed = vocabulary.end_ids, vocabulary.suppressed
         self.vocab_size = len(vocabulary.tokens)
         self._pre: PreTokenizer | None = None
         self._splitter, adds_bos, prefix = self._build()

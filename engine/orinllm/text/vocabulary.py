@@ -54,6 +54,7 @@ class Vocabulary:
       merges: BPE's pairs "left right", best first, or empty.
       bos_id, eos_id, unknown_id: Special ids; None if the file has none.
       end_ids: Every token that ends an answer.
+      suppressed: Tokens that no answer has, such as those that stand for pictures.
       lowercase, strip_accents: Whether a text is made so; None: as the kind of tokenizer does.
     """
 
@@ -68,6 +69,7 @@ class Vocabulary:
     eos_id: int | None
     unknown_id: int | None
     end_ids: frozenset[int]
+    suppressed: frozenset[int] = frozenset()
     lowercase: bool | None = None
     strip_accents: bool | None = None
 
@@ -108,6 +110,7 @@ class Vocabulary:
             eos_id=ids["eos"],
             unknown_id=ids["unknown"],
             end_ids=_end_ids(metadata, tokens, ids["eos"]),
+            suppressed=frozenset(_array(metadata, "suppress_tokens", int)) & {*range(len(tokens))},
             lowercase=_switch(metadata, "lowercase"),
             strip_accents=_switch(metadata, "strip_accents"),
         )

@@ -138,6 +138,16 @@ def test_logprobs(api: openai.OpenAI, words: Header) -> None:
     assert found.text_offset == [0, len(found.tokens[0]), len("".join(found.tokens[:2]))]
 
 
+def test_a_token_that_the_file_suppresses_is_in_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live(toy()) as server:
+        words = server.engine.tokenizer
+        asked = {"model": "test", "max_tokens": 1}
+        (first,) = words.encode(complete(server.client(), [500], **asked).choices[0].text)
+        monkeypatch.setattr(words, "suppressed", frozenset({first}))
+        other = complete(server.client(), [500], **asked).choices[0].text
+    assert other and words.encode(other) != [first]
+
+
 def test_logit_bias_and_penalties(api: openai.OpenAI, words: Header) -> None:
     (paris,) = words.tokenizer.encode(" Paris")
     assert "Paris" not in text(api, logit_bias={str(paris): -100}, max_tokens=12)
