@@ -48,7 +48,7 @@ def check_size(width: int, height: int) -> None:
     """Raise BadInput for a picture of no pixels, or of too many."""
     if not 1 <= width * height <= MOST_PIXELS:
         raise BadInput(
-            f"the picture has {width} x {height} pixels; {MOST_PIXELS:,} at most were expected"
+            f"the picture has {width} x {height} pixels; 1 to {MOST_PIXELS:,} were expected"
         )
 
 
