@@ -81,16 +81,22 @@ def test_a_projector_that_the_reference_does_not_know(tmp_path: Path) -> None:
         VisionReference(path)
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen25vl"])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen25vl", "qwen3vl"])
 def test_the_epsilon_of_norms_counts(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that files have, 1e-6, changes nothing that a gate sees."""
+    """One that files have, 1e-6, changes nothing that a gate sees.
+
+    And windows of 7 patches, of which 6 are whole blocks; and a Qwen3-VL that does not say GELU.
+    """
     monkeypatch.setattr(tiny, "VISION_EPS", 0.5)
     monkeypatch.setattr(tiny_qwen, "EPS", 0.5)
-    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
-    encode = encoder_on("CPU", *read_projector(tmp_path / "mmproj.gguf"))
-    seen = check_encoder("tinygrad:CPU", tmp_path / "mmproj.gguf", encode, 1)
+    monkeypatch.setitem(tiny_qwen.PATCH, "qwen25vl", 16)
+    path = tmp_path / "mmproj.gguf"
+    tiny.write_mmproj(path, kind)
+    if kind == "qwen3vl":
+        path.write_bytes(path.read_bytes().replace(b"clip.use_gelu", b"clip.use_else"))
+    seen = check_encoder("tinygrad:CPU", path, encoder_on("CPU", *read_projector(path)), 1)
     assert seen.passed, seen
 
 
