@@ -16,8 +16,8 @@ PAGE = "docs/reference/environment.md"
 # Variables of other programs that ours read too.
 GENERAL = {
     "CC", "CCACHE", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DEV", "GGML_CUDA_DISABLE_GRAPHS",
-    "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NO_COLOR", "PATH", "PYTEST_XDIST_WORKER",
-    "PYTHONPATH", "TMPDIR", "USER", "XDG_CACHE_HOME", "XDG_STATE_HOME",
+    "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NO_COLOR", "OPENBLAS_NUM_THREADS", "PATH",
+    "PYTEST_XDIST_WORKER", "PYTHONPATH", "TMPDIR", "USER", "XDG_CACHE_HOME", "XDG_STATE_HOME",
 }  # fmt: skip
 
 
