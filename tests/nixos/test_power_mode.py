@@ -1,7 +1,6 @@
 """The power mode is set by name and read back from the board's own files."""
 
 import importlib
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -137,10 +136,8 @@ exit 234
 def used(tmp_path: Path) -> Path:
     """A board in 30 W whose GPU somebody has had open; nvpmodel as the forums have it."""
     write_board(tmp_path, "MODE_30W")
-    programs = {"nvpmodel": NVPMODEL, "shutdown": '#!/bin/sh\necho "shutdown $@" >>ROOT/called\n'}
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text.replace("ROOT", str(tmp_path)))
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / "nvpmodel").write_text(NVPMODEL.replace("ROOT", str(tmp_path)))
+    (tmp_path / "nvpmodel").chmod(0o755)
     return tmp_path
 
 
@@ -172,38 +169,6 @@ def test_a_mode_that_waits_for_a_reboot_is_said_and_fails_nothing(
     # After the reboot nothing in run/ is left, and a board that did not follow is a failure again.
     (used / "run/orin-power-mode").unlink()
     assert "the board is not in MAXN" in refusal(capsys, used, "MAXN")
-
-
-def test_the_board_is_restarted_once_for_a_mode_where_that_is_asked(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reboot = ("--reboot", str(used / "shutdown"))
-    assert set_mode(used, "MAXN", *reboot) == 0
-    assert (used / "called").read_text().endswith("shutdown -r +1 power mode MAXN\n")
-    assert set_mode(used, "MAXN", *reboot) == 2
-    assert "was restarted for MAXN and wants it again" in capsys.readouterr().err
-    assert (used / "called").read_text().count("shutdown") == 1
-    # A mode that was set makes another restart possible.
-    (used / "free").touch()
-    assert set_mode(used, "MAXN", *reboot) == 0
-    (used / "free").unlink()
-    assert set_mode(used, "MAXN", *reboot) == 0
-    assert (used / "called").read_text().count("shutdown") == 2
-
-
-def test_a_board_that_forgets_its_restarts_is_not_restarted(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A root file system in memory: it would restart at every boot."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        folder = (used / str(power_mode.RESTARTED)).parent
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            folder.rename(used / "disk")
-        folder.symlink_to(memory)
-        assert set_mode(used, "MAXN", "--reboot", str(used / "shutdown")) == 2
-    assert "is in memory and forgets" in capsys.readouterr().err
-    assert "shutdown" not in (used / "called").read_text()
 
 
 def test_set_refuses_a_name_that_the_board_lacks_and_calls_nobody(

@@ -62,12 +62,6 @@ in
       '';
     };
 
-    reboot = switch false ''
-      Whether to restart the board, a minute later and once, where a power mode needs it: another
-      TPC mask, after a program has had the GPU open. false: the switch says so, the readback too,
-      and the mode is set at the next boot.
-    '';
-
     lockClocks = switch true "Whether to pin the GPU, CPU and memory clocks to their maximum (`jetson_clocks`).";
 
     cpuGovernor = option (lib.types.nullOr (
@@ -139,10 +133,7 @@ in
         systemd.services.nvpmodel = lib.mkIf config.services.nvpmodel.enable {
           before = [ "jetson_clocks.service" ];
           serviceConfig = {
-            ExecStart = lib.mkForce (
-              "${powerMode} set ${mode} --nvpmodel ${pkgs.nvidia-jetpack.l4t-nvpmodel}/bin/nvpmodel"
-              + lib.optionalString cfg.reboot " --reboot ${config.systemd.package}/bin/shutdown"
-            );
+            ExecStart = lib.mkForce "${powerMode} set ${mode} --nvpmodel ${pkgs.nvidia-jetpack.l4t-nvpmodel}/bin/nvpmodel";
             # A name that the board does not have: trying again every two seconds would not help.
             RestartPreventExitStatus = 2;
           };

@@ -6,7 +6,6 @@ did not follow (a change of the TPC mask needs a GPU that nobody has opened, or 
 
 Where a program has had the GPU open, nvpmodel asks whether to reboot now. `set` says no and leaves
 word in run/ that the mode waits for the next boot, when it is set before anything opens the GPU.
-With `--reboot` the board restarts in a minute, once: one that asks again then is an error.
 Standard library only: this runs at boot, before anything else of ours.
 """
 
@@ -25,9 +24,8 @@ NEXT_KERNEL = "_KNEXT"
 # nvpmodel's question, as boards with r35 and r36 print it: "NVPM WARN: Reboot required for changing
 # to this power mode: 0", "DO YOU WANT TO REBOOT NOW? enter YES/yes to confirm:".
 QUESTION = "Reboot required"
-# The mode that waits for the next boot, whose run/ is empty; and the one of the last restart.
+# The mode that waits for the next boot, whose run/ is empty.
 WAITING = "run/orin-power-mode"
-RESTARTED = "var/lib/nvpmodel/orin-restarted-for"
 
 
 class ModeError(Exception):
@@ -60,14 +58,11 @@ def read_config(path: Path) -> Config:
     """Read nvpmodel.conf; raises ModeError for a file that is missing or no such file."""
     config = Config({}, {})
     kinds = {"PARAM": config.parameters, "POWER_MODEL": config.modes}
-    rows: list[list[str]] = []
-    for line in read_text(path).splitlines():
-        if found := SECTION.fullmatch(line.strip()):
-            said, rows = dict(pair.split("=", 1) for pair in found[2].split()), []
-            if found[1] in kinds:
-                kinds[found[1]][said["NAME"]] = Section(said, rows)
-        elif not line.lstrip().startswith("#"):
-            rows.append(line.split())
+    for block in re.split(r"(?m)^(?=[ \t]*<)", read_text(path)):
+        head, *lines = [line for line in block.splitlines() if not line.startswith("#")] or [""]
+        if (found := SECTION.fullmatch(head.strip())) and found[1] in kinds:
+            said = dict(pair.split("=", 1) for pair in found[2].split())
+            kinds[found[1]][said["NAME"]] = Section(said, [line.split() for line in lines])
     if not config.modes:
         raise ModeError(f"{path}: no POWER_MODEL section: this is no nvpmodel.conf")
     return config
@@ -85,10 +80,8 @@ def recorded(config: Config, root: Path) -> str:
     """Name of the mode that nvpmodel recorded (`pmode:0000`), `none` where it never ran."""
     path = root / "var/lib/nvpmodel/status"
     found = re.search(r"pmode:(\d+)", read_text(path)) if path.exists() else None
-    if found is None:
-        return "none"
     names = {int(mode.said["ID"]): name for name, mode in config.modes.items()}
-    return names.get(int(found[1]), str(int(found[1])))
+    return names.get(int(found[1]), found[1]) if found else "none"
 
 
 def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[str]:
@@ -130,9 +123,8 @@ def number(text: str) -> int | str:
 
 
 def set_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
-    """Run nvpmodel with the number of the mode; raises ModeError where a restart did not help."""
-    root = options.root
-    command = [options.nvpmodel, "-f", str(root / "etc/nvpmodel.conf")]
+    """Run nvpmodel with the number of the mode."""
+    command = [options.nvpmodel, "-f", str(options.root / "etc/nvpmodel.conf")]
     done = subprocess.run(
         [*command, "-m", config.modes[mode].said["ID"]],
         input="NO\n",
@@ -141,31 +133,11 @@ def set_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
         text=True,
     )
     print(done.stdout, end="", flush=True)
-    waiting, restarted = root / WAITING, root / RESTARTED
     if QUESTION not in done.stdout:
-        restarted.unlink(missing_ok=True)
         sys.exit(done.returncode)
-    waiting.parent.mkdir(parents=True, exist_ok=True)
+    (waiting := options.root / WAITING).parent.mkdir(parents=True, exist_ok=True)
     waiting.write_text(mode)
-    if options.reboot is None:
-        print(f"power-mode: {mode} waits for the next boot: reboot the board")
-        return
-    if restarted.exists() and read_text(restarted) == mode:
-        raise ModeError(
-            f"the board was restarted for {mode} and wants it again: something opens the GPU "
-            "before nvpmodel.service (systemd-analyze critical-chain nvpmodel.service)"
-        )
-    restarted.parent.mkdir(parents=True, exist_ok=True)
-    kind = ["stat", "--file-system", "--format=%T", str(restarted.parent)]
-    if subprocess.run(kind, stdout=subprocess.PIPE, check=True).stdout in (b"tmpfs\n", b"ramfs\n"):
-        raise ModeError(
-            f"{restarted.parent} is in memory and forgets that the board was restarted for "
-            f"{mode}: it would restart for ever; keep this folder on a disk"
-        )
-    restarted.write_text(mode)
-    # A minute, so that a switch that is under way ends.
-    subprocess.run([options.reboot, "-r", "+1", f"power mode {mode}"], check=True)
-    print(f"power-mode: {mode} waits for a reboot, in a minute")
+    print(f"power-mode: {mode} waits for the next boot: reboot the board")
 
 
 def check(config: Config, mode: str, options: argparse.Namespace) -> None:
@@ -189,7 +161,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, default=Path("/"), help="where sys, etc and var lie")
     parser.add_argument("--pinned", action="store_true", help="check: GPU and CPU clocks fixed too")
     parser.add_argument("--nvpmodel", default="nvpmodel", help="set: what writes the mode")
-    parser.add_argument("--reboot", metavar="SHUTDOWN", help="set: what restarts the board")
     options = parser.parse_args(arguments)
     try:
         config = read_config(path := options.root / "etc/nvpmodel.conf")
