@@ -18,67 +18,60 @@ INNER = re.compile(
 )
 #: Kinds that have their address whether or not anything goes through them.
 TUNNELS = ("dummy", "geneve", "tun", "vxlan", "wireguard")
-#: Networks of the probe, by address family: the board's end, the other end, prefix, and a flag.
-PROBE = {
-    "inet": ("169.254.213.1", "169.254.213.2", "30", ""),
-    "inet6": ("fd6f:7269::1", "fd6f:7269::2", "64", "nodad"),
-}
+#: The probe, as batches of `ip`: the board's end, and the other one.
+NEAR = f"""netns add {SPACE}
+link add {INSIDE} type veth peer name {OUTSIDE} netns {SPACE}
+address add 169.254.213.1/30 dev {INSIDE}
+address add fd6f:7269::1/64 dev {INSIDE} nodad
+link set {INSIDE} up
+"""
+FAR = f"""address add 169.254.213.2/30 dev {OUTSIDE}
+address add fd6f:7269::2/64 dev {OUTSIDE} nodad
+link set {OUTSIDE} up
+route add default via 169.254.213.1
+route add default via fd6f:7269::1
+"""
+GONE = f"link delete {INSIDE}\nnetns delete {SPACE}\n"
 SECONDS = 5
 CONNECT = "import socket, sys; to = socket.create_connection(tuple(sys.argv[1:]), timeout=5)"
 #: What runs at the other end: one line of what answers.
 ASK = f"{CONNECT}; print(to.recv(64).decode(errors='replace').strip())"
 
 
-def _ip(*arguments: str, lines: str = "") -> str:
-    """Run `ip`, of `lines` as a batch; its output. Raises OSError."""
-    command = ["timeout", str(SECONDS * 2), "ip", *arguments]
+def _ip(*arguments: str, lines: str | None = None) -> str:
+    """Run `ip`, or `lines` as a batch whatever fails of it; its output. Raises OSError."""
+    batch = [] if lines is None else ["-force", "-batch", "-"]
+    command = ["timeout", str(SECONDS * 2), "ip", *arguments, *batch]
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
-    if done.returncode:
-        said = re.sub(r"(?m)^Command failed.*\n?", "", done.stderr).strip()
-        raise OSError(said or f"ip {' '.join(arguments)} ended with {done.returncode}")
+    if done.returncode and lines is None:
+        raise OSError(done.stderr.strip() or f"ip ended with {done.returncode}")
     return done.stdout
 
 
-def addresses() -> list[tuple[str, str]]:
-    """Family and address of each that another machine may know."""
-    found: list[tuple[str, str]] = []
+def addresses() -> list[str]:
+    """Each address that another machine may know."""
+    found = []
     for link in json.loads(_ip("-json", "-details", "address", "show", "scope", "global", "up")):
         kind = link.get("linkinfo", {}).get("info_kind")
         # A cable that is out, or a driver that does not see it, leaves an address in place. That it
         # is out shows at once here; NO-CARRIER follows when the kernel has told its watchers.
         flags = link.get("flags", ())
         lost = "LOWER_UP" not in flags or "LOOPBACK" in flags or kind in TUNNELS
-        if lost or INNER.match(link.get("ifname", "")):
-            continue
-        for each in link.get("addr_info", ()):
-            if each.get("family") in PROBE and not each.get("tentative"):
-                found.append((each["family"], each["local"]))
+        if not lost and not INNER.match(link.get("ifname", "")):
+            given = [each for each in link.get("addr_info", ()) if not each.get("tentative")]
+            found += [each["local"] for each in given if "local" in each]
     return found
 
 
-def _forget_probe() -> None:
-    command = ["timeout", str(SECONDS * 2), "ip", "-force", "-batch", "-"]
-    forget = f"link delete {INSIDE}\nnetns delete {SPACE}\n"
-    subprocess.run(command, input=forget, capture_output=True, text=True)
-
-
-def ask_from_outside(family: str, address: str, port: int) -> str:
+def ask_from_outside(address: str, port: int) -> str:
     """Connect to this board as another machine does; what it says first. Raises OSError."""
-    near, far, prefix, flag = PROBE[family]
-    _forget_probe()
-    probe = f"""netns add {SPACE}
-        link add {INSIDE} type veth peer name {OUTSIDE} netns {SPACE}
-        address add {near}/{prefix} dev {INSIDE} {flag}
-        link set {INSIDE} up"""
-    outside = f"""address add {far}/{prefix} dev {OUTSIDE} {flag}
-        link set {OUTSIDE} up
-        route add default via {near}"""
+    # A kernel without IPv6 refuses some of these lines, and what is asked does without them.
+    _ip(lines=GONE + NEAR)
     try:
-        _ip("-batch", "-", lines=probe)
-        _ip("-netns", SPACE, "-batch", "-", lines=outside)
+        _ip("-netns", SPACE, lines=FAR)
         return _ip("netns", "exec", SPACE, sys.executable, "-c", ASK, address, str(port)).strip()
     finally:
-        _forget_probe()
+        _ip(lines=GONE)
 
 
 def _answers(peer: str) -> bool:
@@ -93,9 +86,9 @@ def _answers(peer: str) -> bool:
 def _ssh_problems(port: int) -> list[str]:
     """Why no address of this board answers as ssh, one line each; none where one does."""
     wrong = []
-    for family, address in (mine := addresses()):
+    for address in addresses():
         try:
-            banner = ask_from_outside(family, address, port)
+            banner = ask_from_outside(address, port)
         except OSError as error:
             reason = str(error).splitlines()[-1]
             wrong.append(f"port {port} of {address} does not answer from outside: {reason}")
@@ -103,17 +96,15 @@ def _ssh_problems(port: int) -> list[str]:
         if banner.startswith("SSH-"):
             return []
         wrong.append(f"port {port} of {address} says {banner!r}, which is not ssh")
-    return wrong if mine else ["no connected interface has an address that others could know"]
+    return wrong or ["no connected interface has an address that others could know"]
 
 
 def unreachable(ssh: int | None, peer: str | None) -> list[str]:
     """Reasons why nobody reaches this board, or none. ssh: its port, None where it is not asked."""
-    wrong = []
     try:
-        if ssh is not None:
-            wrong += _ssh_problems(ssh)
+        wrong = [] if ssh is None else _ssh_problems(ssh)
     except OSError as error:
-        wrong.append(f"the addresses are not known: {error}")
+        wrong = [f"the addresses are not known: {error}"]
     if peer is not None and not _answers(peer):
         wrong.append(f"{peer} does not answer this board")
     return wrong

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +28,9 @@ POLL_SECONDS = 2.0
 STEADY_SECONDS = 15.0
 TRIES = 3
 PROFILE = Path("nix/var/nix/profiles/system")
+#: The last good system: the garbage collector keeps it, and the boot loader's installation has an
+#: entry of it, however many generations came after it.
+GOOD = Path("nix/var/nix/profiles/system-profiles/orin-good")
 #: Keys that systemd-boot sorts by, entries without tries left last; and titles.
 ENTRIES = {
     "orin-next": ("orin-1", "not proven yet"),
@@ -63,10 +65,9 @@ class Board:
 
     def note(self, name: str) -> Path:
         """A note of ours: `good`, systems that passed, the last one last; `bad`, those that did
-        not come up; `good-entry`, the menu's entry of the last good one. And until the next boot:
-        `before`, what was there when an upgrade began; `trying`, what upgrades made; `upgrading`,
-        there while one runs. Those need no disk, which may be full or read-only by then."""
-        passing = name in ("before", "trying", "upgrading")
+        not come up. And until the next boot: `before`, what was there when an upgrade began, while
+        it runs; `trying`, what upgrades made. Those need no disk, which may be full by then."""
+        passing = name in ("before", "trying")
         return self.root / ("run" if passing else "var/lib") / "orin-upgrade" / name
 
     def noted(self, name: str) -> list[Path]:
@@ -98,9 +99,8 @@ class Board:
         return sorted((self.esp / "loader/entries").glob(f"{pattern}.conf"))
 
     def entry_of(self, system: Path) -> str | None:
-        """The boot loader's own entry of a system, or what was noted of it, or None."""
-        saved = self.note("good-entry")
-        for path in [*self.entries("nixos*"), *([saved] if saved.is_file() else [])]:
+        """The boot loader's own entry of a system, or None."""
+        for path in self.entries("nixos*"):
             # A power cut may leave noise in a file of FAT.
             text = path.read_text(errors="replace")
             if f"init={system}/init" in text.split():
@@ -130,20 +130,6 @@ def write_entry(board: Board, name: str, tries: str, text: str) -> None:
     replace(board.esp / f"loader/entries/{name}{tries}.conf", "\n".join([*head, *lines, ""]))
 
 
-def restore_files(board: Board, system: Path, text: str) -> None:
-    """Put a good system's kernel and initrd back where the boot loader has removed them."""
-    for line in text.splitlines():
-        key, _, where = line.partition(" ")
-        part = {"linux": "kernel", "initrd": "initrd"}.get(key)
-        target = board.esp / where.strip().lstrip("/")
-        if part and not target.exists() and (system / part).exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(system / part, target.with_name("orin.new"))
-            # FAT keeps no order: a name may reach the disk before what is in the file.
-            os.sync()
-            target.with_name("orin.new").replace(target)
-
-
 def prefer_ours(board: Board) -> None:
     """Have the menu start with an entry of ours, whatever the boot loader's installation wrote, and
     a power cut right behind it left. In place: that needs no room where it is no longer."""
@@ -171,17 +157,15 @@ def arm(board: Board, target: Path) -> None:
         board.add("good", target)
         proven = board.noted("good")
     # A person who switches to it again wants another try; the nightly upgrade does not.
-    bad = board.noted("bad") if board.note("upgrading").exists() else []
+    bad = board.noted("bad") if board.note("before").exists() else []
     try:
         for old in board.entries("orin-next*"):
             old.unlink()
-        # The last one, but where the menu has lost it and could not note it.
+        # The last one, but where a full disk has kept it out of its profile and so out of the menu.
         good = next((each for each in reversed(proven) if board.entry_of(each)), proven[-1])
         if (text := board.entry_of(good)) is None:
             print(f"{good}: the boot menu has no entry of it: tries are not counted")
             return
-        restore_files(board, good, text)
-        replace(board.note("good-entry"), text)
         write_entry(board, "orin-good", "", text)
         # First, so that no power cut leaves a menu that starts what nobody counts.
         prefer_ours(board)
@@ -202,23 +186,22 @@ def arm(board: Board, target: Path) -> None:
 def mark_as_good(board: Board, system: Path) -> None:
     """Note a system as good, keep it from the garbage collector, stop counting."""
     board.add("good", system)
-    root = board.root / "nix/var/nix/gcroots/orin-good"
-    root.parent.mkdir(parents=True, exist_ok=True)
-    root.unlink(missing_ok=True)
-    root.symlink_to(system)
+    set_profile(profile := board.root / GOOD, system)
+    subprocess.run(["nix-env", "--profile", str(profile), "--delete-generations", "old"])
     # An upgrade may have been installed meanwhile, and waits for its restart.
     newest = board.newest()
     if (board.esp / "loader/loader.conf").exists():
         arm(board, system if newest in board.noted("bad") else newest)
 
 
-def set_profile(board: Board, system: Path) -> None:
+def set_profile(profile: Path, system: Path) -> None:
     """Make a system the newest generation; a failure is said and no reason to stop."""
-    if board.newest() != system:
-        profile = str(board.root / PROFILE)
-        done = subprocess.run(["nix-env", "--profile", profile, "--set", str(system)])
+    if profile.resolve() != system:
+        with contextlib.suppress(OSError):
+            profile.parent.mkdir(exist_ok=True)
+        done = subprocess.run(["nix-env", "--profile", str(profile), "--set", str(system)])
         if done.returncode:
-            print(f"nix-env ended with {done.returncode}: the profile stays", file=sys.stderr)
+            print(f"nix-env ended with {done.returncode}: {profile} stays", file=sys.stderr)
 
 
 def give_up(board: Board, good: Path, bad: Path) -> None:
@@ -231,7 +214,7 @@ def give_up(board: Board, good: Path, bad: Path) -> None:
         print(f"{board.esp}: {error.strerror}: the menu stays", file=sys.stderr)
     prefer_ours(board)
     board.add("bad", bad)
-    set_profile(board, good)
+    set_profile(board.root / PROFILE, good)
     os.sync()
 
 
@@ -338,14 +321,14 @@ def deadline(board: Board) -> int:
 
 def ended(board: Board, result: str) -> None:
     """After an upgrade: note what it made, or put the profile back where it was not switched to."""
-    newest, running = board.newest(), board.running()
-    board.note("upgrading").unlink(missing_ok=True)
+    newest, running, before = board.newest(), board.running(), board.noted("before")
+    board.note("before").unlink(missing_ok=True)
     if running == newest or result == "success":
-        if newest not in board.noted("before"):
+        if newest not in before:
             board.add("trying", newest)
         return
     print(f"the upgrade to {newest} failed: the profile is {running} again", file=sys.stderr)
-    set_profile(board, running)
+    set_profile(board.root / PROFILE, running)
     subprocess.run([str(running / "bin/switch-to-configuration"), "boot"])
 
 
@@ -363,7 +346,6 @@ def main(arguments: list[str] | None = None) -> int:
     board = Board(options.root, options.esp)
     if options.action == "began":
         board.add("before", board.newest())
-        board.note("upgrading").touch()
     elif options.action == "ended":
         ended(board, os.environ.get("SERVICE_RESULT", "success"))
     elif options.action == "arm":

@@ -117,13 +117,14 @@ SWITCH = """#!/bin/sh
 ACTION=$1
 here=$(dirname "$(dirname "$(readlink -f "$0")")")
 sh -e "$here/before" || exit 1
-for link in {profiles}/system-*-link; do
-  n=$(echo "$link" | grep -o '[0-9]*')
+for link in {profiles}/system-*-link {profiles}/system-profiles/*-link; do
+  test -e "$link" || continue
+  n=$(basename "$link" -link | sed 's/^system-//')
   system=$(readlink -f "$link")
   cp "$system/kernel" /boot/EFI/nixos/$n.new || exit 1
   mv /boot/EFI/nixos/$n.new /boot/EFI/nixos/$n.efi
   {
-    printf 'title NixOS\\nsort-key nixos\\nversion %s\\n' "$n"
+    printf 'title NixOS\\nsort-key nixos\\nversion %s\\n' "${n##*-}"
     printf 'linux /EFI/nixos/%s.efi\\noptions init=%s/init\\n' "$n" "$system"
   } >/boot/loader/entries/$n.new || exit 1
   mv /boot/loader/entries/$n.new /boot/loader/entries/nixos-generation-$n.conf
@@ -155,13 +156,18 @@ sh -e "$new/build"
 nix-env --profile {PROFILES}/system --set "$new"
 exec "$new/bin/switch-to-configuration" switch""",
 }
-#: nix-env's `--set`, which makes a generation of its own number each time.
-NIX_ENV = f"""#!/bin/sh
+#: nix-env's `--set`, which makes a generation of its own number each time, and deletion.
+NIX_ENV = """#!/bin/sh
 test ! -e /srv/nix-env-fails || exit 1
+old=$(readlink "$2")
+if test "$3" = --delete-generations; then
+  for link in "$2"-*-link; do test "$link" = "$(dirname "$2")/$old" || rm "$link"; done
+  exit
+fi
 test "$(readlink -f "$2")" != "$4" || exit 0
-n=$(($(ls {PROFILES} | grep -c link) + 1))
-ln -sfn "$4" {PROFILES}/system-$n-link
-ln -sfn system-$n-link {PROFILES}/system
+n=$(($(ls "$(dirname "$2")" | grep -c link) + 1))
+ln -sfn "$4" "$2-$n-link"
+ln -sfn "$(basename "$2")-$n-link" "$2"
 """
 
 

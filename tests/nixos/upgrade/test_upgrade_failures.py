@@ -200,8 +200,8 @@ def assert_comes_back(board: Board, name: str) -> None:
     assert_old_answers(board, machine)
     bad = board.notes / "bad"
     made = [str(link.readlink()) for link in (board.nix / "nix/profiles").glob("system-*-link")]
-    # Where nothing could be noted, its restart tells.
-    left = bool(board.boots) and f"/nix/store/{name}" in made
+    # Where nothing could be noted, its restart tells, or the check.
+    left = (bool(board.boots) and f"/nix/store/{name}" in made) or "went back" in board.journal
     noted = bad.exists() and f"/nix/store/{name}\n" in bad.read_text()
     met = left or noted or name in board.boots
     assert met or f"{UPGRADE}: Failed with result" in board.journal, board.journal
