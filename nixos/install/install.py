@@ -9,8 +9,6 @@ The image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "fl
 """
 
 import argparse
-import configparser
-import contextlib
 import json
 import os
 import re
@@ -22,8 +20,9 @@ from typing import NamedTuple
 
 MOUNT = Path("/mnt")
 SECTOR = 512
+#: The unit that works, and the file of its arguments, one a line (installer.nix).
 UNIT = "orin-installation.service"
-AT_WORK = ("running", "start")
+ANSWERS = Path("run/orin-installation")
 #: Link that disko's script knows the disk by, and the labels of its partitions (layout.nix).
 TARGET = Path("dev/orin-disk")
 PARTITIONS = {"root": "disk-orin-root", "boot": "disk-orin-boot"}
@@ -32,13 +31,6 @@ BEGUN = ".orin-install"
 CONNECTIONS = Path("etc/NetworkManager/system-connections")
 #: What a host of systemd-networkd has instead: NixOS' networking.wireless reads it.
 SUPPLICANT = Path("etc/wpa_supplicant/imperative.conf")
-#: wpa_supplicant's lines for the security that NetworkManager names, which means WEP by "none"; SAE
-#: (WPA3) demands protected management frames, and a password of WPA2 may be one of WPA3 too.
-SECURITY = {
-    "": "key_mgmt=NONE",
-    "wpa-psk": "key_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n  ieee80211w=1",
-    "sae": "key_mgmt=SAE\n  ieee80211w=2",
-}
 #: Kinds of disks, the best first.
 KINDS = ("nvme", "emmc", "sd", "usb")
 PLAN = """\
@@ -142,10 +134,9 @@ def refuse_twins(labels: list[str], device: str) -> None:
 
 def has_route() -> bool:
     """True if there is a default route, of IPv4 or IPv6: the network supplies what is missing."""
-    commands = (["ip", family, "route", "show", "default"] for family in ("-4", "-6"))
-    shown = [subprocess.run(each, stdout=subprocess.PIPE, text=True).stdout for each in commands]
+    shown = subprocess.run("ip -4 route; ip -6 route", shell=True, stdout=subprocess.PIPE).stdout
     # Linux has one for IPv6 that leads nowhere, "unreachable default".
-    return any(each.startswith("default") for each in shown)
+    return re.search(rb"(?m)^default ", shown) is not None
 
 
 def plan(job: Job, disk: Disk, root: Path) -> str:
@@ -159,12 +150,8 @@ def plan(job: Job, disk: Disk, root: Path) -> str:
 def run(what: str, *command: str) -> None:
     """Run a step; raises InstallError that names it."""
     print(f"orin-install: {what}", flush=True)
-    try:
-        done = subprocess.run(command)
-    except OSError as error:
-        raise InstallError(f"{what}: {command[0]}: {error.strerror}", code=1) from error
-    if done.returncode:
-        raise InstallError(f"{what} failed with {done.returncode}; the reason is above", code=1)
+    if code := subprocess.run(command).returncode:
+        raise InstallError(f"{what} failed with {code}; the reason is above", code=1)
 
 
 def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
@@ -177,11 +164,8 @@ def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
         mount.mkdir(parents=True, exist_ok=True)
         if subprocess.run(["mount", links["root"], mount], capture_output=True).returncode:
             return False
-    said = ""
-    # Another system, a finished one, or a damaged file system.
-    with contextlib.suppress(OSError, ValueError):
-        said = (mount / BEGUN).read_text()
-    if said != job.begun:
+    # Another system's, a finished one's, or on a damaged file system.
+    if subprocess.run(["cat", mount / BEGUN], capture_output=True).stdout != job.begun.encode():
         subprocess.run(["umount", mount], check=True)
         return False
     (boot := mount / "boot").mkdir(exist_ok=True)
@@ -211,37 +195,22 @@ def make_disk(job: Job, disk: Disk, root: Path) -> None:
     os.sync()
 
 
-def supplicant_network(keyfile: str) -> str | None:
-    """A Wi-Fi of NetworkManager's as wpa_supplicant writes it; None for what has no password."""
-    read = configparser.ConfigParser(interpolation=None, strict=False, delimiters=("=",))
-    # NetworkManager leaves out what it cannot read, too.
-    with contextlib.suppress(configparser.Error):
-        read.read_string(keyfile)
-    # GKeyFile's escapes; a name that is no text is numbers, each with a semicolon.
-    escapes = {"s": " ", "t": "\t", "n": "\n", "r": "\r"}
+def supplicant_network(path: Path) -> str:
+    """A Wi-Fi of NetworkManager's as wpa_supplicant reads it; empty where it cannot be kept.
 
-    def plain(section: str, key: str) -> str:
-        text = read.get(section, key, fallback="")
-        return re.sub(r"\\(.)", lambda hit: escapes.get(hit[1], hit[1]), text)
-
-    name = plain("wifi", "ssid").encode()
-    if re.fullmatch(rb"(\d{1,3};)+", name):
-        numbers = [int(number) for number in name.split(b";")[:-1]]
-        name = bytes(numbers) if max(numbers) < 256 else b""
-    security = SECURITY.get(plain("wifi-security", "key-mgmt"))
-    password = plain("wifi-security", "psk")
-    is_key = re.fullmatch("[0-9a-fA-F]{64}", password)
-    # One line that wpa_supplicant does not take, and it takes none of the file.
-    is_phrase = 8 <= len(password.encode()) < 64 and password.isprintable()
-    fits = is_key or is_phrase if security != SECURITY[""] else not password
-    if not 0 < len(name) <= 32 or security is None or not fits:
-        return None
-    lines = [f"ssid={name.hex()}", security]
-    if password:
-        lines.append(f"psk={password}" if is_key else f'psk="{password}"')
-    if plain("wifi", "hidden") == "true":
-        lines.append("scan_ssid=1")
-    return "network={\n  " + "\n  ".join(lines) + "\n}\n"
+    wpa_passphrase refuses what is no password. One of WPA2 may be one of WPA3 too.
+    """
+    asks = ["nmcli", "--show-secrets", "--escape", "no", "--get-values"]
+    keys = "802-11-wireless.ssid,802-11-wireless-security.psk"
+    shown = subprocess.run([*asks, keys, "connection", "show", "filename", path], stdout=-1).stdout
+    made = subprocess.run(
+        ["wpa_passphrase", *shown.splitlines()[:2]], stdin=subprocess.DEVNULL, capture_output=True
+    )
+    # A name that is no text is numbers, at whose letters nmcli guesses.
+    if made.returncode or re.search(rb"(?m)^ssid=(\d+;)+$", path.read_bytes()):
+        return ""
+    sae = "key_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n\tieee80211w=1\n\tscan_ssid=1\n\tsae_password="
+    return made.stdout.decode().replace("#psk=", sae)
 
 
 def keep_networks(job: Job, root: Path, mount: Path) -> None:
@@ -250,13 +219,11 @@ def keep_networks(job: Job, root: Path, mount: Path) -> None:
     files = sorted(path for path in (root / CONNECTIONS).glob("*") if path.is_file())
     kept = {CONNECTIONS / path.name: path.read_bytes() for path in files}
     if job.supplicant:
-        keyfiles = {path.stem: path.read_text(errors="replace") for path in files}
-        networks = {name: supplicant_network(text) for name, text in keyfiles.items()}
-        for name, network in networks.items():
-            if network is None and "[wifi]" in keyfiles[name]:
-                print(f"orin-install: Wi-Fi {name} is not kept: wpa_supplicant would not take it")
-        text = "".join(filter(None, networks.values()))
-        kept = {SUPPLICANT: text.encode()} if text else {}
+        wireless = [path for path in files if b"[wifi]" in path.read_bytes()]
+        networks = {path.stem: supplicant_network(path) for path in wireless}
+        for name in (name for name, network in networks.items() if not network):
+            print(f"orin-install: Wi-Fi {name} is not kept: wpa_supplicant would not take it")
+        kept = {SUPPLICANT: "".join(networks.values()).encode()}
     for path, content in kept.items():
         (target := mount / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.touch(mode=0o600)
@@ -284,39 +251,27 @@ def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
     os.sync()
 
 
-def unit(what: str) -> str:
-    """A property of the unit: SubState is `exited` once it has installed, or `dead` or `failed`."""
-    command = ["systemctl", "show", f"--property={what}", "--value", UNIT]
+def state() -> str:
+    """The unit: `activating` while it works, `active` once it has installed, or another."""
+    command = ["systemctl", "is-active", UNIT]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def watch() -> int:
-    """Show the unit's journal until it ends; its exit code. Who leaves does not stop it."""
+def watch(verb: str) -> int:
+    """Start the unit, or join who has, and show its journal; its exit code. Who leaves stops
+    nothing."""
     print("orin-install: leave whenever you like; sudo orin-install shows it again", flush=True)
     command = ["journalctl", f"--unit={UNIT}", "--follow", "--output=cat", "--lines=50"]
     shown = subprocess.Popen(command)
     try:
-        while unit("SubState") in AT_WORK:
-            time.sleep(1)
+        code = subprocess.run(["systemctl", "--quiet", verb, UNIT]).returncode
         time.sleep(1)
+        return code
     except KeyboardInterrupt:
         print("\norin-install: it goes on without you")
         return 0
     finally:
         shown.terminate()
-    return int(unit("ExecMainStatus") or 1)
-
-
-def start(disk: Disk, options: argparse.Namespace) -> None:
-    """Start the unit that works; systemd starts no second one."""
-    if options.erase:
-        subprocess.run(["systemctl", "stop", UNIT], capture_output=True)
-    subprocess.run(["systemctl", "reset-failed", UNIT], capture_output=True)
-    keep = [f"--setenv={name}={os.environ[name]}" for name in ("ORIN_INSTALL", "PATH")]
-    given = {"--no-reboot": options.no_reboot, "--erase": options.erase}
-    work = [sys.executable, __file__, "--work", "--disk", disk.device, *filter(given.get, given)]
-    how = (f"--unit={UNIT}", "--service-type=exec", "--remain-after-exit", "--quiet", *keep)
-    run("starting", "systemd-run", *how, *work)
 
 
 def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
@@ -337,9 +292,8 @@ def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
 def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     """Run `orin-install`; one line and an exit code where it cannot be."""
     job = Job(**json.loads(os.environ["ORIN_INSTALL"]))
-    parser = argparse.ArgumentParser(
-        prog="orin-install", description=f"Install {job.host} on a disk of this board, or go on."
-    )
+    what = f"Install {job.host} on a disk of this board, or go on."
+    parser = argparse.ArgumentParser("orin-install", description=what, fromfile_prefix_chars="@")
     parser.add_argument("--disk", help="nvme, emmc, sd, usb, or a device; else the first of these")
     parser.add_argument("--erase", action="store_true", help="begin anew, whatever was begun")
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -353,16 +307,19 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
             if not options.no_reboot:
                 subprocess.run(["systemctl", "--no-block", "reboot"], check=True)
             return
-        if (now := unit("SubState")) == "exited" and not options.erase:
+        if (now := state()) == "active" and not options.erase:
             # Who asks again, after a line that dropped, wants to know this and not to begin anew.
             print(f"orin-install: {job.host} is installed: reboot, or --erase to begin anew")
             return
-        if now not in AT_WORK:
-            disk = asked(job, options, root)
+        verb = "start"
+        if now != "activating":
+            given = {"--no-reboot": options.no_reboot, "--erase": options.erase}
+            work = ["--work", "--disk", asked(job, options, root).device, *filter(given.get, given)]
             # Who was asked on the serial console may answer when another has begun, or is done.
-            if unit("SubState") == now:
-                start(disk, options)
-        if code := watch():
+            if state() == now:
+                (root / ANSWERS).write_text("\n".join(work))
+                verb = "restart" if options.erase else verb
+        if code := watch(verb):
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)
     except (EOFError, KeyboardInterrupt, UnicodeDecodeError):
         # The third: noise on a serial line.

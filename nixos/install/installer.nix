@@ -43,6 +43,7 @@ let
           pkgs.parted
           pkgs.python3
           pkgs.util-linux
+          pkgs.wpa_supplicant
         ];
         runtimeEnv.ORIN_INSTALL = builtins.toJSON {
           inherit host user;
@@ -115,6 +116,15 @@ let
       image.baseName = lib.mkForce "orin-installer";
       environment.etc."orin-install/checked".source = checked;
       environment.systemPackages = [ program ];
+      # What happens to the terminal, or to ssh, is nothing to it.
+      systemd.services.orin-installation = {
+        description = "Install ${host} on this board";
+        # nixos-install and nmcli, as a login has them.
+        path = [ "/run/current-system/sw" ];
+        serviceConfig.Type = "oneshot";
+        serviceConfig.RemainAfterExit = true;
+        serviceConfig.ExecStart = "${lib.getExe program} @/run/orin-installation";
+      };
       # The first login on the serial console (115200 baud) is the installer; an Orin shows no console on a screen.
       programs.bash.loginShellInit = ''
         if [ -z "$SSH_CONNECTION" ] && mkdir "/tmp/asked$(tty | tr / -)" 2>/dev/null; then
