@@ -3,7 +3,7 @@
 
   # Where you have tinygrad-orin from. A board fetches it from there: the path of a checkout on your desktop
   # would mean nothing to it.
-  inputs.tinygrad-orin.url = "github:OWNER/tinygrad-orin";
+  inputs.tinygrad-orin.url = "github:REPLACE_ME/tinygrad-orin";
 
   outputs =
     { tinygrad-orin, ... }:

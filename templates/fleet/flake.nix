@@ -4,7 +4,7 @@
   inputs = {
     # Where you have tinygrad-orin from. A board fetches it from there: the path of a checkout on your desktop
     # would mean nothing to it.
-    tinygrad-orin.url = "github:OWNER/tinygrad-orin";
+    tinygrad-orin.url = "github:REPLACE_ME/tinygrad-orin";
     nixpkgs.follows = "tinygrad-orin/nixpkgs";
   };
 

@@ -277,7 +277,7 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
     again = {message.split(" = ")[0]: n for message, n in times.items() if n > 1}
     prometheus = "host board: orin.telemetry.prometheus."
     assert sorted(again.values()) == [2, 3] and all(name.startswith(prometheus) for name in again)
-    assert len(times) == 155
+    assert len(times) == 158
 
 
 def test_a_type_refuses_what_no_value_can_be(flake: Flake) -> None:
@@ -339,3 +339,7 @@ def test_nobody_becomes_root_or_the_author_of_an_upgrade_by_a_default(flake: Fla
     assert said["ssh"] == [2222, None]
     fleet = (ROOT / "templates/fleet/common.nix").read_text()
     assert re.findall(r'flake = "(\S+)"', fleet) == ["github:replace-me/my-orins"]
+    for name in ("default", "fleet"):
+        # GitHub gives nobody a name with an underscore.
+        text = (ROOT / f"templates/{name}/flake.nix").read_text()
+        assert re.findall(r'"github:([^/"]+)', text) == ["REPLACE_ME"]

@@ -27,16 +27,18 @@ rec {
       said = ''${option} = "${given}"'';
       # systemd-tmpfiles removes what lies there for days.
       passing = check.matches "/(var/)?tmp/.*" given;
-      stays = plain path && !inStore path && !passing;
+      # A rebuild copies the flake's folder there.
+      stored = inStore path || lib.hasPrefix "/etc/nixos/" given;
+      stays = plain path && !stored && !passing;
     in
     check.demand (path == null || stays && !lib.hasSuffix "/" given) (
       if passing then
         ''
           ${said} is in a folder that is emptied of old files by itself.
           Write it where files stay, as in "${example}".''
-      else if inStore path then
+      else if stored then
         ''
-          ${option} is in the Nix store (${given}), ${why}.
+          ${option} is in the Nix store or copied there (${given}), ${why}.
           Write it as a string that names a file on the board, as in `${option} = "${example}"`.''
       else if !lib.hasPrefix "/" given then
         ''${said} is no absolute path. Write it from the root, as in "${example}".''

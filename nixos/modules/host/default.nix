@@ -164,6 +164,7 @@ in
           (matches "(https?|ssh|s3|file)://[^[:space:]]+" address)
           ''write where the cache is with its scheme, as in "https://cache.example.org"''
         )
+        (check.noPassword "orin.host.caches" address "set `nix.settings.netrc-file`")
         (rule "orin.host.caches.${check.show address}" key (matches "[^:[:space:]]+:[A-Za-z0-9+/]{43}=" key)
           "write name:key of the public key, as `nix key convert-secret-to-public` prints it"
         )

@@ -132,6 +132,7 @@ in
         || !check.matches "(localhost|127\\..*|::1?|0\\.0\\.0\\.0|${config.networking.hostName}(\\.local)?)(:[0-9]+)?" cfg.peer
       ) ''this board always reaches itself; name another machine, as in "nas.local:445"'')
       (check.calendar "orin.upgrade.dates" cfg.dates)
+      (check.noPassword "orin.upgrade.flake" cfg.flake "give root an ssh key, or Nix a `netrc-file`")
       (check.rule "orin.upgrade.flake" cfg.flake
         (
           check.matches "(/|[a-z][a-z0-9+]*:)[^[:space:]]+" cfg.flake
