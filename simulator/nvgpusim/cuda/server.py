@@ -21,7 +21,7 @@ from ..extents import Extents
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..options import CHECKS as KERNEL_CHECKS
 from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
-from ..ptx.sanitize import Sanitizer
+from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 from .lines import Lines
 from .streams import Operation, Streams, Touch, copied, launched

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ptx.records import ATOMIC
-from ..ptx.sanitize import Sanitizer
+from ..ptx.sanitizer.records import ATOMIC
+from ..ptx.sanitizer.sanitize import Sanitizer
 
 KEPT = 64
 """Operations that later ones are compared with."""

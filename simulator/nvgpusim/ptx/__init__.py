@@ -2,9 +2,9 @@
 
 from .compile import Code, compile_kernel
 from .launch import Launch, Local, private_local
-from .parse import parse
+from .parser.parse import parse
+from .parser.syntax import Kernel, Module, PtxError
 from .state import KernelFault
-from .syntax import Kernel, Module, PtxError
 
 __all__ = [
     "Code", "Kernel", "KernelFault", "Launch", "Local", "Module", "PtxError", "compile_kernel",

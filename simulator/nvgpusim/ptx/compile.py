@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .lower import PRED, TYPES, U32, Op, Read, Site
-from .ops_bit import BIT_OPS
-from .ops_cvt import cvt
-from .ops_float import FLOAT_OPS
-from .ops_mem import MEM_OPS
-from .ops_system import SYSTEM_OPS
-from .ops_tensor import TENSOR_OPS
-from .ops_video import VIDEO_OPS
-from .ops_warp import WARP_OPS
+from .instructions.bit import BIT_OPS
+from .instructions.cvt import cvt
+from .instructions.float import FLOAT_OPS
+from .instructions.lower import PRED, TYPES, U32, Op, Read, Site
+from .instructions.mem import MEM_OPS
+from .instructions.system import SYSTEM_OPS
+from .instructions.tensor import TENSOR_OPS
+from .instructions.video import VIDEO_OPS
+from .instructions.warp import WARP_OPS
+from .parser.syntax import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
 from .spaces import SHARED_RESERVED
 from .state import CONTAINER, State
-from .syntax import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
     **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,

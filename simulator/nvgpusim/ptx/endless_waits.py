@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .parser.syntax import Instr
+from .parser.taint import timed
 from .state import KernelFault, Lanes, State
-from .syntax import Instr
-from .taint import timed
 
 if TYPE_CHECKING:
     from .run import Run
@@ -94,7 +94,7 @@ class EndlessWaits:
     def comes_round(self, at: int, lanes: Lanes | None, looks: list[Look]) -> bool:
         """True if the group is again where it was and has changed nothing."""
         run, st, launch = self.run, self.run.st, self.run.launch
-        waiting = len(run.parked), len(run.waiting), len(run.meeting)
+        waiting = len(run.barriers.parked), len(run.waiting), len(run.meeting)
         alive = None if st.live is None else int(st.live.sum())
         before = self.registers(lanes)
         launch.changes, launch.looks = 0, looks
@@ -105,7 +105,7 @@ class EndlessWaits:
                 st.m = run.groups.pop(first)
                 run.follow(first)
                 if launch.changes or waiting != (
-                    len(run.parked), len(run.waiting), len(run.meeting),
+                    len(run.barriers.parked), len(run.waiting), len(run.meeting),
                 ):  # fmt: skip
                     return False
                 if alive != (None if st.live is None else int(st.live.sum())):

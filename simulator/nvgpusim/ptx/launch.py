@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from ..memory import MmuFault
 from .compile import Code
-from .floats import Value
+from .instructions.floats import Value
+from .instructions.mem import source
+from .instructions.warp import ballot
 from .native.hot import put_back, start_compiled
-from .ops_mem import source
-from .ops_warp import ballot
+from .parser.syntax import Instr
 from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import UNWRITTEN, KernelFault, Lanes, Memory, State
-from .syntax import Instr
 
 if TYPE_CHECKING:
-    from .sanitize import Sanitizer
+    from .sanitizer.sanitize import Sanitizer
 
 CHUNK_LANES = 16384
 """Lanes a chunk aims at: registers of so many lanes stay in the second-level cache."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
-from .floats import Value
+from .instructions.floats import Value
 from .state import KernelFault, State
 
 OUT_OF_RANGE, MISALIGNED, WRONG_SPACE, BAD_CONSTANT = 0xE, 0xF, 0x10, 0x12

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
-from .floats import Value
-from .syntax import Instr, Kernel, Module
+from .instructions.floats import Value
+from .parser.syntax import Instr, Kernel, Module
 
 Lanes = NDArray[np.intp]
 CONTAINER = {

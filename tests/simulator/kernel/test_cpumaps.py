@@ -15,7 +15,7 @@ from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim.memory import DmaBuf
 from nvgpusim.orin.kernel import Kernel
-from nvgpusim.orin.kernel.cpumaps import CpuMapping, CpuMaps
+from nvgpusim.orin.kernel.usermem import CpuMapping, CpuMaps
 
 PAGES = st.tuples(st.integers(0, 40), st.integers(1, 12))
 

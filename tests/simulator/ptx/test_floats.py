@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvgpusim.ptx import floats as fl
+from nvgpusim.ptx.instructions import floats as fl
 
 
 @settings(max_examples=150, deadline=None)

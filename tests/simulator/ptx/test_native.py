@@ -468,6 +468,6 @@ cvt.u64.u32 w, v; setp.gt.s32 q, v, 0; mov.u32 %r1, 0; mov.u32 x, 0; setp.eq.u32
         raise AssertionError("the interpreter ran it")
 
     for name in ("members", "ballot"):
-        monkeypatch.setattr(f"nvgpusim.ptx.ops_warp.{name}", asked)
+        monkeypatch.setattr(f"nvgpusim.ptx.instructions.warp.{name}", asked)
     assert outcome(code, True) == expected and any(expected[0])
     assert code.heat.native.plan.kinds.count(GROUP) == len(TOGETHER)

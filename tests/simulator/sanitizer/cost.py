@@ -20,7 +20,7 @@ from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 from nvgpusim.options import CHECKS
 from nvgpusim.orin.gpu import bench
 from nvgpusim.ptx import Code, Launch, compile_kernel, parse
-from nvgpusim.ptx.sanitize import Sanitizer
+from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 TURNS, WARM = 15, 3
 """Launches that are counted, and those before them."""

@@ -15,7 +15,7 @@ from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, Kernel, KernelFault, Launch, Module, compile_kernel, parse
-from nvgpusim.ptx.sanitize import Sanitizer
+from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 HERE = Path(__file__).resolve().parent
 BASE, SIZE = 0x10000000, 1 << 20

@@ -21,7 +21,7 @@ from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.sanitize import Sanitizer
+from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 SOME = [(), ("race",), ("init", "bounds")]
 """Checks that are left out of the runs of each case."""

@@ -15,7 +15,7 @@ from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.sanitize import Sanitizer
+from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 FULL = 4096
 

@@ -17,7 +17,7 @@ from tests.simulator.sanitizer.launching import run
 from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
-from nvgpusim.ptx.sanitize import Sanitizer
+from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 HERE = Path(__file__).resolve().parent
 FAULTY, CLEAN = [c for c in CASES if c.fault], [c for c in CASES if not c.fault]

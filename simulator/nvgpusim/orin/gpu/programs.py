@@ -33,7 +33,7 @@ from ...errors import SimError
 from ...locks import Lock
 from ...options import cache_directory
 from ...ptx import Code, PtxError, compile_kernel, parse
-from ...ptx.syntax import Module
+from ...ptx.parser.syntax import Module
 from . import clients
 
 R_64, R_LO, R_HI = 2, 0x38, 0x39

@@ -16,7 +16,7 @@ from ...extents import Extents
 from ...memory import GpuAddressSpace
 from ...options import Options
 from ...ptx import Launch
-from ...ptx.sanitize import Sanitizer
+from ...ptx.sanitizer.sanitize import Sanitizer
 from ..ctxsw import SecondClient
 from ..gpu_api import ChannelPort
 from .programs import Program

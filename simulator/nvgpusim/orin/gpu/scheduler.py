@@ -23,7 +23,7 @@ from ...locks import Bell, Lock, pause, resume
 from ...memory import MmuFault
 from ...options import Options
 from ...ptx import Launch
-from ...ptx.sanitize import Sanitizer
+from ...ptx.sanitizer.sanitize import Sanitizer
 from ..ctxsw import SecondClient
 from ..gpu_api import ChannelPort
 from .faults import GpuFault, ctxsw_timeout, gr_class

@@ -11,8 +11,8 @@ from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller_lines
 from ..abi import Record
 from ..rules import KernelError
 from .allocator import Buddy
+from .board import MAP_FLAGS
 from .file import Board, File, handler
-from .release import MAP_FLAGS
 
 PDE = 0x200000
 """Coverage of a last-level PDE: the granule of va_range_start and va_range_end."""

@@ -14,8 +14,8 @@ The model refuses what exceeds free memory and three eighths of the page cache.
 
 from __future__ import annotations
 
+from .board import JETPACK7
 from .file import Board
-from .release import JETPACK7
 
 MEMINFO = "/proc/meminfo"
 SYSTEM = 512 << 20

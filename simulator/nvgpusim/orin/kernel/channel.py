@@ -12,9 +12,9 @@ from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
 from .address_space import Vm
+from .board import GR_RUNLIST, RUNLISTS
 from .file import Board, File, handler
 from .gpu_classes import check_runqueues, known
-from .shape import GR_RUNLIST, RUNLISTS
 from .tsg import Subcontext, Tsg
 
 VPR, DETERMINISTIC, USERMODE = 1, 2, 8

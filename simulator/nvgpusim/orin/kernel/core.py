@@ -32,15 +32,14 @@ from ..inject import Injector
 from ..report import Journal
 from ..rules import KernelError
 from .address_space import AsFile
+from .board import GpuShape
 from .channel import ChannelFile
-from .cpumaps import CpuMapping, CpuMaps
 from .ctrl import CtrlFile
 from .file import File, Key
 from .handles import NvMapState
 from .nvmap import NvMapFile
-from .shape import GpuShape
 from .tsg import TsgFile
-from .usermem import UserMemory
+from .usermem import CpuMapping, CpuMaps, UserMemory
 from .usermode import Usermode
 
 NODES = {

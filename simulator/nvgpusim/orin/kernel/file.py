@@ -14,7 +14,7 @@ from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
 from ..report import Journal
 from ..rules import KernelError
-from .shape import GpuShape
+from .board import GpuShape
 from .usermem import UserMemory
 
 Handler = Callable[..., int | None]

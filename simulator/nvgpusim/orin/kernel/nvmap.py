@@ -11,9 +11,9 @@ from ...memory import PAGE, DmaBuf
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
 from .available import nvmap_room, take_pages
-from .cpumaps import CpuMapping
 from .file import Board, File, handler
 from .handles import Handle, NvMapState
+from .usermem import CpuMapping
 
 HEAP_IOVMM, HEAP_VPR = 1 << 30, 1 << 28
 EXCLUSIVE = (1 << 1, 1 << 26)

@@ -1,4 +1,4 @@
-"""The client's memory as the kernel reaches it: copies that fail instead of crashing.
+"""The client's memory: copies that fail instead of crashing, and its CPU mappings by address.
 
 pread and pwrite on a scratch memfd make the host kernel do the access, so a bad address gives a
 short count (copy_from_user's and copy_to_user's behaviour) and not a signal.
@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...locks import Lock
+from ...memory import DmaBuf
+
+if TYPE_CHECKING:
+    from .file import File
 
 _CHUNK = 1 << 16
 
@@ -61,3 +69,59 @@ def _function(libc: ctypes.CDLL, name: str) -> Callable[..., int]:
     function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
     function.restype = ctypes.c_ssize_t
     return function
+
+
+@dataclass(eq=False, slots=True)
+class CpuMapping:
+    """CPU addresses [start, end) that show `what`: a buffer, or ctrl's doorbell page."""
+
+    start: int
+    end: int
+    what: File | DmaBuf
+
+
+class CpuMaps:
+    """Mappings that do not overlap, sorted."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._maps: list[CpuMapping] = []
+
+    def __iter__(self) -> Iterator[CpuMapping]:
+        return iter(self._maps)
+
+    def at(self, address: int) -> CpuMapping | None:
+        """The mapping that holds `address`."""
+        i = bisect_right(self._starts, address) - 1
+        return self._maps[i] if i >= 0 and address < self._maps[i].end else None
+
+    def cut(self, start: int, end: int) -> tuple[list[CpuMapping], list[CpuMapping]]:
+        """Empty [start, end): the mappings that were there, whole, and what is left of them."""
+        first = bisect_right(self._starts, start) - 1
+        if first < 0 or self._maps[first].end <= start:
+            first += 1
+        last = bisect_right(self._starts, end - 1)
+        if last <= first:
+            return [], []
+        gone, left = self._maps[first:last], []
+        for old in (gone[0], gone[-1]) if len(gone) > 1 else gone:
+            for low, high in ((old.start, min(start, old.end)), (max(end, old.start), old.end)):
+                if low < high:
+                    left.append(CpuMapping(low, high, old.what))
+        self._maps[first:last] = left
+        self._starts[first:last] = [m.start for m in left]
+        return gone, left
+
+    def add(self, mapping: CpuMapping) -> None:
+        """Enter a mapping where :meth:`cut` has made room."""
+        at = bisect_right(self._starts, mapping.start)
+        self._maps.insert(at, mapping)
+        self._starts.insert(at, mapping.start)
+
+    def check(self) -> Counter[File | DmaBuf]:
+        """Nothing overlaps, all is in order; how many mappings show what."""
+        end = 0
+        for start, mapping in zip(self._starts, self._maps, strict=True):
+            assert end <= start == mapping.start < mapping.end, f"CPU mapping at {start:#x}"
+            end = mapping.end
+        return Counter(mapping.what for mapping in self._maps)

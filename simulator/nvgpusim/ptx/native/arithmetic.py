@@ -1,11 +1,11 @@
-"""Arithmetic, comparisons, bits and moves as C, to the bit what `ops_*.py` compute."""
+"""Arithmetic, comparisons, bits and moves as C, to the bit what `instructions/*.py` compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..lower import PRED, TYPES, U32, Type
-from ..syntax import Imm, Pair, Vec
+from ..instructions.lower import PRED, TYPES, U32, Type
+from ..parser.syntax import Imm, Pair, Vec
 from .values import Emit, Unknown, Words, unsigned
 
 S32 = TYPES["s32"]

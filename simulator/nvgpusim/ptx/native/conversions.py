@@ -1,8 +1,8 @@
-"""cvt and cvta as C, to the bit what `ops_cvt.py` computes."""
+"""cvt and cvta as C, to the bit what `instructions/cvt.py` computes."""
 
 from __future__ import annotations
 
-from ..lower import TYPES, Type
+from ..instructions.lower import TYPES, Type
 from ..spaces import SPACES
 from .arithmetic import ROUND
 from .values import Emit, Unknown, Words, unsigned

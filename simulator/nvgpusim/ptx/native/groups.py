@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..lower import TYPES, literal
-from ..ops_mem import space_of
-from ..syntax import Addr, Imm, Neg, Operand, Pair, Reg
+from ..instructions.lower import TYPES, literal
+from ..instructions.mem import space_of
+from ..parser.syntax import Addr, Imm, Neg, Operand, Pair, Reg
 from .values import Unknown, Words
 
 Place = Callable[[int], str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from ..state import Grid, KernelFault, Lanes, State
 from .machine import NO_LIMIT, Native, NativeChunk, compile_native
 from .text import ODD
+
+if TYPE_CHECKING:
+    from ..barriers import BlockBarriers
 
 
 class Sized(Grid, Protocol):
@@ -39,7 +42,7 @@ class SwitchedRun(Protocol):
     meeting: dict[int, Lanes]
     owing: dict[int, NDArray[np.bool_]]
     waiting: dict[int, Any]
-    parked: list[Any]
+    barriers: BlockBarriers
 
     def push(self, at: int, lanes: Lanes | None) -> None:
         """Let lanes continue at a block."""
@@ -170,7 +173,7 @@ class Hot:
         run.meeting = {number(n): lanes for n, lanes in run.meeting.items()}
         run.owing = {number(n): lanes for n, lanes in run.owing.items()}
         run.waiting = {number(n): rest for n, rest in run.waiting.items()}
-        run.parked = [(number(n), *rest) for n, *rest in run.parked]
+        run.barriers.parked = [(number(p[0]), *p[1:]) for p in run.barriers.parked]
 
     def end(self) -> None:
         """Account for what numpy has done."""
@@ -183,7 +186,7 @@ class Hot:
         assert machine is not None
         st = run.st
         limit = min(run.groups) if run.groups else NO_LIMIT
-        whole = st.m is None and st.live is None and not run.parked
+        whole = st.m is None and st.live is None and not run.barriers.parked
         how = machine.run(at, limit, whole)
         c = machine.call
         self.steps = c.steps

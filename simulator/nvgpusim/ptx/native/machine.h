@@ -1,6 +1,6 @@
 // What the C of compiled kernels shares: the call's context, checked addresses,
 // arithmetic whose results are to the bit those of the interpreter (floats.py,
-// ops_*.py).
+// instructions/).
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..lower import TYPES, Type, literal
-from ..ops_mem import space_of
-from ..syntax import Addr, Imm, Reg, Sym
+from ..instructions.lower import TYPES, Type, literal
+from ..instructions.mem import space_of
+from ..parser.syntax import Addr, Imm, Reg, Sym
 from .values import Unknown, Words, unsigned
 
 OTHERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "v8", "L2::cache_hint", "mmio")

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..compile import END, Block, Code, compile_kernel
-from ..syntax import Addr, Instr, Kernel, Module, PtxError, Reg, Sym, registers
+from ..parser.syntax import Addr, Instr, Kernel, Module, PtxError, Reg, Sym, registers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .groups import GROUPS, Group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..compile import END
-from ..syntax import Instr, Reg
+from ..parser.syntax import Instr, Reg
 from .plan import ALIEN, BARRIER, CHAIN, GROUP, STORE, Plan, guard, successors
 
 Lines = list[str]

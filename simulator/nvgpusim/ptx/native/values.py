@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..lower import SPECIALS, TYPES, Site, Type, literal
-from ..records import SITES
-from ..syntax import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
+from ..instructions.lower import SPECIALS, TYPES, Site, Type, literal
+from ..parser.syntax import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
+from ..sanitizer.records import SITES
 
 
 class Unknown(Exception):  # noqa: N818 - no error: the interpreter runs it

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ..records import Slots
+from ..sanitizer.records import Slots
 from .values import at
 
 if TYPE_CHECKING:

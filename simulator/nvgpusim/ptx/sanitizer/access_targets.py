@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..extents import WORD, Extent
+from ...extents import WORD, Extent
+from ..parser.syntax import Instr, Vec, registers
+from ..state import Lanes, State
 from .clocks import Clocks, Watch
-from .state import Lanes, State
-from .syntax import Instr, Vec, registers
 
 
 def place_of(instr: Instr | None) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..state import CONTAINER, State
 from . import floats as fl
 from .floats import F16, F32, F64, Value
 from .lower import TYPES, Op, Site, Type
-from .state import CONTAINER, State
 
 _U16, _U32, _U64 = CONTAINER[16], CONTAINER[32], CONTAINER[64]
 _INTEGRAL: dict[str, Any] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extents import Extent, Extents
+from ...extents import Extent, Extents
+from ..parser.taint import Facts
+from ..state import Lanes, State
 from .fenced_writes import FencedWrite, FencedWrites, Fences, Words
 from .records import THREADS, TICK, Slots
-from .state import Lanes, State
-from .taint import Facts
 
 WORDS = 32
 """Words of one strong write that are released apart; more count as one."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ..spaces import load, store, window_view
+from ..state import CONTAINER, KernelFault, State
 from . import floats as fl
 from .floats import F16, Value
 from .lower import PRED, TYPES, U32, U64, Op, Read, Site
-from .ops_mem import space_of
-from .ops_warp import ELEMENTS
-from .spaces import load, store, window_view
-from .state import CONTAINER, KernelFault, State
+from .mem import space_of
+from .warp import ELEMENTS
 
 SHAPES = {
     "m16n16k16": (16, 16, 16), "m32n8k16": (32, 8, 16), "m8n32k16": (8, 32, 16),

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..state import CONTAINER, State
 from .floats import Value
 from .lower import TYPES, Op, Site, Type
-from .state import CONTAINER, State
 
 _U8, _U16, _U32, _U64 = CONTAINER[8], CONTAINER[16], CONTAINER[32], CONTAINER[64]
 _WIDE = {16: 32, 32: 64}

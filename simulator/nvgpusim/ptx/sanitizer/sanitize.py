@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..extents import Extent, Extents
-from ..memory import GpuAddressSpace
+from ...extents import Extent, Extents
+from ...memory import GpuAddressSpace
+from ..parser.taint import Facts
+from ..state import Compiled, Grid, State
 from .fenced_writes import FencedWrites
 from .records import TICK, Slots
 from .shadow import Shadow
-from .state import Compiled, Grid, State
-from .taint import Facts
 
 
 @dataclass(eq=False)

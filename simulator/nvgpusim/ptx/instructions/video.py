@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..state import State
 from .floats import Value
 from .lower import U32, Op, Site
-from .state import State
 
 _U32 = np.dtype(np.uint32)
 _SIZES = {"2": 16, "4": 8}

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..parser.syntax import Pair
+from ..state import CONTAINER, State
 from . import floats as fl
 from .floats import F16, F32, F64, Value
+from .int import INT_OPS
 from .lower import PRED, TYPES, Op, Site, Type
-from .ops_int import INT_OPS
-from .state import CONTAINER, State
-from .syntax import Pair
 
 _U16, _U32 = CONTAINER[16], CONTAINER[32]
 _ROUND = ("rn", "rz", "rm", "rp")

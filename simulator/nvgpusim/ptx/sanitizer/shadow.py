@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..l2 import DIRTY
+from ...l2 import DIRTY
+from ..spaces import scatter
+from ..state import Async, Lanes, State
 from .access_targets import place_of
 from .clocks import Watch
 from .fenced_writes import Words
 from .races import WAITS, Races
 from .records import THREADS, Slots
-from .spaces import scatter
-from .state import Async, Lanes, State
 
 POLLERS = 1024
 """Lanes that may poll together; more are not remembered as such."""

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .floats import Value
-from .state import CONTAINER, State
-from .syntax import (
+from ..parser.syntax import (
     Addr,
     Imm,
     Instr,
@@ -29,6 +27,8 @@ from .syntax import (
     Sym,
     Vec,
 )
+from ..state import CONTAINER, State
+from .floats import Value
 
 Op = Callable[[State], None]
 Read = Callable[[State], Value]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..parser.syntax import Imm, Pair, Vec
+from ..state import CONTAINER, State
 from .floats import Value, flush
+from .int import dot
 from .lower import PRED, TYPES, U32, Op, Site, Type
-from .ops_int import dot
-from .state import CONTAINER, State
-from .syntax import Imm, Pair, Vec
 
 _U32, _U64 = CONTAINER[32], CONTAINER[64]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..parser.syntax import Sym
+from ..spaces import load
+from ..state import CONTAINER, KernelFault, State
 from .lower import TYPES, Op, Read, Site
-from .spaces import load
-from .state import CONTAINER, KernelFault, State
-from .syntax import Sym
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsaAeEfFgGp%])")
 _MOST = 1 << 16

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..parser.syntax import Pair, Reg
+from ..state import CONTAINER, KernelFault, Lanes, State
 from . import floats as fl
 from .floats import F16, F32, F64, Value
 from .lower import PRED, TYPES, U32, Op, Read, Site
-from .ops_mem import whole_warps
-from .state import CONTAINER, KernelFault, Lanes, State
-from .syntax import Pair, Reg
+from .mem import whole_warps
 
 _U8, _U16, _U32 = CONTAINER[8], CONTAINER[16], CONTAINER[32]
 POISON = np.uint32(0xDBDBDBDB)

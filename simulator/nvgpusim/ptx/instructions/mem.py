@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import MmuFault
+from ...memory import MmuFault
+from ..parser.syntax import Addr, Reg, Sym
+from ..spaces import SPACES, aligned, load, parameter, split, store, windows
+from ..state import CONTAINER, Async, KernelFault, State
 from . import floats as fl
 from .floats import Value
 from .lower import PRED, U32, U64, Op, Read, Site
-from .spaces import SPACES, aligned, load, parameter, split, store, windows
-from .state import CONTAINER, Async, KernelFault, State
-from .syntax import Addr, Reg, Sym
 
 _HINTS = (
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "sc", "cta", "cluster", "gpu",

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..parser.syntax import Instr
+from ..state import Lanes, State
 from .access_targets import AccessTargets, place_of
 from .clocks import Watch
 from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
-from .state import Lanes, State
-from .syntax import Instr
 
 WAITS = ("test_wait", "try_wait")
 

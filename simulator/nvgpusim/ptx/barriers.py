@@ -1,0 +1,138 @@
+"""Barriers of whole blocks and named ones: lanes that wait at them, and when they go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compile import Jump
+from .instructions.warp import reduce_blocks
+from .state import Lanes, merged
+
+if TYPE_CHECKING:
+    from .run import Front, Run
+
+Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
+"""Lanes that wait: the block where they go on, they, barriers, their threads or -1, the jump."""
+
+
+class BlockBarriers:
+    """The lanes of a run that wait at barriers of their blocks, and those counted as arrived."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.parked: list[Parked] = []
+        self.arrived: dict[tuple[int, int], int] = {}
+
+    def barrier(self, at: int, jump: Jump) -> int | None:
+        """bar.sync, bar.red, bar.arrive."""
+        st = self.run.st
+        assert jump.bar is not None
+        instr = jump.instr
+        assert instr is not None
+        number, count = jump.bar[0](st), jump.bar[1](st) if jump.bar[1] is not None else None
+        whole = count is None or (count.ndim == 0 and int(count) == st.threads)
+        if st.m is None and whole and number.ndim == 0 and not self.parked and jump.kind == "bar":
+            if jump.reduce is not None:
+                reduce_blocks(st, jump.reduce, np.arange(st.n))
+            if st.shadow is not None:
+                st.shadow.barrier(np.arange(st.n))
+            return at + 1
+        lanes = st.lanes()
+        numbers = st.spread(number).astype(np.int64)
+        counts = np.full(len(lanes), -1) if count is None else st.spread(count).astype(np.int64)
+        uneven = (counts >= 0) & (counts % 32 != 0)
+        if uneven.any():
+            lane = int(np.flatnonzero(uneven)[0])
+            what = f"a barrier for {int(counts[lane])} threads: no multiple of 32"
+            raise self.run.fail(what, instr, lane)
+        if jump.kind == "arrive":
+            for block, n in zip((lanes // st.threads).tolist(), numbers.tolist(), strict=True):
+                self.arrived[block, n] = self.arrived.get((block, n), 0) + 1
+            if st.shadow is not None:
+                st.shadow.arrive(lanes, numbers)
+            return at + 1
+        self.parked.append((at + 1, lanes, numbers, counts, jump))
+        return None
+
+    def complete(self) -> NDArray[np.bool_]:
+        """Lanes whose barriers are complete."""
+        st = self.run.st
+        live = np.ones(st.n, bool) if st.live is None else st.live
+        bar = np.full(st.n, -1, np.int64)
+        want = np.full(st.n, -1, np.int64)
+        for _, lanes, numbers, counts, _ in self.parked:
+            bar[lanes], want[lanes] = numbers, counts
+        go = np.zeros(st.n, bool)
+        rows = bar.reshape(-1, st.threads)
+        alive = live.reshape(-1, st.threads)
+        first = np.where(alive, rows, -1).max(axis=1)
+        simple = (first >= 0) & ((rows == first[:, None]) | ~alive).all(axis=1)
+        simple &= (want.reshape(rows.shape) < 0).all(axis=1)
+        go.reshape(rows.shape)[simple] = alive[simple]
+        for block in np.flatnonzero(~simple & alive.any(axis=1)):
+            here = slice(block * st.threads, (block + 1) * st.threads)
+            for number in np.unique(bar[here][bar[here] >= 0]):
+                waiting = (bar[here] == number) & live[here]
+                need = int(want[here][waiting].max())
+                have = int(waiting.sum()) + self.arrived.get((int(block), int(number)), 0)
+                if need < 0:
+                    need = int(live[here].sum())
+                if have >= need:
+                    go[here] |= waiting
+                    self.arrived.pop((int(block), int(number)), None)
+                    if st.shadow is not None:
+                        st.shadow.named(block * st.threads + np.flatnonzero(waiting), int(number))
+        if st.shadow is not None and simple.any():
+            st.shadow.barrier(np.flatnonzero(go & np.repeat(simple, st.threads)))
+        return go
+
+    def release(self) -> None:
+        """Nobody can run: complete the barriers that are complete, or report why none is."""
+        st = self.run.st
+        go = self.complete()
+        if not go.any():
+            if self.run.meeting or self.run.waiting:
+                self.run.stuck()
+            _, lanes, _, _, jump = self.parked[0]
+            st.m = lanes
+            what = "a barrier never completes: the other threads of the block wait elsewhere"
+            raise self.run.fail(what, jump.instr)
+        self.set_free(go)
+
+    def set_free(self, go: NDArray[np.bool_]) -> None:
+        """Let lanes go on after their barrier."""
+        st = self.run.st
+        if st.shadow is not None:
+            self.left_out(go)
+        left: list[Parked] = []
+        free: dict[int, tuple[Lanes, Jump]] = {}
+        for at, lanes, numbers, counts, jump in self.parked:
+            ready = go[lanes]
+            if ready.any():
+                there = lanes[ready]
+                free[at] = (merged(there, free[at][0]) if at in free else there), jump
+            if not ready.all():
+                keep = ~ready
+                left.append((at, lanes[keep], numbers[keep], counts[keep], jump))
+        groups: Front = {}
+        for at, (there, jump) in free.items():
+            if jump.reduce is not None:
+                reduce_blocks(st, jump.reduce, there)
+            groups[at] = None if len(there) == st.n else there
+        self.parked = left
+        self.run.deal(groups)
+
+    def left_out(self, go: NDArray[np.bool_]) -> None:
+        """Tell the sanitizer of barriers for the whole block that some threads never reach."""
+        st = self.run.st
+        if st.live is None or st.shadow is None:
+            return
+        for _, lanes, _, counts, jump in self.parked:
+            for lane in lanes[go[lanes] & (counts < 0)][:: st.threads]:
+                block = int(lane) // st.threads
+                gone = np.flatnonzero(~st.live[block * st.threads : (block + 1) * st.threads])
+                if len(gone):
+                    st.shadow.left(int(lane), int(gone[0]), len(gone), jump.instr)

@@ -1,0 +1,1 @@
+"""Instructions as functions over all lanes, on numpy arrays."""

@@ -1,0 +1,1 @@
+"""Checks of accesses while a kernel runs: races, unwritten memory, barriers, bounds."""
