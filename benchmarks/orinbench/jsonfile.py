@@ -1,6 +1,7 @@
 """Files that are read with care, and written whole or not at all; JSON as dataclasses."""
 
 import dataclasses
+import math
 import os
 import tempfile
 import types
@@ -63,6 +64,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise BenchError(f"{said}: cannot be written: {error.strerror}") from error
 
 
+def is_number(value: Any) -> bool:
+    """Return if a value is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # JSON's integers have no end
+        return False
+
+
 def read_plain(kind: type[T], value: Any, where: str) -> T:
     """Return `value` as a `kind`: a dataclass of plain values, lists, dicts and dataclasses.
 
@@ -93,10 +102,11 @@ def _read(kind: Any, value: Any, where: str, name: str) -> Any:
         of = get_args(kind)[0]
         return [_read(of, each, inside, str(place + 1)) for place, each in enumerate(value)]
     wanted: Any = dict if dataclasses.is_dataclass(kind) else origin or kind
-    wanted = (int, float) if kind is float else wanted
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        word = _WORDS[float if kind is float else wanted]
-        raise BenchError(f"{where}: {name or 'it'} is {str(value)[:60]!r}; want {word}")
+    fits = isinstance(value, (int, float) if kind is float else wanted)
+    if kind in (int, float):
+        fits = fits and is_number(value) and not isinstance(value, bool)
+    if not fits:
+        raise BenchError(f"{where}: {name or 'it'} is {str(value)[:60]!r}; want {_WORDS[wanted]}")
     if isinstance(value, str) and (len(value) > _LONGEST_TEXT or not value.isprintable()):
         raise BenchError(f"{where}: {name} is longer than {_LONGEST_TEXT} characters or not "
                          "printable")  # fmt: skip

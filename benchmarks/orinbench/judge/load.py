@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import read_text
+from orinbench.jsonfile import is_number, read_text
 from orinbench.judge.identity import own_test
 from orinbench.judge.record import to_json
 from orinbench.judge.samples import summarize
@@ -15,7 +15,6 @@ from orinbench.judge.schema import (
     Plain,
     Record,
     fault_of,
-    is_number,
     record_of,
 )
 from orinbench.measure.plan import Case
@@ -77,10 +76,6 @@ def _checked(path: Path, index: int, record: Any) -> Record:
         )
     if own and record.get("samples_ts") is None:
         raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
-    for name in ("avg_ts", "stddev_ts", "median_ts", "ci95_low_ts", "ci95_high_ts"):
-        value = record.get(name)
-        if value is not None and not is_number(value):
-            raise BenchError(f"{where}: {name} must be a number, not {value!r}")
     if (record.get("ci95_low_ts") is None) != (record.get("ci95_high_ts") is None):
         raise BenchError(f"{where} has one end of ci95_low_ts and ci95_high_ts; want both")
     if fault := fault_of(record):

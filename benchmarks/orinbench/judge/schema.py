@@ -3,13 +3,12 @@
 `SCHEMA_VERSION` rises when a field changes its meaning or goes; a new field does not raise it.
 """
 
-import math
 import types
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import read_plain
+from orinbench.jsonfile import is_number, read_plain
 
 SCHEMA_VERSION = 1
 Plain = dict[str, Any]
@@ -258,26 +257,36 @@ class _Environment:
     tinygrad_variables: dict[str, str] | None = None
 
 
-_ENTRIES: dict[str, type] = {
-    "warnings": _Warning,
-    "comparisons": _Comparison,
-    "energy": _Energy,
-    "clocks": _Clocks,
-    "board_before": _Board,
-    "board_after": _Board,
+# Which of these a field holds; a list of numbers or texts is what its type says.
+_SHAPES: dict[str, Any] = {
+    **{name: _HINTS[name] for name, kind in KINDS.items() if kind is list},
+    "warnings": list[_Warning],
+    "comparisons": list[_Comparison],
+    "energy": list[_Energy | None],
+    "clocks": list[_Clocks],
+    "board_before": list[_Board | None],
+    "board_after": list[_Board | None],
+    "extra": _Extra,
+    "environment": _Environment,
+    "token_read_by_tensor": dict[str, float],
 }
-_OBJECTS: dict[str, type] = {"extra": _Extra, "environment": _Environment}
 _WORDS = {int: "a number", float: "a number", bool: "true or false", str: "text"}
 
 
-# What tables show of a file's records as it is.
+# What tables show of a file's records as it is, and which of llama.cpp's fields are read here.
 _PRINTED = {"benchmark", "test", "backend", "unit", "model_type", "software"}
+_READ = set(
+    """
+    model_type model_size model_n_params n_prompt n_gen n_depth avg_ts stddev_ts test_time
+    build_commit cpu_info gpu_info backends
+""".split()
+)
 
 
 def fault_of(plain: Plain) -> str | None:
     """Return which of our fields holds what no record has there, and what would be right.
 
-    llama.cpp's fields are its own: versions of it differ in them.
+    Those of llama.cpp's that nothing here reads are its own: versions of it differ in them.
     """
     for name, kind in KINDS.items():
         value = plain.get(name)
@@ -285,37 +294,18 @@ def fault_of(plain: Plain) -> str | None:
             continue
         if name in _PRINTED and isinstance(value, str) and not value.isprintable():
             return f"{name} must be printable text"
-        if name in LLAMA_FIELDS:
+        if name in LLAMA_FIELDS and name not in _READ:
             if kind is not list and isinstance(value, list | dict):
                 return f"{name} must be one value"
             continue
         if kind in _WORDS and not _fits(value, kind):
             return f"{name} must be {_WORDS[kind]}"
-        if kind is list and isinstance(value, list) and not _entries_fit(name, value):
-            return f"{name} holds an entry that is none"
-        if name in _OBJECTS and isinstance(value, dict):
+        if name in _SHAPES and isinstance(value, kind):
             try:
-                read_plain(_OBJECTS[name], value, name)
+                read_plain(_SHAPES[name], value, name)
             except BenchError as error:
                 return str(error)
     return None
-
-
-def _entries_fit(name: str, entries: list[Any]) -> bool:
-    hint = _HINTS[name]
-    options = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    (kind,) = get_args(options[0])
-    if kind in _WORDS:
-        return all(_fits(entry, kind) for entry in entries)
-    if name not in _ENTRIES:
-        return all(isinstance(entry, dict) for entry in entries)
-    try:
-        for entry in entries:
-            if entry is not None or kind is not Any:
-                read_plain(_ENTRIES[name], entry, name)
-    except BenchError:
-        return False
-    return True
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -324,11 +314,3 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is bool:
         return value in (0, 1)
     return is_number(value)
-
-
-def is_number(value: Any) -> bool:
-    """Return if a value is a number that a float can hold."""
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # JSON's integers have no end
-        return False

@@ -129,11 +129,11 @@ def energy_note(record: Mapping[str, Any]) -> str:
     runs = [run for run in record["energy"] if run]
     first = runs[0]
     words = [f"Energy of {record['backend']} {record['test']}: the timed region's"]
-    words.append(f"sum of {', '.join(first['summed'])}")
+    words.append(f"sum of {', '.join(first.get('summed') or ['its rails'])}")
     if boundary := first.get("boundary"):
         words.append(f"that is the {boundary}")
     intervals = [
-        run["joules_per_token_interval"] for run in runs if run.get("joules_per_token_interval")
+        ends for run in runs if len(ends := run.get("joules_per_token_interval") or []) == 2
     ]
     if intervals:
         low, high = (statistics.median(edges) for edges in zip(*intervals, strict=True))

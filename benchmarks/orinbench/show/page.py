@@ -342,7 +342,7 @@ def _bars(
     alone = len({runs.series(record) for record in runs.all}) == 1
     backends = _each(record.backend for record in records)  # their runs are neighbours
     for record in sorted(records, key=lambda record: backends.index(record.backend)):
-        if record.centre and (figure := value(record)):
+        if record.centre and (figure := value(record) or 0.0) > 0:
             name = "" if alone else runs.test(record)
             groups.setdefault(name, []).append((record, figure))
     drawn = {}

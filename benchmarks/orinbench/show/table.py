@@ -325,10 +325,9 @@ def _first_token_note(record: Record) -> str:
     times = f"{record.ttft_warm_s:.1f} s"
     if record.ttft_cold_s is not None:
         kernels = counted(record.cold_kernels_compiled or 0, "kernel")
-        times = (
-            f"{record.ttft_cold_s:.1f} s with an empty kernel cache "
-            f"({kernels}, {record.cold_compile_s:.1f} s in the compiler), {times} with a full one"
-        )
+        compiling = f"{kernels}, {record.cold_compile_s or 0:.1f} s in the compiler"
+        cold = f"{record.ttft_cold_s:.1f} s with an empty kernel cache"
+        times = f"{cold} ({compiling}), {times} with a full one"
     name, software = record.backend, record.software or ""
     who = software if software.startswith(name) else f"{name} ({software})"
     prompt = f"first token of a {record.ttft_prompt}-token prompt"

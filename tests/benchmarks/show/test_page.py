@@ -122,6 +122,11 @@ def groups_of(page: str, chart: int) -> dict[str, str]:
     return {re.findall(r'group-title">(.*?)<', group)[0]: group for group in groups}
 
 
+def test_a_time_below_zero_is_no_bar(plain_records: list[Record]) -> None:
+    record = replace(plain_records[0], extra={"first_text_ms": -1.0})
+    assert "Time to first text in ms" not in render([record])
+
+
 def test_several_runs_stand_side_by_side_with_their_verdicts(plain_records: list[Record]) -> None:
     after = [
         replace(r, samples_ts=[1.2 * s for s in r.samples_ts], median_ts=1.2 * r.centre)

@@ -14,6 +14,7 @@ from orinbench.judge.record import make_records
 from orinbench.measure.plan import Case
 from orinbench.measure.results import RunResult
 from orinbench.show.forms import RENDERERS, as_llama_bench
+from orinbench.show.table import render_md
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)
@@ -83,17 +84,20 @@ EMPTY = f'{OURS}, "test": "a", "samples_ts": []'
         (f'{{{OURS}, "test": "a", "samples_ts": [5e-324]}}', "from 1e-30 to 1e+30"),
         (f'{{{OURS}, "test": 5, "samples_ts": []}}', "test must be text"),
         (f'{{{OURS}, "test": "\\u001b[31m", "samples_ts": []}}', "test must be printable text"),
-        (f'{{{OURS}, "test": "a", "samples_ts": [], "model_type": []}}', "must be one value"),
+        (f'{{{EMPTY}, "n_batch": []}}', "n_batch must be one value"),
+        (f'{{{EMPTY}, "model_type": -1}}', "model_type must be text"),
+        (f'{{{EMPTY}, "n_gen": "<b>"}}', "n_gen must be a number"),
+        (f'{{{EMPTY}, "extra": {{"p50_us": {10**400}}}}}', "extra: p50_us is '1000"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "extra": {{"a": "\\ud800"}}}}', "is no result"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "unit": []}}', "unit must be text"),
-        (f'{{{EMPTY}, "comparisons": [{{"baseline": "a"}}]}}', "comparisons holds an entry"),
-        (f'{{{EMPTY}, "energy": [null, {{"summed": [{{}}]}}]}}', "energy holds an entry"),
-        (f'{{{EMPTY}, "board_after": [{{"zones": [[]]}}]}}', "board_after holds an entry"),
+        (f'{{{EMPTY}, "comparisons": [{{"baseline": "a"}}]}}', "1: ratio is 'None'"),
+        (f'{{{EMPTY}, "energy": [null, {{"summed": [{{}}]}}]}}', "energy: 2: summed: 1 is"),
+        (f'{{{EMPTY}, "board_after": [{{"zones": [[]]}}]}}', "1: zones: 1 is '[]'"),
         (f'{{{EMPTY}, "extra": {{"envelope": 5}}}}', "extra: envelope is '5'; want an object"),
         (f'{{{EMPTY}, "environment": {{"os": [1]}}}}', "environment: os is '[1]'; want text"),
-        (f'{{{OURS}, "test": "a", "samples_ts": [], "rounds": ["x"]}}', "rounds holds an entry"),
-        (f'{{{OURS}, "test": "a", "samples_ts": [], "energy": [1]}}', "energy holds an entry"),
-        (f'{{{OURS}, "test": "a", "samples_ts": [], "warnings": [{{}}]}}', "warnings holds an"),
+        (f'{{{EMPTY}, "rounds": ["x"]}}', "rounds: 1 is 'x'; want a whole number"),
+        (f'{{{EMPTY}, "energy": [1]}}', "energy: 1 is '1'; want an object"),
+        (f'{{{EMPTY}, "warnings": [{{}}]}}', "warnings: 1: text is"),
         (
             f'{{{OURS}, "test": "a", "samples_ts": [], "ci95_low_ts": 1}}',
             "has one end of ci95_low_ts",
@@ -121,3 +125,21 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("orinbench.jsonfile.MOST_BYTES", 1)
     with pytest.raises(BenchError, match="larger than 0 MiB; want what -o json or jsonl wrote"):
         load_records(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"energy": [{"samples": 3}], "joules_per_token": 0.1},
+        {"energy": [{"joules_per_token_interval": [1.0]}], "joules_per_token": 0.1},
+        {"ttft_cold_s": 1.0, "ttft_warm_s": 1.0},
+    ],
+)
+def test_a_table_of_records_that_lack_what_others_have(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    """Older versions wrote them, or a person."""
+    plain = {"schema_version": 1, "test": "a", "backend": "b", "samples_ts": [1.0], **fields}
+    path = tmp_path / "x"
+    path.write_text(json.dumps([plain]))
+    assert "| llama-bench | a " in render_md(load_records(path))
