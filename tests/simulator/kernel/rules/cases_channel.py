@@ -23,21 +23,6 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.timedout(channel)
 
 
-@case("wdt.status")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = rc.open_channel(board.ctrl)
-    rc.wdt(channel, 2 | 4, 100)
-    fails(22, rc.wdt, channel, 0)
-    rc.wdt(channel, 3)
-
-
-@case("wdt.deterministic")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = board.channel()
-    rc.wdt(channel.fd, 1)
-    rc.wdt(channel.fd, 2)
-
-
 def _setup(board: Board, **change: Any) -> int:
     fd = change.pop("channel", None) or bound(board)
     args = {"gpfifo": 0, "userd": 0} | change
@@ -46,75 +31,15 @@ def _setup(board: Board, **change: Any) -> int:
     return rc.setup_bind(fd, **args)
 
 
-@case("setup.few")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(22, _setup, board, entries=2, flags=0)
-    assert _setup(board, entries=2) >= 0
-    _setup(board, entries=1)
-
-
-@case("setup.pow2")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, entries=1000)
-
-
 @case("setup.many")
 def _(kernel: Kernel, board: Board) -> None:
     _setup(board, entries=1 << 30)
-
-
-@case("setup.unbound")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = rc.open_channel(board.ctrl)
-    fails(22, _setup, board, channel=channel)
-    rc.as_bind(board.as_fd, channel)
-    _setup(board, channel=channel)
-
-
-@case("setup.twice")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = bound(board)
-    _setup(board, channel=channel)
-    _setup(board, channel=channel)
-
-
-@case("setup.watchdog")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = bound(board)
-    rc.wdt(channel, 2)
-    _setup(board, channel=channel)
-
-
-@case("setup.usermode")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, flags=8)
-
-
-@case("setup.vpr")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, flags=0xB)
 
 
 @case("setup.fd-zero")
 def _(kernel: Kernel, board: Board) -> None:
     refused("setup.fd-zero", kernel, lambda: _setup(board, gpfifo=0))
     _setup(board, userd=0)
-
-
-@case("setup.offset")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(22, _setup, board, gpfifo_offset=4096)
-    _setup(board, userd_offset=512)
-
-
-@case("setup.gpfifo-badfd")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, gpfifo=9999)
-
-
-@case("setup.gpfifo-fd")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, gpfifo=board.ctrl)
 
 
 @case("setup.gpfifo-small")
@@ -131,11 +56,6 @@ def _(kernel: Kernel, board: Board) -> None:
     while vm.system.alloc(1 << 20) is not None:
         pass
     _setup(board, gpfifo=board.dmabuf(1 << 20))
-
-
-@case("setup.userd-badfd")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, userd=9999)
 
 
 @case("setup.userd-fd")
@@ -162,39 +82,6 @@ def _(kernel: Kernel, board: Board) -> None:
     call(board.channel().fd, "H", 107, "QIIQ", 0, 1, 0, 0)
 
 
-@case("obj.unbound")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc_obj(rc.open_channel(board.ctrl), rc.COMPUTE)
-
-
-@case("obj.class")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = bound(board)
-    for good in (0xC7C0, 0xC7B5, 0xC5C0, 0xC3C0, 0xC76F):
-        rc.alloc_obj(channel, good)
-    for old in (0x9097, 0xA06F, 0xB097, 0xB0C0, 0xC197, 0xC1C0):
-        fails(22, rc.alloc_obj, channel, old)
-    fails(22, rc.alloc_obj, channel, 0xC6C0)
-    fails(22, rc.alloc_obj, channel, 0xC56F)
-    rc.alloc_obj(channel, 0xC6B5)
-
-
-@case("obj.graphics-async")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = rc.open_channel(board.ctrl)
-    rc.as_bind(board.as_fd, channel)
-    fails(22, rc.tsg_bind, board.tsg, channel, 9)  # refused, but its run queue stays
-    rc.tsg_bind(board.tsg, channel, 0)
-    fails(22, rc.alloc_obj, channel, 0xC797)
-    other = rc.open_channel(board.ctrl)
-    rc.as_bind(board.as_fd, other)
-    rc.tsg_bind(board.tsg, other, 0)
-    rc.alloc_obj(other, 0xC797)
-    fails(22, rc.tsg_bind, board.tsg, other, 1)  # refused as well, and its VEID stays
-    fails(22, rc.alloc_obj, other, 0xC797)
-    rc.alloc_obj(bound(board), 0xC797)
-
-
 @case("obj.compute-queue")
 def _(kernel: Kernel, board: Board) -> None:
     first, second = (rc.open_channel(board.ctrl) for _ in range(2))
@@ -216,14 +103,6 @@ def _(kernel: Kernel, board: Board) -> None:
     fails(22, rc.set_notifier, channel, 0)
     fails(22, rc.set_notifier, channel, 9999)
     rc.set_notifier(channel, board.ctrl)
-
-
-@case("notifier.offset")
-def _(kernel: Kernel, board: Board) -> None:
-    channel, fd = bound(board), board.dmabuf()
-    rc.set_notifier(channel, fd, 4080)
-    fails(22, rc.set_notifier, channel, fd, 4081)
-    rc.set_notifier(channel, fd, (1 << 64) - 8)
 
 
 @case("notifier.zeroed")
@@ -250,18 +129,6 @@ def _modes(channel: int, graphics: int, compute: int) -> None:
     call(channel, "H", 122, "II", graphics, compute, direction="w")
 
 
-@case("preempt.no-class")
-def _(kernel: Kernel, board: Board) -> None:
-    _modes(bound(board), 0, 4)
-
-
-@case("preempt.no-tsg")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = board.channel()
-    call(board.tsg, "T", 2, "i", channel.fd, direction="w")
-    _modes(channel.fd, 0, 4)
-
-
 @case("preempt.mode")
 def _(kernel: Kernel, board: Board) -> None:
     channel = board.channel().fd
@@ -278,11 +145,6 @@ def _(kernel: Kernel, board: Board) -> None:
     _modes(channel, 0, 2)
 
 
-@case("preempt.pair")
-def _(kernel: Kernel, board: Board) -> None:
-    _modes(board.channel().fd, 2, 4)
-
-
 @case("preempt.cilp")
 def _(kernel: Kernel, board: Board) -> None:
     for first in ("graphics", "compute"):
@@ -297,11 +159,6 @@ def _(kernel: Kernel, board: Board) -> None:
         if first == "graphics":
             refused("preempt.cilp", kernel, _modes, compute, 0, 4)
     _modes(graphics, 2, 0)
-
-
-@case("preempt.class")
-def _(kernel: Kernel, board: Board) -> None:
-    _modes(board.channel(classes=(rc.COPY,)).fd, 0, 4)
 
 
 @case("preempt.no-context")

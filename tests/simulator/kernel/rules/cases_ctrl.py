@@ -32,53 +32,15 @@ def _(kernel: Kernel, board: Board) -> None:
     assert space[122] == 40 and struct.unpack_from("<I", space, 48)[0] == 0
 
 
-@case("as.big-page")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc_as(board.ctrl, big=0x10000)
-
-
-@case("as.range")
-def _(kernel: Kernel, board: Board) -> None:
-    for start, end in ((0, 1 << 30), (1 << 21, 0), (4096, 1 << 30), (1 << 30, 1 << 21)):
-        fails(22, rc.alloc_as, board.ctrl, start, end)
-    rc.alloc_as(board.ctrl, 1 << 21, (1 << 30) + 4096)
-
-
-@case("as.split")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc_as(board.ctrl, split=1 << 30)
-
-
-@case("as.limit")
-def _(kernel: Kernel, board: Board) -> None:
-    os.close(rc.alloc_as(board.ctrl, end=(1 << 49) - (1 << 32)))
-    rc.alloc_as(board.ctrl, end=(1 << 49) - (1 << 32) + (1 << 21))
-
-
 @case("as.flags")
 def _(kernel: Kernel, board: Board) -> None:
     os.close(rc.alloc_as(board.ctrl, flags=0xF0))
-
-
-@case("tsg.share")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(22, rc.open_tsg, board.ctrl, 0, 1, 0)
-    fails(22, rc.open_tsg, board.ctrl, 0, 0, 1)
-    rc.open_tsg(board.ctrl, 1, 5, 5)
 
 
 @case("tsg.none-left")
 def _(kernel: Kernel, board: Board) -> None:
     kernel.tsg_ids.clear()
     rc.open_tsg(board.ctrl)
-
-
-@case("channel.runlist")
-def _(kernel: Kernel, board: Board) -> None:
-    for good in (-1, 0, 1, 2):
-        os.close(rc.open_channel(board.ctrl, good))
-    fails(22, rc.open_channel, board.ctrl, -2)
-    rc.open_channel(board.ctrl, 17)
 
 
 @case("channel.none-left")

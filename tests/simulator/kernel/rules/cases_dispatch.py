@@ -185,15 +185,6 @@ def _(kernel: Kernel, board: Board) -> None:
     call(board.tsg, "T", 18, "IiII", 1, board.as_fd, 0, 0)
 
 
-@case("map.direct-kind", profile="r35")
-def _(kernel: Kernel, board: Board) -> None:
-    fd = board.dmabuf()
-    assert rc.map_buffer(board.as_fd, fd, 0x100 | 0x10)
-    fails(12, rc.map_buffer, board.as_fd, fd, 0x100, incompr=-1)
-    fails(22, rc.map_buffer, board.as_fd, fd, 0)
-    rc.map_buffer(board.as_fd, fd, 0x4 | 0x10)
-
-
 @case("profile.sm-record", profile="r39")
 def _(kernel: Kernel, board: Board) -> None:
     record = (ctypes.c_uint * 8)()

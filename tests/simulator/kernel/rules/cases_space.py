@@ -4,58 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 
 from tests.simulator.kernel import rawclient as rc
 from tests.simulator.kernel.rawclient import Board, call
 from tests.simulator.kernel.rules.cases import BAD, case, fails
 
 from nvgpusim.orin.kernel import Kernel
-
-RO = 1 << 9
-"""NVMAP_HANDLE_RO."""
-
-
-@case("as.node")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(22, os.open, "/dev/nvhost-as-gpu", os.O_RDWR)
-    os.open("/dev/nvgpu/igpu0/as", os.O_RDWR)
-
-
-@case("as.bind-fd")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(22, rc.as_bind, board.as_fd, 9999)
-    rc.as_bind(board.as_fd, board.tsg)
-
-
-@case("as.bind-twice")
-def _(kernel: Kernel, board: Board) -> None:
-    channel = rc.open_channel(board.ctrl)
-    rc.as_bind(board.as_fd, channel)
-    rc.as_bind(board.as_fd, channel)
-
-
-@case("space.page-size")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc_space(board.as_fd, 1, flags=0, page_size=0x10000)
-
-
-@case("space.taken")
-def _(kernel: Kernel, board: Board) -> None:
-    va = rc.alloc_space(board.as_fd, 16, 0x10000000)
-    assert va == 0x10000000
-    assert rc.alloc_space(board.as_fd, 4, 0x123, flags=0) % 4096 == 0
-    for pages, at in (
-        (1, 0x10000800),
-        (1, 0x100000),
-        (1, 0xFC00000000),
-        (1, 0x1000F000),
-        (0, 1 << 30),
-    ):
-        fails(12, rc.alloc_space, board.as_fd, pages, at)
-    fails(12, rc.alloc_space, board.as_fd, 1 << 40, 0, 0)
-    fails(12, rc.alloc_space, board.as_fd, 1 << 52, 0, 0)
-    rc.alloc_space(board.as_fd, 32, 0x0FFF8000)
 
 
 @case("space.free-unknown")
@@ -84,100 +38,12 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.map_buffer(board.as_fd, board.dmabuf(), 1, va)
 
 
-@case("map.badfd")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.map_buffer(board.as_fd, 9999)
-
-
-@case("map.not-dmabuf")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(22, rc.map_buffer, board.as_fd, board.ctrl)
-    rc.map_buffer(board.as_fd, 0)
-
-
-@case("map.not-fixed")
-def _(kernel: Kernel, board: Board) -> None:
-    fd = board.dmabuf(8192)
-    fails(22, rc.map_buffer, board.as_fd, fd, 0, 0x1000000)
-    fails(22, rc.map_buffer, board.as_fd, fd, 0, 0, 4096)
-    rc.map_buffer(board.as_fd, fd, 0, 0, 0, 4096)
-
-
 @case("map.range")
 def _(kernel: Kernel, board: Board) -> None:
     va = rc.alloc_space(board.as_fd, 16, 0x10000000)
     fd = board.dmabuf(8192)
     assert rc.map_buffer(board.as_fd, fd, 1, va, 4096, 4096) == va
     rc.map_buffer(board.as_fd, fd, 1, va + 8192, 4096, 8192)
-
-
-@case("map.access")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.map_buffer(board.as_fd, board.dmabuf(flags=rc.TAG | RO), 2 << 10)
-    handle = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, handle)
-    twin = call(board.nvmap, "N", 106, "III", handle, RO, 0)[2]
-    read_only = rc.get_fd(board.nvmap, twin)
-    for access in (0, 1):
-        va = rc.map_buffer(board.as_fd, read_only, access << 10)
-        assert kernel.lookup(board.as_fd).vm.pages.find(va).read_only  # type: ignore[union-attr]
-    fails(22, rc.map_buffer, board.as_fd, read_only, 2 << 10)
-    rc.map_buffer(board.as_fd, board.dmabuf(), 3 << 10)
-
-
-@case("map.flags")
-def _(kernel: Kernel, board: Board) -> None:
-    fd = board.dmabuf()
-    for good in (4, 0x20, 0x40, 0x80, 0x200):
-        rc.map_buffer(board.as_fd, fd, good)
-    fails(22, rc.map_buffer, board.as_fd, fd, 0x10)
-    rc.map_buffer(board.as_fd, fd, 0x100)
-
-
-@case("map.tegra-raw")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.map_buffer(board.as_fd, board.dmabuf(), 0x1000)
-
-
-@case("map.rest")
-def _(kernel: Kernel, board: Board) -> None:
-    va = rc.alloc_space(board.as_fd, 16, 0x10000000)
-    rc.map_buffer(board.as_fd, board.dmabuf(8192), 1, va, 4096)
-
-
-@case("map.start")
-def _(kernel: Kernel, board: Board) -> None:
-    va = rc.alloc_space(board.as_fd, 16, 0x10000000)
-    fails(22, rc.map_buffer, board.as_fd, board.dmabuf(8192), 1, va + 0x10000, 100, 4096)
-    rc.map_buffer(board.as_fd, board.dmabuf(8192), 1, va, 100, 4096)
-
-
-@case("map.compressible")
-def _(kernel: Kernel, board: Board) -> None:
-    va = rc.alloc_space(board.as_fd, 64, 0x10000000)
-    fd = board.dmabuf(0x20000)
-    rc.map_buffer(board.as_fd, fd, 1, va, 0x10000, 4096, compr=8, incompr=6)
-    rc.map_buffer(board.as_fd, fd, 1, va + 4096, 0x10000, 4096, compr=8, incompr=6)
-
-
-@case("map.kinds")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.map_buffer(board.as_fd, board.dmabuf(), compr=8, incompr=-1)
-    for bad in (0x100, 0x1FF, -2):
-        fails(12, rc.map_buffer, board.as_fd, board.dmabuf(), incompr=bad)
-    rc.map_buffer(board.as_fd, board.dmabuf(), incompr=-1)
-
-
-@case("map.fixed")
-def _(kernel: Kernel, board: Board) -> None:
-    fd, va = board.dmabuf(8192), rc.alloc_space(board.as_fd, 4, 0x10000000)
-    for at in (va + 2048, 0x20000000, va + 0x3000):
-        fails(22, rc.map_buffer, board.as_fd, fd, 1, at)
-    rc.map_buffer(board.as_fd, fd, 1, va)
-    assert rc.map_buffer(board.as_fd, fd, 1, va) == va  # the same again: a reference more
-    fails(22, rc.map_buffer, board.as_fd, board.dmabuf(8192), 1, va)
-    rc.unmap_buffer(board.as_fd, va)
-    rc.map_buffer(board.as_fd, fd, 1, va + 4096)
 
 
 @case("map.exhausted")
@@ -222,23 +88,6 @@ def _(kernel: Kernel, board: Board) -> None:
 
 def _batch(board: Board, unmaps: int, maps: int, unmap_at: int = 0, map_at: int = 0) -> None:
     call(board.as_fd, "A", 11, "QQIIQ", unmap_at, map_at, unmaps, maps, 0)
-
-
-@case("map.batch")
-def _(kernel: Kernel, board: Board) -> None:
-    va = rc.alloc_space(board.as_fd, 16, 0x10000000)
-    fd = board.dmabuf()
-    entry = struct.pack("<IhhIIQQQ", 1, -1, 0, fd, 4096, 0, 0, va)
-    maps = ctypes.create_string_buffer(entry)
-    unmaps = ctypes.create_string_buffer(struct.pack("<Q", va))
-    _batch(board, 0, 1, 0, ctypes.addressof(maps))
-    vm = kernel.lookup(board.as_fd).vm  # type: ignore[union-attr]
-    assert vm.pages.find(va) is not None
-    _batch(board, 1, 1, ctypes.addressof(unmaps), ctypes.addressof(maps))
-    _batch(board, 1, 0, ctypes.addressof(unmaps))
-    assert vm.pages.find(va) is None
-    fails(22, _batch, board, 257, 0)
-    _batch(board, 0, 257)
 
 
 @case("map.batch-fault")

@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[4] / "docs"
 REFERENCE = DOCS / "reference"
 RULES_PAGE = (REFERENCE / "simulator-rules.md").read_text()
 NOT_MODELLED = "dispatch.not-modelled"
+WITNESSES = "judge", "tests"
 with (REFERENCE / "simulator-rules.csv").open(newline="") as lines:
     TABLE = list(csv.DictReader(lines))
 FILES = sorted({row["file"] for row in TABLE})
@@ -71,9 +72,9 @@ def test_every_broken_rule_is_noticed() -> None:
     assert {row["rule"]: int(row["ways"]) for row in table} == ways
     assert sorted(ways) == sorted(RULES)
     assert [row["rule"] for row in table if row["missed"]] == []
-    assert all(max(int(row["judge"]), int(row["tests"])) <= int(row["ways"]) for row in table)
-    judge, tests = (sum(row[name] == row["ways"] for row in table) for name in ("judge", "tests"))
-    said = f"the judge notices {judge}, the tests {tests} in every way"
+    assert all(int(row[name] or 0) <= int(row["ways"]) for row in table for name in WITNESSES)
+    judge, tests = (sum(row[name] == row["ways"] for row in table) for name in WITNESSES)
+    said = f"the judge notices {judge} in every way, and the tests {tests} of the others"
     assert said in " ".join(RULES_PAGE.split())
 
 
