@@ -137,8 +137,8 @@ def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str
 def bert_splitter(vocabulary: Vocabulary) -> Splitter:
     """Build WordPiece, the tokenizer of embedding models of the BERT kind.
 
-    As BERT's own, of accents it strips nonspacing marks alone. llama.cpp strips spacing ones, too,
-    and vowels of Hangul.
+    As BERT's own, of accents it strips nonspacing marks alone, and a word of more than 100
+    characters is unknown. llama.cpp strips spacing marks, too, and vowels of Hangul.
 
     The file marks beginnings of words with U+2581, the library their continuations with ##.
     """
@@ -148,8 +148,7 @@ def bert_splitter(vocabulary: Vocabulary) -> Splitter:
     }
     unknown = vocabulary.tokens[vocabulary.unknown_id or 0]
     words[unknown] = vocabulary.unknown_id or 0
-    # No limit to a word's length, as llama.cpp.
-    library = Library(WordPiece(words, unk_token=unknown, max_input_chars_per_word=1 << 30))
+    library = Library(WordPiece(words, unk_token=unknown, max_input_chars_per_word=100))
     library.normalizer = normalizers.BertNormalizer(
         lowercase=vocabulary.lowercase is not False, strip_accents=vocabulary.strip_accents
     )

@@ -5,10 +5,9 @@ only within a word. GGUF files name the list in `tokenizer.ggml.pre`. The expres
 the models' own tokenizer.json files (Oniguruma's syntax, as the `tokenizers` library runs them);
 names and groups follow llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `impl::load`).
 
-Random texts of forty scripts and signs, with a vocabulary that merges any two bytes, are cut as
-llama.cpp 0.5.0 cuts them, but for some signs (who is right there was not shown): marks, and letters
-outside ASCII with two cases, in o200k's groups; a long s behind an apostrophe; white space outside
-ASCII in deepseek-llm's and -coder's ranges; spaces before a digit in afmoe and tiny_aya.
+Python's `regex`, another engine, cuts as these where the model's own list is published (models.md,
+"Tokens"). llama.cpp 0.5.0 differs in some signs: it has no classes for upper and lower case outside
+ASCII, nor for marks, in o200k's and kimi-k2's words.
 """
 
 from __future__ import annotations
