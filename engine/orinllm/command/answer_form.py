@@ -51,7 +51,7 @@ class Form:
 
 
 def _loose(path: str) -> None:
-    say(f"{path}: the answer is not held to it", "dim")
+    say(f"{path}: the answer is not held to it", dim=True)
 
 
 def form_of(schema: str | None, grammar: str | None) -> Form | None:

@@ -114,7 +114,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     say(
         f"{source.model.name}: {loaded.runner.name} path on {loaded.plan.device}, context of "
         f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
-        "dim",
+        dim=True,
     )
     return loaded
 
@@ -236,7 +236,7 @@ def chat(
     told = thinking_of(loaded.template, thinking)
     conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
     if sys.stdin.isatty():
-        say(_COMMANDS, "dim")
+        say(_COMMANDS, dim=True)
     pictures: list[Picture] = []  # for the next question
     for line in typed_lines():
         if line == "/quit":
@@ -250,7 +250,7 @@ def chat(
             except KeyboardInterrupt:
                 if conversation.messages[-1:] and conversation.messages[-1]["role"] == "user":
                     conversation.messages.pop()
-                say("stopped", "dim")
+                say("stopped", dim=True)
 
 
 def _command(conversation: Conversation, line: str, pictures: list[Picture]) -> None:
@@ -262,18 +262,18 @@ def _command(conversation: Conversation, line: str, pictures: list[Picture]) -> 
             file = file[1:-1]
         try:
             pictures.append(conversation.picture(os.path.expanduser(file)))
-            say("the next question has this picture", "dim")
+            say("the next question has this picture", dim=True)
         except BadInput as error:
             say(f"/image {error}")
     elif name == "/reset":
         pictures.clear()
         conversation.reset()
-        say("conversation forgotten", "dim")
+        say("conversation forgotten", dim=True)
     elif name == "/system":
         conversation.system = text.strip() or None
         conversation.reset()
         done = "set" if conversation.system else "removed"
-        say(f"instruction {done}, conversation forgotten", "dim")
+        say(f"instruction {done}, conversation forgotten", dim=True)
     else:
         say(f"{name}: no such command; {_COMMANDS}")
 

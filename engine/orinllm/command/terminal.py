@@ -5,7 +5,8 @@ A model's file, its answers and the hub are strangers': a terminal obeys nothing
 
 from __future__ import annotations
 
-import functools
+import os
+import shutil
 import signal
 import sys
 import time
@@ -17,22 +18,20 @@ from typing import TYPE_CHECKING, Any
 from orinllm.errors import BadInput, harmless, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from orinllm.text.answer import Delta
 
 
-@functools.cache
-def console() -> Console:
-    """Return the console for people: standard error."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
+def _obeys() -> bool:
+    """Say whether standard error is a terminal that knows sequences for it."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a line for people, which is not folded."""
-    console().print(harmless(text), style=style, markup=False, soft_wrap=True)
+def say(text: str, dim: bool = False, end: str = "\n") -> None:
+    """Print a text for people, on standard error."""
+    text = harmless(text)
+    if dim and _obeys() and not os.environ.get("NO_COLOR"):
+        text = f"\x1b[2m{text}\x1b[0m"
+    print(text, end=end, file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
@@ -43,10 +42,17 @@ def print_line(text: str) -> None:
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done until it is done; yields what shows another text."""
-    from rich.text import Text
 
-    with console().status(Text(printable(text))) as status:
-        yield lambda text: status.update(Text(printable(text)))
+    def show(text: str) -> None:
+        if _obeys():
+            line = printable(text)[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    show(text)
+    try:
+        yield show
+    finally:
+        show("")
 
 
 @contextmanager
@@ -73,11 +79,11 @@ def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
             first = first or time.perf_counter()
             if delta.reasoning:
                 thinking = True
-                console().out(harmless(delta.reasoning), style="dim", highlight=False, end="")
+                say(delta.reasoning, dim=True, end="")
             if delta.content:
                 if thinking:
                     thinking = False
-                    console().out("")
+                    say("")
                 print(shown(delta.content), end="", flush=True)
     print(flush=True)
     n, seconds = len(generation.tokens), time.perf_counter() - first
@@ -90,7 +96,7 @@ def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
         f"[{n} token{'s'[: n != 1]}{rate}{guessed}; prompt of {generation.n_prompt} tokens{known}, "
         f"first token after {(first or time.perf_counter()) - started:.2f} s; ended by "
         f"{_ENDED[generation.finish_reason]}]",
-        "dim",
+        dim=True,
     )
 
 

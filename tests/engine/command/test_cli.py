@@ -18,7 +18,7 @@ from tests.engine.models import smollm2
 from tests.forked import forked
 
 from orinllm.command.cli import main
-from orinllm.command.terminal import print_answer, print_line, say
+from orinllm.command.terminal import print_answer, print_line, progress, say
 from orinllm.text.answer import Delta
 
 ORINLLM = [sys.executable, "-m", "orinllm.command.cli"]
@@ -75,6 +75,25 @@ def test_a_terminal_obeys_nothing_of_an_answer(
     print_line("\x1b[2J\n")
     say("\x1b[2J")
     assert capsys.readouterr() == ("\\x1b[2J\\n\n", "\\x1b[2J\n")
+
+
+def test_a_terminal_has_a_line_of_what_is_being_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "10"), ("NO_COLOR", "")):
+        monkeypatch.setenv(name, value)
+    with progress("loading \x1b[2J") as show_progress:
+        show_progress("b" * 99)
+    say("done", dim=True)
+    seen = "\r\x1b[Kloading \\\r\x1b[Kbbbbbbbbb\r\x1b[K\x1b[2mdone\x1b[0m\n"
+    assert capsys.readouterr().err == seen
+    monkeypatch.setenv("NO_COLOR", "1")
+    say("done", dim=True)
+    monkeypatch.setenv("TERM", "dumb")
+    with progress("loading"):
+        assert capsys.readouterr().err == "done\n"
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("guess", [["--lookup"], ["--draft", MODEL]])
