@@ -32,7 +32,7 @@ typedef struct {
   Layout layout;
   i64 width, epilogue;
   const float *scale, *bias;  // of norms; bias: of products, too, or 0
-  double eps, factor;         // factor: of ADDED, and of scores
+  double eps, factor;         // factor: of scores
   const float *cos, *sin;     // [row][half a head]
   i64 heads;
   const i64* blocks;
@@ -110,7 +110,7 @@ INLINED float8 erf_of(float8 x) {
 }
 
 INLINED float8 ended(const Stage* s, float8 x, float8 now) {
-  if (s->epilogue == ADDED) return now + (float)s->factor * x;
+  if (s->epilogue == ADDED) return now + x;
   if (s->epilogue == GELU_TANH) return activated(GELU, x, (float8){0} + 1);
   if (s->epilogue == GELU_QUICK) return x / (1 + exps_of(-1.702f * x));
   if (s->epilogue == GELU_EXACT) return 0.5f * x * (1 + erf_of(x * 0.70710678f));

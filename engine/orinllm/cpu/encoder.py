@@ -14,15 +14,16 @@ from orinllm.cpu.program import ENCODE, Op, Run, memory
 from orinllm.cpu.weights import PACKED
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
-from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
     AttendAll,
+    Bend,
     Beside,
     Encoder,
-    Gelu,
     Join,
     LayerNorm,
     Operation,
+    Product,
 )
 from orinllm.network.vision.header import weight_of
 from orinllm.network.vision.pictures import Floats, Pixels
@@ -35,7 +36,8 @@ from orinllm.network.vision.places import (
 )
 
 _PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _SPLIT, _ATTEND_ALL, _COPY, _MEAN = range(8)
-_STORED, _ADDED, _GELU_TANH, _GELU_QUICK, _GELU_EXACT = range(5)
+_STORED, _ADDED = range(2)
+_BENT = {Bend.GELU: 2, Bend.QUICK_GELU: 3, Bend.EXACT_GELU: 4}
 _FLOATS, _HALVES = -1, 0  # types of Layout that are no packed ones
 # PANEL and DEEP of cpu/encoder.c, at most. A core claims so many queries of a head at once.
 _PANEL, _DEEP = 32, 12
@@ -156,8 +158,7 @@ class _Stages:
             False: blocks_of(whole, _PANEL),
             True: blocks_of(arranged.windows, _PANEL),
         }
-        self._linear(Linear(X, "patches", (("v.patch_embd", encoder.shape.width),)))
-        self._last(X, X, epilogue=_ADDED, factor=1.0)  # to their positions
+        self._product(Product(X, "patches", (("v.patch_embd", encoder.shape.width),)))
         for operation in encoder.operations:
             self._lower(operation)
 
@@ -181,17 +182,8 @@ class _Stages:
                 self._row_by_row(_LAYER_NORM, out, of, weight)
             case Norm(out, of, weight):
                 self._row_by_row(_RMS_NORM, out, of, weight)
-            case Linear():
-                self._linear(operation)
-            case Gelu(out, of, quick, exact):
-                how = _GELU_EXACT if exact else _GELU_QUICK if quick else _GELU_TANH
-                self._last(of, out, epilogue=how)
-            case Add(of, scale):
-                self._last(of, X, epilogue=_ADDED, factor=scale)
-            case Gate(out, of):
-                value = self._values[of]
-                width = value.shape[1] // 2
-                self._add(_GATED, value, self._make(out, len(value), width), width=width)
+            case Product():
+                self._product(operation)
             case AttendAll():
                 self._attend(operation)
             case Join(out, of, rows, mean):
@@ -219,24 +211,25 @@ class _Stages:
             eps=self._encoder.eps,
         )
 
-    def _linear(self, linear: Linear) -> None:
-        value, widths = self._values[linear.of], [width for _, width in linear.matrices]
-        out, at = self._make(linear.out, len(value), sum(widths)), 0
+    def _product(self, product: Product) -> None:
+        value, width = self._values[product.of], product.width
+        gated, epilogue = product.bend is Bend.GATED, _STORED
+        if product.out == X:
+            out, epilogue = self._values[X], _ADDED
+        elif gated:
+            out = self._make("gates", len(value), 2 * width)
+        else:
+            out = self._make(product.out, len(value), width)
+            epilogue = _STORED if product.bend is None else _BENT[product.bend]
         assert out.ctypes.data != value.ctypes.data
-        for name, width in linear.matrices:
-            bias = self._weights.vector(f"{name}.bias")
-            self._add(_PRODUCT, value, out[:, at:], bias=bias, **self._weights.matrix(name))
-            at += width
+        at = 0
+        for name, n in product.matrices:
+            bias, matrix = self._weights.vector(f"{name}.bias"), self._weights.matrix(name)
+            self._add(_PRODUCT, value, out[:, at:], bias=bias, epilogue=epilogue, **matrix)
+            at += n
         self._needs((_PANEL + 4) * value.shape[1])
-
-    def _last(self, of: str, to: str, **more: Any) -> None:
-        """Let the product before make another value of the one that it makes."""
-        stage, value = self.found[-1], self._values[of]
-        assert stage.kind == _PRODUCT and stage.out == value.ctypes.data
-        out = self._values[X] if to == X else self._make(to, *value.shape)
-        stage.out, stage.out_stride = out.ctypes.data, out.strides[0] // 4
-        for name, number in more.items():
-            setattr(stage, name, number)
+        if gated:
+            self._add(_GATED, out, self._make(product.out, len(value), width), width=width)
 
     def _attend(self, attend: AttendAll) -> None:
         value, heads = self._values[attend.of], attend.heads

@@ -19,8 +19,7 @@ from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import GPU_ONLY
 from orinllm.gpu.steps.picture import PictureList
 from orinllm.gpu.weights import floats
-from orinllm.network.layer import Add, Gate, Linear
-from orinllm.network.vision.encoder import Encoder, Gelu, Operation
+from orinllm.network.vision.encoder import Encoder
 from orinllm.network.vision.header import weight_of
 from orinllm.network.vision.pictures import Floats, Pixels
 from orinllm.network.vision.places import arrange, patches_of
@@ -39,13 +38,6 @@ def obstacle(encoder: Encoder, device: str) -> str | None:
         return (
             f"heads of {head} elements; multiples of {_HEAD_STEP} up to {_HEAD_MOST} have kernels"
         )
-    before: Operation | None = None
-    for operation in encoder.operations:
-        if isinstance(operation, Gelu | Gate | Add) and (
-            not isinstance(before, Linear) or before.out != operation.of
-        ):
-            return f"{operation} is not of the matrices before it"
-        before = operation
     return None
 
 

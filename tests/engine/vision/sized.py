@@ -2,6 +2,7 @@
 
 `python -m tests.engine.vision.sized FOLDER` writes FOLDER/model.gguf, four of the language model's
 28 layers with a vocabulary of 320, and FOLDER/mmproj.gguf, six of the encoder's 24, both in F16.
+Its answers are of ASCII's signs, so that each token has a text.
 """
 
 import sys
@@ -22,6 +23,15 @@ def write(folder: Path) -> None:
     for module, values in ((tiny, _TEXT), (tiny_qwen, _SEES)):
         for name, value in values.items():
             setattr(module, name, value)
+    of_kind = tiny.weights
+
+    def readable(kind: str) -> tiny.Weights:
+        found = of_kind(kind)
+        head = found.text["lm_head.weight"]
+        head[:33] = head[127:] = 0
+        return found
+
+    tiny.weights = readable
     tiny.write_text(folder / "model.gguf", "qwen3vl")
     tiny.write_mmproj(folder / "mmproj.gguf", "qwen3vl")
 

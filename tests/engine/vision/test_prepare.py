@@ -350,6 +350,10 @@ def test_a_tensor_of_another_type_or_of_one_dimension_is_one_line(tmp_path: Path
             read_projector(path)
 
 
+def nothing(given: object) -> NDArray[np.float32]:
+    raise AssertionError
+
+
 def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> None:
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
     found = read_projector(tmp_path / "mmproj.gguf")
@@ -359,6 +363,9 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
         return sight.picture(np.zeros((8, 8, 3), np.uint8)).rows
 
     assert rows(1).max() == 1 and rows(2).max() == 2
+    tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]
+    wide, tall, again = (picture_of("", Prepared((t,)), 2, nothing) for t in tiles)
+    assert wide is again and wide is not tall  # of the same bytes
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -366,9 +373,6 @@ def test_what_stands_for_a_picture_in_a_template_that_knows_none(tmp_path: Path,
     """As the models' own processors write it around rows."""
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip, projector = read_projector(tmp_path / "mmproj.gguf")
-
-    def nothing(given: object) -> NDArray[np.float32]:
-        raise AssertionError
 
     picture = picture_of("", Prepared((np.zeros((8, 8, 3), np.uint8),), (0, 0)), 1, nothing)
     said = Sight(clip, projector, nothing).text_of(picture, bare=True)

@@ -30,15 +30,16 @@ from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_products
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import ints
 from orinllm.gpu.weights import floats
-from orinllm.network.layer import Add, Gate, Linear, Norm, X
+from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
     AttendAll,
+    Bend,
     Beside,
     Encoder,
-    Gelu,
     Join,
     LayerNorm,
     Operation,
+    Product,
 )
 from orinllm.network.vision.pictures import Floats
 from orinllm.network.vision.places import Arrangement, blocks_of
@@ -134,7 +135,7 @@ class PictureList:
     def _lower(self) -> Iterator[Launch]:
         x = self._make(X, 1, _whole(self._encoder.shape.width))
         self._values[_PATCHES] = self._input
-        embed, placed = Linear(X, _PATCHES, (("v.patch_embd", self._encoder.shape.width),)), None
+        embed = Product(X, _PATCHES, (("v.patch_embd", self._encoder.shape.width),))
         if (taps := self._arranged.taps) is not None:
             table = self._weights.vector("v.position_embd.weight", x.columns)
             where = (
@@ -142,21 +143,22 @@ class PictureList:
                 floats(self._room.device, taps[1]),
             )
             yield place_rows(x.buffer, table, where, (self._patches, x.columns.all))
-            placed = Add(X)
-        yield from self._product(embed, placed)
-        operations = self._encoder.operations
-        for operation, following in zip(operations, (*operations[1:], None), strict=True):
-            yield from self._lowered(operation, following)
+        yield from self._product(embed, "STORE" if taps is None else "ADD")
+        for operation in self._encoder.operations:
+            yield from self._lowered(operation)
+        if not self._results:
+            self._results = (self._values[self._encoder.result],)
 
-    def _lowered(self, operation: Operation, following: Operation | None) -> Iterator[Launch]:
+    def _lowered(self, operation: Operation) -> Iterator[Launch]:
         values = self._values
         match operation:
             case LayerNorm(out, of, weight):
                 yield self._norm(out, values[of], weight, f"{weight}.bias")
             case Norm(out, of, weight):
                 yield self._norm(out, values[of], weight, None)
-            case Linear():
-                yield from self._product(operation, following)
+            case Product(out, bend=bend):
+                plain = "STORE" if bend is None else "GATED" if bend is Bend.GATED else "ACTIVATED"
+                yield from self._product(operation, "ADD" if out == X else plain)
             case AttendAll():
                 yield from self._attention(operation)
             case Join(out, of, rows, mean=True):
@@ -170,8 +172,6 @@ class PictureList:
                 values[out] = replace(value, each=value.each * rows, columns=columns)
             case Beside(_, names):
                 self._results = tuple(values[name] for name in names)
-        if not self._results and following is None:
-            self._results = (values[self._encoder.result],)
 
     def _norm(self, out: str, value: _Value, weight: str, bias: str | None) -> Launch:
         columns = value.columns
@@ -183,58 +183,49 @@ class PictureList:
         shape = self._patches // value.each, columns
         return norm_biased(normed.buffer, value.buffer, vectors, self._encoder.eps, shape)
 
-    def _product(self, linear: Linear, following: Operation | None) -> Iterator[Launch]:
+    def _product(self, made: Product, mode: str) -> Iterator[Launch]:
         """Yield a product, and with it what follows of it alone: an activation, or an addition."""
-        source, mode, activation = self._values[linear.of], "STORE", "SILU"
-        group, single = (
-            sum(round_up(n, COLUMN_STEP) for _, n in linear.matrices),
-            len(linear.matrices) == 1,
-        )
-        columns = Columns(linear.matrices[0][1] if single else group, group)
-        out, factor, part = linear.out, 1.0, round_up(linear.matrices[0][1], COLUMN_STEP)
-        match following:
-            case Add(of, scale) if of == linear.out:
-                mode, factor, out = "ADD", scale, X
-            case Gelu(out_, of) if of == linear.out:
-                mode, out, activation = "ACTIVATED", out_, _activation(following)
-            case Gate(out_, of, kind) if of == linear.out:
-                mode, out, activation = "GATED", out_, kind.name
-                columns = _whole(linear.matrices[0][1])
+        source, single = self._values[made.of], len(made.matrices) == 1
+        part = round_up(made.matrices[0][1], COLUMN_STEP)
+        group = sum(round_up(n, COLUMN_STEP) for _, n in made.matrices)
+        columns = Columns(made.matrices[0][1] if single else group, group)
+        if mode == "GATED":
+            columns = _whole(made.width)
         halves = mode in ("ACTIVATED", "GATED")
-        if mode == "ADD":
+        if made.out == X:
             value = self._values[X]
         else:
-            value = self._make(out, source.each, columns, halves, zero=out in self._shown)
+            zero = made.out in self._shown
+            value = self._make(made.out, source.each, columns, halves, zero=zero)
         part = columns.of // 3 if single else part
-        self._values[out] = replace(value, hidden=halves, part=part)
+        self._values[made.out] = replace(value, hidden=halves, part=part)
         product = RowProduct(
-            linear.out.replace(" ", "_"),
+            made.out.replace(" ", "_"),
             mode,
-            self._matrices(linear, source.columns),
+            self._matrices(made, source.columns),
             value.buffer,
             source.buffer,
             self._count(source.each),
-            biases=self._biases(linear),
-            factor=factor,
-            activation=activation,
+            biases=self._biases(made),
+            activation="SILU" if made.bend is None else made.bend.value,
             of_hidden=source.hidden,
         )
         self.products.append((product, source.each))
         yield from chunk_products(product)
 
-    def _matrices(self, linear: Linear, columns: Columns) -> tuple[Weight, ...]:
+    def _matrices(self, made: Product, columns: Columns) -> tuple[Weight, ...]:
         """Return matrices as they lie in the file; those of two types, which gate, in halves."""
-        names = [f"{name}.weight" for name, _ in linear.matrices]
+        names = [f"{name}.weight" for name, _ in made.matrices]
         packed = len({self._weights.type_of(name) for name in names}) == 1
-        across = linear.matrices[0][0] in self._encoder.across
+        across = made.matrices[0][0] in self._encoder.across
         return tuple(self._weights.matrix(name, columns, packed, across) for name in names)
 
-    def _biases(self, linear: Linear) -> tuple[Buffer | None, ...]:
+    def _biases(self, made: Product) -> tuple[Buffer | None, ...]:
         return tuple(
             self._weights.vector(f"{name}.bias", _whole(n))
             if self._weights.has(f"{name}.bias")
             else None
-            for name, n in linear.matrices
+            for name, n in made.matrices
         )
 
     def _attention(self, operation: AttendAll) -> Iterator[Launch]:
@@ -255,7 +246,3 @@ class PictureList:
         ranges = self._range_buffers[operation.windowed]
         blocks = len(self._ranges[operation.windowed])
         yield attend_all(out.buffer, (q, k, v), ranges, heads, blocks)
-
-
-def _activation(gelu: Gelu) -> str:
-    return "EXACT_GELU" if gelu.exact else "QUICK_GELU" if gelu.quick else "GELU"

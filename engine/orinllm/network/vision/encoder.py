@@ -1,13 +1,14 @@
 """An encoder of pictures as a list of operations, which cpu/encoder.py and gpu/encoder.py compute.
 
-They are those of a layer (layer.py) where these fit: Linear with biases, Norm (RMS), Gate, Add. A
-value is (rows, width); X begins as the patches of a tile, with their positions.
+A value is (rows, width); X begins as the patches of a tile, with their positions. Norm is the RMS
+norm of a language model's layer (layer.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from orinllm.network.layer import Activation, Add, Gate, Linear, Norm, X
+from orinllm.network.layer import Norm, X
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,31 @@ class LayerNorm:
     weight: str
 
 
+class Bend(Enum):
+    """What a product ends with: its values bent, or the first half's SiLU times the second."""
+
+    GELU = "GELU"  # in the tanh form
+    QUICK_GELU = "QUICK_GELU"  # x * sigmoid(1.702 x)
+    EXACT_GELU = "EXACT_GELU"  # by erf
+    GATED = "SILU"
+
+
 @dataclass(frozen=True)
-class Gelu:
-    """out = gelu of a value, in the tanh form; `quick`: x * sigmoid(1.702 x); `exact`: by erf."""
+class Product:
+    """out = W of, with the rows of matrices one after the other, plus biases that the file has.
+
+    Then `bend`; what is X is added to it.
+    """
 
     out: str
     of: str
-    quick: bool = False
-    exact: bool = False
+    matrices: tuple[tuple[str, int], ...]
+    bend: Bend | None = None
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of `out`."""
+        return sum(n for _, n in self.matrices) // (2 if self.bend is Bend.GATED else 1)
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ class Beside:
     of: tuple[str, ...]
 
 
-Operation = LayerNorm | Norm | Linear | Gelu | Gate | AttendAll | Join | Beside | Add
+Operation = LayerNorm | Norm | Product | AttendAll | Join | Beside
 
 
 @dataclass(frozen=True)
@@ -192,21 +210,17 @@ def layers(
         at = f"v.blk.{index}."
         qkv = [("attn_qkv", 3 * width)] if shape.fused else [(f"attn_{n}", width) for n in "qkv"]
         up: tuple[tuple[str, int], ...] = ((f"{at}{shape.up}", shape.hidden),)
-        bend: Operation = Gelu("hidden", "up", shape.quick)
+        bend = Bend.QUICK_GELU if shape.quick else Bend.GELU
         if every:
-            up = ((f"{at}ffn_gate", shape.hidden), *up)
-            bend = Gate("hidden", "up", Activation.SILU)
+            up, bend = ((f"{at}ffn_gate", shape.hidden), *up), Bend.GATED
         found += [
             norm("normed", X, f"{at}ln1"),
-            Linear("qkv", "normed", tuple((f"{at}{n}", rows) for n, rows in qkv), biased=True),
+            Product("qkv", "normed", tuple((f"{at}{n}", rows) for n, rows in qkv)),
             AttendAll("attended", "qkv", shape.heads, every > 0 and (index + 1) % every != 0),
-            Linear("out", "attended", ((f"{at}attn_out", width),), biased=True),
-            Add("out"),
+            Product(X, "attended", ((f"{at}attn_out", width),)),
             norm("normed", X, f"{at}ln2"),
-            Linear("up", "normed", up, biased=True),
-            bend,
-            Linear("out", "hidden", ((f"{at}{shape.down}", width),), biased=True),
-            Add("out"),
+            Product("hidden", "normed", up, bend),
+            Product(X, "hidden", ((f"{at}{shape.down}", width),)),
             *behind(index),
         ]
     return [*found, norm("seen", X, "v.post_ln")]

@@ -4,8 +4,8 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 `transformers`' Gemma3Processor, on which the model was trained.
 """
 
-from orinllm.network.layer import Linear, Norm
-from orinllm.network.vision.encoder import Join, Projector, layers
+from orinllm.network.layer import Norm
+from orinllm.network.vision.encoder import Join, Product, Projector, layers
 from orinllm.network.vision.header import ClipHeader
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
@@ -19,7 +19,7 @@ def gemma3(header: ClipHeader) -> Projector:
         *layers(shape),
         Join("pooled", "seen", pool**2, mean=True),
         Norm("normed rows", "pooled", "mm.soft_emb_norm"),
-        Linear("rows", "normed rows", (("mm.input_projection", out),)),
+        Product("rows", "normed rows", (("mm.input_projection", out),)),
     ]
     positions = range(shape.side**2)
     encoder = header.encoder(shape, pool, positions, operations, out, ("mm.input_projection",))

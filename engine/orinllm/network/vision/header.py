@@ -9,16 +9,16 @@ from gguf.quants import dequantize
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.network.layer import Add, Gate, Linear, Norm
+from orinllm.network.layer import Norm
 from orinllm.network.vision.encoder import (
     AnySize,
     AttendAll,
     Beside,
     Encoder,
-    Gelu,
     Join,
     LayerNorm,
     Operation,
+    Product,
     Shape,
 )
 from orinllm.network.vision.pictures import Floats
@@ -162,20 +162,20 @@ class ClipHeader:
                     self._expect(f"{weight}.weight", (widths[of],))
                     if isinstance(operation, LayerNorm):
                         self._expect(f"{weight}.bias", (widths[of],))
-                case Linear(out, of, matrices):
+                case Product(out, of, matrices):
                     for name, n in matrices:
                         wanted = (n, widths[of])
                         across = name in encoder.across
                         self._expect(f"{name}.weight", wanted[::-1] if across else wanted)
                         if self.has(f"{name}.bias"):
                             self._expect(f"{name}.bias", (n,))
-                    widths[out] = sum(n for _, n in matrices)
-                case Add():
-                    pass
+                    widths[out] = operation.width
                 case Beside(out, names):
                     widths[out] = sum(widths[name] for name in names)
-                case _:
-                    widths[operation.out] = _width(operation, widths[operation.of])
+                case AttendAll(out, of):
+                    widths[out] = widths[of] // 3
+                case Join(out, of, rows, mean):
+                    widths[out] = widths[of] * (1 if mean else rows)
 
     def _table(self, least: int, width: int) -> None:
         rows = self.tensor("v.position_embd.weight")
@@ -204,15 +204,3 @@ def weight_of(gguf: GGUF, name: str) -> Floats:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < math.inf
-
-
-def _width(operation: Gelu | Gate | AttendAll | Join, width: int) -> int:
-    """Return the width of what an operation without tensors makes of a value of a width."""
-    match operation:
-        case AttendAll():
-            return width // 3
-        case Gate():
-            return width // 2
-        case Join(mean=False):
-            return width * operation.rows
-    return width

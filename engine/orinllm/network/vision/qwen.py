@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orinllm.errors import BadInput
-from orinllm.network.layer import Linear, X
+from orinllm.network.layer import X
 from orinllm.network.vision.encoder import (
     AnySize,
+    Bend,
     Beside,
-    Gelu,
     Join,
     LayerNorm,
     Operation,
+    Product,
     Projector,
     Shape,
     layers,
@@ -112,6 +113,5 @@ def _merge(header: ClipHeader) -> int:
 def _two(header: ClipHeader, out: str, names: tuple[str, str]) -> Iterator[Operation]:
     """Yield two matrices with an exact GELU between them, of the value "normed"."""
     first, second = ((name, header.tensor(f"{name}.weight")[0]) for name in names)
-    yield Linear("between", "normed", (first,), biased=True)
-    yield Gelu("bent", "between", exact=True)
-    yield Linear(out, "bent", (second,), biased=True)
+    yield Product("between", "normed", (first,), Bend.EXACT_GELU)
+    yield Product(out, "between", (second,))
