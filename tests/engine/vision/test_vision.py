@@ -63,6 +63,19 @@ def ids_of(sight: Sight, kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_rows_stand_in_the_place_of_a_picture(files: Path, kind: str) -> None:
+    """Instead of the template's token, as `transformers` expands it; Gemma's stays before them."""
+    model, photo = load(files, kind), tiny.pictures(kind)[0]
+    sight = sight_of(model)
+    parts = [{"type": "image", "image": photo}, {"type": "text", "text": "What?"}]
+    assert model.template is not None
+    ids = model.template.encode([{"role": "user", "content": parts}])
+    assert [i for i in ids if i < 0] == list(sight.picture(photo).ids)
+    slot = tiny.tokens(kind).index(sight.projector.slot)
+    assert ids.count(slot) == (1 if kind == "gemma3" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_first_logits_and_tokens_are_those_of_transformers(files: Path, kind: str) -> None:
     model = load(files, kind)
     ids = ids_of(sight_of(model), kind)

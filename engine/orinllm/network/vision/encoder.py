@@ -21,7 +21,7 @@ class LayerNorm:
 
 
 class Bend(Enum):
-    """What a product ends with: its values bent, or the first half's SiLU times the second."""
+    """The end of a product: its values bent, or the first half's SiLU times the second."""
 
     GELU = "GELU"  # in the tanh form
     QUICK_GELU = "QUICK_GELU"  # x * sigmoid(1.702 x)
