@@ -6,6 +6,7 @@ seed gives the same text whatever else runs. cuda/sample.cu does the same on a G
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Integral, Real
@@ -27,7 +28,7 @@ _NEVER = -1e9
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of a request. `temperature` 0 takes the most likely token."""
+    """Parameters of a request, kept as plain numbers. `temperature` 0 takes the likeliest token."""
 
     temperature: float = 0.8
     top_k: int = 40  # 0: no limit
@@ -55,22 +56,28 @@ class Sampling:
             is_number = isinstance(value, Real)
             if not is_number or not least <= value <= most:
                 raise BadInput(f"{name}: {value!r} is not from {least:g} to {most:g}")
+            object.__setattr__(self, name, float(value))
         for name, end in (("top_k", 1 << 31), ("penalty_tokens", 1 << 31), ("seed", 1 << 64)):
             value = getattr(self, name)
             is_number = isinstance(value, Integral)
             if not is_number or not 0 <= value < end:
                 raise BadInput(f"{name}: {value!r} is not from 0 to {end - 1}")
-        self._check_biases()
+            object.__setattr__(self, name, int(value))
+        object.__setattr__(self, "logit_bias", self._checked_biases())
 
-    def _check_biases(self) -> None:
-        # What one thread asks is added in the thread that serves all.
+    def _checked_biases(self) -> dict[int, float]:
+        # What one thread asks is computed in the thread that serves all: nothing there may fail.
         if not isinstance(self.logit_bias, Mapping):
             what = type(self.logit_bias).__name__
             raise BadInput(f"logit_bias: a {what}; numbers by token were expected")
+        biases = dict[int, float]()
         for token, bias in self.logit_bias.items():
-            is_number = isinstance(token, Integral) and isinstance(bias, Real)
-            if not is_number or not isfinite(bias):
-                raise BadInput(f"logit_bias: {token!r}: {bias!r}; numbers by token were expected")
+            with suppress(OverflowError):
+                if isinstance(token, Integral) and isinstance(bias, Real) and isfinite(bias):
+                    biases[int(token)] = float(bias)
+                    continue
+            raise BadInput(f"logit_bias: {token!r}: {bias!r}; numbers by token were expected")
+        return biases
 
     def without(self, tokens: Collection[int]) -> "Sampling":
         """Return the same parameters with tokens that are never drawn."""

@@ -1,5 +1,6 @@
 """Sampling against hand-computed values, and draws against a float64 softmax."""
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -125,11 +126,25 @@ def test_draws_of_a_request_depend_on_seed_and_index_alone() -> None:
         ("logit_bias", {"5": 1.0}),
         ("logit_bias", {5: "x"}),
         ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {5: 10**400}),
     ],
 )
 def test_values_that_mean_nothing(name: str, value: Any) -> None:
     with pytest.raises(BadInput, match=rf"^{name}: .* (is not from|by token were expected)"):
         Sampling(**{name: value})
+
+
+def test_any_kind_of_number_is_one() -> None:
+    """What a thread asks is kept as it was: numpy takes no fractions, and mappings change."""
+    half, biases = Fraction(1, 2), {np.int64(2): Fraction(1, 3)}
+    given: dict[str, Any] = dict.fromkeys(["temperature", "top_p", "min_p"], half)
+    given |= dict.fromkeys(["repeat_penalty", "frequency_penalty", "presence_penalty"], half)
+    odd = Sampling(**given, top_k=np.int8(3), logit_bias=biases)  # type: ignore[arg-type]
+    halves: Any = dict.fromkeys(given, 0.5)
+    plain = Sampling(**halves, top_k=3, logit_bias={2: 1 / 3})
+    biases.clear()
+    assert (odd, repr(odd)) == (plain, repr(plain))
+    assert sample(LOGITS, odd, [0, 1], 5) == sample(LOGITS, plain, [0, 1], 5)
 
 
 def test_min_p_keeps_what_is_just_at_it() -> None:
