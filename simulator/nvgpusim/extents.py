@@ -102,13 +102,20 @@ class Extents:
             known = self.submissions.get(token)
             return known.popleft() if known else self.moment
 
-    def written(self, va: int, size: int, when: int | None = None) -> None:
-        """Somebody who is no kernel wrote these bytes."""
+    def written(self, va: int, size: int, when: int | None = None, source: int = 0) -> None:
+        """Somebody who is no kernel wrote these bytes, or copied them from a `source`: what nobody
+        has written there is not written by that."""
         if not self.keeps_writes:
             return
         extent = self.find(va, when)
         if extent is not None and extent.wrote is not None:
-            extent.wrote[(va - extent.va) // WORD : -(-(va + size - extent.va) // WORD)] = True
+            words = extent.wrote[(va - extent.va) // WORD : -(-(va + size - extent.va) // WORD)]
+            held = self.find(source, when) if source else None
+            if held is None or held.wrote is None or (va - extent.va - source + held.va) % WORD:
+                words[:] = True
+            else:
+                first = (source - held.va) // WORD
+                words |= held.wrote[first : first + len(words)]
             if extent.wrote.all():
                 extent.wrote = None
 

@@ -234,7 +234,10 @@ API cudaError_t cudaFreeHost(void* p) {
   if (is_device(p) || !p) return cudaFree(p);
   const int error = sim_wait_all();
   const size_t size = sim_pinned(p);
-  if (sim_unpin(p)) return done(cudaErrorInvalidValue);
+  if (sim_unpin(p)) {
+    wrong("cudaFreeHost of %p, which cudaMallocHost has not given", p);
+    return done(cudaErrorInvalidValue);
+  }
   munmap(p, size);
   return done(error);
 }
@@ -410,7 +413,10 @@ API cudaError_t cudaEventQuery(cudaEvent_t e) {
 }
 API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) {
   const Event *from = (Event*)a, *to = (Event*)b;
-  if (!from->recorded || !to->recorded) return done(cudaErrorInvalidResourceHandle);
+  if (!from->recorded || !to->recorded) {
+    wrong("cudaEventElapsedTime of an event that was never recorded");
+    return done(cudaErrorInvalidResourceHandle);
+  }
   *ms = (float)(to->ms - from->ms);
   return done(0);
 }

@@ -128,6 +128,8 @@ void sim_pin(void* p, size_t size, enum Memory memory) {
   Range* r = calloc(1, sizeof *r);
   *r = (Range){ranges, p, size, memory};
   ranges = r;
+  const uint64_t a[] = {(uint64_t)p, size};
+  if (memory == PAGES) ask(PINNED, a, 2, 0, 0, 0, 0);
   if (memory == MANAGED) allow((uint64_t)p, size, 1);
 }
 void sim_watch(void) {
@@ -145,6 +147,8 @@ int sim_unpin(void* p) {
     if ((*r)->base == p) {
       Range* gone = *r;
       *r = gone->next;
+      const uint64_t a[] = {(uint64_t)p, 0};
+      if (gone->memory == PAGES) ask(PINNED, a, 2, 0, 0, 0, 0);
       free(gone);
       return 0;
     }
@@ -154,8 +158,9 @@ int sim_unpin(void* p) {
 // Doing it
 
 static int tell(const Work* w, const void* p, int writes, size_t size) {
-  const uint64_t a[] = {(uint64_t)p, size, (uint64_t)writes, w->stream};
-  return is_device(p) && size ? ask(TOUCHED, a, 4, &w->clock, sizeof w->clock, 0, 0) : 0;
+  const uint64_t source = writes && w->kind == MOVE && is_device(w->from) ? (uint64_t)w->from : 0;
+  const uint64_t a[] = {(uint64_t)p, size, (uint64_t)writes, w->stream, source};
+  return is_device(p) && size ? ask(TOUCHED, a, 5, &w->clock, sizeof w->clock, 0, 0) : 0;
 }
 static void call(const Work* w) {  // what begins after it leaves it its memory
   for (Work* later = first; later; later = later->next)

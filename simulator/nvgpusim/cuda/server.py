@@ -27,7 +27,7 @@ from .lines import Lines
 from .streams import Operation, Streams, Touch, copied, launched
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
-STREAM, WRONG = 12, 13
+STREAM, WRONG, PINNED = 12, 13, 14
 TAKEN, GIVEN = 2, 3
 """Beside reading (0) and writing a buffer (1): a stream begins its life, or ends it."""
 INVALID, NO_MEMORY, BAD_SIZE, NO_SYMBOL, NO_KERNEL = 1, 2, 9, 13, 98
@@ -78,6 +78,7 @@ class Server:
         self.kernels: list[tuple[Loaded, Code]] = []
         self.known: dict[tuple[int, str], int] = {}
         self.mappings: dict[int, Mapping] = {}
+        self.pinned: dict[int, tuple[str, int]] = {}
         self.free_runs = [(BASE, BASE + SIZE)]
         self.findings: list[str] = []
         self.launches = self.instructions = self.workspace = 0
@@ -236,7 +237,8 @@ class Server:
         return 0
 
     def touched(self, a: tuple[int, ...], data: bytes) -> None:
-        """A copy or memset has been done: (address, bytes, whether written, stream), its clock."""
+        """A copy or memset has been done: (address, bytes, whether written, stream, the source in
+        device memory or 0), its clock."""
         if a[2] in (TAKEN, GIVEN):
             mapping = self.mappings.get(a[0])
             if mapping is not None:
@@ -246,7 +248,7 @@ class Server:
                 self.free(a[0])
             return
         if a[2]:
-            self.extents.written(a[0], a[1])
+            self.extents.written(a[0], a[1], source=a[4])
         self._ordered(
             f"a copy or memset at {self.line}", a[3], data, [copied(a[0], a[1], a[2] > 0)]
         )
@@ -271,14 +273,18 @@ class Server:
 
     def tell_leaks(self) -> None:
         """At the program's end: memory that it has not freed."""
-        lost: dict[str, list[int]] = {}
-        for va in self.mappings if self.leaks else ():
+        if not self.leaks:
+            return
+        lost: dict[tuple[str, str], list[int]] = {}
+        for va in self.mappings:
             extent = self.extents.find(va)
             if extent is not None and extent.name == "buffer":
-                lost.setdefault(extent.line, []).append(extent.end - extent.va)
-        for line, sizes in lost.items():
+                lost.setdefault((extent.line, "buffers"), []).append(extent.end - extent.va)
+        for line, size in self.pinned.values():
+            lost.setdefault((line, "pinned buffers"), []).append(size)
+        for (line, what), sizes in lost.items():
             made = f", made at {line}" if line else ""
-            self.tell(f"leaks: {len(sizes)} buffers of {sum(sizes)} bytes are never freed{made}")
+            self.tell(f"leaks: {len(sizes)} {what} of {sum(sizes)} bytes are never freed{made}")
 
     # launches
 
@@ -385,6 +391,11 @@ class Server:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
         if op == STREAM:
             self.operations.add(a[0])
+            return 0, b""
+        if op == PINNED:
+            self.pinned.pop(a[0], None)
+            if a[1]:
+                self.pinned[a[0]] = self.line, a[1]
             return 0, b""
         if op == WRONG:
             self.tell(f"calls: {data.decode(errors='replace')}", here=True)

@@ -94,6 +94,22 @@ static int leak() {
   CHECK(cudaMalloc(&p, BYTES));  // FAULT
   return 0;
 }
+static int leak_pinned() {
+  int* p;
+  CHECK(cudaMallocHost(&p, BYTES));  // FAULT
+  return 0;
+}
+static int copied_unwritten() {
+  int *p, *q;
+  CHECK(cudaMalloc(&p, 128));
+  CHECK(cudaMalloc(&q, 128));
+  CHECK(cudaMemset(p, 0, 64));
+  CHECK(cudaMemcpy(q, p, 128, cudaMemcpyDeviceToDevice));
+  CHECK(cudaMemset(p, 0, 128));
+  sum<<<1, 32>>>(q, p, 32);
+  CHECK(cudaFree(p));
+  return cudaFree(q);
+}
 static int free_twice() {
   int* p;
   CHECK(cudaMalloc(&p, BYTES));
@@ -224,8 +240,11 @@ static int several() {
   CHECK(cudaDeviceSynchronize());
   bad += !cudaFreeHost(p);         // DEVICE
   bad += !cudaMemset(host, 0, 4);  // HOST
+  bad += !cudaFreeHost(host);      // PAGEABLE
   cudaEvent_t e;
+  float ms;
   CHECK(cudaEventCreate(&e));
+  bad += !cudaEventElapsedTime(&ms, e, e);  // RECORDED
   CHECK(cudaEventDestroy(e));
   CHECK(cudaEventRecord(e, t));  // EVENT
   CHECK(cudaStreamDestroy(t));
@@ -299,6 +318,8 @@ int main(int argc, char** argv) {
   TRY(shared_without_asking);
   TRY(shared_with_asking);
   TRY(leak);
+  TRY(leak_pinned);
+  TRY(copied_unwritten);
   TRY(free_twice);
   TRY(managed_freed);
   TRY(managed_early);
