@@ -241,11 +241,6 @@ class _Envelope:
 @dataclass(frozen=True)
 class _Extra:
     envelope: _Envelope | None = None
-    first_text_ms: float | None = None
-    picture_ms: float | None = None
-    p50_us: float | None = None
-    p99_us: float | None = None
-    max_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -270,6 +265,7 @@ _SHAPES: dict[str, Any] = {
     "environment": _Environment,
     "token_read_by_tensor": dict[str, float],
 }
+_UNITS_OF_TIME = ("_us", "_ms")
 _WORDS = {int: "a number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -303,6 +299,9 @@ def fault_of(plain: Plain) -> str | None:
         if name in _SHAPES and isinstance(value, kind):
             try:
                 read_plain(_SHAPES[name], value, name)
+                if name == "extra":
+                    times = {key: value[key] for key in value if key.endswith(_UNITS_OF_TIME)}
+                    read_plain(dict[str, float | None], times, name)
             except BenchError as error:
                 return str(error)
     return None

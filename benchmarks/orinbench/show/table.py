@@ -240,7 +240,7 @@ SUITE = [
 def _envelope_note(record: Record) -> str:
     if not (found := record.extra.get("envelope")):
         return ""
-    clock = found["clock_mhz"]
+    clock = found.get("clock_mhz")
     scaled = (
         f"times {clock:.0f} MHz over {ORIN_MHZ:.0f}" if clock else "not known: NVML says no clock"
     )

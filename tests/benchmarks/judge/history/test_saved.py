@@ -93,6 +93,7 @@ EMPTY = f'{OURS}, "test": "a", "samples_ts": []'
         (f'{{{EMPTY}, "comparisons": [{{"baseline": "a"}}]}}', "1: ratio is 'None'"),
         (f'{{{EMPTY}, "energy": [null, {{"summed": [{{}}]}}]}}', "energy: 2: summed: 1 is"),
         (f'{{{EMPTY}, "board_after": [{{"zones": [[]]}}]}}', "1: zones: 1 is '[]'"),
+        (f'{{{EMPTY}, "extra": {{"p99.9_us": "x"}}}}', "extra: p99.9_us is 'x'; want a number"),
         (f'{{{EMPTY}, "extra": {{"envelope": 5}}}}', "extra: envelope is '5'; want an object"),
         (f'{{{EMPTY}, "environment": {{"os": [1]}}}}', "environment: os is '[1]'; want text"),
         (f'{{{EMPTY}, "rounds": ["x"]}}', "rounds: 1 is 'x'; want a whole number"),
@@ -133,6 +134,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         {"energy": [{"samples": 3}], "joules_per_token": 0.1},
         {"energy": [{"joules_per_token_interval": [1.0]}], "joules_per_token": 0.1},
         {"ttft_cold_s": 1.0, "ttft_warm_s": 1.0},
+        {"extra": {"envelope": {"sms": 16, "ms": 1.0}}},
     ],
 )
 def test_a_table_of_records_that_lack_what_others_have(
