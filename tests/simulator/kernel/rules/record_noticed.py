@@ -181,8 +181,8 @@ def row(rule: str, ways: list[Breakage], reached: tuple[Reached, Reached],
     missed = [way.what for way, *noticed in either if not any(noticed)]
     counts = sum(judged), sum(tested) if tested else ""
     print(f"{rule}: {len(ways)} ways, judge {counts[0]}, tests {counts[1]}", *missed, sep="; ")
-    named = dict(zip(("rule", "ways", "judge", "tests"), (rule, len(ways), *counts), strict=True))
-    return named | {"missed": "; ".join(missed)}
+    told: tuple[object, ...] = rule, len(ways), *counts, "; ".join(missed)
+    return dict(zip(("rule", "ways", "judge", "tests", "missed"), told, strict=True))
 
 
 def table() -> dict[str, dict[str, object]]:
