@@ -19,7 +19,7 @@ from ..ptx.native.build import compiler as c_compiler
 from .server import BASE, SIZE, Server
 
 HERE = Path(__file__).parent
-SOURCES = ("standin.c", "pending.c", "cudart.c", "cuda.c")
+SOURCES = ("standin.c", "pending.c", "cudart.c", "cudart_memory.c", "cuda.c")
 HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 LIBRARY = "libnvgpusim-cuda.so"
 NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "libcuda.so.1")

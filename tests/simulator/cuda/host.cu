@@ -217,6 +217,56 @@ static int polling() {
   CHECK(cudaFree(p));
   return !turns;
 }
+static int volumes() {
+  cudaPitchedPtr p;
+  const cudaExtent all = make_cudaExtent(40, 4, 3), part = make_cudaExtent(8, 2, 2);
+  CHECK(cudaMalloc3D(&p, all));
+  CHECK(cudaMemset3D(p, 1, all));
+  memset(host, 0, sizeof host);
+  cudaMemcpy3DParms copy = {};
+  copy.srcPtr = make_cudaPitchedPtr(host, 8, 8, 2);
+  copy.dstPtr = p;
+  copy.dstPos = make_cudaPos(8, 1, 1);
+  copy.extent = part;
+  copy.kind = cudaMemcpyHostToDevice;
+  CHECK(cudaMemcpy3D(&copy));
+  copy.srcPtr = p, copy.dstPtr = make_cudaPitchedPtr(host, 40, 40, 4);
+  copy.dstPos = make_cudaPos(0, 0, 0), copy.extent = all, copy.kind = cudaMemcpyDeviceToHost;
+  CHECK(cudaMemcpy3D(&copy));
+  CHECK(cudaFree(p.ptr));
+  int bad = 0;
+  for (int z = 0; z < 3; z++)
+    for (int y = 0; y < 4; y++)
+      for (int x = 0; x < 40; x++) {
+        const bool inside = x >= 8 && x < 16 && y >= 1 && y < 3 && z >= 1;
+        bad += ((char*)host)[(z * 4 + y) * 40 + x] != !inside;
+      }
+  return bad;
+}
+static int hints() {
+  int *p, *q, least, greatest;
+  cudaStream_t s;
+  cudaMemPool_t pool;
+  uint64_t kept = UINT64_MAX, found = 0;
+  CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, greatest));
+  CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
+  CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
+  CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &found));
+  CHECK(cudaMallocManaged(&p, BYTES));
+  cudaMemLocation place = {cudaMemLocationTypeDevice, 0};
+  CHECK(cudaMemAdvise(p, BYTES, cudaMemAdviseSetReadMostly, place));
+  CHECK(cudaMemPrefetchAsync(p, BYTES, place, 0, s));
+  fill<<<N / 256, 256, 0, s>>>(p, 7, N);
+  CHECK(cudaMallocAsync(&q, BYTES, s));
+  CHECK(cudaMemcpyAsync(q, p, BYTES, cudaMemcpyDeviceToDevice, s));
+  CHECK(cudaFreeAsync(q, s));
+  CHECK(cudaStreamSynchronize(s));
+  CHECK(cudaMemPoolTrimTo(pool, 0));
+  const int bad = p[3] != 7 || found != kept || greatest >= least;
+  CHECK(cudaFree(p));
+  return bad;
+}
 static int several() {
   int *p, *q;
   cudaStream_t s, t;
@@ -333,6 +383,8 @@ int main(int argc, char** argv) {
   TRY(streams_halves);
   TRY(memory_falls);
   TRY(polling);
+  TRY(volumes);
+  TRY(hints);
   TRY(several);
   TRY(in_order);
   TRY(pinned_again);

@@ -34,7 +34,8 @@ FAULTS = {
 }
 RIGHT = (
     "shared_with_asking", "managed_late", "pinned_late", "streams_event", "streams_wait",
-    "streams_halves", "memory_falls", "polling", "in_order", "pinned_again",
+    "streams_halves", "memory_falls", "polling", "in_order", "pinned_again", "volumes",
+    "hints",
 )  # fmt: skip
 
 
