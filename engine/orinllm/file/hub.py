@@ -23,6 +23,8 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Bytes that are hashed at once.
 _PIECE = 1 << 22
+# Seconds without a byte of the list of files, for which huggingface_hub would wait for ever.
+_PATIENCE = 30.0
 # Of an encoder, the best first: halves, which every path reads as they are.
 _MMPROJ_TYPES = ("F16", "BF16", "F32", "Q8_0")
 Say = Callable[[str], None]
@@ -211,8 +213,9 @@ def _hub_files(name: HubName) -> list[str]:
     set_client_factory(guarded)
     found: list[Any]
     try:
-        found = [entry.rfilename for entry in HfApi().model_info(name.repository).siblings or ()]
-    except (AttributeError, KeyError, TypeError):  # JSON of another form
+        answer = HfApi().model_info(name.repository, timeout=_PATIENCE)
+        found = [entry.rfilename for entry in answer.siblings or ()]
+    except (AttributeError, KeyError, TypeError, RecursionError):  # JSON of another form
         found = [None]
     if not all(isinstance(file, str) for file in found):
         raise BadInput(f"{name}: the hub answers what cannot be used: no list of files")

@@ -21,6 +21,7 @@ from orinllm.file.hub import (
     _quant_of,
     choose_mmproj,
     choose_model,
+    model_file,
 )
 
 NAME = "hf.co/owner/model-GGUF"
@@ -324,6 +325,7 @@ def test_a_hub_that_leads_out_of_the_cache_or_talks_nonsense(tmp_path: Path) -> 
         "o/html": b"<html>",
         "o/list": b"[]",
         "o/empty": b"{}",
+        "o/deep": b"[" * 100_000,
         "o/number": b'{"id": "o/n", "siblings": [{"rfilename": 5}]}',
         "o/texts": b'{"id": "o/t", "siblings": ["a.gguf"]}',
         "o/up": b'{"id": "o/u", "siblings": [{"rfilename": "../../../../evil-Q8_0.gguf"}]}',
@@ -347,6 +349,15 @@ def test_a_hub_that_leads_out_of_the_cache_or_talks_nonsense(tmp_path: Path) -> 
         what = "is no model of the hub" if "--" in name else "the hub answers what cannot be used: "
         assert line.startswith(f"hf.co/{name}: {what}")
     assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_hub_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinllm.file.hub._PATIENCE", 0.2)
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: SimpleNamespace(repos=[]))
+    with Hub({"a/b": {}}, pause=5) as url:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        with pytest.raises(BadInput, match=r"^hf.co/a/b: the hub does not answer: ReadTimeout$"):
+            model_file("hf.co/a/b", print)
 
 
 def test_a_hub_that_is_slow_refuses_or_fails_is_one_line(content: bytes, tmp_path: Path) -> None:
