@@ -1,10 +1,7 @@
 """The boards of the tests: trees of files, made from the simulated AGX Orin by what differs."""
 
-import os
 import re
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
@@ -309,20 +306,6 @@ def exit_code(main: Callable[[Sequence[str]], None], *arguments: str) -> int:
             signal.signal(number, handler)
     assert isinstance(ended.value.code, int)
     return ended.value.code
-
-
-def sigterm_once_it_serves() -> None:
-    """Send this process SIGTERM as soon as a command that runs in it has a handler for it."""
-    before, end = signal.getsignal(signal.SIGTERM), time.monotonic() + 60
-
-    def wait() -> None:
-        while signal.getsignal(signal.SIGTERM) == before:
-            if time.monotonic() > end:
-                return
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait).start()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 
-from orinboard.boundary import module_watts
 from orinboard.files import GARBAGE, Failure, Files, Link, Roots
 from orinboard.readings import Clock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
@@ -21,12 +20,6 @@ from orinboard.sources import SOURCES, Board
 from orinexporter.scenario import HWMON, THERMAL
 
 Show = Callable[[Tree], Roots]
-
-
-def test_minus_256_is_no_temperature(show: Show) -> None:
-    tree = idle() | {f"{THERMAL}/thermal_zone0/temp": "-256000\n"}
-    zones = {zone.name: zone.celsius for zone in read_zones(Files(show(tree))).zones}
-    assert zones["cpu"] is None
 
 
 def test_a_zone_that_fails_otherwise_is_an_error(show: Show, stage: TreeOnDisk) -> None:
@@ -54,11 +47,6 @@ def test_of_two_cooling_devices_of_one_type_the_stronger_counts(show: Show) -> N
     }
     ratios = {cooling.name: cooling.ratio for cooling in read_coolings(Files(show(tree))).coolings}
     assert ratios["pwm-fan"] == 1.0
-
-
-def test_the_module_is_unknown_when_a_rail_is(show: Show) -> None:
-    tree = idle() | {f"{HWMON}/hwmon1/curr2_input": "\n"}
-    assert module_watts(read_rails(Files(show(tree))).rails) is None
 
 
 def test_a_channel_switched_off_is_absent(show: Show) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle, maxn_load
+from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle
 
 from orinboard.files import Failure, Files, Link, Roots
 from orinboard.replay import (
@@ -220,10 +220,6 @@ def test_the_scenario_goes_through_its_phases(stage: TreeOnDisk) -> None:
 
 def test_memory_of_a_machine_that_shows_none(stage: TreeOnDisk) -> None:
     assert read_memory(Files(stage.roots)).memory is None
-
-
-def test_maxn_load_draws_more_than_idle(show: Show) -> None:
-    assert exposition(show(maxn_load())) != exposition(show(idle()))
 
 
 def test_a_start_that_is_interrupted_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from tests.telemetry.conftest import (
     exit_code,
     idle,
     maxn_load,
-    sigterm_once_it_serves,
 )
 
 import orinexporter
@@ -291,27 +289,6 @@ def test_top_of_a_recording_leaves_nothing_behind(
 def test_an_error_of_the_command_line_ends_the_process_with_two() -> None:
     code, out, err = run("--zzz")
     assert (code, out, err) == (2, "", "jetson-exporter: No such option '--zzz'.\n")
-
-
-def test_the_same_in_this_process(
-    recording: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Printing, recording, serving until SIGTERM: what the processes above did."""
-    assert exit_code(main, "--replay", str(recording), "--once") == 0
-    assert "jetson_module_power_watts 6.6" in capfd.readouterr().out
-    target = tmp_path / "copy"
-    assert exit_code(main, "record", str(target), "--seconds", "0.2", "--interval", "0.05") == 0
-    assert load(target)
-    assert exit_code(main, "record", str(target)) == 2
-    assert "exists already" in capfd.readouterr().err
-    for bad in (tmp_path, target / "x"):
-        assert exit_code(main, "--replay", str(bad), "--once") == 2
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert exit_code(main, "--listen", "127.0.0.1:{}".format(*taken.getsockname()[1:])) == 2
-    assert "the port is in use" in capfd.readouterr().err
-    sigterm_once_it_serves()
-    assert exit_code(main, "--replay", str(recording), "--listen", "127.0.0.1:0") == 0
-    assert "serving http://127.0.0.1:" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,3 @@ def openmetrics_families(text: str) -> Iterable[Metric]:
 def key(sample: object) -> tuple[str, frozenset[tuple[str, str]], float]:
     name, labels, value = sample[:3]  # type: ignore[index]
     return name, frozenset(labels.items()), value
-
-
-def test_a_family_is_one_block_with_samples(show: Show) -> None:
-    """No header without samples, and no family twice."""
-    lines = exposition(show(idle())).splitlines()
-    types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    assert len(types) == len(set(types))
-    for line, following in zip(lines, [*lines[1:], "#"], strict=True):
-        if line.startswith("# TYPE"):
-            assert following.startswith(line.split()[2])

@@ -232,25 +232,6 @@ def test_throttle_events_in_the_history() -> None:
     assert page.throttle_marks(history) == [(200.0, "2 oc3"), (600.0, "2 oc3")]
 
 
-def test_fifty_scrapers_at_once(server: Server) -> None:
-    results: list[tuple[int, float, str]] = []
-
-    def scrape() -> None:
-        begun = time.monotonic()
-        status, _, body = get(server, "/metrics")
-        results.append((status, time.monotonic() - begun, body))
-
-    scrapers = [threading.Thread(target=scrape) for _ in range(50)]
-    for scraper in scrapers:
-        scraper.start()
-    for scraper in scrapers:
-        scraper.join()
-    assert [status for status, _, _ in results] == [200] * 50
-    assert all("jetson_module_power_watts 6.6" in body for _, _, body in results)
-    slowest = max(seconds for _, seconds, _ in results)
-    print(f"50 scrapers at once: the slowest waited {slowest * 1000:.0f} ms")
-
-
 def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
     silent = [socket.create_connection(server.where) for _ in range(20)]
     assert get(server, "/healthz")[0] == 200
