@@ -164,6 +164,11 @@ def run(
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     _check_images(source, images, raw)
     loaded = _load(source, opened)
+    if loaded.template is None and (system is not None or thinking is not None):
+        raise BadInput(
+            f"--system, --think: {source.model} has no chat template, it continues text; leave "
+            "them out"
+        )
     _speculate(loaded, lookup, draft)
     if raw or loaded.template is None:
         limit = form.constraint(loaded) if form else None

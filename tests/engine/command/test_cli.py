@@ -17,6 +17,7 @@ import pytest
 from tests.engine.models import smollm2
 from tests.forked import forked
 
+from orinbench.synth import write_synthetic
 from orinllm.command.cli import main
 from orinllm.command.terminal import print_answer, print_line, progress, say
 from orinllm.text.answer import Delta
@@ -173,6 +174,15 @@ def test_questions_may_be_piped() -> None:
     assert "instruction set, conversation forgotten" in talk
     assert "/what: no such command; /reset forgets" in talk
     assert ">" not in out
+
+
+@pytest.mark.parametrize("flags", [["--system", "Be short."], ["--think"], ["--no-think"]])
+def test_what_only_a_template_takes_is_not_dropped(flags: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plain.gguf"
+    write_synthetic(path, "tiny", "Q8_0", 0)
+    code, out, said = orinllm("run", str(path), "-p", "x", *flags, "--device", "CPU")
+    line = f"orinllm: --system, --think: {path} has no chat template, it continues text; "
+    assert (code, out) == (2, "") and line in said
 
 
 def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
