@@ -345,22 +345,21 @@ def _count(w: Words) -> str:
     if op == "clz":
         value = w.d(f"x ? __builtin_clz{end}(x) : {t.bits}", U32)
         return f"{{ {unsigned(t.bits)} x = {w.a(1, u)}; {value} }}"
-    if op == "brev" and t.bits == 32:
-        return w.d(f"reverse32({w.a(1, u)})", u)
-    if op == "bfind" and not w.has("shiftamt"):
-        turn = "x = x >> (sizeof x * 8 - 1) ? ~x : x; " if t.kind == "s" else ""
-        value = w.d(f"x ? {t.bits - 1} - __builtin_clz{end}(x) : 0xFFFFFFFFu", U32)
-        return f"{{ {unsigned(t.bits)} x = {w.a(1, u)}; {turn}{value} }}"
-    raise Unknown
+    if op == "brev":
+        return w.d(f"reverse{t.bits}({w.a(1, u)})", u)
+    turn = "x = x >> (sizeof x * 8 - 1) ? ~x : x; " if t.kind == "s" else ""
+    above = "" if w.has("shiftamt") else f"{t.bits - 1} - "
+    value = w.d(f"x ? {above}__builtin_clz{end}(x) : 0xFFFFFFFFu", U32)
+    return f"{{ {unsigned(t.bits)} x = {w.a(1, u)}; {turn}{value} }}"
 
 
 def _field(w: Words) -> str:
-    if w.t.bits != 32:
-        raise Unknown
+    t = TYPES[f"u{w.t.bits}"]
     if w.i.op == "bfi":
-        return w.d(f"insert_u32({w.a(1, U32)}, {w.a(2, U32)}, {w.a(3, U32)}, {w.a(4, U32)})", U32)
-    fn = "field_s32" if w.t.kind == "s" else "field_u32"
-    return w.d(f"{fn}({w.a(1, U32)}, {w.a(2, U32)}, {w.a(3, U32)})", U32)
+        places = f"{w.a(3, U32)}, {w.a(4, U32)}"
+        return w.d(f"insert_{t.name}({w.a(1, t)}, {w.a(2, t)}, {places})", t)
+    sign = "s" if w.t.kind == "s" else "u"
+    return w.d(f"field_{sign}{t.bits}({w.a(1, t)}, {w.a(2, U32)}, {w.a(3, U32)})", t)
 
 
 def _prmt(w: Words) -> str:

@@ -344,6 +344,24 @@ static inline uint32_t insert_u32(uint32_t a, uint32_t b, uint32_t pos, uint32_t
   mask = pos >= 32 ? 0 : mask << by;
   return (a << by & mask) | (b & ~mask);
 }
+// The 64-bit forms take all bits of position and length.
+static inline uint64_t field_u64(uint64_t x, uint32_t pos, uint32_t len) {
+  uint64_t moved = pos < 64 ? x >> pos : 0;
+  return len >= 64 ? moved : moved & ((1ull << len) - 1);
+}
+static inline uint64_t field_s64(uint64_t x, uint32_t pos, uint32_t len) {
+  int64_t moved = (int64_t)x >> (pos < 64 ? pos : 63);
+  if (!len || len >= 64) return len ? moved : 0;
+  uint64_t top = (uint64_t)pos + len - 1 < 63 ? pos + len - 1 : 63, mask = (1ull << len) - 1;
+  return x >> top & 1 ? moved | ~mask : moved & mask;
+}
+static inline uint64_t insert_u64(uint64_t a, uint64_t b, uint32_t pos, uint32_t len) {
+  uint64_t mask = len >= 64 ? ~0ull : (1ull << len) - 1;
+  return pos >= 64 ? b : (a << pos & mask << pos) | (b & ~(mask << pos));
+}
+static inline uint64_t reverse64(uint64_t x) {
+  return (uint64_t)reverse32(x) << 32 | reverse32(x >> 32);
+}
 static inline int sure(double y) {  // float32 is the same for every y of this precision
   double e = 0x1p-48;
   return (float)(y * (1 - e)) == (float)(y * (1 + e)) || y != y;
