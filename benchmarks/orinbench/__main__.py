@@ -15,12 +15,12 @@ def main() -> None:
     """Import the commands, which takes a second in which Ctrl-C is silent, and run one."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from orinbench.cli import main as run
-    from orinbench.interrupts import heeded
+    from orinbench.interrupts import ending_signals
 
     if isinstance(sys.stdout.buffer, io.FileIO):  # PYTHONUNBUFFERED loses what a signal cuts off
         raw = sys.stdout.buffer
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", line_buffering=True)
-    signals = heeded()
+    signals = ending_signals()
     _handle(signals, signal.default_int_handler)  # none leaves anything half written
     try:
         try:

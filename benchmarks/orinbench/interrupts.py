@@ -14,7 +14,7 @@ AGAIN_SECONDS = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def heeded() -> list[signal.Signals]:
+def ending_signals() -> list[signal.Signals]:
     """Return the signals that end a run: without SIGHUP where nohup has it ignored."""
     return [
         number
@@ -42,7 +42,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self._dropped, sys.unraisablehook = sys.unraisablehook, self._drop
-        self._before = {number: signal.signal(number, self._handle) for number in heeded()}
+        self._before = {number: signal.signal(number, self._handle) for number in ending_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,11 +18,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.gguf_writer import WriterState
 from numpy.random import PCG64, SeedSequence
 
-from orinbench.blocks import normal, random_rows
 from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, option, seed_option
 from orinbench.progress import Messages
+from orinbench.random_blocks import normal_floats, random_rows
 from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
@@ -151,7 +151,7 @@ def _write(
         if draw == Draw.MATRIX:
             chunks = random_rows(tensor_type, math.prod(dims), shape.weight_std, seed, name)
         else:
-            values = normal(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
+            values = normal_floats(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
             chunks = [_DRAWS[draw](values, shape).astype(np.float32)]
         for chunk in chunks:
             file.write(chunk.data)

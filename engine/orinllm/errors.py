@@ -11,7 +11,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def harmless(text: str) -> str:
+def escaped_for_terminal(text: str) -> str:
     """Return a text of lines with escapes for what a terminal would obey."""
     return _CONTROLS.sub(lambda found: printable(found[0]), text)
 

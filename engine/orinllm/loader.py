@@ -26,7 +26,7 @@ from orinllm.gpu.kernels.buffers import (
     round_up,
 )
 from orinllm.gpu.plan import Plan, Say, cache_bytes, check_types, make_plan, quiet
-from orinllm.network.arch import block_of, config_of
+from orinllm.network.arch import config_of, mtp_config_of
 from orinllm.network.config import Config
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Network:
             raise BadInput(f"{path}: {error}") from None
         return Network(gguf, config, length, kv)
 
-    def block_file(self, draft: Path | str | None) -> GGUF | None:
+    def mtp_file(self, draft: Path | str | None) -> GGUF | None:
         """Return the file of the block that `draft` names: this one, or one that has it alone.
 
         None: it names none, but a model or nothing.
@@ -95,14 +95,14 @@ class Network:
         proposes = gguf.metadata.get(f"{name}.nextn_predict_layers", 0)
         return gguf if proposes and "blk.0.attn_norm.weight" not in gguf.tensors else None
 
-    def block(self, gguf: GGUF | None = None) -> Config:
+    def mtp_config(self, gguf: GGUF | None = None) -> Config:
         """Return a file's block that proposes tokens (MTP), of this one where none is named.
 
         Raises BadInput where it has none, or that of another model.
         """
         gguf = self.gguf if gguf is None else gguf
         try:
-            block = block_of(gguf.metadata, gguf.tensors, gguf.vector, self.context)
+            block = mtp_config_of(gguf.metadata, gguf.tensors, gguf.vector, self.context)
         except BadInput as error:
             raise BadInput(f"{gguf.path}: {error}") from None
         own = _sizes(self.gguf, self.config, len(self.config.layers))

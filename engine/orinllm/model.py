@@ -17,7 +17,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 from orinllm.batching.cache import Store
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import Block, Draft, Proposer
+from orinllm.batching.proposers import Draft, MtpBlock, Proposer
 from orinllm.batching.runner import Logprobs, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, ClosedError, Scheduler
 from orinllm.batching.sequence import Constraint, Sequence
@@ -46,7 +46,7 @@ _LAST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerToken:
     """One token of an answer, and the characters that it completes."""
 
     token: int  # -1: characters that were held back until the answer ended
@@ -99,13 +99,13 @@ class _Pieces:
     """An answer's sink: tokens become pieces in the scheduler's thread, and wait to be read."""
 
     def __init__(self, tokenizer: Tokenizer, stop: PySequence[str]) -> None:
-        self.queue = SimpleQueue[Piece | _End]()
+        self.queue = SimpleQueue[AnswerToken | _End]()
         self._stream, self._stops, self._stopped = tokenizer.stream(), StopTexts(stop), False
 
     def take(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `Sink`."""
         text, self._stopped = self._stops.push(self._stream.push(token))
-        self.queue.put(Piece(token, text))
+        self.queue.put(AnswerToken(token, text))
         return self._stopped
 
     def end(self, reason: str, error: str | None) -> None:
@@ -156,7 +156,7 @@ class Generation:
         """Tokens that speculation proposed right."""
         return self._sequence.n_right
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[AnswerToken]:
         """Yield pieces; raises DeviceFault where the device fails, BadInput for a damaged file."""
         while self.finish_reason is None:
             try:
@@ -166,7 +166,7 @@ class Generation:
                 raise
             if self._cancelled:
                 found = _End("cancelled")
-            if isinstance(found, Piece):
+            if isinstance(found, AnswerToken):
                 self.tokens.append(found.token)
                 yield found
                 continue
@@ -174,7 +174,7 @@ class Generation:
             if found.error is not None:
                 self._model.fail(found.error)
             if found.rest:
-                yield Piece(-1, found.rest)
+                yield AnswerToken(-1, found.rest)
 
     def cancel(self) -> None:
         """End the answer; what was said stays. May be called from a signal's handler."""
@@ -253,10 +253,10 @@ class Model:
         "mtp" is the block that the model's own file has for it, whose own file may be given, too.
         Raises BadInput for a file that is none, or has none, and for a block while answers grow.
         """
-        if (block := self.header.network.block_file(path)) is not None:
+        if (block := self.header.network.mtp_file(path)) is not None:
             if self._scheduler.running or self._scheduler.waiting:
                 raise BadInput(f"{path}: a block is loaded while no answer grows; wait for those")
-            proposer = load_block(self.header, self.plan, self.runner, block)
+            proposer = load_mtp_block(self.header, self.plan, self.runner, block)
             # It takes something of each token, which is kept from now on.
             self._scheduler.store = make_store(self.runner, self.header.network)
             return proposer
@@ -310,7 +310,7 @@ class Model:
         how = Sampling() if sampling is None else sampling
         if not isinstance(how, Sampling):
             raise BadInput(f"sampling: a {type(how).__name__}; a Sampling was expected")
-        if constraint is not None and not hasattr(constraint, "words"):
+        if constraint is not None and not hasattr(constraint, "allowed_mask"):
             what = type(constraint).__name__
             raise BadInput(f"constraint: a {what}; one of text/grammar.py was expected")
         ids = self.encode(prompt)
@@ -402,25 +402,25 @@ def check_guesses(runner: Runner, plan: Plan, what: str) -> None:
     )
 
 
-def load_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Block:
+def load_mtp_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> MtpBlock:
     """Load a model's block that proposes, which is in a file, for what runs the model.
 
     Raises BadInput where there is none, or the path takes one token at a time.
     """
-    own, config = gguf is header.network.gguf, header.network.block(gguf)
+    own, config = gguf is header.network.gguf, header.network.mtp_config(gguf)
     what = f"--draft {MTP if own else gguf.path}"
     check_guesses(runner, plan, what)
     from orinllm.batching.cpu_runner import CpuRunner
 
     if isinstance(runner, CpuRunner):
-        from orinllm.cpu.block import CpuBlock
+        from orinllm.cpu.mtp_block import CpuMtpBlock
 
-        return Block(CpuBlock(runner.path, gguf, config))
+        return MtpBlock(CpuMtpBlock(runner.path, gguf, config))
     from orinllm.batching.fused_runner import FusedRunner
 
     assert isinstance(runner, FusedRunner)
     with faults_of(plan.device):
-        return Block(runner.block(header.network, gguf, config))
+        return MtpBlock(runner.mtp_block(header.network, gguf, config))
 
 
 def load_draft(

@@ -90,7 +90,7 @@ class Sight:
                 f"the picture has {len(data):,} bytes; {MOST_BYTES:,} at most were expected"
             )
         job = {"way": self.projector.way, "sizes": dict(self.projector.sizes)}
-        found = _decoder().do({**job, "data": base64.b64encode(data).decode()})
+        found = _decoder().run_job({**job, "data": base64.b64encode(data).decode()})
         tiles = tuple(
             np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
             for height, width, raw in found["tiles"]

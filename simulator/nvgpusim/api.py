@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda.compile import ptx
+from .cuda.compile import compile_ptx
 from .cuda.server import BASE, STREAMS, Server
 from .errors import SimError
 from .findings import Finding
@@ -54,7 +54,7 @@ class Module:
         """Compile a CUDA file with nvcc (of CUDA_PATH, PATH or a wheel). Raises SimError."""
         with tempfile.TemporaryDirectory(prefix="nvgpusim-") as folder:
             goal = Path(folder, "module.ptx")
-            ptx(Path(source), goal, options)
+            compile_ptx(Path(source), goal, options)
             return cls(goal.read_text(), sanitize)
 
     @property
@@ -116,6 +116,6 @@ class Module:
         if not at:
             raise SimError(f"{value.nbytes} bytes: more than the GPU has left")
         self.server.arena[at - BASE :][: value.nbytes] = value.reshape(-1).view(np.uint8)
-        self.server.extents.written(at, value.nbytes)
+        self.server.extents.written_by_host(at, value.nbytes)
         buffers.append((value, at))
         return struct.pack("<Q", at)

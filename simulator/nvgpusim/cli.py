@@ -321,7 +321,7 @@ def report(file: Path | None) -> int:
     """Show the report FILE of a run (default: of the last one), with the rules never exercised."""
     if file is None and not last_report_path().is_file():
         raise SimError("no run yet: expected nvgpusim report FILE, or a run before")
-    for entry in reports.load(file or last_report_path()):
+    for entry in reports.load_report(file or last_report_path()):
         click.echo(reports.render(entry, full=True))
     return 0
 

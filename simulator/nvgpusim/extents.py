@@ -91,18 +91,18 @@ class Extents:
                     del self.pieces[old.va]
                     self.starts.remove(old.va)
 
-    def submits(self, token: int) -> None:
+    def about_to_submit(self, token: int) -> None:
         """The client is about to put one entry into the ring with this doorbell token."""
         with self.lock:
             self.submissions.setdefault(token, deque(maxlen=KEPT)).append(self.moment)
 
-    def submitted(self, token: int) -> int:
+    def oldest_submission(self, token: int) -> int:
         """The moment of the token's oldest submission that was not asked for yet, else now."""
         with self.lock:
             known = self.submissions.get(token)
             return known.popleft() if known else self.moment
 
-    def written(self, va: int, size: int, when: int | None = None, source: int = 0) -> None:
+    def written_by_host(self, va: int, size: int, when: int | None = None, source: int = 0) -> None:
         """Somebody who is no kernel wrote these bytes, or copied them from a `source`: what nobody
         has written there is not written by that."""
         if not self.keeps_writes:
@@ -141,7 +141,7 @@ class Extents:
             at = bisect_right(self.starts, va)
             return self.starts[at] if at < len(self.starts) else 1 << 63
 
-    def story(self, va: int, when: int | None = None) -> tuple[str, str]:
+    def address_story(self, va: int, when: int | None = None) -> tuple[str, str]:
         """("free" or "bounds", what is or was at and near an address that no piece holds)."""
         with self.lock:
             when = self.moment if when is None else when

@@ -39,7 +39,7 @@ RATES = (0.02, 0.2, 1.0)
 """Part of the lines that one moment evicts; a seed has one of them."""
 
 
-class Lines:
+class BufferLines:
     """The lines of one buffer, by their place in it: all its mappings share them."""
 
     def __init__(self, buf: DmaBuf) -> None:
@@ -83,10 +83,10 @@ class L2:
 
     def __init__(self, policy: str = "keep", seed: int = 0) -> None:
         self.executing = 0
-        self._lines: weakref.WeakValueDictionary[int, Lines] = weakref.WeakValueDictionary()
-        self.behave(policy, seed)
+        self._lines: weakref.WeakValueDictionary[int, BufferLines] = weakref.WeakValueDictionary()
+        self.set_policy(policy, seed)
 
-    def behave(self, policy: str, seed: int) -> None:
+    def set_policy(self, policy: str, seed: int) -> None:
         """From now on lines go by this policy and seed; those that are there stay."""
         self.policy, self._rate = policy, random.Random(f"l2 {seed}").choice(RATES)
         self._draws = np.random.default_rng(seed)
@@ -95,8 +95,8 @@ class L2:
         """True if lines of such a mapping stay."""
         return bool(flags & CACHEABLE) or (self.policy == "all" and not kernel)
 
-    def enter(self, number: int, lines: Lines) -> None:
-        """Lines of one more buffer."""
+    def add_lines(self, number: int, lines: BufferLines) -> None:
+        """BufferLines of one more buffer."""
         self._lines[number] = lines
 
     def flush(self, invalidate: bool) -> None:
@@ -112,7 +112,7 @@ class L2:
             elif invalidate:
                 lines.state[:] = 0
 
-    def moment(self) -> None:
+    def between_grids(self) -> None:
         """A moment at which lines may go: between grids."""
         if self.policy != "evict":
             return
@@ -138,11 +138,11 @@ def power_on(policy: str, seed: int) -> None:
     _board = L2(policy, seed)
 
 
-def lines_of(buf: DmaBuf) -> Lines:
+def lines_of(buf: DmaBuf) -> BufferLines:
     """The lines of a buffer, from now on kept by the board."""
     global _count
     if buf.lines is None:
         _count += 1
-        buf.lines = Lines(buf)
-        _board.enter(_count, buf.lines)
+        buf.lines = BufferLines(buf)
+        _board.add_lines(_count, buf.lines)
     return buf.lines

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .l2 import LINE, Lines
+from .l2 import LINE, BufferLines
 
 
 class ShownMapping(Protocol):
@@ -18,7 +18,7 @@ class ShownMapping(Protocol):
     size: int
     buf_offset: int
     read_only: bool
-    lines: Lines | None
+    lines: BufferLines | None
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -38,7 +38,7 @@ class MappingsTable:
         self.seen: tuple[Sequence[ShownMapping] | None, int] = None, 0
         self.rows = np.zeros((0, 6), np.uint64)
 
-    def of(self, maps: Sequence[ShownMapping], moves: int) -> NDArray[np.uint64]:
+    def rows_of(self, maps: Sequence[ShownMapping], moves: int) -> NDArray[np.uint64]:
         """The rows of `maps`: the same array until that list, or `moves`, is another."""
         if self.seen[0] is maps and self.seen[1] == moves:
             return self.rows

@@ -172,7 +172,7 @@ class DmaBuf:
         self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.pinned: int | None = None
         self.foreign = False
-        self.lines: l2.Lines | None = None
+        self.lines: l2.BufferLines | None = None
 
     @property
     def allocated(self) -> bool:
@@ -243,7 +243,7 @@ class Mapping:
     line: str = ""
     stray: bool = False
     """Its ALLOC_SPACE area is gone, the mapping is not."""
-    lines: l2.Lines | None = None
+    lines: l2.BufferLines | None = None
 
     def __post_init__(self) -> None:
         if l2.board().keeps(self.flags, self.kernel):
@@ -354,7 +354,7 @@ class GpuAddressSpace:
 
     def extents(self) -> NDArray[np.uint64]:
         """Return the mappings as compiled kernels read them (see `MappingsTable`)."""
-        return self._extents.of((self._known or self._snapshot())[1], DmaBuf.moves)
+        return self._extents.rows_of((self._known or self._snapshot())[1], DmaBuf.moves)
 
     def overlapping(self, va: int, size: int) -> list[Mapping]:
         """Mappings that share a byte with [va, va + size)."""

@@ -42,14 +42,14 @@ class Simulated:
         options: Sequence[str] = (),
     ) -> str:
         """Compile and run a program; returns its stdout. Fails for a finding or an exit status."""
-        from .cuda.compile import program
+        from .cuda.compile import compile_program
         from .cuda.server import Server
         from .options import CUDA_CHECKS, checks
 
         server = Server(frozenset(checks(sanitize, CUDA_CHECKS)))
         with tempfile.TemporaryDirectory(prefix="nvgpusim-") as folder:
             goal, out = Path(folder, Path(source).stem), Path(folder, "stdout")
-            program(Path(source), goal, options)
+            compile_program(Path(source), goal, options)
             status = _captured([str(goal), *arguments], server, out)
             text = out.read_text(errors="replace")
         self.findings = [Finding.of(text) for text in server.findings]

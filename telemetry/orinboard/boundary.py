@@ -49,7 +49,7 @@ def _rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     return tuple(key if twice[key] == 1 else f"{key}#{number}" for number, key in enumerate(keys))
 
 
-def boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> Boundary | None:
+def energy_boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> Boundary | None:
     """The rails that count; None where nobody knows which, and then there is no sum.
 
     `choice` names them (`VDD_IN`, or `VIN@1-0041` where two share a name) and is obeyed as it is.
@@ -90,7 +90,7 @@ def _boundary(
     return None
 
 
-def check_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
+def check_rail_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
     """Raises ValueError, with the names that there are, if one of `choice` is no rail's."""
     keys = rail_keys(rails)
     for name in choice:
@@ -101,7 +101,7 @@ def check_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
 
 def module_watts(rails: Sequence[Rail]) -> float | None:
     """A Jetson module's power; None when it is not known or one of its rails gave no value."""
-    whole = boundary(rails)
+    whole = energy_boundary(rails)
     if whole is None or not whole.module:
         return None
     watts = [

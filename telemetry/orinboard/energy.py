@@ -18,7 +18,7 @@ from typing import Self
 
 from orinboard.files import Roots
 from orinboard.health import Health
-from orinboard.meter import Energy, Meter, Sample, window
+from orinboard.meter import Energy, Meter, Sample, samples_between
 from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, Reader, Sampling, Status
 from orinboard.sensors.power import Sensor
 
@@ -186,7 +186,7 @@ class EnergySampler:
         the timed part of a worker's repetition.
         """
         meter = Meter(self._meter.max_gap, choice=self._meter.choice)
-        for sample in window(self.samples, start, end):
+        for sample in samples_between(self.samples, start, end):
             meter.add(sample)
         energy = meter.energy()
         missing = max(end - start - energy.seconds, 0.0)

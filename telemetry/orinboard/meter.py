@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from orinboard.boundary import Boundary, boundary, rail_keys
+from orinboard.boundary import Boundary, energy_boundary, rail_keys
 from orinboard.readings import Rail
 from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 
@@ -47,7 +47,7 @@ class Sample:
     span: float = 0.0
 
     @property
-    def counted(self) -> dict[str, Rail]:
+    def rails_by_key(self) -> dict[str, Rail]:
         """The rails by key: a name that two devices share is followed by the device."""
         return dict(zip(rail_keys(self.rails), self.rails, strict=True))
 
@@ -121,7 +121,7 @@ class Spread:
         self._last = moved
         self.count += 1
 
-    def show(self, key: str, rail: Rail, elapsed: float) -> None:
+    def add_shown(self, key: str, rail: Rail, elapsed: float) -> None:
         """A rail showed a value for so many seconds."""
         if rail.step_watts:
             code = key, rail.watts if rail.amperes is None else rail.amperes
@@ -176,8 +176,8 @@ class Meter:
         """Take the next sample; says whether any energy that counts was known since the last."""
         before, self.last = self.last, sample
         self.samples += 1
-        rails = sample.counted
-        self.within = boundary(sample.rails, self.choice) or self.within
+        rails = sample.rails_by_key
+        self.within = energy_boundary(sample.rails, self.choice) or self.within
         counting = set(self.within.rails) if self.within else set(rails)
         old, drawn = dict(self._known), {}
         for name, rail in rails.items():
@@ -234,7 +234,7 @@ class Meter:
                 continue
             powers = True
             difference += (second.watts or 0.0) - (first.watts or 0.0)
-            self.spread.show(name, second, elapsed)
+            self.spread.add_shown(name, second, elapsed)
         blur = max(old[name][0].blur for name in self.within.rails)
         # A chip that is read more often than it converts shows the same value again.
         cycle = blur if elapsed < blur else 0.0
@@ -290,20 +290,20 @@ def interpolated(first: Sample, second: Sample, awake: float) -> Sample:
     def mixed(a: float | None, b: float | None) -> float | None:
         return None if a is None or b is None else a + (b - a) * share
 
-    known = first.counted
+    known = first.rails_by_key
     rails = tuple(
         replace(
             rail,
             watts=mixed(known[name].watts, rail.watts),
             joules=mixed(known[name].joules, rail.joules),
         )
-        for name, rail in second.counted.items()
+        for name, rail in second.rails_by_key.items()
         if name in known
     )
     return Sample(first.seconds + (second.seconds - first.seconds) * share, awake, rails)
 
 
-def window(samples: Sequence[Sample], start: float, end: float) -> list[Sample]:
+def samples_between(samples: Sequence[Sample], start: float, end: float) -> list[Sample]:
     """The samples from `start` to `end` of CLOCK_MONOTONIC, with one made for each edge.
 
     What of the window lies outside the samples is not there.

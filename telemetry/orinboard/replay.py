@@ -205,7 +205,7 @@ def check_folders(paths: Iterable[str], files: Collection[str]) -> None:
                 raise ValueError(f"{path!r} lies below {folder!r}, which is a file")
 
 
-def load(directory: Path) -> list[Frame]:
+def load_recording(directory: Path) -> list[Frame]:
     """The frames of a recording; a last line that was cut short is left out.
 
     Raises RecordingError, or OSError when there is no file.
@@ -253,7 +253,7 @@ def only_what_is_read(tree: Mapping[str, Node]) -> dict[str, Node]:
     return kept
 
 
-def observe(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
+def recorded_frames(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
     """Frames of a board until `stop`: the files that its sources read, and nothing else."""
     trace: Tree = {}
     shown: dict[str, Node] = {}
@@ -275,7 +275,7 @@ def observe(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Fr
             stop.wait(max(begun + number * interval - time.monotonic(), 0))
 
 
-def save(frames: Iterable[Frame], file: TextIO) -> int:
+def save_recording(frames: Iterable[Frame], file: TextIO) -> int:
     """Write a recording, each frame as it comes; returns how many there were."""
     file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
     count = 0

@@ -27,7 +27,7 @@ class Unmet:
         return f"{self.condition}: {self.found}{advice}"
 
 
-def parse(spec: str) -> tuple[str, ...]:
+def parse_conditions(spec: str) -> tuple[str, ...]:
     """The conditions in `maxn,pinned`; raises ValueError that says which there are."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in spec.split(",")))
     for name in names:
@@ -40,7 +40,7 @@ def unmet(spec: str, state: BoardState, roots: Roots | None = None) -> list[Unme
     """The conditions of `spec` that do not hold in `state`; raises ValueError for a bad spec."""
     roots = roots or Roots()
     checks = {"maxn": lambda: maxn(state, roots), "pinned": lambda: pinned(state)}
-    return [problem for name in parse(spec) for problem in checks[name]()]
+    return [problem for name in parse_conditions(spec) for problem in checks[name]()]
 
 
 def maxn(state: BoardState, roots: Roots) -> list[Unmet]:

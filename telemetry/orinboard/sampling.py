@@ -110,14 +110,14 @@ class Sampling:
         The last sample then holds what was drawn until that moment.
         """
         now = self._clock.monotonic()
-        due = due_times(now, self.length, self._draw)
+        due = due_times(now, self.next_period, self._draw)
         while True:
             self.step(emit)
             now = self._clock.monotonic()
             at = next(due)
-            if at < now - self.length():
+            if at < now - self.next_period():
                 # After a stall the rhythm goes on from now: there is no catching up on power.
-                due = due_times(now, self.length, self._draw)
+                due = due_times(now, self.next_period, self._draw)
                 at = next(due)
             if wait(max(at - now, 0.0)):
                 # A chip that averages shows this moment only later.
@@ -131,7 +131,7 @@ class Sampling:
         try:
             # Of the pace until now: a reading that hangs must not excuse itself.
             max_gap = self.max_gap()
-            sample = self.take()
+            sample = self.read_sensors()
         except Exception as error:
             self._errors[type(error).__name__] += 1
             return
@@ -142,9 +142,9 @@ class Sampling:
 
     def max_gap(self) -> float:
         """Seconds between two samples beyond which nobody knows what was drawn between them."""
-        return max(GAP_PERIODS * self.length(), GAP_SECONDS)
+        return max(GAP_PERIODS * self.next_period(), GAP_SECONDS)
 
-    def length(self) -> float:
+    def next_period(self) -> float:
         """Seconds of the next period: none much shorter than what the chip or its bus needs."""
         slowest = 1 / COUNTER_HERTZ if self._counters_only else 0.0
         least = self._power.update_seconds
@@ -152,7 +152,7 @@ class Sampling:
             least /= LOOKS
         return max(self._period, BREATH * self._read_seconds, least, slowest)
 
-    def take(self) -> Sample:
+    def read_sensors(self) -> Sample:
         """Read every sensor once."""
         before, began = self._clock.boottime(), self._clock.monotonic()
         self._power.began = began
@@ -247,7 +247,7 @@ class Outbox:
                 self._changed.notify_all()
 
 
-def serve(outbox: Outbox, stop: int) -> None:
+def serve_samples(outbox: Outbox, stop: int) -> None:
     """Answer the bytes of standard input; close `stop` when it ends."""
     try:
         while os.read(0, 1):
@@ -264,7 +264,7 @@ def main() -> None:
     outbox = Outbox(Connection(os.dup(1), readable=False))
     os.dup2(2, 1)  # nothing that prints may get in between
     stopped, stop = os.pipe()
-    threading.Thread(target=serve, args=(outbox, stop), daemon=True).start()
+    threading.Thread(target=serve_samples, args=(outbox, stop), daemon=True).start()
 
     def wait(seconds: float) -> bool:
         return bool(select.select([stopped], [], [], seconds)[0])

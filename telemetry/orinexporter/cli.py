@@ -15,10 +15,17 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from orinboard.boundary import check_choice
+from orinboard.boundary import check_rail_choice
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
-from orinboard.replay import FILE, Player, RecordingError, load, observe, save
+from orinboard.replay import (
+    FILE,
+    Player,
+    RecordingError,
+    load_recording,
+    recorded_frames,
+    save_recording,
+)
 from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
 from orinexporter.service import Exporter
 from orinexporter.top import show
@@ -94,13 +101,13 @@ class Service:
 
 
 @contextmanager
-def opened(options: Options) -> Iterator[tuple[Roots, Board]]:
+def open_board(options: Options) -> Iterator[tuple[Roots, Board]]:
     """The board, of flesh or of file; raises ClickException."""
     with ExitStack() as stack:
         roots = options.roots
         if options.replay and (options.replay / FILE).exists():
             try:
-                frames = load(options.replay)
+                frames = load_recording(options.replay)
                 player = Player(lambda: frames)
                 roots = stack.enter_context(player).stage.roots
             except RecordingError as error:
@@ -115,7 +122,7 @@ def opened(options: Options) -> Iterator[tuple[Roots, Board]]:
             yield roots, board
 
 
-def introduce(board: Board) -> str:
+def describe_board(board: Board) -> str:
     """Describe the board and its sensors."""
     snapshot = board.read()
     found = ", ".join(snapshot.outcomes) or "none"
@@ -127,9 +134,9 @@ def introduce(board: Board) -> str:
     return f"no Jetson here; sources found: {found}"
 
 
-def once(options: Options) -> None:
+def print_exposition(options: Options) -> None:
     """Print one exposition."""
-    with opened(options) as (_, board):
+    with open_board(options) as (_, board):
         _, body = Exporter(board).exposition()
         if not body:
             raise click.ClickException("none of the sources asked for is on this machine")
@@ -141,7 +148,7 @@ def serve(options: Options, service: Service) -> None:
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: todo.put(number))
-    with opened(options) as (roots, board):
+    with open_board(options) as (roots, board):
         hertz = options.sample_rate
         wanted = set(options.collectors) & {"rails", "nvml", "rapl"}
         sampler = None
@@ -158,7 +165,7 @@ def serve(options: Options, service: Service) -> None:
         except OSError as error:
             raise click.UsageError(refusal(service.address, error)) from None
         with exporter, server:
-            say(introduce(board))
+            say(describe_board(board))
             say(f"serving {server.url}")
             while todo.get() == signal.SIGHUP:
                 say(reload(server, file))
@@ -178,7 +185,7 @@ def reload(server: Server, file: Path | None) -> str:
 def check_rails(rails: tuple[str, ...], board: Board) -> None:
     """Raises UsageError for a rail that the board does not have."""
     try:
-        check_choice(rails, board.read().readings.rails)
+        check_rail_choice(rails, board.read().readings.rails)
     except ValueError as error:
         raise click.UsageError(f"--rails {','.join(rails)}: {error}") from None
 
@@ -277,7 +284,7 @@ def jetson_exporter(
         return
     if print_once:
         refuse_others(context, OF_TOP | {"print_once"}, "--once neither serves nor counts energy")
-        once(options)
+        print_exposition(options)
     else:
         serve(options, Service(listen, web_config, hosts))
 
@@ -342,7 +349,7 @@ def record(
         timer.start()
     try:
         with output:
-            count = save(observe(options.roots, interval, stop), output)
+            count = save_recording(recorded_frames(options.roots, interval, stop), output)
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
     say(f"{count} frames in {file}")
@@ -371,7 +378,7 @@ def top(context: click.Context, /, interval: float) -> None:
     assert group is not None
     if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
         options = replace(options, collectors=tuple(SOURCES))
-    with opened(options) as (_, board):
+    with open_board(options) as (_, board):
         show(board, interval, console())
 
 

@@ -86,7 +86,7 @@ def demo(
             server = Server(listen, exporter)
         except OSError as error:
             raise click.UsageError(refusal(listen, error)) from None
-        host, port = server.where
+        host, port = server.address
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         with exporter, server:
             try:

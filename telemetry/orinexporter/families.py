@@ -41,7 +41,7 @@ class Family:
         return metric
 
 
-def each(things: str, value: str, *labels: str) -> Callable[[Readings], Iterable[Row]]:
+def rows_of_each(things: str, value: str, *labels: str) -> Callable[[Readings], Iterable[Row]]:
     """Rows of a field of the readings: one for each of its things, labelled by its own fields."""
     names = labels or ("name",)
     return lambda r: [
@@ -50,7 +50,7 @@ def each(things: str, value: str, *labels: str) -> Callable[[Readings], Iterable
     ]
 
 
-def one(thing: str, value: str) -> Callable[[Readings], Iterable[Row]]:
+def row_of_one(thing: str, value: str) -> Callable[[Readings], Iterable[Row]]:
     """The row of something that a board has once, or not at all."""
     return lambda r: [((), getattr(getattr(r, thing), value, None))]
 
@@ -88,12 +88,19 @@ BOARD = (
         ("domain",),
         lambda r: [((domain,), fixed) for domain, fixed in r.pinned.items()],
     ),
-    Family("gpu_load_ratio", "Load of the GPU.", GPU, each("gpus", "load")),
-    Family("gpu_frequency_hertz", "Clock of the GPU.", GPU, each("gpus", "current_hz")),
-    Family("gpu_min_frequency_hertz", "Minimum clock of the GPU.", GPU, each("gpus", "min_hz")),
-    Family("gpu_max_frequency_hertz", "Maximum clock of the GPU.", GPU, each("gpus", "max_hz")),
+    Family("gpu_load_ratio", "Load of the GPU.", GPU, rows_of_each("gpus", "load")),
+    Family("gpu_frequency_hertz", "Clock of the GPU.", GPU, rows_of_each("gpus", "current_hz")),
     Family(
-        "gpu_multiprocessors", "Streaming multiprocessors switched on.", GPU, each("gpus", "sms")
+        "gpu_min_frequency_hertz", "Minimum clock of the GPU.", GPU, rows_of_each("gpus", "min_hz")
+    ),
+    Family(
+        "gpu_max_frequency_hertz", "Maximum clock of the GPU.", GPU, rows_of_each("gpus", "max_hz")
+    ),
+    Family(
+        "gpu_multiprocessors",
+        "Streaming multiprocessors switched on.",
+        GPU,
+        rows_of_each("gpus", "sms"),
     ),
     Family(
         "gpu_governor_info",
@@ -102,15 +109,23 @@ BOARD = (
         lambda r: [((g.name, g.governor), 1) for g in r.gpus if g.governor],
     ),
     Family(
-        "rail_voltage_volts", "Voltage of a rail.", RAIL, each("rails", "volts", "name", "device")
+        "rail_voltage_volts",
+        "Voltage of a rail.",
+        RAIL,
+        rows_of_each("rails", "volts", "name", "device"),
     ),
     Family(
         "rail_current_amperes",
         "Current of a rail; slightly negative readings occur at idle.",
         RAIL,
-        each("rails", "amperes", "name", "device"),
+        rows_of_each("rails", "amperes", "name", "device"),
     ),
-    Family("rail_power_watts", "Power of a rail.", RAIL, each("rails", "watts", "name", "device")),
+    Family(
+        "rail_power_watts",
+        "Power of a rail.",
+        RAIL,
+        rows_of_each("rails", "watts", "name", "device"),
+    ),
     Family(
         "rail_current_limit_amperes",
         "Current at which a rail raises its alarm.",
@@ -133,7 +148,7 @@ BOARD = (
         "temperature_celsius",
         "Temperature of a zone; no sample while the zone is gated.",
         ("zone",),
-        each("zones", "celsius"),
+        rows_of_each("zones", "celsius"),
     ),
     Family(
         "thermal_zone_online",
@@ -151,43 +166,56 @@ BOARD = (
         "cooling_state_ratio",
         "State of a cooling device or throttle alert, as a share of its maximum state.",
         ("type",),
-        each("coolings", "ratio"),
+        rows_of_each("coolings", "ratio"),
     ),
-    Family("fan_pwm_ratio", "Duty cycle of a fan.", ("fan",), each("fans", "pwm")),
+    Family("fan_pwm_ratio", "Duty cycle of a fan.", ("fan",), rows_of_each("fans", "pwm")),
     Family(
-        "fan_speed_rpm", "Speed of a fan in revolutions per minute.", ("fan",), each("fans", "rpm")
+        "fan_speed_rpm",
+        "Speed of a fan in revolutions per minute.",
+        ("fan",),
+        rows_of_each("fans", "rpm"),
     ),
     Family(
         "throttle_events_total",
         "Electrical throttle events since the exporter started.",
         ("event", "reason"),
-        each("throttles", "count", "event", "reason"),
+        rows_of_each("throttles", "count", "event", "reason"),
     ),
     Family(
         "throttle_enabled",
         "1 if an event slows the chip down.",
         ("event",),
-        each("throttles", "enabled", "event"),
+        rows_of_each("throttles", "enabled", "event"),
     ),
-    Family("nvmap_memory_bytes", "Memory allocated for the GPU.", (), one("memory", "nvmap_bytes")),
+    Family(
+        "nvmap_memory_bytes",
+        "Memory allocated for the GPU.",
+        (),
+        row_of_one("memory", "nvmap_bytes"),
+    ),
     Family(
         "memory_largest_free_block_bytes",
         "Size of the largest free block of physical memory.",
         (),
-        one("memory", "largest_free_block_bytes"),
+        row_of_one("memory", "largest_free_block_bytes"),
     ),
     Family(
         "memory_largest_free_blocks",
         "Number of free blocks of the largest size.",
         (),
-        one("memory", "largest_free_blocks"),
+        row_of_one("memory", "largest_free_blocks"),
     ),
-    Family("emc_frequency_hertz", "Clock of the memory controller.", (), one("emc", "current_hz")),
+    Family(
+        "emc_frequency_hertz",
+        "Clock of the memory controller.",
+        (),
+        row_of_one("emc", "current_hz"),
+    ),
     Family(
         "emc_max_frequency_hertz",
         "Maximum clock of the memory controller.",
         (),
-        one("emc", "max_hz"),
+        row_of_one("emc", "max_hz"),
     ),
     Family(
         "emc_activity_hertz",
@@ -195,13 +223,18 @@ BOARD = (
         (),
         lambda r: [((), r.emc_activity_hz)],
     ),
-    Family("engine_frequency_hertz", "Clock of an engine.", ENGINE, each("engines", "current_hz")),
-    Family("engine_load_ratio", "Load of an engine.", ENGINE, each("engines", "load")),
+    Family(
+        "engine_frequency_hertz",
+        "Clock of an engine.",
+        ENGINE,
+        rows_of_each("engines", "current_hz"),
+    ),
+    Family("engine_load_ratio", "Load of an engine.", ENGINE, rows_of_each("engines", "load")),
     Family(
         "engine_enabled",
         "1 if the clock of an engine is running.",
         ENGINE,
-        each("engines", "enabled"),
+        rows_of_each("engines", "enabled"),
     ),
 )
 

@@ -53,7 +53,7 @@ def core_loads(before: Sequence[Core], after: Sequence[Core]) -> dict[int, float
     return loads
 
 
-def grown(history: Sequence[Point]) -> Iterator[tuple[Point, dict[str, int]]]:
+def counted_events(history: Sequence[Point]) -> Iterator[tuple[Point, dict[str, int]]]:
     """Points at which events were counted, with how many; a counter that went back began again."""
     for before, after in pairwise(history):
         events = {}

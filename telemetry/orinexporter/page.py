@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orinboard.board import BoardState
-from orinboard.boundary import boundary
+from orinboard.boundary import energy_boundary
 from orinboard.readings import Readings
 from orinboard.sources import Snapshot
-from orinexporter.history import Point, core_loads, grown
+from orinexporter.history import Point, core_loads, counted_events
 
 #: Puts a fresh page's content in the place of the old one.
 LIVE_JS = """\
@@ -58,7 +58,7 @@ def scaled(value: float, factor: float, digits: int) -> str:
     return f"{value * factor:.{digits}f}"
 
 
-def size(value: float) -> str:
+def bytes_text(value: float) -> str:
     """Bytes for people: `1.8 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -75,7 +75,7 @@ environment = Environment(
     lstrip_blocks=True,
 )
 environment.filters["scaled"] = scaled
-environment.filters["size"] = size
+environment.filters["size"] = bytes_text
 template = environment.get_template("page.html")
 
 
@@ -136,7 +136,7 @@ def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
             round(time_position(history, moment) * CHART[0], 1),
             ", ".join(f"{n} {reason}" for reason, n in events.items()),
         )
-        for moment, events in grown(history)
+        for moment, events in counted_events(history)
     ]
 
 
@@ -157,7 +157,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def drawn(
+def chart(
     history: Sequence[Point],
     value: Callable[[Point], float | None],
     titles: tuple[str, str, str],
@@ -171,7 +171,7 @@ def drawn(
     return Curve(name, title, marks, lines, hover_spots(history, value, unit, now))
 
 
-def degrees(history: Sequence[Point]) -> tuple[float, float]:
+def temperature_axis(history: Sequence[Point]) -> tuple[float, float]:
     """An axis of whole tens that the temperatures fit in."""
     found = [p.celsius for p in history if p.celsius is not None]
     return math.floor((min(found) - 2) / 10) * 10, math.ceil((max(found) + 2) / 10) * 10
@@ -188,12 +188,12 @@ def curves(history: Sequence[Point], now: float) -> list[Curve]:
     watts = [p.watts for p in history if p.watts is not None]
     if watts:
         titles, axis = ("watts", "Module power", "W"), (0.0, full_scale(max(watts), LEAST_WATTS))
-        found.append(drawn(history, lambda p: p.watts, titles, axis, now))
+        found.append(chart(history, lambda p: p.watts, titles, axis, now))
     if any(p.load is not None for p in history):
-        found.append(drawn(history, load_percent, ("load", "GPU load", "%"), (0, 100), now))
+        found.append(chart(history, load_percent, ("load", "GPU load", "%"), (0, 100), now))
     if any(p.celsius is not None for p in history):
         titles = "celsius", "Hottest zone", "°C"
-        found.append(drawn(history, lambda p: p.celsius, titles, degrees(history), now))
+        found.append(chart(history, lambda p: p.celsius, titles, temperature_axis(history), now))
     rails = dict.fromkeys(key for p in history for key, w in p.rails.items() if w is not None)
     return found + [rail_curve(history, key, now) for key in rails]
 
@@ -206,14 +206,14 @@ def rail_curve(history: Sequence[Point], key: str, now: float) -> Curve:
 
     greatest = max((watts(moment) or 0.0 for moment in history), default=0.0)
     axis = 0.0, full_scale(greatest, LEAST_RAIL_WATTS)
-    return replace(drawn(history, watts, ("watts", key, "W"), axis, now), spots=(), small=True)
+    return replace(chart(history, watts, ("watts", key, "W"), axis, now), spots=(), small=True)
 
 
 def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, float]) -> str:
     """The page as HTML."""
     readings, now = snapshot.readings, time.monotonic()
     state = BoardState(readings)
-    whole = boundary(readings.rails)
+    whole = energy_boundary(readings.rails)
     greatest = max((p.watts or 0.0 for p in history), default=0.0)
     full_watts = full_scale(max(greatest, state.watts or 0.0), LEAST_WATTS)
     trip = passive_trip(readings)
@@ -235,7 +235,7 @@ def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, fl
         ages=[time_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
         curves=curves(history, now),
         marks=throttle_marks(history),
-        gained=sum((Counter(events) for _, events in grown(history)), Counter()),
+        gained=sum((Counter(events) for _, events in counted_events(history)), Counter()),
         core_loads=core_loads(earlier, cores),
         clocks={c.cpu: c.current_hz for c in readings.cpu.clocks} if readings.cpu else {},
     )

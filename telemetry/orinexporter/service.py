@@ -25,7 +25,7 @@ ENERGY, EXPOSITION = "energy", "exposition"
 END, MOST_FORMATS = b"# EOF\n", 4
 
 
-class Alone(Collector):
+class SingleFamily(Collector):
     """A registry of one family."""
 
     def __init__(self, metric: Metric) -> None:
@@ -133,7 +133,7 @@ class Exporter:
             # Most families are as they were a second ago.
             before, text = texts.get(family.name, ([], b""))
             if rows != before:
-                text = encode(Alone(family.metric(rows))).removesuffix(END)
+                text = encode(SingleFamily(family.metric(rows))).removesuffix(END)
                 texts[family.name] = rows, text
             body += text if rows else b""
         return content_type, body + encode(self._registry)

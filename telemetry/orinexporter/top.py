@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orinboard.board import BoardState
-from orinboard.boundary import boundary
+from orinboard.boundary import energy_boundary
 from orinboard.readings import Core, Readings
 from orinboard.sources import Board
 from orinexporter.history import core_loads
-from orinexporter.page import LEAST_WATTS, full_scale, passive_trip, size
+from orinexporter.page import LEAST_WATTS, bytes_text, full_scale, passive_trip
 
 #: Length of a bar, in characters.
 BAR = 20
@@ -99,13 +99,13 @@ def memory(readings: Readings) -> Table:
     table, host = grid(), readings.host
     if host and host.memory_bytes and host.memory_available_bytes is not None:
         used = host.memory_bytes - host.memory_available_bytes
-        said = f"{size(used)} of {size(host.memory_bytes)}"
+        said = f"{bytes_text(used)} of {bytes_text(host.memory_bytes)}"
         table.add_row("memory", said, bar(used, host.memory_bytes))
     if readings.memory and readings.memory.nvmap_bytes is not None:
-        table.add_row("of it for the GPU", size(readings.memory.nvmap_bytes), "")
+        table.add_row("of it for the GPU", bytes_text(readings.memory.nvmap_bytes), "")
     if host and host.swap_bytes and host.swap_free_bytes is not None:
         used = host.swap_bytes - host.swap_free_bytes
-        said = f"{size(used)} of {size(host.swap_bytes)}"
+        said = f"{bytes_text(used)} of {bytes_text(host.swap_bytes)}"
         table.add_row("swap", said, bar(used, host.swap_bytes))
     if emc := readings.emc:
         most = emc.max_hz or emc.current_hz or 0
@@ -114,7 +114,7 @@ def memory(readings: Readings) -> Table:
     if (active := readings.emc_activity_hz) is not None:
         table.add_row("memory active", f"{active / 1e6:.0f} MHz", "")
     for process in readings.processes[:5]:
-        table.add_row(plain(f"  {process.name} {process.pid}"), size(process.nvmap_bytes), "")
+        table.add_row(plain(f"  {process.name} {process.pid}"), bytes_text(process.nvmap_bytes), "")
     return table
 
 
@@ -155,7 +155,7 @@ def rails(readings: Readings) -> Group:
     for rail in readings.rails:
         said = "–" if rail.watts is None else f"{rail.watts:.2f} W"
         table.add_row(plain(f"{rail.name} {rail.device}"), said, "")
-    whole = boundary(readings.rails)
+    whole = energy_boundary(readings.rails)
     words = whole.words if whole else "unknown, as nobody knows which of these rails to add"
     return Group(table, Text(CONTROLS.sub("", f"the sum: {words}"), style="dim"))
 

@@ -57,7 +57,7 @@ HEADERS = {
 }
 
 
-class Guarded(H11Protocol):
+class LimitedConnection(H11Protocol):
     """A connection that is cut when its client takes too long, or when there are too many."""
 
     _deadline: asyncio.TimerHandle
@@ -72,7 +72,7 @@ class Guarded(H11Protocol):
             other
             for other in self.connections
             # One that was cut a moment ago is still in the list.
-            if isinstance(other, Guarded) and not other.transport.is_closing()
+            if isinstance(other, LimitedConnection) and not other.transport.is_closing()
         ]
         waiting = [
             other
@@ -80,7 +80,7 @@ class Guarded(H11Protocol):
             if other is not self and (other._dripping or not other._working())
         ]
         if len(there) > most_connections() and waiting:
-            min(waiting, key=Guarded._worth).transport.abort()
+            min(waiting, key=LimitedConnection._worth).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request; its answer bears the time of now."""
@@ -186,7 +186,7 @@ class BuildInfo(Collector):
         return [info]
 
 
-class Gate:
+class AccessCheck:
     """Lets in who names us by a name that is ours and, where there are users, is one of them."""
 
     def __init__(self, app: ASGIApp, server: "Server") -> None:
@@ -247,7 +247,7 @@ class Server:
         self._server = Uvicorn(
             uvicorn.Config(
                 self._application(),
-                http=Guarded,
+                http=LimitedConnection,
                 ws="none",
                 lifespan="off",
                 log_level="error",
@@ -280,10 +280,10 @@ class Server:
         return Starlette(
             routes=[Route(path, endpoint) for path, endpoint in routes.items()],
             middleware=[
-                Middleware(Gate, server=self),
+                Middleware(AccessCheck, server=self),
                 Middleware(GZipMiddleware, minimum_size=500, compresslevel=5),
             ],
-            exception_handlers={404: nothing_there},
+            exception_handlers={404: not_found},
         )
 
     async def _work(self, task: Callable[[], T]) -> T:
@@ -354,7 +354,7 @@ class Server:
         self._config, self._passwords = config, Passwords(config.users)
 
     @property
-    def where(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         """Address and port, the real one where 0 was asked for."""
         host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
@@ -362,7 +362,7 @@ class Server:
     @property
     def url(self) -> str:
         """URL of the server."""
-        host, port = self.where
+        host, port = self.address
         scheme = "http" if self._context is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -416,6 +416,6 @@ class Uvicorn(uvicorn.Server):
         self.began.set()
 
 
-async def nothing_there(request: Request, error: Exception) -> Response:
+async def not_found(request: Request, error: Exception) -> Response:
     """The answer for an unknown path."""
     return PlainTextResponse("there are /metrics, / and /healthz\n", 404, HEADERS)

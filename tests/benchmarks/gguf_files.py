@@ -7,7 +7,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from numpy.random import PCG64
 
-from orinbench.blocks import normal
+from orinbench.random_blocks import normal_floats
 from orinbench.shapes import QUANTS, Draw, Shape
 
 LAYERS, EMBD, FF, HEADS, KV_HEADS, VOCAB = 2, 128, 256, 4, 2, 320
@@ -51,11 +51,11 @@ def write_family(
     writer.add_eos_token_id(VOCAB - 1)
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        values = 0.09 * normal(bits, rows * columns).reshape(rows, columns)
+        values = 0.09 * normal_floats(bits, rows * columns).reshape(rows, columns)
         writer.add_tensor(name, values.astype(np.float16))
 
     def vector(name: str, size: int, mean: float = 1.0) -> None:
-        writer.add_tensor(name, (mean + 0.2 * normal(bits, size)).astype(np.float32))
+        writer.add_tensor(name, (mean + 0.2 * normal_floats(bits, size)).astype(np.float32))
 
     matrix("token_embd.weight", VOCAB, EMBD)
     for layer in range(LAYERS):

@@ -18,10 +18,10 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orinbench.blocks import SYNTHETIC_TYPES, random_rows
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
 from orinbench.model import SUPPORTED_TYPES, open_model
+from orinbench.random_blocks import SYNTHETIC_TYPES, random_rows
 from orinbench.shapes import QUANTS, SHAPES, Shape
 from orinbench.synth import cached_synthetic, synth_command, write_synthetic
 

@@ -97,7 +97,7 @@ def test_a_token_alone_and_among_others(opened: Open, quant: str) -> None:
     from orinllm.cpu.executor import CpuExecutor
 
     executor = CpuExecutor(*opened("tiny-qwen3", quant)[1:], CONTEXT)
-    together = executor.rows(prompt()[:4], 0)
+    together = executor.logits_of_each(prompt()[:4], 0)
     alone = np.stack([executor.decode(token, i) for i, token in enumerate(prompt()[:4])])
     np.testing.assert_array_equal(together, alone)
 

@@ -39,7 +39,7 @@ class FailAt:
     def __init__(self, code=errno.EIO):
         from nvgpusim.orin.shim import Simulation
         self.kernel, self.code, self.at, self.lasting = Simulation.current.kernel, code, 0, False
-        self.calls, self.failed, self.kernel.injector.maybe = 0, [], self
+        self.calls, self.failed, self.kernel.injector.raise_if_due = 0, [], self
 
     def __call__(self, name):
         if name in ("NVMAP_FREE", "AS_UNMAP_BUFFER"): return

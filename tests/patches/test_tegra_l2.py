@@ -117,7 +117,7 @@ def launch(y, x, to, at, n, v):
     kernel(y, x, **size, vals=(to, at, n, v))
 for seed in range(int(os.environ["SEEDS"])):
     rng = np.random.default_rng(seed)
-    board().behave("evict" if seed % 4 else "keep", seed)
+    board().set_policy("evict" if seed % 4 else "keep", seed)
     want = [rng.integers(0, 256, size, np.uint8) for size in SIZES]
     for buf, data in zip(bufs, want): d.allocator._copyin(buf, memoryview(bytearray(data)))
     for _ in range(12):

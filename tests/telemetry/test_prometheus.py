@@ -82,7 +82,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
             chain = Exporter(board, EnergySampler(roots, monotonic=True))
             with chain, Server(("127.0.0.1", 0), chain) as server:
                 targets = {
-                    "jetson": ["{}:{}".format(*server.where)],
+                    "jetson": ["{}:{}".format(*server.address)],
                     "llm": [f"127.0.0.1:{llm.server_address[1]}"],
                 } | ({"node": [f"127.0.0.1:{node_port}"]} if node else {})
                 listen = f"127.0.0.1:{free_port()}"

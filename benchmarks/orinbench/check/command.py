@@ -11,7 +11,7 @@ import click
 
 from orinbench.check import Verdict, run_check, sample_prompts
 from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
-from orinbench.check.vision import Seen, check_encoder
+from orinbench.check.vision import EncoderErrors, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend
 from orinbench.measure.command import choose_backends, model_paths
@@ -120,7 +120,7 @@ def check_command(**given: Any) -> int:
     return 1 if died else 0
 
 
-def _check_encoder(name: str, mmproj: str, seed: int) -> Seen:
+def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderErrors:
     clip, projector = read_projector(mmproj)
     encode = encoder_on(name.removeprefix("tinygrad:"), clip, projector)
     return check_encoder(name, Path(mmproj), encode, seed)

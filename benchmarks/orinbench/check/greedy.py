@@ -18,7 +18,7 @@ from orinbench.measure.backends.backend import BackendDiedError, Load
 from orinbench.measure.backends.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from orinbench.measure.backends.tinygrad_paths import Executor
+    from orinbench.measure.backends.timed_models import Executor
 
 
 @dataclass(frozen=True)

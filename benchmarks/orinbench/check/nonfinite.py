@@ -48,7 +48,9 @@ def first_nonfinite(model: ModelInfo, generation: Generation | None = None) -> s
         return fault
     if unsupported(model) is not None:
         return "all weights of the file are finite"
-    if found := Watch(model).first(generation.tokens if generation else [0]):
+    if found := NonfiniteReference(model).first_nonfinite_place(
+        generation.tokens if generation else [0]
+    ):
         return found
     return "weights and the reference's numbers are finite: it begins in the engine"
 
@@ -57,11 +59,12 @@ def fault_of_weights(model: ModelInfo) -> str | None:
     """Say which of the file's weights are not finite, None if all are."""
     for tensor in model.tensors.values():
         if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weights(model, tensor)):
-            return f"it begins in the file: weights not finite in {where(tensor.name)}: {count}"
+            place = name_and_layer(tensor.name)
+            return f"it begins in the file: weights not finite in {place}: {count}"
     return None
 
 
-def where(name: str) -> str:
+def name_and_layer(name: str) -> str:
     """Return a tensor's name, and its layer."""
     layer = _LAYER.match(name)
     return f"{name} (layer {layer[1]})" if layer else name
@@ -77,14 +80,14 @@ def _weights(model: ModelInfo, tensor: TensorInfo) -> Iterator[Array]:
             yield dequantize(raw[start : start + step], tensor.type)
 
 
-class Watch(Reference):
+class NonfiniteReference(Reference):
     """The reference, stopped where it leaves what half precision holds."""
 
     def __init__(self, model: ModelInfo) -> None:
         super().__init__(model)
         self._found = ""
 
-    def first(self, tokens: Sequence[int]) -> str:
+    def first_nonfinite_place(self, tokens: Sequence[int]) -> str:
         """Return where that is for some of the model's tokens, "" for nowhere."""
         with np.errstate(all="ignore"):
             try:
@@ -104,8 +107,8 @@ class Watch(Reference):
         if not largest <= HALF_MAX:
             far = "are not finite" if not np.isfinite(largest) else f"reach {largest:.1e}"
             self._found = (
-                f"it begins behind {where(name)}, whose products {far} in the reference; half "
-                f"precision ends at {HALF_MAX:.0f}"
+                f"it begins behind {name_and_layer(name)}, whose products {far} in the reference; "
+                f"half precision ends at {HALF_MAX:.0f}"
             )
             raise StopIteration
         return values

@@ -20,7 +20,7 @@ _TIMES = {np.float16: 4.0, np.float32: 32.0}
 
 
 @dataclass(frozen=True)
-class Seen:
+class EncoderErrors:
     """The result of a check: root mean squares of errors, as shares of that of the rows."""
 
     backend: str
@@ -49,7 +49,7 @@ def tiles_of(reference: VisionReference, seed: int) -> list[Pixels]:
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
-def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> Seen:
+def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> EncoderErrors:
     """Judge an encoder; raises BenchError for a projector that the reference does not know.
 
     Allowed is what the rounding of the backend's products makes of the same weights, to single
@@ -62,9 +62,9 @@ def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> Seen
     wanted, near = (np.concatenate([r.rows(t) for t in tiles]) for r in (exact, rounded))
     found, scale = encode(tiles).astype(np.float64), float(np.sqrt(np.mean(wanted**2)))
     if found.shape != wanted.shape:
-        return Seen(backend, str(mmproj), len(found), np.inf, 0.0, np.inf, False)
+        return EncoderErrors(backend, str(mmproj), len(found), np.inf, 0.0, np.inf, False)
     by_row = np.sqrt(np.mean((found - wanted) ** 2, axis=1)) / scale
     error, worst = float(np.sqrt(np.mean(by_row**2))), float(by_row.max())
     allowed = _TIMES[rounding] * float(np.sqrt(np.mean((near - wanted) ** 2))) / scale
     passed = error <= allowed and worst <= 2 * allowed  # a NaN is neither
-    return Seen(backend, str(mmproj), len(found), error, allowed, worst, passed)
+    return EncoderErrors(backend, str(mmproj), len(found), error, allowed, worst, passed)

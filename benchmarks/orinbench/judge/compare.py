@@ -10,8 +10,8 @@ from orinbench.errors import EXIT_SLOWER, BenchError
 from orinbench.judge.history.store import Filter, History, history_path
 from orinbench.judge.history.trend import Trend, read_trends, run_noise
 from orinbench.judge.identity import case_key, day_of, machine
-from orinbench.judge.load import load_records
-from orinbench.judge.saved import compare_saved
+from orinbench.judge.load_results import load_records
+from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise
 from orinbench.options import history_option, output_form

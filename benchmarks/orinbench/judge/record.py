@@ -13,7 +13,7 @@ from orinbench.judge.samples import BenchWarning, Summary, WarningKind, sample_w
 from orinbench.judge.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.judge.verdict import adjusted, compare_paired, process_medians, verdict_text
 from orinbench.measure.backends.backend import Prepared
-from orinbench.measure.backends.envelope import estimate
+from orinbench.measure.backends.envelope import envelope_estimate
 from orinbench.measure.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.measure.clocks import ClockState, clock_warnings
 from orinbench.measure.environment import Environment
@@ -190,7 +190,7 @@ def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summ
     sms = lane.identity.sms if lane.identity and lane.identity.sms else case.sms
     assert sms is not None
     return {
-        "envelope": estimate(
+        "envelope": envelope_estimate(
             1e3 * row.work / summary.median / parts,
             sms,
             statistics.median(clocks) if clocks else None,

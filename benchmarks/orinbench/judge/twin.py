@@ -31,7 +31,7 @@ _SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedWork:
     """A token behind others, or a prompt: its time in the envelope, in ms, and what it reads."""
 
     is_prompt: bool
@@ -43,12 +43,12 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredPair:
     """A work of both machines. `kind` names what a fit is tried without, model and type."""
 
     kind: str
     sms: int
-    work: Work
+    work: TimedWork
     board: float  # ms
 
 
@@ -60,7 +60,7 @@ class Fit:
     bandwidth: float
     passes: float
 
-    def milliseconds(self, work: Work) -> float:
+    def milliseconds(self, work: TimedWork) -> float:
         """Return how long the board takes, in ms."""
         issue = work.milliseconds * work.mhz / self.clock
         chunks = math.ceil(work.tokens / _CHUNK) if work.is_prompt else 1
@@ -79,7 +79,7 @@ class Twin:
     fit: Fit
     errors: dict[bool, list[float]]  # of prompts (True) and of tokens
 
-    def interval(self, work: Work) -> tuple[float, float, float]:
+    def interval(self, work: TimedWork) -> tuple[float, float, float]:
         """Return the prediction in ms, and the ends of its interval of 90 %."""
         expected = self.fit.milliseconds(work)
         reach = math.exp(_quantile([abs(error) for error in self.errors[work.is_prompt]], _SHARE))
@@ -96,7 +96,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-def fitted(cells: Sequence[Cell], clock: float) -> Fit:
+def fitted(cells: Sequence[MeasuredPair], clock: float) -> Fit:
     """Return the fit with the smallest squares of errors, bandwidth by tokens, passes by prompts.
 
     Errors are logarithms of ratios. Raises ValueError without a token or without a prompt.
@@ -110,15 +110,15 @@ def fitted(cells: Sequence[Cell], clock: float) -> Fit:
     return min(fits, key=lambda fit: _squares(prompts, fit))
 
 
-def _squares(cells: Iterable[Cell], fit: Fit) -> float:
+def _squares(cells: Iterable[MeasuredPair], fit: Fit) -> float:
     return sum(_error(cell, fit) ** 2 for cell in cells)
 
 
-def _error(cell: Cell, fit: Fit) -> float:
+def _error(cell: MeasuredPair, fit: Fit) -> float:
     return math.log(fit.milliseconds(cell.work) / cell.board)
 
 
-def twin_of(cells: Sequence[Cell], clock: float) -> Twin:
+def twin_of(cells: Sequence[MeasuredPair], clock: float) -> Twin:
     """Return the fit to all cells, with the error of each under a fit without its kind."""
     errors: dict[bool, list[float]] = {False: [], True: []}
     for kind in sorted({cell.kind for cell in cells}):
@@ -141,9 +141,11 @@ class Calibration:
     board: str
     source: str
     envelope: str
-    cells: tuple[Cell, ...]
+    cells: tuple[MeasuredPair, ...]
 
-    def twin(self, sms: int = 16, accept: Callable[[Cell], bool] = lambda cell: True) -> Twin:
+    def twin(
+        self, sms: int = 16, accept: Callable[[MeasuredPair], bool] = lambda cell: True
+    ) -> Twin:
         """Return the twin by the cells of so many multiprocessors that `accept` takes."""
         return twin_of([c for c in self.cells if c.sms == sms and accept(c)], self.clock)
 
@@ -154,10 +156,10 @@ def calibration() -> Calibration:
     data = json.loads((files("orinbench.judge") / "twin.json").read_text("utf-8"))
     scores = data["scores_by_model"]
     cells = tuple(
-        Cell(
+        MeasuredPair(
             f"{model} {kind}",
             sms,
-            Work(
+            TimedWork(
                 is_prompt=which == "prompt",
                 tokens=tokens,
                 weights=weights,

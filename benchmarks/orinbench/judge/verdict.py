@@ -46,12 +46,24 @@ Ends = Callable[[float], tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
+class Noise:
+    """The noise between runs of the same software on the same machine: of the logarithm's sd.
+
+    `of` says what differs so much: runs of a day, or days.
+    """
+
+    sd: float
+    degrees: int
+    of: str = "runs"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """A backend's throughput over another's: ratio above 1 means faster.
 
     `n` is the number of processes of the side that had fewer. The interval is None where so few
     processes have none; `least_p` is the least p that they can give. `ends` are the interval's at
-    another chance.
+    another chance. `noise`: what it had to stand out from besides, if that was known.
     """
 
     n: int
@@ -62,6 +74,7 @@ class Comparison:
     verdict: Verdict
     least_p: float = 0.0
     ends: Ends | None = field(default=None, compare=False, repr=False)
+    noise: Noise | None = field(default=None, compare=False)
 
     def plain(self) -> dict[str, Any]:
         """Return what JSON has of it."""
@@ -72,18 +85,6 @@ class Comparison:
             "p_value": self.p_value,
             "verdict": self.verdict.value,
         }
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The noise between runs of the same software on the same machine: of the logarithm's sd.
-
-    `of` says what differs so much: runs of a day, or days.
-    """
-
-    sd: float
-    degrees: int
-    of: str = "runs"
 
 
 def process_medians(values: Sequence[float], processes: Sequence[int]) -> dict[int, float]:
@@ -189,6 +190,7 @@ def _against(comparison: Comparison, noise: Noise) -> Comparison:
         verdict=_verdict(comparison.ratio, p_value),
         least_p=0.0 if too_few else comparison.least_p,
         ends=ends,
+        noise=noise,
     )
     return _with_interval(found, SIGNIFICANCE)
 

@@ -20,7 +20,7 @@ from orinbench.errors import BenchError
 from orinbench.jsonfile import write_whole
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
-from orinboard.boundary import check_choice
+from orinboard.boundary import check_rail_choice
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import COVERAGE, Energy
@@ -170,29 +170,29 @@ def rail_choice(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]
         return ()
     choice = tuple(dict.fromkeys(name.strip() for name in spec.split(",")))
     try:
-        check_choice(choice, board_state(roots).readings.rails)
+        check_rail_choice(choice, board_state(roots).readings.rails)
     except ValueError as error:
         raise BenchError(f"--rails {spec}: {error}") from None
     return choice
 
 
-class Idle(NamedTuple):
+class IdlePower(NamedTuple):
     """The machine's draw before any work, in watts, and whether anything measures it at all."""
 
     watts: float | None = None
     metered: bool = True
 
 
-UNKNOWN_IDLE = Idle()
+UNKNOWN_IDLE = IdlePower()
 
 
-def measure_idle(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> Idle:
+def measure_idle(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> IdlePower:
     """Return what is drawn before any work; at once where no sensor answers."""
     with EnergySampler(roots, BENCHMARK_HERTZ, rails=rails) as sampler:
         metered = sampler.energy().boundary is not None or bool(sampler.health().errors)
         if metered:
             time.sleep(IDLE_SECONDS)
-    return Idle(sampler.energy().mean_watts, metered)
+    return IdlePower(sampler.energy().mean_watts, metered)
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def measure_energy(
     roots: Roots | None = None,
     hertz: float = BENCHMARK_HERTZ,
     rails: tuple[str, ...] = (),
-    idle: Idle = UNKNOWN_IDLE,
+    idle: IdlePower = UNKNOWN_IDLE,
 ) -> Iterator[EnergyRun]:
     """Measure the energy of what happens inside, `hertz` times a second in a process of its own.
 

@@ -40,7 +40,7 @@ class GpuInUse:
     def __call__(self) -> str | None:
         """Return its name among the board's GPUs; None while it is not known."""
         if self._name is None and (found := nvml.devices(Files(self._roots))):
-            self._name = found[0][0] if len(found) == 1 else nvml.used(found, os.getpid())
+            self._name = found[0][0] if len(found) == 1 else nvml.gpu_of_process(found, os.getpid())
         return self._name
 
 

@@ -30,11 +30,11 @@ from orinbench.measure.backends.tinygrad_backend import (
 )
 from orinbench.measure.board import check_textfile, rail_choice, write_textfile
 from orinbench.measure.journal import Journal, journal_directory, lost_journals
-from orinbench.measure.parity import (
+from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
     WholeFlags,
     check_passed_on,
-    list_devices,
+    list_all_devices,
     parity_options,
     passed_on,
 )
@@ -46,10 +46,10 @@ from orinbench.measure.plan import (
     Lane,
     Plan,
     check_backend_name,
+    lanes_by_environment,
     make_lanes,
     parse_settings,
     parse_variables,
-    swept,
 )
 from orinbench.measure.prompt_text import prompt_text
 from orinbench.measure.results import RunResult
@@ -173,7 +173,7 @@ def llama_bench_command(**given: Any) -> int:
     """
     options = LlamaBenchOptions.of(given)
     if options.list_devices:
-        click.echo(list_devices(find_llama_bench(options.llama_bench)))
+        click.echo(list_all_devices(find_llama_bench(options.llama_bench)))
         return 0
     roots = Roots()
     check_options(options, roots)
@@ -195,7 +195,9 @@ def llama_bench_command(**given: Any) -> int:
     check_possible(options, plan_options, backends)
     texts = text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
-    lanes = swept(tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables)
+    lanes = lanes_by_environment(
+        tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables
+    )
     if note := compiler_note(os.environ):
         talk.line(note)
     plan = Plan(lanes, plan_options.repetitions, options.seed, plan_options.processes)

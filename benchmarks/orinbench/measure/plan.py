@@ -19,7 +19,7 @@ BACKEND_NAMES = (*(f"tinygrad:{device}" for device in TINYGRAD_DEVICES), "llama.
 
 
 @dataclass(frozen=True)
-class Knob:
+class ListSetting:
     """A list-valued setting of llama-bench: its record field, its flags, its kind."""
 
     field: str
@@ -37,44 +37,52 @@ class Knob:
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def _switch(field: str, help_text: str, *flags: str) -> Knob:
-    return Knob(field, flags, True, f"{help_text}, 0 or 1", maximum=1)
+def _switch(field: str, help_text: str, *flags: str) -> ListSetting:
+    return ListSetting(field, flags, True, f"{help_text}, 0 or 1", maximum=1)
 
 
-def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> Knob:
-    return Knob(field, flags, False, f"One of {', '.join(choices)}", choices=tuple(choices))
+def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> ListSetting:
+    return ListSetting(field, flags, False, f"One of {', '.join(choices)}", choices=tuple(choices))
 
 
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _MASK = (r"(0x)?[0-9a-fA-F]+", "number in hexadecimal")
 _SHARES = (r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1")
 KNOBS = (
-    Knob("n_batch", ("-b", "--batch-size"), True, "Logical batch", 1),
-    Knob("n_ubatch", ("-ub", "--ubatch-size"), True, "Physical batch", 1),
-    Knob("type_k", ("-ctk", "--cache-type-k"), False, "Type of the K cache", choices=CACHE_TYPES),
-    Knob("type_v", ("-ctv", "--cache-type-v"), False, "Type of the V cache", choices=CACHE_TYPES),
-    Knob("n_threads", ("-t", "--threads"), True, "CPU threads, also of tinygrad:CPU", 1),
-    Knob("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask", form=_MASK),
+    ListSetting("n_batch", ("-b", "--batch-size"), True, "Logical batch", 1),
+    ListSetting("n_ubatch", ("-ub", "--ubatch-size"), True, "Physical batch", 1),
+    ListSetting(
+        "type_k", ("-ctk", "--cache-type-k"), False, "Type of the K cache", choices=CACHE_TYPES
+    ),
+    ListSetting(
+        "type_v", ("-ctv", "--cache-type-v"), False, "Type of the V cache", choices=CACHE_TYPES
+    ),
+    ListSetting("n_threads", ("-t", "--threads"), True, "CPU threads, also of tinygrad:CPU", 1),
+    ListSetting("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask", form=_MASK),
     _switch("cpu_strict", "Strict CPU placement", "--cpu-strict"),
-    Knob("poll", ("--poll",), True, "Polling level, 0 to 100", maximum=100),
-    Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "Layers on the GPU", -1),
-    Knob("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
+    ListSetting("poll", ("--poll",), True, "Polling level, 0 to 100", maximum=100),
+    ListSetting("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "Layers on the GPU", -1),
+    ListSetting("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
     _word("split_mode", "-sm", "--split-mode", choices=("none", "layer", "row", "tensor")),
-    Knob("main_gpu", ("-mg", "--main-gpu"), True, "Index of the main GPU"),
+    ListSetting("main_gpu", ("-mg", "--main-gpu"), True, "Index of the main GPU"),
     _switch("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
     _word("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
-    Knob("devices", ("-dev", "--device"), False, "Devices, separated by /"),
+    ListSetting("devices", ("-dev", "--device"), False, "Devices, separated by /"),
     _word("load_mode", "-lm", "--load-mode", choices=_LOAD_MODES),
     _word("lazy_mode", "-lzm", "--lazy-mode", choices=("on", "auto", "off")),
     _switch("use_mmap", "Older spelling of -lm", "-mmp", "--mmap"),
     _switch("embeddings", "Compute embeddings", "-embd", "--embeddings"),
-    Knob("tensor_split", ("-ts", "--tensor-split"), False, "Shares of the GPUs", form=_SHARES),
-    Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "Placement of tensors"),
+    ListSetting(
+        "tensor_split", ("-ts", "--tensor-split"), False, "Shares of the GPUs", form=_SHARES
+    ),
+    ListSetting(
+        "tensor_buft_overrides", ("-ot", "--override-tensor"), False, "Placement of tensors"
+    ),
     _switch("no_op_offload", "Offload no operations", "-nopo", "--no-op-offload"),
     _switch("no_host", "No host buffers", "--no-host"),
     _switch("repack", "Repack weights on the CPU", "--repack"),
-    Knob("fit_target", ("-fitt", "--fit-target"), True, "MiB to leave free on a device"),
-    Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "Minimum context that must fit"),
+    ListSetting("fit_target", ("-fitt", "--fit-target"), True, "MiB to leave free on a device"),
+    ListSetting("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "Minimum context that must fit"),
 )
 KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
 # Types of keys and values that the fused kernels know: where both knobs name the same one.
@@ -265,7 +273,7 @@ def parse_settings(given: Mapping[str, Sequence[str]]) -> list[Settings]:
     return [tuple(combination) for combination in itertools.product(*axes)]
 
 
-def _checked(knob: Knob, value: str, text: str) -> str:
+def _checked(knob: ListSetting, value: str, text: str) -> str:
     """Return a value that llama-bench takes; raises BenchError for another."""
     where = f"{knob.flags[0]} {text}: '{value}' is"
     if knob.choices and value not in knob.choices:
@@ -329,7 +337,7 @@ def parse_variables(texts: Sequence[str]) -> list[tuple[tuple[str, str], ...]]:
     return list(itertools.product(*axes.values()))
 
 
-def swept(lanes: Sequence[Lane], texts: Sequence[str]) -> tuple[Lane, ...]:
+def lanes_by_environment(lanes: Sequence[Lane], texts: Sequence[str]) -> tuple[Lane, ...]:
     """Return each lane of tinygrad once for each combination of --env, the others as they are."""
     combinations = parse_variables(texts)
     return tuple(

@@ -25,7 +25,7 @@ from orinbench.measure.backends.backend import (
 )
 from orinbench.measure.board import (
     UNKNOWN_IDLE,
-    Idle,
+    IdlePower,
     board_state,
     board_warnings,
     cooldown,
@@ -76,7 +76,7 @@ class Runner:
     interrupts: Interrupts = field(default_factory=Interrupts)
     fit_seconds: float | None = None
     least_processes: int = 1
-    idle: Idle = field(default=UNKNOWN_IDLE, init=False)
+    idle: IdlePower = field(default=UNKNOWN_IDLE, init=False)
 
     def __post_init__(self) -> None:
         """Begin the result."""

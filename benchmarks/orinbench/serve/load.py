@@ -41,7 +41,7 @@ class LoadResult:
     cpu_share: float  # of one core, by the client: near 1, the client is the limit
 
 
-async def apply(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> LoadResult:
+async def ask_all(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> LoadResult:
     """Ask all prompts under a load."""
     cpu, start = time.process_time(), time.perf_counter()
     run = _closed if load.rate is None else _open

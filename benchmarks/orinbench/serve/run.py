@@ -17,7 +17,7 @@ from orinbench.pictures import Pictures
 from orinbench.progress import Messages
 from orinbench.serve.client import Client, Prompt
 from orinbench.serve.figures import Figures, Goals, figures_of
-from orinbench.serve.load import Load, LoadResult, apply
+from orinbench.serve.load import Load, LoadResult, ask_all
 from orinbench.serve.servers import served_model
 
 # Before each load so many requests go at once, untimed, for so many tokens: kernels and graphs of
@@ -179,6 +179,6 @@ async def _measure(
             tokens = min(_WARM_TOKENS, plan.max_tokens)
             others = [plan.asked(first + n + i, tokens) for i in range(warm)]  # none comes twice
             first += 2 * n
-            await apply(Load(warm), others, client.ask, 0)
-            stretch = await apply(load, prompts, client.ask, plan.seed + round_)
+            await ask_all(Load(warm), others, client.ask, 0)
+            stretch = await ask_all(load, prompts, client.ask, plan.seed + round_)
             results.stretches.setdefault((server.name, load), {})[round_] = stretch

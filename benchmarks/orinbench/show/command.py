@@ -7,7 +7,7 @@ import click
 from orinbench.jsonfile import write_whole
 from orinbench.judge.compare import find_records, noise_between
 from orinbench.judge.history.store import history_path
-from orinbench.judge.saved import compare_saved
+from orinbench.judge.saved_results import compare_saved
 from orinbench.options import FILE, history_option, option
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from orinbench.jsonfile import write_whole
 from orinbench.judge.identity import device_label, identity, test_labels
-from orinbench.judge.saved import Compared, JudgedTest
+from orinbench.judge.saved_results import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import ADVICE, UNJUDGED, ratio_text, verdict_text
 from orinbench.show.table import Table, notes, table_of
@@ -103,7 +103,7 @@ class Runs:
     """Runs by name, and what each behind the first shows against it; one has no name."""
 
     records: Mapping[str, Sequence[Record]]
-    compared: Mapping[str, Compared] = field(default_factory=dict)
+    compared: Mapping[str, SavedComparison] = field(default_factory=dict)
 
     @property
     def all(self) -> list[Record]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from orinbench.errors import BenchError
-from orinbench.judge.load import load_records
+from orinbench.judge.load_results import load_records
 from orinbench.judge.schema import Plain, Record
-from orinbench.judge.twin import Calibration, Twin, Work, calibration
+from orinbench.judge.twin import Calibration, TimedWork, Twin, calibration
 from orinbench.options import output_form
 from orinbench.show.markdown import markdown_table
 
@@ -35,13 +35,13 @@ def twin_command(results: tuple[Path, ...], output: str) -> None:
         click.echo(_notes(known, twin))
 
 
-def _works(paths: tuple[Path, ...]) -> Iterator[tuple[Record, Work]]:
+def _works(paths: tuple[Path, ...]) -> Iterator[tuple[Record, TimedWork]]:
     for path in paths:
         for index, record in enumerate(load_records(path)):
             yield record, _work(f"{path}: record {index + 1}", record)
 
 
-def _work(where: str, record: Record) -> Work:
+def _work(where: str, record: Record) -> TimedWork:
     """Return a record's work; raises BenchError for one that the calibration does not cover."""
     envelope = record.extra.get("envelope")
     if not isinstance(envelope, dict) or envelope.get("sms") != _SMS:
@@ -53,7 +53,7 @@ def _work(where: str, record: Record) -> Work:
         raise BenchError(f"{where} is a prompt with an answer; want them apart, as -p and -n do")
     if record.backend == "llama.cpp" and record.n_prompt and not record.flash_attn:
         raise BenchError(f"{where} is a prompt without flash attention; want -fa on")
-    return Work(
+    return TimedWork(
         is_prompt=bool(record.n_prompt),
         tokens=record.n_prompt or record.n_depth or 0,
         weights=record.token_read_bytes,
@@ -62,7 +62,7 @@ def _work(where: str, record: Record) -> Work:
     )
 
 
-def _predicted(record: Record, work: Work, twin: Twin, watts: tuple[float, float]) -> Plain:
+def _predicted(record: Record, work: TimedWork, twin: Twin, watts: tuple[float, float]) -> Plain:
     expected, low, high = twin.interval(work)
     tokens = 1e3 * (record.n_parallel or 1)
     joules = None if work.is_prompt else (low * watts[0] / tokens, high * watts[1] / tokens)

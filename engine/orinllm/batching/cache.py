@@ -60,7 +60,7 @@ class Store(Protocol):
         """Pages that a sequence can get, those that are kept for later prompts among them."""
         ...
 
-    def spare(self, sequences: int) -> bool:
+    def has_pages_for(self, sequences: int) -> bool:
         """Say whether each of so many running sequences can still get a page."""
         ...
 
@@ -83,16 +83,16 @@ class Store(Protocol):
         """Give the pages back."""
         ...
 
-    def stop(self, lease: Lease, start: int, end: int) -> int:
+    def piece_end(self, lease: Lease, start: int, end: int) -> int:
         """Return where a piece from `start` on stops that may go to `end`: at the next place where
         recurrent states are kept."""
         ...
 
-    def keep(self, lease: Lease) -> int | None:
+    def checkpoint_to_save(self, lease: Lease) -> int | None:
         """Return the checkpoint that is to have the sequence's states behind ids[:done], if any."""
         ...
 
-    def resume(self, lease: Lease) -> int | None:
+    def checkpoint_to_restore(self, lease: Lease) -> int | None:
         """Return the checkpoint that a sequence begins with, if any; at the first call alone."""
         ...
 
@@ -125,7 +125,7 @@ class PagedStore:
         """See `Store`."""
         return len(self._free) + len(self._idle)
 
-    def spare(self, sequences: int) -> bool:
+    def has_pages_for(self, sequences: int) -> bool:
         """See `Store`."""
         return self.free >= sequences
 
@@ -180,7 +180,7 @@ class PagedStore:
             if lease.last is not None and lease.started == lease.done + 1:
                 # A step passes it; a chat's next question comes behind it.
                 self.commit(lease, [*lease.ids, lease.last], lease.started)
-            known = lease.started <= lease.done and self.resume(lease) is None
+            known = lease.started <= lease.done and self.checkpoint_to_restore(lease) is None
             self._states.end(lease.pages.slot, _text_name(lease) if known else None)
         if tokens := lease.ids[len(lease.names) * PAGE : lease.done]:
             page, name = lease.pages[len(lease.names)], _end_name(lease)
@@ -201,19 +201,21 @@ class PagedStore:
         else:
             self._free.append(page)
 
-    def stop(self, lease: Lease, start: int, end: int) -> int:
+    def piece_end(self, lease: Lease, start: int, end: int) -> int:
         """See `Store`."""
         kept = None if self._states is None else self._states.checkpoints
-        return kept.stop(start, end, len(lease.ids)) if kept is not None and kept.total else end
+        return (
+            kept.piece_end(start, end, len(lease.ids)) if kept is not None and kept.total else end
+        )
 
-    def keep(self, lease: Lease) -> int | None:
+    def checkpoint_to_save(self, lease: Lease) -> int | None:
         """See `Store`."""
         kept = None if self._states is None else self._states.checkpoints
         if kept is None or not kept.total or not lease.done or lease.done % PAGE:
             return None
         return kept.take(lease.names[-1], lease.done)
 
-    def resume(self, lease: Lease) -> int | None:
+    def checkpoint_to_restore(self, lease: Lease) -> int | None:
         """See `Store`."""
         checkpoint, lease.resumes = lease.resumes, None
         if checkpoint is not None and self._states is not None:
@@ -295,7 +297,7 @@ class SlotStore:
         """See `Store`."""
         return len(self._free) * self._each
 
-    def spare(self, sequences: int) -> bool:
+    def has_pages_for(self, sequences: int) -> bool:
         """See `Store`; a slot has room for a whole context."""
         return True
 
@@ -343,22 +345,26 @@ class SlotStore:
     def end(self, lease: Lease) -> None:
         """See `Store`."""
         slot = self._slot(lease)
-        self._live[slot] = lease.started <= lease.done and (self.resume(lease) is None)
+        self._live[slot] = lease.started <= lease.done and (
+            self.checkpoint_to_restore(lease) is None
+        )
         self._free.append(slot)
 
-    def stop(self, lease: Lease, start: int, end: int) -> int:
+    def piece_end(self, lease: Lease, start: int, end: int) -> int:
         """See `Store`."""
         return (
-            self._checkpoints.stop(start, end, len(lease.ids)) if self._checkpoints.total else end
+            self._checkpoints.piece_end(start, end, len(lease.ids))
+            if self._checkpoints.total
+            else end
         )
 
-    def keep(self, lease: Lease) -> int | None:
+    def checkpoint_to_save(self, lease: Lease) -> int | None:
         """See `Store`."""
         if not lease.done or lease.done % PAGE or not self._checkpoints.total:
             return None
         return self._checkpoints.take(self._slot(lease), lease.done)
 
-    def resume(self, lease: Lease) -> int | None:
+    def checkpoint_to_restore(self, lease: Lease) -> int | None:
         """See `Store`."""
         checkpoint, lease.resumes = lease.resumes, None
         if checkpoint is not None:

@@ -59,7 +59,7 @@ class Checkpoints:
         self._of[checkpoint] = owner, tokens
         return checkpoint
 
-    def stop(self, start: int, end: int, prompt: int) -> int:
+    def piece_end(self, start: int, end: int, prompt: int) -> int:
         """Return where between them a piece of a prompt of so many tokens stops to be kept.
 
         That is at its last page's border, where a chat's next prompt parts from this one, and at

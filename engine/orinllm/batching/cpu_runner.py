@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orinllm.batching.runner import Drawn, Floats, Row, agreeing, draw
+from orinllm.batching.runner import Drawn, Floats, Row, common_prefix_length, draw_token
 from orinllm.choose.sampling import sample
 from orinllm.cpu.executor import CpuExecutor
 from orinllm.cpu.program import CHUNK, MOST_ROWS
@@ -18,7 +18,7 @@ _CHUNK = 4 * CHUNK
 class CpuRunner:
     """Sequences in the slots of a `SlotStore`; steps are computed when they are collected."""
 
-    chunk, beside, ahead, under_way = _CHUNK, CHUNK, 0, 1
+    chunk, prompt_tokens_per_step, most_ahead, most_under_way = _CHUNK, CHUNK, 0, 1
     most_verified = MOST_ROWS
 
     def __init__(self, path: CpuExecutor) -> None:
@@ -35,13 +35,13 @@ class CpuRunner:
             turns = self._turns(tokens, start, end)
             self.path.fill(tokens[start:end], start, self._slot(pages), turns)
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
-        self.path.keep(self._slot(pages), checkpoint)
+        self.path.save_states(self._slot(pages), checkpoint)
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
-        self.path.resume(self._slot(pages), checkpoint)
+        self.path.restore_states(self._slot(pages), checkpoint)
 
     def hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
@@ -50,15 +50,15 @@ class CpuRunner:
         turns = self._turns(tokens, start, end)
         return self.path.hidden_states(tokens[start:end], start, self._slot(pages), turns)
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         """See `Runner`."""
         self._rows, self._start = [row], start
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         self._rows, self._start = rows, -1
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         """See `Runner`."""
         rows = self._rows
         tokens = [row.token for row in rows if row.token is not None]
@@ -72,7 +72,7 @@ class CpuRunner:
             text = [*row.draw.before[: row.position], *tokens]
             given = self._turns(text, start, len(text))
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
-        return [draw(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
+        return [draw_token(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
@@ -80,9 +80,9 @@ class CpuRunner:
         slot, how = self._slot(row.pages), row.draw.sampling
         tokens, first = [row.token, *guesses], row.position - row.behind
         turns = text_turns(range(first, first + len(tokens)))
-        rows = self.path.rows(tokens, row.position, slot, turns)
+        rows = self.path.logits_of_each(tokens, row.position, slot, turns)
         drawn = [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
-        self.path.keep_first(1 + agreeing(guesses, drawn), slot)
+        self.path.keep_first(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
 
     def logits(self) -> Floats:

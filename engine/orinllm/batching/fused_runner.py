@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePlace
-from orinllm.batching.runner import Drawn, Floats, Row, agreeing, draw
+from orinllm.batching.runner import Drawn, Floats, Row, common_prefix_length, draw_token
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, size_classes
 from orinllm.gpu.fused import FusedExecutor
 
 if TYPE_CHECKING:
     from orinllm.file.gguf import GGUF
-    from orinllm.gpu.block import FusedBlock
+    from orinllm.gpu.mtp_block import FusedMtpBlock
     from orinllm.loader import Network
     from orinllm.network.config import Config
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class FusedRunner:
     """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
 
-    name, ahead, under_way = "fused", 0, UNDER_WAY
+    name, most_ahead, most_under_way = "fused", 0, UNDER_WAY
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self.executor, self.chunk = executor, executor.chunk
         self.context, self.vocab_size = executor.context, executor.vocab_size
         self._pieces = not deterministic
         self._begins = self._pieces and executor.begins
-        self.beside = executor.beside
+        self.prompt_tokens_per_step = executor.prompt_tokens_per_step
         self.slots = min(slots, SIZE_CLASSES[-1])
         self._sizes = list(size_classes(self.slots))
         if deterministic:
@@ -41,14 +41,14 @@ class FusedRunner:
         self._last: _Step | None = None  # that was collected
         self._alone: tuple[_At, Sampling] | None = None  # what `verify` goes on with
 
-    def block(self, network: Network, gguf: GGUF, config: Config) -> FusedBlock:
+    def mtp_block(self, network: Network, gguf: GGUF, config: Config) -> FusedMtpBlock:
         """Return a block that proposes tokens, of a file, before anything is computed.
 
-        Raises BadInput: see `FusedBlock`.
+        Raises BadInput: see `FusedMtpBlock`.
         """
-        from orinllm.gpu.block import FusedBlock
+        from orinllm.gpu.mtp_block import FusedMtpBlock
 
-        made = FusedBlock(self.executor, network, gguf, config)
+        made = FusedMtpBlock(self.executor, network, gguf, config)
         # The decoders are other ones now.
         self._placed.clear()
         self._draws.clear()
@@ -74,15 +74,15 @@ class FusedRunner:
         """See `Runner`."""
         if end > start:
             self._place(pages)
-            small = self._pieces and end - start <= self.beside
+            small = self._pieces and end - start <= self.prompt_tokens_per_step
             (self.executor.fill_piece if small else self.executor.fill)(tokens, start, end)
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
         slots = self.executor.memory.slots
         self.executor.copy_states(_at(pages).slot, slots + checkpoint)
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
         slots = self.executor.memory.slots
         self.executor.copy_states(slots + checkpoint, _at(pages).slot)
@@ -118,15 +118,15 @@ class FusedRunner:
             self._draws[1] = [_Held(None if how.greedy else how)]
             self._alone = at, how
         drawn = self.executor.verify([row.token, *guesses], row.position, row.behind)
-        self.executor.keep_first(1 + agreeing(guesses, drawn))
+        self.executor.keep_first(1 + common_prefix_length(guesses, drawn))
         return drawn
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         """See `Runner`; where every step has the same shape, the last token is one of its own."""
         tokens = row.draw.before
         if not self._begins or self.chunk == 1:
             self.fill(row.pages, tokens, start, row.position)
-            self.launch([row])
+            self.launch_step([row])
             return
         self._place(row.pages)
         decoder = self.executor.decoder()
@@ -134,31 +134,33 @@ class FusedRunner:
         self._sample(decoder, [row])
         self.executor.begin(tokens, start)
         self._steps.clear()
-        self._steps.append(_Step([row], decoder, decoder.sent()))
+        self._steps.append(_Step([row], decoder, decoder.tokens_to_come()))
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
         decoder, idle = self.executor.decoder(size), size - len(rows)
         self._place_rows(decoder, [_at(row.pages) for row in rows] + [_At((), 0)] * idle)
         self._sample(decoder, rows)
-        decoder.turn([row.behind for row in rows] + [0] * idle)
+        decoder.shift_positions([row.behind for row in rows] + [0] * idle)
         tokens = [row.token for row in rows if row.token is not None]
         if tokens:
             self._steps.clear()  # what was not collected is not wanted
             decoder.step(tokens + [0] * idle, [row.position for row in rows] + [-1] * idle)
         else:
             decoder.step()
-        self._steps.append(_Step(rows, decoder, decoder.sent()))
+        self._steps.append(_Step(rows, decoder, decoder.tokens_to_come()))
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         """See `Runner`."""
         step = self._last = self._steps.popleft()
         tokens = step.arrived()
         if not self._steps:
-            self.executor.settle()  # waits no more
+            self.executor.wait_for_device()  # waits no more
         return [
-            Drawn(tokens[i]) if row.draw.on_device else draw(step.decoder.logits_of(i), row.draw)
+            Drawn(tokens[i])
+            if row.draw.on_device
+            else draw_token(step.decoder.logits_of(i), row.draw)
             for i, row in enumerate(step.rows)
         ]
 

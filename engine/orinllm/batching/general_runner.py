@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.runner import Drawn, Floats, Row, draw
+from orinllm.batching.runner import Drawn, Floats, Row, draw_token
 from orinllm.network.config import Config
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
@@ -31,7 +31,14 @@ class GeneralPath(Protocol):
 class GeneralRunner:
     """One sequence, whose steps are computed when they are collected."""
 
-    slots, chunk, beside, ahead, under_way, most_verified = 1, _CHUNK, _CHUNK, 0, 1, 1
+    slots, chunk, prompt_tokens_per_step, most_ahead, most_under_way, most_verified = (
+        1,
+        _CHUNK,
+        _CHUNK,
+        0,
+        1,
+        1,
+    )
 
     def __init__(self, path: GeneralPath) -> None:
         self.path, self.name, self.context = path, path.name, path.context
@@ -45,10 +52,10 @@ class GeneralRunner:
         if end > start:
             self.path.prefill(tokens[start:end], start)
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`; there are no recurrent states, and no store has checkpoints."""
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
 
     def hidden_states(
@@ -57,22 +64,22 @@ class GeneralRunner:
         """See `Runner`."""
         return self.path.hidden_states(tokens[start:end], start)
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         """See `Runner`."""
         self._row, self._start = row, start
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         (self._row,) = rows
         self._start = self._row.position
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         """See `Runner`."""
         row = self._row
         assert row is not None and row.token is not None
         tokens = row.draw.before[self._start : row.position] if self._start < row.position else []
         self._logits = self.path.prefill([*tokens, row.token], self._start)
-        return [draw(self._logits, row.draw)]
+        return [draw_token(self._logits, row.draw)]
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`; nobody asks, since `most_verified` is 1."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from orinllm.batching.proposers import Proposer
-from orinllm.batching.runner import Drawn, Floats, Row, Runner, agreeing
+from orinllm.batching.runner import Drawn, Floats, Row, Runner, common_prefix_length
 
 
 class SpeculatingRunner:
@@ -19,19 +19,23 @@ class SpeculatingRunner:
     def __init__(self, runner: Runner, proposer: Proposer | None = None) -> None:
         self._runner, self.proposer = runner, proposer
         self.name, self.context, self.vocab_size = runner.name, runner.context, runner.vocab_size
-        self.slots, self.chunk, self.beside = runner.slots, runner.chunk, runner.beside
+        self.slots, self.chunk, self.prompt_tokens_per_step = (
+            runner.slots,
+            runner.chunk,
+            runner.prompt_tokens_per_step,
+        )
         self._text: Sequence[int] | None = None  # what the proposer goes on with
         self._asked: Proposer | None = None  # who began with it
         self._rows: Sequence[Row] = ()
         self._guesses: list[int] = []
 
     @property
-    def under_way(self) -> int:
+    def most_under_way(self) -> int:
         """See `Runner`; what is guessed depends on all tokens before."""
-        return self._runner.under_way if self.proposer is None else 1
+        return self._runner.most_under_way if self.proposer is None else 1
 
     @property
-    def ahead(self) -> int:
+    def most_ahead(self) -> int:
         """See `Runner`."""
         return 0 if self.proposer is None else self._runner.most_verified - 1
 
@@ -40,10 +44,10 @@ class SpeculatingRunner:
         """See `Runner`."""
         return self._runner.most_verified
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         """See `Runner`."""
         self._guesses = []
-        self._runner.begin(row, start)
+        self._runner.begin_answer(row, start)
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
@@ -57,13 +61,13 @@ class SpeculatingRunner:
         """See `Runner`."""
         self._runner.fill(pages, tokens, start, end)
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
-        self._runner.keep(pages, checkpoint)
+        self._runner.save_states(pages, checkpoint)
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
-        self._runner.resume(pages, checkpoint)
+        self._runner.restore_states(pages, checkpoint)
 
     def hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
@@ -71,18 +75,18 @@ class SpeculatingRunner:
         """See `Runner`."""
         return self._runner.hidden_states(pages, tokens, start, end)
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         self._rows, self._guesses = rows, self._guess(rows)
         if not self._guesses:
-            self._runner.launch(rows)
+            self._runner.launch_step(rows)
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         """See `Runner`."""
         if not self._guesses:
-            return self._runner.collect()
+            return self._runner.collect_tokens()
         drawn = self._runner.verify(self._rows[0], self._guesses)
-        right = agreeing(self._guesses, drawn)
+        right = common_prefix_length(self._guesses, drawn)
         return [Drawn(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
 
     def _guess(self, rows: Sequence[Row]) -> list[int]:

@@ -9,13 +9,13 @@ text is the same, and drawn text too.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from orinllm.batching.runner import Draw, Floats, Row, Runner, agreeing
+from orinllm.batching.runner import Draw, Floats, Row, Runner, common_prefix_length
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 if TYPE_CHECKING:
-    from orinllm.cpu.block import CpuBlock
-    from orinllm.gpu.block import FusedBlock
+    from orinllm.cpu.mtp_block import CpuMtpBlock
+    from orinllm.gpu.mtp_block import FusedMtpBlock
 
 # Tokens that a block proposes at most: a head of the whole vocabulary each (llama.cpp's default).
 _MOST_OF_BLOCK = 3
@@ -83,7 +83,7 @@ class Draft:
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        self._read(text[:-1], agreeing(text[:-1], self._held))
+        self._read(text[:-1], common_prefix_length(text[:-1], self._held))
         proposed = self._answer(text, room)
         self._held = [*text, *proposed[:-1]]
         return proposed
@@ -92,8 +92,8 @@ class Draft:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
         if len(text) - start >= self._runner.most_verified:
             row = Row(text[-1], len(text) - 1, self._pages, Draw(self._how, text))
-            self._runner.begin(row, start)
-            self._runner.collect()
+            self._runner.begin_answer(row, start)
+            self._runner.collect_tokens()
         else:
             self._runner.fill(self._pages, text, start, len(text))
 
@@ -101,24 +101,24 @@ class Draft:
         """Return up to `most` tokens; the next one is started before one is looked at."""
         runner, draw = self._runner, Draw(self._how, text)
         found: list[int] = []
-        runner.launch([Row(text[-1], len(text) - 1, self._pages, draw)])
+        runner.launch_step([Row(text[-1], len(text) - 1, self._pages, draw)])
         for at in range(len(text), len(text) + most):
             goes_on = at + 1 < len(text) + most
-            if goes_on and runner.under_way > 1:
-                runner.launch([Row(None, at, self._pages, draw)])
-            token = runner.collect()[0].token
+            if goes_on and runner.most_under_way > 1:
+                runner.launch_step([Row(None, at, self._pages, draw)])
+            token = runner.collect_tokens()[0].token
             if token < 0:
                 break
             found.append(token)
-            if goes_on and runner.under_way == 1:
-                runner.launch([Row(token, at, self._pages, draw)])
+            if goes_on and runner.most_under_way == 1:
+                runner.launch_step([Row(token, at, self._pages, draw)])
         return found
 
 
-class Block:
+class MtpBlock:
     """Proposes what a block of the model's own file says (MTP), from the model's states."""
 
-    def __init__(self, block: "CpuBlock | FusedBlock") -> None:
+    def __init__(self, block: "CpuMtpBlock | FusedMtpBlock") -> None:
         self._block = block
         self._how = Sampling(temperature=0)
         # By place: texts whose keys and values it has, and their pages.
@@ -139,7 +139,9 @@ class Block:
         # Keys and values at a position are of the token behind it, too; the last ones are made
         # again where all are there, for their logits.
         before, there = self._held.get(place, ([], []))
-        known = min(agreeing(text, before) - 1, agreeing([*pages], there) * PAGE)
+        known = min(
+            common_prefix_length(text, before) - 1, common_prefix_length([*pages], there) * PAGE
+        )
         start = max(0, min(known, len(text) - 2))
         part = text[: start + _READ_AT_ONCE + 1]
         most = most if len(part) == len(text) else 0

@@ -87,15 +87,15 @@ class Runner(Protocol):
     vocab_size: int  # logits
     slots: int  # sequences of a step at most
     chunk: int  # tokens that a `fill` takes in one go
-    beside: int  # tokens of prompts between two steps of others
+    prompt_tokens_per_step: int  # tokens of prompts between two steps of others
 
     @property
-    def under_way(self) -> int:
+    def most_under_way(self) -> int:
         """Steps that may be started before the first of them is collected."""
         ...
 
     @property
-    def ahead(self) -> int:
+    def most_ahead(self) -> int:
         """Tokens behind the next one that a row alone may get in a step."""
         ...
 
@@ -108,11 +108,11 @@ class Runner(Protocol):
         """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
         ...
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """Copy a sequence's recurrent states to a checkpoint, for a store that has some."""
         ...
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """Copy a checkpoint to a sequence's recurrent states."""
         ...
 
@@ -122,7 +122,7 @@ class Runner(Protocol):
         """Do as `fill`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         """Start the end of a prompt and the token behind it: a step of one row.
 
         The tokens are `row.draw.before` from `start` on, `row.token` the last of them. No other
@@ -130,11 +130,11 @@ class Runner(Protocol):
         """
         ...
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         """Start a token of each row; rows without tokens are those of the step under way."""
         ...
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         """Wait for the tokens of the first step under way.
 
         A step that nobody wants any more is not collected; the next one takes its place.
@@ -153,7 +153,7 @@ class Runner(Protocol):
         ...
 
 
-def agreeing(some: Sequence[int], others: Sequence[int]) -> int:
+def common_prefix_length(some: Sequence[int], others: Sequence[int]) -> int:
     """Return how many tokens two texts begin with in common."""
     n = min(len(some), len(others))
     if some[:n] == others[:n]:  # of lists, at once: a text that grows is asked for each token
@@ -162,7 +162,7 @@ def agreeing(some: Sequence[int], others: Sequence[int]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def draw(logits: Floats, how: Draw) -> Drawn:
+def draw_token(logits: Floats, how: Draw) -> Drawn:
     """Draw a token from logits on the host."""
     if not np.isfinite(logits.max()):
         return Drawn(-1)

@@ -258,7 +258,7 @@ class Scheduler:
             if lease is None:
                 return
             # Who runs already gets the next page first.
-            if not self._reserve and not self.store.spare(len(self._running)):
+            if not self._reserve and not self.store.has_pages_for(len(self._running)):
                 self.store.end(lease)
                 return
             if again:
@@ -279,7 +279,7 @@ class Scheduler:
         step = self._flight.popleft()
         if all(sequence.over for sequence in step.sequences):
             return False
-        for sequence, drawn in zip(step.sequences, self.runner.collect(), strict=True):
+        for sequence, drawn in zip(step.sequences, self.runner.collect_tokens(), strict=True):
             if sequence.lease is not None:  # recurrent states are behind all that was right
                 sequence.lease.started += len(drawn.more)
             self._advance(sequence, drawn.token, drawn.logprobs)
@@ -303,7 +303,7 @@ class Scheduler:
         self.store.commit(sequence.lease, sequence.ids, sequence.filled)
         if token < 0:
             held = sequence.constraint
-            gave_up = held is not None and not held.words().any()
+            gave_up = held is not None and not held.allowed_mask().any()
             no_numbers = NO_NUMBERS if sequence.is_seen else NO_ROWS
             self._finish(sequence, "error", NO_TOKEN if gave_up else no_numbers)
             return
@@ -329,8 +329,8 @@ class Scheduler:
         """
         for sequence in self._running:
             assert sequence.lease is not None
-            if (checkpoint := self.store.resume(sequence.lease)) is not None:
-                self.runner.resume(sequence.lease.pages, checkpoint)
+            if (checkpoint := self.store.checkpoint_to_restore(sequence.lease)) is not None:
+                self.runner.restore_states(sequence.lease.pages, checkpoint)
 
     def _fill(self) -> bool:
         """Compute a piece of the prompts that wait for it; the one that began first is first.
@@ -341,7 +341,7 @@ class Scheduler:
         computed in one piece.
         """
         answering = any(sequence.ready for sequence in self._running)
-        left = self.runner.beside if answering else self.runner.chunk
+        left = self.runner.prompt_tokens_per_step if answering else self.runner.chunk
         pieces: list[tuple[Sequence, int]] = []
         for sequence in self._running:
             missing = self._end(sequence) - sequence.filled
@@ -353,7 +353,7 @@ class Scheduler:
         ends = [s for s, n in pieces if s.hidden_states is None and s.filled + n == self._end(s)]
         for sequence, n in pieces:
             if not answering and ends == [sequence]:
-                self.runner.begin(self._row(sequence), sequence.filled)
+                self.runner.begin_answer(self._row(sequence), sequence.filled)
                 self._flight.append(_Step(ends, begins=True))
             else:
                 self._fill_some(sequence, sequence.filled + n)
@@ -363,7 +363,7 @@ class Scheduler:
         """Return how many tokens of a prompt are computed next: up to where states are kept."""
         assert sequence.lease is not None
         start = sequence.filled
-        end = self.store.stop(sequence.lease, start, start + most)
+        end = self.store.piece_end(sequence.lease, start, start + most)
         return end_between_pictures(sequence.ids, start, end) - start
 
     @staticmethod
@@ -384,8 +384,8 @@ class Scheduler:
             )
         sequence.filled = end
         self.store.commit(lease, sequence.ids, end)
-        if (checkpoint := self.store.keep(lease)) is not None:
-            self.runner.keep(lease.pages, checkpoint)
+        if (checkpoint := self.store.checkpoint_to_save(lease)) is not None:
+            self.runner.save_states(lease.pages, checkpoint)
         if sequence.hidden_states is not None and end == len(sequence.ids):
             self._release(sequence)
             self._news.append((sequence, -1, None, "stop"))
@@ -398,7 +398,7 @@ class Scheduler:
         going = [sequence for sequence in going if sequence.lease is not None]
         if going:
             rows = [self._row(sequence, self._room(sequence)) for sequence in going]
-            self.runner.launch(rows)
+            self.runner.launch_step(rows)
             self._flight.append(_Step(going))
 
     def _follow(self) -> bool:
@@ -407,12 +407,12 @@ class Scheduler:
         Whoever ends with a token of the one in flight takes part in vain.
         """
         going = list(self._running)
-        if not self._flight or len(self._flight) >= self.runner.under_way:
+        if not self._flight or len(self._flight) >= self.runner.most_under_way:
             return False
         first = self._flight[0]
         if first.begins or first.sequences != going or not all(map(self._goes_on, going)):
             return False
-        self.runner.launch([self._row(sequence, known=False) for sequence in going])
+        self.runner.launch_step([self._row(sequence, known=False) for sequence in going])
         self._flight.append(_Step(going))
         return True
 
@@ -437,10 +437,10 @@ class Scheduler:
 
     def _room(self, sequence: Sequence) -> int:
         """Return how many tokens behind the next one a sequence alone may get, which have pages."""
-        if len(self._running) > 1 or not self.runner.ahead:
+        if len(self._running) > 1 or not self.runner.most_ahead:
             return 0
         assert sequence.lease is not None
-        room = min(self.runner.ahead, sequence.most - sequence.n_answer - 1)
+        room = min(self.runner.most_ahead, sequence.most - sequence.n_answer - 1)
         fits = room > 0 and self.store.grow(sequence.lease, len(sequence.ids) + room)
         return room if fits else 0
 

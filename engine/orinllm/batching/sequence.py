@@ -30,7 +30,7 @@ class Sink(Protocol):
 class Constraint(Protocol):
     """Limits of an answer's text."""
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
         ...
 
@@ -78,7 +78,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.n_prompt, self.pictures = len(self.ids), pictures_in(self.ids)
         self.behind = position_shift(self.ids)
-        mask = None if self.constraint is None else self.constraint.words
+        mask = None if self.constraint is None else self.constraint.allowed_mask
         self.draw = Draw(self.sampling, self.ids, mask, self.top)
 
     @property

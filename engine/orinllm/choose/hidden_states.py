@@ -31,7 +31,7 @@ def pooling_of(gguf: GGUF, architecture: str, asked: Pooling | None) -> Pooling:
     return _OF_FILE[kind]
 
 
-def normed(rows: Floats, weight: Floats, eps: float) -> Floats:
+def rms_normed(rows: Floats, weight: Floats, eps: float) -> Floats:
     """Return rows through the model's last RMS norm: (tokens, width)."""
     exact = rows.astype(np.float64)
     scale = 1 / np.sqrt(np.square(exact).mean(-1, keepdims=True) + eps)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from orinllm.command.opening import is_opening, opening
+from orinllm.command.device_opening import is_opening, open_in_background
 from orinllm.command.options import (
     MmprojFile,
     ModelFile,
@@ -30,7 +30,7 @@ from orinllm.command.options import (
     with_speculation,
 )
 from orinllm.command.show import show
-from orinllm.command.streams import prepare, utf8_argument
+from orinllm.command.streams import prepare_streams, utf8_argument
 from orinllm.command.terminal import (
     print_answer,
     print_line,
@@ -83,8 +83,8 @@ def _check_speculation(
         from orinllm.loader import Network
 
         network = Network.read(model)
-        if (block := network.block_file(draft)) is not None:
-            network.block(block)
+        if (block := network.mtp_file(draft)) is not None:
+            network.mtp_config(block)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -148,7 +148,7 @@ def run(
     **given: Any,
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
-    opened = opening(source.device)
+    opened = open_in_background(source.device)
     from orinllm.command.answer_form import form_of, thinking_of
     from orinllm.text.answer import Delta
     from orinllm.text.conversation import Conversation
@@ -227,7 +227,7 @@ def chat(
 
     Reads questions from standard input, one a line; piped ones work as typed ones do.
     """
-    opened = opening(source.device)
+    opened = open_in_background(source.device)
     from orinllm.text.conversation import Conversation
 
     parameters = read_sampling(sampling)
@@ -315,7 +315,7 @@ def serve(source: Source, **given: Any) -> None:
     for --grace seconds.
     """
     from orinllm.choose.sampling import Sampling
-    from orinllm.server.options import EngineOptions, HttpOptions, seconds, share
+    from orinllm.server.options import EngineOptions, HttpOptions, parse_seconds, parse_share
     from orinllm.server.run import serve as run_server
     from orinllm.server.web.security import check_host, check_origin, read_keys
 
@@ -325,7 +325,7 @@ def serve(source: Source, **given: Any) -> None:
         source.general,
         source.context,
         given["slots"],
-        share(given["memory"]),
+        parse_share(given["memory"]),
         given["queue"],
         given["deterministic"],
         given["template"],
@@ -345,7 +345,7 @@ def serve(source: Source, **given: Any) -> None:
         keys,
         tuple(map(check_host, given["allow_host"])),
         tuple(map(check_origin, given["allow_origin"])),
-        seconds(given["grace"]),
+        parse_seconds(given["grace"]),
         given["strict"],
         given["api_key_file"],
     )
@@ -405,7 +405,7 @@ def compile_(**given: Any) -> None:
 
     A later start with ORINLLM_CUBINS=FOLDER compiles none of them.
     """
-    from orinllm.gpu.ahead import compile_ahead, target
+    from orinllm.gpu.compile_ahead import compile_ahead, target_gpu
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.loader import Network
 
@@ -415,7 +415,7 @@ def compile_(**given: Any) -> None:
         from orinllm.sight import projector_of
 
         seen = projector_of(given["mmproj"], network)
-    gpu = target(given["arch"], given["sms"])
+    gpu = target_gpu(given["arch"], given["sms"])
     with progress("compiling") as show_progress:
         n = compile_ahead(network, gpu, out, given["slots"], seen, show_progress)
     say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
@@ -423,7 +423,7 @@ def compile_(**given: Any) -> None:
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2."""
-    prepare()
+    prepare_streams()
     try:
         cli(prog_name="orinllm", standalone_mode=False)
     except BadInput as error:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from orinllm.errors import BadInput, harmless, printable
+from orinllm.errors import BadInput, escaped_for_terminal, printable
 
 if TYPE_CHECKING:
     from orinllm.text.answer import Delta
@@ -28,7 +28,7 @@ def _obeys() -> bool:
 
 def say(text: str, dim: bool = False, end: str = "\n") -> None:
     """Print a text for people, on standard error."""
-    text = harmless(text)
+    text = escaped_for_terminal(text)
     if dim and _obeys() and not os.environ.get("NO_COLOR"):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, end=end, file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
 def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
     """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
     started, first, thinking = time.perf_counter(), 0.0, False
-    shown = harmless if sys.stdout.isatty() else str
+    shown = escaped_for_terminal if sys.stdout.isatty() else str
     with _cancelled_by_interrupt(generation):
         for delta in deltas:
             first = first or time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from orinllm.cpu.native import core_count, native
-from orinllm.cpu.program import ENCODE, Op, Run, memory
+from orinllm.cpu.program import ENCODE, Op, Run, map_zeros
 from orinllm.cpu.weights import PACKED
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
@@ -87,7 +87,7 @@ class CpuEncoder:
         operations = (Op * len(stages))()
         for operation, stage in zip(operations, stages, strict=True):
             operation.kind, operation.stage = ENCODE, ctypes.addressof(stage)
-        held, address = memory(4 * scratch * self._cores)
+        held, address = map_zeros(4 * scratch * self._cores)
         progress = np.zeros((len(stages), 2), np.int32)
         run = Run(scratch=address, scratch_size=scratch)
         for at in range(0, len(stages), _STAGES):

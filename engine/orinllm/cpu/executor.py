@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.choose.hidden_states import normed
+from orinllm.choose.hidden_states import rms_normed
 from orinllm.cpu.native import core_count, native
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, Op, Program, Run
 from orinllm.cpu.weights import LAYER_TABLE, input_size, weight_bytes
@@ -95,7 +95,7 @@ class CpuExecutor:
         logits: Floats = self._read(1)[0]
         return logits
 
-    def rows(
+    def logits_of_each(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary).
@@ -211,7 +211,7 @@ class CpuExecutor:
         """
         self._seen = seen
 
-    def remember(self) -> Floats:
+    def keep_hidden_states(self) -> Floats:
         """Keep what the last layer leaves of each token from now on: (slots, context, width).
 
         A token's place has it as long as its keys and values are kept.
@@ -226,7 +226,7 @@ class CpuExecutor:
     def last_norm(self, rows: Floats) -> Floats:
         """Return what the last norm makes of what the last layer leaves."""
         weight = self._gguf.vector(f"{self.config.final_norm}.weight")
-        return normed(rows, weight, self.config.norm_eps)
+        return rms_normed(rows, weight, self.config.norm_eps)
 
     def _x(self, n: int) -> Floats:
         width = self.config.dim
@@ -240,7 +240,7 @@ class CpuExecutor:
         self._state.ahead[:n] = rows_ahead(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
             places, rows = rows_of(tokens)
-            beside = map(self._lowered.beside, range(self.config.deepstack))
+            beside = map(self._lowered.picture_rows_address, range(self.config.deepstack))
             for part, address in enumerate((self._lowered.x, *beside)):
                 raw = (ctypes.c_float * (n * width)).from_address(address)
                 own = rows[:, part * width : (part + 1) * width]
@@ -262,12 +262,12 @@ class CpuExecutor:
                 raise BadInput(f"{self.config.architecture} cannot go back to position {position}")
             self._lengths[slot] = position + 1
 
-    def keep(self, slot: int, checkpoint: int) -> None:
+    def save_states(self, slot: int, checkpoint: int) -> None:
         """Copy a slot's recurrent states to a checkpoint."""
         held = np.array(self._states(slot), np.float32)
         self._checkpoints[checkpoint] = self._lengths[slot], held
 
-    def resume(self, slot: int, checkpoint: int) -> None:
+    def restore_states(self, slot: int, checkpoint: int) -> None:
         """Copy a checkpoint to a slot's recurrent states."""
         self._lengths[slot], held = self._checkpoints[checkpoint]
         self._states(slot)[:] = held

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from orinllm.cpu.recurrent import Recurrent, lower
+from orinllm.cpu.recurrent import Recurrent, lower_recurrence
 from orinllm.cpu.weights import PACKED, lies_in_file, row_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -106,7 +106,7 @@ class Run(ctypes.Structure):
     )
 
 
-def memory(n_bytes: int) -> tuple[mmap.mmap, int]:
+def map_zeros(n_bytes: int) -> tuple[mmap.mmap, int]:
     """Return a mapping of zeros, and its address; the system gives pages as they are written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapped = mmap.mmap(-1, max(n_bytes, 1), flags=flags)
@@ -144,7 +144,7 @@ class Program:
     def address(self, name: str, n_bytes: int) -> int:
         """Return the address of memory of a name, which is made at the first call."""
         if name not in self._held:
-            self._held[name] = memory(n_bytes)
+            self._held[name] = map_zeros(n_bytes)
         return self._held[name][1]
 
     def floats(self, name: str, count: int) -> int:
@@ -225,13 +225,13 @@ class Program:
                     found.append(self._merge(prefix, step.operation))
                 case Deepstack(number):
                     to = Part(0, 0, self.x, self.config.dim, self.config.dim)
-                    beside = self.beside(number)
+                    beside = self.picture_rows_address(number)
                     found.append(self._op(_DEEPSTACK, beside, self.config.dim, [to]))
                 case _:
                     found += self._recurrent(prefix, step.operation, widths)
         return found
 
-    def beside(self, part: int) -> int:
+    def picture_rows_address(self, part: int) -> int:
         """Return the address of what rows of pictures have beside their embeddings, as floats."""
         return self.floats(f"beside {part}", self._most * self.config.dim)
 
@@ -246,7 +246,7 @@ class Program:
 
     def _recurrent(self, prefix: str, operation: Recurrence, widths: dict[str, int]) -> list[Op]:
         """Return a recurrence, whose state is behind those of the ones before."""
-        lowered = lower(operation, prefix, self, widths)
+        lowered = lower_recurrence(operation, prefix, self, widths)
         lowered.state = self.states + 4 * self._states_used
         lowered.behind = self.behind + 4 * self._states_used
         lowered.slot_stride, lowered.eps = self.config.state_size, self.config.norm_eps

@@ -44,7 +44,7 @@ class ProgramMemory(Protocol):
         ...
 
 
-def lower(
+def lower_recurrence(
     operation: Recurrence, prefix: str, memory: ProgramMemory, widths: dict[str, int]
 ) -> Recurrent:
     """Return an operation of a layer, but for its states. `widths`: of values, in elements."""

@@ -52,7 +52,7 @@ def list_of_tokens(memory: Memory, sequences: int) -> TokenList | BatchList:
     return TokenList(memory, sequences)
 
 
-def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
+def launches_behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
     """Return the launches of the token that follows a chunk of a sequence."""
     assert isinstance(tokens, TokenList)
     pairs = [(tokens.x, chunk.x)]
@@ -69,7 +69,7 @@ class Decoder:
 
     def __init__(self, tokens: TokenList | BatchList, chunk: ChunkList | None = None) -> None:
         self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
-        self._behind = () if chunk is None else behind_chunk(tokens, chunk)
+        self._behind = () if chunk is None else launches_behind_chunk(tokens, chunk)
         launches = (*tokens.launches, *self._behind)
         compile_all(memory.device, [launch.source for launch in launches])
         self.graph = Graph(memory.device, tokens.launches, UNDER_WAY)
@@ -108,7 +108,7 @@ class Decoder:
         """Say which pages one slot's keys and values are in, from the first token on."""
         copy_ints(self._tables[slot], self.list.memory.table_row(pages))
 
-    def turn(self, behind: Sequence[int]) -> None:
+    def shift_positions(self, behind: Sequence[int]) -> None:
         """Say by how much less than its position each slot's token is turned from now on."""
         if self.list.turns is not None and behind != self._turned:
             copy_ints(self.list.turns, [*behind])
@@ -143,13 +143,13 @@ class Decoder:
         if drawn is not None:
             drawn[0].stepped()
 
-    def sent(self) -> Callable[[], list[int]]:
+    def tokens_to_come(self) -> Callable[[], list[int]]:
         """Note the step under way; return what waits for its tokens, while the next one may run.
 
         At most two steps may be under way.
         """
         assert self._mail is not None
-        arrived = self._mail.sent()
+        arrived = self._mail.tokens_to_come()
         places = [2 * slot + (at & 1) for slot, at in enumerate(self._positions)]
 
         def tokens() -> list[int]:
@@ -234,7 +234,7 @@ class Verifier(Decoder):
         Recurrent states stay where they were until `keep_first`.
         """
         n, idle = len(tokens), self.sequences - len(tokens)
-        self.turn([behind] * self.sequences)
+        self.shift_positions([behind] * self.sequences)
         if self._passed is not None:
             copy_ints(self._passed[0], [position, n])
         self.step([*tokens, *[0] * idle], [*range(position, position + n), *[-1] * idle])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a CPU computes without tinygrad
     from tinygrad.device import Buffer
     from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
-    from orinllm.gpu.mail import Mail
+    from orinllm.gpu.host_tokens import HostTokens
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
@@ -36,10 +36,10 @@ MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
 SHARING = 2
 
 
-def _mail(device: str, sequences: int) -> Mail:
-    from orinllm.gpu.mail import Mail
+def _mail(device: str, sequences: int) -> HostTokens:
+    from orinllm.gpu.host_tokens import HostTokens
 
-    return Mail(device, sequences)
+    return HostTokens(device, sequences)
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Toolchain:
     # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
-    mail: Callable[[str, int], Mail] = _mail  # of a device's name and a number of sequences
+    mail: Callable[[str, int], HostTokens] = _mail  # of a device's name and a number of sequences
     # Copies to a buffer while another thread uses the device; None: one thread at a time does.
-    copy_beside: Callable[[Buffer, memoryview], None] | None = None
+    concurrent_copy: Callable[[Buffer, memoryview], None] | None = None
 
 
 _TOOLCHAINS: dict[str, Toolchain] = {}
 
 
-def register(kind: str, toolchain: Toolchain) -> None:
+def register_toolchain(kind: str, toolchain: Toolchain) -> None:
     """Let the kernels run on a kind of device, such as "CUDA"."""
     _TOOLCHAINS[kind] = toolchain
     multiprocessors.cache_clear()
     unsupported.cache_clear()
 
 
-def plan_for(kind: str, multiprocessors: Callable[[str], int]) -> None:
+def plan_for_multiprocessors(kind: str, multiprocessors: Callable[[str], int]) -> None:
     """Plan launches on a kind of device for other multiprocessors than it has, an Orin's say.
 
     `multiprocessors` takes a device's name. Blocks per multiprocessor are what NV launches on an
@@ -201,14 +201,14 @@ def blocks_per_sm(device: str) -> int:
     return _toolchain(device).blocks_per_sm(device)
 
 
-def mail_of(device: str, sequences: int) -> Mail:
+def host_tokens_of(device: str, sequences: int) -> HostTokens:
     """Return what a device's launches leave the tokens of so many sequences in for the host."""
     return _toolchain(device).mail(device, sequences)
 
 
-def copy_beside(device: str) -> Callable[[Buffer, memoryview], None] | None:
+def concurrent_copy(device: str) -> Callable[[Buffer, memoryview], None] | None:
     """Return what copies to a device's buffer beside other threads, and waits; None: nothing."""
-    return _toolchain(device).copy_beside
+    return _toolchain(device).concurrent_copy
 
 
 def free_memory(device: str) -> int | None:
@@ -377,16 +377,16 @@ def _cuda_free_memory(device: str) -> int | None:
     return free.value
 
 
-def _cuda_mail(device: str, sequences: int) -> Mail:
-    from orinllm.gpu.mail import CudaMail
+def _cuda_mail(device: str, sequences: int) -> HostTokens:
+    from orinllm.gpu.host_tokens import CudaHostTokens
 
-    return CudaMail(device, sequences)
+    return CudaHostTokens(device, sequences)
 
 
-def _nv_mail(device: str, sequences: int) -> Mail:
-    from orinllm.gpu.mail import NvMail
+def _nv_mail(device: str, sequences: int) -> HostTokens:
+    from orinllm.gpu.host_tokens import NvHostTokens
 
-    return NvMail(device, sequences)
+    return NvHostTokens(device, sequences)
 
 
 def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
@@ -400,7 +400,7 @@ def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
     check(cuda.cuMemcpyHtoD_v2(buffer._buf, mv_address(data), data.nbytes))
 
 
-register(
+register_toolchain(
     "CUDA",
     Toolchain(
         _nvrtc,
@@ -413,7 +413,7 @@ register(
         _cuda_copy,
     ),
 )
-register(
+register_toolchain(
     "NV",
     Toolchain(
         _nvrtc,
@@ -442,7 +442,9 @@ def null_device() -> str:
     """
     if "NULL" not in _TOOLCHAINS:
         sms = MULTIPROCESSORS["sm_87"]
-        register("NULL", Toolchain(lambda device: None, lambda device: sms, lambda device: SHARING))
+        register_toolchain(
+            "NULL", Toolchain(lambda device: None, lambda device: sms, lambda device: SHARING)
+        )
     return "NULL"
 
 
@@ -458,7 +460,7 @@ def compile_for(target: Target) -> str:
         compiler.compile_cached(PROBE)
     except CompileError as error:
         raise BadInput(f"{target.arch}: {' '.join(str(error).split())}") from None
-    register(
+    register_toolchain(
         "NULL",
         Toolchain(
             lambda device: compiler,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 
-from orinllm.choose.hidden_states import normed
+from orinllm.choose.hidden_states import rms_normed
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.decoder import VERIFIED, Decoder, Verifier, list_of_tokens
 from orinllm.gpu.device import compile_all, multiprocessors
@@ -23,7 +23,7 @@ from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import Left, Memory, slot_floats
+from orinllm.gpu.memory import LastHiddenStates, Memory, slot_floats
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
 from orinllm.network.vision.pictures import pieces_of, position_shift, rows_ahead, rows_of, turns_of
@@ -37,7 +37,7 @@ _SHORT = 13_000_000_000
 Seen = Callable[[int, int, NDArray[np.float32]], None]
 
 
-def piece_beside(sms: int, operations: int) -> int:
+def prompt_tokens_per_step(sms: int, operations: int) -> int:
     """Return the tokens of prompts that others' next tokens wait for.
 
     `operations` are a token's, on so many multiprocessors. A tile of a prompt has 128 tokens
@@ -50,9 +50,9 @@ def piece_beside(sms: int, operations: int) -> int:
 
 
 def tokens_beside(chunk: ChunkList) -> int:
-    """Return what `piece_beside` says of a model on its device."""
+    """Return what `prompt_tokens_per_step` says of a model on its device."""
     operations = sum(launch.operations for launch in chunk.launches) // CHUNK
-    return piece_beside(multiprocessors(chunk.memory.device), operations)
+    return prompt_tokens_per_step(multiprocessors(chunk.memory.device), operations)
 
 
 def piece_of(chunk: ChunkList) -> PieceList | None:
@@ -107,16 +107,16 @@ class FusedExecutor:
         self._prompt[1].prepare()
         self.place(range(min(self.context // PAGE, memory.pages)))
 
-    def remember(self) -> Left:
+    def keep_hidden_states(self) -> LastHiddenStates:
         """Keep what the last layer leaves of each token from now on, for a block.
 
         No step may be under way. Decoders are other ones from now on.
         """
         if self.memory.left is None:
-            left = self.memory.make_left()
+            left = self.memory.make_last_hidden_states()
             for made in ("_piece", "begins", "_chunk_rest"):
                 self.__dict__.pop(made, None)
-            self.settle()
+            self.wait_for_device()
             self._lower(replace(self.memory, left=left))
         assert self.memory.left is not None
         return self.memory.left
@@ -132,7 +132,7 @@ class FusedExecutor:
         return CHUNK
 
     @functools.cached_property
-    def beside(self) -> int:
+    def prompt_tokens_per_step(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
         return tokens_beside(self._prompt[0])
 
@@ -275,7 +275,7 @@ class FusedExecutor:
         rows = _floats(made.x, n * self.memory.config.dim).reshape(n, -1)
         seen(made.ends.index(launch), start, rows)
 
-    def settle(self) -> None:
+    def wait_for_device(self) -> None:
         """Wait for all that was started, which frees what copies to the device have kept."""
         Device[self.memory.device].synchronize()
 
@@ -284,7 +284,7 @@ class FusedExecutor:
 
         Wherever `start` is, the numbers are the same: few tokens are a chunk, too.
         """
-        self.settle()
+        self.wait_for_device()
         end = len(tokens)
         if not self.begins:
             self.fill(tokens, start, end - 1)
@@ -292,7 +292,7 @@ class FusedExecutor:
             return
         for at, to in pieces_of(tokens, start, end, CHUNK, self.memory.config.whole_pictures):
             self._chunk(self._prompt, tokens, at, to)
-        self.decoder().turn([self._behind(tokens)])
+        self.decoder().shift_positions([self._behind(tokens)])
         self.decoder().begin(end - 1)
 
     def hidden_states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
@@ -305,7 +305,7 @@ class FusedExecutor:
                 self._chunk_rest.run()
             pieces.append(_floats(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
-        return normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
+        return rms_normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
 
     @functools.cached_property
     def _chunk_rest(self) -> Graph:
@@ -328,7 +328,7 @@ class FusedExecutor:
         if token is None:
             self.decoder().step()
         else:
-            self.decoder().turn([behind])
+            self.decoder().shift_positions([behind])
             self.decoder().step([token], [position])
 
     def sample(self, how: Sampling, text: Sequence[int]) -> None:

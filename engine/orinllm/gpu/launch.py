@@ -108,16 +108,16 @@ class Launch:
         )
 
     @property
-    def shape(self) -> "Shape":
+    def shape(self) -> "LaunchShape":
         """The part of the launch that a compiled program keeps."""
         names = [argument.name for argument in self.arguments]
         written = tuple(names.index(name) for name in self.writes)
         estimates = Estimates(self.operations, self.n_bytes, self.n_bytes)
-        return Shape(self.name, self.grid, self.block, len(names), written, estimates)
+        return LaunchShape(self.name, self.grid, self.block, len(names), written, estimates)
 
 
 @dataclass(frozen=True)
-class Shape:
+class LaunchShape:
     """A launch without code and buffers."""
 
     name: str
@@ -146,7 +146,7 @@ def included(file: str) -> str:
 
 
 @cache
-def _program(device: str, source: str, shape: Shape) -> UOp:
+def _program(device: str, source: str, shape: LaunchShape) -> UOp:
     arguments = tuple(range(shape.n_arguments))
     info = ProgramInfo(
         shape.name, shape.grid, (shape.block, 1, 1), (), arguments, shape.written, arguments

@@ -22,7 +22,7 @@ _STATE_STEP = 32
 
 
 @dataclass(frozen=True)
-class Left:
+class LastHiddenStates:
     """Rows for a block, which a model's last layer leaves of each page's tokens; its last norm."""
 
     rows: Buffer
@@ -49,7 +49,7 @@ class Memory:
     # Recurrent states: those of sequences, by slot, then copies for later prompts (checkpoints).
     states: Buffer | None = None
     slots: int = 0
-    left: Left | None = None  # a block reads it, its model writes it
+    left: LastHiddenStates | None = None  # a block reads it, its model writes it
 
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
@@ -64,10 +64,10 @@ class Memory:
         buffer = self.empty(size, dtypes.int32)
         return buffer.copyin(memoryview(bytearray(buffer.nbytes)))
 
-    def make_left(self) -> Left:
+    def make_last_hidden_states(self) -> LastHiddenStates:
         """Return room for what a block wants of every token that the pages hold."""
         rows = self.scratch(self.pages * PAGE * self.config.dim)
-        return Left(rows, self.weights.vector(f"{self.config.final_norm}.weight"))
+        return LastHiddenStates(rows, self.weights.vector(f"{self.config.final_norm}.weight"))
 
     def table_row(self, pages: Sequence[int]) -> list[int]:
         """Return a sequence's row of a table of pages; raises ValueError for pages not there."""

@@ -17,14 +17,14 @@ from tinygrad.dtype import DType
 
 from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF, TensorInfo
-from orinllm.gpu.device import copy_beside
+from orinllm.gpu.device import concurrent_copy
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.plan import Say, quiet
 from orinllm.network.config import Config
 from orinllm.network.layer import Experts
 
 if TYPE_CHECKING:
-    from orinllm.gpu.kernels.experts import Router, Stack
+    from orinllm.gpu.kernels.experts import ExpertMatrices, Router
     from orinllm.gpu.kernels.rows import Norm
 
 # What is copied at once, bytes: beside Python, which a thread waits for after each piece, and else.
@@ -103,7 +103,7 @@ class Weights:
 
         All is there at the end; an error of the body, Ctrl-C too, ends the copy.
         """
-        stopped, copy = Event(), copy_beside(self._device)
+        stopped, copy = Event(), concurrent_copy(self._device)
         if copy is None:
             self._upload(self._copy, _PIECE, stopped, say)
             yield
@@ -169,16 +169,16 @@ class Weights:
             self._halves[name] = buffer.copyin(data)
         return self._halves[name]
 
-    def stack(self, name: str) -> Stack:
+    def stack(self, name: str) -> ExpertMatrices:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
-        from orinllm.gpu.kernels.experts import Stack  # dense models do not wait for it
+        from orinllm.gpu.kernels.experts import ExpertMatrices  # dense models do not wait for it
 
         where = self._config.matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         whole = self.matrix(name)
         rows = where.rows or tensor.shape[-2] - where.first_row
         bias = self.optional(where.tensor.removesuffix(".weight") + ".bias")
-        return Stack(whole.buffer, whole.type, rows, whole.cols, tensor.shape[-2], bias)
+        return ExpertMatrices(whole.buffer, whole.type, rows, whole.cols, tensor.shape[-2], bias)
 
     def router(self, name: str, norm: Norm, experts: Experts) -> Router:
         """Return the matrix that chooses experts, floats or packed.

@@ -11,7 +11,7 @@ from orinllm.errors import BadInput
 from orinllm.server.engine import Engine
 from orinllm.server.errors import invalid
 from orinllm.server.fields import Notes
-from orinllm.server.protocols.common import ChatRequest, Shape
+from orinllm.server.protocols.common import AnswerShape, ChatRequest
 from orinllm.text.grammar import AtLeast, call_schema
 from orinllm.text.reasoning import TAGS
 from orinllm.text.template import ChatTemplate
@@ -46,12 +46,12 @@ def constraint(
     return AtLeast(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
 
 
-def requested_form(engine: Engine, shape: Shape, notes: Notes) -> Form:
+def requested_form(engine: Engine, shape: AnswerShape, notes: Notes) -> Form:
     """Return the form that a request asks for; raises ApiError for one that cannot be."""
     return Form(_matcher(engine, shape, notes))
 
 
-def _matcher(engine: Engine, shape: Shape, notes: Notes) -> LLMatcher:
+def _matcher(engine: Engine, shape: AnswerShape, notes: Notes) -> LLMatcher:
     def loose(path: str) -> None:
         notes.ignore(path, "cannot be held")
 
@@ -80,12 +80,14 @@ def chat_form(
     if not forced:  # a model that was not trained for calls is at least held to what it begins
         schema = call_schema(request.tools.tools, "arguments")
         after = close if thinks else ""
-        return Form(_matcher(engine, Shape("schema", schema, "tools"), notes), after, perhaps=True)
+        return Form(
+            _matcher(engine, AnswerShape("schema", schema, "tools"), notes), after, perhaps=True
+        )
     opening, name, key = _opening(template, tools or [], forced)
     schema = call_schema(forced, key)
     if name is not None:
         schema = schema["properties"][key]
-    matcher = _matcher(engine, Shape("schema", schema, "tools"), notes)
+    matcher = _matcher(engine, AnswerShape("schema", schema, "tools"), notes)
     return Form(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
 
 

@@ -17,7 +17,7 @@ from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields, Notes
 from orinllm.server.jobs import (
-    Run,
+    RequestJob,
     prepare_chat,
     prepare_completion,
     submit,
@@ -27,16 +27,16 @@ from orinllm.server.jobs import (
 from orinllm.server.metrics import CONTENT_TYPE
 from orinllm.server.protocols.answers import Answer, OpenAiAnswer
 from orinllm.server.protocols.chat import read_chat
-from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
+from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.completions import read_completion
 from orinllm.server.protocols.embeddings import Embeddings, read_embeddings
 from orinllm.server.protocols.prompt_scores import PromptScores
 from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
 from orinllm.server.service import Service
 from orinllm.server.web import page
-from orinllm.server.web.bodies import client, read
+from orinllm.server.web.bodies import client_of, read_request
 
-MakeAnswer = Callable[[Engine, Common, str, Run], Answer]
+MakeAnswer = Callable[[Engine, CommonFields, str, RequestJob], Answer]
 #: Names of the header that lists what of a request has no effect.
 IGNORED = "x-ignored-fields"
 
@@ -62,21 +62,21 @@ class Api:
         self, request: Request, reader: Callable[[Fields], ChatRequest], make: MakeAnswer
     ) -> Response:
         """Answer a chat of any protocol."""
-        return await self.run_chat(request, await read(request, reader, self.notes()), make)
+        return await self.run_chat(request, await read_request(request, reader, self.notes()), make)
 
     async def run_chat(self, request: Request, asked: ChatRequest, make: MakeAnswer) -> Response:
         """Answer a chat that is read."""
         engine = self.engine_of(asked.common.model)
-        who, post = client(request), self.service.post
+        who, post = client_of(request), self.service.post
         run = await asyncio.to_thread(prepare_chat, engine, asked, who, post)
         answer = make(engine, asked.common, self.name, run)
         return await self._answer(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions."""
-        asked = await read(request, read_completion, self.notes())
+        asked = await read_request(request, read_completion, self.notes())
         common, engine = asked.common, self.engine_of(asked.common.model)
-        who, post = client(request), self.service.post
+        who, post = client_of(request), self.service.post
         run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
         answer = OpenAiAnswer(engine.tokenizer, common, self.name, run, chat=False)
         if asked.echo:
@@ -94,14 +94,19 @@ class Api:
         return await self._say(request, engine, common, run, answer)
 
     async def _score(
-        self, request: Request, engine: Engine, common: Common, run: Run, answer: OpenAiAnswer
+        self,
+        request: Request,
+        engine: Engine,
+        common: CommonFields,
+        run: RequestJob,
+        answer: OpenAiAnswer,
     ) -> None:
         """Give an answer the logarithms of its prompts' tokens, once for all that share one."""
         firsts = run.sequences[:: common.n]
         prompts = [list(first.ids) for first in firsts]
         held = replace(common, client=firsts[0].client)
         scores = PromptScores(engine, held, prompts, self.service.post)
-        found = await whole(request, engine.scheduler, scores.run, scores.whole())
+        found = await wait_for_answer(request, engine.scheduler, scores.run, scores.whole())
         for index in range(len(run.sequences)):
             answer.echo_with(index, prompts[index // common.n], found[index // common.n])
 
@@ -110,17 +115,17 @@ class Api:
     ) -> Response:
         """Answer a completion that is read."""
         engine = self.engine_of(asked.common.model)
-        who, post = client(request), self.service.post
+        who, post = client_of(request), self.service.post
         run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
         answer = make(engine, asked.common, self.name, run)
         return await self._answer(request, engine, asked.common, run, answer)
 
     async def embed(self, request: Request) -> Response:
         """Answer POST /v1/embeddings."""
-        asked = await read(request, read_embeddings, self.notes())
+        asked = await read_request(request, read_embeddings, self.notes())
         engine = self.engine_of(asked.model)
-        answer = Embeddings(engine, asked, client(request), self.service.post)
-        found = await whole(request, engine.scheduler, answer.run, answer.whole())
+        answer = Embeddings(engine, asked, client_of(request), self.service.post)
+        found = await wait_for_answer(request, engine.scheduler, answer.run, answer.whole())
         return self.reply(found, asked.notes)
 
     def reply(self, value: Any, notes: Notes) -> Response:
@@ -132,18 +137,28 @@ class Api:
         return {IGNORED: notes.header} if notes.ignored else {}
 
     async def _answer(
-        self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
+        self,
+        request: Request,
+        engine: Engine,
+        common: CommonFields,
+        run: RequestJob,
+        answer: Answer,
     ) -> Response:
         submit(engine, run)
         return await self._say(request, engine, common, run, answer)
 
     async def _say(
-        self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
+        self,
+        request: Request,
+        engine: Engine,
+        common: CommonFields,
+        run: RequestJob,
+        answer: Answer,
     ) -> Response:
         if common.stream:
             headers = self._headers(common.notes)
             return _Events(answer, lambda: engine.scheduler.cancel(run.sequences), headers)
-        found = await whole(request, engine.scheduler, run, answer.whole())
+        found = await wait_for_answer(request, engine.scheduler, run, answer.whole())
         return self.reply(found, common.notes)
 
     def engine_of(self, name: str | None) -> Engine:
@@ -177,7 +192,7 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """Answer POST /tokenize."""
         notes = self.notes()
-        asked = await read(request, read_tokenize, notes)
+        asked = await read_request(request, read_tokenize, notes)
         engine = self.engine_of(asked.model)
         ids = await asyncio.to_thread(tokens_of_request, engine, asked)
         found = {"tokens": ids, "count": len(ids), "max_model_len": engine.context}
@@ -186,7 +201,7 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         """Answer POST /detokenize."""
         notes = self.notes()
-        model, tokens = await read(request, read_detokenize, notes)
+        model, tokens = await read_request(request, read_detokenize, notes)
         text = await asyncio.to_thread(text_of_tokens, self.engine_of(model), tokens)
         return self.reply({"content": text}, notes)
 
@@ -202,10 +217,10 @@ class Api:
 
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
-        return page.render(self.name, secrets.token_urlsafe(16))
+        return page.chat_page(self.name, secrets.token_urlsafe(16))
 
 
-def _openai(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+def _openai(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
     return OpenAiAnswer(engine.tokenizer, common, model, run)
 
 
@@ -227,7 +242,9 @@ class _Events(Response):
             self._close()
 
 
-async def whole(request: Request, scheduler: Scheduler, run: Run, answer: Any) -> Any:
+async def wait_for_answer(
+    request: Request, scheduler: Scheduler, run: RequestJob, answer: Any
+) -> Any:
     """Wait for an answer, as long as its client does."""
     done = asyncio.create_task(answer)
     gone = asyncio.create_task(_gone(request))

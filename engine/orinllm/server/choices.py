@@ -35,7 +35,7 @@ class Event:
     error: str | None = None
 
 
-class Post:
+class EventBridge:
     """Carries events from the scheduler's thread to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -38,7 +38,7 @@ _BATCH = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RailWatts:
     """A rail's watts: the mean over `width` seconds whose middle is near `middle`.
 
     It is anywhere within `jitter` seconds around it, because nobody sees the chip's cycle. The mean
@@ -59,13 +59,13 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EnergyStep:
     """The joules from one sample to the next, and the second one's readings."""
 
     begin: float
     end: float
     joules: float
-    readings: tuple[Reading, ...]
+    readings: tuple[RailWatts, ...]
 
     @property
     def known(self) -> float:
@@ -87,7 +87,7 @@ class PhaseEnergy(Collector):
         self._joules = dict.fromkeys(PHASES, 0.0)
         self._meter = Meter(0.5, monotonic=True)
         self._turns: deque[tuple[float, float, str]] = deque()
-        self._steps: deque[Step] = deque()
+        self._steps: deque[EnergyStep] = deque()
         self._known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         # What an averaging chip showed, since when, and when it was read last.
         self._shown: dict[str, tuple[float, float, float]] = {}
@@ -118,7 +118,7 @@ class PhaseEnergy(Collector):
                 self._turns.append((first - shift, begin, before))
             self._turns.append((begin, now, phase))
 
-    def took(self, sample: Sample, max_gap: float) -> None:
+    def add_sample(self, sample: Sample, max_gap: float) -> None:
         """A sample of the rails came."""
         with self._lock:
             before, total = self._meter.last, self._meter.total
@@ -126,35 +126,35 @@ class PhaseEnergy(Collector):
             self._meter.add(sample)
             if before is None or self._meter.within is None:
                 return
-            counted = sample.counted
+            counted = sample.rails_by_key
             rails = [(name, counted[name]) for name in self._meter.within.rails if name in counted]
             found = [self._reading(name, rail, sample) for name, rail in rails]
             readings = tuple(reading for reading in found if reading is not None)
             joules = self._meter.total - total
-            self._steps.append(Step(before.awake, sample.awake, joules, readings))
+            self._steps.append(EnergyStep(before.awake, sample.awake, joules, readings))
             # A turn that ends in this moment may still tell of the time before.
             if not self._busy():
                 self._share(sample.awake - max(_SPAN, sample.span))
 
-    def _reading(self, name: str, rail: Rail, sample: Sample) -> Reading | None:
+    def _reading(self, name: str, rail: Rail, sample: Sample) -> RailWatts | None:
         """The time that a rail's value is of; None if it says nothing new."""
         watts = rail.watts or 0.0
         if rail.at is None:
-            return Reading(name, watts, sample.awake, max(_SPAN, sample.span))
+            return RailWatts(name, watts, sample.awake, max(_SPAN, sample.span))
         if rail.chip != "ina238":
             # Converted at any moment of the cycle before.
             width = max(_SPAN, sample.blur)
-            return Reading(name, watts, rail.at - width / 2, width)
+            return RailWatts(name, watts, rail.at - width / 2, width)
         cycle = INA238_SECONDS
         shown, since, read = self._shown.get(name, (watts, rail.at, rail.at))
         if watts != shown:
             # A cycle ended between the last two readings.
             self._shown[name] = watts, rail.at, rail.at
-            return Reading(name, watts, (read + rail.at - cycle) / 2, cycle, rail.at - read)
+            return RailWatts(name, watts, (read + rail.at - cycle) / 2, cycle, rail.at - read)
         self._shown[name] = shown, since, rail.at
         if rail.at - since < 2 * cycle:
             return None
-        return Reading(name, watts, rail.at - cycle, cycle, cycle)
+        return RailWatts(name, watts, rail.at - cycle, cycle, cycle)
 
     def _share(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
@@ -173,7 +173,7 @@ class PhaseEnergy(Collector):
             while self._turns and self._turns[0][1] < step.end - _LONGEST:
                 self._turns.popleft()
 
-    def _learn(self, reading: Reading) -> None:
+    def _learn(self, reading: RailWatts) -> None:
         """Remember what the phases drew in a reading's time."""
         width, middle = reading.width, reading.middle
         shares = _PLACES if reading.jitter else (0.0,)
@@ -223,7 +223,7 @@ class PhaseEnergy(Collector):
         yield info
 
 
-def measure(
+def measure_phases(
     registry: CollectorRegistry, readers: Sequence[Reader] | None = None
 ) -> PhaseEnergy | None:
     """Measure from now on and show it; None where the machine has no power rails.
@@ -231,7 +231,7 @@ def measure(
     `readers` are asked instead of all that `jetson` has.
     """
     energy = PhaseEnergy()
-    sampler = EnergySampler(hertz=HERTZ, monotonic=True, readers=readers, listen=energy.took)
+    sampler = EnergySampler(hertz=HERTZ, monotonic=True, readers=readers, listen=energy.add_sample)
     sampler.start()
     if sampler.last is None or not sampler.last.rails:
         sampler.stop()

@@ -27,7 +27,7 @@ from orinllm.loader import (
     plan_network,
     state_bytes,
 )
-from orinllm.model import Header, check_guesses, load_block, load_draft
+from orinllm.model import Header, check_guesses, load_draft, load_mtp_block
 from orinllm.network.config import Config
 from orinllm.server.options import EngineOptions
 from orinllm.sight import let_see, with_pictures
@@ -75,8 +75,8 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
     _check_steps(options)
-    file = network.block_file(options.draft)
-    block = None if file is None else (file, network.block(file))
+    file = network.mtp_file(options.draft)
+    block = None if file is None else (file, network.mtp_config(file))
     proposer = None if file is not None else _proposer(options, header, plan, say)
     pages = pages_of(network.context)
     if plan.path != "general" and not options.general:
@@ -88,7 +88,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     share = Share(options.slots or MOST_SLOTS, pages, options.deterministic)
     plain = make_runner(network, plan, options.general, share, say)
     if file is not None:
-        proposer = load_block(header, plan, plain, file)
+        proposer = load_mtp_block(header, plan, plain, file)
     if isinstance(plain, FusedRunner):
         plain.warm(verifies=proposer is not None)
     if proposer is not None:
@@ -158,7 +158,7 @@ def _pages(
         slots = fused_slots(network, plan, slots)
         room -= state_bytes(network, slots)
     if block is not None:
-        from orinllm.gpu.block import bytes_per_token, weight_bytes
+        from orinllm.gpu.mtp_block import bytes_per_token, weight_bytes
 
         # Its keys and values, and the states that it reads, lie beside.
         file, config = block

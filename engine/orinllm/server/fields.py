@@ -152,30 +152,30 @@ class Fields:
             raise invalid(self.path(name), f"{_kind(value)} where an object was expected")
         return value
 
-    def part(self, name: str) -> "Fields | None":
+    def subfields(self, name: str) -> "Fields | None":
         """Return an object's fields, or None."""
         value = self.mapping(name)
         return None if value is None else Fields(value, self.path(name), self.notes)
 
-    def parts(self, name: str) -> "list[Fields]":
+    def subfields_of_each(self, name: str) -> "list[Fields]":
         """Return the fields of an array's objects."""
         path = self.path(name)
         items = enumerate(self.sequence(name) or ())
         return [Fields(item, f"{path}[{index}]", self.notes) for index, item in items]
 
-    def hint(self, name: str, harmless: Sequence[Any], why: str) -> None:
+    def ignore_unless(self, name: str, harmless: Sequence[Any], why: str) -> None:
         """Note a field whose value asks for what changes no answer, or would not make it wrong."""
         value = self.take(name)
         if value is not None and value not in harmless:
             self.notes.ignore(self.path(name), why)
 
-    def only(self, name: str, harmless: Sequence[Any], why: str) -> None:
+    def refuse_unless(self, name: str, harmless: Sequence[Any], why: str) -> None:
         """Refuse a field whose value asks for what cannot be done."""
         value = self.take(name)
         if value is not None and value not in harmless:
             raise unsupported(self.path(name), why)
 
-    def done(self) -> None:
+    def note_unread(self) -> None:
         """Note fields that were not read."""
         for name, value in self._body.items():
             if name not in self._read and value is not None:

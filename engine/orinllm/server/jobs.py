@@ -9,10 +9,10 @@ from orinllm.batching.scheduler import ClosedError, QueueFullError
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.errors import BadInput
 from orinllm.server.answer_forms import Form, chat_form, constraint, requested_form
-from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
+from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, EventBridge, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
-from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
+from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.request_pictures import fetched
 from orinllm.server.protocols.tokens import TokenizeRequest
 from orinllm.text.answer import AnswerParser, AnswerReader
@@ -24,7 +24,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_tok
 
 
 @dataclass
-class Run:
+class RequestJob:
     """Sequences of one request, and the events that they bring."""
 
     sequences: list[Job]
@@ -41,7 +41,9 @@ class Run:
         return sum(sequence.n_cached for sequence in self.sequences if sequence.after is None)
 
 
-def prepare_chat(engine: Engine, request: ChatRequest, client: str, post: Post) -> Run:
+def prepare_chat(
+    engine: Engine, request: ChatRequest, client: str, post: EventBridge
+) -> RequestJob:
     """Return a chat's sequences; raises ApiError for what cannot be."""
     _refuse_too_many(engine, 1, request.common.n)
     template, ids, variables = _chat_prompt(engine, request)
@@ -92,7 +94,9 @@ def _tokens_of_text(engine: Engine, template: ChatTemplate, rendered: Guarded) -
     return template.tokens(rendered)
 
 
-def prepare_completion(engine: Engine, request: CompletionRequest, client: str, post: Post) -> Run:
+def prepare_completion(
+    engine: Engine, request: CompletionRequest, client: str, post: EventBridge
+) -> RequestJob:
     """Return a completion's sequences; raises ApiError for what cannot be."""
     _refuse_too_many(engine, len(request.prompts), request.common.n)
     prompts = [prompt_tokens(engine, prompt) for prompt in request.prompts]
@@ -183,7 +187,7 @@ def _texts(content: Any) -> str:
     )
 
 
-def submit(engine: Engine, run: Run, goes_on: bool = False) -> None:
+def submit(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
     """Queue a request, or what comes next of one; raises ApiError where the queue is full."""
     try:
         engine.scheduler.submit(run.sequences, goes_on)
@@ -207,12 +211,12 @@ def stopping_error() -> ApiError:
 
 def _run(
     engine: Engine,
-    common: Common,
+    common: CommonFields,
     prompts: list[list[int]],
     param: str,
     client: str,
-    how: tuple[Form, Callable[[int, Put], Choice], Post],
-) -> Run:
+    how: tuple[Form, Callable[[int, Put], Choice], EventBridge],
+) -> RequestJob:
     form, make_choice, post = how
     for ids in prompts:
         if not ids:
@@ -226,7 +230,7 @@ def _run(
         raise unsupported("ignore_eos", "cannot go with an answer of a given form")
     check_tokens(engine, common.stop_ids, "stop_token_ids")
     ends = frozenset(engine.tokenizer.end_ids) | frozenset(common.stop_ids)
-    run = Run([])
+    run = RequestJob([])
 
     def put(event: Event) -> None:
         post.put(run.events, event)

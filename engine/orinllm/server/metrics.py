@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from orinboard.sampling import Reader
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.server.energy import PhaseEnergy, measure
+from orinllm.server.energy import PhaseEnergy, measure_phases
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Seconds: vLLM's borders, of first tokens, of gaps and of whole requests.
@@ -96,7 +96,7 @@ class Metrics:
 
     def measure(self, readers: Sequence[Reader] | None = None) -> None:
         """Count joules too, if this machine has power rails; takes up to a second."""
-        self._energy = measure(self._registry, readers)
+        self._energy = measure_phases(self._registry, readers)
         if self._energy is not None:
             self._energy.watch(self._busy)
 

@@ -7,18 +7,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orinllm.server.api import Api, whole
+from orinllm.server.api import Api, wait_for_answer
 from orinllm.server.engine import Engine
 from orinllm.server.fields import Fields
-from orinllm.server.jobs import Run, tokens_of_chat
+from orinllm.server.jobs import RequestJob, tokens_of_chat
 from orinllm.server.protocols import ollama
 from orinllm.server.protocols.answers import Answer
-from orinllm.server.protocols.common import ChatRequest, Common
+from orinllm.server.protocols.common import ChatRequest, CommonFields
 from orinllm.server.protocols.embeddings import EmbeddingRequest, Embeddings
 from orinllm.server.protocols.messages import MessagesAnswer, read_count, read_message
 from orinllm.server.protocols.rerank import read_rerank, rerank_answer
 from orinllm.server.protocols.responses import ResponsesAnswer, read_response
-from orinllm.server.web.bodies import client, read
+from orinllm.server.web.bodies import client_of, read_request
 
 
 class OtherApis:
@@ -37,30 +37,30 @@ class OtherApis:
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer POST /v1/messages/count_tokens."""
-        asked = await read(request, read_count, self._api.notes())
+        asked = await read_request(request, read_count, self._api.notes())
         engine = self._api.engine_of(asked.common.model)
         ids = await asyncio.to_thread(tokens_of_chat, engine, asked)
         return self._api.reply({"input_tokens": len(ids)}, asked.common.notes)
 
     async def rerank(self, request: Request) -> Response:
         """Answer POST /v1/rerank, and its other versions: Cohere's /v2, vLLM's without one."""
-        asked = await read(request, read_rerank, self._api.notes())
+        asked = await read_request(request, read_rerank, self._api.notes())
         found = await self._embedded(request, asked.embeddings)
         return self._api.reply(rerank_answer(asked, found), asked.embeddings.notes)
 
     async def _embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
         engine = self._api.engine_of(asked.model)
-        answer = Embeddings(engine, asked, client(request), self._api.service.post)
-        return await whole(request, engine.scheduler, answer.run, answer.whole())
+        answer = Embeddings(engine, asked, client_of(request), self._api.service.post)
+        return await wait_for_answer(request, engine.scheduler, answer.run, answer.whole())
 
     async def ollama_chat(self, request: Request) -> Response:
         """Answer POST /api/chat."""
-        asked = await read(request, ollama.read_chat, self._api.notes())
+        asked = await read_request(request, ollama.read_chat, self._api.notes())
         return await self._ollama(request, asked, chat=True)
 
     async def ollama_generate(self, request: Request) -> Response:
         """Answer POST /api/generate."""
-        asked = await read(request, ollama.read_generate, self._api.notes())
+        asked = await read_request(request, ollama.read_generate, self._api.notes())
         if isinstance(asked, ChatRequest):
             return await self._ollama(request, asked, chat=False)
         return await self._api.run_completion(request, asked, _generated)
@@ -73,7 +73,7 @@ class OtherApis:
 
     async def ollama_embed(self, request: Request) -> Response:
         """Answer POST /api/embed."""
-        asked = await read(request, ollama.read_embed, self._api.notes())
+        asked = await read_request(request, ollama.read_embed, self._api.notes())
         found = await self._embedded(request, asked)
         said = {
             "model": asked.model,
@@ -85,7 +85,7 @@ class OtherApis:
 
     async def ollama_embeddings(self, request: Request) -> Response:
         """Answer POST /api/embeddings, the older form of /api/embed."""
-        asked = await read(request, ollama.read_embed, self._api.notes())
+        asked = await read_request(request, ollama.read_embed, self._api.notes())
         found = await self._embedded(request, asked)
         return self._api.reply({"embedding": found["data"][0]["embedding"]}, asked.notes)
 
@@ -106,7 +106,7 @@ class OtherApis:
             fields.boolean("verbose", False)
             return ollama.plain_name(found)
 
-        engine = self._api.engine_of(await read(request, name, self._api.notes()))
+        engine = self._api.engine_of(await read_request(request, name, self._api.notes()))
         can = ["completion", "embedding"] + ["tools"] * (engine.template is not None)
         if engine.template is not None and "enable_thinking" in engine.template.reads:
             can.append("thinking")
@@ -140,17 +140,17 @@ class OtherApis:
         return JSONResponse({"version": ollama.VERSION})
 
 
-def _responses(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+def _responses(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
     return ResponsesAnswer(engine.tokenizer, common, model, run)
 
 
-def _messages(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+def _messages(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
     return MessagesAnswer(engine.tokenizer, common, model, run)
 
 
-def _chatted(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+def _chatted(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
     return ollama.OllamaAnswer(engine.tokenizer, common, model, run)
 
 
-def _generated(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+def _generated(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
     return ollama.OllamaAnswer(engine.tokenizer, common, model, run, chat=False)

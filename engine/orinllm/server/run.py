@@ -22,7 +22,7 @@ from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.service import Service
-from orinllm.server.web.connection import CLIENT_SECONDS, Patient
+from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
 from orinllm.server.web.file_leases import FileLeases
 from orinllm.server.web.notify import Watchdog, tell_systemd
 from orinllm.server.web.security import Keys, is_loopback, read_keys
@@ -147,7 +147,7 @@ class _Process:
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
             make_app(self._service, http, name, self._keys),
-            http=Patient.counted_in(self._service.metrics),
+            http=LimitedConnection.counted_in(self._service.metrics),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -267,7 +267,7 @@ class _Process:
     def _hang_up(self) -> None:
         """Let go of clients that read the end of their answers too slowly, and of what is left."""
         for connection in list(self._server.server_state.connections):
-            assert isinstance(connection, Patient)
+            assert isinstance(connection, LimitedConnection)
             connection.transport.abort()
         self._loop.call_later(_LAST_MOMENT, self._force)
 

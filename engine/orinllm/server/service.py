@@ -8,7 +8,7 @@ from collections.abc import Callable
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.watch import Watch
 from orinllm.errors import BadInput
-from orinllm.server.choices import Post
+from orinllm.server.choices import EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping_error
@@ -32,18 +32,18 @@ class Service:
         self._load = load
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._post: Post | None = None
+        self._post: EventBridge | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
 
     def start(self) -> None:
         """Begin to load; called in the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._post = Post(self._loop)
+        self._post = EventBridge(self._loop)
         self._thread.start()
 
     @property
-    def post(self) -> Post:
+    def post(self) -> EventBridge:
         """The thread-safe way of tokens to the event loop."""
         assert self._post is not None
         return self._post

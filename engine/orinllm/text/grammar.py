@@ -75,7 +75,7 @@ class Grammars:
 
     def _matcher_text(self, kind: str, value: str) -> tuple[str, tuple[str, ...]]:
         """Return llguidance's grammar, and what it leaves out."""
-        found = self._child.do({"kind": kind, "value": value})
+        found = self._child.run_job({"kind": kind, "value": value})
         return found["grammar"], tuple(found["loose"])
 
     def _compiled(self, text: str) -> LLMatcher:
@@ -111,7 +111,7 @@ class MatcherConstraint:
         self._matcher, self._free = matcher, free
         self.all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
         if self._free is not None:
             return self.all
@@ -144,9 +144,9 @@ class PerhapsConstraint:
     def __init__(self, inner: MatcherConstraint) -> None:
         self._inner, self._began, self._free = inner, False, False
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
-        return self._inner.words() if self._began else self._inner.all
+        return self._inner.allowed_mask() if self._began else self._inner.all
 
     def take(self, token: int) -> bool:
         """Take a token; True says that the answer is complete."""
@@ -175,9 +175,9 @@ class AtLeast:
         for token in ends:
             self._some[token // 32] &= ~np.uint32(1 << token % 32)
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
-        found = self._all if self._inner is None else self._inner.words()
+        found = self._all if self._inner is None else self._inner.allowed_mask()
         if self._left <= 0:
             return found
         # A form that is complete may only end: it is kept.

@@ -20,7 +20,7 @@ class Renderer(Child):
 
     def run(self, job: Mapping[str, Any]) -> str:
         """Return what a template makes of variables; raises BadInput where it fails."""
-        return str(self.do(job)["text"])
+        return str(self.run_job(job)["text"])
 
 
 @functools.cache

@@ -93,9 +93,9 @@ def run_source(
 
     The exit status is the program's; 3 where that is 0 and something was found.
     """
-    from .compile import program
+    from .compile import compile_program
 
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as folder:
         goal = Path(folder, source.stem)
-        program(source, goal, options)
+        compile_program(source, goal, options)
         return _start((str(goal), *arguments), sanitize, warps, report)

@@ -42,7 +42,7 @@ def _run(command: Sequence[str | Path], what: str) -> None:
         raise SimError(f"{what} does not compile:\n{done.stderr.rstrip()}")
 
 
-def program(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
+def compile_program(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
     """Compile a CUDA source with a main to a program for `nvgpusim cuda`. Raises SimError."""
     if not source.is_file():
         raise SimError(f"{source}: No such file")
@@ -51,7 +51,7 @@ def program(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
     _run([*command, f"-L{library}", "-lcudart", "-lcuda", "-o", goal], str(source))
 
 
-def ptx(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
+def compile_ptx(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
     """Compile a CUDA source to PTX. Raises SimError."""
     if not source.is_file():
         raise SimError(f"{source}: No such file")

@@ -1,4 +1,4 @@
-"""Lines of CUDA calls: a program's return addresses by its debugging information."""
+"""SourceLines of CUDA calls: a program's return addresses by its debugging information."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _UNKNOWN_FILE = ".cudafe1.cpp"
 
 
 @dataclass
-class Lines:
-    """Lines of one program, by addresses as its debugging information counts them."""
+class SourceLines:
+    """SourceLines of one program, by addresses as its debugging information counts them."""
 
     program: str = ""
     known: dict[tuple[int, ...], str] = field(default_factory=dict)
 
-    def of(self, frames: tuple[int, ...]) -> str:
+    def source_line(self, frames: tuple[int, ...]) -> str:
         """ "file:line" of the innermost frame that the user has written, "" where none is known."""
         frames = tuple(filter(None, frames))
         if not frames or not self.program:

@@ -23,8 +23,8 @@ from ..options import CHECKS as KERNEL_CHECKS
 from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
 from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
-from .lines import Lines
-from .streams import Operation, Streams, Touch, copied, launched
+from .lines import SourceLines
+from .streams import Operation, Streams, Touch, copy_touch, launch_touches
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
 STREAM, WRONG, PINNED = 12, 13, 14
@@ -72,7 +72,7 @@ class Server:
         self.watch = Sanitizer(kernel_checks, self.extents) if kernel_checks else None
         self.warps, self.fine = warps, bool(kernel_checks) or warps is not None
         self.late, self.leaks, self.gaps = "calls" in checks, "leaks" in checks, 0
-        self.lines, self.frames = Lines(), tuple[int, ...]()
+        self.lines, self.frames = SourceLines(), tuple[int, ...]()
         self.streams, self.operations = Streams(), {0}
         self.modules: list[Loaded] = []
         self.kernels: list[tuple[Loaded, Code]] = []
@@ -94,9 +94,9 @@ class Server:
     @property
     def line(self) -> str:
         """The line of the call that is being answered, "" where nobody asked for it."""
-        return self.lines.of(self.frames)
+        return self.lines.source_line(self.frames)
 
-    def gap(self, text: str) -> None:
+    def report_gap(self, text: str) -> None:
         """Something that the simulator cannot run: the program has not been tested."""
         self.gaps += 1
         self.tell(text, here=True)
@@ -124,7 +124,7 @@ class Server:
         mapping = self.mappings.pop(va, None)
         if mapping is None:
             where = self.extents.find(va)
-            what = f"{va:#x} is inside {where}" if where else self.extents.story(va)[1]
+            what = f"{va:#x} is inside {where}" if where else self.extents.address_story(va)[1]
             self.tell(f"calls: cudaFree of what is no buffer: {what}", here=True)
             return INVALID
         self.vm.unmap(mapping, "cudaFree")
@@ -147,7 +147,7 @@ class Server:
             loaded = Loaded(parse(ptx_of(image)))
             self._place(loaded)
         except (NoPtxError, PtxError) as error:
-            self.gap(f"a module cannot be loaded: {error}")
+            self.report_gap(f"a module cannot be loaded: {error}")
             return NO_IMAGE, b""
         self.modules.append(loaded)
         return 0, struct.pack("<I", len(self.modules) - 1)
@@ -198,7 +198,7 @@ class Server:
             try:
                 code = compile_kernel(loaded.module, kernel, self.fine, self.warps is not None)
             except PtxError as error:
-                self.gap(f"kernel {name}: a gap of the simulator: {error}")
+                self.report_gap(f"kernel {name}: a gap of the simulator: {error}")
                 return NOT_SUPPORTED, b""
             self.known[module, name] = len(self.kernels)
             self.kernels.append((loaded, code))
@@ -228,7 +228,7 @@ class Server:
             if extent is not None:
                 what = f"{va + size - extent.end} bytes past the end of {extent}"
             else:
-                what = self.extents.story(va)[1]
+                what = self.extents.address_story(va)[1]
             self.tell(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
             return INVALID
         if to and source and max(to, source) < min(to, source) + size:
@@ -236,21 +236,21 @@ class Server:
             self.tell(text, here=True)
         return 0
 
-    def touched(self, a: tuple[int, ...], data: bytes) -> None:
+    def record_copy(self, a: tuple[int, ...], data: bytes) -> None:
         """A copy or memset has been done: (address, bytes, whether written, stream, the source in
         device memory or 0), its clock."""
         if a[2] in (TAKEN, GIVEN):
             mapping = self.mappings.get(a[0])
             if mapping is not None:
                 what = "cudaMallocAsync" if a[2] == TAKEN else "cudaFreeAsync"
-                self._ordered(what, a[3], data, [copied(a[0], mapping.buf.size, True)])
+                self._ordered(what, a[3], data, [copy_touch(a[0], mapping.buf.size, True)])
             if a[2] == GIVEN:
                 self.free(a[0])
             return
         if a[2]:
-            self.extents.written(a[0], a[1], source=a[4])
+            self.extents.written_by_host(a[0], a[1], source=a[4])
         self._ordered(
-            f"a copy or memset at {self.line}", a[3], data, [copied(a[0], a[1], a[2] > 0)]
+            f"a copy or memset at {self.line}", a[3], data, [copy_touch(a[0], a[1], a[2] > 0)]
         )
 
     def _ordered(self, what: str, stream: int, clock: bytes, touches: list[Touch]) -> None:
@@ -261,14 +261,14 @@ class Server:
         for text in self.streams.add(operation):
             self.tell(text)
 
-    def host(self, va: int, shared: int) -> None:
+    def record_host_access(self, va: int, shared: int) -> None:
         """The program itself touched memory that is the GPU's, or that work under way uses."""
         extent = self.extents.find(va)
         if shared:
             what = f"{va:#x} ({extent})" if extent else f"{va:#x}, pinned memory"
             text = f"the host touches {what} while work on it may be under way: it has to wait"
         else:
-            text = f"the host touches device memory: {extent or self.extents.story(va)[1]}"
+            text = f"the host touches device memory: {extent or self.extents.address_story(va)[1]}"
         self.tell(f"calls: {text}", here=True)
 
     def tell_leaks(self) -> None:
@@ -347,7 +347,7 @@ class Server:
             self.tell(f"kernel {text}")
         if several and self.watch is not None:
             places = {id(m.buf): va for va, m in self.mappings.items()}
-            touches = launched(self.watch, places)
+            touches = launch_touches(self.watch, places)
             self._ordered(f"kernel {name}", a[4] >> 56, clock, touches)
         sys.stdout.flush()
         return error
@@ -362,7 +362,7 @@ class Server:
             self.tell(f"kernel {name}: {fault} {fault.where}".rstrip())
             return ASSERTED if "assert" in fault.what.lower() else ESR.get(fault.esr, LAUNCH_FAILED)
         except PtxError as error:
-            self.gap(f"kernel {name}: a gap of the simulator: {error}")
+            self.report_gap(f"kernel {name}: a gap of the simulator: {error}")
             return NOT_SUPPORTED
         return 0
 
@@ -401,7 +401,7 @@ class Server:
             self.tell(f"calls: {data.decode(errors='replace')}", here=True)
             return 0, b""
         if op in (TOUCHED, HOST):
-            self.touched(a, data) if op == TOUCHED else self.host(a[0], a[1])
+            self.record_copy(a, data) if op == TOUCHED else self.record_host_access(a[0], a[1])
             return 0, b""
         return NOT_SUPPORTED, b""
 

@@ -43,13 +43,13 @@ class Operation:
         return bool(other.clock[other.stream] <= self.clock[other.stream])
 
 
-def copied(va: int, size: int, writes: bool) -> Touch:
+def copy_touch(va: int, size: int, writes: bool) -> Touch:
     """The bytes of a copy or memset."""
     whole, none = (np.broadcast_to(np.bool_(value), size) for value in (True, False))
     return Touch(va, 1, whole if writes else none, none if writes else whole, none)
 
 
-def launched(watch: Sanitizer, places: dict[int, int]) -> list[Touch]:
+def launch_touches(watch: Sanitizer, places: dict[int, int]) -> list[Touch]:
     """The bytes of the launch that has just ended, of buffers at `places` (by id)."""
     out, start = [], watch.start
     for buf, of in watch.memories.items():

@@ -107,7 +107,7 @@ class Injector:
         self._lock = Lock()
         self.log: list[str] = []
 
-    def maybe(self, name: str) -> None:
+    def raise_if_due(self, name: str) -> None:
         """Raise OSError when an injection is due at the call `name`."""
         with self._lock:
             for injection in self.injections:

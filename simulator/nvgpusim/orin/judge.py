@@ -94,7 +94,7 @@ def load(path: Path) -> list[Sequence]:
     return found
 
 
-class Bench:
+class SequenceBoard:
     """One sequence on one board."""
 
     def __init__(self, sequence: Sequence) -> None:
@@ -260,7 +260,7 @@ def judge(sequences: list[Sequence]) -> Iterator[Verdict]:
     if taken:
         raise SimError(f"descriptor {taken[0]} is open: the sequences need {NOWHERE} closed")
     for sequence in sequences:
-        yield Bench(sequence).run()
+        yield SequenceBoard(sequence).run()
 
 
 def _is_open(fd: int) -> bool:

@@ -47,7 +47,7 @@ class Journal:
         """One system call of a kind."""
         self.counts[f"{call} {what}"] += 1
 
-    def memory(self, delta: int) -> None:
+    def add_memory(self, delta: int) -> None:
         """Buffers grew or shrank by `delta` bytes."""
         self.in_use += delta
         self.peak = max(self.peak, self.in_use)
@@ -118,7 +118,7 @@ def fault_lines(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-def collect(kernel: Any) -> dict[str, Any]:
+def collect_report(kernel: Any) -> dict[str, Any]:
     """The report of a kernel's life as plain data: call it at exit."""
     with kernel.lock:
         kernel.sweep()
@@ -146,7 +146,7 @@ def _collect(kernel: Any) -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> list[dict[str, Any]]:
+def load_report(path: Path) -> list[dict[str, Any]]:
     """The processes of a report file; raises SimError when it is not one."""
     try:
         entries = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]

@@ -22,7 +22,7 @@ from .kernel import Kernel
 from .kernel.available import MEMINFO, meminfo
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
-from .report import Journal, collect
+from .report import Journal, collect_report
 from .seam import Backend, Seam
 
 DIRECTORIES = {
@@ -219,7 +219,7 @@ class Simulation:
         if self is None or self._done:
             return
         self._done = True
-        report = collect(self.kernel)
+        report = collect_report(self.kernel)
         self.kernel.shutdown()
         used = any(k.startswith(("open ", "ioctl ")) for k in report["counts"])
         if self.directory is not None and (used or not report["child"]):

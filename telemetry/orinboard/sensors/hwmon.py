@@ -38,7 +38,7 @@ MOST_MICROOHMS = 1_000_000
 NOT_CONNECTED = "NC"
 
 
-def nodes(files: Files, *names: str) -> list[list[str]]:
+def nodes_named(files: Files, *names: str) -> list[list[str]]:
     """Paths of the hwmon nodes with each of these names; every node is asked once."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for entry in files.entries(HWMON):
@@ -88,7 +88,7 @@ def channels(files: Files) -> list[Channel]:
     Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
     """
     found = []
-    threefold, single = nodes(files, "ina3221", "ina238")
+    threefold, single = nodes_named(files, "ina3221", "ina238")
     for node in threefold:
         address = device(files, node)
         for number in INA3221_CHANNELS:
@@ -155,7 +155,7 @@ def read_rails(files: Files) -> Readings:
 def read_throttle(files: Files) -> Readings:
     """The over-current and under-voltage counters of the SoC's thermal controller."""
     found = []
-    for node in nodes(files, "soctherm_oc")[0]:
+    for node in nodes_named(files, "soctherm_oc")[0]:
         for number, reason in OC_REASONS.items():
             count = files.amount(f"{node}/oc{number}_event_cnt")
             enabled = files.number(f"{node}/oc{number}_throt_en")
@@ -167,7 +167,7 @@ def read_throttle(files: Files) -> Readings:
 
 def read_fans(files: Files) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
-    fans_there, *tachometers = nodes(files, "pwmfan", *TACHOMETERS)
+    fans_there, *tachometers = nodes_named(files, "pwmfan", *TACHOMETERS)
     duties = [files.amount(f"{node}/pwm1", FULL_PWM) for node in fans_there]
     speeds = []
     for node in chain.from_iterable(tachometers):

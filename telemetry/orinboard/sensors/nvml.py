@@ -74,7 +74,7 @@ class NvmlPower:
         """The rail of the GPU in use; those of all GPUs while that is not known."""
         found = devices(files)
         if self._used is None and len(found) > 1:
-            self._used = used(found, self._pid)
+            self._used = gpu_of_process(found, self._pid)
         readings = Readings()
         for name, device in found:
             if self._used in (None, name):
@@ -82,7 +82,7 @@ class NvmlPower:
         return readings
 
 
-def used(found: "list[tuple[str, Device]]", pid: int) -> str | None:
+def gpu_of_process(found: "list[tuple[str, Device]]", pid: int) -> str | None:
     """The one GPU that CUDA_VISIBLE_DEVICES leaves, or that the process `pid` computes on."""
     visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     if len(visible) == 1:
@@ -90,7 +90,7 @@ def used(found: "list[tuple[str, Device]]", pid: int) -> str | None:
             uuid = device.ask(device.nvml.nvmlDeviceGetUUID)
             if visible[0] == name or (uuid and str(uuid).startswith(visible[0])):
                 return name
-    ours = family(pid)
+    ours = process_tree(pid)
     busy = [
         name
         for name, device in found
@@ -103,7 +103,7 @@ def used(found: "list[tuple[str, Device]]", pid: int) -> str | None:
     return busy[0] if len(busy) == 1 else None
 
 
-def family(pid: int) -> set[int]:
+def process_tree(pid: int) -> set[int]:
     """A process and all that it started, as far as they live."""
     members, todo = {pid}, [pid]
     while todo:
@@ -135,7 +135,7 @@ class Device:
             self._files.errors.append("EIO")
             return None
 
-    def called(self, pid: int) -> str:
+    def process_name(self, pid: int) -> str:
         """The name of a process; the empty text of one that has ended."""
         return self._files.text(f"proc/{pid}/comm") or ""
 
@@ -187,7 +187,7 @@ def read_use(device: Device) -> Readings:
         # NVML says "not available" by all bits set, which nvidia-ml-py turns into None.
         if taken is None or not 0 <= taken < MOST_BYTES:
             continue
-        shares.append(Process(process.pid, device.called(process.pid), taken))
+        shares.append(Process(process.pid, device.process_name(process.pid), taken))
     if not shares:
         return Readings()
     shares.sort(key=lambda process: (-process.nvmap_bytes, process.pid))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from orinboard.boundary import boundary, rail_keys
+from orinboard.boundary import energy_boundary, rail_keys
 from orinboard.files import Files, integer
 from orinboard.readings import Rail, Readings
 from orinboard.sensors.hwmon import (
@@ -252,7 +252,7 @@ class PowerReader:
 
     def _count(self, rails: tuple[Rail, ...]) -> None:
         """Find the rails that are summed; all of them where nobody knows."""
-        whole = boundary(rails, self.choice)
+        whole = energy_boundary(rails, self.choice)
         names = set(whole.rails) if whole else set(rail_keys(rails))
         shown = [number for number in range(len(self._meters)) if number in self._shown]
         keys = zip(shown, rail_keys(rails), strict=True)
@@ -265,7 +265,7 @@ class PowerReader:
         found = channels(files)
         for channel in found:
             try:
-                meter = opened(files, channel)
+                meter = open_meter(files, channel)
             except OSError as error:
                 files.failed(error)
                 continue
@@ -287,7 +287,7 @@ class PowerReader:
         self._meters, self._shown, self._counting = [], {}, set()
 
 
-def opened(files: Files, channel: Channel) -> Meter:
+def open_meter(files: Files, channel: Channel) -> Meter:
     """The channel's files, open; raises OSError when one of them cannot be."""
 
     def file(name: str, most: int) -> OpenFile:

@@ -25,7 +25,7 @@ from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import Generation, context_of, tinygrad_greedy
 from orinbench.check.reference import Reference, log_softmax
 from orinbench.check.reference_rope import Array, rotate
-from orinbench.measure.backends.tinygrad_paths import OneSequence, load_runner
+from orinbench.measure.backends.timed_models import OneSequence, load_runner
 from orinbench.model import ModelInfo, open_model
 from orinllm.batching.fused_runner import FusedRunner
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orinbench.judge.identity import identity
-from orinbench.judge.load import load_records
+from orinbench.judge.load_results import load_records
 from orinbench.judge.record import make_records, roofline_percent
 from orinbench.judge.schema import FIELDS, LLAMA_FIELDS
 from orinbench.measure.clocks import ClockState

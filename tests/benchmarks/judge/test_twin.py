@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.judge.twin import Cell, Fit, Work, calibration, fitted, twin_of
+from orinbench.judge.twin import Fit, MeasuredPair, TimedWork, calibration, fitted, twin_of
 
 BOARD = Fit(clock=1000, bandwidth=130, passes=2.5)
 
 
-def made(kind: str, weights: float) -> list[Cell]:
+def made(kind: str, weights: float) -> list[MeasuredPair]:
     """Cells of a board that BOARD describes exactly."""
-    works = [Work(False, depth, weights, 4 + depth / 1000, 2000) for depth in (100, 2000)]
-    works += [Work(True, n, weights, n / 10, 2000, scores=512) for n in (128, 600, 4096)]
-    return [Cell(kind, 16, work, BOARD.milliseconds(work)) for work in works]
+    works = [TimedWork(False, depth, weights, 4 + depth / 1000, 2000) for depth in (100, 2000)]
+    works += [TimedWork(True, n, weights, n / 10, 2000, scores=512) for n in (128, 600, 4096)]
+    return [MeasuredPair(kind, 16, work, BOARD.milliseconds(work)) for work in works]
 
 
 CELLS = [*made("a", 1e9), *made("b", 2.5e9)]
@@ -30,18 +30,18 @@ def test_a_fit_recovers_the_board_that_made_the_cells() -> None:
 
 
 def test_a_board_by_hand() -> None:
-    token = Work(False, 64, 1.3e9, 3, 2000)
+    token = TimedWork(False, 64, 1.3e9, 3, 2000)
     assert BOARD.milliseconds(token) == pytest.approx(math.hypot(6, 10))
     # 600 tokens are chunks of 512 and 88; rows of scores end where their chunk does.
     scores = (512 * 512 + 512 * 600) * 10 * 4
-    prompt = Work(True, 600, 1.3e9, 30, 2000, scores=10)
+    prompt = TimedWork(True, 600, 1.3e9, 30, 2000, scores=10)
     assert BOARD.milliseconds(prompt) == pytest.approx(
         math.hypot(60, 20) + 2.5 * scores / 130 / 1e6
     )
 
 
 def test_a_type_is_judged_by_a_fit_that_has_not_seen_it() -> None:
-    odd = [Cell("odd", 16, cell.work, cell.board * 1.2) for cell in made("odd", 1.7e9)]
+    odd = [MeasuredPair("odd", 16, cell.work, cell.board * 1.2) for cell in made("odd", 1.7e9)]
     twin = twin_of([*CELLS, *odd], 1000)
     # The fit to "a" and "b" is exact, so what is odd is off by all of it.
     assert min(twin.errors[True]) == pytest.approx(-math.log(1.2))

@@ -49,7 +49,7 @@ def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
     board = BoardState(Readings(gpus=tuple(Gpu(n, current_hz=h) for n, h in SEVERAL.items())))
     computing: list[str | None] = [None, "1", None]
     monkeypatch.setattr(nvml, "devices", lambda files: [(name, None) for name in SEVERAL])
-    monkeypatch.setattr(nvml, "used", lambda found, pid: computing.pop(0))
+    monkeypatch.setattr(nvml, "gpu_of_process", lambda found, pid: computing.pop(0))
     gpu = GpuInUse()
     clocks = [read_clocks(board, tmp_path, gpu()).gpu_mhz for _ in range(3)]
     assert clocks == [None, 1980, 1980]  # not known before it computes, and kept behind that

@@ -21,7 +21,7 @@ from orinbench.judge.schema import FIELDS
 from orinbench.measure import command as llama_bench
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
-from orinbench.measure.parity import LlamaBenchOptions
+from orinbench.measure.llama_flags import LlamaBenchOptions
 from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
 from orinbench.measure.results import RunResult
 from orinbench.progress import Messages
@@ -188,7 +188,7 @@ def test_devices_and_versions_are_listed(
 ) -> None:
     fake_llama_bench.write_text("#!/bin/sh\necho 'Available devices:'\necho '  CUDA0: H200'\n")
     reasons = {"NV": "no GPU"}
-    monkeypatch.setattr("orinbench.measure.parity.probe_device", reasons.get)
+    monkeypatch.setattr("orinbench.measure.llama_flags.probe_device", reasons.get)
     assert run("--list-devices", "--llama-bench", str(fake_llama_bench)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "tinygrad:NV: does not open: no GPU",

@@ -12,21 +12,23 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.errors import BenchError
 from orinbench.judge.record import make_records
-from orinbench.measure.plan import Case, Lane, parse_variables, swept
+from orinbench.measure.plan import Case, Lane, lanes_by_environment, parse_variables
 from orinbench.measure.results import RunResult
 
 TG = Case(0, 4, 0)
 
 
 def test_each_combination_is_a_lane_and_llama_cpp_stays_one() -> None:
-    lanes = swept([Lane("tinygrad:CPU", (TG,)), Lane("llama.cpp", (TG,))], ["BEAM=0,2", "MV=1"])
+    lanes = lanes_by_environment(
+        [Lane("tinygrad:CPU", (TG,)), Lane("llama.cpp", (TG,))], ["BEAM=0,2", "MV=1"]
+    )
     assert [lane.name for lane in lanes] == [
         "tinygrad:CPU BEAM=0 MV=1",
         "tinygrad:CPU BEAM=2 MV=1",
         "llama.cpp",
     ]
     assert {lane.device for lane in lanes} == {"CPU", None}
-    assert swept(lanes[2:], []) == lanes[2:] and parse_variables([]) == [()]
+    assert lanes_by_environment(lanes[2:], []) == lanes[2:] and parse_variables([]) == [()]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_what_is_no_variable_is_one_line(texts: list[str], says: str) -> None:
 def test_a_sweep_is_compared_with_its_first(recorded_run: Callable[..., RunResult]) -> None:
     run = recorded_run({"tinygrad:CPU": {TG: [10.0] * 8}, "llama.cpp": {TG: [5.0] * 8}})
     first, other = run.lanes
-    plans = swept([first.plan], ["BEAM=0,2"])
+    plans = lanes_by_environment([first.plan], ["BEAM=0,2"])
     again = recorded_run({"tinygrad:CPU": {TG: [8.0] * 8}}).lanes[0]
     first.plan, again.plan = plans
     run.lanes = [first, again, other]

@@ -33,7 +33,7 @@ from orinbench.pictures import Pictures
 from orinbench.progress import Messages
 from orinbench.serve.client import Answer, Client, Prompt
 from orinbench.serve.figures import figures_of, parse_goals
-from orinbench.serve.load import Load, LoadResult, apply, arrivals
+from orinbench.serve.load import Load, LoadResult, arrivals, ask_all
 from orinbench.serve.output import render_json, render_md
 from orinbench.serve.run import Plan, Results, Server
 from orinbench.serve.run import run as run_plan
@@ -157,7 +157,7 @@ def test_a_late_client_counts_and_what_follows_the_text_does_not() -> None:
         return answer
 
     prompts = [Prompt(str(i), 1) for i in range(2)]
-    found = asyncio.run(apply(Load(rate=1000.0), prompts, ask, 0))
+    found = asyncio.run(ask_all(Load(rate=1000.0), prompts, ask, 0))
     assert found.answers[1].ttft_s > 0.08
     last = max(answer.last or 0 for answer in found.answers)
     assert 0.1 <= found.seconds <= last - found.answers[0].due + 0.01

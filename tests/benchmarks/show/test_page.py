@@ -10,8 +10,8 @@ import pytest
 from tests.benchmarks.show.conftest import figures_of
 
 from orinbench.judge.identity import case_key
-from orinbench.judge.load import completed, load_records
-from orinbench.judge.saved import compare_saved
+from orinbench.judge.load_results import completed_record, load_records
+from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Plain, Record
 from orinbench.judge.verdict import Noise
 from orinbench.show.page import Runs, render, render_runs, short_number
@@ -215,7 +215,7 @@ def test_results_of_llama_cpp_and_failed_ones(plain_records: list[Record]) -> No
 
 def test_other_benchmarks_are_read_by_their_fields(plain_records: list[Record]) -> None:
     products = [
-        completed(
+        completed_record(
             {
                 "schema_version": 1,
                 "benchmark": "matmul",
@@ -250,7 +250,9 @@ def by_title(records: list[Record]) -> tuple[dict[str, Panel], str]:
 
 
 def test_repetitions_without_times_stand_at_their_rounds(plain_records: list[Record]) -> None:
-    panels, across = by_title([completed(json.loads(json.dumps(vars(r)))) for r in plain_records])
+    panels, across = by_title(
+        [completed_record(json.loads(json.dumps(vars(r)))) for r in plain_records]
+    )
     assert across == "round" and set(panels) == {"speed"}
     places = {x for points in panels["speed"].points.values() for x, _ in points}
     assert places == {round(100 * n / 7, 2) for n in range(8)}
@@ -276,7 +278,7 @@ def suite_rows(*rows: Plain) -> list[Record]:
         "unit": "GFLOPS",
         "model_type": "",
     }
-    return [completed({**shared, **row}) for row in rows]
+    return [completed_record({**shared, **row}) for row in rows]
 
 
 def test_what_is_timed_is_told_of_the_tests_that_it_is_true_of() -> None:

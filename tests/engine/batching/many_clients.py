@@ -51,14 +51,14 @@ class Model:
     slots: int
     pages: int
     chunk: int
-    beside: int
-    under_way: int
+    prompt_tokens_per_step: int
+    most_under_way: int
     noise: random.Random
     meddle: Callable[[], None] = lambda: None
     name: str = "hashes"
     context: int = _CONTEXT
     vocab_size: int = _VOCABULARY
-    ahead: int = 0
+    most_ahead: int = 0
     most_verified: int = 5
     computed: int = 0  # tokens of prompts
     followed: int = 0  # steps that began before the tokens of the one before were read
@@ -111,22 +111,22 @@ class Model:
         chains = [cells[pages[at // PAGE] * PAGE + at % PAGE] % 1024 for at in range(start, end)]
         return np.array(chains, np.float32)[:, None]
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         assert self.recurrent
         self._checkpoints[checkpoint] = self._slots[self._slot(pages)]
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         assert self.recurrent
         self._slots[self._slot(pages)] = self._checkpoints[checkpoint]
         self.resumed += 1
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill(row.pages, row.draw.before, start, row.position)
-        self.launch([row])
+        self.launch_step([row])
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         assert 0 < len(rows) <= self.slots
         known = [row.token for row in rows if row.token is not None]
         assert len(known) in (0, len(rows))
@@ -137,7 +137,7 @@ class Model:
             known = [drawn.token for drawn in self._steps[-1]]
             self.followed += 1
         self._steps.append([self._step(*pair) for pair in zip(rows, known, strict=True)])
-        assert len(self._steps) <= self.under_way
+        assert len(self._steps) <= self.most_under_way
         self.meddle()
 
     def _step(self, row: Row, token: int) -> Drawn:
@@ -149,7 +149,7 @@ class Model:
             return _DRAWN[token]
         return Drawn(token, Logprobs(-float(row.position), ()))
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         self.meddle()
         return self._steps.popleft()
 
@@ -188,7 +188,7 @@ class Rule:
     def __init__(self, most: int) -> None:
         self.most, self._left, self._last = most, most, 0
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         return _HALVES[self._last % 2]
 
     def take(self, token: int) -> bool:
@@ -233,7 +233,7 @@ class Client:
             return
         rule, said, reason = Rule(self._rule), list[int](), ""
         while not reason:
-            token = _next(chain, job.sampling, rule.words() if self._rule else None)
+            token = _next(chain, job.sampling, rule.allowed_mask() if self._rule else None)
             if token in job.end_ids:
                 reason = "stop"
                 break
@@ -264,7 +264,7 @@ class World(Unwatched):
         self.model = Model(slots, pages, chunk, beside, noise.choice((1, 2)), noise, self._meddle)
         self.store: Store = PagedStore(pages) if paged else SlotStore(slots, _CONTEXT)
         if not paged and noise.random() < 0.6:
-            self.model.recurrent, self.model.most_verified, self.model.under_way = True, 1, 1
+            self.model.recurrent, self.model.most_verified, self.model.most_under_way = True, 1, 1
             self.store = SlotStore(slots, _CONTEXT, False, noise.choice((0, 1, 3, 8)))
         # Without a proposer it is the model itself.
         runner = SpeculatingRunner(self.model, Guesser(noise) if noise.random() < 0.4 else None)

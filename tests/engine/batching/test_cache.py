@@ -137,7 +137,7 @@ def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
     assert first is not None
     first.started = PAGE
     store.commit(first, ids, PAGE)
-    assert store.keep(first) == 0
+    assert store.checkpoint_to_save(first) == 0
     first.started = PAGE + 1  # a step was started whose token nobody knows
     store.end(first)
     cancelled = store.begin(ids, len(ids))
@@ -149,11 +149,11 @@ def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
     other = store.begin(prompt(2, PAGE + 1), PAGE + 1)
     assert other is not None and other.cached == 0
     store.commit(other, prompt(2, PAGE + 1), PAGE)
-    assert store.keep(other) is None
-    assert store.resume(again) == 0
-    assert store.keep(other) == 0
+    assert store.checkpoint_to_save(other) is None
+    assert store.checkpoint_to_restore(again) == 0
+    assert store.checkpoint_to_save(other) == 0
     store.commit(other, prompt(2, PAGE + 1), PAGE + 1)
-    assert store.keep(other) is None  # it is not at a border
+    assert store.checkpoint_to_save(other) is None  # it is not at a border
 
 
 def test_a_slot_that_is_taken_has_no_texts_states() -> None:

@@ -29,7 +29,7 @@ MODELS = [("tiny-qwen3", "Q4_K_M"), ("tiny-gptoss", "F16")]
 class Even:
     """A constraint that allows even tokens, and ends the answer at one that 26 divides."""
 
-    def words(self) -> np.ndarray:
+    def allowed_mask(self) -> np.ndarray:
         return np.packbits(np.arange(1024) % 2 == 0, bitorder="little").view(np.uint32)
 
     def take(self, token: int) -> bool:
@@ -57,13 +57,13 @@ class Server:
         assert isinstance(runner, CpuRunner) and runner.slots == slots
         store = make_store(runner, network)
         assert isinstance(store, SlotStore)
-        self.widest, launch = 0, runner.launch
+        self.widest, launch = 0, runner.launch_step
 
         def counted(rows: list[object]) -> None:
             self.widest = max(self.widest, len(rows))
             launch(rows)  # type: ignore[arg-type]
 
-        runner.launch = counted  # type: ignore[assignment, method-assign]
+        runner.launch_step = counted  # type: ignore[assignment, method-assign]
         self.scheduler = Scheduler(runner, store, Unwatched(), 1000)
         self._thread = threading.Thread(target=self.scheduler.run)
         self._thread.start()

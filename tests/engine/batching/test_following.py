@@ -34,7 +34,7 @@ class Grammar:
     def __init__(self, most: int) -> None:
         self._left, self._last = most, 0
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         return np.full(VOCABULARY // 32, 0x55555555 << self._last % 2, np.uint32)
 
     def take(self, token: int) -> bool:
@@ -57,7 +57,7 @@ def answers(under_way: int) -> tuple[list[object], int]:
     """Answer requests of every kind, which come one by one; then who finds what they left."""
     jobs = of_every_kind()
     with Running(runner(slots=3, pages=16)) as it:
-        it.runner.under_way = under_way
+        it.runner.most_under_way = under_way
         for one in jobs:
             it.scheduler.submit([one])
             wait_until(lambda one=one: one.began, "its begin")  # type: ignore[misc]
@@ -140,7 +140,7 @@ def counted(it: Running, at: int, do: Callable[[], None]) -> None:
 
         return called
 
-    for name in ("fill", "begin", "launch", "collect"):
+    for name in ("fill", "begin_answer", "launch_step", "collect_tokens"):
         setattr(it.runner, name, wrap(getattr(it.runner, name)))
 
 

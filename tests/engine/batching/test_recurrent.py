@@ -43,11 +43,11 @@ class RecurrentToy(ToyRunner):
         super().fill(pages, tokens, start, end)
         self._put(pages, tokens[start:end], start)
 
-    def keep(self, pages: PySequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: PySequence[int], checkpoint: int) -> None:
         assert isinstance(pages, SequencePlace)
         self.copies[checkpoint] = list(self.state[pages.slot])
 
-    def resume(self, pages: PySequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: PySequence[int], checkpoint: int) -> None:
         assert isinstance(pages, SequencePlace)
         self.state[pages.slot] = list(self.copies[checkpoint])
         self.resumed += 1
@@ -79,9 +79,9 @@ class Crowd:
 
     def __init__(self, seed: int) -> None:
         self.rng, self.asked = np.random.default_rng(seed), list[Sequence]()
-        self.runner = RecurrentToy(SLOTS, PAGES, VOCABULARY, chunk=128, beside=64)
+        self.runner = RecurrentToy(SLOTS, PAGES, VOCABULARY, chunk=128, prompt_tokens_per_step=64)
         self.runner.pace = self.go_on
-        self.runner.under_way = int(self.rng.integers(1, 3))
+        self.runner.most_under_way = int(self.rng.integers(1, 3))
         self.heads = [self.words(300), self.words(200)]
         watch = Unwatched()
         watch.preempted = self._preempted  # type: ignore[method-assign]

@@ -46,16 +46,18 @@ def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int
     """Compute a token of each; if the host draws none, two more, each begun before that is read."""
     decoder = decoder_of(1 << (len(requests) - 1).bit_length())
     ahead = 2 if all(request.how.on_device for request in requests) else 0
-    runner.launch([request.row() for request in requests])
+    runner.launch_step([request.row() for request in requests])
     found = [decoder.logits()]  # type: ignore[attr-defined]
     table = decoder.list.table  # type: ignore[attr-defined]
     placed = np.frombuffer(table.copyout(memoryview(bytearray(table.nbytes))), np.int32)
     assert placed[: 2 * len(requests)].tolist() == [p for one in requests for p in one.pages]
     for i in range(ahead + 1):
         if i < ahead:
-            runner.launch([request.next_row() for request in requests])
+            runner.launch_step([request.next_row() for request in requests])
             found.append(decoder.logits())  # type: ignore[attr-defined]
-        for slot, (request, drawn) in enumerate(zip(requests, runner.collect(), strict=True)):
+        for slot, (request, drawn) in enumerate(
+            zip(requests, runner.collect_tokens(), strict=True)
+        ):
             assert drawn.token == request.wanted(found[i][slot])
             assert (drawn.logprobs is None) == (request.top is None)
             request.text.append(drawn.token)
@@ -106,16 +108,16 @@ def test_penalties_count_the_text_of_their_own_request(
     assert again.text == first.text[:8]
     heir.text = [first.text[8]] * 7 + again.text[7:]
     step(runner, [heir], executor.decoder)
-    runner.launch([again.row()])
-    runner.launch([again.next_row()])
-    runner.collect()
+    runner.launch_step([again.row()])
+    runner.launch_step([again.next_row()])
+    runner.collect_tokens()
     step(runner, [again], executor.decoder)
 
 
 class Asked:
     """An executor that notes what it is asked to fill, and how."""
 
-    chunk, beside, context, vocab_size, begins = 512, 64, 1024, 100, True
+    chunk, prompt_tokens_per_step, context, vocab_size, begins = 512, 64, 1024, 100, True
 
     def __init__(self) -> None:
         self.filled: list[tuple[str, int]] = []

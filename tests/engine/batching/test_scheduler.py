@@ -15,12 +15,12 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.cpu_runner import CpuRunner
-from orinllm.batching.runner import Draw, Logprobs, draw
+from orinllm.batching.runner import Draw, Logprobs, draw_token
 from orinllm.batching.scheduler import QueueFullError, Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.fused import piece_beside
+from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
 from orinllm.server.service import Service
@@ -58,7 +58,7 @@ def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     """Return what the toy says when nobody else is there."""
     ids, answer = list(ids), list[int]()
     for _ in range(most):
-        drawn = draw(toy_logits(ids, VOCABULARY), Draw(sampling, ids))
+        drawn = draw_token(toy_logits(ids, VOCABULARY), Draw(sampling, ids))
         ids.append(drawn.token)
         answer.append(drawn.token)
     return answer
@@ -268,7 +268,7 @@ def test_a_long_prompt_does_not_stop_others() -> None:
 
 def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> None:
     it, turns, firsts = Running(runner(slots=8)), [0], list[bool]()
-    fill, launch = it.runner.fill, it.runner.launch
+    fill, launch = it.runner.fill, it.runner.launch_step
     it.watch.token = lambda sequence, gap, first: firsts.append(first)  # type: ignore[method-assign]
 
     def counted(pages: Any, tokens: Any, start: int, end: int) -> None:
@@ -279,7 +279,7 @@ def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> N
         turns.append(0)
         launch(rows)
 
-    it.runner.fill, it.runner.launch = counted, begins  # type: ignore[method-assign]
+    it.runner.fill, it.runner.launch_step = counted, begins  # type: ignore[method-assign]
     jobs = [job(prompt(i, 10), 3) for i in range(8)]
     with it:
         it.scheduler.submit(jobs)
@@ -327,14 +327,14 @@ def test_the_queue_is_fair_and_ends() -> None:
 def test_who_has_its_last_token_is_told_of_a_failure() -> None:
     it, failures = Running(runner(slots=2)), list[str]()
     it.scheduler.failed = failures.append
-    launch = it.runner.launch
+    launch = it.runner.launch_step
 
     def second_breaks(rows: Any) -> None:
         if it.runner.steps:
             raise OSError("the device is gone")
         launch(rows)
 
-    it.runner.launch = second_breaks  # type: ignore[method-assign]
+    it.runner.launch_step = second_breaks  # type: ignore[method-assign]
     short, long = job(prompt(1, 5), 1), job(prompt(2, 5), 5)
     with it:
         it.scheduler.submit([short, long])
@@ -443,7 +443,7 @@ def test_prompts_beside_answers_are_not_cut_into_slivers(
 def test_the_piece_beside_answers_depends_on_machine_and_model(
     sms: int, weights: float, tokens: int
 ) -> None:
-    assert piece_beside(sms, int(2 * weights)) == tokens
+    assert prompt_tokens_per_step(sms, int(2 * weights)) == tokens
 
 
 def test_a_prompt_ends_with_its_first_token_where_nobody_answers() -> None:
@@ -471,14 +471,14 @@ def test_a_prompt_ends_with_its_first_token_where_nobody_answers() -> None:
 def test_a_first_token_is_heard_before_the_second_is_started() -> None:
     """The second step's launches may have to be made."""
     it = Running(runner())
-    one, launch = job(prompt(1, 30), 3), it.runner.launch
+    one, launch = job(prompt(1, 30), 3), it.runner.launch_step
     heard: list[int] = []
 
     def noted(rows: Any) -> None:
         heard.append(len(ear(one).heard))
         launch(rows)
 
-    it.runner.launch = noted  # type: ignore[method-assign]
+    it.runner.launch_step = noted  # type: ignore[method-assign]
     it.scheduler.began = lambda: heard.append(-len(ear(one).heard))
     with it:
         it.scheduler.submit([one])
@@ -497,7 +497,7 @@ def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPat
 
     thread.start()
     reader = asyncio.run_coroutine_threadsafe(send(), loop)
-    post = choices.Post(loop)
+    post = choices.EventBridge(loop)
     post.wait()
     post.put(queue, choices.Event(0, token=7))
     post.flush()
@@ -536,14 +536,14 @@ def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
     """Its end was started, and nobody collects it."""
     it = Running(runner())
     gone, next_ = job(prompt(1, 30), 3), job(prompt(2, 40), 6, SEEDED)
-    begin = it.runner.begin
+    begin = it.runner.begin_answer
 
     def cancelled(row: Any, start: int) -> None:
         begin(row, start)
         if row.draw.before is gone.ids:
             it.scheduler.cancel([gone])
 
-    it.runner.begin = cancelled  # type: ignore[method-assign]
+    it.runner.begin_answer = cancelled  # type: ignore[method-assign]
     with it:
         it.scheduler.submit([gone])
         wait_until(lambda: gone.over, "the end")

@@ -309,13 +309,13 @@ def test_a_device_that_fails_is_one_line() -> None:
 import sys
 import orinllm.command.cli
 from orinllm.batching.cpu_runner import CpuRunner
-collect, asked = CpuRunner.collect, []
+collect, asked = CpuRunner.collect_tokens, []
 def fails(self):
     asked.append(self)
     if len(asked) == 3:
         raise RuntimeError("CUDA Error 700, an illegal memory access\\n  SM 3 fault")
     return collect(self)
-CpuRunner.collect = fails
+CpuRunner.collect_tokens = fails
 orinllm.command.cli.main()
 """
     for words in (["run", "-p", FRANCE], ["chat"]):

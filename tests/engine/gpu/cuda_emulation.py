@@ -18,7 +18,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from orinllm.gpu.device import Toolchain, register
+from orinllm.gpu.device import Toolchain, register_toolchain
 
 HEADER = Path(__file__).with_suffix(".h")
 MULTIPROCESSORS = 2  # few, so that every warp has several rows and blocks share the work unevenly
@@ -213,7 +213,7 @@ def install() -> None:
     module.EMUDevice = EMUDevice  # type: ignore[attr-defined]
     sys.modules["tinygrad.runtime.ops_emu"] = module
 
-    register(
+    register_toolchain(
         "EMU",
         Toolchain(
             lambda device: EmulatedCompiler(), lambda device: MULTIPROCESSORS, lambda device: 1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tinygrad import Device
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.tinygrad_paths import Executor, OneSequence, make_network_runner
+from orinbench.measure.backends.timed_models import Executor, OneSequence, make_network_runner
 from orinbench.model import open_model
 from orinllm.loader import Network, make_runner, plan_network
 

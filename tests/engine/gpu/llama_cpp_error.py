@@ -23,7 +23,7 @@ from tests.engine.gpu import cuda_emulation
 from tinygrad import Context
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.tinygrad_paths import OneSequence
+from orinbench.measure.backends.timed_models import OneSequence
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.batching.fused_runner import FusedRunner

@@ -16,12 +16,12 @@ from tinygrad.device import CompileError
 from tinygrad.helpers import Context
 
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.proposers import Block
+from orinllm.batching.proposers import MtpBlock
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu import device as devices
 from orinllm.gpu import kernel_cache
-from orinllm.gpu.ahead import compile_ahead, launches_for, target
+from orinllm.gpu.compile_ahead import compile_ahead, launches_for, target_gpu
 from orinllm.gpu.encoder import FusedEncoder
 from orinllm.loader import Network, Share, make_runner, plan_network
 from orinllm.sight import projector_of
@@ -51,7 +51,7 @@ def test_a_start_with_cubins_compiles_nothing(
 ) -> None:
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Remembering)
     monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)  # the tiny model is a large one
-    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target(arch, None)
+    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target_gpu(arch, None)
     n = compile_ahead(network, gpu, tmp_path)
     assert len(list(tmp_path.glob("*.cubin"))) == n + 1  # with the probe
     asked = Remembering(gpu.arch)
@@ -62,7 +62,7 @@ def test_a_start_with_cubins_compiles_nothing(
         lambda device: devices.compile_cuda(device, devices.PROBE).decode()[:0] or None,
         lambda device: gpu.arch,
     )
-    devices.register("NULL", toolchain)
+    devices.register_toolchain("NULL", toolchain)
     monkeypatch.setenv(devices.CUBINS, str(tmp_path))
     plan = plan_network(network, "NULL")
     assert plan.fused
@@ -84,10 +84,10 @@ def test_a_start_with_cubins_compiles_nothing(
 @pytest.mark.usefixtures("plain_null")
 def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     hybrid_models.write(tmp_path / "m.gguf", "qwen35", "F16", mtp=True)
-    network, gpu = Network.read(tmp_path / "m.gguf", 128), target("sm_87", None)
+    network, gpu = Network.read(tmp_path / "m.gguf", 128), target_gpu("sm_87", None)
     ahead = {launch.source for launch in launches_for(network, gpu, 1, 2, 4, served=True)}
     asked = Remembering(gpu.arch)
-    devices.register(
+    devices.register_toolchain(
         "NULL",
         devices.Toolchain(
             lambda device: asked,
@@ -102,7 +102,7 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     runner = make_runner(network, plan, share=Share(4, 8))
     assert isinstance(runner, FusedRunner)
     with Context(NULL_ALLOW_COPYOUT=1):
-        block = Block(runner.block(network, network.gguf, network.block()))
+        block = MtpBlock(runner.mtp_block(network, network.gguf, network.mtp_config()))
         runner.warm(verifies=True)
         runner.executor.fill(list(range(3, 40)), 0, 36)
         runner.executor.verify([5, 6], 37)
@@ -121,7 +121,7 @@ def test_the_first_picture_of_any_size_compiles_nothing(
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
     network = Network.read(tmp_path / "tiny.gguf")
     seen = projector_of(tmp_path / "mmproj.gguf", network)
-    compile_ahead(network, target("sm_87", 1), tmp_path / "made", 1, seen)
+    compile_ahead(network, target_gpu("sm_87", 1), tmp_path / "made", 1, seen)
     made = {path.name for path in (tmp_path / "made").iterdir()}
     encode = FusedEncoder(seen[0], seen[1].encoder, "NULL")
     tiles: dict[str, set[str]] = {}
@@ -151,7 +151,7 @@ def test_no_compiler_for_a_gpu_is_one_line(
 
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", refuse)
     with pytest.raises(BadInput) as caught:
-        devices.compile_for(target("sm_87", None))
+        devices.compile_for(target_gpu("sm_87", None))
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 

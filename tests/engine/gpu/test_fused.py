@@ -10,7 +10,7 @@ from tests.engine.conftest import Load
 from tests.engine.gpu.kernels.emulated_buffers import read
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.tinygrad_paths import EngineLoop
+from orinbench.measure.backends.timed_models import EngineLoop
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling

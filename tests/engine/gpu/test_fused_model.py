@@ -164,7 +164,7 @@ def test_weights_arrive_while_launches_are_built(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("orinllm.gpu.weights._PIECE_BESIDE", network.gguf.size_bytes // 3)
-    monkeypatch.setattr("orinllm.gpu.weights.copy_beside", lambda device: copy)
+    monkeypatch.setattr("orinllm.gpu.weights.concurrent_copy", lambda device: copy)
     monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", build)
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)

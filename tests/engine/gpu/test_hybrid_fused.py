@@ -220,14 +220,14 @@ def test_states_go_where_their_text_goes() -> None:
     store = PagedStore(8, StateSlots(2, 1))
     ids = list(range(100, 100 + 2 * PAGE + 9))
     first = store.begin(ids, len(ids))
-    assert first is not None and store.stop(first, 0, len(ids)) == 2 * PAGE
+    assert first is not None and store.piece_end(first, 0, len(ids)) == 2 * PAGE
     first.started = 2 * PAGE
     store.commit(first, ids, 2 * PAGE)
-    assert store.keep(first) == 0 and store.keep(first) is None
+    assert store.checkpoint_to_save(first) == 0 and store.checkpoint_to_save(first) is None
     second = store.begin([*ids[: 2 * PAGE], 1], len(ids))
     assert second is not None and second.cached == 2 * PAGE
     assert second.pages[:2] == first.pages[:2] and second.pages.slot != first.pages.slot
-    assert store.resume(second) == 0 and store.resume(second) is None
+    assert store.checkpoint_to_restore(second) == 0 and store.checkpoint_to_restore(second) is None
     store.end(second)
     first.started = len(ids)
     store.commit(first, ids, len(ids) - 1)  # a step of its last token is under way

@@ -176,11 +176,11 @@ def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> N
     kept.cut(0, 63)
     assert kept.best(0, 999) == (0, None)
     # The last border of a prompt, and equal distances of at least eight pages before it.
-    assert kept.stop(0, 1024, 100) == 64
+    assert kept.piece_end(0, 1024, 100) == 64
     many = Checkpoints(32)
     ends, start = [], 0
     while start < 20000:
-        start = many.stop(start, 20000, 20000)
+        start = many.piece_end(start, 20000, 20000)
         ends.append(start)
     assert ends[-2:] == [19968, 20000] and len(ends) < 18 and all(n % 64 == 0 for n in ends[:-1])
 

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.models import tokenizer
 from tests.engine.other import upstream_models
 
-from orinbench.measure.backends.tinygrad_paths import OneSequence
+from orinbench.measure.backends.timed_models import OneSequence
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.compiler import compiler_path
 from orinllm.loader import Network, make_runner, make_store, plan_network

@@ -25,7 +25,7 @@ from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
 from orinllm.server.options import HttpOptions
 from orinllm.server.service import Service
-from orinllm.server.web.connection import Patient
+from orinllm.server.web.connection import LimitedConnection
 from orinllm.server.web.notify import Watchdog
 
 # httpx reads the machine's certificates for each request without a client, which takes 34 ms.
@@ -92,7 +92,7 @@ def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> 
     config = uvicorn.Config(
         make_app(service, http, "test"),
         port=0,
-        http=Patient.counted_in(service.metrics),
+        http=LimitedConnection.counted_in(service.metrics),
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -16,7 +16,7 @@ from tests.engine.server.toy import toy
 
 from orinllm.server.choices import CallChoice, Choice, Event
 from orinllm.server.engine import Engine
-from orinllm.server.jobs import Run, submit
+from orinllm.server.jobs import RequestJob, submit
 from orinllm.server.web import page
 from orinllm.text.answer import Delta
 from orinllm.text.tools import ToolCall
@@ -130,7 +130,7 @@ def test_each_key_address_and_user_has_its_own_line(
 ) -> None:
     lines = list[str]()
 
-    def kept(engine: Engine, run: Run, goes_on: bool = False) -> None:
+    def kept(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
         lines.append(run.sequences[0].client)
         submit(engine, run, goes_on)
 
@@ -237,7 +237,7 @@ class Page(HTMLParser):
 def test_a_name_cannot_break_out_of_the_page() -> None:
     """The page asks with the exact name, and it runs nothing but its own script."""
     name = """x"></h1><script>alert('1')</script>&amp;{{ 7*7 }}<img src=x onerror=alert(2)>"""
-    reply = page.render(name, "secret")
+    reply = page.chat_page(name, "secret")
     found = Page(bytes(reply.body).decode())
     assert found.model == name
     scripts = [attributes for tag, attributes in found.tags if tag == "script"]

@@ -20,7 +20,7 @@ from tests.engine.server.live import Live, client, live, wait_until
 from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
 
-from orinllm.batching.runner import Draw, draw
+from orinllm.batching.runner import Draw, draw_token
 from orinllm.batching.sequence import Sequence
 from orinllm.choose.sampling import Sampling
 from orinllm.server.web.bodies import MOST_BYTES
@@ -102,7 +102,7 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
 def alone_of(prompt: list[int], how: Sampling, vocabulary: int) -> list[int]:
     ids = list(prompt)
     for _ in range(16):
-        ids.append(draw(toy_logits(ids, vocabulary), Draw(how, ids)).token)
+        ids.append(draw_token(toy_logits(ids, vocabulary), Draw(how, ids)).token)
     return ids[len(prompt) :]
 
 
@@ -303,7 +303,7 @@ def test_a_failure_in_the_middle_is_an_event() -> None:
         def broken(rows: object) -> None:
             raise OSError("the device is gone")
 
-        runner(server).launch = broken  # type: ignore[method-assign]
+        runner(server).launch_step = broken  # type: ignore[method-assign]
         with pytest.raises(openai.APIError, match="the device is gone"):
             list(chunks)
         wait_until(lambda: bool(server.failures), "the failure")  # said after the event

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from orinboard.files import Files
 from orinboard.meter import Sample
 from orinboard.readings import Rail, Readings
-from orinllm.server.energy import PhaseEnergy, measure
+from orinllm.server.energy import PhaseEnergy, measure_phases
 from orinllm.server.metrics import Metrics
 
 WATTS = {"prefill": 50.0, "decode": 30.0, "idle": 8.0}
@@ -48,7 +48,7 @@ def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPa
         while sample_at <= end:
             now[0] = max(now[0], sample_at)
             rail = Rail("VDD_IN", "1-0040", watts=WATTS[phase], chip="ina3221")
-            energy.took(Sample(now[0], now[0], (rail,)), 0.5)
+            energy.add_sample(Sample(now[0], now[0], (rail,)), 0.5)
             sample_at += draw.uniform(0.018, 0.022)
         now[0] = end
         true[phase] += WATTS[phase] * seconds
@@ -72,7 +72,7 @@ def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPa
 def test_threads_that_take_turns() -> None:
     """The sampler is a thread among eight: what it saw is shared, and each phase has its part."""
     device, busy, draw = Device(), threading.Event(), random.Random(5)
-    energy = measure(CollectorRegistry(), [device.read])
+    energy = measure_phases(CollectorRegistry(), [device.read])
     assert energy is not None
     energy.watch(busy.is_set)
     end = time.monotonic() + 3
@@ -110,7 +110,7 @@ def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.Monk
         now[0] += 0.01
         times.append(now[0])
         rail = Rail("VDD_IN", "1", watts=40.0, chip="ina3221")
-        energy.took(Sample(now[0], now[0], (rail,)), 5.0)
+        energy.add_sample(Sample(now[0], now[0], (rail,)), 5.0)
         if number % 3 == 0:
             energy.worked("decode", 0.01 if number == 0 else 0.03)
     found = shown(energy)
@@ -123,7 +123,7 @@ def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.Monk
 
 def test_a_machine_without_rails_shows_none() -> None:
     registry = CollectorRegistry()
-    assert measure(registry, [lambda files: Readings()]) is None
+    assert measure_phases(registry, [lambda files: Readings()]) is None
     metrics = Metrics()
     metrics.measure([lambda files: Readings()])
     metrics.worked("decode", 1.0)

@@ -240,7 +240,7 @@ def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
 class Placed:
     """An executor that notes where it was placed when it verified."""
 
-    chunk = beside = most_verified = context = vocab_size = 4
+    chunk = prompt_tokens_per_step = most_verified = context = vocab_size = 4
     begins = True
 
     def __init__(self) -> None:

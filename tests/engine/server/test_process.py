@@ -73,7 +73,7 @@ def broken(systemd: Systemd, folder: Path, how: str) -> tuple["subprocess.Popen[
     """Start a server whose first token does something else; return it, and its log."""
     program = (
         "from orinllm.batching.cpu_runner import CpuRunner\n"
-        f"CpuRunner.collect = lambda self: {how}\n"
+        f"CpuRunner.collect_tokens = lambda self: {how}\n"
         "from orinllm.command.cli import main\n"
         "main()\n"
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
 from orinllm.batching.cache import PagedStore
-from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, draw
+from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, draw_token
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.watch import Watch
 from orinllm.choose.hidden_states import Pooling
@@ -47,17 +47,17 @@ class ToyRunner:
     pages: int
     vocab_size: int
     chunk: int = 128
-    beside: int = 64
+    prompt_tokens_per_step: int = 64
     step_seconds: float = 0.0
     pace: Callable[[], None] = lambda: None  # called before a step's tokens are there
     script: Callable[[int], int] | None = None
     computed: int = 0  # tokens of prompts
     steps: int = 0
     verified: int = 0  # steps that took several tokens of one sequence
-    ahead: int = 0
+    most_ahead: int = 0
     name: str = "toy"
     context: int = 2048
-    under_way: int = 2
+    most_under_way: int = 2
     begun: int = 0  # prompts whose end was computed with the token behind it
     followed: int = 0  # steps that began before the tokens of the one before were collected
     widest: int = 0  # most rows of a step
@@ -75,10 +75,10 @@ class ToyRunner:
             self._cells[pages[position // PAGE], position % PAGE] = tokens[position]
         self.computed += end - start
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are no recurrent states."""
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are none."""
 
     def hidden_states(
@@ -89,14 +89,14 @@ class ToyRunner:
         held = self._held(pages, end)
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
         self.fill(row.pages, row.draw.before, start, row.position)
         self.begun += 1
-        self.launch([row])
+        self.launch_step([row])
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         assert 0 < len(rows) <= self.slots
         self.steps += 1
         self.widest = max(self.widest, len(rows))
@@ -109,9 +109,9 @@ class ToyRunner:
             self.followed += 1
         pairs = zip(rows, tokens, strict=True)
         self._steps.append([self._token(row, token) for row, token in pairs])
-        assert len(self._steps) <= self.under_way
+        assert len(self._steps) <= self.most_under_way
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         time.sleep(self.step_seconds)
         self.pace()
         return self._steps.popleft()
@@ -143,7 +143,7 @@ class ToyRunner:
             return Drawn(self.script(row.position - first), found)
         held = self._held(row.pages, row.position + 1)
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
-        return draw(toy_logits(held, self.vocab_size), how)
+        return draw_token(toy_logits(held, self.vocab_size), how)
 
     def _held(self, pages: Sequence[int], end: int) -> list[int]:
         """Return the tokens of a sequence as they lie in its pages."""

@@ -191,7 +191,7 @@ def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) ->
 
     job = {"data": base64.b64encode(data()).decode(), "way": "square", "sizes": {"size": 8}}
     with pytest.raises(BadInput, match=said):
-        _decoder().do(job)
+        _decoder().run_job(job)
 
 
 def seeing(path: Path, kind: str) -> Sight:

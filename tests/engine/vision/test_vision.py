@@ -15,7 +15,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.errors import BadInput
 from orinllm.loader import Network, make_store, plan_network
-from orinllm.model import Header, Model, Piece
+from orinllm.model import AnswerToken, Header, Model
 from orinllm.sight import Sight, read_projector, with_pictures
 
 GREEDY = Sampling(temperature=0)
@@ -38,7 +38,7 @@ def load(files: Path, kind: str, device: str = "CPU") -> Model:
     return Model.load(files / f"{kind}.gguf", device=device, mmproj=files / f"mmproj-{kind}.gguf")
 
 
-def tokens_of(answer: Iterable[Piece]) -> list[int]:
+def tokens_of(answer: Iterable[AnswerToken]) -> list[int]:
     """Those of an answer; a piece without one is the end of its text."""
     return [piece.token for piece in answer if piece.token >= 0]
 

@@ -24,7 +24,7 @@ from tests.nixos.pid1 import (
 )
 from tests.nixos.recorded import recorded, units
 
-from orinboard.replay import FILE, save
+from orinboard.replay import FILE, save_recording
 from orinexporter import scenario
 
 MODULES = Path(__file__).resolve().parents[3] / "nixos" / "modules"
@@ -75,7 +75,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.write("/etc/systemd/system.conf", limits)
     machine.write("/etc/nvpmodel.conf", config())
     with (machine.folder("/srv/recording") / FILE).open("w") as file:
-        save(scenario.frames(), file)
+        save_recording(scenario.frames(), file)
     write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
     machine.folder("/var/lib/orin-textfile")
     with machine:

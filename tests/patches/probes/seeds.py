@@ -81,7 +81,7 @@ def decode(model: Path, path: str, count: int, logits: Path | None) -> list[int]
 def fused_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
     """Tokens by the engine's fused kernels."""
     from orinbench.check.greedy import tinygrad_greedy
-    from orinbench.measure.backends.tinygrad_paths import OneSequence, load_runner
+    from orinbench.measure.backends.timed_models import OneSequence, load_runner
 
     executor = OneSequence(load_runner(str(model), CONTEXT))
     generation = tinygrad_greedy(executor, PROMPT, count)
@@ -147,7 +147,7 @@ def close_device() -> None:
 def one_seed(seed: int, model: Path, path: str, count: int, logits: Path | None) -> dict[str, Any]:
     """Decode on a model of the hardware of its own; the last one's has no descriptor any more."""
     from nvgpusim.orin.kernel import Kernel
-    from nvgpusim.orin.report import Journal, collect
+    from nvgpusim.orin.report import Journal, collect_report
     from nvgpusim.orin.shim import Simulation, make_executor
 
     simulation = Simulation.current
@@ -160,7 +160,7 @@ def one_seed(seed: int, model: Path, path: str, count: int, logits: Path | None)
     simulation.seam.backend.kernel = kernel  # type: ignore[attr-defined]
     tokens = decode(model, path, count, logits)
     close_device()
-    report = collect(kernel)
+    report = collect_report(kernel)
     wrong = {k: report[k] for k in ("faults", "notes", "leaks", "refusals") if report[k]}
     unknown = [rule for rule in report["rules"] if rule.endswith((".unknown", ".not-modelled"))]
     wrong |= {"unknown": unknown} if unknown else {}

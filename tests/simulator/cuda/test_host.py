@@ -10,7 +10,7 @@ from tests.patches.conftest import wheel_file
 from tests.simulator.cuda.test_cuda import FLAGS, run
 
 from nvgpusim.cuda.command import build_stand_in
-from nvgpusim.cuda.lines import Lines
+from nvgpusim.cuda.lines import SourceLines
 
 SOURCE = Path(__file__).parent / "host.cu"
 FAULTS = {
@@ -119,6 +119,6 @@ def test_a_template_has_its_callers_line(tmp_path: Path, monkeypatch: pytest.Mon
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("ADDED", "main\nx.cu:47\n")
-    assert Lines("program").of((1, 2)) == "x.cu:47"
+    assert SourceLines("program").source_line((1, 2)) == "x.cu:47"
     monkeypatch.setenv("ADDED", "_start\n??:?\n")
-    assert Lines("program").of((1, 2)) == "/tmp/tmpxft_1-6_x.cudafe1.cpp:10"
+    assert SourceLines("program").source_line((1, 2)) == "/tmp/tmpxft_1-6_x.cudafe1.cpp:10"

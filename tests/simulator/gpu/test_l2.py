@@ -76,7 +76,7 @@ def test_evictions_come_from_the_seed() -> None:
         pages = GpuAddressSpace("space")
         pages.map(Mapping(VA, 1 << 16, buf, flags=l2.CACHEABLE))
         pages.store(lanes(*range(0, 1 << 16, 128)), np.full((512, 4), 3, np.uint8))
-        l2.board().moment()
+        l2.board().between_grids()
         return [int(n) for n in np.flatnonzero(buf.array[::128] == 3)]
 
     assert after("keep", 1) == []

@@ -12,7 +12,7 @@ import pytest
 
 from nvgpusim.cli import main
 from nvgpusim.errors import SimError
-from nvgpusim.orin.judge import NOWHERE, Bench, Sequence, agreement_table, judge, load
+from nvgpusim.orin.judge import NOWHERE, Sequence, SequenceBoard, agreement_table, judge, load
 
 ANSWERS = Path(__file__).parent / "data" / "nvgpu-answers.json.gz"
 
@@ -94,7 +94,7 @@ def test_what_the_model_does_not_make_is_a_difference(sequences: list[Sequence])
 
 def test_no_descriptor_is_one_that_is_to_be_open_nowhere(sequences: list[Sequence]) -> None:
     many = pick(sequences, "36.4.3", "rule/chan/subctx 64 async")
-    bench = Bench(many)
+    bench = SequenceBoard(many)
     calls = [{"dmabuf": f"b{i}", "size": "0x1000", "mode": "rw"} for i in range(120)]
     for call in calls:
         bench._play(call)

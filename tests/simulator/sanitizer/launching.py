@@ -68,12 +68,12 @@ def arguments(kernel: Kernel, case: Case, extents: Extents, buf: DmaBuf) -> byte
             size = int(whole or wrote)
             extents.alloc(at, size, f"buffer {variable.name[-1]}", "test.py:1")
             if kind in "ipz":
-                extents.written(at, int(wrote))
+                extents.written_by_host(at, int(wrote))
             data = buf.array[at - BASE : at - BASE + int(wrote)]
             if kind in "ip":
                 data[:] = np.arange(-(-int(wrote) // 4), dtype="<i4").view(np.uint8)[: int(wrote)]
             if kind == "w":
-                extents.written(at, 8)
+                extents.written_by_host(at, 8)
                 data[:8] = np.frombuffer(struct.pack("<Q", 0x123456789000), np.uint8)
             if kind == "f":
                 extents.free(at, "test.py:2")

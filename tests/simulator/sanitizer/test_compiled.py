@@ -70,7 +70,7 @@ def watched(code: Code, compiled: bool) -> Any:
     out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
     extents.alloc(out, size, "out", "test.py:1")
     extents.alloc(data, SEEDS.nbytes - 128, "given", "test.py:2")
-    extents.written(data, SEEDS.nbytes - 600)
+    extents.written_by_host(data, SEEDS.nbytes - 600)
     bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
     launch = Launch(
         code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, compiled=compiled,

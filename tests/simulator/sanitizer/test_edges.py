@@ -55,7 +55,7 @@ def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
     extents.alloc(out, FULL, "out", "test.py:1")
     if how.known:
         extents.alloc(given, how.size, "given", "test.py:2")
-        extents.written(given, how.wrote)
+        extents.written_by_host(given, how.wrote)
     else:
         mapping.buf.asked = FULL + how.size
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)

@@ -19,7 +19,7 @@ from tests.telemetry.conftest import Tree, idle
 
 from orinboard.energy import ASK_SECONDS, EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.meter import MODULE, Meter, Sample, window
+from orinboard.meter import MODULE, Meter, Sample, samples_between
 from orinboard.readings import Rail, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Outbox, Sampling, Status
@@ -210,14 +210,14 @@ def test_one_name_on_two_devices_is_two_rails() -> None:
 def test_a_window_is_cut_out_of_the_samples() -> None:
     """A ramp of 10 W/s: from 1.23 s to 4.57 s it draws what the integral says."""
     samples = [sample(t / 10, t) for t in range(100)]
-    energy = run(window(samples, 1.23, 4.57)).energy()
+    energy = run(samples_between(samples, 1.23, 4.57)).energy()
     assert energy.total_joules == pytest.approx(5 * (4.57**2 - 1.23**2))
     assert energy.seconds == pytest.approx(3.34)
     # Shorter than the distance of two samples.
-    energy = run(window(samples, 2.31, 2.36)).energy()
+    energy = run(samples_between(samples, 2.31, 2.36)).energy()
     assert energy.total_joules == pytest.approx(5 * (2.36**2 - 2.31**2))
     counters = [counter(0.0, 10.0), counter(1.0, 20.0), counter(2.0, 40.0)]
-    assert run(window(counters, 0.5, 1.5)).energy().total_joules == pytest.approx(15.0)
+    assert run(samples_between(counters, 0.5, 1.5)).energy().total_joules == pytest.approx(15.0)
 
 
 def test_a_window_outside_the_samples_is_a_gap() -> None:

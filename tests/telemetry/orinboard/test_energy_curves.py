@@ -374,7 +374,7 @@ def test_joules_by_phase_on_a_chip_that_waits(
                 energy.worked(phase, end - begin)
         now[0] = clock()
         began.append(sample.seconds)
-        energy.took(sample, status.max_gap)
+        energy.add_sample(sample, status.max_gap)
 
     Sampling(bench.roots, HERTZ, clock=Clock(clock, clock, sleep), draw=draw).run(wait, take)
     (family, _) = energy.collect()

@@ -72,8 +72,8 @@ def check(roots: Roots) -> None:
     for reader in SOURCES.values():
         readings += reader(Files(roots))
     sampling, meter = Sampling(roots, 10), Meter(0.5)
-    meter.add(sampling.take())
-    meter.add(sampling.take())
+    meter.add(sampling.read_sensors())
+    meter.add(sampling.read_sensors())
     assert all(math.isfinite(joules) for joules in meter.counters().values())
     assert not {"OverflowError", "ValueError", "TypeError"} & set(sampling._errors)
     sampling._power.close()

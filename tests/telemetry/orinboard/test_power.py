@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor, xavier
 
-from orinboard.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
+from orinboard.boundary import (
+    AGX_ORIN_INPUTS,
+    check_rail_choice,
+    energy_boundary,
+    module_watts,
+    rail_keys,
+)
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Link, Roots
 from orinboard.meter import Meter, Sample
@@ -183,11 +189,11 @@ def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
 def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:
     sampling = Sampling(Roots(), 100)
     sampling._read_seconds = 0.03
-    assert sampling.length() == pytest.approx(0.033)
+    assert sampling.next_period() == pytest.approx(0.033)
     # With three looks in each of the chip's cycles no value is missed.
     sampling = Sampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
-    sampling.take()
-    assert sampling.length() == pytest.approx(0.28)
+    sampling.read_sensors()
+    assert sampling.next_period() == pytest.approx(0.28)
 
 
 def rail(name: str, device: str = "1-0040", chip: str = "ina3221", watts: float = 1.0) -> Rail:
@@ -225,7 +231,7 @@ VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
 def test_which_rails_make_up_a_machine(
     rails: tuple[Rail, ...], summed: tuple[str, ...] | None, words: str | None
 ) -> None:
-    found = boundary(rails)
+    found = energy_boundary(rails)
     assert (found.rails if found else None) == summed
     assert found is None or (words and found.words.startswith(words))
     known = found is not None and found.module
@@ -235,11 +241,11 @@ def test_which_rails_make_up_a_machine(
 def test_two_rails_of_one_name() -> None:
     rails = (rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238"), rail("GPU"))
     assert rail_keys(rails) == ("VIN@2-0044", "VIN@2-0045", "GPU")
-    chosen = boundary(rails, ("VIN@2-0045",))
+    chosen = energy_boundary(rails, ("VIN@2-0045",))
     assert chosen and chosen.rails == ("VIN@2-0045",)
     assert "VIN@2-0045" in chosen.words
     with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):
-        check_choice(("VIN",), rails)
+        check_rail_choice(("VIN",), rails)
     assert rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
 
 
@@ -349,7 +355,7 @@ def test_a_child_of_ours_counts_as_us() -> None:
 
     child = subprocess.Popen(["sleep", "60"])
     try:
-        assert {os.getpid(), child.pid} <= nvml.family(os.getpid())
+        assert {os.getpid(), child.pid} <= nvml.process_tree(os.getpid())
     finally:
         child.kill()
         child.wait()

@@ -12,7 +12,7 @@ from orinboard.readings import Clock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
 from orinboard.sensors.gpu import sm_count
-from orinboard.sensors.hwmon import nodes, read_rails
+from orinboard.sensors.hwmon import nodes_named, read_rails
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import cpu_list, read_identity, read_power_mode
 from orinboard.sensors.thermal import read_coolings, read_zones
@@ -85,7 +85,7 @@ def test_a_node_that_vanishes_after_it_was_listed(
     listed = Files.entries
     monkeypatch.setattr(Files, "entries", lambda self, path: [*listed(self, path), "hwmon77"])
     files = Files(roots)
-    assert len(nodes(files, "ina3221")[0]) == 2 and files.errors == []
+    assert len(nodes_named(files, "ina3221")[0]) == 2 and files.errors == []
 
 
 @pytest.mark.parametrize(

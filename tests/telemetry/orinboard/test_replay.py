@@ -19,9 +19,9 @@ from orinboard.replay import (
     Player,
     RecordingError,
     TreeOnDisk,
-    load,
-    observe,
-    save,
+    load_recording,
+    recorded_frames,
+    save_recording,
 )
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sensors.system import read_memory
@@ -39,14 +39,14 @@ def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n:
 
     def some() -> list[Frame]:
         taken = []
-        for number, frame in enumerate(observe(roots, 0.01, stop), 1):
+        for number, frame in enumerate(recorded_frames(roots, 0.01, stop), 1):
             taken.append(frame)
             if number == frames:
                 stop.set()
             between(number)
         return taken
 
-    save(some(), text)
+    save_recording(some(), text)
     return text.getvalue()
 
 
@@ -54,7 +54,7 @@ def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n:
 def test_a_recording_exposes_what_the_board_did(name: str, show: Show, tmp_path: Path) -> None:
     roots = show(BOARDS[name]())
     (tmp_path / FILE).write_text(record(roots, 1))
-    with Player(lambda: load(tmp_path)) as player:
+    with Player(lambda: load_recording(tmp_path)) as player:
         assert exposition(player.stage.roots) == exposition(roots)
 
 
@@ -66,7 +66,7 @@ def test_only_what_changed_is_written_again(show: Show, stage: TreeOnDisk, tmp_p
             stage.apply({f"{DEVFREQ}/device/load": "512\n", "var/lib/nvpmodel/status": None})
 
     (tmp_path / FILE).write_text(record(roots, 3, change))
-    first, second, third = load(tmp_path)
+    first, second, third = load_recording(tmp_path)
     assert len(first.changes) > 150
     assert second.changes == {
         f"{DEVFREQ}/device/load": "512\n",
@@ -170,20 +170,20 @@ def test_nothing_is_left_on_disk() -> None:
 def test_a_bad_recording_is_named_by_line(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(RecordingError, match=FILE) as caught:
-        load(tmp_path)
+        load_recording(tmp_path)
     assert complaint in str(caught.value)
 
 
 def test_bytes_that_are_no_text_are_no_recording(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(bytes(range(256)))
     with pytest.raises(RecordingError, match=f"{FILE}, line 1: "):
-        load(tmp_path)
+        load_recording(tmp_path)
 
 
 def test_a_recording_that_was_cut_short_keeps_its_whole_frames(tmp_path: Path) -> None:
     whole = HEADER + '{"t": 0, "files": {"sys/a": "1"}}\n{"t": 1, "files": {"sys/a": "2"}}\n'
     (tmp_path / FILE).write_text(whole[:-15])
-    assert [frame.seconds for frame in load(tmp_path)] == [0.0]
+    assert [frame.seconds for frame in load_recording(tmp_path)] == [0.0]
 
 
 def test_links_and_gates_survive_json(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_links_and_gates_survive_json(tmp_path: Path) -> None:
         "sys/c": None,
         "sys/d": "x",
     }
-    save([Frame(0.0, changes)], text)
+    save_recording([Frame(0.0, changes)], text)
     (tmp_path / FILE).write_text(text.getvalue())
-    assert load(tmp_path) == [Frame(0.0, changes)]
+    assert load_recording(tmp_path) == [Frame(0.0, changes)]
     assert all(json.loads(line) for line in text.getvalue().splitlines())
 
 

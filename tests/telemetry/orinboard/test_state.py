@@ -184,7 +184,7 @@ def test_requirements(
 def test_a_requirement_that_does_not_exist() -> None:
     with pytest.raises(BenchError, match="no condition is called 'cold': there are maxn, pinned"):
         board.require_board("maxn,cold")
-    assert require.parse("MAXN, pinned,maxn") == ("maxn", "pinned")
+    assert require.parse_conditions("MAXN, pinned,maxn") == ("maxn", "pinned")
 
 
 def test_warnings_of_a_run(show: Show) -> None:

@@ -20,7 +20,7 @@ from tests.telemetry.conftest import (
 
 import orinexporter
 from orinboard.files import Roots
-from orinboard.replay import FILE, load, save
+from orinboard.replay import FILE, load_recording, save_recording
 from orinboard.sources import Board
 from orinexporter import scenario
 from orinexporter.cli import main
@@ -60,7 +60,7 @@ def recording(tmp_path: Path) -> Path:
     directory = tmp_path / "recording"
     directory.mkdir()
     with (directory / FILE).open("w") as file:
-        save(scenario.frames(step=0.5), file)
+        save_recording(scenario.frames(step=0.5), file)
     return directory
 
 
@@ -212,7 +212,7 @@ def test_record_then_replay(show: Show, tmp_path: Path) -> None:
         code, out, err = run(*directories, *arguments, "--interval", "0.2")
         assert (code, out) == (0, "") and f"frames in {target / FILE}" in err
         assert err.startswith(f"jetson-exporter: recording into {target / FILE}\n")
-        frames = load(target)
+        frames = load_recording(target)
         assert all(frame.seconds >= round(0.2 * n, 3) for n, frame in enumerate(frames))
         if in_time := 4 <= len(frames) <= 6 and frames[0].seconds < 0.2:
             break
@@ -240,7 +240,7 @@ def test_ctrl_c_keeps_what_was_recorded(show: Show, tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    assert len(load(tmp_path)) >= 3
+    assert len(load_recording(tmp_path)) >= 3
     process.communicate()
 
 
@@ -250,7 +250,7 @@ def test_a_disk_that_fills_up(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("orinexporter.cli.save", full)
+    monkeypatch.setattr("orinexporter.cli.save_recording", full)
     assert exit_code(main, "record", str(tmp_path)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.endswith(f"{tmp_path / FILE}: No space left on device; the frames before are whole")

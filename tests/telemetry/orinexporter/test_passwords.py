@@ -61,7 +61,7 @@ def test_guesses_of_passwords_hold_no_scrape_up(
         monkeypatch.setattr(bcrypt, "checkpw", slow)
         right = basic("prom", "sesame")
         assert ask(server, "/metrics", Authorization=right)[0] == 200
-        clients = [socket.create_connection(server.where) for _ in range(20)]
+        clients = [socket.create_connection(server.address) for _ in range(20)]
         for client in clients:
             head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
             client.sendall(f"{head}{basic('prom', 'guess')}\r\n\r\n".encode())

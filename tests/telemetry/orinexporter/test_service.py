@@ -19,10 +19,10 @@ from tests.telemetry.conftest import BOARDS, VARYING, Tree, idle, maxn_load
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
-from orinboard.replay import FILE, TreeOnDisk, save
+from orinboard.replay import FILE, TreeOnDisk, save_recording
 from orinboard.sources import Board, Snapshot
 from orinexporter import page, scenario
-from orinexporter.history import Point, grown
+from orinexporter.history import Point, counted_events
 from orinexporter.history import point as moment
 from orinexporter.scenario import HWMON
 from orinexporter.service import MOST_FORMATS, Exporter
@@ -41,7 +41,7 @@ def server(show: Show, patient: None) -> Iterator[Server]:
 
 
 def get(server: Server, path: str, accept: str = "") -> tuple[int, dict[str, str], str]:
-    host, port = server.where
+    host, port = server.address
     connection = http.client.HTTPConnection(host, port, timeout=10)
     connection.request("GET", path, headers={"Accept": accept} if accept else {})
     answer = connection.getresponse()
@@ -225,7 +225,7 @@ def test_throttle_events_in_the_history() -> None:
         point(10, 1.0, oc3=9),
         point(15, 1.0, oc3=2),
     ]
-    assert [(p.seconds, events) for p, events in grown(history)] == [
+    assert [(p.seconds, events) for p, events in counted_events(history)] == [
         (5, {"oc3": 2}),
         (15, {"oc3": 2}),
     ]
@@ -233,7 +233,7 @@ def test_throttle_events_in_the_history() -> None:
 
 
 def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
-    silent = [socket.create_connection(server.where) for _ in range(20)]
+    silent = [socket.create_connection(server.address) for _ in range(20)]
     assert get(server, "/healthz")[0] == 200
     # It did not wait until they were cut off: they still are connected.
     assert select.select(silent, [], [], 0)[0] == []
@@ -321,7 +321,7 @@ def test_no_growth(tmp_path: Path) -> None:
     scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "600"))
     scrapers, slow = 50, 200 if scrapes > 5000 else 40
     with (tmp_path / FILE).open("w") as file:
-        save(scenario.frames(step=0.5), file)
+        save_recording(scenario.frames(step=0.5), file)
     process = subprocess.Popen(
         [sys.executable, "-m", "orinexporter.cli", "--replay", str(tmp_path),
          "--listen", "127.0.0.1:0", "--budget", "30"],

@@ -116,7 +116,7 @@ def test_processes_by_their_gpu_memory(show: Show) -> None:
 def test_axes_fit_what_they_show() -> None:
     for greatest, full in ((0, 10), (9.4, 10), (9.6, 20), (27, 30), (29, 40), (58, 80), (96, 200)):
         assert page.full_scale(greatest, 10) == full
-    assert [page.size(n) for n in (5, 2048, 3 << 20, 3 << 30)] == [
+    assert [page.bytes_text(n) for n in (5, 2048, 3 << 20, 3 << 30)] == [
         "5 B", "2.0 KiB", "3.0 MiB", "3.0 GiB",
     ]  # fmt: skip
 

@@ -47,7 +47,7 @@ def ask(
     context: ssl.SSLContext | None = None,
     **headers: str,
 ) -> tuple[int, dict[str, str], bytes]:
-    host, port = server.where
+    host, port = server.address
     if context is None:
         connection = http.client.HTTPConnection(host, port, timeout=20)
     else:
@@ -257,10 +257,10 @@ def test_clients_that_never_begin_tls_take_no_descriptors(
     certificate(tmp_path, "one")
     trust = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
     with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
-        kept = http.client.HTTPSConnection(*server.where, timeout=60, context=trust)
+        kept = http.client.HTTPSConnection(*server.address, timeout=60, context=trust)
         kept.request("GET", "/healthz")
         kept.getresponse().read()
-        silent = [socket.create_connection(server.where, timeout=60) for _ in range(40)]
+        silent = [socket.create_connection(server.address, timeout=60) for _ in range(40)]
 
         def waiting(client: socket.socket) -> bool:
             client.setblocking(False)
@@ -329,7 +329,7 @@ def test_five_hundred_dripping_clients(show: Show, monkeypatch: pytest.MonkeyPat
         before, threads = descriptors(), len(os.listdir("/proc/self/task"))
         dripping = []
         for _ in range(500):
-            one = socket.create_connection(server.where)
+            one = socket.create_connection(server.address)
             one.sendall(b"GET /metrics HTTP/1.1\r\nHo")
             dripping.append(one)
         assert ask(server, "/metrics")[0] == 200
@@ -353,13 +353,13 @@ def test_five_hundred_dripping_clients(show: Show, monkeypatch: pytest.MonkeyPat
 
 def test_an_answer_gives_the_client_new_time(show: Show) -> None:
     with served(show(idle())) as server:
-        connection = http.client.HTTPConnection(*server.where, timeout=20)
+        connection = http.client.HTTPConnection(*server.address, timeout=20)
         ends = []
         for _ in range(2):
             connection.request("GET", "/healthz")
             connection.getresponse().read()
             (client,) = server._server.server_state.connections
-            assert isinstance(client, web.Guarded)
+            assert isinstance(client, web.LimitedConnection)
             ends.append(client._deadline.when())
         assert ends[1] > ends[0]
         connection.close()
@@ -372,7 +372,7 @@ def test_of_too_many_the_one_that_waits_longest_is_cut(
     with served(show(idle())) as server:
         clients = []
         for number in range(4):
-            clients.append(socket.create_connection(server.where, timeout=20))
+            clients.append(socket.create_connection(server.address, timeout=20))
             there = server._server.server_state.connections
             assert until(lambda: len(there) == min(number + 1, 3))  # noqa: B023
         with contextlib.suppress(ConnectionResetError):
@@ -394,7 +394,7 @@ def test_of_too_many_a_scraper_outranks_a_dripper(
     with served(show(idle())) as server, contextlib.ExitStack() as stack:
 
         def connect() -> socket.socket:
-            client = socket.create_connection(server.where, timeout=20)
+            client = socket.create_connection(server.address, timeout=20)
             return stack.enter_context(contextlib.closing(client))
 
         def answered() -> bool:
@@ -442,7 +442,7 @@ def test_a_client_that_never_reads_its_answer(show: Show, monkeypatch: pytest.Mo
     monkeypatch.setattr(web, "DEADLINE_SECONDS", 1.0)
     with served(show(idle())) as server:
         before = descriptors()
-        deaf = socket.create_connection(server.where)
+        deaf = socket.create_connection(server.address)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
         assert until(lambda: descriptors() <= before + 1)

@@ -81,8 +81,8 @@ def device_check_command(
         model=model,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report = begin(check, fresh)
-    return take(check, report, [step for step in STEPS if step.name in names], Messages())
+    report = begin_report(check, fresh)
+    return take_steps(check, report, [step for step in STEPS if step.name in names], Messages())
 
 
 def versions() -> dict[str, str | None]:
@@ -94,7 +94,7 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def begin(check: Check, fresh: bool) -> dict[str, Any]:
+def begin_report(check: Check, fresh: bool) -> dict[str, Any]:
     """Return the report to go on with, or a new one; raises BenchError for another check's."""
     path = check.folder / REPORT
     new = {
@@ -116,7 +116,7 @@ def begin(check: Check, fresh: bool) -> dict[str, Any]:
     return old
 
 
-def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Messages) -> int:
+def take_steps(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Messages) -> int:
     """Take the steps that the report lacks, record each; returns the exit code."""
     path = check.folder / REPORT
     scrub = Scrubber(machine_secrets() | {str(check.folder)})
@@ -132,7 +132,7 @@ def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Mess
                 f"[{number}/{len(left)}] {step.name}: {step.about}, "
                 f"at most {duration(step.seconds)}"
             )
-            entry = scrub(one_step(check, step))
+            entry = scrub(step_entry(check, step))
             report["steps"][step.name] = entry
             _write(report, path)
             reason = f": {entry['reason']}" if entry["reason"] else ""
@@ -151,7 +151,7 @@ def _write(report: dict[str, Any], path: Path) -> None:
     write_whole(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
-def one_step(check: Check, step: Step) -> dict[str, Any]:
+def step_entry(check: Check, step: Step) -> dict[str, Any]:
     """Take a step; return its entry in the report, whatever happens."""
     begun = time.monotonic()
     status, reason, result = "done", None, None

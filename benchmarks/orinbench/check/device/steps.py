@@ -56,7 +56,7 @@ class OutOfTime(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Ask:
+class ProbeRun:
     """A program of `probes.py`: its name, the environment and the choice that it runs with."""
 
     name: str
@@ -88,7 +88,7 @@ class Check:
         """Environment for tinygrad: its own driver, and a bounded wait."""
         return {"DEV": "TEGRA+NV", _WAIT: _WAIT_MS[self.size]}
 
-    def must(self, ask: Ask, seconds: float, recorder: Sequence[object] = ()) -> Found:
+    def run_probe(self, ask: ProbeRun, seconds: float, recorder: Sequence[object] = ()) -> Found:
         """Return what a program found; raises OutOfTime, and RuntimeError with its error.
 
         `recorder` is a Python program with its arguments, in which it runs.
@@ -107,10 +107,10 @@ class Check:
             raise RuntimeError(found["failed"])
         return found
 
-    def ask(self, ask: Ask, seconds: float) -> Found:
+    def try_probe(self, ask: ProbeRun, seconds: float) -> Found:
         """Return what a program found; an end without a result is its `error`."""
         try:
-            return self.must(ask, seconds)
+            return self.run_probe(ask, seconds)
         except (OutOfTime, RuntimeError) as error:
             return {"error": str(error)}
 
@@ -132,7 +132,7 @@ def smoke(check: Check, seconds: float) -> Any:
     with tempfile.TemporaryDirectory() as scratch:
         recorder = Path(scratch, "recorder.pyz")
         _expect(run([sys.executable, "-m", "nvgpusim", "recorder", recorder], seconds), seconds)
-        return check.must(Ask("smoke"), seconds, (recorder, "-o", check.trace, "--"))
+        return check.run_probe(ProbeRun("smoke"), seconds, (recorder, "-o", check.trace, "--"))
 
 
 def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
@@ -159,21 +159,21 @@ def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
 
 def queue(check: Check, seconds: float) -> dict[str, Any]:
     """Measure the cost of a full ring and record what the GPU writes into a QMD."""
-    return check.must(Ask("queue"), seconds)
+    return check.run_probe(ProbeRun("queue"), seconds)
 
 
 def coherence(check: Check, seconds: float) -> dict[str, Any]:
     """Count what CPU and GPU miss of each other's stores: without the L2, flushed, not flushed."""
     until, found = time.monotonic() + seconds, {}
     for name, policy, choice in COHERENCE:
-        ask = Ask("coherence", {"TEGRA_L2": policy}, choice)
-        found[name] = check.must(ask, until - time.monotonic())
+        ask = ProbeRun("coherence", {"TEGRA_L2": policy}, choice)
+        found[name] = check.run_probe(ask, until - time.monotonic())
     return found
 
 
 def memory(check: Check, seconds: float) -> dict[str, Any]:
     """Find where memory ends: with an error of the driver, 1 GiB before the board has none."""
-    return check.must(Ask("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
+    return check.run_probe(ProbeRun("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
 
 
 def faults(check: Check, seconds: float) -> dict[str, Any]:
@@ -182,14 +182,14 @@ def faults(check: Check, seconds: float) -> dict[str, Any]:
     until = time.monotonic() + seconds
     for name in ("misaligned", "unmapped", "hang"):
         wait = {_WAIT: _HANG_MS} if name == "hang" else {}
-        said = check.ask(Ask(name, wait), until - time.monotonic())
-        after = check.ask(Ask("computes"), until - time.monotonic())
+        said = check.try_probe(ProbeRun(name, wait), until - time.monotonic())
+        after = check.try_probe(ProbeRun("computes"), until - time.monotonic())
         found[name] = {**said, "works_afterwards": after.get("sum") is True}
     return found
 
 
 @dataclass(frozen=True)
-class Question:
+class ChoiceQuestion:
     """The driver's choice and another, of one program, which has the question's name.
 
     `choice` and `variables` are the other's. `figure` decides: speeds by being larger, times by
@@ -206,10 +206,12 @@ class Question:
 
 _PACKED, _ALONE = "for the blocks of an SM", "for one block"
 QUESTIONS = (
-    Question("l2", "read_gb_s", "volatile", "cacheable", variables={"TEGRA_L2": "2"}),
-    Question("shared_memory", "launch_us", _PACKED, _ALONE, variables={"NV_SMEM_TARGET": "0"}),
-    Question("preemption", "worst_us", "CILP", "wait for idle", "wait_for_idle"),
-    Question("rings", "submit_us", "cached", "write-combined", "write_combined"),
+    ChoiceQuestion("l2", "read_gb_s", "volatile", "cacheable", variables={"TEGRA_L2": "2"}),
+    ChoiceQuestion(
+        "shared_memory", "launch_us", _PACKED, _ALONE, variables={"NV_SMEM_TARGET": "0"}
+    ),
+    ChoiceQuestion("preemption", "worst_us", "CILP", "wait for idle", "wait_for_idle"),
+    ChoiceQuestion("rings", "submit_us", "cached", "write-combined", "write_combined"),
 )
 _RUN_SECONDS = 90.0
 
@@ -222,17 +224,22 @@ def performance(check: Check, seconds: float) -> Any:
     found: dict[str, Found] = {}
     until = time.monotonic() + seconds
     for question in QUESTIONS:
-        own, other = Ask(question.name), Ask(question.name, question.variables, question.choice)
+        own, other = (
+            ProbeRun(question.name),
+            ProbeRun(question.name, question.variables, question.choice),
+        )
         runs: list[Found] = []
         for side in (own, other, other, own):
             if (left := until - time.monotonic()) <= 0:
                 raise OutOfTime(seconds, found)
-            runs.append(check.ask(side, min(left, _RUN_SECONDS)))
-        found[question.name] = answer(question, [runs[0], runs[3]], runs[1:3])
+            runs.append(check.try_probe(side, min(left, _RUN_SECONDS)))
+        found[question.name] = compared_choices(question, [runs[0], runs[3]], runs[1:3])
     return found
 
 
-def answer(question: Question, own: Sequence[Found], other: Sequence[Found]) -> Found:
+def compared_choices(
+    question: ChoiceQuestion, own: Sequence[Found], other: Sequence[Found]
+) -> Found:
     """Return what a report has of a question: the runs, own over other, and which is better.
 
     A side is better where all runs of it are better than all of the other, else they are the same.

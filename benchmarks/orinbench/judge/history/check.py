@@ -19,7 +19,7 @@ from orinbench.judge.history.trend import (
     read_trends,
     run_noise,
 )
-from orinbench.judge.saved import Compared, compare_saved
+from orinbench.judge.saved_results import SavedComparison, compare_saved
 from orinbench.judge.schema import Record
 from orinbench.options import history_file, option, output_form
 
@@ -69,7 +69,7 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
 
 def check_run(
     trends: Sequence[Trend], before: Sequence[Record], after: Sequence[Record], runs: Sequence[int]
-) -> tuple[Compared, list[tuple[Trend, Change]]]:
+) -> tuple[SavedComparison, list[tuple[Trend, Change]]]:
     """Compare the last of `runs` with the first, whose records these are, and say what fell since.
 
     In 5 % of runs in which nothing changed, either says that something did.

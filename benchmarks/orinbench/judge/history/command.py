@@ -9,7 +9,7 @@ from orinbench.errors import BenchError
 from orinbench.judge.history.check import check_command, pin_command
 from orinbench.judge.history.store import Filter, History, Run
 from orinbench.judge.history.trend import Point, Trend, change_text, read_trends
-from orinbench.judge.load import load_records
+from orinbench.judge.load_results import load_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import UNJUDGED
 from orinbench.options import history_file, output_form

@@ -16,7 +16,7 @@ from typing import Any
 
 from orinbench.errors import BenchError
 from orinbench.judge.identity import device_label, identity
-from orinbench.judge.load import completed
+from orinbench.judge.load_results import completed_record
 from orinbench.judge.record import to_json
 from orinbench.judge.schema import Plain, Record
 from orinbench.show.forms import as_llama_bench
@@ -198,7 +198,7 @@ class History:
         rows = self._rows("SELECT record FROM records WHERE run = ? ORDER BY position", run)
         if not rows:
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
-        return [completed(json.loads(text)) for (text,) in rows]
+        return [completed_record(json.loads(text)) for (text,) in rows]
 
     def measurements(self, only: Filter = Filter()) -> list[tuple[int, str, str, Record]]:
         """Return (run, identity, device, record) of what has figures, in the order of the runs."""
@@ -210,7 +210,8 @@ class History:
             *values,
         )
         return [
-            (run, case, device, completed(json.loads(text))) for run, case, device, text in rows
+            (run, case, device, completed_record(json.loads(text)))
+            for run, case, device, text in rows
         ]
 
     def remove(self, run: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from orinbench.judge.history.store import Filter, History
 from orinbench.judge.identity import case_key, case_label, context, day_of, differences
-from orinbench.judge.saved import compare_records
+from orinbench.judge.saved_results import compare_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import (
     Comparison,

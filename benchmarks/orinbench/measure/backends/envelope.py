@@ -72,7 +72,7 @@ def limit_cuda() -> GreenContext | None:
     from tinygrad import Device
     from tinygrad.runtime.autogen import cuda
 
-    from orinllm.gpu.device import plan_for
+    from orinllm.gpu.device import plan_for_multiprocessors
 
     green = GreenContext(int(wanted))
     cuda.cuCtxCreate_v2 = green.create
@@ -81,7 +81,7 @@ def limit_cuda() -> GreenContext | None:
         Device[device]  # opens it
         return green.sms
 
-    plan_for("CUDA", granted)
+    plan_for_multiprocessors("CUDA", granted)
     return green
 
 
@@ -90,7 +90,7 @@ class Preload:
 
     def __init__(self, sms: int, folder: Path) -> None:
         self._report = folder / "report"
-        library = build(folder)
+        library = build_preload(folder)
         before = os.environ.get("LD_PRELOAD")
         self.environment = {
             "LD_PRELOAD": f"{library}:{before}" if before else str(library),
@@ -118,7 +118,7 @@ class Preload:
         return int(lines[-1].removeprefix("sms "))
 
 
-def build(folder: Path) -> Path:
+def build_preload(folder: Path) -> Path:
     """Build the library with the system's C compiler; raises BenchError, one line, if it cannot."""
     compiler = _compiler()
     library = folder / "green_context.so"
@@ -147,7 +147,7 @@ def _compiler() -> list[str]:
     )
 
 
-def estimate(
+def envelope_estimate(
     milliseconds: float, sms: int, mhz: float | None, read_bytes: float
 ) -> dict[str, float | int | None]:
     """Return what the record says of a time in the envelope: `extra.envelope`.

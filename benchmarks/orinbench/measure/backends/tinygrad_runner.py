@@ -31,13 +31,13 @@ from orinbench.measure.backends.backend import (
     WarmedUp,
 )
 from orinbench.measure.backends.envelope import limit_cuda
-from orinbench.measure.backends.rows import (
+from orinbench.measure.backends.row_check import (
     are_finite,
     check_engine_row,
     check_network_row,
-    compared,
+    logit_distance,
 )
-from orinbench.measure.backends.tinygrad_paths import (
+from orinbench.measure.backends.timed_models import (
     INCLUDED,
     EngineLoop,
     Executor,
@@ -348,7 +348,7 @@ class TinygradRunner:
         else:
             against = "the CPU's encoder"
             wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
-        return replace(compared([picture.rows], [wanted], against, []), logits=None)
+        return replace(logit_distance([picture.rows], [wanted], against, []), logits=None)
 
     def _until_seen(self, timed: EngineLoop, case: Case) -> Sample:
         """Time from a picture's file and a question to the first text of the answer."""

@@ -37,7 +37,7 @@ class KernelTime:
     n_bytes: float
 
 
-def classify(name: str, metadata: str = "") -> str:
+def kernel_class(name: str, metadata: str = "") -> str:
     """Return the class of a kernel: GEMV or GEMM by role and type, attention, norm, copy, other.
 
     The fused kernels carry it in their names, the general path's in the tensor functions that
@@ -89,6 +89,6 @@ def read_log(lines: Iterable[str]) -> list[KernelTime]:
             seconds = float(found["time"]) * _SECONDS[found["unit"]]
             rate = float(found["mem"]) * _GIGA[found["mu"]]
             name = found["name"]
-            kind = classify(name, found["metadata"])
+            kind = kernel_class(name, found["metadata"])
             kernels.append(KernelTime(section, name, kind, seconds, rate * seconds))
     return kernels

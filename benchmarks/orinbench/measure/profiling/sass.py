@@ -79,11 +79,11 @@ def launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Lau
 
 def launches_of(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a GGUF file."""
-    from orinllm.gpu.ahead import launches_for, target
+    from orinllm.gpu.compile_ahead import launches_for, target_gpu
     from orinllm.loader import Network
 
     network = Network.read(path, min(_CONTEXT, open_model(path).context_length))
-    found = launches_for(network, target(arch, None), sequences)
+    found = launches_for(network, target_gpu(arch, None), sequences)
     return list({launch.name: launch for launch in found}.values())
 
 

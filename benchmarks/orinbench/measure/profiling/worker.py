@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tinygrad import Device
 from tinygrad.helpers import DEBUG
 
-from orinbench.measure.backends.tinygrad_paths import OneSequence, load_runner
+from orinbench.measure.backends.timed_models import OneSequence, load_runner
 
 # A prompt is computed plainly, captured, replayed, and then timed so often.
 _WARM_PROMPTS, _PROMPTS = 3, 5

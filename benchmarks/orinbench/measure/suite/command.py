@@ -30,8 +30,8 @@ from orinbench.measure.plan import (
     Plan,
     SuiteCase,
     check_backend_name,
+    lanes_by_environment,
     parse_variables,
-    swept,
 )
 from orinbench.measure.runner import Runner
 from orinbench.measure.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
@@ -175,7 +175,7 @@ def _runner(
 ) -> Runner:
     """Return the runner of one benchmark on all devices, interleaved."""
     max_call_s = options.max_call or MOST_SECONDS[benchmark]
-    lanes = swept(
+    lanes = lanes_by_environment(
         [Lane(f"tinygrad:{device}", tuple(cases)) for device in options.devices], options.variables
     )
     return Runner(

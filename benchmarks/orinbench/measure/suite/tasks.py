@@ -23,9 +23,8 @@ from tinygrad.engine.realize import compile_linear, get_runtime, run_linear
 from tinygrad.helpers import Context, GlobalCounters
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
-from orinbench.blocks import random_rows
 from orinbench.measure.backends.copy_bandwidth import Copy
-from orinbench.measure.backends.tinygrad_paths import kernels_of
+from orinbench.measure.backends.timed_models import kernels_of
 from orinbench.measure.suite.gpt2 import (
     SHAPES,
     NumpyGpt2,
@@ -34,6 +33,7 @@ from orinbench.measure.suite.gpt2 import (
     random_weights,
     tensor,
 )
+from orinbench.random_blocks import random_rows
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

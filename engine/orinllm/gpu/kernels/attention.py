@@ -11,9 +11,9 @@ from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     SHARED_MEMORY,
+    AttentionParts,
     Cache,
     Heads,
-    Parts,
     ceil_div,
     most_tokens,
     round_up,
@@ -181,7 +181,7 @@ def _of_chunk(heads: Heads) -> int:
 
 
 def attend_token(
-    out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buffer, stored: bool = False
+    out: Buffer, inputs: AttentionInputs, parts: AttentionParts, state: Buffer, stored: bool = False
 ) -> Launch:
     """Return attention of one token of each sequence: out (sequences, heads * head_dim).
 

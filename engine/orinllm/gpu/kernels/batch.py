@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tinygrad.device import Buffer
 
 from orinllm.gpu.device import blocks_per_sm, multiprocessors
-from orinllm.gpu.kernels.gemm import Neighbours, RowProduct, neighbours
+from orinllm.gpu.kernels.gemm import AdjacentMatrices, RowProduct, adjacent_matrices
 from orinllm.gpu.launch import Argument, Constants, Launch
 
 # Columns that a warp takes at once, so that columns / 128 warps at most have some.
@@ -45,11 +45,11 @@ class ArgmaxConstants(Constants):
 
 def batch_products(device: str, product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a batch's product, one for neighbours of one type."""
-    for group in neighbours(product):
+    for group in adjacent_matrices(product):
         yield _launch(device, group)
 
 
-def _launch(device: str, group: Neighbours) -> Launch:
+def _launch(device: str, group: AdjacentMatrices) -> Launch:
     product, (rows, cols) = group.product, group.shape
     type_, sequences = group.members[0][0].type, product.count
     parts, items = group.parts(group.warp_rows)

@@ -120,7 +120,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Parts:
+class AttentionParts:
     """Attention's result in parts, for the product that reads it (parts.cuh)."""
 
     heads: Heads

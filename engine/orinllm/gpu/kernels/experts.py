@@ -40,7 +40,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RouterOutput:
     """Buffers of what a router leaves for a number of tokens."""
 
     ids: Buffer  # int32 (tokens, used), best first
@@ -50,7 +50,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Stack:
+class ExpertMatrices:
     """Packed matrices of all experts: y = W[expert] x plus bias[expert], W[expert] (rows, cols).
 
     `stacked_rows` rows are between an expert's first row and the next one's: more than `rows` where
@@ -111,7 +111,11 @@ def _floats(name: str, buffer: Buffer | None) -> tuple[tuple[Argument, ...], str
 
 
 def choose_experts(
-    router: Router, x: Buffer, choice: Choice, tokens: int | Buffer, state: Buffer | None = None
+    router: Router,
+    x: Buffer,
+    choice: RouterOutput,
+    tokens: int | Buffer,
+    state: Buffer | None = None,
 ) -> Launch:
     """Return the router: `choice` for each row of x (tokens, cols).
 
@@ -180,7 +184,9 @@ class _Spread:
     grid: tuple[int, int, int]
 
 
-def _spread(device: str, stack: Stack, mode: str, activation: str, choices: int) -> _Spread:
+def _spread(
+    device: str, stack: ExpertMatrices, mode: str, activation: str, choices: int
+) -> _Spread:
     gated = mode == "GATED"
     total = stack.rows * choices * (2 if gated else 1)
     plan = plan_gemv(device, mode, stack.type, (total, stack.cols))
@@ -216,12 +222,12 @@ def _spread(device: str, stack: Stack, mode: str, activation: str, choices: int)
 class TokenExperts:
     """The experts of one token of each of N sequences."""
 
-    gate: Stack | None
-    up: Stack
-    down: Stack
+    gate: ExpertMatrices | None
+    up: ExpertMatrices
+    down: ExpertMatrices
     activation: Activation
     norm: Norm
-    choice: Choice
+    choice: RouterOutput
     used: int
     sequences: int
 
@@ -363,7 +369,7 @@ class ExpertTileConstants(TileConstants):
 
 
 @dataclass(frozen=True)
-class Groups:
+class ExpertGroups:
     """Buffers of the pairs of token and choice, by expert."""
 
     order: Buffer  # int32 (tokens * used)
@@ -374,12 +380,12 @@ class Groups:
 class RowExperts:
     """The experts of at most `tokens` rows of halves."""
 
-    gate: Stack | None
-    up: Stack
-    down: Stack
+    gate: ExpertMatrices | None
+    up: ExpertMatrices
+    down: ExpertMatrices
     activation: Activation
-    choice: Choice
-    groups: Groups
+    choice: RouterOutput
+    groups: ExpertGroups
     experts: Experts
     tokens: int
 
@@ -391,7 +397,7 @@ def most_tiles(experts: Experts, tokens: int) -> int:
 
 
 def group_by_expert(
-    experts: Experts, groups: Groups, choice: Choice, tokens: int | Buffer
+    experts: Experts, groups: ExpertGroups, choice: RouterOutput, tokens: int | Buffer
 ) -> Launch:
     """Return the grouping of the choices of so many tokens, or of the chunk's."""
     count, _, more = count_of(tokens)
@@ -415,7 +421,7 @@ def group_by_expert(
 
 
 def _tiles(
-    name: str, chosen: RowExperts, stacks: tuple[Stack, ...], out: Argument, inp: Buffer
+    name: str, chosen: RowExperts, stacks: tuple[ExpertMatrices, ...], out: Argument, inp: Buffer
 ) -> Launch:
     """Return a product of all tiles: of gate and up, or of one alone."""
     gated, stack, used = len(stacks) == 2, stacks[0], chosen.experts.used

@@ -53,7 +53,7 @@ class RowProduct:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class AdjacentMatrices:
     """Matrices of one type beside each other, which one launch multiplies."""
 
     product: RowProduct
@@ -110,14 +110,14 @@ class Neighbours:
         )
 
 
-def neighbours(product: RowProduct) -> Iterator[Neighbours]:
+def adjacent_matrices(product: RowProduct) -> Iterator[AdjacentMatrices]:
     """Yield a product's matrices, those of one type that stand beside each other together."""
     biases = product.biases or (None,) * len(product.weights)
     pairs = list(zip(product.weights, biases, strict=True))
     row = 0
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].type):
         members = tuple(group)
-        yield Neighbours(product, members, row)
+        yield AdjacentMatrices(product, members, row)
         row += sum(weight.rows for weight, _ in members)
 
 
@@ -125,14 +125,14 @@ def chunk_products(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
     assert isinstance(product.count, Buffer)
     tiles = tiles_of(product, most_tokens(product.count))
-    for group, tile in zip(neighbours(product), tiles, strict=True):
+    for group, tile in zip(adjacent_matrices(product), tiles, strict=True):
         yield tiled(group, tile)
 
 
 def tiles_of(product: RowProduct, most: int) -> tuple[Tile, ...]:
     """Return the tile of each launch of a product of so many rows at most."""
     sms = multiprocessors(product.out.device)
-    return tuple(tile_for(sms, *group.shape, most) for group in neighbours(product))
+    return tuple(tile_for(sms, *group.shape, most) for group in adjacent_matrices(product))
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ class Splits:
 def piece_products(product: RowProduct, splits: Splits) -> Iterator[Launch]:
     """Yield the launches of a product of a piece, PIECE_TOKENS at most."""
     sms = multiprocessors(product.out.device)
-    for group in neighbours(product):
+    for group in adjacent_matrices(product):
         _, blocks = group.parts(PIECE.rows // 2 if product.gated else PIECE.rows)
         yield tiled(group, piece_tile(sms, blocks, group.shape[1]), splits)
 
 
-def tiled(group: Neighbours, tile: Tile, splits: Splits | None = None) -> Launch:
+def tiled(group: AdjacentMatrices, tile: Tile, splits: Splits | None = None) -> Launch:
     """Return the launch of a chunk's product in tiles of one kind; `splits` where it has some."""
     product, (rows, cols) = group.product, group.shape
     type_ = group.members[0][0].type

@@ -12,8 +12,8 @@ from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     SHARED_MEMORY,
+    AttentionParts,
     Cache,
-    Parts,
     Weight,
     ceil_div,
     round_up,
@@ -133,7 +133,7 @@ class Product:
     sequences: int = 1
     first_row: int = 0  # of out
     stride: int = 0  # floats of a sequence's row of out
-    parts: Parts | None = None  # what x may still be in
+    parts: AttentionParts | None = None  # what x may still be in
     ahead: Cache | None = None  # what the next kernel reads
     tail: Tail | None = None
 

@@ -200,7 +200,7 @@ def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer
     )
 
 
-def merge(
+def add_merged_norms(
     norms: Sequence[Norm], x: Buffer, values: tuple[Buffer, Buffer], rows: int | Buffer
 ) -> Launch:
     """Return x += norms[2](norms[0](values[0]) + norms[1](values[1])), of rows as in `add_norm`."""
@@ -310,7 +310,7 @@ def activate_by(
     )
 
 
-def halve(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
+def to_halves(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
     """Return out = inp in halves, times HIDDEN_SCALE, of rows."""
     count, most, more = count_of(rows)
     return Launch(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import mail_of
+from orinllm.gpu.device import host_tokens_of
 from orinllm.gpu.kernels.attention import attend_token, most_splits
 from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax, batch_products
 from orinllm.gpu.kernels.buffers import PAGE
@@ -41,7 +41,7 @@ class BatchList(RowList):
             memory.zeros(counters),
         )
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
-        self.mail = mail_of(memory.device, n)
+        self.mail = host_tokens_of(memory.device, n)
         self.table = memory.zeros(n * memory.context // PAGE)
         self.launches = tuple(self._all())
 

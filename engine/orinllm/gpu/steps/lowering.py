@@ -13,18 +13,18 @@ from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
 from orinllm.gpu.kernels.attention import AttentionInputs
-from orinllm.gpu.kernels.block import Tokens, join, keep_rows
-from orinllm.gpu.kernels.buffers import ALONE_WARPS, Cache, Heads, Parts, Weight
+from orinllm.gpu.kernels.buffers import ALONE_WARPS, AttentionParts, Cache, Heads, Weight
+from orinllm.gpu.kernels.mtp import TokenRows, join_normed, keep_hidden_states
 from orinllm.gpu.kernels.rows import (
     Norm,
     activate,
     activate_by,
     add_gated,
+    add_merged_norms,
     add_norm,
     count_of,
     embed_layers,
     gate,
-    merge,
     scale,
 )
 from orinllm.gpu.launch import Launch
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedProduct:
     """The product that kernels are to make: out = mode(W x) (epilogue.cuh)."""
 
     mode: str  # STORE, ADD or GATED
@@ -150,7 +150,7 @@ class Lowering(ABC):
         """Return how many sequences there are, and the table of their pages."""
 
     @abstractmethod
-    def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
+    def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield the launches of a step's matrices."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class Lowering(ABC):
                 case Merge(values, norms, last):
                     three = [self.norm(layer, network.Norm("", "", n)) for n in (*norms, last)]
                     first, second = (self._values[name] for name in values)
-                    launches.append(merge(three, self.x, (first, second), self.count))
+                    launches.append(add_merged_norms(three, self.x, (first, second), self.count))
                 case network.Convolve() | network.Delta() | network.Scan() as operation:
                     places = self.places(layer, operation)
                     launches += self._recurrences.of(layer, operation, places)
@@ -254,12 +254,12 @@ class Lowering(ABC):
         in_pages = not isinstance(self.count, int)
         last = memory.weights.vector(f"{config.final_norm}.weight")
         yield embed(embedded)
-        yield join(
+        yield join_normed(
             joined,
             (embedded, memory.left.rows if in_pages else self.x),
             (own, memory.left.norm if in_pages else last, behind),
             config.norm_eps,
-            Tokens(self.count, self.at, self.cache_view[1]),
+            TokenRows(self.count, self.at, self.cache_view[1]),
         )
         yield from self.layer_product(memory.weights.matrix(config.joined), self.x, joined)
 
@@ -267,29 +267,33 @@ class Lowering(ABC):
         """Yield what keeps `x` behind the last layer, where a block wants it."""
         left = self.memory.left
         if left is not None and self.memory.config.joined is None:
-            yield keep_rows(left.rows, self.x, Tokens(self.count, self.at, self.cache_view[1]))
+            yield keep_hidden_states(
+                left.rows, self.x, TokenRows(self.count, self.at, self.cache_view[1])
+            )
 
     def _linear(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield a product, and what becomes of it where its own kernel cannot do that."""
         if step.gate is not None:
             activation, out = step.gate.activation.name, self._values[step.out]
             if gated_together(self.weights(layer, step)):
-                yield from self.product(layer, step, Wanted("GATED", out, activation=activation))
+                yield from self.product(
+                    layer, step, WantedProduct("GATED", out, activation=activation)
+                )
                 return
-            aside = Wanted("STORE", self._aside, activation=activation)
+            aside = WantedProduct("STORE", self._aside, activation=activation)
             yield from self.product(layer, step, aside)
             hidden = self.memory.config.layers[layer].widths(self.memory.config.dim)[step.out]
             yield gate(out, self._aside, hidden, activation, self.count)
         elif step.add is None:
-            yield from self.product(layer, step, Wanted("STORE", self._values[step.out]))
+            yield from self.product(layer, step, WantedProduct("STORE", self._values[step.out]))
         elif step.add.by is not None:
-            yield from self.product(layer, step, Wanted("STORE", self._aside))
+            yield from self.product(layer, step, WantedProduct("STORE", self._aside))
             by = self._values[step.add.by]
             yield add_gated(self.x, self._aside, by, step.add.scale, self.count)
         elif step.post is None:
-            yield from self.product(layer, step, Wanted("ADD", self.x, step.add.scale))
+            yield from self.product(layer, step, WantedProduct("ADD", self.x, step.add.scale))
         else:
-            yield from self.product(layer, step, Wanted("STORE", self._aside))
+            yield from self.product(layer, step, WantedProduct("STORE", self._aside))
             norm = self.norm(layer, step.post)
             yield add_norm(norm, self.x, self._aside, step.add.scale, self.count)
 
@@ -344,9 +348,9 @@ class PartsBuffers:
         wide = max(count * heads[layer].attention.head_dim for layer, count in counts.items())
         self._part, self._part_ml = memory.scratch(wide), memory.scratch(2 * max(counts.values()))
 
-    def of(self, heads: Heads, splits: int, warps: int = ALONE_WARPS) -> Parts:
+    def of(self, heads: Heads, splits: int, warps: int = ALONE_WARPS) -> AttentionParts:
         """Return the parts of one layer."""
-        return Parts(heads, splits, self._part, self._part_ml, warps)
+        return AttentionParts(heads, splits, self._part, self._part_ml, warps)
 
 
 def gated_together(weights: tuple[Weight, ...]) -> bool:

@@ -6,8 +6,8 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.experts import (
-    Choice,
-    Groups,
+    ExpertGroups,
+    RouterOutput,
     RowExperts,
     TokenExperts,
     choose_experts,
@@ -30,7 +30,7 @@ class _Scratch:
 
     def __init__(self, memory: Memory, experts: Experts, tokens: int, rows: bool) -> None:
         used = tokens * experts.used
-        self.choice = Choice(
+        self.choice = RouterOutput(
             memory.scratch(used, dtypes.int32),
             memory.scratch(used),
             memory.scratch(tokens * experts.count),
@@ -40,7 +40,7 @@ class _Scratch:
             used * experts.hidden, dtypes.uint16 if rows else dtypes.float32
         )
         self.parts = memory.scratch(used * memory.config.dim)
-        self.groups = Groups(
+        self.groups = ExpertGroups(
             memory.scratch(used, dtypes.int32),
             memory.scratch(4 * (most_tiles(experts, tokens) + 1), dtypes.int32),
         )

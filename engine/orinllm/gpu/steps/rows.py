@@ -10,10 +10,10 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.rows import halve, norm_rows
+from orinllm.gpu.kernels.rows import norm_rows, to_halves
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
-from orinllm.gpu.steps.lowering import Lowering, Wanted
+from orinllm.gpu.steps.lowering import Lowering, WantedProduct
 from orinllm.network.layer import Linear, Step, X
 
 # X in halves, for products that no norm comes before.
@@ -46,13 +46,13 @@ class RowList(Lowering):
     def products(self, product: RowProduct) -> Iterator[Launch]:
         """Yield the launches of a product."""
 
-    def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
+    def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield the norm before a step, if it has one, and its product."""
         yield from self._norm_before(layer, step)
         plain, source = step.norm is None and step.source == X, step.source
         if plain:
             source = _HALVES
-            yield halve(self._values[source], self.x, self.memory.config.dim, self.count)
+            yield to_halves(self._values[source], self.x, self.memory.config.dim, self.count)
         product = RowProduct(
             step.operation.out,
             wanted.mode,
@@ -72,7 +72,7 @@ class RowList(Lowering):
     ) -> Iterator[Launch]:
         """See `Lowering`."""
         halves = self.halves(_HALVES if source is None else _JOINED, matrix.cols)
-        yield halve(halves, self.x if source is None else source, matrix.cols, self.count)
+        yield to_halves(halves, self.x if source is None else source, matrix.cols, self.count)
         pair = (out, halves)
         yield from self.products(
             RowProduct("layers", "STORE", (matrix,), *pair, self.count, of_hidden=True)

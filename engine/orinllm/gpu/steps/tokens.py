@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import mail_of, multiprocessors
+from orinllm.gpu.device import host_tokens_of, multiprocessors
 from orinllm.gpu.kernels.attention import (
     attend_token,
     most_splits,
     store_keys,
     warps_beside_gemvs,
 )
-from orinllm.gpu.kernels.buffers import PAGE, Parts, Weight
+from orinllm.gpu.kernels.buffers import PAGE, AttentionParts, Weight
 from orinllm.gpu.kernels.gemv import Product, Tail, products
 from orinllm.gpu.kernels.joined import join_neighbours
 from orinllm.gpu.kernels.rows import embed_tokens
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
-from orinllm.gpu.steps.lowering import Lowering, PartsBuffers, Wanted, head_matrix
+from orinllm.gpu.steps.lowering import Lowering, PartsBuffers, WantedProduct, head_matrix
 from orinllm.network.layer import Attend, Recurrence, Step, inputs_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TokenList(Lowering):
             layer: most_splits(memory.device, h, self._warps[layer]) for layer, h in split.items()
         }
         self._parts = PartsBuffers(memory, heads, self._splits)
-        self._left: dict[str, Parts] = {}  # in parts, of the layer that is lowered
+        self._left: dict[str, AttentionParts] = {}  # in parts, of the layer that is lowered
         goes_back = together and memory.states is not None
         self.passed = memory.zeros(2 + n) if goes_back else None
         self.keep: list[Launch] = []
@@ -64,7 +64,7 @@ class TokenList(Lowering):
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
         blocks = 2 * multiprocessors(memory.device)
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
-        self.mail = None if together else mail_of(memory.device, n)
+        self.mail = None if together else host_tokens_of(memory.device, n)
         self.table = memory.zeros(n * memory.context // PAGE)
         apart = [(*itertools.chain(*self.layer(i)),) for i in range(len(config.layers))]
         signals = memory.zeros(sum(map(len, apart)))
@@ -141,7 +141,7 @@ class TokenList(Lowering):
         """Return the sequences and their table."""
         return self.sequences, self.table
 
-    def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
+    def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield GEMVs, which norm what they read, and combine attention's parts."""
         product = Product(
             step.operation.out,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.network.arch.check import Wanted, check_tensors, wanted_tensors
+from orinllm.network.arch.check import WantedTensor, check_tensors, wanted_tensors
 from orinllm.network.arch.gemma import gemma2, gemma3
 from orinllm.network.arch.gemma4 import gemma4
 from orinllm.network.arch.gpt_oss import gpt_oss
@@ -19,7 +19,7 @@ from orinllm.network.arch.llama import granite, llama, mistral3, smollm3
 from orinllm.network.arch.nemotron_h import nemotron_h
 from orinllm.network.arch.phi import phi3
 from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe, qwen3vl
-from orinllm.network.arch.qwen35 import qwen35, qwen35_block
+from orinllm.network.arch.qwen35 import qwen35, qwen35_mtp
 from orinllm.network.arch.tinygrad_llm import upstream_config
 from orinllm.network.config import Config
 
@@ -27,9 +27,9 @@ __all__ = [
     "ARCHITECTURES",
     "TensorShape",
     "Vector",
-    "Wanted",
-    "block_of",
+    "WantedTensor",
     "config_of",
+    "mtp_config_of",
     "wanted_tensors",
 ]
 
@@ -65,8 +65,8 @@ ARCHITECTURES: Mapping[str, Family] = {
     "gpt-oss": Family(gpt_oss),
     "lfm2": Family(lfm2),
     "lfm2moe": Family(lfm2),
-    "qwen35": Family(qwen35, block=qwen35_block),
-    "qwen35moe": Family(qwen35, block=qwen35_block),
+    "qwen35": Family(qwen35, block=qwen35_mtp),
+    "qwen35moe": Family(qwen35, block=qwen35_mtp),
     "nemotron_h": Family(nemotron_h),
     "nemotron_h_moe": Family(nemotron_h),
     "granitehybrid": Family(granite, rope_tensors=True),
@@ -126,7 +126,7 @@ def config_of(
     return config
 
 
-def block_of(
+def mtp_config_of(
     metadata: Mapping[str, Any],
     tensors: Mapping[str, TensorShape],
     vector: Vector,

@@ -34,7 +34,7 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedTensor:
     """A tensor of a Config: its logical name, which ends in .weight or .bias, and its shape."""
 
     name: str
@@ -48,80 +48,80 @@ class Wanted:
         return name != self.name and len(self.shape) > 1 and not name.endswith(SMALL)
 
 
-def wanted_tensors(config: Config) -> Iterator[Wanted]:
+def wanted_tensors(config: Config) -> Iterator[WantedTensor]:
     """Yield every tensor that the Config computes with, layers in order."""
-    yield Wanted("token_embd.weight", (config.vocab_size, config.dim))
+    yield WantedTensor("token_embd.weight", (config.vocab_size, config.dim))
     if each := config.layer_embedding:
         wide = each * len(config.layers)
-        yield Wanted("per_layer_token_embd.weight", (config.vocab_size, wide))
-        yield Wanted("per_layer_model_proj.weight", (wide, config.dim))
-        yield Wanted("per_layer_proj_norm.weight", (each,))
+        yield WantedTensor("per_layer_token_embd.weight", (config.vocab_size, wide))
+        yield WantedTensor("per_layer_model_proj.weight", (wide, config.dim))
+        yield WantedTensor("per_layer_proj_norm.weight", (each,))
     for index, layer in enumerate(config.layers, config.first):
         widths = layer.widths(config.dim)
         for operation in layer.operations:
             for wanted in _of_operation(operation, widths):
                 yield replace(wanted, name=f"blk.{index}.{wanted.name}")
     if config.joined is not None:
-        yield Wanted(f"{config.joined}.weight", (config.dim, 2 * config.dim))
+        yield WantedTensor(f"{config.joined}.weight", (config.dim, 2 * config.dim))
         for name in ("enorm", "hnorm"):
-            yield Wanted(f"blk.{config.first}.nextn.{name}.weight", (config.dim,))
-    yield Wanted(f"{config.final_norm}.weight", (config.dim,))
-    yield Wanted("output.weight", (config.vocab_size, config.dim), optional=True)
+            yield WantedTensor(f"blk.{config.first}.nextn.{name}.weight", (config.dim,))
+    yield WantedTensor(f"{config.final_norm}.weight", (config.dim,))
+    yield WantedTensor("output.weight", (config.vocab_size, config.dim), optional=True)
 
 
-def _of_operation(operation: Operation, widths: Mapping[str, int]) -> Iterator[Wanted]:
+def _of_operation(operation: Operation, widths: Mapping[str, int]) -> Iterator[WantedTensor]:
     """Yield the tensors of one operation, without their layer."""
     match operation:
         case Norm():
-            yield Wanted(f"{operation.weight}.weight", (widths[operation.of],))
+            yield WantedTensor(f"{operation.weight}.weight", (widths[operation.of],))
         case Linear():
             for name, rows in operation.matrices:
-                yield Wanted(f"{name}.weight", (rows, widths[operation.of]))
+                yield WantedTensor(f"{name}.weight", (rows, widths[operation.of]))
                 if operation.biased:
-                    yield Wanted(f"{name}.bias", (rows,), optional=True)
+                    yield WantedTensor(f"{name}.bias", (rows,), optional=True)
         case Attend():
             attention = operation.attention
             if attention.qk_norm:
-                yield Wanted("attn_q_norm.weight", (attention.head_dim,))
+                yield WantedTensor("attn_q_norm.weight", (attention.head_dim,))
                 # A layer that reads another one's keys may have a norm for some all the same.
                 own = attention.reads is None
-                yield Wanted("attn_k_norm.weight", (attention.head_dim,), optional=not own)
+                yield WantedTensor("attn_k_norm.weight", (attention.head_dim,), optional=not own)
                 for name in () if own else "kv":
                     shape = (attention.kv_width, widths[X])
-                    yield Wanted(f"attn_{name}.weight", shape, optional=True)
+                    yield WantedTensor(f"attn_{name}.weight", shape, optional=True)
             if attention.sinks:
-                yield Wanted("attn_sinks.weight", (attention.heads,))
+                yield WantedTensor("attn_sinks.weight", (attention.heads,))
         case Mix():
             yield from _of_experts(operation.experts, widths[operation.of])
         case Merge():
             for name in (*operation.norms, operation.norm):
-                yield Wanted(f"{name}.weight", (widths[X],))
+                yield WantedTensor(f"{name}.weight", (widths[X],))
         case Convolve() | Delta() | Scan() | Scale():
             yield from _of_state(operation)
 
 
-def _of_state(operation: Convolve | Delta | Scan | Scale) -> Iterator[Wanted]:
+def _of_state(operation: Convolve | Delta | Scan | Scale) -> Iterator[WantedTensor]:
     match operation:
         case Convolve():
-            yield Wanted(f"{operation.weight}.weight", (operation.channels, operation.taps))
+            yield WantedTensor(f"{operation.weight}.weight", (operation.channels, operation.taps))
             if not operation.gated:
-                yield Wanted(f"{operation.weight}.bias", (operation.channels,), optional=True)
+                yield WantedTensor(f"{operation.weight}.bias", (operation.channels,), optional=True)
         case Delta():
-            yield Wanted("ssm_a", (operation.heads,))
-            yield Wanted("ssm_dt.bias", (operation.heads,))
-            yield Wanted("ssm_norm.weight", (operation.size,))
+            yield WantedTensor("ssm_a", (operation.heads,))
+            yield WantedTensor("ssm_dt.bias", (operation.heads,))
+            yield WantedTensor("ssm_norm.weight", (operation.size,))
         case Scan():
-            yield Wanted("ssm_a", (operation.heads, 1))
-            yield Wanted("ssm_d", (operation.heads, 1))
-            yield Wanted("ssm_dt.bias", (operation.heads,))
+            yield WantedTensor("ssm_a", (operation.heads, 1))
+            yield WantedTensor("ssm_d", (operation.heads, 1))
+            yield WantedTensor("ssm_dt.bias", (operation.heads,))
             per_group = operation.width // operation.groups
-            yield Wanted("ssm_norm.weight", (operation.groups, per_group))
+            yield WantedTensor("ssm_norm.weight", (operation.groups, per_group))
         case Scale():
-            yield Wanted(f"{operation.weight}.weight", (1,))
+            yield WantedTensor(f"{operation.weight}.weight", (1,))
 
 
-def _of_experts(experts: Experts, dim: int) -> Iterator[Wanted]:
-    yield Wanted("ffn_gate_inp.weight", (experts.count, dim))
+def _of_experts(experts: Experts, dim: int) -> Iterator[WantedTensor]:
+    yield WantedTensor("ffn_gate_inp.weight", (experts.count, dim))
     for name, rows, columns in (
         ("ffn_gate_exps", experts.hidden, dim),
         ("ffn_up_exps", experts.hidden, dim),
@@ -129,17 +129,17 @@ def _of_experts(experts: Experts, dim: int) -> Iterator[Wanted]:
     ):
         if name == "ffn_gate_exps" and not experts.gated:
             continue
-        yield Wanted(f"{name}.weight", (experts.count, rows, columns))
+        yield WantedTensor(f"{name}.weight", (experts.count, rows, columns))
         if experts.biased:
-            yield Wanted(f"{name}.bias", (experts.count, rows))
+            yield WantedTensor(f"{name}.bias", (experts.count, rows))
     if experts.biased:
-        yield Wanted("ffn_gate_inp.bias", (experts.count,))
+        yield WantedTensor("ffn_gate_inp.bias", (experts.count,))
     if experts.choice_bias:
-        yield Wanted("exp_probs_b.bias", (experts.count,))
+        yield WantedTensor("exp_probs_b.bias", (experts.count,))
     if experts.reads_x:
-        yield Wanted("ffn_gate_inp.scale", (dim,))
+        yield WantedTensor("ffn_gate_inp.scale", (dim,))
     if experts.scaled:
-        yield Wanted("ffn_down_exps.scale", (experts.count,))
+        yield WantedTensor("ffn_down_exps.scale", (experts.count,))
 
 
 def check_tensors(
@@ -173,7 +173,7 @@ def _of_another(name: str, config: Config, blocks: int) -> bool:
     return int(name.split(".")[1]) < blocks
 
 
-def _check(config: Config, wanted: Wanted, tensors: Mapping[str, TensorShape]) -> str:
+def _check(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorShape]) -> str:
     """Check one tensor and return its name in the file."""
     name, first, rows = wanted.name, 0, None
     if wanted.is_matrix:
@@ -198,7 +198,7 @@ def _check(config: Config, wanted: Wanted, tensors: Mapping[str, TensorShape]) -
     return name
 
 
-def _check_type(name: str, tensor: TensorShape, wanted: Wanted) -> None:
+def _check_type(name: str, tensor: TensorShape, wanted: WantedTensor) -> None:
     known = {type_.id: type_.name for type_ in kernel_types().values()}
     if not wanted.is_matrix and tensor.type != F32:
         raise BadInput(

@@ -201,7 +201,7 @@ def decoder(header: Header, parts: LayerParts, least_heads: int = 1) -> Config:
     return config_with(header, layers)
 
 
-def block_with(header: Header, layer: Layer, index: int) -> Config:
+def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
     """Return the Config of block `index`, which proposes later tokens.
 
     It has a norm, and may have an embedding and a head, of its own; else it takes the model's.

@@ -16,11 +16,11 @@ from orinllm.network.arch.decoder import (
     Heads,
     LayerParts,
     Mixer,
-    block_with,
     decoder,
     dense,
     experts_of,
     heads_of,
+    mtp_config_with,
     plain_attention,
 )
 from orinllm.network.arch.header import Header
@@ -50,7 +50,7 @@ def qwen35(header: Header) -> Config:
     return decoder(header, _parts(header, mixer))
 
 
-def qwen35_block(header: Header) -> Config:
+def qwen35_mtp(header: Header) -> Config:
     """Return the Config of a Qwen3.5's block that proposes tokens: attention, as of its layers.
 
     Source: graph_mtp of the same files.
@@ -62,7 +62,7 @@ def qwen35_block(header: Header) -> Config:
         )
     whole, dim = replace(header, whole=True), header.count("embedding_length")
     parts, index = _parts(whole, lambda index: None), whole.n_layers - 1
-    return block_with(whole, parts.layer(index, heads_of(whole), dim), index)
+    return mtp_config_with(whole, parts.layer(index, heads_of(whole), dim), index)
 
 
 def _parts(header: Header, mixer: Mixer) -> LayerParts:

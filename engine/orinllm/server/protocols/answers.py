@@ -12,8 +12,8 @@ from orinllm.batching.runner import Logprobs
 from orinllm.batching.scheduler import NO_TOKEN
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError
-from orinllm.server.jobs import Run
-from orinllm.server.protocols.common import Common
+from orinllm.server.jobs import RequestJob
+from orinllm.server.protocols.common import CommonFields
 from orinllm.text.answer import Delta
 from orinllm.text.tokenizer import Tokenizer
 from orinllm.text.tools import ToolCall
@@ -33,9 +33,11 @@ class Answer(ABC):
     media_type = "text/event-stream"
     ping = b": ping\n\n"
 
-    def __init__(self, tokenizer: Tokenizer, common: Common, model: str, run: Run) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
+    ) -> None:
         self._tokenizer, self._common, self._model, self._run = tokenizer, common, model, run
-        self._choices = [Said() for _ in run.sequences]
+        self._choices = [SaidText() for _ in run.sequences]
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
@@ -112,7 +114,12 @@ class OpenAiAnswer(Answer):
     """An answer of chat/completions, or (not `chat`) of completions."""
 
     def __init__(
-        self, tokenizer: Tokenizer, common: Common, model: str, run: Run, chat: bool = True
+        self,
+        tokenizer: Tokenizer,
+        common: CommonFields,
+        model: str,
+        run: RequestJob,
+        chat: bool = True,
     ) -> None:
         super().__init__(tokenizer, common, model, run)
         self._chat = chat
@@ -270,7 +277,7 @@ class OpenAiAnswer(Answer):
 _Entry = tuple[int, Logprobs | None, int]
 
 
-class Said:
+class SaidText:
     """A choice's text so far. stop: the text of the request's that ended it."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from orinllm.server.errors import invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.protocols.common import (
     ChatRequest,
-    Tools,
+    OfferedTools,
     read_common,
     read_length,
     read_shape,
@@ -52,33 +52,33 @@ def read_chat(fields: Fields) -> ChatRequest:
         fields.mapping("chat_template_kwargs") or {},
     )
     refuse_foreign(fields)
-    fields.only("modalities", (["text"],), "this server answers with text only")
-    fields.only("audio", (), "this server answers with text only")
-    fields.only("web_search_options", (), "this server searches nothing")
-    fields.only("functions", ([],), "was replaced by tools")
-    fields.only("function_call", ("none", "auto"), "was replaced by tool_choice")
-    fields.done()
+    fields.refuse_unless("modalities", (["text"],), "this server answers with text only")
+    fields.refuse_unless("audio", (), "this server answers with text only")
+    fields.refuse_unless("web_search_options", (), "this server searches nothing")
+    fields.refuse_unless("functions", ([],), "was replaced by tools")
+    fields.refuse_unless("function_call", ("none", "auto"), "was replaced by tool_choice")
+    fields.note_unread()
     return request
 
 
-def read_tools(fields: Fields) -> Tools:
+def read_tools(fields: Fields) -> OfferedTools:
     """Read OpenAI's tools, and which must be called."""
     tools, others = [], list[Fields]()
-    for part in fields.parts("tools"):
+    for part in fields.subfields_of_each("tools"):
         if part.need_text("type") != "function":
             others.append(part)
             continue
         part.need("function")
-        function = part.part("function")
+        function = part.subfields("function")
         assert function is not None
         tools.append(function_tool(function))
-        part.done()
+        part.note_unread()
     drop_hosted(others, bool(tools))
     parallel = fields.boolean("parallel_tool_calls", True)
     choice = fields.take("tool_choice")
     if choice == "none":
-        return Tools()
-    return Tools(tuple(tools), tuple(_forced(fields, choice, tools)), parallel)
+        return OfferedTools()
+    return OfferedTools(tuple(tools), tuple(_forced(fields, choice, tools)), parallel)
 
 
 def function_tool(function: Fields) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def function_tool(function: Fields) -> dict[str, Any]:
     if (parameters := function.mapping("parameters")) is not None:
         named["parameters"] = parameters
     function.boolean("strict", True)
-    function.done()
+    function.note_unread()
     return {"type": "function", "function": named}
 
 
@@ -115,10 +115,10 @@ def _forced(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping[str, 
     if part.need_text("type") != "function":
         raise unsupported("tool_choice.type", "only functions are supported")
     # The Responses API has the name where it stands, chats have it one level deeper.
-    function = part.part("function") or part
+    function = part.subfields("function") or part
     name = function.need_text("name")
-    function.done()
-    part.done()
+    function.note_unread()
+    part.note_unread()
     return named_tools(tools, name)
 
 
@@ -133,7 +133,7 @@ def named_tools(tools: list[Any], name: str) -> list[Mapping[str, Any]]:
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Read a conversation, as templates read it."""
     fields.need("messages")
-    messages = fields.parts("messages")
+    messages = fields.subfields_of_each("messages")
     if not messages:
         raise invalid("messages", "is empty: at least one message is needed")
     return tuple(map(_message, messages))
@@ -145,10 +145,10 @@ def _message(part: Fields) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role}
     content = part.take("content")
     if isinstance(content, list):
-        content = [_content(inner) for inner in part.parts("content")]
+        content = [_content(inner) for inner in part.subfields_of_each("content")]
     elif content is not None and not isinstance(content, str):
         raise invalid(part.path("content"), "neither a string nor an array of parts")
-    calls = part.parts("tool_calls") if role == "assistant" else []
+    calls = part.subfields_of_each("tool_calls") if role == "assistant" else []
     if content is None and role != "assistant":
         raise invalid(part.path("content"), "is missing", "missing_required_parameter")
     # Not every template knows null, and nothing is as good for all.
@@ -166,10 +166,10 @@ def _message(part: Fields) -> dict[str, Any]:
         part.text("reasoning")
         # What OpenAI's client returns and gets back: empty ones are no loss.
         for other in ("audio", "function_call"):
-            part.only(other, ([], ""), "is not supported")
+            part.refuse_unless(other, ([], ""), "is not supported")
         for other in ("refusal", "annotations"):
-            part.hint(other, ([], ""), "is not supported")
-    part.done()
+            part.ignore_unless(other, ([], ""), "is not supported")
+    part.note_unread()
     return message
 
 
@@ -177,17 +177,17 @@ def _content(part: Fields) -> dict[str, Any]:
     kind = part.need_text("type")
     if kind == "image_url":
         part.need("image_url")
-        inner = part.part("image_url")
+        inner = part.subfields("image_url")
         assert inner is not None
         picture = picture_at(inner.need_text("url"), inner.path("url"))
         inner.text("detail")
-        inner.done()
-        part.done()
+        inner.note_unread()
+        part.note_unread()
         return picture
     if kind not in ("text", "refusal"):
         raise unsupported(part.path("type"), READS)
     text = part.need_text(kind)
-    part.done()
+    part.note_unread()
     return {"type": "text", "text": text}
 
 
@@ -196,12 +196,12 @@ def _call(part: Fields) -> dict[str, Any]:
     part.take("index")
     call: dict[str, Any] = {"type": "function", "id": part.need_text("id")}
     part.need("function")
-    function = part.part("function")
+    function = part.subfields("function")
     assert function is not None
     call["function"] = {
         "name": function.need_text("name"),
         "arguments": function.need_text("arguments"),
     }
-    function.done()
-    part.done()
+    function.note_unread()
+    part.note_unread()
     return call

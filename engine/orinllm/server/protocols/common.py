@@ -18,7 +18,7 @@ MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True)
-class Common:
+class CommonFields:
     """The common part of chats and completions.
 
     sampling: of the first choice; the next one's seed is one more.
@@ -43,7 +43,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Tools:
+class OfferedTools:
     """Functions that the model may call. forced: those of which it must call one."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -52,7 +52,7 @@ class Tools:
 
 
 @dataclass(frozen=True)
-class Shape:
+class AnswerShape:
     """The form of an answer. param: the field that asks for it."""
 
     kind: Literal["schema", "regex", "gbnf", "lark"]
@@ -67,10 +67,10 @@ class ChatRequest:
     thinking: whether the model shall reason, where its template leaves that open.
     """
 
-    common: Common
+    common: CommonFields
     messages: tuple[Mapping[str, Any], ...]
-    tools: Tools = Tools()
-    shape: Shape | None = None
+    tools: OfferedTools = OfferedTools()
+    shape: AnswerShape | None = None
     effort: str | None = None
     thinking: bool | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -80,25 +80,25 @@ class ChatRequest:
 class CompletionRequest:
     """POST /v1/completions. Each prompt is text or tokens."""
 
-    common: Common
+    common: CommonFields
     prompts: tuple[str | tuple[int, ...], ...]
     echo: bool = False
-    shape: Shape | None = None
+    shape: AnswerShape | None = None
 
 
-def read_common(fields: Fields, max_tokens: int | None, top: int | None) -> Common:
+def read_common(fields: Fields, max_tokens: int | None, top: int | None) -> CommonFields:
     """Read what OpenAI's chats and completions have in common."""
     stream = fields.boolean("stream", False)
-    options = fields.part("stream_options")
+    options = fields.subfields("stream_options")
     include_usage = False
     if options is not None:
         if not stream:
             fields.notes.ignore("stream_options", "needs stream to be true", "invalid_value")
         include_usage = options.boolean("include_usage", False)
-        options.hint("include_obfuscation", (False,), "is not supported")
-        options.done()
+        options.ignore_unless("include_obfuscation", (False,), "is not supported")
+        options.note_unread()
     client = fields.text("user")
-    return Common(
+    return CommonFields(
         model=fields.model(),
         sampling=read_sampling(fields),
         max_tokens=max_tokens,
@@ -178,13 +178,13 @@ def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
 
 def refuse_foreign(fields: Fields) -> None:
     """Read what concerns OpenAI's own service."""
-    fields.hint("store", (False,), "this server stores nothing")
-    fields.hint("metadata", ({},), "this server stores nothing")
-    fields.hint("service_tier", ("auto", "default"), "there is one tier")
-    fields.only("logit_processors", (), "are not supported")
+    fields.ignore_unless("store", (False,), "this server stores nothing")
+    fields.ignore_unless("metadata", ({},), "this server stores nothing")
+    fields.ignore_unless("service_tier", ("auto", "default"), "there is one tier")
+    fields.refuse_unless("logit_processors", (), "are not supported")
 
 
-def read_shape(fields: Fields) -> Shape | None:
+def read_shape(fields: Fields) -> AnswerShape | None:
     """Read what an answer must be: OpenAI's response_format, vLLM's and llama-server's fields."""
     found = [shape for shape in (_response_format(fields), *_others(fields)) if shape is not None]
     if len(found) > 1:
@@ -193,8 +193,8 @@ def read_shape(fields: Fields) -> Shape | None:
     return found[0] if found else None
 
 
-def _response_format(fields: Fields) -> Shape | None:
-    part = fields.part("response_format")
+def _response_format(fields: Fields) -> AnswerShape | None:
+    part = fields.subfields("response_format")
     if part is None:
         return None
     kind = part.choice("type", ("text", "json_object", "json_schema"), None)
@@ -204,12 +204,12 @@ def _response_format(fields: Fields) -> Shape | None:
     if kind == "json_object" and part.take("schema") is not None:  # llama-server's
         schema = _schema_of(part, "schema")
     if kind == "json_schema":
-        inner = part.part("json_schema")
+        inner = part.subfields("json_schema")
         if inner is None:
             raise invalid("response_format.json_schema", "is missing", "missing_required_parameter")
         schema = read_named_schema(inner)
-    part.done()
-    return None if schema is None else Shape("schema", schema, "response_format")
+    part.note_unread()
+    return None if schema is None else AnswerShape("schema", schema, "response_format")
 
 
 def read_named_schema(part: Fields) -> Any:
@@ -218,7 +218,7 @@ def read_named_schema(part: Fields) -> Any:
     part.text("description")
     part.boolean("strict", True)
     schema = _schema_of(part, "schema")
-    part.done()
+    part.note_unread()
     return {"type": "object"} if schema is None else schema
 
 
@@ -228,45 +228,47 @@ def _schema_of(fields: Fields, name: str) -> Any:
     return value if isinstance(value, bool) else fields.mapping(name)
 
 
-def _others(fields: Fields) -> list[Shape | None]:
+def _others(fields: Fields) -> list[AnswerShape | None]:
     """Read vLLM's structured_outputs and its older names, and llama-server's fields."""
     found = []
-    part = fields.part("structured_outputs")
+    part = fields.subfields("structured_outputs")
     if part is not None:
         found = [_structured(part, name, name) for name in _STRUCTURED]
         part.boolean("disable_any_whitespace", False)
-        part.done()
+        part.note_unread()
     found += [_structured(fields, f"guided_{name}", name) for name in _STRUCTURED]
     found += [_structured(fields, "json_schema", "json")]
     grammar = fields.text("grammar")
     if grammar:
-        found.append(Shape("gbnf", grammar, "grammar"))
+        found.append(AnswerShape("gbnf", grammar, "grammar"))
     return found
 
 
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
-def _structured(fields: Fields, name: str, kind: str) -> Shape | None:
+def _structured(fields: Fields, name: str, kind: str) -> AnswerShape | None:
     value, path = fields.take(name), fields.path(name)
     if value is None or (value is False and kind == "json_object"):
         return None
     if kind == "json_object":
-        return Shape("schema", {"type": "object"}, path)
+        return AnswerShape("schema", {"type": "object"}, path)
     if kind == "json":
         if isinstance(value, str):  # vLLM takes a schema's text, too
             value = parse_json(value.encode())
         if not isinstance(value, dict | bool):
             raise invalid(path, "no JSON schema")
-        return Shape("schema", value, path)
+        return AnswerShape("schema", value, path)
     if kind == "choice":
         choices = fields.sequence(name) or []
         if not choices or not all(isinstance(text, str) for text in choices):
             raise invalid(path, "an array of strings was expected")
-        return Shape("regex", "|".join(f"({re.escape(text)})" for text in choices), path)
+        return AnswerShape("regex", "|".join(f"({re.escape(text)})" for text in choices), path)
     text = fields.need_text(name)
     # vLLM's grammars are GBNF (xgrammar's form) or Lark.
-    return Shape("regex" if kind == "regex" else "gbnf" if "::=" in text else "lark", text, path)
+    return AnswerShape(
+        "regex" if kind == "regex" else "gbnf" if "::=" in text else "lark", text, path
+    )
 
 
 def read_texts(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:

@@ -23,10 +23,10 @@ def read_completion(fields: Fields) -> CompletionRequest:
     none = echo and fields.take("max_tokens") == 0
     max_tokens = 0 if none else read_length(fields, "max_tokens") if said else _TOKENS
     common = read_common(fields, max_tokens, top)
-    fields.only("suffix", ("",), "this server continues text and fills no gap")
-    fields.only("best_of", (common.n,), "must be n: no answers are made to be thrown away")
+    fields.refuse_unless("suffix", ("",), "this server continues text and fills no gap")
+    fields.refuse_unless("best_of", (common.n,), "must be n: no answers are made to be thrown away")
     prompts = read_texts(fields.need("prompt"), "prompt")
     request = CompletionRequest(common, prompts, echo, read_shape(fields))
     refuse_foreign(fields)
-    fields.done()
+    fields.note_unread()
     return request

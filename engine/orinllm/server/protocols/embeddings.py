@@ -12,11 +12,11 @@ from orinllm.batching.sequence import Sequence as Job
 from orinllm.choose.hidden_states import TextVector
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.server.choices import Event, Post
+from orinllm.server.choices import Event, EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
 from orinllm.server.fields import Fields, Notes
-from orinllm.server.jobs import Run, check_tokens, refuse_too_long, submit
+from orinllm.server.jobs import RequestJob, check_tokens, refuse_too_long, submit
 from orinllm.server.protocols.common import read_texts
 
 # OpenAI's limit of texts in a request.
@@ -48,17 +48,19 @@ def read_embeddings(fields: Fields) -> EmbeddingRequest:
         fields.text("user") or "",
         fields.notes,
     )
-    fields.done()
+    fields.note_unread()
     return request
 
 
 class Embeddings:
     """Makes one request's answer, text by text, each in the queue's turn."""
 
-    def __init__(self, engine: Engine, asked: EmbeddingRequest, client: str, post: Post) -> None:
+    def __init__(
+        self, engine: Engine, asked: EmbeddingRequest, client: str, post: EventBridge
+    ) -> None:
         self._engine, self._asked, self._post = engine, asked, post
         self._client = asked.client or client
-        self.run = Run([])
+        self.run = RequestJob([])
         if asked.dimensions not in (None, engine.width):
             why = f"vectors of this model have {engine.width} numbers, and are not shortened"
             raise unsupported("dimensions", why)
@@ -131,7 +133,7 @@ class Embeddings:
 class _Sink:
     """Learns that a text's states are there."""
 
-    def __init__(self, index: int, post: Post, run: Run) -> None:
+    def __init__(self, index: int, post: EventBridge, run: RequestJob) -> None:
         self._index, self._post, self._run = index, post, run
 
     def take(self, token: int, logprobs: object) -> bool:

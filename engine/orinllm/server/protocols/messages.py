@@ -9,15 +9,15 @@ from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
-from orinllm.server.jobs import Run
+from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
 from orinllm.server.protocols.chat import EFFORTS, drop_hosted, named_tools
 from orinllm.server.protocols.common import (
     MOST_TOKENS,
+    AnswerShape,
     ChatRequest,
-    Common,
-    Shape,
-    Tools,
+    CommonFields,
+    OfferedTools,
     new_seed,
     read_length,
     read_stop,
@@ -40,14 +40,14 @@ def read_count(fields: Fields) -> ChatRequest:
 
 
 def _read(fields: Fields) -> ChatRequest:
-    metadata, client = fields.part("metadata"), None
+    metadata, client = fields.subfields("metadata"), None
     if metadata is not None:
         client = metadata.text("user_id")
-        metadata.done()
-    fields.hint("service_tier", ("auto", "standard_only"), "there is one tier")
+        metadata.note_unread()
+    fields.ignore_unless("service_tier", ("auto", "standard_only"), "there is one tier")
     for name in ("container", "mcp_servers"):
-        fields.only(name, ([],), "this server runs nothing")
-    common = Common(
+        fields.refuse_unless(name, ([],), "this server runs nothing")
+    common = CommonFields(
         model=fields.model(),
         sampling=Sampling(
             temperature=fields.number("temperature", 1, 0, 2),
@@ -66,41 +66,41 @@ def _read(fields: Fields) -> ChatRequest:
     shape, effort = _output(fields)
     tools = _tools(fields)
     request = ChatRequest(common, _messages(fields), tools, shape, effort, thinking)
-    fields.done()
+    fields.note_unread()
     return request
 
 
 def _thinking(fields: Fields) -> bool | None:
-    part = fields.part("thinking")
+    part = fields.subfields("thinking")
     if part is None:
         return None
     kind = part.choice("type", ("enabled", "disabled", "adaptive"), None)
-    part.hint("budget_tokens", (), "thoughts have no length of their own")
-    part.hint("display", (), "thoughts come as they are")
-    part.done()
+    part.ignore_unless("budget_tokens", (), "thoughts have no length of their own")
+    part.ignore_unless("display", (), "thoughts come as they are")
+    part.note_unread()
     return None if kind in (None, "adaptive") else kind == "enabled"
 
 
-def _output(fields: Fields) -> tuple[Shape | None, str | None]:
-    part = fields.part("output_config")
+def _output(fields: Fields) -> tuple[AnswerShape | None, str | None]:
+    part = fields.subfields("output_config")
     if part is None:
         return None, None
     shape = None
-    if (form := part.part("format")) is not None:
+    if (form := part.subfields("format")) is not None:
         form.choice("type", ("json_schema",), None)
-        shape = Shape("schema", form.need("schema"), form.path("schema"))
-        form.done()
+        shape = AnswerShape("schema", form.need("schema"), form.path("schema"))
+        form.note_unread()
     effort = part.text("effort")
     if effort is not None and effort not in EFFORTS:
         fields.notes.ignore(part.path("effort"), f"'{effort}' is none of {', '.join(EFFORTS)}")
         effort = None
-    part.done()
+    part.note_unread()
     return shape, effort
 
 
-def _tools(fields: Fields) -> Tools:
+def _tools(fields: Fields) -> OfferedTools:
     tools, others = [], list[Fields]()
-    for part in fields.parts("tools"):
+    for part in fields.subfields_of_each("tools"):
         if (part.text("type") or "custom") != "custom":
             others.append(part)
             continue
@@ -109,12 +109,12 @@ def _tools(fields: Fields) -> Tools:
             function["description"] = description
         function["parameters"] = part.mapping("input_schema") or {"type": "object"}
         part.boolean("strict", True)
-        part.done()
+        part.note_unread()
         tools.append({"type": "function", "function": function})
     drop_hosted(others, bool(tools))
-    choice = fields.part("tool_choice")
+    choice = fields.subfields("tool_choice")
     if choice is None:
-        return Tools(tuple(tools))
+        return OfferedTools(tuple(tools))
     kind = choice.choice("type", ("auto", "any", "tool", "none"), "auto")
     parallel = not choice.boolean("disable_parallel_tool_use", False)
     forced: list[Mapping[str, Any]] = []
@@ -124,8 +124,8 @@ def _tools(fields: Fields) -> Tools:
         forced = [*tools]
         if not tools:
             raise invalid("tool_choice", "needs tools")
-    choice.done()
-    return Tools() if kind == "none" else Tools(tuple(tools), tuple(forced), parallel)
+    choice.note_unread()
+    return OfferedTools() if kind == "none" else OfferedTools(tuple(tools), tuple(forced), parallel)
 
 
 def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
@@ -133,7 +133,7 @@ def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if (system := _text(fields, "system")) != "":
         messages.append({"role": "system", "content": system})
     fields.need("messages")
-    parts = fields.parts("messages")
+    parts = fields.subfields_of_each("messages")
     if not parts:
         raise invalid("messages", "is empty: at least one message is needed")
     for part in parts:
@@ -144,7 +144,7 @@ def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             messages.append({"role": role, "content": content})
         else:
             messages += _of_blocks(part, str(role))
-        part.done()
+        part.note_unread()
     return tuple(messages)
 
 
@@ -153,7 +153,7 @@ def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
     message: dict[str, Any] = {"role": role, "content": ""}
     results, calls = [], []
     parts: list[dict[str, Any]] = []  # texts and pictures
-    for block in part.parts("content"):
+    for block in part.subfields_of_each("content"):
         kind = block.need_text("type")
         if kind == "text":
             parts.append({"type": "text", "text": block.need_text("text")})
@@ -175,10 +175,10 @@ def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
             told = {"role": "tool", "tool_call_id": block.need_text("tool_use_id")}
             results.append({**told, "content": said})
         elif kind == "redacted_thinking":
-            block.hint("data", (), "is another server's")
+            block.ignore_unless("data", (), "is another server's")
         else:
             raise unsupported(block.path("type"), READS)
-        block.done()
+        block.note_unread()
     seen = any(each["type"] == "image" for each in parts)
     message["content"] = parts if seen else "\n".join(each["text"] for each in parts)
     if calls:
@@ -188,7 +188,7 @@ def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
 
 def _picture(block: Fields) -> dict[str, Any]:
     block.need("source")
-    source = block.part("source")
+    source = block.subfields("source")
     assert source is not None
     kind = source.choice("type", ("base64", "url"), None)
     source.text("media_type")
@@ -196,7 +196,7 @@ def _picture(block: Fields) -> dict[str, Any]:
     picture = (picture_of if kind == "base64" else picture_at)(
         source.need_text(name), source.path(name)
     )
-    source.done()
+    source.note_unread()
     return picture
 
 
@@ -208,13 +208,13 @@ def _told(block: Fields) -> str | list[dict[str, Any]]:
     ):
         return _text(block, "content")
     found = []
-    for inner in block.parts("content"):
+    for inner in block.subfields_of_each("content"):
         kind = inner.need_text("type")
         if kind not in ("text", "image"):
             raise unsupported(inner.path("type"), READS)
         text = {"type": "text", "text": inner.need_text("text")} if kind == "text" else None
         found.append(text or _picture(inner))
-        inner.done()
+        inner.note_unread()
     return found
 
 
@@ -224,11 +224,11 @@ def _text(part: Fields, name: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     texts = []
-    for inner in part.parts(name):
+    for inner in part.subfields_of_each(name):
         if inner.need_text("type") != "text":
             raise unsupported(inner.path("type"), "this server reads text only")
         texts.append(inner.need_text("text"))
-        inner.done()
+        inner.note_unread()
     return "\n".join(texts)
 
 
@@ -237,7 +237,9 @@ class MessagesAnswer(Answer):
 
     ping = sse({"type": "ping"}, "ping")
 
-    def __init__(self, tokenizer: Tokenizer, common: Common, model: str, run: Run) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
+    ) -> None:
         super().__init__(tokenizer, common, model, run)
         self._id, self._index, self._open = f"msg_{secrets.token_hex(12)}", -1, ""
 

@@ -10,15 +10,15 @@ from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid
 from orinllm.server.fields import Fields
-from orinllm.server.jobs import Run
+from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer
 from orinllm.server.protocols.chat import read_tools
 from orinllm.server.protocols.common import (
     MOST_TOKENS,
+    AnswerShape,
     ChatRequest,
-    Common,
+    CommonFields,
     CompletionRequest,
-    Shape,
     new_seed,
     read_stop,
     read_texts,
@@ -45,7 +45,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     tools = read_tools(fields)
     messages = _messages(fields)
     request = ChatRequest(common, messages, tools, _answer_form(fields), effort, thinking)
-    fields.done()
+    fields.note_unread()
     return request
 
 
@@ -54,12 +54,12 @@ def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
     common, shape = _common(fields), _answer_form(fields)
     thinking, effort = _think(fields)
     prompt, system = fields.text("prompt") or "", fields.text("system")
-    fields.only("suffix", ("",), "this server continues text and fills no gap")
-    fields.only("template", ("",), "the model's own is used")
+    fields.refuse_unless("suffix", ("",), "this server continues text and fills no gap")
+    fields.refuse_unless("template", ("",), "the model's own is used")
     pictures = _pictures(fields)
-    fields.hint("context", ([],), "was replaced by /api/chat")
+    fields.ignore_unless("context", ([],), "was replaced by /api/chat")
     raw = fields.boolean("raw", False)
-    fields.done()
+    fields.note_unread()
     if raw and pictures:
         raise invalid("images", "a raw prompt has no place for pictures")
     if raw and prompt:
@@ -77,12 +77,12 @@ def read_embed(fields: Fields) -> EmbeddingRequest:
     """Read POST /api/embed; raises ApiError."""
     name = "input" if fields.take("input") is not None else "prompt"  # /api/embeddings' name
     texts = read_texts(fields.need(name), name)
-    fields.hint("truncate", (False,), "texts are not shortened")
-    fields.hint("options", ({},), "have no effect on embeddings")
+    fields.ignore_unless("truncate", (False,), "texts are not shortened")
+    fields.ignore_unless("options", ({},), "have no effect on embeddings")
     _keep(fields)
     dimensions = fields.optional_integer("dimensions", 1, MOST_TOKENS)
     model = plain_name(fields.model())
-    fields.done()
+    fields.note_unread()
     return EmbeddingRequest(model, texts, False, dimensions, notes=fields.notes)
 
 
@@ -90,10 +90,10 @@ def _keep(fields: Fields) -> None:
     fields.take("keep_alive")  # the model stays, however long that says
 
 
-def _common(fields: Fields) -> Common:
+def _common(fields: Fields) -> CommonFields:
     _keep(fields)
-    options = fields.part("options") or Fields({}, "options", fields.notes)
-    common = Common(
+    options = fields.subfields("options") or Fields({}, "options", fields.notes)
+    common = CommonFields(
         model=plain_name(fields.model()),
         sampling=_sampling(options),
         max_tokens=_length(options),
@@ -102,8 +102,8 @@ def _common(fields: Fields) -> Common:
         notes=fields.notes,
     )
     for name in ("num_ctx", "num_batch", "num_gpu", "num_thread", "num_keep", "use_mmap"):
-        options.hint(name, (), "is the server's own choice")
-    options.done()
+        options.ignore_unless(name, (), "is the server's own choice")
+    options.note_unread()
     return common
 
 
@@ -136,15 +136,15 @@ def _think(fields: Fields) -> tuple[bool | None, str | None]:
     raise invalid("think", "neither a boolean nor one of low, medium, high")
 
 
-def _answer_form(fields: Fields) -> Shape | None:
+def _answer_form(fields: Fields) -> AnswerShape | None:
     value = fields.take("format")
     if value in (None, ""):
         return None
     if value == "json":
-        return Shape("schema", {"type": "object"}, "format")
+        return AnswerShape("schema", {"type": "object"}, "format")
     if not isinstance(value, Mapping):
         raise invalid("format", "neither json nor a JSON schema")
-    return Shape("schema", value, "format")
+    return AnswerShape("schema", value, "format")
 
 
 def _pictures(fields: Fields) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def _pictures(fields: Fields) -> list[dict[str, Any]]:
 
 def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     messages, called = [], dict[str, str]()
-    for part in fields.parts("messages"):
+    for part in fields.subfields_of_each("messages"):
         part.need("role")
         role = part.choice("role", ("system", "user", "assistant", "tool"), None)
         message: dict[str, Any] = {"role": role, "content": part.text("content") or ""}
@@ -166,20 +166,20 @@ def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
         if (thinking := part.text("thinking")) is not None:
             message["reasoning_content"] = thinking
         calls = []
-        for call in part.parts("tool_calls"):
+        for call in part.subfields_of_each("tool_calls"):
             call_id = call.text("id") or f"call{len(called):05}"
             call.text("type")
-            inner = call.part("function")
+            inner = call.subfields("function")
             if inner is None:
                 raise invalid(call.path("function"), "is missing", "missing_required_parameter")
             name = inner.need_text("name")
             arguments = json.dumps(inner.mapping("arguments") or {}, ensure_ascii=False)
             inner.take("index")
-            inner.done()
+            inner.note_unread()
             called[name] = call_id
             function = {"name": name, "arguments": arguments}
             calls.append({"type": "function", "id": call_id, "function": function})
-            call.done()
+            call.note_unread()
         if calls:
             message["tool_calls"] = calls
         if role == "tool":
@@ -187,7 +187,7 @@ def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             given = part.text("tool_call_id")
             message |= {"tool_call_id": given or called.get(name, "call00000")}
             message |= {"name": name} if name else {}
-        part.done()
+        part.note_unread()
         messages.append(message)
     return tuple(messages)
 
@@ -199,7 +199,12 @@ class OllamaAnswer(Answer):
     ping = b"\n"
 
     def __init__(
-        self, tokenizer: Tokenizer, common: Common, model: str, run: Run, chat: bool = True
+        self,
+        tokenizer: Tokenizer,
+        common: CommonFields,
+        model: str,
+        run: RequestJob,
+        chat: bool = True,
     ) -> None:
         super().__init__(tokenizer, common, model, run)
         self._chat, self._began, self._first = chat, time.monotonic(), 0.0
@@ -210,7 +215,7 @@ class OllamaAnswer(Answer):
         return {**self._said(said.content, said.reasoning, said.tool_calls), **self._ended()}
 
     def _said(self, content: str, thinking: str, calls: tuple[Any, ...] = ()) -> dict[str, Any]:
-        head = {"model": self._model, "created_at": now()}
+        head = {"model": self._model, "created_at": ollama_time()}
         if not self._chat:
             more = {"thinking": thinking} if thinking else {}
             return {**head, "response": content, **more, "done": False}
@@ -264,7 +269,7 @@ def json_line(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def now() -> str:
+def ollama_time() -> str:
     """Return the time as Ollama writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -272,4 +277,10 @@ def now() -> str:
 def loaded_answer(model: str, chat: bool) -> dict[str, Any]:
     """Return the answer to a request that only wants the model to be loaded."""
     said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
-    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}
+    return {
+        "model": model,
+        "created_at": ollama_time(),
+        **said,
+        "done": True,
+        "done_reason": "load",
+    }

@@ -11,21 +11,25 @@ import numpy as np
 from orinllm.batching.runner import Logprobs, Words
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.choose.sampling import Sampling
-from orinllm.server.choices import Event, Post
+from orinllm.server.choices import Event, EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
-from orinllm.server.jobs import Run, submit
-from orinllm.server.protocols.common import Common
+from orinllm.server.jobs import RequestJob, submit
+from orinllm.server.protocols.common import CommonFields
 
 
 class PromptScores:
     """Computes one request's, of all its prompts at once. `run`: what to cancel."""
 
     def __init__(
-        self, engine: Engine, common: Common, prompts: Sequence[Sequence[int]], post: Post
+        self,
+        engine: Engine,
+        common: CommonFields,
+        prompts: Sequence[Sequence[int]],
+        post: EventBridge,
     ) -> None:
         self._engine, self._prompts = engine, prompts
-        self.run = Run([])
+        self.run = RequestJob([])
         self._sinks = [_Sink(post, self.run) for _ in prompts]
         for ids, sink in zip(prompts, self._sinks, strict=True):
             if len(ids) > 1:
@@ -60,7 +64,7 @@ class ForcedText:
     def __init__(self, tokens: Sequence[int], size: int) -> None:
         self._tokens, self._size, self._at = tokens, size, 0
 
-    def words(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return a bit for each token that is allowed now."""
         words: Words = np.zeros((self._size + 31) // 32, np.uint32)
         token = self._tokens[self._at]
@@ -76,7 +80,7 @@ class ForcedText:
 class _Sink:
     """Keeps what comes."""
 
-    def __init__(self, post: Post, run: Run) -> None:
+    def __init__(self, post: EventBridge, run: RequestJob) -> None:
         self._post, self._run = post, run
         self.found: list[Logprobs] = []
 

@@ -41,7 +41,7 @@ def read_rerank(fields: Fields) -> RerankRequest:
     asked = EmbeddingRequest(
         model, (query, *documents), False, None, fields.text("user") or "", fields.notes
     )
-    fields.done()
+    fields.note_unread()
     return RerankRequest(asked, tuple(documents), top, shown)
 
 

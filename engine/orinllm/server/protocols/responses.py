@@ -8,14 +8,14 @@ from typing import Any
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
-from orinllm.server.jobs import Run
+from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
 from orinllm.server.protocols.chat import EFFORTS, drop_hosted, function_tool, named_tools
 from orinllm.server.protocols.common import (
+    AnswerShape,
     ChatRequest,
-    Common,
-    Shape,
-    Tools,
+    CommonFields,
+    OfferedTools,
     read_length,
     read_named_schema,
     read_sampling,
@@ -31,8 +31,8 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 def read_response(fields: Fields) -> ChatRequest:
     """Read a request; raises ApiError."""
     for name in ("previous_response_id", "conversation", "prompt"):
-        fields.only(name, (), "this server stores nothing")
-    fields.only("background", (False,), "this server stores nothing")
+        fields.refuse_unless(name, (), "this server stores nothing")
+    fields.refuse_unless("background", (False,), "this server stores nothing")
     for name, harmless in (
         ("store", (True, False)),
         ("metadata", ({},)),
@@ -41,12 +41,12 @@ def read_response(fields: Fields) -> ChatRequest:
         ("include", ([],)),
         ("top_logprobs", (0,)),
     ):
-        fields.hint(name, harmless, "has no effect here")
-    options = fields.part("stream_options")
+        fields.ignore_unless(name, harmless, "has no effect here")
+    options = fields.subfields("stream_options")
     if options is not None:
-        options.hint("include_obfuscation", (False,), "is not supported")
-        options.done()
-    common = Common(
+        options.ignore_unless("include_obfuscation", (False,), "is not supported")
+        options.note_unread()
+    common = CommonFields(
         model=fields.model(),
         sampling=read_sampling(fields),
         max_tokens=read_length(fields, "max_output_tokens"),
@@ -59,44 +59,44 @@ def read_response(fields: Fields) -> ChatRequest:
     if shape is not None and tools.forced:
         raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
     request = ChatRequest(common, _messages(fields), tools, shape, _effort(fields))
-    fields.done()
+    fields.note_unread()
     return request
 
 
 def _effort(fields: Fields) -> str | None:
-    part = fields.part("reasoning")
+    part = fields.subfields("reasoning")
     if part is None:
         return None
     effort = part.text("effort")
     if effort is not None and effort not in EFFORTS:
         fields.notes.ignore(part.path("effort"), f"'{effort}' is none of {', '.join(EFFORTS)}")
         effort = None
-    part.hint("summary", (), "thoughts come as they are")
-    part.done()
+    part.ignore_unless("summary", (), "thoughts come as they are")
+    part.note_unread()
     return effort
 
 
-def _shape(fields: Fields) -> Shape | None:
-    part = fields.part("text")
+def _shape(fields: Fields) -> AnswerShape | None:
+    part = fields.subfields("text")
     if part is None:
         return None
     shape = None
-    if (form := part.part("format")) is not None:
+    if (form := part.subfields("format")) is not None:
         kind = form.choice("type", ("text", "json_object", "json_schema"), "text")
         if kind == "json_object":
-            shape = Shape("schema", {"type": "object"}, "text.format")
+            shape = AnswerShape("schema", {"type": "object"}, "text.format")
         if kind == "json_schema":
-            shape = Shape("schema", read_named_schema(form), "text.format")
-        form.done()
-    part.hint("verbosity", ("medium",), "models here know none")
-    part.done()
+            shape = AnswerShape("schema", read_named_schema(form), "text.format")
+        form.note_unread()
+    part.ignore_unless("verbosity", ("medium",), "models here know none")
+    part.note_unread()
     return shape
 
 
-def _tools(fields: Fields) -> Tools:
+def _tools(fields: Fields) -> OfferedTools:
     """Read tools, which are flatter than in chats."""
     tools, others = [], list[Fields]()
-    for part in fields.parts("tools"):
+    for part in fields.subfields_of_each("tools"):
         if part.need_text("type") != "function":
             others.append(part)
         else:
@@ -105,7 +105,7 @@ def _tools(fields: Fields) -> Tools:
     drop_hosted(others, bool(tools))
     parallel = fields.boolean("parallel_tool_calls", True)
     if choice == "none":
-        return Tools()
+        return OfferedTools()
     forced: list[Mapping[str, Any]] = []
     if choice == "required":
         forced = [*tools]
@@ -114,12 +114,12 @@ def _tools(fields: Fields) -> Tools:
         if part.need_text("type") != "function":
             raise unsupported("tool_choice.type", "only functions are supported")
         forced = named_tools(tools, part.need_text("name"))
-        part.done()
+        part.note_unread()
     elif choice not in (None, "auto"):
         raise invalid("tool_choice", f"'{choice}' is none of none, auto, required")
     if choice == "required" and not tools:
         raise invalid("tool_choice", "needs tools")
-    return Tools(tuple(tools), tuple(forced), parallel)
+    return OfferedTools(tuple(tools), tuple(forced), parallel)
 
 
 def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
@@ -130,9 +130,9 @@ def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     given = fields.need("input")
     if isinstance(given, str):
         return (*messages, {"role": "user", "content": given})
-    for part in fields.parts("input"):
+    for part in fields.subfields_of_each("input"):
         _add_item(messages, part)
-        part.done()
+        part.note_unread()
     if not messages:
         raise invalid("input", "is empty: at least one item is needed")
     return tuple(messages)
@@ -152,7 +152,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
     elif kind == "reasoning":
         thought = _text(part, "content") or _text(part, "summary")
         part.take("summary")
-        part.hint("encrypted_content", (), "is another server's")
+        part.ignore_unless("encrypted_content", (), "is another server's")
         if thought:
             _answer_of(messages, True, "assistant")["reasoning_content"] = thought
     elif kind == "function_call":
@@ -192,7 +192,7 @@ def _content(part: Fields, name: str = "content") -> str | list[dict[str, Any]]:
     if not isinstance(value, list) or not any(_is_picture(inner) for inner in value):
         return _text(part, name)
     found = []
-    for inner in part.parts(name):
+    for inner in part.subfields_of_each(name):
         kind = inner.need_text("type")
         if kind == "input_image":
             found.append(picture_at(inner.need_text("image_url"), inner.path("image_url")))
@@ -201,7 +201,7 @@ def _content(part: Fields, name: str = "content") -> str | list[dict[str, Any]]:
             found.append({"type": "text", "text": inner.need_text("text")})
         else:
             raise unsupported(inner.path("type"), READS)
-        inner.done()
+        inner.note_unread()
     return found
 
 
@@ -214,21 +214,23 @@ def _text(part: Fields, name: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     texts = []
-    for inner in part.parts(name):
+    for inner in part.subfields_of_each(name):
         kind = inner.need_text("type")
         if kind not in (*_TEXTS, "refusal"):
             raise unsupported(inner.path("type"), "this server reads text only")
         texts.append(inner.need_text("refusal" if kind == "refusal" else "text"))
         inner.take("annotations")
         inner.take("logprobs")
-        inner.done()
+        inner.note_unread()
     return "".join(texts)
 
 
 class ResponsesAnswer(Answer):
     """An answer as a list of items: thoughts, a message, calls."""
 
-    def __init__(self, tokenizer: Tokenizer, common: Common, model: str, run: Run) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
+    ) -> None:
         super().__init__(tokenizer, common, model, run)
         self._id, self._created, self._number = f"resp_{secrets.token_hex(16)}", time.time(), -1
         self._items: list[dict[str, Any]] = []  # of a stream

@@ -37,12 +37,12 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
         fields.boolean("parse_special", False),
         fields.boolean("add_generation_prompt", True),
     )
-    fields.done()
+    fields.note_unread()
     return request
 
 
 def read_detokenize(fields: Fields) -> tuple[str | None, tuple[int, ...]]:
     """Read a request for tokens' text: the model, if it is said, and tokens; raises ApiError."""
     model, tokens = fields.text("model"), read_tokens(fields.need("tokens"), "tokens")
-    fields.done()
+    fields.note_unread()
     return model, tokens

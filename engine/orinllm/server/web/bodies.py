@@ -19,13 +19,13 @@ BODY_SECONDS = 30.0
 T = TypeVar("T")
 
 
-def client(request: Request) -> str:
+def client_of(request: Request) -> str:
     """Return whose turn a request is: a key's, or an address's."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key")
     return key or (request.client.host if request.client else "")
 
 
-async def read(request: Request, reader: Callable[[Fields], T], notes: Notes) -> T:
+async def read_request(request: Request, reader: Callable[[Fields], T], notes: Notes) -> T:
     """Read a request; raises ApiError for what it cannot be. `notes` hears what is ignored."""
     raw = await _body(request)
     if len(raw) <= _MUCH:

@@ -40,14 +40,14 @@ class _Named(logging.LoggerAdapter[logging.Logger]):
         return f"{(self.extra or {})['client']}: {msg}", kwargs
 
 
-class Patient(H11Protocol):
+class LimitedConnection(H11Protocol):
     """A connection whose client has a while to ask; of too many, the oldest idle one goes."""
 
     metrics: Metrics  # of the server; `counted_in` says which
     _deadline: asyncio.TimerHandle
 
     @classmethod
-    def counted_in(cls, metrics: Metrics) -> type["Patient"]:
+    def counted_in(cls, metrics: Metrics) -> type["LimitedConnection"]:
         """Return the class of a server's connections."""
         return type(cls.__name__, (cls,), {"metrics": metrics})
 
@@ -63,7 +63,7 @@ class Patient(H11Protocol):
         idle = [
             other
             for other in self.connections
-            if isinstance(other, Patient) and other is not self and not other.busy
+            if isinstance(other, LimitedConnection) and other is not self and not other.busy
         ]
         if idle:
             min(idle, key=lambda other: other._deadline.when()).transport.abort()

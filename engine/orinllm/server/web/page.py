@@ -13,7 +13,7 @@ def _template() -> jinja2.Template:
     return jinja2.Environment(autoescape=True).from_string(source)
 
 
-def render(model: str, nonce: str) -> HTMLResponse:
+def chat_page(model: str, nonce: str) -> HTMLResponse:
     """Return the page; `nonce` marks its own script and style, and no other runs."""
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "

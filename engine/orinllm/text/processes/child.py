@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.text.processes.limits import ended
+from orinllm.text.processes.limits import end_reason
 
 _CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
 
@@ -60,7 +60,7 @@ class Child:
                     self._process.stdin.write(json.dumps(self._first).encode() + b"\n")
             return self._process
 
-    def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def run_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return a job's result; raises BadInput where it fails."""
         try:
             line = json.dumps(job).encode() + b"\n"
@@ -92,7 +92,7 @@ class Child:
         assert self._process is not None
         status = self._process.wait()
         self.close()
-        return ended(status, self.seconds, self.memory)
+        return end_reason(status, self.seconds, self.memory)
 
     def close(self) -> None:
         """End the process."""

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from orinllm.errors import BadInput
-from orinllm.text.processes.limits import serve
+from orinllm.text.processes.limits import answer_jobs
 from orinllm.text.schemas import loosened_schema
 
 # White space between JSON's parts is as models write it; free white space would let a small model
@@ -115,4 +115,4 @@ class _Compiler:
 
 if __name__ == "__main__":
     compiler = _Compiler()
-    serve(compiler.answer, compiler.read)
+    answer_jobs(compiler.answer, compiler.read)

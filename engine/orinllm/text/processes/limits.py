@@ -16,7 +16,7 @@ from typing import Any
 Job = Mapping[str, Any]
 
 
-def serve(
+def answer_jobs(
     answer: Callable[[Job, int], Mapping[str, Any]], first: Callable[[Job], None] | None = None
 ) -> None:
     """Answer jobs until there are no more: `python -m MODULE SECONDS MEMORY`.
@@ -49,7 +49,7 @@ def serve(
         if first is None:
             do(line)
         elif status := _in_a_copy(do, line):
-            print(json.dumps({"error": ended(status, seconds, memory)}), flush=True)
+            print(json.dumps({"error": end_reason(status, seconds, memory)}), flush=True)
 
 
 def _in_a_copy(do: Callable[[bytes], None], line: bytes) -> int:
@@ -63,7 +63,7 @@ def _in_a_copy(do: Callable[[bytes], None], line: bytes) -> int:
     os._exit(0)
 
 
-def ended(status: int, seconds: float, memory: int) -> str:
+def end_reason(status: int, seconds: float, memory: int) -> str:
     """Say why a process ended with a status."""
     if status == -signal.SIGPROF:
         return f"it takes more than {seconds:g} s"

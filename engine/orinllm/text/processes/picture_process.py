@@ -9,7 +9,7 @@ from typing import Any
 
 from orinllm.errors import BadInput
 from orinllm.network.vision.prepare import damaged, decode, prepare
-from orinllm.text.processes.limits import serve
+from orinllm.text.processes.limits import answer_jobs
 
 
 def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,4 +27,4 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(lambda job, size: _answer(job))
+    answer_jobs(lambda job, size: _answer(job))

@@ -42,11 +42,11 @@ def hook_hcq(module: ModuleType) -> None:
     copyin, view = allocator._copyin, buffer.cpu_view
 
     def copyin_and_tell(self: Any, dest: Any, src: memoryview) -> Any:
-        EXTENTS.written(int(dest.va_addr), src.nbytes)
+        EXTENTS.written_by_host(int(dest.va_addr), src.nbytes)
         return copyin(self, dest, src)
 
     def view_and_tell(self: Any) -> Any:
-        EXTENTS.written(int(self.va_addr), self.size)
+        EXTENTS.written_by_host(int(self.va_addr), self.size)
         return view(self)
 
     allocator._copyin, buffer.cpu_view = copyin_and_tell, view_and_tell
@@ -58,13 +58,13 @@ def hook_submit(module: ModuleType) -> None:
     submit = queue._submit_to_gpfifo
 
     def submit_and_tell(self: Any, dev: Any, gpfifo: Any) -> Any:
-        EXTENTS.submits(int(gpfifo.token))
+        EXTENTS.about_to_submit(int(gpfifo.token))
         return submit(self, dev, gpfifo)
 
     queue._submit_to_gpfifo = submit_and_tell
 
 
-def hook_nv(module: ModuleType) -> None:
+def hook_submissions(module: ModuleType) -> None:
     """Submissions, and zero-copy views of unified memory."""
     hook_submit(module)
     allocator = getattr(module, "NVUnifiedAllocator", None)
@@ -73,7 +73,7 @@ def hook_nv(module: ModuleType) -> None:
     as_buffer = allocator._as_buffer
 
     def as_buffer_and_tell(self: Any, src: Any) -> Any:
-        EXTENTS.written(int(src.va_addr), src.size)
+        EXTENTS.written_by_host(int(src.va_addr), src.size)
         return as_buffer(self, src)
 
     allocator._as_buffer = as_buffer_and_tell

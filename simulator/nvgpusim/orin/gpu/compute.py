@@ -114,7 +114,7 @@ class Compute:
     def schedule(self, va: int) -> Steps:
         """The front end executes PCAS: the QMD is read now, not at submit."""
         c = self.c
-        yield from c.lag()
+        yield from c.adversary_delay()
         if va >= 1 << 40:
             raise gr_class(f"QMD address {va:#x} is beyond 40 bits", **c.details())
         qmd = self.read_qmd(va, c.current)
@@ -168,7 +168,7 @@ class Compute:
         while True:
             try:
                 check(qmd, self.limits())
-                yield from c.lag()
+                yield from c.adversary_delay()
                 if c.gpu.watch is not None:
                     c.gpu.watch.now = published.moment if published is not None else None
                 self.execute(qmd)
@@ -179,13 +179,13 @@ class Compute:
                 e.report.details.setdefault("ring entry", str(entry))
                 e.report.details.setdefault("submitted by", line)
                 raise
-            yield from c.lag()
+            yield from c.adversary_delay()
             self.release(qmd)
             if c.gpu.options.write_back:
-                yield from c.lag()
+                yield from c.adversary_delay()
                 c.gpu.write_qmd_back(c, qmd)
             if not qmd["DEPENDENT_QMD0_ENABLE"]:
-                c.gpu.make_room(c, waves)
+                c.gpu.let_second_client_run(c, waves)
                 return
             qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
 
@@ -297,14 +297,14 @@ class Compute:
             if qmd["TARGET_SM_CONFIG_SHARED_MEM_SIZE"] < qmd.best_target():
                 c.gpu.count("launches short of shared memory")
             c.gpu.current = launch
-            l2.board().moment()
+            l2.board().between_grids()
             l2.board().executing += 1
             try:
                 launch.run()
             finally:
                 c.gpu.current = None
                 l2.board().executing -= 1
-                l2.board().moment()
+                l2.board().between_grids()
                 c.gpu.count("launches")
                 c.gpu.count("instructions", launch.thread_instrs)
                 c.gpu.count("bytes moved", launch.moved)

@@ -48,7 +48,7 @@ class Copy:
 
     def start(self, flags: int) -> Steps:
         """LAUNCH_DMA, some time later under --delay."""
-        yield from self.c.lag()
+        yield from self.c.adversary_delay()
         try:
             self.launch(flags)
         except MmuFault as e:
@@ -103,6 +103,6 @@ class Copy:
             np.frombuffer(view, np.uint8)[:] = np.frombuffer(data, np.uint8, len(view), at)
             at += len(view)
         when = c.current.moment if c.current is not None else None
-        c.gpu.extents.written(target, size, when)
+        c.gpu.extents.written_by_host(target, size, when)
         c.gpu.count("copies")
         c.gpu.count("bytes copied", size)

@@ -36,7 +36,7 @@ def write_semaphore(vm: GpuAddressSpace, va: int, payload: int, words: int, stam
         vm.view(va, 4, "write", past=True).cast("I")[0] = payload & 0xFFFFFFFF
 
 
-def passes(operation: int, memory: int, payload: int, bits: int) -> bool:
+def acquire_passes(operation: int, memory: int, payload: int, bits: int) -> bool:
     """True if an acquire's condition holds."""
     mask = (1 << bits) - 1
     if operation == ACQUIRE:
@@ -101,7 +101,7 @@ class Host:
                 c.gpu.count("releases")
                 return
             c.waiting = f"{_NAMES[operation]} of {payload:#x} at {va:#x}"
-            while not passes(operation, self._read(va, size), payload, 8 * size):
+            while not acquire_passes(operation, self._read(va, size), payload, 8 * size):
                 yield "blocked"
             c.waiting = ""
             c.gpu.count("acquires")

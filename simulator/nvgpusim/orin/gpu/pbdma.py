@@ -124,7 +124,7 @@ class Channel:
             self.entry = self.get
             self.current = published = self.published.pop(self.get, None)
             self.line = published.line if published else self.port.submit_line
-            yield from self.lag()
+            yield from self.adversary_delay()
             entry = self.entry_bytes(self.get)
             if published is not None and published.entry != entry:
                 self.gpu.note(
@@ -139,7 +139,7 @@ class Channel:
             self.userd[GP_GET // 4] = self.get
             yield "more"
 
-    def lag(self) -> Work:
+    def adversary_delay(self) -> Work:
         """The adversary's delay at this point."""
         return self._late() if self.gpu.delay else DONE
 

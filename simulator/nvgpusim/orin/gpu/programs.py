@@ -441,7 +441,7 @@ _HOOKS: dict[str, Callable[[ModuleType], None]] = {
     _NVCC: hook_nvcc,
     clients.DEVICE: clients.hook_allocator,
     clients.HCQ: clients.hook_hcq,
-    "tinygrad.runtime.ops_nv": clients.hook_nv,
+    "tinygrad.runtime.ops_nv": clients.hook_submissions,
 }
 
 

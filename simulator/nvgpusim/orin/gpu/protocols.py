@@ -60,7 +60,7 @@ class Device(Protocol):
         """Until when to hold something back (time.monotonic), 0.0 for not at all."""
         ...
 
-    def make_room(self, channel: Channel, waves: list[int]) -> None:
+    def let_second_client_run(self, channel: Channel, waves: list[int]) -> None:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
 
     def block_order(self) -> int:
@@ -110,7 +110,7 @@ class Channel(Protocol):
         """The header that is being executed."""
         ...
 
-    def lag(self) -> Work:
+    def adversary_delay(self) -> Work:
         """The adversary's delay at this point."""
         ...
 

@@ -165,7 +165,7 @@ class Gpu:
         wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
         return time.monotonic() + wait
 
-    def make_room(self, channel: ChannelView, waves: list[int]) -> None:
+    def let_second_client_run(self, channel: ChannelView, waves: list[int]) -> None:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
         if not self.rival.grid_ms:
             return

@@ -213,7 +213,7 @@ class Kernel:
         """open() of a node in NODES; raises OSError."""
         with self.lock, self.errors("open", f"open of {path}"):
             self.sweep()
-            self.injector.maybe(f"OPEN_{NODES[path].upper()}")
+            self.injector.raise_if_due(f"OPEN_{NODES[path].upper()}")
             match NODES[path]:
                 case "ctrl":
                     file: File = CtrlFile(self)
@@ -248,7 +248,7 @@ class Kernel:
             known = self.abi.by_number.get(request)
             self.journal.count("ioctl", self.abi.name(request))
             if known is not None:
-                self.injector.maybe(known.short)
+                self.injector.raise_if_due(known.short)
             return found.ioctl(request, arg)
 
     def map_fd(self, fd: int, length: int, offset: int) -> tuple[int, File | DmaBuf] | None:
@@ -261,7 +261,7 @@ class Kernel:
             found = self.lookup(fd)
             if found is None:
                 return None
-            self.injector.maybe("MMAP")
+            self.injector.raise_if_due("MMAP")
             if isinstance(found, File):
                 return found.mmap(length, offset), found
             if offset + length > found.size:
@@ -375,7 +375,7 @@ class Kernel:
             self.usermode.forked()
             in_use = self.journal.in_use
             self.journal.forked()
-            self.journal.memory(in_use)
+            self.journal.add_memory(in_use)
 
     def shutdown(self) -> None:
         """Stop the threads."""

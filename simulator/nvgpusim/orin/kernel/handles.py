@@ -132,7 +132,7 @@ class NvMapState:
 
     def _freed(self, buf: DmaBuf) -> None:
         if buf.allocated and not buf.foreign:
-            self.kernel.journal.memory(-buf.size)
+            self.kernel.journal.add_memory(-buf.size)
         self.kernel.journal.rule("dmabuf.lifetime")
         self.by_buf.pop(id(buf), None)
         self.by_buf_ro.pop(id(buf), None)

@@ -142,7 +142,7 @@ class NvMapFile(File):
         handle.heap = HEAP_IOVMM if heap & HEAP_IOVMM else heap
         handle.buf.attribute = flags & CACHE_MASK
         handle.buf.vpr = handle.heap == HEAP_VPR
-        self.kernel.journal.memory(handle.buf.size)
+        self.kernel.journal.add_memory(handle.buf.size)
         self.follow("alloc.zeroed")
         if not flags >> 16 and not self._warned:
             self._warned = True

@@ -121,7 +121,7 @@ class AccessTargets(Clocks):
         mapping = self.o.mapping(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
-        kind, what = self.o.extents.story(va, self.o.now)
+        kind, what = self.o.extents.address_story(va, self.o.now)
         if not self.o.extents.inside(mapping.va, mapping.end) and kind != "free":
             self._asked(part, where[n : n + 1], total, access, mapping)
             return

@@ -13,7 +13,14 @@ from tests.benchmarks.check.device.test_simulated import simulated
 from orinbench.check.device import steps
 from orinbench.check.device.claims import load_claims
 from orinbench.check.device.probes import PROGRAMS, Found
-from orinbench.check.device.steps import PROBES, QUESTIONS, Ask, Check, OutOfTime, Question
+from orinbench.check.device.steps import (
+    PROBES,
+    QUESTIONS,
+    Check,
+    ChoiceQuestion,
+    OutOfTime,
+    ProbeRun,
+)
 from orinbench.cli import orinbench
 
 BETTER = "own is better, as the driver has it"
@@ -23,8 +30,8 @@ SAME = "the same within what the runs differ by"
 
 def answer(found: Sequence[Found], figure: str) -> Found:
     """The answer where the program finds these in turn: own, other, other, own."""
-    question = Question("x", figure, "own", "other")
-    return steps.answer(question, [found[0], found[3]], found[1:3])
+    question = ChoiceQuestion("x", figure, "own", "other")
+    return steps.compared_choices(question, [found[0], found[3]], found[1:3])
 
 
 def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:
@@ -78,20 +85,20 @@ def test_verify_tells_both_answers_and_none(
 
 
 def test_choices_run_in_turns_until_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Ask] = []
+    ran: list[ProbeRun] = []
 
-    def ask(_: Check, asked: Ask, seconds: float) -> Found:
+    def ask(_: Check, asked: ProbeRun, seconds: float) -> Found:
         ran.append(asked)
         return {q.figure: 1.0 for q in QUESTIONS}
 
-    monkeypatch.setattr(Check, "ask", ask)
+    monkeypatch.setattr(Check, "try_probe", ask)
     found = steps.performance(Check(Path(), True, 0), 100)
     assert list(found) == [q.name for q in QUESTIONS]
     assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
         own, other = ran[4 * at : 4 * at + 2]
         assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
-        assert own == Ask(question.name) and own.name in PROGRAMS and own != other
+        assert own == ProbeRun(question.name) and own.name in PROGRAMS and own != other
     with pytest.raises(OutOfTime) as raised:
         steps.performance(Check(Path(), True, 0), 0)
     assert raised.value.result == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orinbench.check.device import steps
-from orinbench.check.device.steps import Ask, Check, NotRun, OutOfTime
+from orinbench.check.device.steps import Check, NotRun, OutOfTime, ProbeRun
 from orinbench.child import run
 
 
@@ -124,7 +124,7 @@ def test_a_gpu_program_that_ends_without_a_word(
         monkeypatch.setattr(steps, "run", lambda *_: run(command, seconds))
 
     ends_as(sys.executable, "-c", "raise SystemExit('x')")
-    assert check.ask(Ask("smoke"), 60) == {"error": "x"}
+    assert check.try_probe(ProbeRun("smoke"), 60) == {"error": "x"}
     for step in (steps.smoke, steps.abi, steps.queue, steps.memory):
         with pytest.raises(RuntimeError, match="x"):
             step(check, 60)
@@ -133,7 +133,7 @@ def test_a_gpu_program_that_ends_without_a_word(
     with pytest.raises(RuntimeError, match="no sum"):
         steps.replay_trace(check, 60)
     ends_as("sleep", "600", seconds=0.2)
-    assert check.ask(Ask("smoke"), 7) == {"error": "not done in 7 s"}
+    assert check.try_probe(ProbeRun("smoke"), 7) == {"error": "not done in 7 s"}
     with pytest.raises(OutOfTime):
         steps.queue(check, 60)
 

@@ -10,9 +10,9 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.judge.history.store import History
 from orinbench.judge.identity import case_key
-from orinbench.judge.load import load_records
+from orinbench.judge.load_results import load_records
 from orinbench.judge.record import make_records
-from orinbench.judge.saved import compare_saved
+from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise, Verdict
 from orinbench.measure.plan import Case

@@ -9,7 +9,7 @@ import pytest
 
 from orinbench.errors import BenchError
 from orinbench.judge.identity import context, device_label, identity
-from orinbench.judge.load import completed, load_records
+from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.record import make_records
 from orinbench.measure.plan import Case
 from orinbench.measure.results import RunResult
@@ -28,7 +28,7 @@ def test_our_own_forms_come_back_whole(
     path = tmp_path / f"a.{form}"
     path.write_text(RENDERERS[form](records))
     (loaded,) = load_records(path)
-    (record,) = (completed(json.loads(json.dumps(as_llama_bench(r)))) for r in records)
+    (record,) = (completed_record(json.loads(json.dumps(as_llama_bench(r)))) for r in records)
     assert loaded == record
 
 
@@ -42,9 +42,9 @@ def test_llama_cpps_json_gets_our_names_and_statistics() -> None:
 
 
 def test_an_old_record_gets_the_defaults_of_new_fields() -> None:
-    record = completed({"schema_version": 1, "test": "tg8", "backend": "tinygrad:NV"})
+    record = completed_record({"schema_version": 1, "test": "tg8", "backend": "tinygrad:NV"})
     assert (record.benchmark, record.unit, record.extra) == ("llama-bench", "tok/s", {})
-    assert completed(vars(record)) == record
+    assert completed_record(vars(record)) == record
 
 
 def test_what_came_of_a_model_is_no_identity(recorded_run: Callable[..., RunResult]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from orinbench.errors import BenchError
 from orinbench.judge.history import store
 from orinbench.judge.history.store import Filter, History, history_path
-from orinbench.judge.load import completed, load_records
+from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.record import make_records
 from orinbench.judge.schema import Record
 from orinbench.measure.plan import Case
@@ -54,7 +54,7 @@ def test_a_run_is_kept_whole_and_once(records: list[Record], path: Path) -> None
 
 def test_a_field_that_is_new_does_not_make_a_run_another(records: list[Record], path: Path) -> None:
     new = ("extra", "unit")
-    older = [completed({n: v for n, v in vars(r).items() if n not in new}) for r in records]
+    older = [completed_record({n: v for n, v in vars(r).items() if n not in new}) for r in records]
     with History(path, write=True) as history:
         assert history.add(records, "a") == (1, True)
         assert history.add(older, "b")[1] is False

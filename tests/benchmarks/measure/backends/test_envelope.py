@@ -11,7 +11,7 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.errors import BenchError
 from orinbench.judge.record import make_records
-from orinbench.measure.backends.envelope import SMS, Preload, build, estimate
+from orinbench.measure.backends.envelope import SMS, Preload, build_preload, envelope_estimate
 from orinbench.measure.plan import Case
 from orinbench.measure.results import RunResult
 from orinbench.show.table import render_md
@@ -90,14 +90,14 @@ def test_a_compiler_that_is_missing_or_fails(
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(BenchError, match="--sms: /nowhere/cc does not build its library: "):
-        build(tmp_path)
+        build_preload(tmp_path)
     monkeypatch.delenv("CC")
     monkeypatch.setattr("orinbench.measure.backends.envelope.shutil.which", lambda name: None)
     monkeypatch.setattr(
         "orinbench.measure.backends.envelope.importlib.util.find_spec", lambda name: None
     )
     with pytest.raises(BenchError, match="there is no C compiler: install gcc, or leave"):
-        build(tmp_path)
+        build_preload(tmp_path)
 
 
 PLANNED = """
@@ -150,4 +150,4 @@ def test_estimates_stand_beside_the_time(recorded_run: Callable[..., RunResult])
     assert token["orin_memory_floor_ms"] == prompt["orin_memory_floor_ms"] == pytest.approx(floor)
     table = render_md(records)
     assert "| at 1.3 GHz * |" in table and "- * Estimates for an AGX Orin, not measured." in table
-    assert estimate(2.62, 16, 1980, 1.0137e9)["orin_ms"] == pytest.approx(3.99, abs=0.005)
+    assert envelope_estimate(2.62, 16, 1980, 1.0137e9)["orin_ms"] == pytest.approx(3.99, abs=0.005)

@@ -18,7 +18,7 @@ from orinbench.measure.profiling.command import (
     markdown,
     profile_command,
 )
-from orinbench.measure.profiling.log import classify, read_log
+from orinbench.measure.profiling.log import kernel_class, read_log
 from orinllm.gpu.compiler import write_clang
 
 # Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
@@ -68,7 +68,7 @@ def test_log_is_read_by_section_and_class() -> None:
     ],
 )
 def test_classes(name: str, metadata: str, kind: str) -> None:
-    assert classify(name, metadata) == kind
+    assert kernel_class(name, metadata) == kind
 
 
 def test_tables_sum_and_compare_with_the_wall_clock() -> None:

@@ -14,7 +14,7 @@ from tests.benchmarks.orinbench_command import orinbench
 from tests.patches.conftest import COMPILERS, wheel_file
 
 from orinbench.errors import BenchError
-from orinbench.judge.load import completed
+from orinbench.judge.load_results import completed_record
 from orinbench.judge.schema import FIELDS
 from orinbench.measure.backends.backend import (
     BackendDiedError,
@@ -186,13 +186,13 @@ def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figur
     assert bad["error"] == "WrongResultError: wrong result: off from numpy by 3"
     assert bad["samples_ns"] == [] and bad["median_ts"] is None and bad["work"] is None
     assert err.count("cached 4 KiB left out: one call takes 9 s") == 1
-    text = RENDERERS["md"](list(map(completed, records)))
+    text = RENDERERS["md"](list(map(completed_record, records)))
     assert "| left out |" in text.replace("  ", "") and "cached 4 KiB left out: one" in text
 
 
 def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) -> None:
     _, records, _ = suite("tiny,-schedule", "--device", "CUDA,CPU", "-r", "2")
-    rows = list(map(completed, records))
+    rows = list(map(completed_record, records))
     for render in RENDERERS.values():
         text = render(rows)
         for record in records:

@@ -31,10 +31,10 @@ from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     Q8_0,
+    AttentionParts,
     Cache,
     Heads,
     KeyType,
-    Parts,
     Weight,
 )
 from orinllm.gpu.kernels.gemv import Product, products
@@ -228,9 +228,9 @@ class Layer:
                     assert (off <= 1e-3 * np.abs(want) + 1e-5).all()
 
 
-def parts_of(layer: Layer, splits: int) -> Parts:
+def parts_of(layer: Layer, splits: int) -> AttentionParts:
     rows = layer.heads.sequences * layer.heads.attention.heads * splits
-    return Parts(layer.heads, splits, unset(rows, layer.case.dim), unset(rows, 2))
+    return AttentionParts(layer.heads, splits, unset(rows, layer.case.dim), unset(rows, 2))
 
 
 def state_of(layer: Layer, positions: list[int]) -> Buffer:

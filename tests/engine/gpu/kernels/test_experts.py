@@ -17,11 +17,11 @@ from tinygrad.device import Buffer
 from orinllm.file.ggml import KernelType, kernel_types
 from orinllm.gpu.kernels.buffers import CHUNK
 from orinllm.gpu.kernels.experts import (
-    Choice,
-    Groups,
+    ExpertGroups,
+    ExpertMatrices,
     Router,
+    RouterOutput,
     RowExperts,
-    Stack,
     TokenExperts,
     choose_experts,
     combine,
@@ -46,9 +46,9 @@ def floats(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def choice_of(tokens: int, experts: Experts) -> Choice:
+def choice_of(tokens: int, experts: Experts) -> RouterOutput:
     made = tokens * experts.used
-    return Choice(
+    return RouterOutput(
         buffer(np.full(made, -1, np.int32)),
         buffer(np.full(made, np.nan, np.float32)),
         buffer(np.full(tokens * experts.count, np.nan, np.float32)),
@@ -141,9 +141,9 @@ def test_router_of_no_numbers_chooses_experts_that_exist(rng: np.random.Generato
 class Mixture:
     """Random experts and their values in float64."""
 
-    gate: Stack
-    up: Stack
-    down: Stack
+    gate: ExpertMatrices
+    up: ExpertMatrices
+    down: ExpertMatrices
     activation: Activation
     values: list[Array]  # gate, up, down: (experts, rows, cols)
     biases: list[Array]  # (experts, rows)
@@ -214,14 +214,14 @@ def make_mixture(rng: np.random.Generator, experts: Experts, shape: Shape) -> Mi
         joined = in_file(np.concatenate([both[0][0], both[1][0]], axis=1))
         at = both[0][0][0].size
         up_view = joined.view(joined.size - at, dtypes.uint8, at).ensure_allocated()
-        gate = Stack(joined, up_type, hidden, dim, 2 * hidden, held[0])
-        up = Stack(up_view, up_type, hidden, dim, 2 * hidden, held[1])
+        gate = ExpertMatrices(joined, up_type, hidden, dim, 2 * hidden, held[0])
+        up = ExpertMatrices(up_view, up_type, hidden, dim, 2 * hidden, held[1])
     else:
         gate, up = (
-            Stack(in_file(w), up_type, hidden, dim, hidden, b)
+            ExpertMatrices(in_file(w), up_type, hidden, dim, hidden, b)
             for (w, _, _), b in zip(both, held[:2], strict=True)
         )
-    down = Stack(in_file(down_w), down_type, dim, hidden, dim, held[2])
+    down = ExpertMatrices(in_file(down_w), down_type, dim, hidden, dim, held[2])
     values = [both[0][1], both[1][1], down_values]
     return Mixture(gate, up, down, shape.activation, values, biases)
 
@@ -269,7 +269,7 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
     ids = np.stack([rng.permutation(experts.count)[: experts.used]] * sequences).astype(np.int32)
     ids[-1] = rng.permutation(experts.count)[: experts.used]
     weights = rng.random(ids.shape).astype(np.float32)
-    choice = Choice(buffer(ids), buffer(weights), buffer(weights), buffer(ids))
+    choice = RouterOutput(buffer(ids), buffer(weights), buffer(weights), buffer(ids))
     hidden, part = (
         buffer(np.full((*ids.shape, width), np.nan, np.float32))
         for width in (experts.hidden, shape.dim)
@@ -304,10 +304,10 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
             assert np.linalg.norm(got[i] - x[i] - added) <= tolerance * np.linalg.norm(added)
 
 
-def groups_of(experts: Experts) -> Groups:
+def groups_of(experts: Experts) -> ExpertGroups:
     """Buffers that hold no valid pair or tile yet."""
     tiles = np.full((most_tiles(experts, CHUNK) + 1, 4), -1, np.int32)
-    return Groups(buffer(np.full(CHUNK * experts.used, -1, np.int32)), buffer(tiles))
+    return ExpertGroups(buffer(np.full(CHUNK * experts.used, -1, np.int32)), buffer(tiles))
 
 
 def chunk_of(tokens: int) -> Buffer:
@@ -327,7 +327,7 @@ def test_groups(count: int, used: int, tokens: int, rng: np.random.Generator) ->
     experts = Experts(count, used, 32, Gating.SOFTMAX, True)
     ids = np.stack([rng.permutation(count)[:used] for _ in range(tokens)]).astype(np.int32)
     ids[:, 0] = np.where((ids == 2).any(axis=1), ids[:, 0], 2)  # one has all tokens
-    choice = Choice(*[buffer(padded(ids))] * 4)
+    choice = RouterOutput(*[buffer(padded(ids))] * 4)
     groups = groups_of(experts)
     Graph(DEVICE, [group_by_expert(experts, groups, choice, chunk_of(tokens))]).run()
     want = np.argsort(ids.reshape(-1), kind="stable")
@@ -352,7 +352,9 @@ def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Gener
     ids[:, 0] = np.where((ids == 1).any(axis=1), ids[:, 0], 1)
     weights = rng.random(ids.shape).astype(np.float32)
     scratch = buffer(np.zeros(1, np.int32))
-    choice = Choice(buffer(padded(ids.astype(np.int32))), buffer(padded(weights)), scratch, scratch)
+    choice = RouterOutput(
+        buffer(padded(ids.astype(np.int32))), buffer(padded(weights)), scratch, scratch
+    )
     halves = normed(x, norm).astype(np.float16)
     hidden = buffer(np.full((CHUNK * experts.used, experts.hidden), np.nan, np.float16))
     part = buffer(np.full((CHUNK * experts.used, shape.dim), np.nan, np.float32))

@@ -16,7 +16,7 @@ from tests.engine.gpu.kernels.test_types import ROWS, TYPES, close, random_rows
 from orinbench.check.arithmetic import halves_of
 from orinllm.file.ggml import KernelType
 from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
-from orinllm.gpu.kernels.gemm import RowProduct, Splits, neighbours, tiled
+from orinllm.gpu.kernels.gemm import RowProduct, Splits, adjacent_matrices, tiled
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, piece_tile, tile_for
 from orinllm.gpu.kernels.tile import TILES as ALL_TILES
 from orinllm.gpu.launch import Graph
@@ -75,7 +75,7 @@ def multiply(
         **more,
     )
     sums, arrived = buffer(np.full(2**16, np.nan, np.float32)), buffer(np.zeros(9, np.int32))
-    groups = [tiled(group, tile, Splits(sums, arrived)) for group in neighbours(product)]
+    groups = [tiled(group, tile, Splits(sums, arrived)) for group in adjacent_matrices(product)]
     Graph("EMU", groups).run()
     assert not read(arrived, np.int32).any()
     got = read(out, kind).reshape(room, width)

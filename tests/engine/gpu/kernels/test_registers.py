@@ -25,7 +25,7 @@ from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinbench.measure.profiling import sass
 from orinllm.file.ggml import GgmlType, kernel_types
-from orinllm.gpu.ahead import target
+from orinllm.gpu.compile_ahead import target_gpu
 from orinllm.gpu.device import compile_for
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.kernels.encoder import (
@@ -179,7 +179,7 @@ def recurrent_launches(tokens: int) -> list[Launch]:
 
     Of one token of each of two sequences, or of a chunk.
     """
-    device = compile_for(target("sm_87", None))
+    device = compile_for(target_gpu("sm_87", None))
 
     def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
         return Buffer(device, size, dtype).allocate()
@@ -218,7 +218,7 @@ def encoder_launches() -> list[Launch]:
     Heads are Qwen3-VL's, SigLIP's and Qwen2.5-VL's; tiles of products those of a large picture, a
     small one and a tiny one.
     """
-    device = compile_for(target("sm_87", None))
+    device = compile_for(target_gpu("sm_87", None))
 
     def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
         return Buffer(device, size, dtype).allocate()

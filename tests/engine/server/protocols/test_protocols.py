@@ -109,7 +109,7 @@ def test_items_of_a_response_s_request() -> None:
 
 
 def test_common_fields() -> None:
-    def read(**more: Any) -> common.Common:
+    def read(**more: Any) -> common.CommonFields:
         return common.read_common(Fields({"model": "m", **more}), None, None)
 
     assert read(seed=-1).sampling.seed == 2**64 - 1

@@ -296,14 +296,14 @@ def test_bombs_are_refused_or_harmless(grammars: Grammars, name: str) -> None:
 
 def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream has its 200 by then: its last event says why. An answer in one piece is 400."""
-    words, calls = MatcherConstraint.words, list[int]()
+    words, calls = MatcherConstraint.allowed_mask, list[int]()
 
     def gives_up(constraint: MatcherConstraint) -> Any:
         calls.append(1)
         found = words(constraint)
         return found if len(calls) < 4 else found * 0
 
-    monkeypatch.setattr(MatcherConstraint, "words", gives_up)
+    monkeypatch.setattr(MatcherConstraint, "allowed_mask", gives_up)
     with live(toy()) as server:
         asked: Any = {"model": "test", "messages": [{"role": "user", "content": "x"}]}
         asked["extra_body"] = {"json_schema": {"type": "string", "minLength": 200}}

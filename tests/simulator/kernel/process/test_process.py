@@ -79,7 +79,7 @@ def test_writes_are_kept_for_who_asks(sanitize: tuple[str, ...], kept: bool) -> 
         assert EXTENTS.keeps_writes is kept
         extents = Extents(keeps_writes=EXTENTS.keeps_writes)
     extents.alloc(0x1000, 64)
-    extents.written(0x1000, 4)
+    extents.written_by_host(0x1000, 4)
     wrote = extents.pieces[0x1000][0].wrote
     assert (wrote is not None and wrote.tolist() == [True] + [False] * 15) is kept
     assert EXTENTS.keeps_writes

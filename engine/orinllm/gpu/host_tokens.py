@@ -15,13 +15,13 @@ _EACH = 2
 _PINNED = BufferSpec(host=True)
 
 
-class Mail:
+class HostTokens:
     """Two ints a sequence that launches write; here, launches have ended when they return."""
 
     def __init__(self, device: str, sequences: int) -> None:
         self.buffer = Buffer(device, _EACH * sequences, dtypes.int32).allocate()
 
-    def sent(self) -> Callable[[], list[int]]:
+    def tokens_to_come(self) -> Callable[[], list[int]]:
         """Note what was started; return what waits for it, and for nothing later, and reads."""
         return lambda: _ints(self.buffer.copyout(memoryview(bytearray(self.buffer.nbytes))))
 
@@ -31,7 +31,7 @@ def _ints(raw: memoryview) -> list[int]:
     return found
 
 
-class CudaMail(Mail):
+class CudaHostTokens(HostTokens):
     """Ints in the host's memory, which a CUDA device writes to at its address there."""
 
     # cuda.h: CU_EVENT_DISABLE_TIMING.
@@ -58,8 +58,8 @@ class CudaMail(Mail):
         freed = weakref.finalize(self.buffer, _free_mail, self._device, memory, size, self._events)
         freed.atexit = False
 
-    def sent(self) -> Callable[[], list[int]]:
-        """See `Mail`."""
+    def tokens_to_come(self) -> Callable[[], list[int]]:
+        """See `HostTokens`."""
         self._events.reverse()
         event = self._events[0]
         self._check(self._cuda.cuCtxSetCurrent(self._device.context))
@@ -81,7 +81,7 @@ def _free_mail(device: Any, memory: Any, size: int, events: Sequence[Any]) -> No
     device.allocator.free(memory, size, _PINNED)
 
 
-class NvMail(Mail):
+class NvHostTokens(HostTokens):
     """Ints in memory of an NV device that the host sees too."""
 
     def __init__(self, device: str, sequences: int) -> None:
@@ -89,8 +89,8 @@ class NvMail(Mail):
         spec = BufferSpec(cpu_access=True)
         self.buffer = Buffer(device, _EACH * sequences, dtypes.int32, options=spec).allocate()
 
-    def sent(self) -> Callable[[], list[int]]:
-        """See `Mail`."""
+    def tokens_to_come(self) -> Callable[[], list[int]]:
+        """See `HostTokens`."""
         signal, value = self._device.timeline_signal, self._device.timeline_value - 1
 
         def wait() -> list[int]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 _OPENING = "open-device"
 
 
-def opening(device: str | None) -> Future[str]:
+def open_in_background(device: str | None) -> Future[str]:
     """Begin to open a device as `open_device` does; what comes next is imported meanwhile."""
     pool = ThreadPoolExecutor(1, _OPENING)
     if (device or os.environ.get("DEV", "")).upper().startswith("CUDA"):

@@ -103,12 +103,12 @@ class OneSequence:
             token, position = self.token(), len(self._text)
         self._text[position:] = [token]
         self._token = None
-        self.runner.launch([Row(token, position, self._pages, Draw(_GREEDY, self._text))])
+        self.runner.launch_step([Row(token, position, self._pages, Draw(_GREEDY, self._text))])
 
     def token(self) -> int:
         """See `Executor`."""
         if self._token is None:
-            self._token = self.runner.collect()[0].token
+            self._token = self.runner.collect_tokens()[0].token
         return self._token
 
     def logits(self) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.decoder import VERIFIED, behind_chunk, list_of_tokens, size_classes
+from orinllm.gpu.decoder import VERIFIED, launches_behind_chunk, list_of_tokens, size_classes
 from orinllm.gpu.device import (
     MULTIPROCESSORS,
     OLDEST_SM,
@@ -33,7 +33,7 @@ from orinllm.loader import Network
 from orinllm.network.vision.encoder import Projector
 
 
-def target(arch: str, multiprocessors: int | None) -> Target:
+def target_gpu(arch: str, multiprocessors: int | None) -> Target:
     """Return a GPU to compile for.
 
     Raises BadInput where its multiprocessors are not known, or the kernels do not run on it.
@@ -84,7 +84,7 @@ def _of_memory(memory: Memory, sequences: tuple[int, ...], served: bool) -> Iter
     chunk = ChunkList(memory)
     yield from (*chunk.launches, *chunk.rest)
     alone = TokenList(memory, 1)
-    yield from behind_chunk(alone, chunk)[: -len(alone.ending)]
+    yield from launches_behind_chunk(alone, chunk)[: -len(alone.ending)]
     if memory.states is not None:
         yield copy_states(memory.states, slot_floats(memory.config), memory.zeros(2))
     piece = piece_of(chunk) if served else None
@@ -94,16 +94,16 @@ def _of_memory(memory: Memory, sequences: tuple[int, ...], served: bool) -> Iter
 def _of_block(network: Network, memory: Memory, sequences: tuple[int, ...]) -> Iterator[Launch]:
     """Yield the launches of a file's block that proposes tokens, and those of its model then."""
     try:
-        config = network.block()
+        config = network.mtp_config()
     except BadInput:  # it has none that is known
         return
-    left = memory.make_left()
+    left = memory.make_last_hidden_states()
     yield from _of_memory(replace(memory, left=left), sequences, served=True)
     weights = Weights(network.gguf, config, memory.device, memory.weights)
     sizes = memory.device, memory.context, memory.pages, memory.kv
     own = replace(make_memory(config, weights, *sizes), left=left)
     alone, chunk = TokenList(own, 1), ChunkList(own)
-    yield from (*alone.launches, *chunk.launches, *behind_chunk(alone, chunk))
+    yield from (*alone.launches, *chunk.launches, *launches_behind_chunk(alone, chunk))
 
 
 def compile_ahead(

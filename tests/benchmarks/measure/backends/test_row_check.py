@@ -15,8 +15,8 @@ from orinbench.check.reference import Reference
 from orinbench.check.rows import require_row, row_note
 from orinbench.errors import CheckFailed
 from orinbench.measure.backends.backend import RowChecked, WarmedUp
-from orinbench.measure.backends.rows import are_finite, check_engine_row
-from orinbench.measure.backends.tinygrad_paths import EngineLoop, load_runner
+from orinbench.measure.backends.row_check import are_finite, check_engine_row
+from orinbench.measure.backends.timed_models import EngineLoop, load_runner
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
@@ -58,12 +58,12 @@ class Faulty:
         self._real.fill(pages, tokens, start, end)
         self.filled.append((start, end))
 
-    def launch(self, rows: Any) -> None:
-        self._real.launch(rows)
+    def launch_step(self, rows: Any) -> None:
+        self._real.launch_step(rows)
         self._at, self._steps = rows[0].position, self._steps + 1
 
-    def begin(self, row: Any, start: int) -> None:
-        self._real.begin(row, start)
+    def begin_answer(self, row: Any, start: int) -> None:
+        self._real.begin_answer(row, start)
         self._at, self._steps = row.position, 0
 
     def logits(self) -> Any:
@@ -176,8 +176,8 @@ def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> No
     class Other(Faulty):
         """Draws the most likely token, or the second one."""
 
-        def collect(self) -> Any:
-            self._real.collect()
+        def collect_tokens(self) -> Any:
+            self._real.collect_tokens()
             order = np.argsort(-np.array(self._real.logits()[0]))
             return [Drawn(int(order[int(sampling == "temperature=0")]))]
 

@@ -11,7 +11,7 @@ import pytest
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.tinygrad_paths import EngineLoop, kernels_of
+from orinbench.measure.backends.timed_models import EngineLoop, kernels_of
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.meters import Meters
 from orinbench.measure.plan import Case
@@ -23,7 +23,14 @@ class FakeRunner:
     """Notes what is asked of it; its token is 7 (see orinllm's `Runner`)."""
 
     name, context, vocab_size = "general", 256, 1000
-    slots, chunk, beside, ahead, under_way, most_verified = 2, 16, 16, 0, 1, 1
+    slots, chunk, prompt_tokens_per_step, most_ahead, most_under_way, most_verified = (
+        2,
+        16,
+        16,
+        0,
+        1,
+        1,
+    )
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -32,25 +39,25 @@ class FakeRunner:
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
-    def begin(self, row: Row, start: int) -> None:
+    def begin_answer(self, row: Row, start: int) -> None:
         self.calls.append(("begin", list(row.draw.before[start:]), start))
         self.rows = [row]
 
-    def launch(self, rows: Sequence[Row]) -> None:
+    def launch_step(self, rows: Sequence[Row]) -> None:
         self.calls.append(("step", [row.token for row in rows], [row.position for row in rows]))
         self.rows = list(rows)
 
-    def collect(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[Drawn]:
         self.calls.append("token")
         return [Drawn(7)] * len(self.rows)
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         raise AssertionError("nothing is guessed here")
 
-    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are no recurrent states."""
 
-    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """There are none."""
 
     def hidden_states(
@@ -117,15 +124,15 @@ def test_the_clock_starts_where_the_first_counted_token_does(
     runner: TinygradRunner, fake: FakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of 1000 ns, by a clock that only the model moves."""
-    now, collect = [0], fake.collect
+    now, collect = [0], fake.collect_tokens
 
     def slow() -> list[Drawn]:
         now[0] += 1000
         return collect()
 
-    monkeypatch.setattr(fake, "collect", slow)
+    monkeypatch.setattr(fake, "collect_tokens", slow)
     monkeypatch.setattr(
-        "orinbench.measure.backends.tinygrad_paths.time.perf_counter_ns", lambda: now[0]
+        "orinbench.measure.backends.timed_models.time.perf_counter_ns", lambda: now[0]
     )
     for case, passes in (
         *((Case(0, 3, 4), 3), (Case(0, 3, 0), 3), (Case(9, 0, 4), 1), (Case(9, 0, 0), 1)),
@@ -173,13 +180,13 @@ def test_several_sequences_are_timed_together(runner: TinygradRunner, fake: Fake
 def test_logits_that_are_no_numbers_are_said(
     runner: TinygradRunner, fake: FakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fake, "collect", lambda: [Drawn(-1)])
+    monkeypatch.setattr(fake, "collect_tokens", lambda: [Drawn(-1)])
     assert not runner.measure(Case(0, 2, 0), seed=5).finite
 
     def gone() -> list[Drawn]:
         raise OSError("the device is gone")
 
-    monkeypatch.setattr(fake, "collect", gone)
+    monkeypatch.setattr(fake, "collect_tokens", gone)
     with pytest.raises(OSError, match="the device is gone"):
         runner.measure(Case(0, 2, 0), seed=5)
 

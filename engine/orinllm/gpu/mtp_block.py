@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orinllm.loader import Network
 
 
-class FusedBlock:
+class FusedMtpBlock:
     """The block of a model, with keys and values of its own in each of the model's pages.
 
     Raises BadInput where the kernels do not take it, or the memory is too small for these, and what
@@ -35,7 +35,7 @@ class FusedBlock:
         with weights.arriving():
             sizes = memory.device, memory.context, memory.pages, memory.kv
             own = make_memory(config, weights, *sizes)
-        self._executor = FusedExecutor(replace(own, left=model.remember()))
+        self._executor = FusedExecutor(replace(own, left=model.keep_hidden_states()))
 
     def place(self, pages: Sequence[int]) -> int:
         """Return which of the texts that it has keys and values of may be one in these pages."""

@@ -80,7 +80,7 @@ def _checked(path: Path, index: int, record: Any) -> Record:
         raise BenchError(f"{where} has one end of ci95_low_ts and ci95_high_ts; want both")
     if fault := fault_of(record):
         raise BenchError(f"{where}: {fault}")
-    return completed(record)
+    return completed_record(record)
 
 
 def _are_speeds(samples: Any) -> bool:
@@ -89,7 +89,7 @@ def _are_speeds(samples: Any) -> bool:
     )
 
 
-def completed(plain: Plain) -> Record:
+def completed_record(plain: Plain) -> Record:
     """Return a record as today's would have it, from its fields.
 
     Records from before a field was there get its default, llama.cpp's own get our names for what

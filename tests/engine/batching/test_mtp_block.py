@@ -25,15 +25,15 @@ from orinbench.model import open_model
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import Block, Proposer
+from orinllm.batching.proposers import MtpBlock, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
-from orinllm.cpu.block import CpuBlock
+from orinllm.cpu.mtp_block import CpuMtpBlock
 from orinllm.errors import BadInput
-from orinllm.gpu.block import FusedBlock
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
+from orinllm.gpu.mtp_block import FusedMtpBlock
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
 from orinllm.model import Generation, Header, Model
@@ -65,11 +65,11 @@ Values = dict[str, NDArray[np.float32]]
 pytestmark = pytest.mark.usefixtures("compiler")
 
 
-def opened(path: Path, slots: int = 2) -> tuple[Network, CpuRunner, CpuBlock]:
+def opened(path: Path, slots: int = 2) -> tuple[Network, CpuRunner, CpuMtpBlock]:
     network = Network.read(path, CONTEXT)
     runner = make_runner(network, plan_network(network, "CPU"), share=Share(slots, 99))
     assert isinstance(runner, CpuRunner) and runner.slots == slots
-    return network, runner, CpuBlock(runner.path, network.gguf, network.block())
+    return network, runner, CpuMtpBlock(runner.path, network.gguf, network.mtp_config())
 
 
 class BlockReference(Reference):
@@ -206,7 +206,7 @@ def test_texts_are_those_without(apt: Path) -> None:
 
     for how in (GREEDY, DRAWN):
         alone = ask(None, how)
-        guessed = ask(Block(block), how)
+        guessed = ask(MtpBlock(block), how)
         heard = [[one.sink.tokens for one in asked] for asked in (alone, guessed)]  # type: ignore[attr-defined]
         assert heard[0] == heard[1]
         assert any(one.n_cached for one in guessed)
@@ -232,7 +232,7 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
     """Whatever a slot had before, a text's proposals are those of a block that reads all of it."""
     _, runner, block = opened(apt)
     rng, each = np.random.default_rng(4), pages_of(CONTEXT)
-    used, texts, said = Block(block), [list[int](), list[int]()], [list[int](), list[int]()]
+    used, texts, said = MtpBlock(block), [list[int](), list[int]()], [list[int](), list[int]()]
     pages, read = [range(each), range(each, 2 * each)], list[int]()
     real = block._go
 
@@ -273,7 +273,7 @@ def test_it_reads_again_what_lies_in_other_pages() -> None:
             starts.append(start)
             return [1]
 
-    block, text = Block(cast("FusedBlock", Noting())), [*range(3, 153)]
+    block, text = MtpBlock(cast("FusedMtpBlock", Noting())), [*range(3, 153)]
     for given, pages in ((text, [4, 5, 6]), ([*text, 7], [4, 5, 6]), ([*text, 7], [4, 9, 6])):
         block.propose(given, 3, pages)
     assert starts == [0, 149, PAGE]
@@ -284,16 +284,16 @@ def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.Monk
     _, runner, block = opened(apt)
     runner.path.fill(TEXT, 0)
     pages = range(pages_of(CONTEXT))
-    whole = Block(block).propose(TEXT, 3, pages)
+    whole = MtpBlock(block).propose(TEXT, 3, pages)
     monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
-    slowly = Block(block)
+    slowly = MtpBlock(block)
     said = [slowly.propose(TEXT[:end], 3, pages) for end in (68, 69, 70)]
     assert said == [[], [], whole] and len(whole) == 3
 
 
 def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
     _, runner, block = opened(apt)
-    mtp = Block(block)
+    mtp = MtpBlock(block)
     assert mtp.propose([3, -5, 4], 3, [0]) == [] == mtp.propose([3], 3, [0])
     runner.path.fill(TEXT, 0)
     assert len(mtp.propose(TEXT, 2, [0])) == 2
@@ -335,19 +335,19 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
             patch.setitem(MODELS, "qwen35", model)
             patch.setattr(hybrid_models, "tensors", lambda *more: tensors)  # noqa: B023
             hybrid_models.write(tmp_path / "mtp.gguf", "qwen35")
-        file = network.block_file(tmp_path / "mtp.gguf")
+        file = network.mtp_file(tmp_path / "mtp.gguf")
         assert file is not None and file is not network.gguf
         if layers == 2:
-            block = CpuBlock(runner.path, file, network.block(file))
-            said = [Block(each).propose(TEXT, 3, [0]) for each in (own, block)]
+            block = CpuMtpBlock(runner.path, file, network.mtp_config(file))
+            said = [MtpBlock(each).propose(TEXT, 3, [0]) for each in (own, block)]
             assert said[0] == said[1] != []
         else:
             with pytest.raises(
                 BadInput, match=r"mtp\.gguf: its block is not of .*m\.gguf: another nu"
             ):
-                network.block(file)
-    assert network.block_file(apt) is None is network.block_file(None)
-    assert network.block_file(MTP) is network.gguf
+                network.mtp_config(file)
+    assert network.mtp_file(apt) is None is network.mtp_file(None)
+    assert network.mtp_file(MTP) is network.gguf
 
 
 Change = Callable[[dict[str, object], Values], object]
@@ -381,7 +381,7 @@ def test_a_block_that_is_not_what_is_known(tmp_path: Path, change: Change, why: 
         hybrid_models.write(tmp_path / "m.gguf", "qwen35")
     with pytest.raises(BadInput, match=rf"m\.gguf: {why}"):
         network = Network.read(tmp_path / "m.gguf")
-        network.block()
+        network.mtp_config()
 
 
 def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Pat
     text, network = TEXT[:20], Network.read(tmp_path / "m.gguf", 64)
     want = BlockReference(open_model(tmp_path / "m.gguf")).proposals(text, 2)
     executor, said = emulated(tmp_path / "m.gguf", 64, pages=3), list[NDArray[np.float32]]()
-    block = FusedBlock(executor, network, network.gguf, network.block())
+    block = FusedMtpBlock(executor, network, network.gguf, network.mtp_config())
     executor.place([2], 1)
     executor.fill(text, 0, 9)
     executor.fill(text, 9, 10)
@@ -429,7 +429,7 @@ def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
     cold = Sampling(temperature=0.05, seed=5)
     alone = [ask(how) for how in (GREEDY, cold)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orinllm.gpu.block.free_memory", lambda device: 10_000)
+        patch.setattr("orinllm.gpu.mtp_block.free_memory", lambda device: 10_000)
         with pytest.raises(BadInput, match=r"m\.gguf: a block of .* do not fit the 0\.0 GB that"):
             model.draft(MTP)
     model.speculate(model.draft(MTP))  # what was read before is read again, for it
@@ -453,17 +453,17 @@ def test_its_memory_is_counted(apt: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for free in (wanted - 2, wanted - 1):
         monkeypatch.setattr("orinllm.cpu.executor._reclaimable", lambda free=free: free)
         if free + 1 == wanted:
-            CpuBlock(runner.path, network.gguf, network.block())
+            CpuMtpBlock(runner.path, network.gguf, network.mtp_config())
         else:
             with pytest.raises(BadInput, match=r"free memory; 255 tokens of context would"):
-                CpuBlock(runner.path, network.gguf, network.block())
+                CpuMtpBlock(runner.path, network.gguf, network.mtp_config())
 
 
 def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network.read(apt, CONTEXT)
     plan = plan_network(network, "CPU")
     pages = []
-    for block in (None, (network.gguf, network.block())):
+    for block in (None, (network.gguf, network.mtp_config())):
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
         monkeypatch.setattr("orinllm.server.engine.free_memory", lambda device: free)  # noqa: B023

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tinygrad.runtime.autogen import cuda
 
-from orinllm.gpu import mail
+from orinllm.gpu import host_tokens
 
 
 class _Buffer:
@@ -29,13 +29,13 @@ def test_pinned_memory_is_freed_with_its_last_reader(monkeypatch: pytest.MonkeyP
         alloc=lambda size, spec: pointer, free=lambda *freed: log.append(freed)
     )
     device = SimpleNamespace(allocator=allocator, context="context")
-    monkeypatch.setattr(mail, "Device", {"CUDA": device})
-    monkeypatch.setattr(mail, "Buffer", _Buffer)
+    monkeypatch.setattr(host_tokens, "Device", {"CUDA": device})
+    monkeypatch.setattr(host_tokens, "Buffer", _Buffer)
     for name in ("cuCtxSetCurrent", "cuEventCreate", "cuEventRecord", "cuEventSynchronize"):
         monkeypatch.setattr(cuda, name, lambda *given: 0)
     monkeypatch.setattr(cuda, "cuEventDestroy_v2", lambda event: log.append("event"))
-    made = mail.CudaMail("CUDA", 2)
-    assert made.sent()() == [7, 8, 9, 10]
+    made = host_tokens.CudaHostTokens("CUDA", 2)
+    assert made.tokens_to_come()() == [7, 8, 9, 10]
     kept = made.buffer
     del made
     gc.collect()
@@ -64,9 +64,9 @@ def test_a_hang_of_nv_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
         on_device_hang=tell,
         synchronize=lambda: wait(11),
     )
-    monkeypatch.setattr(mail, "Device", {"NV": device})
-    monkeypatch.setattr(mail, "Buffer", _Buffer)
-    arrived = mail.NvMail("NV", 1).sent()
+    monkeypatch.setattr(host_tokens, "Device", {"NV": device})
+    monkeypatch.setattr(host_tokens, "Buffer", _Buffer)
+    arrived = host_tokens.NvHostTokens("NV", 1).tokens_to_come()
     with pytest.raises(RuntimeError) as caught:
         arrived()
     assert caught.value is hung and waits == [11]

@@ -59,7 +59,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Compared:
+class SavedComparison:
     """Two saved results: their tests in common, judged at once, and what only the first has."""
 
     judged: list[JudgedTest]
@@ -112,7 +112,7 @@ def compare_saved(
     after: Sequence[Record],
     noise: Mapping[str, Noise | None],
     questions: int = 1,
-) -> Compared:
+) -> SavedComparison:
     """Compare each record of `after` with the same measurement in `before`.
 
     `noise` says by `case_key` how much runs differ by themselves. Records without samples on a
@@ -121,10 +121,8 @@ def compare_saved(
     old = {identity(record): record for record in before if record.samples_ts}
     new = [record for record in after if record.samples_ts]
     both = [(old[identity(record)], record) for record in new if identity(record) in old]
-    known = [_noise_of(record, then, noise.get(case_key(record))) for then, record in both]
     comparisons = [
-        compare_records(record, then, each)
-        for (then, record), each in zip(both, known, strict=True)
+        compare_records(record, then, noise.get(case_key(record))) for then, record in both
     ]
     labels = test_labels([*before, *after])
     judged = [
@@ -145,28 +143,25 @@ def compare_saved(
     usual = [
         f"{test.backend} {test.label}: between {each.of} of the same software on this machine "
         f"{100 * each.sd:.2g} % is usual, by {each.degrees + 1} of them or more"
-        for test, each in zip(judged, known, strict=True)
-        if each is not None
+        for test in judged
+        if (each := test.comparison.noise) is not None
     ]
-    return Compared(judged, missing, differences(before, after), usual, questions)
+    return SavedComparison(judged, missing, differences(before, after), usual, questions)
 
 
 # Values of samples.WarningKind: of a run whose machine was not the one that is asked about.
 _BLOCKING = {"busy_machine", "unsteady", "drift", "throttled"}
 
 
-def _noise_of(record: Record, then: Record, noise: Noise | None) -> Noise | None:
-    """Return noise that is known of both: one machine's says nothing of another's."""
-    return noise if machine(record) == machine(then) else None
-
-
 def compare_records(record: Record, then: Record, noise: Noise | None) -> Comparison:
     """Compare two runs' records of a case.
 
     Where the noise between runs is not known there is no verdict: two runs say nothing of what a
-    day or a restart does to a machine. Nor is there under a warning that the machine was not fit.
+    day or a restart does to a machine, and one machine's noise nothing of another's. Nor is there
+    under a warning that the machine was not fit.
     """
-    noise = _noise_of(record, then, noise)
+    if machine(record) != machine(then):
+        noise = None
     comparison = compare_separate(medians(record), medians(then), noise)
     kinds = {warning.get("kind") for side in (record, then) for warning in side.warnings}
     if comparison.verdict in UNJUDGED:

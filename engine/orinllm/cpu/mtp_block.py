@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orinllm.choose.hidden_states import normed
+from orinllm.choose.hidden_states import rms_normed
 from orinllm.choose.sampling import Choose
 from orinllm.cpu.executor import CpuExecutor, Floats
 from orinllm.cpu.program import CHUNK
@@ -21,7 +21,7 @@ from orinllm.network.arch import wanted_tensors
 from orinllm.network.config import Config
 
 
-class CpuBlock(CpuExecutor):
+class CpuMtpBlock(CpuExecutor):
     """The block of a model, with keys and values of its own for each of the model's slots.
 
     Raises BadInput where these, and what the model remembers of each token, do not fit the memory.
@@ -30,7 +30,7 @@ class CpuBlock(CpuExecutor):
     def __init__(self, model: CpuExecutor, gguf: GGUF, config: Config) -> None:
         self._model = model
         super().__init__(gguf, config, model.context, model.slots)
-        self._left = model.remember()
+        self._left = model.keep_hidden_states()
         prefix = f"blk.{config.first}.nextn."
         self._norms = [gguf.vector(f"{prefix}{name}.weight") for name in ("enorm", "hnorm")]
         self._given: Floats = np.empty((0, config.dim), np.float32)
@@ -75,7 +75,7 @@ class CpuBlock(CpuExecutor):
         self._run_operations(0, 1)  # embeddings
         for part, values, norm in zip((0, 1), (self._x(n), self._given), self._norms, strict=True):
             columns = slice(part * self.config.dim, (part + 1) * self.config.dim)
-            self._joined[:n, columns] = normed(values, norm, self.config.norm_eps)
+            self._joined[:n, columns] = rms_normed(values, norm, self.config.norm_eps)
         self._run_operations(1, len(self._lowered.operations))
 
     def _check_memory(self, weights: int, kept: int) -> None:

@@ -1,4 +1,4 @@
-"""Launches for a block that proposes tokens, of its model's last layer: cuda/block.cu."""
+"""Launches for a block that proposes tokens, of its model's last layer: cuda/mtp.cu."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class LeftConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenRows:
     """Rows of a list, and where its tokens are: `count` of them, or a chunk; `at`; their pages."""
 
     count: int | Buffer
@@ -47,12 +47,12 @@ class Tokens:
         return Argument("const int* at", self.at), Argument("const int* table", self.table)
 
 
-def keep_rows(left: Buffer, x: Buffer, tokens: Tokens) -> Launch:
+def keep_hidden_states(left: Buffer, x: Buffer, tokens: TokenRows) -> Launch:
     """Return left = x, each row where its token's keys and values are."""
     cols = x.size // tokens.rows
     return Launch(
         name=f"keep_rows_{cols}",
-        file="block.cu",
+        file="mtp.cu",
         constants=tokens.constants(cols, _THREADS),
         arguments=(
             Argument("float* left", left),
@@ -66,12 +66,12 @@ def keep_rows(left: Buffer, x: Buffer, tokens: Tokens) -> Launch:
     )
 
 
-def join(
+def join_normed(
     out: Buffer,
     rows: tuple[Buffer, Buffer],
     norms: tuple[Buffer, Buffer, Buffer],
     eps: float,
-    tokens: Tokens,
+    tokens: TokenRows,
 ) -> Launch:
     """Return out = embeddings, and beside them what a model's last norm makes of `rows[1]`.
 
@@ -82,7 +82,7 @@ def join(
     names = ("own", "last", "behind")
     return Launch(
         name=f"join_{cols}",
-        file="block.cu",
+        file="mtp.cu",
         constants=tokens.constants(cols, 32),
         arguments=(
             Argument("float* out", out),

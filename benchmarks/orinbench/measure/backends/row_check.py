@@ -18,7 +18,7 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinbench.measure.backends.backend import RowChecked
-from orinbench.measure.backends.tinygrad_paths import has_states
+from orinbench.measure.backends.timed_models import has_states
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinbench.measure.plan import Case
 from orinbench.measure.sampled import ways_of
@@ -50,14 +50,14 @@ def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChec
     if case.n_parallel > 1:
         mixed = got.mixed()
         alone = [_Decoded(runner, [row], len(row) - 1).logits[0] for row in rows]
-        found = compared(got.logits, alone, "the same sequences alone", rows[0])
+        found = logit_distance(got.logits, alone, "the same sequences alone", rows[0])
         found = replace(found, mixed=mixed)
     elif case.n_gen:
         other = _Decoded(runner, rows, len(rows[0]))
-        found = compared(got.logits, other.logits, "the same tokens as a prompt", rows[0])
+        found = logit_distance(got.logits, other.logits, "the same tokens as a prompt", rows[0])
     else:
         other = _Decoded(runner, rows, max(0, len(rows[0]) - 1 - _LAST))
-        found = compared(got.logits, other.logits, "decoded tokens", rows[0])
+        found = logit_distance(got.logits, other.logits, "decoded tokens", rows[0])
     return replace(found, misdrawn=got.misdrawn, drawn=got.drawn)
 
 
@@ -89,7 +89,7 @@ class _Decoded:
         ]
         for slot, place in enumerate(self._places):
             place.slot = slot
-        spoil(runner, 1 if ways else 2)
+        overwrite_caches(runner, 1 if ways else 2)
         begins = n == 1 and read >= len(rows[0]) > 1
         read = min(read, len(rows[0]) - 1)
         half = 0 if ways or min(rows[0]) < 0 else min(runner.chunk // 2, read)  # pictures are whole
@@ -111,12 +111,12 @@ class _Decoded:
         worst, rows, places = 0.0, self._rows, self._places
         if has_states(self._runner):
             copies = _Decoded(self._runner, [rows[0]] * len(rows), self._read).logits
-            return compared(copies, [self.logits[0]] * len(rows), "", rows[0]).error
+            return logit_distance(copies, [self.logits[0]] * len(rows), "", rows[0]).error
         for row, place, logits in zip(rows, places, self.logits, strict=True):
             self._rows, self._places = [row] * len(rows), [place] * len(rows)
             self._step(len(row) - 1)
             found = [*self._runner.logits()[: len(rows)]]
-            worst = max(worst, compared(found, [logits] * len(rows), "", row).error)
+            worst = max(worst, logit_distance(found, [logits] * len(rows), "", row).error)
         self._rows, self._places = rows, places
         return worst
 
@@ -133,10 +133,10 @@ class _Decoded:
             for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
         ]
         if start is None:
-            self._runner.launch(each)
+            self._runner.launch_step(each)
         else:
-            self._runner.begin(each[0], start)
-        tokens = [drawn.token for drawn in self._runner.collect()]
+            self._runner.begin_answer(each[0], start)
+        tokens = [drawn.token for drawn in self._runner.collect_tokens()]
         if position < len(self._rows[0]) - _LAST:
             return
         for row, token, logits in zip(each, tokens, self._runner.logits(), strict=False):
@@ -155,10 +155,10 @@ def check_network_row(network: TransformerExecutor, case: Case, tokens: Ids) -> 
         for position in range(read, len(tokens)):
             network.step(tokens[position], position)
         ways.append([np.array(network.logits())])
-    return compared(ways[0], ways[1], "the same tokens as a prompt", tokens)
+    return logit_distance(ways[0], ways[1], "the same tokens as a prompt", tokens)
 
 
-def compared(
+def logit_distance(
     got: Sequence[Floats], want: Sequence[Floats], against: str, tokens: Ids
 ) -> RowChecked:
     """Return how far logits are apart: rms of the worst sequence, of the spread.
@@ -188,7 +188,7 @@ _BYTES = (0x7F7F7F7F, 0xFEFEFEFE)
 _SCALES = (0x38003800, 0)  # halves of one half, of the bytes
 
 
-def spoil(runner: Runner, draw: int) -> None:
+def overwrite_caches(runner: Runner, draw: int) -> None:
     """Overwrite what sequences keep on a GPU, by other numbers for each draw.
 
     Other paths have no pages. Two ways that read one page that nobody wrote must not agree on it.
@@ -198,7 +198,7 @@ def spoil(runner: Runner, draw: int) -> None:
         launches = list(_launches(memory, draw))
         compile_all(memory.device, [launch.source for launch in launches])
         Graph(memory.device, launches).run()
-        runner.executor.settle()
+        runner.executor.wait_for_device()
 
 
 def _launches(memory: Memory, draw: int) -> Iterator[Launch]:

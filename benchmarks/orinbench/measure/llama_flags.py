@@ -140,7 +140,7 @@ def passed_on(options: LlamaBenchOptions) -> list[str]:
     return [word for flag, value in given if value is not None for word in (flag, str(value))]
 
 
-def list_devices(binary: Path | None) -> str:
+def list_all_devices(binary: Path | None) -> str:
     """Return tinygrad's devices, each with why it does not open, and what llama-bench lists."""
     lines = []
     for device in TINYGRAD_DEVICES:

@@ -96,7 +96,7 @@ def random_rows(
             yield _blocks(bits, tensor_type, count, std)
 
 
-def normal(bits: PCG64, count: int) -> NDArray[np.float32]:
+def normal_floats(bits: PCG64, count: int) -> NDArray[np.float32]:
     """Return `count` nearly normal numbers: sums of four uniform ones (Irwin-Hall)."""
     words = bits.random_raw(count).view(np.uint16).reshape(count, 4)
     centred = words.sum(axis=1, dtype=np.int64) - 2 * 0xFFFF
@@ -107,7 +107,7 @@ def normal(bits: PCG64, count: int) -> NDArray[np.float32]:
 def _floats(
     bits: PCG64, tensor_type: GGMLQuantizationType, count: int, std: float
 ) -> NDArray[np.uint8]:
-    values = normal(bits, count) * np.float32(std)
+    values = normal_floats(bits, count) * np.float32(std)
     if tensor_type == _T.F32:
         return values.view(np.uint8)
     if tensor_type == _T.F16:
