@@ -18,7 +18,7 @@ from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.runner import Draw, Logprobs, draw_token
 from orinllm.batching.scheduler import QueueFullError, Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Stopwatch, Unwatched
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
@@ -559,3 +559,18 @@ def test_tokens_of_random_clients() -> None:
     happened = worlds(200_000)
     assert happened["preemptions"] >= 200
     assert min(happened[what] for what in ("guessed", "steps ahead", "reused", "cancelled")) > 200
+
+
+def test_time_of_prompts_is_told_from_that_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step took 1 s, then 2: 1.1 s on average, so 3 s with a prompt are 1.9 s of the prompt."""
+    told, clock = dict[str, list[float]](), iter([10.0, 11.0, 13.0, 16.0, 17.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    watch = Unwatched()
+    monkeypatch.setattr(watch, "worked", lambda what, took: told.setdefault(what, []).append(took))
+    stopwatch = Stopwatch(watch)
+    stopwatch.begin()
+    for filled, stepped in ((False, True), (False, True), (True, True), (True, False)):
+        stopwatch.filled = filled
+        stopwatch.count(stepped)
+    assert told["decode"] == pytest.approx([1, 2, 1.1, 0])
+    assert told["prefill"] == pytest.approx([0, 0, 1.9, 1])

@@ -147,6 +147,13 @@ def test_any_kind_of_number_is_one() -> None:
     assert sample(LOGITS, odd, [0, 1], 5) == sample(LOGITS, plain, [0, 1], 5)
 
 
+def test_tokens_that_are_never_drawn_leave_other_biases() -> None:
+    how = Sampling(temperature=0, logit_bias={2: 9.0}).without({1, 3})
+    assert sample(LOGITS, how, [], 0) == 2
+    assert sample(LOGITS, Sampling(temperature=0).without({1, 3}), [], 0) == 0
+    assert Sampling().without(()).logit_bias == {}
+
+
 def test_min_p_keeps_what_is_just_at_it() -> None:
     logits = np.array([0.0, np.log(0.5), -1.0])
     tokens, _ = candidates(logits, Sampling(top_k=0, top_p=1.0, min_p=0.5))

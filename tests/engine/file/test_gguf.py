@@ -266,3 +266,4 @@ def test_a_part_that_is_missing_or_renamed(split: Callable[[int], Path]) -> None
         GGUF.open(split(0))
     renamed = split(0).rename(split(0).with_name("first.gguf"))
     assert "is a part of a model in 3 files" in refused(renamed)
+    assert "is a part of a model in 3 files" in refused(split(1).rename(split(0)))
