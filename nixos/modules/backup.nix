@@ -48,7 +48,14 @@ in
       default = [
         "/etc/nixos"
       ]
-      ++ lib.optional grafana "/var/lib/orin-grafana"
+      # Where this board makes one of the secrets.
+      ++ lib.optional (
+        grafana
+        && config.orin.telemetry.enable or false
+        && lib.elem null (
+          lib.attrVals [ "secretKeyFile" "adminPasswordFile" ] config.orin.telemetry.grafana
+        )
+      ) "/var/lib/orin-grafana"
       ++ lib.optional (config.orin.cache.enable or false) "/var/lib/orin-cache"
       ++ lib.filter (file: file != null) [
         (config.orin.llm-server.apiKeyFile or null)
@@ -140,7 +147,9 @@ in
         set -eu
         # What a power cut has left of an earlier one.
         ${lib.getExe pkgs.restic} unlock --quiet || true
-        install -d -m 0700 ${copies}
+        # A host that is deployed from elsewhere has no flake here, and restic calls that a failure.
+        mkdir -p ${copies} /etc/nixos
+        chmod 0700 ${copies}
       ''
       + lib.concatStrings (
         lib.mapAttrsToList (name: file: ''

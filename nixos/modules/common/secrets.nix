@@ -9,7 +9,7 @@
 let
   named = lib.filterAttrs (_: file: file != null) files;
   # What a tool such as agenix or sops-nix puts there comes with the switch itself.
-  before = lib.filterAttrs (_: file: !lib.hasPrefix "/run/" (toString file)) named;
+  before = lib.filterAttrs (_: file: !lib.hasPrefix "/run/" file) (lib.mapAttrs (_: toString) named);
 in
 {
   assertions = lib.mapAttrsToList (
@@ -21,25 +21,19 @@ in
     name:
     lib.optionalAttrs (before != { }) {
       ${name} = lib.concatStrings (
-        lib.mapAttrsToList (
-          option: given:
-          let
-            file = toString given;
-          in
-          ''
-            # nixos-install switches in a chroot, before anybody can have written it.
-            if [ ! -s ${lib.escapeShellArg file} ] && ! systemd-detect-virt --chroot 2>/dev/null; then
-              echo "${option}: there is no ${file} on this board. Write it first:"
-              echo "  ${
-                if advice == null then
-                  "head -c 32 /dev/urandom | base64 | sudo install -D -m 0400 /dev/stdin ${file}"
-                else
-                  advice
-              }"
-              exit 1
-            fi
-          ''
-        ) before
+        lib.mapAttrsToList (option: file: ''
+          # nixos-install switches in a chroot, before anybody can have written it.
+          if [ ! -s ${lib.escapeShellArg file} ] && ! systemd-detect-virt --chroot 2>/dev/null; then
+            echo "${option}: there is no ${file} on this board. Write it first:"
+            echo "  ${
+              if advice == null then
+                "head -c 32 /dev/urandom | base64 | sudo install -D -m 0400 /dev/stdin ${file}"
+              else
+                advice
+            }"
+            exit 1
+          fi
+        '') before
       );
     };
 }

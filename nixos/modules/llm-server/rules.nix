@@ -7,10 +7,9 @@
 let
   cfg = config.orin.llm-server;
   inherit (import ../common { inherit lib config; }) check listening paths;
-  words = lib.splitString " ";
   loopback = listening.isLoopback cfg.host;
   # Flags that options set; a second one would win over them in silence.
-  ours = words (
+  ours = lib.splitString " " (
     "--alias --api-key-file --context --ctx-size --device --draft --grace --host --insecure --memory --mmproj --model "
     + "--model-draft --n-gpu-layers --parallel --port --queue --slots -a -c -m -md -ngl -np"
   );
