@@ -135,7 +135,7 @@ def test_values_that_mean_nothing(name: str, value: Any) -> None:
 
 
 def test_any_kind_of_number_is_one() -> None:
-    """What a thread asks is kept as it was: numpy takes no fractions, and mappings change."""
+    """Plain ones are kept: numpy takes no fractions, and a caller may change its mapping."""
     half, biases = Fraction(1, 2), {np.int64(2): Fraction(1, 3)}
     given: dict[str, Any] = dict.fromkeys(["temperature", "top_p", "min_p"], half)
     given |= dict.fromkeys(["repeat_penalty", "frequency_penalty", "presence_penalty"], half)

@@ -156,7 +156,13 @@ def test_weights_arrive_while_launches_are_built(
     def build(memory: Memory) -> FusedExecutor:
         assert begun.wait(60)
         built.set()
-        numbers = {"context": memory.context, "vocab_size": 0, "chunk": 1, "beside": 1, "begins": 0}
+        numbers = {
+            "context": memory.context,
+            "vocab_size": 0,
+            "chunk": 1,
+            "prompt_tokens_per_step": 1,
+            "begins": 0,
+        }
         return cast(FusedExecutor, SimpleNamespace(memory=memory, **numbers))
 
     def interrupted(memory: Memory) -> FusedExecutor:
