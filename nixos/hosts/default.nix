@@ -15,11 +15,8 @@ let
   shared = [ (import ./shared.nix orin-minimal) ];
   orin-minimal = host "orin-minimal" [ ];
 in
-rec {
+{
   inherit orin-minimal;
   orin = host "orin" shared;
   orin-llm = host "orin-llm" shared;
-
-  # The old name of `orin`.
-  nixos-telemetry = orin;
 }

@@ -136,12 +136,11 @@ def test_what_the_check_runs_is_all_in_its_sandbox() -> None:
     assert rooms and set(imported) == set(rooms)
 
 
-def test_the_hosts_have_derivations_and_the_old_name_is_orin(flake: Flake) -> None:
+def test_each_host_has_a_derivation_of_its_own(flake: Flake) -> None:
     hosts = flake(
         "nixosConfigurations", "builtins.mapAttrs (_: h: h.config.system.build.toplevel.drvPath)"
     )
-    assert hosts.keys() == {"orin", "orin-minimal", "orin-llm", "nixos-telemetry"}
-    assert hosts["nixos-telemetry"] == hosts["orin"]
+    assert hosts.keys() == {"orin", "orin-minimal", "orin-llm"}
     assert len(set(hosts.values())) == 3
 
 
