@@ -1,46 +1,30 @@
-"""Say what a camera sees, again and again: python camera.py MODEL MMPROJ [CAMERA].
-
-Needs OpenCV (pip install opencv-python). Frames that come while the model answers are dropped.
-"""
+"""Say what a camera sees: python camera.py MODEL MMPROJ [CAMERA]; needs opencv-python."""
 
 import sys
-import threading
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 
-from orinllm.choose.sampling import Sampling
 from orinllm.model import Model
 
 model = Model.load(sys.argv[1], mmproj=sys.argv[2], context=4096)
-camera = cv2.VideoCapture(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
-newest, there = list[Any](), threading.Event()
+camera = cv2.VideoCapture(*(int(n) if n.isdigit() else n for n in sys.argv[3:] or "0"))
 
 
-def watch() -> None:
-    """Keep the newest frame alone; none for three seconds is the end."""
-    missed = 0
-    while missed < 30:
+def say(frame: object) -> None:
+    """Say what a frame shows."""
+    picture = cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    seen = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
+    print(model.generate([{"role": "user", "content": seen}], max_tokens=48).text, flush=True)
+
+
+with ThreadPoolExecutor(1) as pool:
+    answer, last = pool.submit(print, end=""), time.monotonic()
+    while time.monotonic() < last + 3:  # seconds without a frame
         good, frame = camera.read()
-        missed = 0 if good else missed + 1
-        if good:
-            newest[:] = [frame]
-            there.set()
-        else:
-            time.sleep(0.1)
-    newest.clear()
-    there.set()
-
-
-threading.Thread(target=watch, daemon=True).start()
-while there.wait():
-    there.clear()
-    if not (frames := newest.copy()):
-        sys.exit("the camera gives no frames")
-    picture = cv2.cvtColor(frames[0], cv2.COLOR_BGR2RGB)
-    parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
-    answer = model.generate(
-        [{"role": "user", "content": parts}], Sampling(temperature=0), max_tokens=48
-    )
-    print(answer.text, flush=True)
+        last = time.monotonic() if good else last
+        if good and answer.done():  # other frames are dropped
+            answer.result()  # raises what went wrong
+            answer = pool.submit(say, frame)
+sys.exit("the camera gives no frames")
