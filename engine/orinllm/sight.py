@@ -275,7 +275,8 @@ def read_picture(path: str | Path) -> bytes:
     path = Path(path)
     try:
         if not path.is_file():
-            raise BadInput(f"{path}: no such file; a picture was expected")
+            what = "is no regular file" if path.exists() else "no such file"
+            raise BadInput(f"{path}: {what}; a picture was expected")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:

@@ -13,11 +13,10 @@ from orinllm.server.protocols import request_pictures as pictures
 
 
 class _Slow(BaseHTTPRequestHandler):
-    """A byte now and then, each in time."""
+    """A byte now and then, each in time: of a picture, or of the head before it."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
+        self.wfile.write(b"HTTP/1.0 200 OK\r\nX: " + b"\r\n\r\n" * (self.path == "/a.png"))
         try:
             for _ in range(20):
                 self.wfile.write(b"x")
@@ -33,7 +32,7 @@ class _Slow(BaseHTTPRequestHandler):
 def slow() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), _Slow) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{web.server_port}/a.png"
+        yield f"http://127.0.0.1:{web.server_port}"
         web.shutdown()
 
 
@@ -115,7 +114,10 @@ def test_an_address_with_a_bracket_too_few_is_refused(url: str) -> None:
         pictures.picture_at(url, "image_url")
 
 
-def test_a_host_that_drips_is_given_up(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["a.png", "head"])
+def test_a_host_that_drips_is_given_up(
+    slow: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pictures, "_SECONDS", 0.5)
     with pytest.raises(ApiError, match="took more than"):
-        fetched(slow)
+        fetched(f"{slow}/{path}")

@@ -58,6 +58,7 @@ def test_a_picture_of_the_command_line(folder: Path) -> None:
     [
         (("--image", "photo0.png"), "--image photo0.png: the model sees with --mmproj FILE"),
         (("--mmproj", "mmproj.gguf", "--image", "none.png"), "--image none.png: no such file"),
+        (("--mmproj", "mmproj.gguf", "--image", ""), "--image .: is no regular file; a picture"),
         (
             ("--mmproj", "mmproj.gguf", "--image", "photo0.png", "--image", "model.gguf"),
             "--image model.gguf: it is no picture: PNG, JPEG",

@@ -1,8 +1,8 @@
 """Pictures of requests: data in base64, or an address of a host that --allow-image-host names."""
 
+import asyncio
 import base64
 import binascii
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,24 +80,28 @@ def _fetched(part: Any, hosts: Sequence[str]) -> Any:
 
 
 def _fetch(remote: RemotePicture) -> bytes:
-    """Return what an address has: without redirects, which could lead to another host."""
-    data, until = bytearray(), time.monotonic() + _SECONDS
     try:
-        # No proxy of the environment, and nothing that a few bytes could unpack to.
-        with httpx.stream(
-            *("GET", remote.url),
-            headers={"Accept-Encoding": "identity"},
-            timeout=_SECONDS,
-            trust_env=False,
-        ) as answer:
-            if answer.status_code != 200:
-                raise invalid(remote.param, f"its host answers with status {answer.status_code}")
-            for piece in answer.iter_raw():
-                data += piece
-                if time.monotonic() > until:  # a timeout is of each piece alone
-                    raise invalid(remote.param, f"its host took more than {_SECONDS:.0f} seconds")
-                if len(data) > MOST_BYTES:
-                    raise invalid(remote.param, f"the picture has more than {MOST_BYTES} bytes")
+        return asyncio.run(_body(remote))
+    except TimeoutError:
+        raise invalid(remote.param, f"its host took more than {_SECONDS:.0f} seconds") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ApiError(400, f"{remote.param}: {error}", param=remote.param) from None
+
+
+async def _body(remote: RemotePicture) -> bytes:
+    """Return what an address has: without redirects, which could lead to another host."""
+    data = bytearray()
+    # One limit of all: httpx's own are of each piece alone, and a head may have a thousand. No
+    # proxy of the environment, and nothing that a few bytes could unpack to.
+    async with (
+        asyncio.timeout(_SECONDS),
+        httpx.AsyncClient(timeout=None, trust_env=False) as client,
+        client.stream("GET", remote.url, headers={"Accept-Encoding": "identity"}) as answer,
+    ):
+        if answer.status_code != 200:
+            raise invalid(remote.param, f"its host answers with status {answer.status_code}")
+        async for piece in answer.aiter_raw():
+            data += piece
+            if len(data) > MOST_BYTES:
+                raise invalid(remote.param, f"the picture has more than {MOST_BYTES} bytes")
     return bytes(data)
