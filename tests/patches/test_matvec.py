@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.patches.conftest import wheel_file
-from tests.patches.probes import matvec_bench as bench
+from tests.patches.probes import matvec
 
-# Output of `tests/patches/probes/matvec_bench.py opts`, read once by a person:
+# What `matvec.opts_table` gives, read once by a person:
 # {type: {layer: [stock, patched]}}
 TABLE: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("matvec_opts.json").read_text()
 )
 TARGETS = ("NULL:CUDA:sm_87", "NULL:PTX:sm_87")
-QUANTIZED = [name for name, quant in bench.TYPES.items() if quant.elements > 1]
+QUANTIZED = [name for name, quant in matvec.TYPES.items() if quant.elements > 1]
 
 
 def test_table_has_every_type_and_layer() -> None:
     from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT
 
-    numbers = {bench.TYPES[name].number for name in TABLE}
+    numbers = {matvec.TYPES[name].number for name in TABLE}
     assert numbers == set(_GGML_NATIVE) | set(_GGML_QUANT)
-    assert all(set(layers) == set(bench.SHAPES) for layers in TABLE.values())
-    blocks = {q.number: (q.elements, q.size) for q in bench.TYPES.values() if q.elements > 1}
+    assert all(set(layers) == set(matvec.SHAPES) for layers in TABLE.values())
+    blocks = {q.number: (q.elements, q.size) for q in matvec.TYPES.values() if q.elements > 1}
     assert blocks == _GGML_QUANT
 
 
@@ -40,7 +40,7 @@ def test_table_has_every_type_and_layer() -> None:
     + [(name, TARGETS[1]) for name in ("Q6_K", "Q4_0", "F16", "I8")],
 )
 def test_opts(name: str, target: str) -> None:
-    rows = bench.opts_table(bench.null_renderer(target), [name])
+    rows = matvec.opts_table(matvec.null_renderer(target), [name])
     got = {layer: [before, after] for _, layer, before, after in rows}
     assert got == TABLE[name]
 
@@ -55,7 +55,7 @@ def test_without_the_rule_opts_are_those_of_stock(
     monkeypatch.setenv("MV", "0")
     getenv.cache_clear()
     try:
-        rows = bench.opts_table(bench.null_renderer(TARGETS[0]), [name])
+        rows = matvec.opts_table(matvec.null_renderer(TARGETS[0]), [name])
         got = {layer: (before, after) for _, layer, before, after in rows}
     finally:
         monkeypatch.undo()
@@ -68,7 +68,7 @@ def llama_1b() -> Any:
     from tinygrad import Tensor, dtypes, nn
     from tinygrad.llm.model import Transformer, TransformerConfig
 
-    quant = bench.TYPES["Q6_K"]
+    quant = matvec.TYPES["Q6_K"]
     config = TransformerConfig(
         num_blocks=1, dim=2048, hidden_dim=8192, n_heads=32, n_kv_heads=8, norm_eps=1e-5,
         vocab_size=128256, head_dim=64, rope_theta=500000.0, rope_dim=64, v_head_dim=64,
@@ -82,7 +82,7 @@ def llama_1b() -> Any:
             continue
         rows, columns = tensor.shape
         data = Tensor.empty(rows * columns // quant.elements * quant.size, dtype=dtypes.uint8)
-        w = bench.matrix(data, quant, rows, columns)
+        w = matvec.matrix(data, quant, rows, columns)
         n = {"attn_q": 32, "attn_k": 8}.get(name.split(".")[-2])
         if n is not None:  # the order of rows that from_gguf undoes, lazily too
             w = w.reshape(n, 64, -1).rearrange("n (h two) d -> n (two h) d", two=2)
@@ -98,25 +98,25 @@ def reduces(target: str) -> Iterator[tuple[tuple[list[int], list[int]], str]]:
     from tinygrad import Context, Tensor, UOp, dtypes
     from tinygrad.uop.ops import AxisType
 
-    renderer = bench.null_renderer(target)
+    renderer = matvec.null_renderer(target)
     with Context(DEV="NULL"):
         position = UOp.variable("start_pos", 0, 63).bind(5)
         token = Tensor.empty(1, 1, dtype=dtypes.int32)
         out = llama_1b().forward(token, position, Tensor.empty(1))
-        for call in bench.calls(out):
+        for call in matvec.calls(out):
             seen: list[Any] = []
 
             def note(k: Any, seen: list[Any] = seen) -> Any:
                 seen.append(k)
-                return bench.patched_rule(k)
+                return matvec.patched_rule(k)
 
-            opts = bench.picks(call.src[0], renderer, note)
+            opts = matvec.picks(call.src[0], renderer, note)
             shape = tuple(
                 [r.vmax + 1 for r in seen[0].ranges_of(kind)]
                 for kind in (AxisType.GLOBAL, AxisType.REDUCE)
             )
             if shape[1] and all(r.src[0].op.name == "CONST" for r in seen[0].rngs):
-                yield (shape[0], shape[1]), bench.spell(opts)
+                yield (shape[0], shape[1]), matvec.spell(opts)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -151,11 +151,11 @@ def ptxas(source: str, tmp_path: Path) -> tuple[int, int]:
 def test_registers_without_spills(name: str, target: str, tmp_path: Path) -> None:
     from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, PTXCompiler
 
-    ast = bench.layer(name, *bench.SHAPES["gate/up"])
-    renderer = bench.null_renderer(target)
-    opts = bench.picks(ast, renderer, bench.patched_rule)
+    ast = matvec.layer(name, *matvec.SHAPES["gate/up"])
+    renderer = matvec.null_renderer(target)
+    opts = matvec.picks(ast, renderer, matvec.patched_rule)
     assert opts is not None
-    source = bench.compiled(ast, renderer, opts).src[3].arg
+    source = matvec.compiled(ast, renderer, opts).src[3].arg
     compiler = PTXCompiler("sm_87") if ":PTX:" in target else NVRTCCompiler("sm_87", ptx=True)
     registers, spilled = ptxas(compiler.compile(source).decode().rstrip("\0"), tmp_path)
     # An SM has 65536 registers and 1536 threads (CUDA C Programming Guide, capability 8.7): with 72
@@ -167,7 +167,7 @@ def test_registers_without_spills(name: str, target: str, tmp_path: Path) -> Non
 def dequantize(name: str, blocks: NDArray[np.uint8]) -> NDArray[np.float64]:
     """The matrix in float64, by the gguf library; Q1_0, which it lacks, by its definition."""
     if name != "Q1_0":
-        kind = gguf.GGMLQuantizationType(bench.TYPES[name].number)
+        kind = gguf.GGMLQuantizationType(matvec.TYPES[name].number)
         return np.asarray(gguf.quants.dequantize(blocks, kind), np.float64)
     split = blocks.reshape(-1, 18)
     scale = split[:, :2].copy().view("<f2").astype(np.float64)
@@ -181,19 +181,19 @@ def test_result_under_the_rule(name: str) -> None:
     from tinygrad import Context, Device, Tensor
     from tinygrad.engine.realize import run_linear
 
-    rows, columns, quant = 8, 512, bench.TYPES[name]
-    blocks = bench.random_blocks(quant, rows, columns, seed=7)
+    rows, columns, quant = 8, 512, matvec.TYPES[name]
+    blocks = matvec.random_blocks(quant, rows, columns, seed=7)
     vector = np.random.default_rng(7).standard_normal((1, 1, columns), np.float32)
     want = dequantize(name, blocks) @ vector.reshape(-1).astype(np.float64)
     with Context(DEV="PYTHON"):
         data = Tensor(blocks.reshape(-1)).realize()
         x = Tensor(vector).realize()
-        weights = bench.matrix(data, quant, rows, columns, half=False)
+        weights = matvec.matrix(data, quant, rows, columns, half=False)
         out = x.linear(weights.transpose())
         linear, variables = Tensor.linear_with_vars(out)
         ast = [call for call in linear.src if call.src[0].op.name == "SINK"][-1].src[0]
-        opts = bench.picks(ast, Device["PYTHON"].renderer, bench.patched_rule)
-        assert "GROUP(" in bench.spell(opts)
+        opts = matvec.picks(ast, Device["PYTHON"].renderer, matvec.patched_rule)
+        assert "GROUP(" in matvec.spell(opts)
         run_linear(linear, variables)
         got = out.numpy().reshape(-1).astype(np.float64)
     # float32 sums of 512 products

@@ -1,38 +1,21 @@
 """Experts that the fused kernels chose, and their error against a reference with the same ones.
 
-    DEV=CUDA python tests/engine/gpu/routing.py MODEL [TOKENS] [--seed N] [--tokens-only]
-
 Where two experts are nearly equal for a token, rounding decides which of them is chosen, and the
 logits of that choice are those of another network: their distance from the reference says nothing
-about the kernels. Prints each choice that differs from the reference's with the gap between the two
-experts, and the error of the last token's logits twice: beside the reference's own choices, and
-beside the reference made to choose as the kernels did. Exit status 1 if the second is too large.
+about the kernels. So the reference is made to choose as the kernels did.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import Device
 
-from orinbench.check.arithmetic import (
-    EIGHT_BIT_ACTIVATIONS,
-    HALF_WEIGHTS,
-    UNQUANTIZED,
-    RoundedReference,
-)
-from orinbench.check.judgement import MOST_WIDE
 from orinbench.check.reference import Reference, Routed
 from orinbench.model import open_model
-from orinllm.batching.fused_runner import FusedRunner
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.steps.tokens import copy_ints
-from orinllm.loader import Network, make_runner, plan_network
 
 Ids = NDArray[np.intp]
 Routing = dict[int, Ids]  # by layer: (tokens, used)
@@ -135,40 +118,3 @@ def plant_tie(source: Path, path: Path, tokens: Sequence[int], gap: float) -> tu
     rows[left] = wide[taken] * (1 - gap * np.sign(scores[taken])) + across
     rows.flush()
     return taken, left
-
-
-def main() -> int:
-    """Return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("tokens", type=int, nargs="?", default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens-only", action="store_true", help="no chunks")
-    options = parser.parse_args()
-    network = Network.read(options.model, -(-options.tokens // PAGE) * PAGE + PAGE)
-    runner = make_runner(network, plan_network(network, str(Device.DEFAULT)))
-    if not isinstance(runner, FusedRunner):
-        parser.error(f"{options.model}: the fused kernels do not take it on {Device.DEFAULT}")
-    executor = runner.executor
-    model = open_model(options.model)
-    draw = np.random.default_rng(options.seed)
-    tokens = draw.integers(3, model.vocab_size, options.tokens).tolist()
-    routing = run(executor, tokens, not options.tokens_only)
-    reference = Reference(model, context=executor.context)
-    own = off(executor, reference.logits(tokens)[-1])
-    for layer, position, gap in flips(routing, reference.routed):
-        print(f"layer {layer}, token {position}: another expert, {gap:.1e} behind")
-    wanted = reference.logits(tokens, forced=forced(routing))[-1]
-    same = off(executor, wanted)
-    exact = all(tensor.type in UNQUANTIZED for tensor in model.tensors.values())
-    arithmetic = HALF_WEIGHTS if exact else EIGHT_BIT_ACTIVATIONS
-    rounded = RoundedReference(model, arithmetic, executor.context).like(reference, tokens, 1)[-1]
-    limit = MOST_WIDE * float(np.sqrt(np.mean((rounded - wanted) ** 2)) / wanted.std())
-    print(
-        f"logits off by {own:.1e} of their spread, with the same experts {same:.1e} ({limit:.1e})"
-    )
-    return int(same > limit)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

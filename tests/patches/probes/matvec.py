@@ -1,25 +1,14 @@
-"""Vector times quantized matrix: which optimizations tinygrad picks, and what they are worth.
+"""Kernels of a vector times a quantized matrix, and which optimizations tinygrad picks for them.
 
-    matvec_bench.py opts      no device: the opts of every GGUF type
-    matvec_bench.py gemv      time one product, rule against rule
-
-It measures the tinygrad that Python imports, on the device that DEV names (CUDA, NV:PTX, ...).
-It needs tinygrad and numpy alone, so that it runs where only a checkout of the series can be had:
-
-    PYTHONPATH=PATCHED DEV=CUDA python3 tests/patches/probes/matvec_bench.py gemv
-
-A whole model with and without the rule is `orinbench llama-bench --path general --env MV=0,1`.
+What the rule is worth on a GPU is timed by `orinbench suite --select gemv --env MV=0,1`, a whole
+model by `orinbench llama-bench --path general --env MV=0,1`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
-import random
-import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -153,51 +142,7 @@ def patched_rule(k: Scheduler) -> Scheduler | None:
     return heuristic.hand_coded_optimizations(k)
 
 
-def first_axis_rule(k: Scheduler) -> Scheduler | None:
-    """The older rule: the threads of a row divide the outermost reduce axis."""
-    from tinygrad.codegen.opt import Opt, OptOps
-
-    return _applied(k, [Opt(OptOps.GROUP, 0, 8), Opt(OptOps.LOCAL, 0, 4), Opt(OptOps.UPCAST, 0, 4)])
-
-
-def inner_axis_rule(k: Scheduler) -> Scheduler | None:
-    """The patch: the threads of a row divide the innermost reduce axes."""
-    from tinygrad.codegen.opt import heuristic
-
-    return heuristic.matvec_opts(k)
-
-
-def adjacent_rule(k: Scheduler) -> Scheduler | None:
-    """For one reduce axis only: as the patch, but a thread's four weights are neighbours."""
-    from tinygrad.codegen.opt import Opt, OptOps
-    from tinygrad.uop.ops import AxisType
-
-    if len(k.axes_of(AxisType.REDUCE)) != 1:
-        return None
-    return _applied(
-        k, [Opt(OptOps.UNROLL, 0, 4), Opt(OptOps.GROUP, 0, 32), Opt(OptOps.LOCAL, 0, 4)]
-    )
-
-
 Rule = Callable[["Scheduler"], "Scheduler | None"]
-RULES: dict[str, Rule] = {
-    "stock": stock_rule,
-    "first axis": first_axis_rule,
-    "inner axis": inner_axis_rule,
-    "inner axis, adjacent": adjacent_rule,
-}
-
-
-def _applied(k: Scheduler, opts: list[Opt]) -> Scheduler | None:
-    from tinygrad.codegen.opt import KernelOptError
-
-    tried = k.copy()
-    try:
-        for opt in opts:
-            tried.apply_opt(opt)
-    except KernelOptError:
-        return None
-    return tried
 
 
 @contextlib.contextmanager
@@ -289,154 +234,3 @@ def null_renderer(target: str) -> Renderer:
 
     parsed = Target.parse(target)
     return {"CUDA": CUDARenderer, "PTX": PTXRenderer}[parsed.renderer](parsed)
-
-
-def print_opts(args: argparse.Namespace) -> None:
-    """Print the table of opts as markdown."""
-    print("| type | layer | stock | patched |\n| --- | --- | --- | --- |")
-    for row in opts_table(null_renderer(args.target), args.types):
-        print("| " + " | ".join(row) + " |", flush=True)
-
-
-# *** gemv ***
-
-
-@dataclasses.dataclass
-class Timing:
-    """Seconds of one product under one rule, and how far its result is from stock's."""
-
-    rule: str
-    opts: list[Opt]
-    seconds: list[float]
-    error: float
-
-
-def random_data(quant: Quant, rows: int, columns: int, seed: int) -> Tensor:
-    """The bytes of `random_blocks` on the default device."""
-    from tinygrad import Tensor
-
-    return Tensor(random_blocks(quant, rows, columns, seed).reshape(-1)).realize()
-
-
-def time_product(name: str, rows: int, columns: int, repeats: int, seed: int) -> list[Timing]:
-    """Time one product under every rule that applies, in a random order in each repetition."""
-    from tinygrad import Device, Tensor
-    from tinygrad.device import Buffer
-    from tinygrad.engine.realize import run_linear, time_call
-    from tinygrad.uop.ops import UOp
-
-    quant = TYPES[name]
-    data = random_data(quant, rows, columns, seed)
-    x = Tensor(np.random.default_rng(seed).standard_normal((1, 1, columns), np.float32)).realize()
-    linear = Tensor.linear_with_vars(product(data, x, quant, rows, columns))[0]
-    last = linear.src[-1]
-    renderer = Device[Device.DEFAULT].renderer
-    buffers = [src.buffer.ensure_allocated() for src in last.src[1:]]
-    run_linear(linear.replace(src=linear.src[:-1]))  # the tables that IQ types look values up in
-    ast = last.src[0]
-    programs: dict[str, UOp] = {}
-    timings: dict[str, Timing] = {}
-    reference: NDArray[np.float64] | None = None
-    for rule, pick in RULES.items():
-        opts = picks(ast, renderer, pick)
-        if opts is None:
-            continue
-        programs[rule] = compiled(ast, renderer, opts)
-        call = programs[rule].call(*[UOp.from_buffer(b) for b in buffers])
-        time_call(call)  # the first run loads the program
-        got = _read(buffers[0]).astype(np.float64)
-        if reference is None:
-            reference = got
-        error = float(np.abs(got - reference).max() / max(np.abs(reference).max(), 1e-30))
-        timings[rule] = Timing(rule, opts, [], error)
-    order, rng = list(programs), random.Random(seed)
-    for _ in range(repeats):
-        rng.shuffle(order)
-        for rule in order:
-            call = programs[rule].call(*[UOp.from_buffer(b) for b in buffers])
-            timings[rule].seconds.append(time_call(call))
-    assert all(isinstance(b, Buffer) for b in buffers)
-    return list(timings.values())
-
-
-def _read(buffer: Any) -> NDArray[Any]:
-    dtype = np.dtype({"e": "<f2", "f": "<f4", "d": "<f8"}[buffer.dtype.fmt])
-    return np.frombuffer(buffer.as_memoryview(), dtype).copy()
-
-
-def spread(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Median, lower and upper quartile."""
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return median, low, high
-
-
-def print_gemv(args: argparse.Namespace) -> None:
-    """Print the timings of products as markdown."""
-    from tinygrad import Device
-
-    print(f"device {Device.DEFAULT} {Device[Device.DEFAULT].renderer.target}, {args.repeats} runs")
-    print("of each rule, interleaved in random order; the caches of the device are not cleared\n")
-    print("| type | shape | rule | median us | quartiles | GB/s | error | opts |")
-    print("|" + " --- |" * 8)
-    for name in args.types:
-        quant = TYPES[name]
-        for rows, columns in args.shapes:
-            size = rows * columns // quant.elements * quant.size
-            for t in time_product(name, rows, columns, args.repeats, args.seed):
-                median, low, high = spread(t.seconds)
-                cells = (
-                    name,
-                    f"{rows}x{columns}",
-                    t.rule,
-                    f"{median * 1e6:.1f}",
-                    f"{low * 1e6:.1f}-{high * 1e6:.1f}",
-                    f"{size / median / 1e9:.0f}",
-                    f"{t.error:.1e}",
-                    spell(t.opts),
-                )
-                print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def _shape(text: str) -> tuple[int, int]:
-    rows, _, columns = text.partition("x")
-    if not (rows.isdecimal() and columns.isdecimal() and int(columns) % 256 == 0):
-        raise argparse.ArgumentTypeError(
-            f"'{text}': want ROWSxCOLUMNS, columns in multiples of 256"
-        )
-    return int(rows), int(columns)
-
-
-def _type(text: str) -> str:
-    if text not in TYPES:
-        raise argparse.ArgumentTypeError(f"'{text}': want one of {', '.join(TYPES)}")
-    return text
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    opts = commands.add_parser("opts", help="print which opts tinygrad picks")
-    opts.add_argument("--target", default="NULL:CUDA:sm_87")
-    opts.add_argument("--types", nargs="+", type=_type, default=list(TYPES))
-    gemv = commands.add_parser("gemv", help="time products on the device that DEV names")
-    gemv.add_argument("--types", nargs="+", type=_type, default=["Q6_K", "Q4_K", "Q8_0", "F16"])
-    gemv.add_argument("--shapes", nargs="+", type=_shape, default=list(SHAPES.values()))
-    gemv.add_argument("--repeats", type=int, default=20)
-    gemv.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    if args.command == "opts":
-        print_opts(args)
-        return 0
-    from tinygrad.codegen.opt import heuristic
-
-    if args.repeats < 2:
-        parser.error("want --repeats 2 or more")
-    if not hasattr(heuristic, "matvec_opts"):
-        parser.error("this tinygrad has no matvec patch: put a patched tree on PYTHONPATH")
-    print_gemv(args)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
