@@ -5,6 +5,7 @@ the tree that it means, and an installed tinygrad that came first would make its
 """
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.patches.tegra import PRELUDE, Run, Tegra
 
 from orinllm.gpu.compiler import write_clang
 
@@ -124,5 +127,48 @@ def python(environment: dict[str, str], tmp_path: Path) -> Python:
                 time.sleep(0.05)
         out, err = paths["stdout"].read_text(), paths["stderr"].read_text()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def tegra(python: Python, tmp_path: Path) -> Tegra:
+    """Run a script on the model: tegra(script, *options, clean=True, seconds=300, **env).
+
+    With `clean`, the script has to succeed without a GPU error and without leaving anything open.
+    """
+
+    def run(
+        script: str,
+        *options: str,
+        clean: bool = True,
+        seconds: float = 300,
+        give_up: str | None = None,
+        **variables: str,
+    ) -> Run:
+        path, report = tmp_path / "script.py", tmp_path / "report.jsonl"
+        path.write_text(PRELUDE + script)
+        environment = {
+            "DEV": "TEGRA+NV",
+            "HCQDEV_WAIT_TIMEOUT_MS": "20000",
+            "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
+        } | variables
+        command = ("-m", "nvgpusim", "--quiet", "--report", report, *options, "--", path)
+        done: subprocess.CompletedProcess[str] = python(
+            *command, timeout=seconds, give_up=give_up, **environment
+        )
+        said: dict[str, Any] = {}
+        for line in done.stdout.splitlines():
+            if line.startswith("SAYS "):
+                said |= json.loads(line[5:])
+        lines = report.read_text().splitlines() if report.exists() else []
+        entry = json.loads(lines[0]) if lines else {"faults": [], "notes": [], "leaks": []}
+        result = Run(said, done.stderr, done.returncode, entry, done.stdout)
+        if clean:
+            assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+            found = (entry["faults"], result.notes)
+            assert found == ([], []), found
+            assert entry["leaks"] == []
+        return result
 
     return run

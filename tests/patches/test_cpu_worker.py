@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tests.patches.conftest import Python
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # A captured graph of four kernels, and a task of the CPU device that drops it and collects.
 SCRIPT = """
@@ -89,7 +89,7 @@ def test_the_cpu_device_does_not_wait_for_itself(python: Python, way: str) -> No
 
 
 @pytest.mark.parametrize("way", list(WAYS)[:3])
-def test_mixed_graphs_leave_nothing_on_the_gpu(tegra: Tegra, way: str) -> None:  # noqa: F811
+def test_mixed_graphs_leave_nothing_on_the_gpu(tegra: Tegra, way: str) -> None:
     run = tegra(
         SCRIPT
         + WAYS[way]

@@ -1,7 +1,7 @@
 """0001, 0029: the GPU is shared with other processes, this one lives as long as they do."""
 
 import pytest
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # A launch takes 6 s of simulated time, 600 of them an hour. The second process does the same.
 HOUR = """
@@ -27,13 +27,13 @@ say(**{name: done, f"{name}_error": error})
 """
 
 
-def test_two_processes_for_an_hour(tegra: Tegra) -> None:  # noqa: F811
+def test_two_processes_for_an_hour(tegra: Tegra) -> None:
     run = tegra(HOUR, "--second-client", "6000")
     assert run.said == {"launches": 600, "launches_error": "", "others": 600, "others_error": ""}
     assert run.report["execution"]["simulated ms"] >= 3_600_000
 
 
-def test_without_preemption_the_limit_is_all_there_is(tegra: Tegra) -> None:  # noqa: F811
+def test_without_preemption_the_limit_is_all_there_is(tegra: Tegra) -> None:
     # Nothing but wait-for-idle: switches take their 900 ms, and the limit has to bear them.
     run = tegra(
         """
@@ -57,11 +57,7 @@ say(done=True)
 
 
 @pytest.mark.parametrize(("modes", "asked"), [(7, 4), (3, 2), (1, None), (6, 4)])
-def test_mode_is_one_that_the_driver_offers(
-    tegra: Tegra,  # noqa: F811
-    modes: int,
-    asked: int | None,
-) -> None:
+def test_mode_is_one_that_the_driver_offers(tegra: Tegra, modes: int, asked: int | None) -> None:
     run = tegra(f"""
 real, asked = fcntl.ioctl, []
 def watched(fd, request, arg):
@@ -78,7 +74,7 @@ say(asked=asked)
     assert run.said["asked"] == ([] if asked is None else [[0, asked]])
 
 
-def test_a_forked_child_is_told(tegra: Tegra) -> None:  # noqa: F811
+def test_a_forked_child_is_told(tegra: Tegra) -> None:
     # Its parent's memory is not mapped there: each touch would be a SIGSEGV (status 11).
     run = tegra("""
 from tinygrad.runtime.ops_nv import NVDevice

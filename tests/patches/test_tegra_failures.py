@@ -4,7 +4,7 @@ Each case goes through the calls of an operation one by one, and fails call numb
 it: that one alone, or it and all that follow.
 """
 
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # `attempt` is the operation, `restore` undoes one that went well. What is held has to be the same
 # before and after, and an error has to name the call and the errno. Some do not show: ioctls are
@@ -64,7 +64,7 @@ def done(): say(names=sorted(names), wrong=wrong[:3], failures=failures, healed=
 MEMORY = {"NVMAP_CREATE_64", "NVMAP_ALLOC", "NVMAP_GET_FD", "AS_MAP_BUFFER_EX", "MMAP"}
 
 
-def test_every_call_of_an_allocation_can_fail(tegra: Tegra) -> None:  # noqa: F811
+def test_every_call_of_an_allocation_can_fail(tegra: Tegra) -> None:
     run = tegra(
         EVERY
         + """
@@ -85,7 +85,7 @@ done()
     assert run.said["direct"] == [15, 5]
 
 
-def test_every_call_of_a_launch_can_fail(tegra: Tegra) -> None:  # noqa: F811
+def test_every_call_of_a_launch_can_fail(tegra: Tegra) -> None:
     # The first launch loads a program, which makes local memory; a bigger one makes it grow.
     run = tegra(
         EVERY
@@ -133,7 +133,7 @@ done()
     assert (run.said["grown"], run.said["later"]) == (112, 40)
 
 
-def test_every_call_of_open_can_fail(tegra: Tegra) -> None:  # noqa: F811
+def test_every_call_of_open_can_fail(tegra: Tegra) -> None:
     run = tegra(
         EVERY
         + """
@@ -153,7 +153,7 @@ done()
             "TSG_EVENT_ID_CTRL"} | MEMORY == set(run.said["names"])  # fmt: skip
 
 
-def test_every_call_of_a_capture_can_fail(tegra: Tegra) -> None:  # noqa: F811
+def test_every_call_of_a_capture_can_fail(tegra: Tegra) -> None:
     # A graph takes memory for its arguments and signals; a page of signals has 256.
     run = tegra(
         EVERY

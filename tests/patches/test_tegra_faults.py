@@ -1,6 +1,6 @@
 """0005, 0021: a GPU error ends in one exception, at once, that says what happened and where."""
 
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # The model runs PTX, in which no instruction has an address: its pc is the kernel's entry.
 MISALIGNED = r"""
@@ -26,7 +26,7 @@ say(error=first, again=again == first, took=took, pc=hex(pc), offset=hex(pc - st
 """
 
 
-def test_fault_names_kernel_error_and_pc(tegra: Tegra) -> None:  # noqa: F811
+def test_fault_names_kernel_error_and_pc(tegra: Tegra) -> None:
     run = tegra(MISALIGNED, clean=False, HCQDEV_WAIT_TIMEOUT_MS="60000")
     error = run.said["error"]
     assert "compute channel: GR_EXCEPTION (13)" in error
@@ -38,7 +38,7 @@ def test_fault_names_kernel_error_and_pc(tegra: Tegra) -> None:  # noqa: F811
     assert run.report["leaks"] == []
 
 
-def test_fault_is_told_once(tegra: Tegra) -> None:  # noqa: F811
+def test_fault_is_told_once(tegra: Tegra) -> None:
     # Without the model, Python's finalizers, the kernels' among them, run before tinygrad's.
     run = tegra(
         MISALIGNED
@@ -57,7 +57,7 @@ say(freed=before - len(d.iface.buffers))
     assert run.report["leaks"] == []
 
 
-def test_mmu_fault_sends_to_the_kernel_log(tegra: Tegra) -> None:  # noqa: F811
+def test_mmu_fault_sends_to_the_kernel_log(tegra: Tegra) -> None:
     run = tegra(
         """
 d = Device["NV"]
@@ -75,7 +75,7 @@ except RuntimeError as e: say(error=str(e))
     assert "dmesg" in run.said["error"]
 
 
-def test_fault_while_the_ring_is_full(tegra: Tegra) -> None:  # noqa: F811
+def test_fault_while_the_ring_is_full(tegra: Tegra) -> None:
     run = tegra(
         """
 import time
@@ -96,7 +96,7 @@ except RuntimeError as e: say(error=str(e))
     assert "FIFO_ERROR_MMU_ERR_FLT (31)" in run.said["error"]
 
 
-def test_hang_without_a_fault_keeps_its_message(tegra: Tegra) -> None:  # noqa: F811
+def test_hang_without_a_fault_keeps_its_message(tegra: Tegra) -> None:
     # The traceback of the error holds a kernel, which is freed while the device closes.
     run = tegra(
         """
@@ -118,7 +118,7 @@ except RuntimeError as e: say(error=str(e))
     assert run.report["leaks"] == []
 
 
-def test_a_hang_names_the_kernel_that_runs(tegra: Tegra) -> None:  # noqa: F811
+def test_a_hang_names_the_kernel_that_runs(tegra: Tegra) -> None:
     run = tegra(
         """
 d = Device["NV"]
@@ -147,7 +147,7 @@ except RuntimeError as e: say(error=str(e))
     assert run.said["error"].endswith("\nrunning: kernel spin")
 
 
-def test_profiling_goes_without_pma(tegra: Tegra) -> None:  # noqa: F811
+def test_profiling_goes_without_pma(tegra: Tegra) -> None:
     run = tegra(
         "say(sum=(Tensor.ones(64).contiguous().realize() + 1).sum().item())",
         PROFILE="1",
@@ -172,7 +172,7 @@ except RuntimeError as e: say(error=str(e))
 """
 
 
-def test_every_sm_is_asked(tegra: Tegra) -> None:  # noqa: F811
+def test_every_sm_is_asked(tegra: Tegra) -> None:
     sm = "{7: SmError(4, 0, 0), 0: SmError(0, 0x10, 0), 15: SmError(0, 0x2a0010, 240)}"
     fault = f'channel.port.fail(FaultReport(13, "x", sm={sm}))'
     run = tegra(KILL.replace("FAULT", fault), clean=False)
@@ -192,7 +192,7 @@ NOTIFIERS = {
 }  # fmt: skip
 
 
-def test_notifications_have_their_names(tegra: Tegra) -> None:  # noqa: F811
+def test_notifications_have_their_names(tegra: Tegra) -> None:
     run = tegra(f"""
 d, said = Device["NV"], {{}}
 for code in {sorted(NOTIFIERS)}:
@@ -206,7 +206,7 @@ say(said=said)
     assert run.said["said"] == want
 
 
-def test_a_dead_channel_without_a_notification(tegra: Tegra) -> None:  # noqa: F811
+def test_a_dead_channel_without_a_notification(tegra: Tegra) -> None:
     run = tegra(
         KILL.replace("FAULT", "channel.unserviceable = True"),
         clean=False,
@@ -215,7 +215,7 @@ def test_a_dead_channel_without_a_notification(tegra: Tegra) -> None:  # noqa: F
     assert run.said["error"].endswith("compute channel: timed out")
 
 
-def test_a_ring_that_stays_full(tegra: Tegra) -> None:  # noqa: F811
+def test_a_ring_that_stays_full(tegra: Tegra) -> None:
     run = tegra(
         """
 d = Device["NV"]

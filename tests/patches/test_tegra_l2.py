@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # The GPU has read a large buffer, so that its L2 may keep lines of it; then the CPU writes it.
 REWRITE = """
@@ -30,7 +30,7 @@ say(got=got, cached={hex(m.va): [m.size, bool(m.flags & 4)] for m in vm.pages.ma
 
 
 @pytest.mark.parametrize("l2", ["0", "1", "2"])
-def test_the_gpu_sees_what_the_cpu_writes(tegra: Tegra, l2: str) -> None:  # noqa: F811
+def test_the_gpu_sees_what_the_cpu_writes(tegra: Tegra, l2: str) -> None:
     run = tegra(REWRITE, **({} if l2 == "1" else {"TEGRA_L2": l2}))  # 1 is the default
     assert run.said["got"] == [0, 1, 2, 3]
     assert run.said["cached"][run.said["x"]] == [1 << 20, l2 == "2"]
@@ -40,7 +40,7 @@ def test_the_gpu_sees_what_the_cpu_writes(tegra: Tegra, l2: str) -> None:  # noq
 
 
 @pytest.mark.parametrize("l2", ["0", "1", "2"])
-def test_local_memory_is_the_gpus_alone(tegra: Tegra, l2: str) -> None:  # noqa: F811
+def test_local_memory_is_the_gpus_alone(tegra: Tegra, l2: str) -> None:
     run = tegra(REWRITE, **({} if l2 == "1" else {"TEGRA_L2": l2}))
     # Rings, signals, arguments and small buffers are volatile.
     cached = sorted(size for size, cached in run.said["cached"].values() if cached)
@@ -86,7 +86,7 @@ say(got=got)
 
 
 @pytest.mark.parametrize("options", [(), ("--sanitize", "all")])
-def test_the_gpu_sees_parts(tegra: Tegra, options: tuple[str, ...]) -> None:  # noqa: F811
+def test_the_gpu_sees_parts(tegra: Tegra, options: tuple[str, ...]) -> None:
     run = tegra(PARTS, *options, TEGRA_L2="2")
     assert run.said["got"] == [True] * 7
     assert (
@@ -154,17 +154,17 @@ SEEDS = os.environ.get("L2_SEEDS", "40")
 
 
 @pytest.mark.parametrize("l2", ["0", "1", "2"])
-def test_reads_and_writes_of_both_sides(tegra: Tegra, l2: str) -> None:  # noqa: F811
+def test_reads_and_writes_of_both_sides(tegra: Tegra, l2: str) -> None:
     run = tegra(BOTH, TEGRA_L2=l2, SEEDS=SEEDS)
     assert run.said == {"wrong": 0, "seeds": 0}
 
 
-def test_without_a_flush_before_the_cpu_they_go_wrong(tegra: Tegra) -> None:  # noqa: F811
+def test_without_a_flush_before_the_cpu_they_go_wrong(tegra: Tegra) -> None:
     run = tegra(BOTH, TEGRA_L2="2", SEEDS="8", OLD="1")
     assert run.said["seeds"] == 8 and run.said["wrong"] > 10_000
 
 
-def test_an_l2_that_keeps_volatile_lines_stops_the_default(tegra: Tegra) -> None:  # noqa: F811
+def test_an_l2_that_keeps_volatile_lines_stops_the_default(tegra: Tegra) -> None:
     # As an operating system outside the SMMU's coherent path saw. No board under Linux has shown
     # it: QMDs, arguments and data are old there, so no driver without a flush a launch would work.
     script = BOTH.replace('"evict" if seed % 4 else "keep"', '"all"')
@@ -173,7 +173,7 @@ def test_an_l2_that_keeps_volatile_lines_stops_the_default(tegra: Tegra) -> None
     assert any("QMD" in note and "changed after the doorbell" in note for note in run.notes)
 
 
-def test_what_only_the_gpu_touches_cannot_be_copied(tegra: Tegra) -> None:  # noqa: F811
+def test_what_only_the_gpu_touches_cannot_be_copied(tegra: Tegra) -> None:
     run = tegra("""
 from tinygrad.helpers import getenv
 from tinygrad.runtime.autogen import libc
@@ -203,7 +203,7 @@ say(errors=errors, views=views)
     assert run.said["views"] == [False, False, True]
 
 
-def test_one_flush_a_token_at_most(tegra: Tegra) -> None:  # noqa: F811
+def test_one_flush_a_token_at_most(tegra: Tegra) -> None:
     script = """
 x = np.random.default_rng(0).random((256, 256), dtype=np.float32)
 w = Tensor(x).realize()

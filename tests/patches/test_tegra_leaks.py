@@ -1,13 +1,13 @@
 """0001: what a process takes it gives back: allocations, captures, devices that close and open."""
 
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 FDS = """
 def fds(): return len(os.listdir("/proc/self/fd"))
 """
 
 
-def test_a_thousand_allocations(tegra: Tegra) -> None:  # noqa: F811
+def test_a_thousand_allocations(tegra: Tegra) -> None:
     run = tegra(
         FDS
         + """
@@ -26,7 +26,7 @@ say(fds=fds() - before, same=fail.held() == held)
     assert run.calls("ioctl NVMAP_FREE") == run.calls("ioctl NVMAP_CREATE_64")
 
 
-def test_thirty_captures(tegra: Tegra) -> None:  # noqa: F811
+def test_thirty_captures(tegra: Tegra) -> None:
     run = tegra(
         FDS
         + """
@@ -54,7 +54,7 @@ say(right=all(right), before=before, after=taken())
     assert mapped[1] - mapped[0] == 4
 
 
-def test_devices_close_and_open(tegra: Tegra) -> None:  # noqa: F811
+def test_devices_close_and_open(tegra: Tegra) -> None:
     # Graphs of a closed device live on, with the collector off: their signals' page was unmapped.
     run = tegra("""
 from tinygrad.runtime.ops_nv import NVDevice
@@ -78,7 +78,7 @@ say(held=held, reached=min(values) == (1 << 64) - 1, pages=pages[-1] - pages[0],
     assert run.calls("open ctrl") == run.calls("close ctrl") == 40
 
 
-def test_more_buffers_than_descriptors(tegra: Tegra) -> None:  # noqa: F811
+def test_more_buffers_than_descriptors(tegra: Tegra) -> None:
     # They are alive when the process ends; closing the device gives them back.
     run = tegra(
         FDS

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 from orinbench import shapes
 from orinbench.synth import write_outline
@@ -26,7 +26,7 @@ d = Device["NV"]
 """
 
 
-def test_copies_need_no_channel_and_no_staging(tegra: Tegra) -> None:  # noqa: F811
+def test_copies_need_no_channel_and_no_staging(tegra: Tegra) -> None:
     run = tegra("""
 import pathlib
 path = pathlib.Path("weights.bin")
@@ -42,7 +42,7 @@ say(disk=t.numpy().tobytes() == data, back=bool((u.numpy() == x).all()),
     assert run.report["peak_bytes"] < STAGING // 2
 
 
-def test_copy_between_cpu_and_gpu_in_a_jit(tegra: Tegra) -> None:  # noqa: F811
+def test_copy_between_cpu_and_gpu_in_a_jit(tegra: Tegra) -> None:
     run = tegra("""
 @TinyJit
 def there_and_back(x):
@@ -59,7 +59,7 @@ say(right=right)
     assert run.said["right"] == [True] * 5
 
 
-def test_local_memory_is_not_recycled_under_a_kernel(tegra: Tegra) -> None:  # noqa: F811
+def test_local_memory_is_not_recycled_under_a_kernel(tegra: Tegra) -> None:
     # The block that the first program spills into is the next of its size: it must not be written
     # before the launch that waits for `block` has run.
     run = tegra(
@@ -89,11 +89,7 @@ say(same=same, early=early, right=out.cpu_view().view(size=128, fmt="I")[:] == w
 
 
 @pytest.mark.parametrize(("board", "tpcs"), [("agx64", 8), ("agx32", 8), ("nano4", 4)])
-def test_local_memory_that_cannot_grow_keeps_its_size(
-    tegra: Tegra,  # noqa: F811
-    board: str,
-    tpcs: int,
-) -> None:
+def test_local_memory_that_cannot_grow_keeps_its_size(tegra: Tegra, board: str, tpcs: int) -> None:
     run = tegra(
         SPILL
         + """
@@ -123,7 +119,7 @@ say(given=given, kept=d.slm_per_thread == per_thread, size=d.shader_local_mem.si
     assert all(tpc * tpcs <= run.said["size"] for tpc, _ in run.said["given"])
 
 
-def test_foreign_buffers_are_refused(tegra: Tegra) -> None:  # noqa: F811
+def test_foreign_buffers_are_refused(tegra: Tegra) -> None:
     run = tegra("""
 cpu = Buffer("CPU", 64, dtypes.int32).ensure_allocated()
 try: Device["NV"].allocator.map(cpu._buf)
@@ -156,7 +152,7 @@ for n, buf in enumerate(bufs): d.allocator.free(buf, buf.size, BufferSpec(nolru=
 
 
 @pytest.mark.parametrize(("reserve", "release"), [("", "r36"), ("1024", "r35"), ("64", "r39")])
-def test_memory_ends_in_an_error(tegra: Tegra, reserve: str, release: str) -> None:  # noqa: F811
+def test_memory_ends_in_an_error(tegra: Tegra, reserve: str, release: str) -> None:
     names = {"TEGRA_RESERVE_MB": reserve} if reserve else {}
     run = tegra(FILL, "--board", "nano4", "--profile", release, **names)
     said, kept = run.said, int(reserve or 256)
@@ -168,7 +164,7 @@ def test_memory_ends_in_an_error(tegra: Tegra, reserve: str, release: str) -> No
     assert said["error"].startswith("no memory for ")
 
 
-def test_a_reserve_larger_than_memory_leaves_none(tegra: Tegra) -> None:  # noqa: F811
+def test_a_reserve_larger_than_memory_leaves_none(tegra: Tegra) -> None:
     run = tegra("""
 from tinygrad.helpers import getenv
 from tinygrad.runtime.support.hcq import FileIOInterface
@@ -193,7 +189,7 @@ except MemoryError as e: say(error=str(e), free=d.iface.memory_available())
     assert f"TEGRA_RESERVE_MB, {6 << 20} are cached" in run.said["error"]
 
 
-def test_copies_wait_for_the_kernels_before_them(tegra: Tegra) -> None:  # noqa: F811
+def test_copies_wait_for_the_kernels_before_them(tegra: Tegra) -> None:
     # The CPU writes what a late kernel has yet to read, and reads what it has yet to write.
     run = tegra(
         """
@@ -248,7 +244,7 @@ say(held=resident(), one=load(1, 9 * size), left=resident(), pieces=load(9, size
 
 
 @pytest.mark.parametrize("end", ["release", "refuse"])
-def test_weights_load_beside_a_full_page_cache(tegra: Tegra, end: str) -> None:  # noqa: F811
+def test_weights_load_beside_a_full_page_cache(tegra: Tegra, end: str) -> None:
     run = tegra(LOAD, "--board", "nano8", "--memory-end", end)
     assert run.said["pieces"] == [9, ""] and run.said["page"]
     assert run.said["one"] == [1, ""]
@@ -284,9 +280,7 @@ say(one=load(1 << 40), parts=load(part))
 
 
 def test_the_engine_loads_where_one_buffer_is_refused(
-    tegra: Tegra,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tegra: Tegra, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = shapes.SHAPES["tiny-qwen3moe"]
     shape = replace(base, n_layers=3, n_embd=768, n_ff=768, n_experts=64)

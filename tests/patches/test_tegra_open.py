@@ -1,7 +1,7 @@
 """0001: TegraIface opens the device that nvgpu gives, says why where it cannot, leaves nothing."""
 
 import pytest
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 COMPUTE = """
 x = np.random.default_rng(1).random((32, 32), dtype=np.float32)
@@ -14,13 +14,13 @@ say(device=Device.DEFAULT, iface=type(d.iface).__name__, arch=d.arch,
 WINDOWS = range(0xFD00000000, 0xFF00000000)
 
 
-def test_opens_by_name_in_any_case(tegra: Tegra) -> None:  # noqa: F811
+def test_opens_by_name_in_any_case(tegra: Tegra) -> None:
     run = tegra(COMPUTE, DEV="teGRA+NV")
     opened = {"device": "NV", "iface": "TegraIface", "arch": "sm_87", "sms": [16, 16]}
     assert run.said == opened | {"close": True}
 
 
-def test_is_the_default_where_its_node_exists(tegra: Tegra) -> None:  # noqa: F811
+def test_is_the_default_where_its_node_exists(tegra: Tegra) -> None:
     run = tegra(
         """
 try: Device["NV:1"]
@@ -33,7 +33,7 @@ say(second=second, device=Device.DEFAULT, iface=type(Device["NV"].iface).__name_
     assert run.said["second"] == "NV:1 does not exist, a Tegra has one GPU: use NV:0"
 
 
-def test_a_number_is_no_part_of_dev(tegra: Tegra) -> None:  # noqa: F811
+def test_a_number_is_no_part_of_dev(tegra: Tegra) -> None:
     run = tegra(
         'try: Device["NV"].renderer\nexcept RuntimeError as e: say(error=str(e))', DEV="NV:1"
     )
@@ -51,18 +51,14 @@ def test_a_number_is_no_part_of_dev(tegra: Tegra) -> None:  # noqa: F811
     ],
 )
 def test_releases_of_l4t(
-    tegra: Tegra,  # noqa: F811
-    release: str,
-    board: str,
-    sms: int,
-    options: tuple[str, ...],
+    tegra: Tegra, release: str, board: str, sms: int, options: tuple[str, ...]
 ) -> None:
     run = tegra(COMPUTE, "--profile", release, "--board", board, "--strict", *options)
     assert run.said["close"] and run.said["sms"] == [sms, sms]
     assert run.calls("ioctl TSG_CREATE_SUBCONTEXT") == (0 if release == "r35" else 1)
 
 
-def test_no_access_says_which_group(tegra: Tegra) -> None:  # noqa: F811
+def test_no_access_says_which_group(tegra: Tegra) -> None:
     script = """
 try: Device["NV"]
 except PermissionError as e: say(error=str(e))
@@ -94,7 +90,7 @@ say(found=found)
 """
 
 
-def opened(tegra: Tegra, changes: list[str], *options: str) -> list[int | str]:  # noqa: F811
+def opened(tegra: Tegra, changes: list[str], *options: str) -> list[int | str]:
     """SMs or an error: the answer of opening to each change of what nvgpu says of itself."""
     run = tegra(f"CHANGES = {changes}\n{CHARACTERISTICS}", *options)
     return list(run.said["found"])
@@ -106,7 +102,7 @@ def without(*bits: int) -> str:
     return f"ctypes.c_uint64.from_address(at + 64).value &= ~{off:#x}"
 
 
-def test_what_nvgpu_must_say_of_itself(tegra: Tegra) -> None:  # noqa: F811
+def test_what_nvgpu_must_say_of_itself(tegra: Tegra) -> None:
     lacks = {
         (30,): "usermode submit",
         (22,): "TSG subcontexts",
@@ -129,7 +125,7 @@ def test_what_nvgpu_must_say_of_itself(tegra: Tegra) -> None:  # noqa: F811
         assert f"{number} is not ga10b's 0xc7c0" in str(error)
 
 
-def test_newer_characteristics_have_more_fields(tegra: Tegra) -> None:  # noqa: F811
+def test_newer_characteristics_have_more_fields(tegra: Tegra) -> None:
     sizes = 400, 336, 320, 304
     changes = [f"ctypes.c_uint64.from_buffer(arg).value = {size}" for size in sizes]
     assert opened(tegra, changes, "--profile", "r39") == [16, 16] + [
@@ -139,7 +135,7 @@ def test_newer_characteristics_have_more_fields(tegra: Tegra) -> None:  # noqa: 
     ]
 
 
-def test_legacy_node_where_it_is_the_only_one(tegra: Tegra) -> None:  # noqa: F811
+def test_legacy_node_where_it_is_the_only_one(tegra: Tegra) -> None:
     run = tegra("""
 from tinygrad.runtime.support.nv.tegra import TegraIface
 real, exists, opened = os.open, os.path.exists, []
@@ -157,7 +153,7 @@ say(sum=(Tensor.ones(4).contiguous().realize() + 1).sum().item(), opened=opened)
 
 
 @pytest.mark.parametrize("release", ["r35", "r36"])
-def test_what_nvgpu_and_nvmap_are_asked_for(tegra: Tegra, release: str) -> None:  # noqa: F811
+def test_what_nvgpu_and_nvmap_are_asked_for(tegra: Tegra, release: str) -> None:
     # Memory with the tag 0x900, mapped by pages of 4 KiB without compression; one asynchronous
     # subcontext, as CUDA's own; a space of unified addresses (2) whose kernel region, 4 GiB
     # behind it, ends below the windows. Layouts: nvmap.h, nvgpu-as.h, nvgpu-ctrl.h.
@@ -188,7 +184,7 @@ say(opened=sorted(opened), veid=[f.veid for f in files if isinstance(f, ChannelF
     assert flags == 2 and start > 0 and end + (4 << 30) <= WINDOWS.start
 
 
-def test_what_has_no_counterpart_is_refused(tegra: Tegra) -> None:  # noqa: F811
+def test_what_has_no_counterpart_is_refused(tegra: Tegra) -> None:
     run = tegra("""
 iface, errors = Device["NV"].iface, []
 for call in (iface.rm_alloc, iface.rm_control):
@@ -203,12 +199,12 @@ say(errors=errors)
 
 
 @pytest.mark.parametrize(("board", "sms"), [("nx16", 8), ("nano8", 8)])
-def test_sms_are_those_that_the_board_has(tegra: Tegra, board: str, sms: int) -> None:  # noqa: F811
+def test_sms_are_those_that_the_board_has(tegra: Tegra, board: str, sms: int) -> None:
     run = tegra('d = Device["NV"]; say(sms=[d.num_sms, d.iface.num_sms])', "--board", board)
     assert run.said["sms"] == [sms, sms]
 
 
-def test_all_memory_is_cached(tegra: Tegra) -> None:  # noqa: F811
+def test_all_memory_is_cached(tegra: Tegra) -> None:
     # 2 is nvmap's INNER_CACHEABLE; reads of write-combined memory are 17 times slower on an Orin.
     run = tegra("""
 from nvgpusim.orin.shim import Simulation
@@ -218,7 +214,7 @@ say(kinds=sorted({buf.attribute for buf in Simulation.current.kernel.dmabufs.val
     assert run.said["kinds"] == [2]
 
 
-def test_no_address_is_free(tegra: Tegra) -> None:  # noqa: F811
+def test_no_address_is_free(tegra: Tegra) -> None:
     run = tegra("""
 from tinygrad.runtime.support.hcq import FileIOInterface
 d, real, tries = Device["NV"], FileIOInterface.mmap, []
@@ -237,14 +233,14 @@ say(tries=len(tries), different=len(set(tries)), held=fail.held() == before)
     assert (run.said["tries"], run.said["different"], run.said["held"]) == (16, 16, True)
 
 
-def test_interrupted_calls_are_repeated(tegra: Tegra) -> None:  # noqa: F811
+def test_interrupted_calls_are_repeated(tegra: Tegra) -> None:
     # ioctl only: what open and close do at EINTR is Python's business
     names = ("GET_CHARACTERISTICS", "ALLOC_AS", "OPEN_TSG", "NVMAP_*", "AS_*", "TSG_*", "CHANNEL_*")
     run = tegra(COMPUTE, *(a for n in names for a in ("--inject", f"EINTR@{n}")))
     assert run.said["close"] and len(run.report["injected"]) == len(names)
 
 
-def test_no_memory_frees_the_cache_first(tegra: Tegra) -> None:  # noqa: F811
+def test_no_memory_frees_the_cache_first(tegra: Tegra) -> None:
     run = tegra("""
 d = Device["NV"]
 def cached(): return sum(len(bufs) for bufs in d.allocator.cache.values())
@@ -266,7 +262,7 @@ except RuntimeError as e: say(error=str(e))
     assert run.said["error"] == "nvgpu NVMAP_ALLOC failed: EIO (Input/output error)"
 
 
-def test_closed_device_leaves_nothing_and_opens_again(tegra: Tegra) -> None:  # noqa: F811
+def test_closed_device_leaves_nothing_and_opens_again(tegra: Tegra) -> None:
     run = tegra("""
 from tinygrad.runtime.ops_nv import NVDevice
 errors = []
@@ -289,7 +285,7 @@ say(errors=errors)
     assert run.report["peak_bytes"] < 40 << 20
 
 
-def test_channels_close_before_what_they_use(tegra: Tegra) -> None:  # noqa: F811
+def test_channels_close_before_what_they_use(tegra: Tegra) -> None:
     run = tegra("""
 from nvgpusim.orin.shim import Simulation
 from tinygrad.runtime.ops_nv import NVDevice
@@ -308,7 +304,7 @@ say(closed=closed)
     assert closed[-1] == "ctrl"
 
 
-def test_two_devices_at_once_share_no_signal_page(tegra: Tegra) -> None:  # noqa: F811
+def test_two_devices_at_once_share_no_signal_page(tegra: Tegra) -> None:
     run = tegra("""
 from tinygrad.runtime.ops_nv import NVDevice
 first = NVDevice("NV")
@@ -322,7 +318,7 @@ for dev in (first, second): dev.finalize()
 
 
 @pytest.mark.parametrize("place", ["windows", "low", "random"])
-def test_no_buffer_in_a_shader_window(tegra: Tegra, place: str) -> None:  # noqa: F811
+def test_no_buffer_in_a_shader_window(tegra: Tegra, place: str) -> None:
     run = tegra(
         COMPUTE
         + """
@@ -337,7 +333,7 @@ say(big=bool((big.numpy() == 2).all()), at=[(v, b.size) for v, b in d.iface.buff
     assert inside == []
 
 
-def test_addresses_that_the_process_uses(tegra: Tegra) -> None:  # noqa: F811
+def test_addresses_that_the_process_uses(tegra: Tegra) -> None:
     # The kernel hands out the address that was freed last, and the process has taken it.
     run = tegra(
         """
@@ -363,7 +359,7 @@ for buf in bufs: d.allocator.free(buf, 0x10000, options)
     assert run.calls("ioctl AS_UNMAP_BUFFER") >= 5  # 4 buffers, and the address that collided
 
 
-def test_freed_memory_goes_back(tegra: Tegra) -> None:  # noqa: F811
+def test_freed_memory_goes_back(tegra: Tegra) -> None:
     # Python's own fcntl.ioctl takes an integer argument as a C int and raises OverflowError above.
     # Once the GPU's mapping is gone, the kernel may give its address away: the CPU's is gone then.
     run = tegra("""
@@ -383,7 +379,7 @@ say(big=big, mapped=mapped)
     assert run.report["peak_bytes"] < 40 << 20
 
 
-def test_ring_is_not_overrun(tegra: Tegra) -> None:  # noqa: F811
+def test_ring_is_not_overrun(tegra: Tegra) -> None:
     run = tegra("""
 d = Device["NV"]
 block, count = d.new_signal(value=0), d.new_signal(value=0)
@@ -399,7 +395,7 @@ say(entries=d.compute_gpfifo.entries_count, put=sum(r.put_value for r in rings))
     assert run.report["execution"]["entries"] == run.said["put"]
 
 
-def test_barrier_of_aarch64_or_no_start(tegra: Tegra) -> None:  # noqa: F811
+def test_barrier_of_aarch64_or_no_start(tegra: Tegra) -> None:
     # DSB ST is 0xD5033E9F and RET 0xD65F03C0 (Arm ARM, C6.2)
     run = tegra("""
 import mmap, platform

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 COUNT = 20
 RESUBMIT = f"""
@@ -26,7 +26,7 @@ say(seen=seen, last=count[0])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_late_consumer_releases_its_own_value(tegra: Tegra, seed: int) -> None:  # noqa: F811
+def test_late_consumer_releases_its_own_value(tegra: Tegra, seed: int) -> None:
     # Each run of the queue adds two and releases its number: a wait for run i that comes back has
     # to find at least 2 i, and all of them together exactly 2 COUNT.
     run = tegra(RESUBMIT, "--delay", "20", "--seed", str(seed))
@@ -34,7 +34,7 @@ def test_late_consumer_releases_its_own_value(tegra: Tegra, seed: int) -> None: 
     assert run.said["last"] == 2 * COUNT
 
 
-def test_graphs_and_jit_with_a_late_consumer(tegra: Tegra) -> None:  # noqa: F811
+def test_graphs_and_jit_with_a_late_consumer(tegra: Tegra) -> None:
     run = tegra(
         """
 @TinyJit
@@ -51,7 +51,7 @@ say(right=right)
 
 
 @pytest.mark.parametrize("ring", ["kernargs_offset_allocator", "cmdq_allocator"])
-def test_rings_of_arguments_wait(tegra: Tegra, ring: str) -> None:  # noqa: F811
+def test_rings_of_arguments_wait(tegra: Tegra, ring: str) -> None:
     # The rings are made small, so that 300 launches go round several times before the first runs.
     run = tegra(f"""
 d = Device["NV"]
@@ -71,7 +71,7 @@ say(once=sum(m == 1 for m in marks))
     assert run.said["once"] == 300
 
 
-def test_a_ring_forgets_values_of_the_timeline_before(tegra: Tegra) -> None:  # noqa: F811
+def test_a_ring_forgets_values_of_the_timeline_before(tegra: Tegra) -> None:
     # The timeline begins anew at 2^31. Then nothing that it had before is waited for.
     run = tegra("""
 d = Device["NV"]
@@ -135,7 +135,7 @@ def test_what_is_not_submitted_is_not_waited_for() -> None:
     assert len(ring.waited) > 30 and max(ring.waited) == 0
 
 
-def test_a_launch_over_two_parts_of_the_ring(tegra: Tegra) -> None:  # noqa: F811
+def test_a_launch_over_two_parts_of_the_ring(tegra: Tegra) -> None:
     # A part of the ring is an allocation of `wide`, a bit more than one of `mark`: the last launch
     # of a part ends in the next one. When the ring has gone round, `wide` takes the whole part.
     run = tegra(

@@ -1,7 +1,7 @@
 """0027: a launch gets as much of the L1 for shared memory as its resident blocks use."""
 
 import pytest
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # `words` of shared memory a block; blocks of an SM are those of registers and warps (48 of 8.7).
 LAUNCH = """
@@ -47,7 +47,7 @@ CASES = [
 ]
 
 
-def test_configuration_by_registers_warps_and_bytes(tegra: Tegra) -> None:  # noqa: F811
+def test_configuration_by_registers_warps_and_bytes(tegra: Tegra) -> None:
     run = tegra(LAUNCH.replace("CASES", str([case[:3] for case in CASES])))
     assert run.said["right"] == [True] * len(CASES)
     want = [[kib // 4 + 1 for kib in (*sizes, 164)] for *_, sizes in CASES]
@@ -56,14 +56,14 @@ def test_configuration_by_registers_warps_and_bytes(tegra: Tegra) -> None:  # no
     assert short == 0
 
 
-def test_one_block_only_by_request(tegra: Tegra) -> None:  # noqa: F811
+def test_one_block_only_by_request(tegra: Tegra) -> None:
     run = tegra(LAUNCH.replace("CASES", "[(128, 2048, 0)]"), NV_SMEM_TARGET="0")
     assert run.said["seen"] == [[5, 5, 42]] and run.said["right"] == [True]
     assert run.report["execution"]["launches short of shared memory"] == 1
 
 
 @pytest.mark.parametrize(("kib", "fits"), [(163, True), (164, False)])
-def test_up_to_what_an_sm_has(tegra: Tegra, kib: int, fits: bool) -> None:  # noqa: F811
+def test_up_to_what_an_sm_has(tegra: Tegra, kib: int, fits: bool) -> None:
     # The section of shared memory is only as large as 48 KiB where ptxas makes it; this grows it.
     run = tegra(f"""
 from tinygrad.runtime import ops_nv

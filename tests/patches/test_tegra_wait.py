@@ -1,6 +1,6 @@
 """0005: a wait leaves the CPU alone, and ends when the GPU does."""
 
-from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tests.patches.tegra import Tegra
 
 # Tokens of 50 ms: what the GPU waits for comes from a timer, the rest of a token takes it no time.
 TOKENS = """
@@ -23,7 +23,7 @@ say(share=cpu / wall, wall=wall, late=sorted(late)[len(late) // 2], events=d.ifa
 """
 
 
-def test_a_wait_leaves_the_cpu_alone(tegra: Tegra) -> None:  # noqa: F811
+def test_a_wait_leaves_the_cpu_alone(tegra: Tegra) -> None:
     run = tegra(TOKENS)
     assert run.said["wall"] > 1.0 and run.said["events"]
     assert run.said["share"] < 0.15
@@ -52,7 +52,7 @@ say(least_us=1e6 * costs[0], median_us=1e6 * costs[20], by_event=sum(ended), tok
 """
 
 
-def test_an_event_ends_the_wait_and_costs_a_token_little(tegra: Tegra) -> None:  # noqa: F811
+def test_an_event_ends_the_wait_and_costs_a_token_little(tegra: Tegra) -> None:
     run = tegra(TOKENS + LATENCY)
     assert run.said["least_us"] < 50  # of 40 tokens, the one that other processes disturb least
     assert run.said["by_event"] >= 0.8 * run.said["tokens"]  # a signal may come between two polls
@@ -69,14 +69,14 @@ time.sleep = counted
 """
 
 
-def test_without_events_a_wait_sleeps(tegra: Tegra) -> None:  # noqa: F811
+def test_without_events_a_wait_sleeps(tegra: Tegra) -> None:
     # nvgpu posts to whoever listens to its TSG; a board that does not is waited for by sleeping.
     run = tegra(NO_EVENTS + TOKENS + "say(slept=len(slept), longest=max(slept))")
     assert not run.said["events"] and run.said["slept"] >= 20  # at least once a token
     assert 0 < run.said["longest"] <= 0.001  # what a token waits for nothing
 
 
-def test_a_short_wait_asks_the_kernel_nothing(tegra: Tegra) -> None:  # noqa: F811
+def test_a_short_wait_asks_the_kernel_nothing(tegra: Tegra) -> None:
     run = tegra("""
 d, real, slept = Device["NV"], None, []
 real = d.iface.sleep
