@@ -1,12 +1,34 @@
 """0008: no vector access through a view whose offset is not aligned."""
 
+import re
+
 import pytest
 from tests.patches.fake_cuda import fake_cuda
 from tests.patches.tegra import Tegra
 
 
+@pytest.mark.parametrize("dtype", ["float", "half"])
 @pytest.mark.parametrize("renderer", ["CUDA", "PTX"])
-def test_views_are_aligned(tegra: Tegra, renderer: str) -> None:
+@pytest.mark.parametrize("start", [1, 2, 3, 6, 8])
+def test_views_are_aligned(renderer: str, dtype: str, start: int) -> None:
+    """Kernels with vector accesses, whose indices are of whole vectors, get whole ones' addresses.
+
+    The widest has 16 bytes.
+    """
+    from tinygrad import Tensor
+
+    with fake_cuda(renderer) as cuda:
+        a = Tensor.empty(2048, dtype=dtype).realize()
+        view = a[start : start + 1024].contiguous().realize()
+        (view * 2).realize()
+        (view.reshape(32, 32) @ view.reshape(32, 32)).realize()
+        wide = [launch for launch in cuda.launches if re.search(r"(ld|st)\S*\.v[24]\.", launch.ptx)]
+    assert wide, "no vector access: the test shows nothing"
+    assert not any(pointer % 16 for launch in wide for pointer in launch.pointers())
+
+
+@pytest.mark.parametrize("renderer", ["CUDA", "PTX"])
+def test_no_access_faults(tegra: Tegra, renderer: str) -> None:
     """The model's GPU faults, as an Orin's does, on a vector access that is not aligned."""
     script = """
 said = []
