@@ -1,6 +1,6 @@
 """Pages: who has them, and what a prompt finds in them."""
 
-from tests.engine.batching.test_scheduler import prompt
+from tests.engine.batching.running import prompt
 
 from orinllm.batching.cache import Lease, PagedStore, SlotStore
 from orinllm.batching.checkpoints import StateSlots

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine.batching.test_scheduler import Ear, ear, wait
+from tests.engine.batching.running import Ear, ear, wait
 
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.cpu_runner import CpuRunner

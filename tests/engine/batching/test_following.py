@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.batching.test_scheduler import (
+from tests.engine.batching.running import (
     GREEDY,
     SEEDED,
     VOCABULARY,
@@ -64,8 +64,7 @@ def answers(under_way: int) -> tuple[list[object], int]:
         wait(*jobs)
         again = [job([*one.ids, 5], 3) for one in jobs]
         for one in again:
-            it.scheduler.submit([one])
-            wait(one)
+            it.answer(one)
         assert it.store.used == 0
         return [(ear(one).heard, ear(one).reason) for one in jobs] + [
             (one.n_cached, ear(one).heard) for one in again
@@ -91,8 +90,7 @@ def test_answers_are_those_of_steps_that_wait() -> None:
 def test_steps_follow_where_the_host_draws_nothing(more: dict[str, Any], followed: int) -> None:
     one = job(prompt(1, 5), 10, **more)
     with Running(runner()) as it:
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
     assert (it.runner.steps, it.runner.followed) == (10, followed)
 
 
@@ -104,13 +102,11 @@ def test_a_step_in_vain_leaves_nothing_to_others(length: int) -> None:
     one = job(ids, 50)
     one.end_ids = frozenset([end])
     with Running(runner(slots=1, pages=4)) as it:
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
         assert (ear(one).heard, ear(one).reason) == (alone(ids, GREEDY, 3), "stop")
         assert (it.runner.steps, it.runner.followed, it.store.used) == (5, 3, 0)
         longer = job([*one.ids, end, 3], 9)
-        it.scheduler.submit([longer])
-        wait(longer)
+        it.answer(longer)
         # The answer's last token was computed, the one that ends it is kept by nobody.
         assert longer.n_cached == len(one.ids)
         assert ear(longer).heard == alone([*one.ids, end, 3], GREEDY, 9)

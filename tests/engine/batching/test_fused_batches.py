@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine.batching.test_scheduler import GREEDY, ear, job, prompt, wait
+from tests.engine.batching.running import GREEDY, ear, job, prompt, wait
 from tests.engine.conftest import Load
 
 from orinllm.batching.cache import PagedStore, SlotStore

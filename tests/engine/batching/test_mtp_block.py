@@ -13,11 +13,11 @@ from typing import cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.engine.batching.running import Ear, ear
 from tests.engine.conftest import Load
 from tests.engine.models import tokenizer
 from tests.engine.network import hybrid_models
 from tests.engine.network.hybrid_models import CONTEXT, MODELS, PROMPT
-from tests.engine.network.test_hybrid import Listener
 
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import rotation_of
@@ -195,7 +195,7 @@ def test_texts_are_those_without(apt: Path) -> None:
                     for i, at in enumerate(wave)
                 ]
                 scheduler.submit(new)
-                assert all(one.sink.ended.wait(30) for one in new)  # type: ignore[attr-defined]
+                assert all(ear(one).done.wait(30) for one in new)
                 prompts[wave[0]] = [*new[0].ids[: new[0].n_prompt + 9]]  # a chat goes on
                 asked += new
         finally:
@@ -207,25 +207,13 @@ def test_texts_are_those_without(apt: Path) -> None:
     for how in (GREEDY, DRAWN):
         alone = ask(None, how)
         guessed = ask(MtpBlock(block), how)
-        heard = [[one.sink.tokens for one in asked] for asked in (alone, guessed)]  # type: ignore[attr-defined]
+        heard = [[ear(one).heard for one in asked] for asked in (alone, guessed)]
         assert heard[0] == heard[1]
         assert any(one.n_cached for one in guessed)
         # In either slot: what one has read of another's is right by chance alone.
         assert all(one.n_right > 0.04 * one.n_guessed for one in guessed if one.n_guessed > 30)
         right, all_ = (sum(getattr(one, n) for one in guessed) for n in ("n_right", "n_guessed"))
         assert 0.1 * all_ < right < 0.9 * all_
-
-
-class Ear(Listener):
-    """A listener that says when it has ended."""
-
-    def __init__(self, stop: int) -> None:
-        super().__init__(stop)
-        self.ended = threading.Event()
-
-    def end(self, reason: str, error: str | None) -> None:
-        super().end(reason, error)
-        self.ended.set()
 
 
 def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence as PySequence
 
 import numpy as np
 import pytest
-from tests.engine.batching.test_scheduler import VOCABULARY
+from tests.engine.batching.running import VOCABULARY, Ear
 from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore, SequencePlace
 from orinllm.batching.checkpoints import StateSlots
-from orinllm.batching.runner import Drawn, Logprobs, Row
+from orinllm.batching.runner import Drawn, Row
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
@@ -60,20 +60,6 @@ class RecurrentToy(ToyRunner):
         return Drawn(int(toy_logits(state if state == held else [-9], VOCABULARY).argmax()))
 
 
-class Listener:
-    """Ends its answer at a length, as a stop text does."""
-
-    def __init__(self, stop: int) -> None:
-        self.tokens, self.stop, self.reason = list[int](), stop, ""
-
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        self.tokens.append(token)
-        return len(self.tokens) == self.stop
-
-    def end(self, reason: str, error: str | None) -> None:
-        self.reason = error or reason
-
-
 class Crowd:
     """Requests that are made, and cancelled, while others are answered."""
 
@@ -103,13 +89,13 @@ class Crowd:
         return [*head[:cut], *self.words(int(self.rng.integers(0, 9)))][:260] or self.words(1)
 
     def request(self) -> None:
-        sink, prompt = Listener(int(self.rng.integers(1, 220))), self.prompt()
+        sink, prompt = Ear(int(self.rng.integers(1, 220))), self.prompt()
         known = toy_logits(prompt, VOCABULARY).argmax() if self.rng.random() < 0.1 else -1
         most = int(self.rng.integers(1, 220))
         sequence = Sequence(prompt, GREEDY, most, frozenset({int(known)}), sink)
         forks = [sequence]
         if self.rng.random() < 0.2:
-            forks.append(Sequence([*prompt], GREEDY, most, frozenset(), Listener(9)))
+            forks.append(Sequence([*prompt], GREEDY, most, frozenset(), Ear(9)))
         self.asked += forks
         self.scheduler.submit(forks)
 

@@ -1,118 +1,44 @@
 """The scheduler and its pages, on a toy that notices every wrong page."""
 
 import asyncio
-import random
 import threading
 from collections.abc import Sequence as PySequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.engine.batching.many_clients import worlds
+from tests.engine.batching.running import (
+    GREEDY,
+    SEEDED,
+    Running,
+    alone,
+    ear,
+    job,
+    prompt,
+    runner,
+    wait,
+)
 from tests.engine.server.live import wait_until
-from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.cpu_runner import CpuRunner
-from orinllm.batching.runner import Draw, Logprobs, draw_token
 from orinllm.batching.scheduler import QueueFullError, Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Stopwatch, Unwatched
-from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
 from orinllm.server.service import Service
 from orinllm.server.web.notify import Watchdog
 
-VOCABULARY = 32000
-GREEDY = Sampling(temperature=0)
-SEEDED = Sampling(temperature=1.2, top_k=0, top_p=1, min_p=0, seed=7)
-
-
-@dataclass
-class Ear:
-    """A sink that keeps what it hears. most: tokens after which it has enough."""
-
-    most: int = 10**9
-    heard: list[int] = field(default_factory=list)
-    reason: str = ""
-    error: str | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        self.heard.append(token)
-        return len(self.heard) >= self.most
-
-    def end(self, reason: str, error: str | None) -> None:
-        self.reason, self.error = reason, error
-        self.done.set()
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCABULARY), k=length)
-
-
-def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
-    """Return what the toy says when nobody else is there."""
-    ids, answer = list(ids), list[int]()
-    for _ in range(most):
-        drawn = draw_token(toy_logits(ids, VOCABULARY), Draw(sampling, ids))
-        ids.append(drawn.token)
-        answer.append(drawn.token)
-    return answer
-
-
-def job(ids: list[int], most: int, sampling: Sampling = GREEDY, **more: object) -> Sequence:
-    return Sequence(list(ids), sampling, most, frozenset(), Ear(), **more)  # type: ignore[arg-type]
-
-
-def ear(sequence: Sequence) -> Ear:
-    assert isinstance(sequence.sink, Ear)
-    return sequence.sink
-
-
-def wait(*jobs: Sequence) -> None:
-    for one in jobs:
-        # The emulated GPU compiles its kernels first.
-        assert ear(one).done.wait(300), "an answer did not end"
-
-
-class Running:
-    """A scheduler on its thread."""
-
-    def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
-        self.runner, self.store = runner, PagedStore(runner.pages)
-        self.preemptions = 0
-        self.watch = Unwatched()
-        self.watch.preempted = self._count  # type: ignore[method-assign]
-        self.scheduler = Scheduler(runner, self.store, self.watch, queue, reserve)
-        self._thread = threading.Thread(target=self.scheduler.run, daemon=True)
-
-    def _count(self) -> None:
-        self.preemptions += 1
-
-    def __enter__(self) -> "Running":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.scheduler.stop()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-
-def runner(slots: int = 4, pages: int = 64) -> ToyRunner:
-    return ToyRunner(slots, pages, VOCABULARY)
-
 
 def test_memory_that_runs_out_preempts_who_came_last() -> None:
     """Answers that need three times the pages all come, as each alone; none fails."""
     jobs = [job(prompt(i, 60), 100, replace(SEEDED, seed=i)) for i in range(6)]
     with Running(runner(slots=6, pages=6)) as it:
-        it.scheduler.submit(jobs)
-        wait(*jobs)
+        it.answer(*jobs)
         assert it.preemptions > 0
         assert it.runner.widest > 1
         for one in jobs:
@@ -120,8 +46,7 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
         assert it.store.used == 0
     with Running(runner(slots=6, pages=8), reserve=True) as it:
         jobs = [job(prompt(0, 60 + 70 * (i // 2)), 300) for i in range(4)]
-        it.scheduler.submit(jobs)
-        wait(*jobs)
+        it.answer(*jobs)
         assert (it.preemptions, it.runner.widest) == (0, 1)
         assert not any(one.n_cached for one in jobs)  # nothing of others is reused
 
@@ -131,8 +56,7 @@ def test_who_runs_gets_the_next_page_before_who_waits(pages: int, widest: int) -
     """The first needs a second page soon: the other one begins beside it only if there is one."""
     jobs = [job(prompt(1, 60), 20), job(prompt(2, 60), 3)]
     with Running(runner(slots=2, pages=pages)) as it:
-        it.scheduler.submit(jobs)
-        wait(*jobs)
+        it.answer(*jobs)
         assert (it.preemptions, it.runner.widest) == (0, widest)
 
 
@@ -143,8 +67,7 @@ def test_who_began_first_is_never_preempted() -> None:
     with Running(runner(slots=3, pages=5)) as it:
         it.watch.ended = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
         it.watch.began = lambda *how: before.append(it.scheduler.waiting)  # type: ignore[method-assign]
-        it.scheduler.submit([*jobs, late])
-        wait(*jobs, late)
+        it.answer(*jobs, late)
         assert it.preemptions > 0
     ended.remove(late)
     assert ended == jobs
@@ -157,8 +80,7 @@ def test_who_has_enough_while_preempted_is_gone(most: int) -> None:
     first, second = job(prompt(1, 60), 100), job(prompt(2, 60), 100)
     ear(second).most = most
     with Running(runner(slots=2, pages=3)) as it:
-        it.scheduler.submit([first, second])
-        wait(first, second)
+        it.answer(first, second)
         wait_until(lambda: it.scheduler.running + it.scheduler.waiting == 0, "an idle scheduler")
         assert (it.store.used, ear(second).reason) == (0, "stop")
         assert ear(second).heard == alone(prompt(2, 60), GREEDY, most)
@@ -168,22 +90,18 @@ def test_a_beginning_that_is_known_is_not_computed_again() -> None:
     system = prompt(1, 200)
     first, second = job([*system, 5, 6, 7], 70), job([*system, 9], 4)
     with Running(runner()) as it:
-        it.scheduler.submit([first])
-        wait(first)
+        it.answer(first)
         assert (first.n_cached, it.runner.computed) == (0, 202)
-        it.scheduler.submit([second])
-        wait(second)
+        it.answer(second)
         assert second.n_cached == 3 * PAGE
         assert it.runner.computed == 202 + 200 - 3 * PAGE
         # A chat that grows finds the answer, too, but for the last token, which was never read.
         longer = job([*first.ids, 11, 12], 4)
-        it.scheduler.submit([longer])
-        wait(longer)
+        it.answer(longer)
         assert longer.n_cached == 203 + 70 - 1
         assert ear(longer).heard == alone([*first.ids, 11, 12], GREEDY, 4)
         fresh = job([*system, 9], 4, reuse=False)
-        it.scheduler.submit([fresh])
-        wait(fresh)
+        it.answer(fresh)
         assert fresh.n_cached == 0
         assert ear(fresh).heard == ear(second).heard
 
@@ -192,12 +110,10 @@ def test_what_is_known_makes_room_the_oldest_first() -> None:
     old, new, large = job(prompt(1, 129), 1), job(prompt(2, 129), 1), job(prompt(3, 350), 1)
     with Running(runner(pages=8)) as it:
         for one in (old, new, large):
-            it.scheduler.submit([one])
-            wait(one)
+            it.answer(one)
         again = [job(prompt(2, 129), 1), job(prompt(1, 129), 1)]
         for one in again:
-            it.scheduler.submit([one])
-            wait(one)
+            it.answer(one)
     assert [one.n_cached for one in again] == [2 * PAGE, 0]
 
 
@@ -206,8 +122,7 @@ def test_choices_share_their_prompt() -> None:
     first = job(ids, 5, replace(SEEDED, seed=1))
     others = [job(ids, 5, replace(SEEDED, seed=s), after=first) for s in (2, 3)]
     with Running(runner()) as it:
-        it.scheduler.submit([first, *others])
-        wait(first, *others)
+        it.answer(first, *others)
         assert it.runner.computed == 129 + 2 * (129 - 128)
         assert it.runner.widest == 3
     for one in (first, *others):
@@ -260,8 +175,7 @@ def test_a_long_prompt_does_not_stop_others() -> None:
         it.scheduler.submit([talker])
         wait_until(lambda: len(ear(talker).heard) > 2, "a token")
         before = len(ear(talker).heard)
-        it.scheduler.submit([long])
-        wait(long)
+        it.answer(long)
         assert len(ear(talker).heard) - before >= 23  # pieces of 64 tokens
         it.scheduler.cancel([talker])
 
@@ -282,8 +196,7 @@ def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> N
     it.runner.fill, it.runner.launch_step = counted, begins  # type: ignore[method-assign]
     jobs = [job(prompt(i, 10), 3) for i in range(8)]
     with it:
-        it.scheduler.submit(jobs)
-        wait(*jobs)
+        it.answer(*jobs)
     assert (sum(turns), max(turns)) == (8, 4)
     assert (firsts.count(True), firsts.count(False), firsts[0]) == (8, 16, True)
 
@@ -367,8 +280,7 @@ def test_an_answer_that_cannot_be_read_ends_alone(
     if where != "take":
         ear(bad).end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
     with Running(runner()) as it:
-        it.scheduler.submit([bad, good])
-        wait(bad, good)
+        it.answer(bad, good)
         assert it.store.used == 0
     assert (ear(bad).reason, ear(good).reason) == ("error", "length")
     assert ear(bad).error == "the answer could not be read: RecursionError: too deep"
@@ -393,8 +305,7 @@ def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
     it, lone = Running(runner()), job(prompt(2, 128 * 3 + 1), 1)
     turns = watched(it)
     with it:
-        it.scheduler.submit([lone])
-        wait(lone)
+        it.answer(lone)
     assert turns == {0: [128, 128, 128]}
 
 
@@ -419,8 +330,7 @@ def test_prompts_beside_answers_are_not_cut_into_slivers(
     with it:
         it.scheduler.submit([first])
         wait_until(lambda: len(ear(first).heard) > 1, "a token")
-        it.scheduler.submit(jobs)
-        wait(*jobs)
+        it.answer(*jobs)
         it.scheduler.cancel([first])
     del turns[0]
     assert list(turns.values()) == pieces
@@ -451,18 +361,15 @@ def test_a_prompt_ends_with_its_first_token_where_nobody_answers() -> None:
     ids = prompt(4, 300)
     with Running(runner()) as it:
         first = job(ids, 5, SEEDED)
-        it.scheduler.submit([first])
-        wait(first)
+        it.answer(first)
         assert (it.runner.begun, it.runner.steps) == (1, 5)
         assert ear(first).heard == alone(ids, SEEDED, 5)
         pair = [job(prompt(seed, 30), 5, SEEDED) for seed in (5, 6)]
-        it.scheduler.submit(pair)
-        wait(*pair)
+        it.answer(*pair)
         assert it.runner.begun == 1
         # A prompt that ends while another goes on being read.
         both = [job(prompt(7, 20), 15, SEEDED), job(prompt(8, 400), 5, SEEDED)]
-        it.scheduler.submit(both)
-        wait(*both)
+        it.answer(*both)
         assert it.runner.begun == 2
         for one in [*pair, *both]:
             assert ear(one).heard == alone(one.ids[: one.n_prompt], SEEDED, one.most)
@@ -481,8 +388,7 @@ def test_a_first_token_is_heard_before_the_second_is_started() -> None:
     it.runner.launch_step = noted  # type: ignore[method-assign]
     it.scheduler.began = lambda: heard.append(-len(ear(one).heard))
     with it:
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
     assert heard[:3] == [0, -1, 1]
 
 
@@ -547,8 +453,7 @@ def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
     with it:
         it.scheduler.submit([gone])
         wait_until(lambda: gone.over, "the end")
-        it.scheduler.submit([next_])
-        wait(next_)
+        it.answer(next_)
     assert ear(gone).heard == []
     assert ear(next_).heard == alone(next_.ids[:40], SEEDED, 6)
     assert it.store.used == 0

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.engine.batching.running import Ear
 from tests.engine.conftest import Load
 from tests.engine.gpu.kernels.emulated_buffers import read as whole
 from tests.engine.network import hybrid_models
 from tests.engine.network.hybrid_models import MODELS, PROMPT
-from tests.engine.network.test_hybrid import Listener, Oracle
+from tests.engine.network.test_hybrid import Oracle
 
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
@@ -141,7 +142,7 @@ def answer(
     runner = SpeculatingRunner(FusedRunner(executor, 3), proposer)
     scheduler = Scheduler(runner, store, Unwatched(), 99)
     asked = [
-        Sequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Listener(99))
+        Sequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Ear(99))
         for at, prompt in enumerate(prompts)
     ]
     scheduler.submit(asked)
@@ -151,7 +152,7 @@ def answer(
     worker.join(400)
     if scheduler.failure is not None:
         raise scheduler.failure
-    assert all(isinstance(each.sink, Listener) and each.sink.reason for each in asked)
+    assert all(isinstance(each.sink, Ear) and each.sink.reason for each in asked)
     return asked
 
 

@@ -124,7 +124,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ANSWERS = """
 import json, sys
 from tests.engine.batching.test_fused_batches import PAGES, run
-from tests.engine.batching.test_scheduler import ear, job
+from tests.engine.batching.running import ear, job
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import Model

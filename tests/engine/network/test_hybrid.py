@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.engine.batching.running import Ear, ear
 from tests.engine.models import tokenizer
 from tests.engine.network import hybrid_models
 from tests.engine.network.hybrid_golden import GOLDEN, POSITIONS
@@ -19,7 +20,6 @@ from orinllm.batching.cache import SlotStore
 from orinllm.batching.checkpoints import Checkpoints
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.runner import Logprobs
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
 from orinllm.batching.watch import Unwatched
@@ -88,26 +88,11 @@ def test_gemma4s_q_k_and_v_may_be_one_tensor(opened: Open, tmp_path: Path) -> No
     np.testing.assert_allclose(runner.path.prefill(PROMPT[:20]), want, rtol=0, atol=1e-5)
 
 
-class Listener:
-    """A sink that keeps its tokens; it ends the answer at a length of its own."""
-
-    def __init__(self, stop: int) -> None:
-        self.tokens: list[int] = []
-        self.stop, self.reason = stop, ""
-
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        self.tokens.append(token)
-        return len(self.tokens) == self.stop
-
-    def end(self, reason: str, error: str | None) -> None:
-        self.reason = error or reason
-
-
 def answers(runner: CpuRunner, store: SlotStore, prompts: list[list[int]]) -> list[Sequence]:
     """Answer prompts through a scheduler, all at once: greedily, of different lengths."""
     scheduler = Scheduler(runner, store, Unwatched(), 99)
     asked = [
-        Sequence(prompt, Sampling(temperature=0), 12, frozenset(), Listener(4 + at % 7))
+        Sequence(prompt, Sampling(temperature=0), 12, frozenset(), Ear(4 + at % 7))
         for at, prompt in enumerate(prompts)
     ]
     scheduler.submit(asked)
@@ -115,7 +100,7 @@ def answers(runner: CpuRunner, store: SlotStore, prompts: list[list[int]]) -> li
     worker = threading.Thread(target=scheduler.run)
     worker.start()
     worker.join(60)
-    assert scheduler.failure is None and all(each.sink.reason for each in asked)  # type: ignore[attr-defined]
+    assert scheduler.failure is None and all(ear(each).reason for each in asked)
     return asked
 
 
@@ -208,7 +193,7 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
 
     def ask(proposer: Oracle | None, prompt: list[int], ends: frozenset[int]) -> Sequence:
         guessing = SpeculatingRunner(runner, proposer)
-        asked = Sequence([*prompt], Sampling(temperature=0), 20, ends, Listener(99))
+        asked = Sequence([*prompt], Sampling(temperature=0), 20, ends, Ear(99))
         scheduler = Scheduler(guessing, store, Unwatched(), 9)
         scheduler.submit([asked])
         scheduler.stop()

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.engine.batching.test_fused_batches import run
-from tests.engine.batching.test_scheduler import (
+from tests.engine.batching.running import (
     GREEDY,
     SEEDED,
     VOCABULARY,
@@ -22,6 +21,7 @@ from tests.engine.batching.test_scheduler import (
     prompt,
     wait,
 )
+from tests.engine.batching.test_fused_batches import run
 from tests.engine.conftest import Load
 from tests.engine.models import smollm2
 from tests.engine.server.live import Started, command, metric, wait_until
@@ -92,16 +92,14 @@ def test_one_that_runs_alone_says_the_same_in_fewer_steps(how: Sampling) -> None
     it, toy, watch = speculating()
     with it:
         one = job(ids, 150, how)
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
         want = alone(ids, how, 150)
         assert (ear(one).heard, ear(one).reason) == (want, "length")
         assert toy.steps + toy.verified < 120 < watch.tokens == 150
         assert watch.guessed > watch.right > 30
         # Tokens that were guessed wrong are in no page that a chat which goes on finds.
         longer = job([*ids, *want, 11], 20, how)
-        it.scheduler.submit([longer])
-        wait(longer)
+        it.answer(longer)
         assert longer.n_cached == 179  # the last token was never read
         assert ear(longer).heard == alone([*ids, *want, 11], how, 20)
     assert it.store.used == 0
@@ -130,8 +128,7 @@ def test_the_end_of_an_answer_may_be_guessed() -> None:
     with it:
         one = job(prompt(4, 20), 60)
         one.end_ids = frozenset(want[33:34])
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
     assert (ear(one).heard, ear(one).reason) == (want[: want.index(want[33])], "stop")
 
 
@@ -140,8 +137,7 @@ def test_without_a_page_nothing_is_guessed() -> None:
     it, _, _ = speculating(pages=2)
     with it:
         one = job(prompt(1, 30), 2 * PAGE - 30)
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
     assert ear(one).heard == alone(prompt(1, 30), GREEDY, 2 * PAGE - 30)
 
 
@@ -152,8 +148,7 @@ def test_penalties_are_not_guessed(field: str) -> None:
     how = replace(GREEDY, **given)
     with it:
         one = job(prompt(1, 9), 20, how)
-        it.scheduler.submit([one])
-        wait(one)
+        it.answer(one)
     assert (toy.verified, watch.guessed) == (0, 0)
     assert ear(one).heard == alone(prompt(1, 9), how, 20)
 
