@@ -27,7 +27,7 @@ CONTAINER = {
 """numpy type that keeps a register of so many bits."""
 
 
-ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
+NO_COMMITS = np.zeros(0, np.int64)
 UNWRITTEN = 0xDB
 """Byte that shared memory holds at a block's start."""
 
@@ -263,7 +263,6 @@ class State:
     m: Lanes | None = None
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None
-    carry: Value = ZERO
     copies: list[Async] = field(default_factory=list)
     commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
     at: Instr | None = None

@@ -102,7 +102,7 @@ def _float_float(site: Site, to: Type, frm: Type, mode: str, integral: str) -> F
     if frm.name == "bf16":
         steps.append(fl.from_bf16)
     if ftz and frm.name in ("f32", "bf16") and to.name != "f16":  # [recorded, H200]
-        steps.append(fl.flush)
+        steps.append(lambda x: fl.canonical(fl.flush(x)))
     if integral:
         fn = _INTEGRAL[integral]
         steps.append(lambda x: fn(x))
@@ -122,7 +122,10 @@ def _float_float(site: Site, to: Type, frm: Type, mode: str, integral: str) -> F
         return _chain(steps)
     elif to.dt != frm.dt:
         steps.append(lambda x: x.astype(to.dt))
-    if to.name in ("f32", "f16") and frm.name != "f64":
+        if to.name == "f64":
+            steps.append(fl.with_nan(lambda x: x, 0))
+    plain = frm.name in ("f32", "bf16") and not (integral or ftz or relu)
+    if to.name in ("f32", "f16") and frm.name != "f64" and not plain:
         steps.append(fl.canonical)
     if ftz and to.name == "f32":
         steps.append(fl.flush)

@@ -85,6 +85,7 @@ def _typed(site: Site, f16: Any, f32: Any, f64: Any, b16: Any = None) -> Any:
     name = site.t.name
     b16 = _bf16_after(site, bf16(f32) if b16 is None else b16)
     f16 = _after(site, f16)
+    f64 = fl.with_nan(f64, *((1, 2, 0) if site.i.op in ("fma", "mad") else (1, 0)))
     table = {
         "f16": f16, "f32": _after(site, f32), "f64": f64, "f16x2": halves(f16), "bf16": b16,
         "bf16x2": packed_bf16(b16),
@@ -138,8 +139,8 @@ def div(site: Site) -> Op:
     mode = rounding(site)
     if site.t.name == "f64":
         if mode != "rn":
-            return site.binary(lambda a, b: fl.exact64("div", mode, a, b))
-        return site.binary(np.divide)
+            return site.binary(fl.with_nan(lambda a, b: fl.exact64("div", mode, a, b), 0, 1))
+        return site.binary(fl.with_nan(np.divide, 0, 1))
     if site.t.name != "f32":
         raise site.error()
     single: Fn2 = lambda a, b: fl.canonical(np.divide(a, b))  # noqa: E731
@@ -163,16 +164,18 @@ def approximate(site: Site) -> Op:
         if op not in wide:
             raise site.error()
         if mode != "rn":
-            return site.unary(lambda x: fl.exact64(op, mode, x))
-        fn = wide[op]
+            return site.unary(fl.with_nan(lambda x: fl.exact64(op, mode, x), 0))
+        fn = fl.with_nan(wide[op], 0)
         if site.has("approx") and op in ("rcp", "rsqrt"):  # .approx.ftz.f64: upper word only
             exact = fn
 
             def fn(x: Value) -> Value:
-                if site.has("ftz"):
-                    x = fl.flush64(x)
-                word = exact(x).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)
-                return fl.flush64(word.view(F64)) if site.has("ftz") else word.view(F64)
+                ftz = site.has("ftz")
+                r = exact(fl.flush64(x) if ftz else x)
+                word = (r.view(np.uint64) & np.uint64(0xFFFFFFFF << 32)).view(F64)
+                if ftz:
+                    return np.where(r != r, fl.NAN64, fl.flush64(word))
+                return np.where(r != r, r, word)
 
         return site.unary(fn)
     exact_mode = op in ("rcp", "sqrt") and not site.has("approx")
@@ -198,7 +201,9 @@ def sign(site: Site) -> Op:
         return site.binary(lambda a, b: (b & rest) | (a & top), u)
     fn: Fn1 = (lambda x: x ^ top) if op == "neg" else (lambda x: x & rest)
     ftz = site.has("ftz")
-    if t.name == "f64" or (t.name == "f32" and not ftz):
+    if t.name == "f64":
+        return site.unary(fl.with_nan(lambda x: fn(x.view(np.uint64)).view(F64), 0))
+    if t.name == "f32" and not ftz:
         return site.unary(fn, u)
     if t.name == "f32":
         bits = fn

@@ -25,6 +25,8 @@ NAN32 = np.uint32(0x7FFFFFFF).view(F32)
 """Single-precision operations return this NaN, whatever the inputs' payload (PTX ISA 9.7.3)."""
 NAN16 = np.uint16(0x7FFF).view(F16)
 NANB16 = np.uint16(0x7FFF)
+NAN64 = np.uint64(0x7FFFFFFF << 32).view(F64)
+"""The NaN of rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 [recorded, H200]."""
 _TIE = np.int64(0x10000000)
 _BELOW_F32 = np.int64(0x1FFFFFFF)
 _MIN_F32 = np.float32(2.0**-126)
@@ -374,6 +376,22 @@ def minimum(a: Value, b: Value, nan: bool) -> Value:
 def maximum(a: Value, b: Value, nan: bool) -> Value:
     """PTX max: a NaN loses (unless .NaN), +0 is more than -0."""
     return _extreme(np.fmax, a, b, (a.view(_bits(a)) & b.view(_bits(a))).view(a.dtype), nan)
+
+
+def with_nan(fn: Any, *order: int) -> Any:
+    """A function on float64 with the GPU's NaNs: of the first operand that is one, made quiet."""
+
+    def run(*args: Value) -> Value:
+        r = fn(*args)
+        lost = r != r
+        if not np.count_nonzero(lost):
+            return r
+        nan = np.uint64(0xFFF8 << 48)
+        for x in (args[n] for n in reversed(order)):
+            nan = np.where(x != x, x.view(U64) | np.uint64(1 << 51), nan)
+        return np.where(lost, nan.astype(U64).view(F64), r)
+
+    return run
 
 
 def _bits(x: Value) -> np.dtype[Any]:

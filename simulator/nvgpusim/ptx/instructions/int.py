@@ -9,7 +9,7 @@ import numpy as np
 
 from ..state import CONTAINER, State
 from .floats import Value
-from .lower import TYPES, Op, Site, Type
+from .lower import TYPES, U32, Op, Read, Site, Type, Write
 
 _U8, _U16, _U32, _U64 = CONTAINER[8], CONTAINER[16], CONTAINER[32], CONTAINER[64]
 _WIDE = {16: 32, 32: 64}
@@ -82,27 +82,27 @@ def add(site: Site) -> Op:
 def _carry(site: Site, minus: bool) -> Op:
     t = _unsigned(site.t)
     a, b, put = site.src(1, t), site.src(2, t), site.dst(0, t)
-    takes, gives = site.i.op.endswith("c"), site.has("cc")
-    kind = t.dt.type
+    taken, give = _flag(site)
 
     def run(st: State) -> None:
-        x, y = a(st), b(st)
-        extra = carry_in(st).astype(t.dt) if takes else kind(0)
+        x, y, extra = a(st), b(st), taken(st).astype(t.dt)
         if minus:
             r = x - y - extra
             out = (x < y) | ((x == y) & (extra != 0))
         else:
             r, out = add_with_carry(x, y, extra)
         put(st, r)
-        if gives:
-            set_carry(st, out)
+        give(st, out)
 
     return run
 
 
-def carry_in(st: State) -> Value:
-    """The carry flag of the active lanes."""
-    return st.carry if st.m is None or st.carry.ndim == 0 else st.carry[st.m]
+def _flag(site: Site) -> tuple[Read, Write]:
+    """Reader and writer of the carry flag, as the instruction uses it."""
+    flag = site.kernel.carry()
+    put = site.write(flag if site.has("cc") else None, U32)
+    taken = site.read(flag, U32) if site.i.op.endswith("c") else lambda st: _U32.type(0)
+    return taken, lambda st, out: put(st, out.astype(_U32))
 
 
 def add_with_carry(x: Value, y: Value, extra: Value) -> tuple[Value, Value]:
@@ -110,16 +110,6 @@ def add_with_carry(x: Value, y: Value, extra: Value) -> tuple[Value, Value]:
     part = x + y
     r = part + extra
     return r, (part < x) | ((extra != 0) & (r == 0))
-
-
-def set_carry(st: State, out: Value) -> None:
-    """Store the carry flag of the active lanes."""
-    if st.m is None:
-        st.carry = out.astype(_U32)
-    else:
-        carry = np.full(st.n, st.carry) if st.carry.ndim == 0 else st.carry.copy()
-        carry[st.m] = out
-        st.carry = carry
 
 
 def mul(site: Site) -> Op:
@@ -162,16 +152,14 @@ def _mad_carry(site: Site) -> Op:
     t, high = site.t, site.has("hi")
     u = _unsigned(t)
     a, b, c, put = site.src(1), site.src(2), site.src(3, u), site.dst(0, u)
-    takes, gives = site.i.op == "madc", site.has("cc")
+    taken, give = _flag(site)
 
     def run(st: State) -> None:
         x, y = a(st), b(st)
         product = (mul_high(x, y, t) if high else x * y).view(u.dt)
-        extra = carry_in(st).astype(u.dt) if takes else u.dt.type(0)
-        r, out = add_with_carry(product, c(st), extra)
+        r, out = add_with_carry(product, c(st), taken(st).astype(u.dt))
         put(st, r)
-        if gives:
-            set_carry(st, out)
+        give(st, out)
 
     return run
 

@@ -22,15 +22,16 @@ from typing import Any
 
 from ...options import cache_directory
 
-HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+HEADERS = sorted((Path(__file__).parent / "c").glob("*.h"))
 FLAGS = (
     "-std=gnu11", "-O2", "-fPIC", "-shared", "-march=native", "-fwrapv", "-ffp-contract=off",
     "-fno-math-errno", "-fno-strict-aliasing", "-falign-jumps=32", "-w",
 )  # fmt: skip
 """No -ffast-math: what is fused or reordered is written so. Jumps: a matmul takes 12 % longer
 where gcc happens to lay its loop across a line (EPYC, gcc 12.2)."""
-PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n_Float16 half;\n"
-"""The C that machine.h needs: a compiler that refuses it is passed over."""
+PROBE = "".join(f"#include <{h}.h>\n" for h in ("fenv", "math", "stdint", "string"))
+PROBE += "_Float16 half;\n"
+"""The C that numbers.h needs: a compiler that refuses it is passed over."""
 SECONDS = 120
 """A compiler that takes longer is ended, and not asked again by this process."""
 KEPT = 4096

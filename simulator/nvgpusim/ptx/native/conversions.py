@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..instructions.lower import TYPES, Type
+from ..instructions.lower import TYPES, U32, Type
 from ..spaces import SPACES
-from .arithmetic import ROUND
+from .floating import after, in_mode, mode_of
 from .values import Emit, Unknown, Words, unsigned
 
 INTEGRAL = {"rni": "nearbyint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
@@ -18,12 +18,15 @@ def _source(w: Words, frm: Type) -> str:
 
 
 def cvt(w: Words) -> str:
-    """All conversions to nearest, or to an integer."""
-    if len(w.types) != 2 or w.has("pack", *ROUND):
+    """cvt with one source, or two packed into .f16x2/.bf16x2, or cvt.pack."""
+    if w.has("pack"):
+        return _pack_integers(w)
+    if len(w.types) != 2:
         raise Unknown
     to, frm = w.types
-    if "x" in (to.kind, frm.kind) and not {to.name, frm.name} <= {"bf16", "f32"}:
-        raise Unknown
+    if to.name in ("f16x2", "bf16x2"):
+        low, high = (_narrow(w, to.name[:-2], w.a(n, TYPES["f32"])) for n in (2, 1))
+        return w.d(f"(uint32_t){high} << 16 | {low}", U32)
     if to.kind in "fx" and frm.kind in "fx":
         return _float_float(w, to, frm)
     if frm.kind in "fx":
@@ -31,34 +34,62 @@ def cvt(w: Words) -> str:
     return _int_float(w, to, frm) if to.kind in "fx" else _int_int(w, to, frm)
 
 
+def _narrow(w: Words, to: str, value: str, wide: bool = False) -> str:
+    """A number, exact or rounded to odd, as f16 or bf16; `wide`: it is a double."""
+    for mod, clamp in (("sat", "saturate"), ("relu", "relu")):
+        value = f"{clamp}({value})" if w.has(mod) else value
+    name = "half" if to == "f16" else "bf16"
+    if mode := mode_of(w):
+        return f"{name}_in({value}, {mode})"
+    if to == "bf16":
+        return f"to_bf16({f'odd_float({value})' if wide else value})"
+    return f"{'to' if wide else 'narrow'}_half({value})"
+
+
+def _pack_integers(w: Words) -> str:
+    """cvt.pack.sat: two saturated integers, above the lower part of c where there is one."""
+    name = next(m for m in w.mods if m not in ("pack", "sat"))
+    bits = int(name[1:])
+    top = 1 << bits - 1
+    low, high = (-top, top - 1) if name[0] == "s" else (0, 2 * top - 1)
+    s32 = TYPES["s32"]
+
+    def cut(n: int) -> str:
+        x = w.a(n, s32)
+        return f"((uint32_t)({x} < {low} ? {low} : {x} > {high} ? {high} : {x}) & {2 * top - 1:#x})"
+
+    if bits == 32:
+        raise Unknown
+    rest = f" | {w.a(3, U32)} << {2 * bits}" if len(w.i.args) > 3 else ""
+    return w.d(f"{cut(1)} << {bits} | {cut(2)}{rest}", U32)
+
+
 def _float_float(w: Words, to: Type, frm: Type) -> str:
     integral = next((INTEGRAL[m] for m in w.mods if m in INTEGRAL), "")
-    x = _source(w, frm)
-    if "f64" in (to.name, frm.name):
-        if {to.name, frm.name} - {"f32", "f64"} or w.has("ftz", "sat", "relu"):
-            raise Unknown
-        value = f"{integral}({x})" if integral else x  # a NaN's payload is the interpreter's
-        if integral and to.name == "f32":
-            raise Unknown
-        then = w.d(f"({_c(to)})y", to)
-        return f"{{ double y = {value}; if (unlikely(y != y)) goto odd; {then} }}"
-    ftz = w.has("ftz")
-    if ftz and frm.name in ("f32", "bf16") and to.name != "f16":
+    x, mode = _source(w, frm), mode_of(w)
+    if to.name == "tf32":
+        return w.d(f"to_tf32({w.a(1, U32)})", U32)
+    if "x" in (to.kind, frm.kind) and not {to.name, frm.name} <= {"bf16", "f32", "f64", "f16"}:
+        raise Unknown
+    if w.has("ftz") and frm.name in ("f32", "bf16") and to.name != "f16":
         x = f"flush({x})"
     if integral:
-        x = f"{integral}f({x})"
-    if to.name == "bf16":
-        if w.has("sat"):
-            raise Unknown
-        return w.d(f"to_bf16({f'relu({x})' if w.has('relu') else x})", to)
-    if to.name == "f16":
-        if w.has("sat", "relu", "ftz"):
-            raise Unknown
-        return w.d(f"narrow_half({x})", to)
-    x = f"canon({x})"
-    x = f"flush({x})" if ftz else x
-    x = f"relu({x})" if w.has("relu") else x
-    return w.d(f"saturate({x})" if w.has("sat") else x, to)
+        x = f"{integral}{'' if frm.name == 'f64' else 'f'}({x})"
+    if to.name == "bf16" or (to.name == "f16" and frm.name != "f64"):
+        return w.d(_narrow(w, to.name, x, frm.name == "f64"), to)
+    if frm.name == "f64" and to.name in ("f16", "f32"):  # a NaN keeps what fits of its payload
+        if to.name == "f16":
+            nan = "0" if w.has("sat") else "half_of_nan(y)"
+            put = w.d(f"y != y ? {nan} : {_narrow(w, 'f16', 'y', True)}", to)
+        else:
+            near = in_mode(mode, "float", "(float){}", "y")
+            put = w.d(after(w, f"(y != y ? float_of_nan(y) : {near})"), to)
+        return f"{{ double y = {x}; {put} }}"
+    if to.name == "f64":
+        x = f"canon({x})" if w.has("ftz") and frm.name == "f32" else x
+        return w.d(f"saturate((double){x})" if w.has("sat") else f"(double){x}", to)
+    plain = frm.name in ("f32", "bf16") and not integral and not w.has("ftz", "relu")
+    return w.d(after(w, x if plain else f"canon({x})"), to)
 
 
 def _c(t: Type) -> str:
@@ -84,13 +115,12 @@ def _float_int(w: Words, to: Type, frm: Type) -> str:
 
 def _int_float(w: Words, to: Type, frm: Type) -> str:
     x = w.a(1, frm)
-    if to.name == "f16":
-        if w.has("sat") or frm.bits == 64:
-            raise Unknown
-        return w.d(f"to_half((double){x})", to)
-    if to.name not in ("f32", "f64") or (w.has("sat") and to.name == "f64"):
+    if to.name in ("f16", "bf16"):
+        exact = f"odd_{frm.kind}64({x})" if frm.bits == 64 else f"(double){x}"
+        return w.d(_narrow(w, to.name, exact, True), to)
+    if to.name not in ("f32", "f64"):
         raise Unknown
-    value = f"({_c(to)}){x}"
+    value = in_mode(mode_of(w), _c(to), f"({_c(to)}){{}}", x)
     return w.d(f"saturate({value})" if w.has("sat") else value, to)
 
 

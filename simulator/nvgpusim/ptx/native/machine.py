@@ -9,7 +9,7 @@ import numpy as np
 
 from ..compile import END
 from ..spaces import WINDOW_BYTES
-from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, ZERO, Lanes, State
+from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, Lanes, State
 from . import build
 from .plan import CHAIN, GROUP, STORE, Plan, cut_kernel
 from .text import ODD, source
@@ -153,7 +153,7 @@ class NativeChunk:
         self.launch = st.launch = launch
         self._constants()
         st.m = st.live = st.fault_mask = st.at = None
-        st.copies, st.carry, st.commits = [], ZERO, NO_COMMITS
+        st.copies, st.commits = [], NO_COMMITS
         st.shared.fill(UNWRITTEN)
         if self.watcher is not None:
             st.shadow = launch.watch.chunk(st)

@@ -9,15 +9,21 @@ from ..compile import END, Block, Code, compile_kernel
 from ..parser.syntax import Addr, Instr, Kernel, Module, PtxError, Reg, Sym, registers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
+from .floating import FLOATING
 from .groups import GROUPS, Group
 from .memory import Store, load, store, store_slot
 from .values import Frame, Unknown, Words
+from .video import VIDEO
 
 CHAIN, STORE, BARRIER, ALIEN, GROUP = range(5)
 """Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's; one instruction that
 all lanes do together."""
-TABLE = {**ARITHMETIC, **CONVERSIONS, "ld": load, "ldu": load, "st": store_slot}
+TABLE = {
+    **ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, "ld": load, "ldu": load, "st": store_slot,
+}  # fmt: skip
 JUMPS = ("bra", "exit", "ret")
+CARRYING = ("addc", "subc", "madc")
+"""Opcodes that read the carry flag."""
 
 
 @dataclass
@@ -92,12 +98,15 @@ def used_registers(
     slots = set(_slots(instr, kernel))
     if instr.guard is not None:
         every.add(instr.guard.index)
+    flag = {kernel.carry().index} if instr.op in CARRYING or "cc" in instr.mods else set()
     if text is None:
+        slots |= flag
         return every | slots, every | slots, set()
     if instr.op in ("st", "red"):
         return every, slots, set()
-    first = set(registers(instr.args[0]))
+    first = set(registers(instr.args[0])) | (flag if "cc" in instr.mods else set())
     rest = {r for arg in instr.args[1:] for r in registers(arg)} | (every - first) | slots
+    rest |= flag if instr.op in CARRYING else set()
     if instr.guard is not None:
         return rest | first | {instr.guard.index}, first, set()
     return rest, first, first

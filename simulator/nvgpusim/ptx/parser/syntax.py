@@ -137,6 +137,7 @@ class Kernel:
     max_threads: int = 1024
     refusal: str = ""
     slots: dict[tuple[str, int], Reg] = field(default_factory=dict)
+    flag: Reg | None = None
 
     def slot(self, name: str, offset: int, bits: int) -> Reg:
         """The register that holds a call's parameter bytes at `offset`."""
@@ -145,6 +146,13 @@ class Kernel:
             self.regs.append(reg)
             self.slots[name, offset] = reg
         return self.slots[name, offset]
+
+    def carry(self) -> Reg:
+        """The carry flag of .cc, which no instruction names."""
+        if self.flag is None:
+            self.flag = Reg(len(self.regs), 32, "%carry")
+            self.regs.append(self.flag)
+        return self.flag
 
 
 @dataclass

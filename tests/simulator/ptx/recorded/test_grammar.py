@@ -27,15 +27,15 @@ def _split(array: Any, forms: int) -> list[Any]:
     return list(array.reshape(forms, grammar.LANES))
 
 
-@pytest.mark.parametrize("number", range(len(GROUPS)))
-def test_same_as_gpu(number: int) -> None:
+def compared(number: int, compiled: bool | None = None) -> list[str]:
+    """What of a group's forms is not as recorded; `compiled`: see `interpret`."""
     group = GROUPS[number]
     kind, ins, limit = group[0].signature
     inputs = tuple(grammar.inputs(ins, limit))
     text = grammar.HEAD + grammar.kernel("k", group)
     bits, count = grammar.width(kind), grammar.LANES * len(group)
     case = Case(f"g{number}", text, inputs, bits, count, kind, grid=1, block=grammar.LANES)
-    got = _split(interpret(case), len(group))
+    got = _split(interpret(case, compiled), len(group))
     want = _split(RECORDED[case.name], len(group))
     lines = []
     for form, mine, gpu in zip(group, got, want, strict=True):
@@ -49,6 +49,12 @@ def test_same_as_gpu(number: int) -> None:
             given = [hex(int(a[lane])) for a in inputs]
             lines.append(f"{form.name}: {len(bad)} of {len(gpu)} differ; lane {lane}: inputs "
                          f"{given}: got {int(mine[i]):#x}, GPU {int(gpu[i]):#x}")  # fmt: skip
+    return lines
+
+
+@pytest.mark.parametrize("number", range(len(GROUPS)))
+def test_same_as_gpu(number: int) -> None:
+    lines = compared(number)
     assert not lines, "\n".join(lines)
 
 
