@@ -90,7 +90,7 @@ boot-menu: .venv/.dev
 mutations: .venv/.dev
 	rm -rf build/mutations && tools/series checkout build/mutations
 	$(BIN)/python tools/mutations.py --tree build/mutations --limit 40 \
-	  tinygrad/runtime/support/nv/tegra.py -- $(wildcard tests/patches/test_tegra_*.py)
+	  tinygrad/runtime/support/nv/tegra.py -- $(wildcard tests/patches/tegra/test_*.py)
 
 telemetry-demo: .venv/.bench
 	$(BIN)/python -m orinexporter.demo

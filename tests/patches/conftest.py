@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patches.tegra import PRELUDE, Run, Tegra
+from tests.patches.tegra.device import PRELUDE, Run, Tegra
 
 from orinllm.gpu.compiler import write_clang
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from tests.patches.fake_cuda import fake_cuda
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 
 @pytest.mark.parametrize("dtype", ["float", "half"])

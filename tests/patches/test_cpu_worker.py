@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tests.patches.conftest import Python
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # A captured graph of four kernels, and a task of the CPU device that drops it and collects.
 SCRIPT = """

@@ -1,7 +1,7 @@
 """0027: a launch gets as much of the L1 for shared memory as its resident blocks use."""
 
 import pytest
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # `words` of shared memory a block; blocks of an SM are those of registers and warps (48 of 8.7).
 LAUNCH = """

@@ -1,7 +1,7 @@
 """0001, 0029: the GPU is shared with other processes, this one lives as long as they do."""
 
 import pytest
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # A launch takes 6 s of simulated time, 600 of them an hour. The second process does the same.
 HOUR = """

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # The GPU has read a large buffer, so that its L2 may keep lines of it; then the CPU writes it.
 REWRITE = """

@@ -1,6 +1,6 @@
 """0001: what a process takes it gives back: allocations, captures, devices that close and open."""
 
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 FDS = """
 def fds(): return len(os.listdir("/proc/self/fd"))

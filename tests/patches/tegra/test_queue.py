@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 COUNT = 20
 RESUBMIT = f"""

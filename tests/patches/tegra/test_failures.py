@@ -4,7 +4,7 @@ Each case goes through the calls of an operation one by one, and fails call numb
 it: that one alone, or it and all that follow.
 """
 
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # `attempt` is the operation, `restore` undoes one that went well. What is held has to be the same
 # before and after, and an error has to name the call and the errno. Some do not show: ioctls are

@@ -1,6 +1,6 @@
 """0005, 0021: a GPU error ends in one exception, at once, that says what happened and where."""
 
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # The model runs PTX, in which no instruction has an address: its pc is the kernel's entry.
 MISALIGNED = r"""

@@ -1,6 +1,6 @@
 """0005: a wait leaves the CPU alone, and ends when the GPU does."""
 
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 # Tokens of 50 ms: what the GPU waits for comes from a timer, the rest of a token takes it no time.
 TOKENS = """

@@ -1,7 +1,7 @@
 """0001: TegraIface opens the device that nvgpu gives, says why where it cannot, leaves nothing."""
 
 import pytest
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 COMPUTE = """
 x = np.random.default_rng(1).random((32, 32), dtype=np.float32)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.patches.tegra import Tegra
+from tests.patches.tegra.device import Tegra
 
 from orinbench import shapes
 from orinbench.synth import write_outline
