@@ -1,4 +1,4 @@
-// Every program of the folder in one: all NAME... runs those, each says whether
+// Every program of programs/, and errors, in one: NAME... runs those, each says whether
 // it passed.
 #include "check.h"
 #include <cassert>
@@ -13,49 +13,49 @@
 #define PROGRAM(name) namespace name##_program
 #define main program
 PROGRAM(vector_add) {
-#include "vector_add.cu"
+#include "programs/vector_add.cu"
 }
 PROGRAM(reduce) {
-#include "reduce.cu"
+#include "programs/reduce.cu"
 }
 PROGRAM(transpose) {
-#include "transpose.cu"
+#include "programs/transpose.cu"
 }
 PROGRAM(matmul) {
-#include "matmul.cu"
+#include "programs/matmul.cu"
 }
 PROGRAM(histogram) {
-#include "histogram.cu"
+#include "programs/histogram.cu"
 }
 PROGRAM(symbols) {
-#include "symbols.cu"
+#include "programs/symbols.cu"
 }
 PROGRAM(managed) {
-#include "managed.cu"
+#include "programs/managed.cu"
 }
 PROGRAM(streams) {
-#include "streams.cu"
+#include "programs/streams.cu"
 }
 PROGRAM(warps) {
-#include "warps.cu"
+#include "programs/warps.cu"
 }
 PROGRAM(sort) {
-#include "sort.cu"
+#include "programs/sort.cu"
 }
 PROGRAM(driver) {
-#include "driver.cu"
+#include "programs/driver.cu"
 }
 PROGRAM(says) {
-#include "says.cu"
+#include "programs/says.cu"
 }
 PROGRAM(tables) {
-#include "tables.cu"
+#include "programs/tables.cu"
 }
 PROGRAM(groups) {
-#include "groups.cu"
+#include "programs/groups.cu"
 }
 PROGRAM(halves) {
-#include "halves.cu"
+#include "programs/halves.cu"
 }
 PROGRAM(errors) {
 #include "errors.cu"

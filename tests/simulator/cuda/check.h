@@ -1,4 +1,4 @@
-// What the programs of this folder share: ends of errors and of wrong results.
+// What the programs share: ends of errors and of wrong results.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
