@@ -130,7 +130,7 @@ class Extents:
                         return extent
             return None
 
-    def inside(self, va: int, end: int) -> bool:
+    def has_piece_in(self, va: int, end: int) -> bool:
         """True if there is or was a piece in [va, end)."""
         with self.lock:
             return bisect_right(self.starts, end - 1) > bisect_right(self.starts, va - 1)

@@ -196,7 +196,7 @@ def safe_path(path: object) -> str:
     return path
 
 
-def check_folders(paths: Iterable[str], files: Collection[str]) -> None:
+def check_no_file_is_a_folder(paths: Iterable[str], files: Collection[str]) -> None:
     """Raises ValueError if one of `paths` lies below one of `files`."""
     for path in paths:
         parts = path.split("/")
@@ -222,7 +222,7 @@ def load_recording(directory: Path) -> list[Frame]:
                 continue
             changes = {safe_path(path): from_json(node) for path, node in data["files"].items()}
             files |= {path for path, node in changes.items() if not isinstance(node, Link)}
-            check_folders(changes, files)
+            check_no_file_is_a_folder(changes, files)
             frames.append(Frame(float(data["t"]), changes))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if number == len(lines) and number > 2:

@@ -57,7 +57,7 @@ class BlockBarriers:
         self.parked.append((at + 1, lanes, numbers, counts, jump))
         return None
 
-    def complete(self) -> NDArray[np.bool_]:
+    def completed_lanes(self) -> NDArray[np.bool_]:
         """Lanes whose barriers are complete."""
         st = self.run.st
         live = np.ones(st.n, bool) if st.live is None else st.live
@@ -65,13 +65,13 @@ class BlockBarriers:
         want = np.full(st.n, -1, np.int64)
         for _, lanes, numbers, counts, _ in self.parked:
             bar[lanes], want[lanes] = numbers, counts
-        go = np.zeros(st.n, bool)
+        passing = np.zeros(st.n, bool)
         rows = bar.reshape(-1, st.threads)
         alive = live.reshape(-1, st.threads)
         first = np.where(alive, rows, -1).max(axis=1)
         simple = (first >= 0) & ((rows == first[:, None]) | ~alive).all(axis=1)
         simple &= (want.reshape(rows.shape) < 0).all(axis=1)
-        go.reshape(rows.shape)[simple] = alive[simple]
+        passing.reshape(rows.shape)[simple] = alive[simple]
         for block in np.flatnonzero(~simple & alive.any(axis=1)):
             here = slice(block * st.threads, (block + 1) * st.threads)
             for number in np.unique(bar[here][bar[here] >= 0]):
@@ -81,36 +81,38 @@ class BlockBarriers:
                 if need < 0:
                     need = int(live[here].sum())
                 if have >= need:
-                    go[here] |= waiting
+                    passing[here] |= waiting
                     self.arrived.pop((int(block), int(number)), None)
                     if st.shadow is not None:
-                        st.shadow.named(block * st.threads + np.flatnonzero(waiting), int(number))
+                        st.shadow.named_barrier(
+                            block * st.threads + np.flatnonzero(waiting), int(number)
+                        )
         if st.shadow is not None and simple.any():
-            st.shadow.barrier(np.flatnonzero(go & np.repeat(simple, st.threads)))
-        return go
+            st.shadow.barrier(np.flatnonzero(passing & np.repeat(simple, st.threads)))
+        return passing
 
     def release(self) -> None:
         """Nobody can run: complete the barriers that are complete, or report why none is."""
         st = self.run.st
-        go = self.complete()
-        if not go.any():
+        passing = self.completed_lanes()
+        if not passing.any():
             if self.run.meeting or self.run.waiting:
                 self.run.stuck()
             _, lanes, _, _, jump = self.parked[0]
             st.m = lanes
             what = "a barrier never completes: the other threads of the block wait elsewhere"
             raise self.run.fail(what, jump.instr)
-        self.set_free(go)
+        self.set_free(passing)
 
-    def set_free(self, go: NDArray[np.bool_]) -> None:
+    def set_free(self, passing: NDArray[np.bool_]) -> None:
         """Let lanes go on after their barrier."""
         st = self.run.st
         if st.shadow is not None:
-            self.left_out(go)
+            self.left_out(passing)
         left: list[Parked] = []
         free: dict[int, tuple[Lanes, Jump]] = {}
         for at, lanes, numbers, counts, jump in self.parked:
-            ready = go[lanes]
+            ready = passing[lanes]
             if ready.any():
                 there = lanes[ready]
                 free[at] = (merged(there, free[at][0]) if at in free else there), jump
@@ -123,15 +125,15 @@ class BlockBarriers:
                 reduce_blocks(st, jump.reduce, there)
             groups[at] = None if len(there) == st.n else there
         self.parked = left
-        self.run.deal(groups)
+        self.run.distribute_to_fronts(groups)
 
-    def left_out(self, go: NDArray[np.bool_]) -> None:
+    def left_out(self, passing: NDArray[np.bool_]) -> None:
         """Tell the sanitizer of barriers for the whole block that some threads never reach."""
         st = self.run.st
         if st.live is None or st.shadow is None:
             return
         for _, lanes, _, counts, jump in self.parked:
-            for lane in lanes[go[lanes] & (counts < 0)][:: st.threads]:
+            for lane in lanes[passing[lanes] & (counts < 0)][:: st.threads]:
                 block = int(lane) // st.threads
                 gone = np.flatnonzero(~st.live[block * st.threads : (block + 1) * st.threads])
                 if len(gone):

@@ -10,10 +10,10 @@ import numpy as np
 
 from .instructions.bit import BIT_OPS
 from .instructions.cvt import cvt
+from .instructions.driver_calls import DRIVER_CALLS
 from .instructions.float import FLOAT_OPS
 from .instructions.lower import PRED, TYPES, U32, Op, Read, Site
 from .instructions.mem import MEM_OPS
-from .instructions.system import SYSTEM_OPS
 from .instructions.tensor import TENSOR_OPS
 from .instructions.video import VIDEO_OPS
 from .instructions.warp import WARP_OPS
@@ -23,7 +23,7 @@ from .state import CONTAINER, State
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
     **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,
-    **SYSTEM_OPS, "cvt": cvt,
+    **DRIVER_CALLS, "cvt": cvt,
 }  # fmt: skip
 
 

@@ -250,7 +250,7 @@ class Launch:
                     self._run(Run(self, self.chunk(ids, threads), rng), {0: None})
                     continue
                 key, machine = ready
-                if groups := machine.whole():
+                if groups := machine.run_from_start():
                     run = Run(self, machine.st, rng)
                     run.hot.adopt(machine)
                     self._run(run, groups)
@@ -258,7 +258,7 @@ class Launch:
 
     def _run(self, run: Run, groups: Front) -> None:
         """Run a chunk from where its groups are."""
-        run.go(groups)
+        run.run_to_end(groups)
         for copy in run.st.copies:  # that nobody waited for: they still read their sources
             try:
                 source(run.st, copy)

@@ -54,9 +54,9 @@ class Run:
         self.hot = Hot(self)
         self.progress = EndlessWaits(self)
 
-    def go(self, groups: Front) -> None:
+    def run_to_end(self, groups: Front) -> None:
         """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
-        self.deal(groups)
+        self.distribute_to_fronts(groups)
         while True:
             if self.hot.ripe:
                 self.hot.change_over()
@@ -64,9 +64,9 @@ class Run:
                 self.progress.judge()
             if self.spun and (self.barriers.parked or self.waiting or self.meeting):
                 self.reconsider()
-                if self.barriers.parked and (go := self.barriers.complete()).any():
-                    self.barriers.set_free(go)
-            self.choose()
+                if self.barriers.parked and (passing := self.barriers.completed_lanes()).any():
+                    self.barriers.set_free(passing)
+            self.choose_front()
             if not self.groups:
                 if self.reconsider():
                     continue
@@ -86,7 +86,7 @@ class Run:
 
     # fronts
 
-    def deal(self, groups: Front) -> None:
+    def distribute_to_fronts(self, groups: Front) -> None:
         """Give groups to the fronts, each warp to a drawn one."""
         if self.rng is None:
             if not self.fronts:
@@ -110,7 +110,7 @@ class Run:
                     self.push(at, None if len(part) == self.st.n else part)
         self.groups = kept
 
-    def choose(self) -> None:
+    def choose_front(self) -> None:
         """The front that goes on."""
         if self.rng is None:
             return
@@ -323,10 +323,10 @@ class Run:
         going: Front = {}
         for at, (stay, instr) in list(self.waiting.items()):
             del self.waiting[at]
-            go = stay[free[stay]]
-            if len(go):
-                going[at] = go
-            if len(go) < len(stay):
+            passing = stay[free[stay]]
+            if len(passing):
+                going[at] = passing
+            if len(passing) < len(stay):
                 self.waiting[at] = stay[~free[stay]], instr
         for at, some in going.items():
             self.push(at, some)
@@ -335,7 +335,7 @@ class Run:
     def reconsider(self) -> bool:
         """Nobody can run: lanes may have left for which others wait."""
         if self.waiting and self.pass_warps():
-            self.again()
+            self.give_to_first_front()
             return True
         for at, lanes in list(self.meeting.items()):
             self.st.m = lanes
@@ -343,11 +343,11 @@ class Run:
                 self.absent(at, lanes)
                 del self.meeting[at]
                 self.push(at, lanes)
-                self.again()
+                self.give_to_first_front()
                 return True
         return False
 
-    def again(self) -> None:
+    def give_to_first_front(self) -> None:
         """Give fragments pushed while no front was current to the first."""
         if self.rng is not None and self.groups not in self.fronts:
             self.fronts[0].update(self.groups)

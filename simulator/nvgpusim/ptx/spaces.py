@@ -194,7 +194,7 @@ def _load_one(
             st.shadow.load(space, lanes, offsets, total)
         return gather(data, offsets, dt, count)
     st.launch.moved += total * (len(addr) if addr.ndim else 1)
-    if st.shadow is not None and not st.shadow.again(lanes, addr):
+    if st.shadow is not None and not st.shadow.is_repeat(lanes, addr):
         st.shadow.reach(lanes, addr, total, "read")
         st.shadow.global_load(lanes, addr, total)
     if addr.ndim == 0:
@@ -324,11 +324,11 @@ def windows(
         st.looks_at(space, lanes, addr)
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, size)
-        if st.shadow is not None and access == "atomic" and not st.shadow.again(lanes, offsets):
+        if st.shadow is not None and access == "atomic" and not st.shadow.is_repeat(lanes, offsets):
             st.shadow.atomic(space, lanes, offsets, size)
         return [(slice(None), data, offsets)]
     low, high = check_global(st, addr)
-    if st.shadow is not None and access == "atomic" and not st.shadow.again(lanes, addr):
+    if st.shadow is not None and access == "atomic" and not st.shadow.is_repeat(lanes, addr):
         st.shadow.reach(lanes, addr, size, "atomic")
         st.shadow.global_atomic(lanes, addr, size)
     try:

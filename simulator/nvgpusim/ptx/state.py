@@ -186,7 +186,7 @@ class Observer(Protocol):
 
     bounds: bool
 
-    def again(self, part: Any, where: Any) -> bool:
+    def is_repeat(self, part: Any, where: Any) -> bool:
         """True if the lanes did the same to the same words and nothing has happened since."""
         ...
 
@@ -227,7 +227,7 @@ class Observer(Protocol):
     def barrier(self, lanes: Lanes) -> None:
         """Whole blocks passed a barrier."""
 
-    def named(self, lanes: Lanes, number: int) -> None:
+    def named_barrier(self, lanes: Lanes, number: int) -> None:
         """Some warps of one block passed a barrier together."""
 
     def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:

@@ -87,7 +87,7 @@ class Life:
             self._mmap(rng)
         else:
             self._ioctl(rng)
-        self.kernel.check()
+        self.kernel.check_invariants()
         for kind, fds in self.fds.items():
             while len(fds) > KEEP:
                 self._close_fd(kind, fds[0])
@@ -99,7 +99,7 @@ class Life:
         for kind in ("channel", "event", "tsg", "as", "dmabuf", "nvmap", "ctrl"):
             for fd in list(self.fds[kind]):
                 self._close_fd(kind, fd)
-        self.kernel.check()
+        self.kernel.check_invariants()
         assert not self.kernel.files and not self.kernel.nvmap.handles
         shims = list(self.kernel.dmabufs.values())
         assert not shims, shims

@@ -39,7 +39,7 @@ def test_a_table_of_pages(acts: list[tuple[bool, tuple[int, int]]]) -> None:
             maps.add(CpuMapping(start, end, cast("DmaBuf", number)))
             table |= dict.fromkeys(range(start, end), number)
         assert {page: cast("int", m.what) for page in range(60) if (m := maps.at(page))} == table
-        maps.check()
+        maps.check_invariants()
 
 
 def steps(act: Callable[[], object]) -> int:

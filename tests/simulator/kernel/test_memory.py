@@ -168,10 +168,10 @@ def test_nothing_overlaps(
                 assert (got - region[0]) % rounded == 0
                 assert not any(a < got + size and got < a + s for a, s in held.items())
                 held[got] = size
-        buddy.check()
+        buddy.check_invariants()
     for va in held:
         assert buddy.free(va)
-    buddy.check()
+    buddy.check_invariants()
     assert buddy.taken() == []
 
 

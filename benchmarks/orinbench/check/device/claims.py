@@ -75,7 +75,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Condition:
+class ReportCheck:
     """One check: the value at `path` (names and `*` for each), an operation, what it wants.
 
     `same as` wants what the report has at another path.
@@ -94,7 +94,7 @@ class Claim:
     text: str
     doc: str
     board_only: bool
-    checks: tuple[Condition, ...]
+    checks: tuple[ReportCheck, ...]
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -115,7 +115,7 @@ def load_claims() -> list[Claim]:
             **{name: entry[name] for name in ("id", "text", "doc")},
             board_only=entry.get("board_only", False),
             checks=tuple(
-                Condition(tuple(check["path"].split("/")), check["op"], check.get("value"))
+                ReportCheck(tuple(check["path"].split("/")), check["op"], check.get("value"))
                 for check in entry["checks"]
             ),
         )

@@ -195,13 +195,13 @@ def overwrite_caches(runner: Runner, draw: int) -> None:
     """
     if isinstance(runner, FusedRunner):
         memory = runner.executor.memory
-        launches = list(_launches(memory, draw))
+        launches = list(_overwriting_launches(memory, draw))
         compile_all(memory.device, [launch.source for launch in launches])
         Graph(memory.device, launches).run()
         runner.executor.wait_for_device()
 
 
-def _launches(memory: Memory, draw: int) -> Iterator[Launch]:
+def _overwriting_launches(memory: Memory, draw: int) -> Iterator[Launch]:
     kept = _BYTES if memory.scales else _HALVES
     yield from (_overwrite(buffer, draw, *kept) for buffer in memory.caches)
     yield from (_overwrite(buffer, draw, *_SCALES) for buffer in memory.scales)

@@ -88,6 +88,6 @@ class BatchList(RowList):
         yield attend_token(self._values[step.out], inputs, parts, self.state)
 
     @property
-    def idle(self) -> Buffer:
+    def idle_state(self) -> Buffer:
         """The state, in which sequences may be idle."""
         return self.state

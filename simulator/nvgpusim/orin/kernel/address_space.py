@@ -97,10 +97,10 @@ class Vm:
         if not mapping.fixed:
             self.user.free(mapping.va)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Nothing overlaps, every mapping lies in a block that was handed out."""
-        self.user.check()
-        self.system.check()
+        self.user.check_invariants()
+        self.system.check_invariants()
         last = 0
         for mapping in self.pages.mappings():
             assert mapping.va >= last, f"overlap at {mapping.va:#x}"
@@ -169,9 +169,9 @@ class AsFile(File):
         """The AS fd is gone; channels may still hold the space."""
         self.vm.put()
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Invariants of the space."""
-        self.vm.check()
+        self.vm.check_invariants()
 
     @handler("NVGPU_AS_IOCTL_BIND_CHANNEL")
     def bind_channel(self, args: Record) -> None:

@@ -94,7 +94,7 @@ class Buddy:
             blocks += [(self.base + at, 1 << order) for at, order in pieces]
         return sorted(blocks)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Free and taken blocks tile the region; raises AssertionError."""
         if self._checked:
             return

@@ -128,7 +128,7 @@ class ChannelFile(File):
             self.kernel.syncpoints.append(self.syncpoint)
         self.kernel.channel_ids.append(self.id)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """A set-up channel is bound, its ring mapped; ids are not shared."""
         assert self.id not in self.kernel.channel_ids
         if self.port is not None:

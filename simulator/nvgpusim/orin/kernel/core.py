@@ -432,13 +432,13 @@ class Kernel:
             found.append(f"{len(buffers)} CPU mappings ({total:#x} bytes) of {buffers[0].what!r}")
         return found
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """The model's invariants; raises AssertionError naming the one that broke."""
         with self.lock:
             for file in self.files.values():
-                file.check()
-            self.nvmap.check()
-            shown = self.cpu_maps.check()
+                file.check_invariants()
+            self.nvmap.check_invariants()
+            shown = self.cpu_maps.check_invariants()
             for buf in self.dmabufs.values():
                 assert buf.refs["cpu"] == shown[buf], f"{buf!r}: {shown[buf]} CPU mappings"
 

@@ -152,7 +152,7 @@ class File:
         """Note that a rule without errno was exercised."""
         self.kernel.journal.rule(rule)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """The file's invariants; raises AssertionError. A file without any has none to check."""
 
     def mmap(self, length: int, offset: int) -> int:

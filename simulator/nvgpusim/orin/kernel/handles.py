@@ -140,7 +140,7 @@ class NvMapState:
             self._pins.remove((buf.pinned, id(buf), buf))
         del self.kernel.dmabufs[buf.key]
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Every handle has a holder and every allocated buffer is accounted for."""
         total = 0
         named = Counter(handle.buf for handle in self.handles.values())

@@ -234,7 +234,7 @@ class TsgFile(File):
         """The fd is gone; channels may still hold the TSG."""
         self.tsg.put()
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Every member knows its TSG, subcontexts are alive."""
         tsg = self.tsg
         for channel in tsg.channels:

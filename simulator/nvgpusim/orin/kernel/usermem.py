@@ -118,7 +118,7 @@ class CpuMaps:
         self._maps.insert(at, mapping)
         self._starts.insert(at, mapping.start)
 
-    def check(self) -> Counter[File | DmaBuf]:
+    def check_invariants(self) -> Counter[File | DmaBuf]:
         """Nothing overlaps, all is in order; how many mappings show what."""
         end = 0
         for start, mapping in zip(self._starts, self._maps, strict=True):

@@ -169,7 +169,7 @@ class NativeChunk:
             self.watcher.rest()
             self.st.shadow = None
 
-    def whole(self) -> dict[int, Lanes | None]:
+    def run_from_start(self) -> dict[int, Lanes | None]:
         """Run a chunk from its start as far as C goes; where its lanes are then, {} at the end."""
         how = self.run(0, NO_LIMIT, True)
         c = self.call

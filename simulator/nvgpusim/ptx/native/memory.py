@@ -102,7 +102,7 @@ def load(w: Words) -> str:
     return f"{{ uint64_t a = {_address(w, 1)}; {slow} {moved}{' '.join(puts)} }}"
 
 
-def store_slot(w: Words) -> str:
+def store_call_parameter(w: Words) -> str:
     """st to a call's parameter: a register."""
     slot = _slot(w, 0)
     if slot is None:

@@ -11,7 +11,7 @@ from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .floating import FLOATING
 from .groups import GROUPS, Group
-from .memory import Store, load, store, store_slot
+from .memory import Store, load, store, store_call_parameter
 from .values import Frame, Unknown, Words
 from .video import VIDEO
 
@@ -19,7 +19,8 @@ CHAIN, STORE, BARRIER, ALIEN, GROUP = range(5)
 """Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's; one instruction that
 all lanes do together."""
 TABLE = {
-    **ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, "ld": load, "ldu": load, "st": store_slot,
+    **ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS,
+    "ld": load, "ldu": load, "st": store_call_parameter,
 }  # fmt: skip
 JUMPS = ("bra", "exit", "ret")
 CARRYING = ("addc", "subc", "madc")

@@ -132,7 +132,7 @@ def _chain(plan: Plan) -> Lines:
         exits.setdefault(t, set()).update(modified[n] & plan.alive[t])
         return f"goto X{t};"
 
-    def go(n: int, t: int) -> str:
+    def jump(n: int, t: int) -> str:
         if t == END or plan.kinds[t] != CHAIN or _overtakes(plan, n, t):
             return leave(n, t)
         if t == n + 1 and not joins[t]:
@@ -149,8 +149,8 @@ def _chain(plan: Plan) -> Lines:
         targets = successors(plan.code, n)
         if len(targets) > 1:
             assert block.jump.instr is not None
-            body.append(f"if ({guard(block.jump.instr)}) {go(n, targets[0])}")
-        body.append(go(n, targets[-1]))
+            body.append(f"if ({guard(block.jump.instr)}) {jump(n, targets[0])}")
+        body.append(jump(n, targets[-1]))
     for t, regs in exits.items():
         saves = " ".join(f"R{r}[i] = r{r};" for r in sorted(regs))
         body.append(f"X{t}: {saves} next = {t}; goto done;")

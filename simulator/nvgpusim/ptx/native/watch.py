@@ -185,7 +185,7 @@ class Watcher:
         extents = self.o.extents
         extent = self.o.find(address)
         if extent is None:
-            if extents.inside(mapping.va, mapping.end):
+            if extents.has_piece_in(mapping.va, mapping.end):
                 return None
             asked = mapping.va - mapping.buf_offset + mapping.buf.asked
             return mapping.va, min(mapping.end, asked), mapping.va, None

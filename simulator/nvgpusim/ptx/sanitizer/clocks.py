@@ -202,7 +202,7 @@ class Clocks:
             self.arrivals.setdefault((block, number), []).append(warp)
             self._seen()[block, warp, warp] = word
 
-    def named(self, lanes: Lanes, number: int) -> None:
+    def named_barrier(self, lanes: Lanes, number: int) -> None:
         """Some warps of one block passed a barrier together."""
         st = self.st
         word = self._tick(lanes)

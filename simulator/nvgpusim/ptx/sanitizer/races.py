@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..parser.syntax import Instr
 from ..state import Lanes, State
-from .access_targets import AccessTargets, place_of
+from .access_checks import AccessChecks, place_of
 from .clocks import Watch
 from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
@@ -26,7 +26,7 @@ from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
 WAITS = ("test_wait", "try_wait")
 
 
-class Races(AccessTargets):
+class Races(AccessChecks):
     """A chunk's lanes, the records of its shared memory, and what is a race with them."""
 
     def __init__(self, owner: Watch, st: State) -> None:

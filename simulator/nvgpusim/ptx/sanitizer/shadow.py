@@ -9,7 +9,7 @@ import numpy as np
 from ...l2 import DIRTY
 from ..spaces import scatter
 from ..state import Async, Lanes, State
-from .access_targets import place_of
+from .access_checks import place_of
 from .clocks import Watch
 from .fenced_writes import Words
 from .races import WAITS, Races
@@ -38,7 +38,7 @@ class Shadow(Races):
         self.polls: dict[int, Poll] = {}
         self.poll: tuple[bytes, bytes] | None = None
 
-    def again(self, part: Any, where: Any) -> bool:
+    def is_repeat(self, part: Any, where: Any) -> bool:
         """True if the lanes did the same to the same words and nothing has happened since.
 
         Whoever polls a word finds what it found, and its record there still holds: what the lanes

@@ -12,8 +12,8 @@ from tests.benchmarks.check.device.conftest import report, step, written
 from orinbench.check.device.claims import (
     OPERATIONS,
     Claim,
-    Condition,
     Outcome,
+    ReportCheck,
     judge,
     load_claims,
     values_at,
@@ -44,24 +44,24 @@ def test_ids_are_unique() -> None:
     assert [i for i, n in Counter(claim.id for claim in CLAIMS).items() if n > 1] == []
 
 
-def claim_of(*checks: Condition, board_only: bool = False) -> Claim:
+def claim_of(*checks: ReportCheck, board_only: bool = False) -> Claim:
     return Claim("x.y", "it works", "docs/x.md", board_only, checks)
 
 
-SUM = Condition(("smoke", "result", "sum"), "equals", True)
+SUM = ReportCheck(("smoke", "result", "sum"), "equals", True)
 
 
 def test_outcomes() -> None:
     assert judge(claim_of(SUM), report())[0] is Outcome.CONFIRMED
-    wrong = Condition(("smoke", "result", "arch"), "equals", "sm_90")
+    wrong = ReportCheck(("smoke", "result", "arch"), "equals", "sm_90")
     outcome, because = judge(claim_of(SUM, wrong), report())
     assert outcome is Outcome.REFUTED
     assert because == 'smoke/result/arch is "sm_87"; claimed: equals "sm_90"'
-    missing = Condition(("smoke", "result", "speed"), "equals", 1)
+    missing = ReportCheck(("smoke", "result", "speed"), "equals", 1)
     assert judge(claim_of(SUM, missing), report())[1] == "the report has no smoke/result/speed"
     # A wrong claim is wrong, also where something else was not tested.
     assert judge(claim_of(missing, wrong), report())[0] is Outcome.REFUTED
-    other = Condition(("memory", "result", "failed"), "equals", 0)
+    other = ReportCheck(("memory", "result", "failed"), "equals", 0)
     assert judge(claim_of(other), report())[1] == "memory was not taken"
     late = report(memory=step(None, "not run", "no checkout"))
     assert judge(claim_of(other), late)[1] == "memory: not run: no checkout"
@@ -85,13 +85,13 @@ def test_outcomes() -> None:
 )
 def test_operations(op: str, found: object, wanted: object, holds: bool) -> None:
     whole = report(smoke=step({"x": found}))
-    outcome = judge(claim_of(Condition(("smoke", "result", "x"), op, wanted)), whole)[0]
+    outcome = judge(claim_of(ReportCheck(("smoke", "result", "x"), op, wanted)), whole)[0]
     assert outcome is (Outcome.CONFIRMED if holds else Outcome.REFUTED)
 
 
 def test_two_values_of_a_report_are_the_same() -> None:
     sms = ("abi", "result", "characteristics", "sms")
-    same = claim_of(Condition(("smoke", "result", "sms"), "same as", "/".join(sms)))
+    same = claim_of(ReportCheck(("smoke", "result", "sms"), "same as", "/".join(sms)))
     assert judge(same, report())[0] is Outcome.CONFIRMED
     other = report()
     other["steps"]["smoke"]["result"]["sms"] = 8  # a driver that counts the litters
@@ -106,7 +106,7 @@ def test_each_of_several_values_has_to_hold() -> None:
     assert values_at({"faults": faults}, ("faults", "*", "works")) == [True, False]
     assert values_at([{"x": 1}, {}], ("*", "x")) == [1]
     path = ("faults", "result", "*", "works")
-    claim = claim_of(Condition(path, "equals", True))
+    claim = claim_of(ReportCheck(path, "equals", True))
     assert judge(claim, report(faults=step(faults)))[0] is Outcome.REFUTED
     assert values_at({"faults": 5}, ("faults", "*")) == []
 

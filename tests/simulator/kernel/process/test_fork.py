@@ -62,7 +62,7 @@ def test_the_clients_mappings_end_in_the_child(kernel: Kernel) -> None:
         rc.do_munmap(parent.usermode, PAGE)
         board = Board()
         assert ticks(board)
-        kernel.check()
+        kernel.check_invariants()
         board.close()
 
     in_child(child)
@@ -82,7 +82,7 @@ def test_the_models_mappings_end_in_the_child(kernel: Kernel) -> None:
             buffer.mem[5] = 5
         write(parent, handles[0], b"child")  # one device, whoever calls it
         assert ticks(board)
-        kernel.check()
+        kernel.check_invariants()
 
     in_child(child)
     assert bytes(kernel.nvmap.handles[handles[0]].buf.buf[:5]) == b"child"
@@ -101,11 +101,11 @@ def test_what_the_child_gives_back_stays_the_parents() -> None:
             os.close(fd)
             rc.free(parent.nvmap, handle)
             assert kernel.journal.in_use == 0
-            kernel.check()
+            kernel.check_invariants()
 
         in_child(child)
         assert memory[0] == 7 and kernel.journal.in_use == PAGE
-        kernel.check()
+        kernel.check_invariants()
 
 
 def test_devices_opened_after_the_fork_are_apart(kernel: Kernel) -> None:

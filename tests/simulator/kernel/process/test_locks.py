@@ -64,7 +64,7 @@ def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None
         os.close(space)
         gc.set_threshold(0)
         gc.collect()
-        kernel.check()
+        kernel.check_invariants()
     board.close()
     assert len(stacks) == 159
     behind_the_lock = {"file.py", "nvmap.py", "ctrl.py", "address_space.py", "allocator.py"}

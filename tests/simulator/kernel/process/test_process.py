@@ -186,7 +186,7 @@ def test_host_limits_become_the_kernels_errors(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(OSError, match="Cannot allocate"):
             rc.create(board.nvmap, 4096)
         monkeypatch.undo()
-        kernel.check()
+        kernel.check_invariants()
 
 
 def test_event_fds_need_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,5 +209,5 @@ def test_event_fds_need_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
         for fd in made:
             os.close(fd)
         kernel.sweep()
-        kernel.check()
+        kernel.check_invariants()
         assert kernel.tsg_ids.count(511) <= 1

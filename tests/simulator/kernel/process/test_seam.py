@@ -249,7 +249,7 @@ def test_the_teardown_leaves_nothing(kernel: Kernel) -> None:
         board.close()
         assert kernel.leaks() == [] and kernel.files == {} and kernel.journal.in_use == 0
         assert set(kernel.executor.log[-2:]) == {"detach 511", "detach 510"}  # type: ignore[union-attr]
-        kernel.check()
+        kernel.check_invariants()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
@@ -259,7 +259,7 @@ def test_teardown_in_any_order(kernel: Kernel, order: tuple[int, ...]) -> None:
     fds = (channel.fd, board.tsg, board.as_fd, board.ctrl)
     for index in order:
         os.close(fds[index])
-        kernel.check()
+        kernel.check_invariants()
     assert kernel.ports == {} and sorted(kernel.channel_ids) == list(range(512))
 
 

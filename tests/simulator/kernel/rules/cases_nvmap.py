@@ -430,7 +430,7 @@ def _(kernel: Kernel, board: Board) -> None:
     fails(13, rc.do_mmap, fd, 4096)
     assert call(board.nvmap, "N", 16, "iI", fd, 0)[1] == twin
     rc.free(board.nvmap, handle)
-    kernel.check()
+    kernel.check_invariants()
     call(board.nvmap, "N", 106, "III", twin, 0, 0)
 
 

@@ -31,7 +31,7 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.free_space(board.as_fd, va, 16)
     assert found.vm.pages.find(va).refs == 1  # type: ignore[union-attr]
     assert "mapped there more than once" in kernel.journal.notes[-1]
-    kernel.check()
+    kernel.check_invariants()
     assert rc.alloc_space(board.as_fd, 16, va) == va
     fails(22, rc.map_buffer, board.as_fd, board.dmabuf(), 1, va)
     rc.unmap_buffer(board.as_fd, va)

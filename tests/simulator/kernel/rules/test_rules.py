@@ -49,7 +49,7 @@ def test_rule(rule: str) -> None:
         else:
             function(kernel, board)
         assert kernel.journal.rules[rule] > 0
-        kernel.check()
+        kernel.check_invariants()
 
 
 @pytest.mark.parametrize(("profile", "lowered"), [("r35", True), ("r36", False)])

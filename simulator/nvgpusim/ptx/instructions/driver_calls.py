@@ -145,6 +145,6 @@ def recursion(site: Site) -> Op:
     return run
 
 
-SYSTEM_OPS: dict[str, Callable[[Site], Op]] = {
+DRIVER_CALLS: dict[str, Callable[[Site], Op]] = {
     "vprintf": vprintf, "__assertfail": assertfail, "__recursion": recursion,
 }  # fmt: skip

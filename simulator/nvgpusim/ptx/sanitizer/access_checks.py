@@ -39,8 +39,8 @@ def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
     return total // len(items) * (used[-1] + 1 if used else 0)
 
 
-class AccessTargets(Clocks):
-    """Targets of accesses, and their wording in a finding."""
+class AccessChecks(Clocks):
+    """Accesses beside an allocation or before a first write, and the wording of findings."""
 
     init = bounds = True
 
@@ -85,7 +85,7 @@ class AccessTargets(Clocks):
         where = np.atleast_1d(addr)
         mapping = self.o.mapping(low)
         whole = mapping is not None and high <= mapping.end
-        if whole and not self.o.extents.inside(mapping.va, mapping.end):
+        if whole and not self.o.extents.has_piece_in(mapping.va, mapping.end):
             self._asked(part, where, total, access, mapping)
             return
         left = np.arange(len(where))
@@ -122,7 +122,7 @@ class AccessTargets(Clocks):
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
         kind, what = self.o.extents.address_story(va, self.o.now)
-        if not self.o.extents.inside(mapping.va, mapping.end) and kind != "free":
+        if not self.o.extents.has_piece_in(mapping.va, mapping.end) and kind != "free":
             self._asked(part, where[n : n + 1], total, access, mapping)
             return
         last = self.o.find(va)
