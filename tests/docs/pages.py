@@ -74,7 +74,8 @@ def _program(line: str) -> str:
 
 def pages() -> list[str]:
     """Every page that a reader is sent to, relative to the repository."""
-    folders = (REPOSITORY / "docs", REPOSITORY / "docs" / "reference")
+    root = REPOSITORY / "docs"
+    folders = (root, root / "measure", root / "reference")
     docs = [page for folder in folders for page in sorted(folder.glob("*.md"))]
     names = [path.relative_to(REPOSITORY).as_posix() for path in docs]
     return ["README.md", "CONTRIBUTING.md", "patches/README.md", *names]

@@ -182,7 +182,7 @@ RULES: list[tuple[str, Answer]] = [
         r"python -m tests\.engine\.server\.batch_rounding .*",
         Elsewhere("tests/engine/server/test_rounding.py::test_only_near_ties_depend_on_others"),
     ),
-    # docs/llama-bench.md
+    # docs/measure/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",
         Run(
@@ -199,12 +199,12 @@ RULES: list[tuple[str, Answer]] = [
         ),
     ),
     (r"orinbench compare before\.json after\.json", Run(shows="tg8")),
-    # docs/serve-bench.md
+    # docs/measure/serve-bench.md
     (r"orinbench serve-bench .*", Elsewhere("tests/benchmarks/serve/test_serve_bench.py")),
-    # docs/benchmarks.md
+    # docs/measure/benchmarks.md
     (r"orinbench suite --select 'alloc \* 4 KiB' --device CPU -r 1", Run(shows="driver 4 KiB")),
     (r"orinbench suite ?.*", Parsed(MINUTES)),
-    # docs/history.md
+    # docs/measure/history.md
     (
         r"orinbench history( --test tg128 --device Orin)?",
         Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out"),
@@ -218,7 +218,7 @@ RULES: list[tuple[str, Answer]] = [
             "::test_runs_of_the_history_are_named_by_their_ids"
         ),
     ),
-    # docs/device-check.md
+    # docs/measure/device-check.md
     (
         r"orinbench device-check verify device-check/report\.json",
         Elsewhere(
@@ -227,7 +227,7 @@ RULES: list[tuple[str, Answer]] = [
         ),
     ),
     (r"orinbench device-check", Run(code=2, shows="no Orin's GPU here")),
-    # docs/history.md, the report
+    # docs/measure/history.md, the report
     (
         r"orinbench report before\.json .*",
         Elsewhere(

@@ -87,7 +87,7 @@ def test_figures_have_command_machine_and_date(page: str) -> None:
 
 def test_the_pages_with_figures_are_seen() -> None:
     with_figures = {page for page in pages() if any(t.has_figures() for t in tables(text(page)))}
-    assert with_figures >= {"README.md", "docs/performance.md", "docs/reference/figures.md"}
+    assert with_figures >= {"README.md", "docs/measure/performance.md", "docs/reference/figures.md"}
 
 
 FIGURES = "| kernel | us |\n|---|---|\n| a | 1.5 |\n| b | 2 |\n| c | 3 |\n"

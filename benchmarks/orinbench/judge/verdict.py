@@ -2,7 +2,7 @@
 
 Its unit is the process. What a process is lucky with (where its memory lies, which threads it got)
 stays for its lifetime, so samples of one process agree with each other more than with those of the
-next. docs/statistics.md has what the judge says of samples whose truth is known.
+next. docs/measure/statistics.md has what the judge says of samples whose truth is known.
 """
 
 import itertools

@@ -97,7 +97,7 @@ SEARCH_VARIABLES = ("BEAM", "JITBEAM")
 PROCESSES = 10
 FIT_SECONDS = 90.0
 # Note after a run on a CPU without llama.cpp.
-FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/performance.md)"
+FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/performance.md)"
 
 
 def _knob_options(command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""The figures on docs/statistics.md about the judge are what 2,000 experiments a cell give.
+"""The figures on docs/measure/statistics.md about the judge are what 2,000 experiments a cell give.
 
 UPDATE_DOCS=1 writes the page's table anew.
 """
@@ -20,7 +20,7 @@ from tests.benchmarks.judge.simulation import (
     separate_cell,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "measure" / "statistics.md"
 ALLOWED = 6.0  # percent of verdicts on nothing; nominal are 5
 # Cells that are above it: the page names them and says what to do.
 KNOWN = {(separate_cell, "AR(1), 0.7")}

@@ -25,7 +25,8 @@ _SPLIT_LEAST = 64
 # Warps of most GEMVs' blocks.
 _GEMV_WARPS = 8
 # Blocks of attention() that a multiprocessor is given at least, the warps that fit it, and the
-# splits beyond which combining takes longer than the least number of blocks: docs/performance.md.
+# splits beyond which combining takes longer than the least number of blocks:
+# docs/measure/performance.md.
 _BLOCKS_LEAST, _WARPS_FIT, _MOST_FITTING = 2, 16, 32
 # The largest heads that leave room for two blocks of eight warps on a multiprocessor.
 _MOST_DIM_BESIDE = 128

@@ -1,7 +1,7 @@
 """Launches joined to one, whose parts are theirs: a block waits for those of the part before.
 
 So a part's first weights, or keys, are on the way before what it multiplies is known, and no kernel
-has to end before the next one begins (docs/performance.md).
+has to end before the next one begins (docs/measure/performance.md).
 """
 
 import itertools

@@ -72,7 +72,8 @@ TILES = (
     Tile(1, 8, 4, 2, 2),
 )
 # Blocks for each multiprocessor from which on a tile is worth its size: by timing all of them for
-# the matrices of 1B and 8B on an H200 (docs/performance.md). 1.9 rather than 2: 256 blocks on 132.
+# the matrices of 1B and 8B on an H200 (docs/measure/performance.md). 1.9 rather than 2: 256
+# blocks on 132.
 _ENOUGH = 1.9
 #: Of 128 tokens as well, by two ranks of one warp: where three a multiprocessor have work, and
 #: columns are many, before the ranks are added. By the same timing: ffn_down of 8B.
