@@ -1,7 +1,6 @@
 """Ctrl-C, SIGTERM, SIGHUP: the first one ends a run, later ones must not cost its results."""
 
 import asyncio
-import contextlib
 import signal
 import sys
 import threading
@@ -76,8 +75,11 @@ class Interrupts:
             self._cancel = lambda: tell(task.cancel)
             if self._came:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await task
+            except asyncio.CancelledError:
+                if not self._came:
+                    raise
 
         self.hold()
         try:

@@ -25,9 +25,10 @@ from orinllm.gpu.kernels.buffers import (
     pages_of,
     round_up,
 )
-from orinllm.gpu.plan import Plan, Say, cache_bytes, check_types, make_plan, quiet
+from orinllm.gpu.plan import Plan, cache_bytes, check_types, make_plan
 from orinllm.network.arch import config_of, mtp_config_of
 from orinllm.network.config import Config
+from orinllm.progress import Say, quiet
 
 if TYPE_CHECKING:
     from orinllm.batching.fused_runner import FusedRunner

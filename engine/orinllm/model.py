@@ -27,9 +27,10 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import faults_of, open_device
 from orinllm.gpu.kernels.buffers import F16, KeyType
-from orinllm.gpu.plan import Plan, Say, quiet
+from orinllm.gpu.plan import Plan
 from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
 from orinllm.network.vision.pictures import is_row
+from orinllm.progress import Say, quiet
 from orinllm.text.answer import StopTexts
 from orinllm.text.render import renderer
 from orinllm.text.template import ChatTemplate

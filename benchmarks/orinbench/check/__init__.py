@@ -27,7 +27,7 @@ from orinbench.check.arithmetic import (
     Arithmetic,
     RoundedReference,
 )
-from orinbench.check.greedy import Engine, Generation, Say, context_of, quiet
+from orinbench.check.greedy import Engine, Generation, context_of
 from orinbench.check.judgement import Verdict, judge
 from orinbench.check.layers import LayerJudge
 from orinbench.check.nonfinite import fault_of, fault_of_weights, first_nonfinite, require_layers
@@ -35,6 +35,7 @@ from orinbench.check.reference import Reference
 from orinbench.check.ties import gaps_of, settle
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo
+from orinllm.progress import Say, quiet
 
 __all__ = [
     "EIGHT_BITS_BY_256", "EIGHT_BIT_ACTIVATIONS", "EIGHT_BIT_CACHE", "HALF_WEIGHTS", "Candidate",

@@ -13,7 +13,7 @@ from orinbench.check import (
     require,
     run_check,
 )
-from orinbench.check.greedy import Say, tinygrad_engine
+from orinbench.check.greedy import tinygrad_engine
 from orinbench.check.reference import unsupported
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.backend import Backend, BackendDiedError
@@ -22,6 +22,7 @@ from orinbench.measure.backends.tinygrad_backend import DeviceBackend, TinygradB
 from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
 from orinbench.progress import Messages
+from orinllm.progress import Say
 
 # Weights up to which the float64 reference takes seconds: checked without being asked.
 SMALL_MODEL = 300_000_000

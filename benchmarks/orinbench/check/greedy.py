@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import BackendDiedError, Load
 from orinbench.measure.backends.process import WorkerProcess
+from orinllm.progress import Say, quiet
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.timed_models import Executor
@@ -33,14 +34,6 @@ class Generation:
     # What each layer was given, and what the last one left, of prompt and tokens: (layers + 1,
     # positions, width), NaN where it was not computed. None: the engine does not say.
     layers: NDArray[np.float32] | None = None
-
-
-# Hears, in a few words, how far the work is.
-Say = Callable[[str], None]
-
-
-def quiet(text: str) -> None:
-    """Hear nothing."""
 
 
 def prefixed(say: Say, where: str) -> Say:

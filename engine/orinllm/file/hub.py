@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orinllm.errors import BadInput
+from orinllm.progress import Say
 
 #: Prefixes of a name; a file of that path on this machine comes first.
 PREFIXES = ("hf.co/", "https://hf.co/", "https://huggingface.co/", "huggingface.co/")
@@ -27,7 +28,6 @@ _PIECE = 1 << 22
 _PATIENCE = 30.0
 # Of an encoder, the best first: halves, which every path reads as they are.
 _MMPROJ_TYPES = ("F16", "BF16", "F32", "Q8_0")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

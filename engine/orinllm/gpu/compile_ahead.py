@@ -25,12 +25,13 @@ from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory, make_memory, slot_floats
-from orinllm.gpu.plan import Say, make_plan, quiet
+from orinllm.gpu.plan import make_plan
 from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network
 from orinllm.network.vision.encoder import Projector
+from orinllm.progress import Say, quiet
 
 
 def target_gpu(arch: str, multiprocessors: int | None) -> Target:

@@ -78,9 +78,29 @@ def _floats(buffer: Buffer, count: int) -> NDArray[np.float32]:
     return raw
 
 
-def _graph_of(chunk: ChunkList) -> Graph:
-    compile_all(chunk.memory.device, [launch.source for launch in chunk.launches])
-    return Graph(chunk.memory.device, chunk.launches)
+def _graph_of(memory: Memory, launches: Sequence[Launch]) -> Graph:
+    compile_all(memory.device, [launch.source for launch in launches])
+    return Graph(memory.device, launches)
+
+
+class _PromptGraphs:
+    """Launches of a prompt over a memory; those of a piece and of the rest when they are asked."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.list = ChunkList(memory)
+        self.chunk = self.list, _graph_of(memory, self.list.launches)
+        self.chunk[1].prepare()
+
+    @functools.cached_property
+    def piece(self) -> tuple[ChunkList, Graph] | None:
+        """Launches of a piece beside answers; None: those of a chunk are as good."""
+        piece = piece_of(self.list)
+        return None if piece is None else (piece, _graph_of(piece.memory, piece.launches))
+
+    @functools.cached_property
+    def rest(self) -> Graph:
+        """Launches behind a chunk whose hidden states are wanted."""
+        return _graph_of(self.list.memory, self.list.rest)
 
 
 class FusedExecutor:
@@ -102,9 +122,7 @@ class FusedExecutor:
         self.memory = memory
         self._decoders: dict[int, Decoder] = {}
         self._verifiers: dict[int, Verifier] = {}
-        chunk = ChunkList(memory)
-        self._prompt = chunk, _graph_of(chunk)
-        self._prompt[1].prepare()
+        self._prompt = _PromptGraphs(memory)
         self.place(range(min(self.context // PAGE, memory.pages)))
 
     def keep_hidden_states(self) -> LastHiddenStates:
@@ -114,8 +132,6 @@ class FusedExecutor:
         """
         if self.memory.left is None:
             left = self.memory.make_last_hidden_states()
-            for made in ("_piece", "begins", "_chunk_rest"):
-                self.__dict__.pop(made, None)
             self.wait_for_device()
             self._lower(replace(self.memory, left=left))
         assert self.memory.left is not None
@@ -134,17 +150,12 @@ class FusedExecutor:
     @functools.cached_property
     def prompt_tokens_per_step(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
-        return tokens_beside(self._prompt[0])
-
-    @functools.cached_property
-    def _piece(self) -> tuple[ChunkList, Graph] | None:
-        piece = piece_of(self._prompt[0])
-        return None if piece is None else (piece, _graph_of(piece))
+        return tokens_beside(self._prompt.list)
 
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:
         """Launches of a chunk, in order."""
-        return self._prompt[0].launches + self._prompt[0].rest
+        return self._prompt.list.launches + self._prompt.list.rest
 
     def decoder(self, sequences: int = 1) -> Decoder:
         """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
@@ -156,11 +167,11 @@ class FusedExecutor:
         if sequences not in self._decoders:
             tokens = list_of_tokens(self.memory, sequences)
             begins = self.begins and sequences == 1
-            chunk = self._prompt[0] if begins else None
+            chunk = self._prompt.list if begins else None
             self._decoders[sequences] = Decoder(tokens, chunk)
         return self._decoders[sequences]
 
-    @functools.cached_property
+    @property
     def begins(self) -> bool:
         """Say whether the token behind a chunk needs no more than the last layer of its last token.
 
@@ -180,9 +191,8 @@ class FusedExecutor:
         self.decoder().place([pages], [states])
         for rows, verifier in self._verifiers.items():
             verifier.place([pages] * rows, [states] * rows)
-        if self._prompt:
-            copy_ints(self._prompt[0].table, self.memory.table_row(pages))
-            copy_ints(self._prompt[0].slots, [states])
+        copy_ints(self._prompt.list.table, self.memory.table_row(pages))
+        copy_ints(self._prompt.list.slots, [states])
 
     def copy_states(self, source: int, target: int) -> None:
         """Start a copy of a slot's recurrent states to another; checkpoints are behind the slots.
@@ -207,7 +217,7 @@ class FusedExecutor:
         for at, to in pieces_of(tokens, start, end, self.chunk, self.memory.config.whole_pictures):
             piece = tokens[at:to]
             if len(piece) >= _LEAST_CHUNK or min(piece) < 0:
-                self._chunk(self._prompt, tokens, at, to)
+                self._chunk(self._prompt.chunk, tokens, at, to)
             else:
                 less = self._behind(tokens[:at])
                 for position, token in enumerate(piece, at):
@@ -216,17 +226,17 @@ class FusedExecutor:
     @property
     def has_pieces(self) -> bool:
         """Say whether `fill_piece` has launches of its own, and compile them."""
-        return self._piece is not None
+        return self._prompt.piece is not None
 
     def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Do as `fill` for `beside` tokens at most, by tiles that so few are enough for.
 
         Their sums are added in another order than those of `fill`.
         """
-        if self._piece is None or end - start < _LEAST_PIECE:
+        if self._prompt.piece is None or end - start < _LEAST_PIECE:
             self.fill(tokens, start, end)
         else:
-            self._chunk(self._piece, tokens, start, end)
+            self._chunk(self._prompt.piece, tokens, start, end)
 
     def _behind(self, tokens: Sequence[int]) -> int:
         """Return by how much less than their positions tokens behind these are turned."""
@@ -263,7 +273,9 @@ class FusedExecutor:
         last. None: no longer.
         """
         decoder = self.decoder()
-        for made, graph in filter(None, ((decoder.list, decoder.graph), self._prompt, self._piece)):
+        prompt = self._prompt
+        lists = ((decoder.list, decoder.graph), prompt.chunk, prompt.piece)
+        for made, graph in filter(None, lists):
             assert isinstance(made, TokenList | ChunkList)
             graph.seen = seen and functools.partial(self._saw, seen, made)
 
@@ -291,27 +303,21 @@ class FusedExecutor:
             self.step(tokens[-1], end - 1, self._behind(tokens))
             return
         for at, to in pieces_of(tokens, start, end, CHUNK, self.memory.config.whole_pictures):
-            self._chunk(self._prompt, tokens, at, to)
+            self._chunk(self._prompt.chunk, tokens, at, to)
         self.decoder().shift_positions([self._behind(tokens)])
         self.decoder().begin(end - 1)
 
     def hidden_states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
-        pieces, x = [], self._prompt[0].x
+        pieces, x = [], self._prompt.list.x
         while start < end:
             n = min(CHUNK, end - start)
-            self._chunk(self._prompt, tokens, start, start + n)
-            if self._prompt[0].rest:
-                self._chunk_rest.run()
+            self._chunk(self._prompt.chunk, tokens, start, start + n)
+            if self._prompt.list.rest:
+                self._prompt.rest.run()
             pieces.append(_floats(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
         return rms_normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
-
-    @functools.cached_property
-    def _chunk_rest(self) -> Graph:
-        chunk, _ = self._prompt
-        compile_all(self.memory.device, [launch.source for launch in chunk.rest])
-        return Graph(self.memory.device, chunk.rest)
 
     @functools.cached_property
     def _last_norm(self) -> NDArray[np.float32]:

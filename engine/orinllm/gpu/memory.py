@@ -9,7 +9,9 @@ from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import DType
 
 from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, round_up
+from orinllm.gpu.kernels.rows import Norm
 from orinllm.gpu.weights import Weights, floats
+from orinllm.network import layer as network
 from orinllm.network.config import Config
 from orinllm.network.layer import Recurrence, Rope, state_size
 
@@ -54,6 +56,12 @@ class Memory:
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
         return Buffer(self.device, size, dtype).allocate()
+
+    def norm(self, layer: int, norm: network.Norm | None) -> Norm:
+        """Return the weights of a layer's norm."""
+        assert norm is not None
+        vector = self.weights.vector(f"{self.config.prefix(layer)}{norm.weight}.weight")
+        return Norm(vector, self.config.norm_eps)
 
     def scratch(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements that the host never touches."""

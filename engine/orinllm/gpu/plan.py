@@ -1,6 +1,6 @@
 """Which path a model takes on a device, tensor by tensor, and what stands in the way."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orinllm.errors import BadInput
@@ -11,13 +11,6 @@ from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType, round_up
 from orinllm.network.arch.check import wanted_tensors
 from orinllm.network.config import Config
 from orinllm.network.layer import Activate, Activation, Mix, Recurrence
-
-#: Hears how far a start is.
-Say = Callable[[str], None]
-
-
-def quiet(text: str) -> None:
-    """Say nothing."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.gpu.device import concurrent_copy
 from orinllm.gpu.kernels.buffers import Weight
-from orinllm.gpu.plan import Say, quiet
 from orinllm.network.config import Config
 from orinllm.network.layer import Experts
+from orinllm.progress import Say, quiet
 
 if TYPE_CHECKING:
     from orinllm.gpu.kernels.experts import ExpertMatrices, Router

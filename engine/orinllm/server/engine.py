@@ -15,7 +15,7 @@ from orinllm.file.identity import Identity
 from orinllm.gpu.device import free_memory, open_device
 from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, pages_of
 from orinllm.gpu.memory import pages_that_fit
-from orinllm.gpu.plan import Plan, Say, quiet
+from orinllm.gpu.plan import Plan
 from orinllm.loader import (
     MOST_SLOTS,
     Network,
@@ -29,6 +29,7 @@ from orinllm.loader import (
 )
 from orinllm.model import Header, check_guesses, load_draft, load_mtp_block
 from orinllm.network.config import Config
+from orinllm.progress import Say, quiet
 from orinllm.server.options import EngineOptions
 from orinllm.sight import let_see, with_pictures
 from orinllm.text.grammar import Grammars

@@ -63,12 +63,6 @@ def server(tmp_path: Path) -> Path:
     return script
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let child processes import what this one imports."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-
-
 def worker(device: str, folder: Path, seconds: float = 900) -> Callable[[], WorkerProcess]:
     return partial(WorkerProcess, worker_environment(device, folder), seconds)
 

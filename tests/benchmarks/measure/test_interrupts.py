@@ -1,5 +1,6 @@
 """Ctrl-C, as often as one likes: what was measured is printed, and the journal goes with that."""
 
+import asyncio
 import json
 import os
 import signal
@@ -131,6 +132,18 @@ def test_one_that_python_drops_comes_again(capsys: pytest.CaptureFixture[str]) -
         time.sleep(60)
     assert time.monotonic() - start < 50, "it reached a thread that was not asleep"
     assert interrupts.name == "SIGTERM" and "ignored" not in capsys.readouterr().err
+
+
+def test_work_that_something_else_cancels_has_not_ended_well() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with (
+        Interrupts() as interrupts,
+        asyncio.Runner() as loop,
+        pytest.raises(asyncio.CancelledError),
+    ):
+        interrupts.run(loop, cancelled())
 
 
 def test_one_that_comes_again_behind_the_block_ends_nothing(

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.check.greedy import Engine, Generation, Say, context_of, prefixed, quiet
+from orinbench.check.greedy import Engine, Generation, context_of, prefixed
 from orinbench.child import Child
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import LeftOutError
 from orinbench.measure.plan import KNOB_BY_FIELD, Settings
 from orinbench.model import ModelInfo
+from orinllm.progress import Say, quiet
 
 # Alternatives asked for at each position: the whole of a small vocabulary, the head of a large one
 # (each costs about 100 bytes of JSON).

@@ -1,6 +1,7 @@
 // Rows of an encoder of pictures between its products: x (rows, COLS) floats.
 //
 // COLS is whole groups of GROUP columns, of which OF are there; what fills them up is zero.
+#include "block_sum.cuh"
 #include "epilogue.cuh"
 
 // Where the patches are: x = the sum of four rows of a table (COLS), each times a weight. of, by:
@@ -15,19 +16,6 @@ DI void place_rows(float* x, const float* table, const int* of, const float* by)
   for (int tap = 0; tap < 4; tap++)
     sum += table[(u64)of[4 * t + tap] * P::COLS + i] * by[4 * t + tap];
   x[t * P::COLS + i] = sum;
-}
-
-// Sum over a block of what each thread has; all threads call it.
-template<int THREADS> DI float block_sum(float v) {
-  __shared__ float red[THREADS / 32];
-  v = warp_sum(v);
-  __syncthreads();
-  if ((threadIdx.x & 31) == 0) red[threadIdx.x >> 5] = v;
-  __syncthreads();
-  v = 0.f;
-#pragma unroll
-  for (int i = 0; i < THREADS / 32; i++) v += red[i];
-  return v;
 }
 
 // A row of x to halves: over the root of its mean square, times weights; CENTERED: less its mean

@@ -1,4 +1,5 @@
 // RMS norms of rows, and the rotation of a prompt's heads into the cache.
+#include "block_sum.cuh"
 #include "cache.cuh"
 #include "rope.cuh"
 
@@ -6,7 +7,6 @@
 template<typename P>
 DI void norm_rows(u16* out, const float* x, const float* norm, float eps, int rows) {
   constexpr int K = P::COLS, THREADS = P::THREADS;
-  __shared__ float red[THREADS / 32];
   const int t = blockIdx.x, tid = threadIdx.x;
   if (t >= rows) return;
   const float* row = x + (u64)t * K;
@@ -15,13 +15,7 @@ DI void norm_rows(u16* out, const float* x, const float* norm, float eps, int ro
     const float4 v = *(const float4*)(row + k);
     ss += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
   }
-  ss = warp_sum(ss);
-  if ((tid & 31) == 0) red[tid >> 5] = ss;
-  __syncthreads();
-  ss = 0.f;
-#pragma unroll
-  for (int i = 0; i < THREADS / 32; i++) ss += red[i];
-  const float s = rsqrtf(ss * (1.f / K) + eps);
+  const float s = rsqrtf(block_sum<THREADS>(ss) * (1.f / K) + eps);
   for (int k = tid * 4; k < K; k += THREADS * 4) {
     const float4 v = *(const float4*)(row + k), n = *(const float4*)(norm + k);
     *(int2*)(out + (u64)t * K + k) =
@@ -33,7 +27,6 @@ DI void norm_rows(u16* out, const float* x, const float* norm, float eps, int ro
 template<typename P>
 DI void add_norm(float* x, const float* y, const float* norm, float eps, float factor, int rows) {
   constexpr int K = P::COLS, THREADS = P::THREADS;
-  __shared__ float red[THREADS / 32];
   const int tid = threadIdx.x;
   if ((int)blockIdx.x >= rows) return;
   x += (u64)blockIdx.x * K;
@@ -43,13 +36,7 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
     const float4 v = *(const float4*)(y + k);
     ss += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
   }
-  ss = warp_sum(ss);
-  if ((tid & 31) == 0) red[tid >> 5] = ss;
-  __syncthreads();
-  ss = 0.f;
-#pragma unroll
-  for (int i = 0; i < THREADS / 32; i++) ss += red[i];
-  const float s = rsqrtf(ss * (1.f / K) + eps) * factor;
+  const float s = rsqrtf(block_sum<THREADS>(ss) * (1.f / K) + eps) * factor;
   for (int k = tid * 4; k < K; k += THREADS * 4) {
     const float4 v = *(const float4*)(y + k), n = *(const float4*)(norm + k);
     float4 o = *(float4*)(x + k);
@@ -61,17 +48,6 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
   }
 }
 
-template<int THREADS> DI float block_sum(float v, float* red) {
-  v = warp_sum(v);
-  __syncthreads();  // whoever reads an earlier sum is done
-  if ((threadIdx.x & 31) == 0) red[threadIdx.x >> 5] = v;
-  __syncthreads();
-  v = 0.f;
-#pragma unroll
-  for (int i = 0; i < THREADS / 32; i++) v += red[i];
-  return v;
-}
-
 // x (rows, K) += the norm of the sum of the norms of a and b, a block a row (gemma4's experts).
 // norms: weights of a, of b, of their sum. Grid: (rows at most).
 struct Merged {
@@ -80,7 +56,6 @@ struct Merged {
 };
 template<typename P> DI void merge(const Merged& m, float eps, int rows) {
   constexpr int K = P::COLS, THREADS = P::THREADS;
-  __shared__ float red[THREADS / 32];
   if ((int)blockIdx.x >= rows) return;
   const u64 row = (u64)blockIdx.x * K;
   float scale[2], squares[2] = {0.f, 0.f}, sum = 0.f;
@@ -88,14 +63,13 @@ template<typename P> DI void merge(const Merged& m, float eps, int rows) {
 #pragma unroll
     for (int i = 0; i < 2; i++) squares[i] += m.in[i][row + k] * m.in[i][row + k];
 #pragma unroll
-  for (int i = 0; i < 2; i++)
-    scale[i] = rsqrtf(block_sum<THREADS>(squares[i], red) * (1.f / K) + eps);
+  for (int i = 0; i < 2; i++) scale[i] = rsqrtf(block_sum<THREADS>(squares[i]) * (1.f / K) + eps);
   auto merged = [&](int k) {
     return m.in[0][row + k] * scale[0] * m.norms[0][k] +
            m.in[1][row + k] * scale[1] * m.norms[1][k];
   };
   for (int k = threadIdx.x; k < K; k += THREADS) sum += merged(k) * merged(k);
-  const float s = rsqrtf(block_sum<THREADS>(sum, red) * (1.f / K) + eps);
+  const float s = rsqrtf(block_sum<THREADS>(sum) * (1.f / K) + eps);
   for (int k = threadIdx.x; k < K; k += THREADS) m.x[row + k] += merged(k) * s * m.norms[2][k];
 }
 

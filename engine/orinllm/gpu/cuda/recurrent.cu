@@ -8,7 +8,7 @@
 // AT_ONCE tokens need is brought to shared memory together. Grid: (blocks of channels or heads,
 // sequences). A sequence at position 0 begins with a state of zeros; below 0 it is idle. Unless
 // KEEPS the states stay as they were: some of the tokens may be guessed wrong.
-#include "gpu.cuh"
+#include "block_sum.cuh"
 
 // Where states are, and where tokens: slots of the sequences, their positions, or the chunk
 // (attention_prompt.cu).
@@ -291,19 +291,12 @@ template<typename P> DI void scan(const Mamba& a) {
 template<typename P, typename Out>
 DI void norm_groups(Out* out, const float* in, const float* norm, float eps, int rows) {
   constexpr int K = P::COLS, THREADS = P::THREADS;
-  __shared__ float red[THREADS / 32];
   if ((int)blockIdx.y >= rows) return;
   const int tid = threadIdx.x;
   const u64 at = ((u64)blockIdx.y * P::GROUPS + blockIdx.x) * K;
   float ss = 0.f;
   for (int k = tid; k < K; k += THREADS) ss += in[at + k] * in[at + k];
-  ss = warp_sum(ss);
-  if ((tid & 31) == 0) red[tid >> 5] = ss;
-  __syncthreads();
-  ss = 0.f;
-#pragma unroll
-  for (int i = 0; i < THREADS / 32; i++) ss += red[i];
-  const float scale = rsqrtf(ss * (1.f / K) + eps);
+  const float scale = rsqrtf(block_sum<THREADS>(ss) * (1.f / K) + eps);
   for (int k = tid; k < K; k += THREADS)
     put(out + at + k, in[at + k] * scale * norm[blockIdx.x * K + k]);
 }

@@ -191,7 +191,9 @@ class Lowering(ABC):
                     by = self.memory.weights.vector(f"{config.prefix(layer)}{weight}.weight")
                     launches.append(scale(self.x, by, self.count))
                 case Merge(values, norms, last):
-                    three = [self.norm(layer, network.Norm("", "", n)) for n in (*norms, last)]
+                    three = [
+                        self.memory.norm(layer, network.Norm("", "", n)) for n in (*norms, last)
+                    ]
                     first, second = (self._values[name] for name in values)
                     launches.append(add_merged_norms(three, self.x, (first, second), self.count))
                 case network.Convolve() | network.Delta() | network.Scan() as operation:
@@ -294,7 +296,7 @@ class Lowering(ABC):
             yield from self.product(layer, step, WantedProduct("ADD", self.x, step.add.scale))
         else:
             yield from self.product(layer, step, WantedProduct("STORE", self._aside))
-            norm = self.norm(layer, step.post)
+            norm = self.memory.norm(layer, step.post)
             yield add_norm(norm, self.x, self._aside, step.add.scale, self.count)
 
     def _names(self, layer: int, step: Step) -> list[str]:
@@ -309,13 +311,6 @@ class Lowering(ABC):
     def biases(self, layer: int, step: Step) -> tuple[Buffer | None, ...]:
         """Return the bias of each matrix of a step that the file has one for."""
         return tuple(self.memory.weights.bias(name) for name in self._names(layer, step))
-
-    def norm(self, layer: int, norm: network.Norm | None) -> Norm:
-        """Return the weights of a norm."""
-        assert norm is not None
-        prefix = self.memory.config.prefix(layer)
-        vector = self.memory.weights.vector(f"{prefix}{norm.weight}.weight")
-        return Norm(vector, self.memory.config.norm_eps)
 
     def cache(self, layer: int) -> Cache:
         """Return a layer's keys and values."""

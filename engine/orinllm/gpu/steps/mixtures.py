@@ -19,7 +19,6 @@ from orinllm.gpu.kernels.experts import (
     rows_hidden,
     rows_parts,
 )
-from orinllm.gpu.kernels.rows import Norm
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.network.layer import Experts, Mix, Step
@@ -62,12 +61,6 @@ class Mixtures:
             self._scratch[mix.experts] = _Scratch(self._memory, mix.experts, tokens, rows)
         return mix.experts, self._scratch[mix.experts]
 
-    def _norm(self, layer: int, step: Step) -> Norm:
-        assert step.norm is not None
-        config = self._memory.config
-        name = f"{config.prefix(layer)}{step.norm.weight}.weight"
-        return Norm(self._memory.weights.vector(name), config.norm_eps)
-
     def of_tokens(
         self, layer: int, step: Step, x: Buffer, to: Buffer, state: Buffer
     ) -> Iterator[Launch]:
@@ -79,7 +72,7 @@ class Mixtures:
         memory, weights = self._memory, self._memory.weights
         prefix = memory.config.prefix(layer)
         experts, scratch = self._of(step.operation)
-        norm = self._norm(layer, step)
+        norm = self._memory.norm(layer, step.norm)
         router = weights.router(f"{prefix}ffn_gate_inp", norm, experts)
         yield choose_experts(router, x, scratch.choice, self._tokens, state)
         chosen = TokenExperts(
@@ -113,7 +106,9 @@ class Mixtures:
         weights, (x, normed, to) = self._memory.weights, rows
         prefix = self._memory.config.prefix(layer)
         experts, scratch = self._of(step.operation)
-        router = weights.router(f"{prefix}ffn_gate_inp", self._norm(layer, step), experts)
+        router = weights.router(
+            f"{prefix}ffn_gate_inp", self._memory.norm(layer, step.norm), experts
+        )
         yield choose_experts(router, x, scratch.choice, count, state)
         yield group_by_expert(experts, scratch.groups, scratch.choice, count)
         chosen = RowExperts(

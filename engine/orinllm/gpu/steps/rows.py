@@ -80,7 +80,7 @@ class RowList(Lowering):
 
     def _norm_before(self, layer: int, step: Step) -> Iterator[Launch]:
         if step.norm is not None:
-            norm, out = self.norm(layer, step.norm), self._values[step.norm.out]
+            norm, out = self.memory.norm(layer, step.norm), self._values[step.norm.out]
             yield norm_rows(norm, out, self._values[step.source], self.count)
 
     def mix_experts(self, layer: int, step: Step) -> Iterator[Launch]:
@@ -88,9 +88,9 @@ class RowList(Lowering):
         assert step.norm is not None
         yield from self._norm_before(layer, step)
         rows = self.x, self._values[step.norm.out], self._values[step.out]
-        yield from self.mixtures.of_rows(layer, step, rows, self.count, self.idle)
+        yield from self.mixtures.of_rows(layer, step, rows, self.count, self.idle_state)
 
     @property
-    def idle(self) -> Buffer | None:
+    def idle_state(self) -> Buffer | None:
         """The state (attention.cu) that says which rows are idle; None where none is."""
         return None

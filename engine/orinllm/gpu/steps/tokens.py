@@ -151,7 +151,7 @@ class TokenList(Lowering):
             self._values[step.source],
             self.state,
             biases=self.biases(layer, step),
-            norm=self.norm(layer, step.norm).weight if step.norm else None,
+            norm=self.memory.norm(layer, step.norm).weight if step.norm else None,
             eps=self.memory.config.norm_eps,
             factor=wanted.factor,
             activation=wanted.activation,

@@ -1,0 +1,10 @@
+"""Progress of long work, in words."""
+
+from collections.abc import Callable
+
+#: Hears how far work is.
+Say = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
