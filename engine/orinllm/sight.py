@@ -208,9 +208,11 @@ def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
 
 def taken_by(clip: GGUF, projector: Projector, context: int) -> tuple[int, int]:
     """Return bytes of an encoder on a GPU: of weights, and for the largest picture of a context."""
-    from orinllm.gpu.encoder import footprint
+    from orinllm.gpu.device import null_device
+    from orinllm.gpu.encoder import FusedEncoder
 
-    return footprint(clip, projector.encoder, projector.most_rows(context))
+    encode = FusedEncoder(clip, projector.encoder, null_device(), empty=True)
+    return encode.footprint(projector.most_rows(context))
 
 
 def describe(mmproj: str | Path, network: Network) -> Iterator[str]:

@@ -19,7 +19,7 @@ from orinllm.gpu.device import (
     cubin_name,
 )
 from orinllm.gpu.draws import Draws
-from orinllm.gpu.encoder import PictureWeights, launches_of_all
+from orinllm.gpu.encoder import FusedEncoder
 from orinllm.gpu.fused import piece_of
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states
@@ -122,9 +122,8 @@ def compile_ahead(
     launches = list(launches_for(network, gpu, *size_classes(slots), served=True))
     if seen is not None:
         clip, projector = seen
-        weights = PictureWeights(clip, "NULL", empty=True)
-        most = projector.most_rows(network.context)
-        launches += launches_of_all(projector.encoder, weights, most)
+        encode = FusedEncoder(clip, projector.encoder, "NULL", empty=True)
+        launches += encode.launches(projector.most_rows(network.context))
     sources = list(dict.fromkeys(launch.source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)

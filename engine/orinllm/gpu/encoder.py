@@ -11,11 +11,11 @@ from tinygrad.dtype import DType
 
 from orinllm.file.ggml import GgmlType, kernel_types
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import compile_all, null_device, unsupported
+from orinllm.gpu.device import compile_all, unsupported
 from orinllm.gpu.kernels.buffers import Weight, round_up
 from orinllm.gpu.kernels.encoder import Columns
 from orinllm.gpu.kernels.gemm import COLUMN_STEP, tiles_of
-from orinllm.gpu.launch import Graph, Launch
+from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import GPU_ONLY
 from orinllm.gpu.steps.picture import PictureList
 from orinllm.gpu.weights import floats
@@ -42,13 +42,16 @@ def obstacle(encoder: Encoder, device: str) -> str | None:
 
 
 class FusedEncoder:
-    """Rows of tiles, on a tinygrad device. Matrices are loaded with the first picture."""
+    """Rows of tiles, on a tinygrad device. Matrices are loaded with the first picture.
 
-    def __init__(self, gguf: GGUF, encoder: Encoder, device: str) -> None:
+    empty: nothing is in the buffers of matrices.
+    """
+
+    def __init__(self, gguf: GGUF, encoder: Encoder, device: str, empty: bool = False) -> None:
         self._encoder, self._device = encoder, device
-        self._weights = PictureWeights(gguf, device)
+        self._weights = PictureWeights(gguf, device, empty)
         self._room = PictureBuffers(device, 0)
-        self._lists: OrderedDict[tuple[int, int], tuple[PictureList, Graph]] = OrderedDict()
+        self._lists: OrderedDict[tuple[int, int], PictureList] = OrderedDict()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
@@ -56,18 +59,49 @@ class FusedEncoder:
 
     def prepare(self, most: int) -> None:
         """Take what tiles of up to so many rows need: memory, and the kernels of all sizes."""
-        launches, _ = self._list(*_grid(self._encoder, most))
-        rest = _lists_of_all(self._encoder, self._weights, self._room, launches, most)
-        compile_all(self._device, [launch.source for each in rest for launch in each.launches])
+        compile_all(self._device, [launch.source for launch in self.launches(most)])
+
+    def launches(self, most: int) -> Iterator[Launch]:
+        """Yield launches that have the kernels of every tile of up to `most` rows among them.
+
+        Tiles differ in products, whose blocks are by their number of rows (kernels/tile.py).
+        """
+        largest = self._list(*self._grid(most))
+        yield from largest.launches
+        if self._encoder.free is None:
+            return
+        different = {
+            (each, tuple((w.type.name, w.rows, w.cols) for w in product.weights)): product
+            for product, each in largest.products
+        }
+        known = set[object]()
+        for n in range(most, 0, -1):
+            tiles = {
+                (key, tiles_of(product, n * self._encoder.merge**2 // key[0]))
+                for key, product in different.items()
+            }
+            if not tiles <= known and known:
+                yield from self._new_list(*self._grid(n)).launches
+            known |= tiles
+
+    def footprint(self, most: int) -> tuple[int, int]:
+        """Return bytes: of the weights, and of what tiles of up to `most` rows take."""
+        launches = self._list(*self._grid(most)).launches
+        bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}
+        weights, room = self._weights.n_bytes, self._room.n_bytes
+        other = sum(base.nbytes for base in bases.values()) - weights - room
+        return weights, room + _SHAPES_KEPT * other
+
+    def _grid(self, rows: int) -> tuple[int, int]:
+        """Return a tile's grid of patches: of a tile of any size one that makes so many rows."""
+        side, merge = self._encoder.shape.side, self._encoder.merge
+        return (side, side) if self._encoder.free is None else (merge, merge * rows)
 
     def _rows(self, tile: Pixels) -> Floats:
-        rows, columns = (side // self._encoder.shape.patch for side in tile.shape[:2])
-        launches, graph = self._list(rows, columns)
-        launches.put(patches_of(self._encoder, tile))
-        graph.run()
-        return launches.rows()
+        launches = self._list(*(side // self._encoder.shape.patch for side in tile.shape[:2]))
+        return launches.run(patches_of(self._encoder, tile))
 
-    def _list(self, rows: int, columns: int) -> tuple[PictureList, Graph]:
+    def _list(self, rows: int, columns: int) -> PictureList:
         """Return the launches of a shape. Those of few are kept, in room for the largest."""
         shape = rows, columns
         if rows * columns > self._room.patches:
@@ -76,70 +110,13 @@ class FusedEncoder:
         if shape not in self._lists:
             if len(self._lists) == _SHAPES_KEPT:
                 self._lists.popitem(last=False)
-            launches = _list_of(self._encoder, self._weights, self._room, shape)
-            self._lists[shape] = launches, Graph(self._device, launches.launches)
+            self._lists[shape] = self._new_list(*shape)
         self._lists.move_to_end(shape)
         return self._lists[shape]
 
-
-def _list_of(
-    encoder: Encoder, weights: "PictureWeights", room: "PictureBuffers", grid: tuple[int, int]
-) -> PictureList:
-    return PictureList(encoder, weights, room, arrange(encoder, *grid))
-
-
-def _grid(encoder: Encoder, rows: int) -> tuple[int, int]:
-    """Return a tile's grid of patches: of a tile of any size one that makes so many rows."""
-    side, merge = encoder.shape.side, encoder.merge
-    return (side, side) if encoder.free is None else (merge, merge * rows)
-
-
-def _lists_of_all(
-    encoder: Encoder,
-    weights: "PictureWeights",
-    room: "PictureBuffers",
-    largest: PictureList,
-    most: int,
-) -> Iterator[PictureList]:
-    """Yield lists that have the kernels of every tile of up to `most` rows among them.
-
-    Tiles differ in products, whose blocks are by their number of rows (kernels/tile.py).
-    """
-    yield largest
-    if encoder.free is None:
-        return
-    different = {
-        (each, tuple((w.type.name, w.rows, w.cols) for w in product.weights)): product
-        for product, each in largest.products
-    }
-    known = set[object]()
-    for n in range(most, 0, -1):
-        tiles = {
-            (key, tiles_of(product, n * encoder.merge**2 // key[0]))
-            for key, product in different.items()
-        }
-        if not tiles <= known and known:
-            yield _list_of(encoder, weights, room, _grid(encoder, n))
-        known |= tiles
-
-
-def launches_of_all(encoder: Encoder, weights: "PictureWeights", most: int) -> list[Launch]:
-    """Return launches that have the kernels of every tile of up to `most` rows among them."""
-    grid = _grid(encoder, most)
-    room = PictureBuffers(weights.device, grid[0] * grid[1])
-    largest = _list_of(encoder, weights, room, grid)
-    lists = _lists_of_all(encoder, weights, room, largest, most)
-    return [launch for each in lists for launch in each.launches]
-
-
-def footprint(gguf: GGUF, encoder: Encoder, most: int) -> tuple[int, int]:
-    """Return bytes of an encoder: of its weights, and of what tiles of up to `most` rows take."""
-    weights, grid = PictureWeights(gguf, null_device(), empty=True), _grid(encoder, most)
-    room = PictureBuffers(weights.device, grid[0] * grid[1])
-    launches = _list_of(encoder, weights, room, grid).launches
-    bases = {id(a.buffer.base): a.buffer.base for launch in launches for a in launch.arguments}
-    other = sum(base.nbytes for base in bases.values()) - weights.n_bytes - room.n_bytes
-    return weights.n_bytes, room.n_bytes + _SHAPES_KEPT * other
+    def _new_list(self, rows: int, columns: int) -> PictureList:
+        arranged = arrange(self._encoder, rows, columns)
+        return PictureList(self._encoder, self._weights, self._room, arranged)
 
 
 class PictureBuffers:
@@ -165,13 +142,10 @@ class PictureBuffers:
 
 
 class PictureWeights:
-    """An mmproj file's tensors on the device: rows and columns are filled up with zeros.
+    """An mmproj file's tensors on the device: rows and columns are filled up with zeros."""
 
-    empty: nothing is in the buffers of matrices.
-    """
-
-    def __init__(self, gguf: GGUF, device: str, empty: bool = False) -> None:
-        self._gguf, self.device, self._empty = gguf, device, empty
+    def __init__(self, gguf: GGUF, device: str, empty: bool) -> None:
+        self.tensors, self._gguf, self.device, self._empty = gguf.tensors, gguf, device, empty
         self._matrices: dict[tuple[str, bool], Weight] = {}
         self._vectors: dict[str, Buffer] = {}
 
@@ -181,23 +155,15 @@ class PictureWeights:
         matrices = (weight.buffer for weight in self._matrices.values())
         return sum(buffer.nbytes for buffer in (*matrices, *self._vectors.values()))
 
-    def has(self, name: str) -> bool:
-        """Say whether the file has a tensor."""
-        return name in self._gguf.tensors
-
-    def type_of(self, name: str) -> GgmlType:
-        """Return a tensor's type."""
-        return self._gguf.tensors[name].type
-
     def matrix(self, name: str, columns: Columns, packed: bool, across: bool = False) -> Weight:
         """Return a matrix: `packed` as it lies in the file, where that has no gaps; else halves.
 
         across: the file has it as (in_features, out_features).
         """
         if (name, packed) not in self._matrices:
-            tensor = self._gguf.tensors[name]
+            tensor = self.tensors[name]
             type_ = kernel_types().get(int(tensor.type))
-            whole = columns.of == columns.group and not across and not self.has(f"{name}.1")
+            whole = columns.of == columns.group and not across and f"{name}.1" not in self.tensors
             lies = packed and whole and type_ is not None
             if type_ is None or not lies or columns.all % type_.block_values:
                 lies, type_ = False, kernel_types()[int(GgmlType.F16)]
@@ -215,7 +181,7 @@ class PictureWeights:
     def _raw(self, name: str, columns: Columns, lies: bool, across: bool) -> NDArray[np.uint8]:
         """Return a matrix's bytes, rows first: `lies`: as in the file; else as halves."""
         if lies:
-            return self._gguf.bytes(name).reshape(self._gguf.tensors[name].shape[0], -1)
+            return self._gguf.bytes(name).reshape(self.tensors[name].shape[0], -1)
         values = weight_of(self._gguf, name)
         values = _filled(values.T if across else values, columns)
         return np.ascontiguousarray(values, np.float16).view(np.uint8)

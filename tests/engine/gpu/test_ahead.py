@@ -126,7 +126,7 @@ def test_the_first_picture_of_any_size_compiles_nothing(
     encode = FusedEncoder(seen[0], seen[1].encoder, "NULL")
     tiles: dict[str, set[str]] = {}
     for rows in range(36, 0, -1):
-        launches, _ = encode._list(2, 2 * rows)
+        launches = encode._list(2, 2 * rows)
         sources = {launch.source: launch.name for launch in launches.launches}
         assert {devices.cubin_name("sm_87", source) for source in sources} <= made, rows
         for source, name in sources.items():

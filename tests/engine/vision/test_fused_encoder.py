@@ -12,7 +12,8 @@ from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
 from orinllm.cpu.encoder import CpuEncoder
-from orinllm.gpu.encoder import FusedEncoder, footprint, obstacle
+from orinllm.gpu.device import null_device
+from orinllm.gpu.encoder import FusedEncoder, obstacle
 from orinllm.gpu.kernels.encoder import BLOCK_ROWS, Heads, attend_all, split_heads
 from orinllm.gpu.launch import Graph
 from orinllm.network.vision.places import blocks_of
@@ -66,15 +67,17 @@ def test_rows_are_those_of_transformers(
     first, rows = encode(tiles[1:]), encode(tiles)
     assert np.abs(rows - wanted).max() < 0.003
     assert (first == rows[n:]).all()
-    for launches, _ in encode._lists.values():  # a board's host reads no others
+    for launches in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
     n_rows = projector.most_rows(1 << 20)
-    weights, most = footprint(clip, projector.encoder, n_rows)
+    weights, most = FusedEncoder(clip, projector.encoder, null_device(), empty=True).footprint(
+        n_rows
+    )
     assert weights == encode._weights.n_bytes
     encode.prepare(n_rows)
     room = encode._room
     assert (encode(tiles) == rows).all() and encode._room is room
-    each = [launch for of, _ in encode._lists.values() for launch in of.launches]
+    each = [launch for of in encode._lists.values() for launch in of.launches]
     bases = {id(a.buffer.base): a.buffer.base for one in each for a in one.arguments}
     held = sum(base.nbytes for base in bases.values()) - weights
     assert room.n_bytes < held <= most < 1.5 * held

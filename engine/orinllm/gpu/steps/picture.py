@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from orinllm.gpu.kernels.encoder import (
     split_heads,
 )
 from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_products
-from orinllm.gpu.launch import Launch
+from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import ints
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Norm, X
@@ -88,21 +89,24 @@ class PictureList:
         }
         turns = arranged.turns
         self._turns = None if turns is None else floats(device, np.concatenate(turns, axis=1))
-        self._input = self._patch_input()
+        columns = _whole(3 * encoder.shape.patch**2)
+        patches = room.rows(_PATCHES, 1, columns.all, dtypes.uint16, zero=True)
+        self._input = _Value(patches, 1, columns)
         self.products: list[tuple[RowProduct, int]] = []  # and the patches of a row of each
         self.launches = tuple(self._lower())
 
-    def put(self, patches: Floats) -> None:
-        """Copy a picture's patches, in the order of `patches_of`, to the device."""
-        columns = self._input.columns
+    @cached_property
+    def _graph(self) -> Graph:
+        return Graph(self._room.device, self.launches)
+
+    def run(self, patches: Floats) -> Floats:
+        """Return the rows of a picture's patches, which are in the order of `patches_of`."""
+        columns, parts = self._input.columns, list[Floats]()
         halves = np.zeros((self._patches, columns.all), np.float16)
         halves[:, : columns.of] = patches[self._arranged.order]
         view = self._input.buffer.view(halves.size, dtypes.uint16, 0).ensure_allocated()
         view.copyin(halves.view(np.uint8).data.cast("B"))
-
-    def rows(self) -> Floats:
-        """Return the rows of the picture that was put; waits for its launches."""
-        parts = []
+        self._graph.run()
         for value in self._results:
             n, columns = self._patches // value.each, value.columns
             view = value.buffer.view(n * columns.all, dtypes.float32, 0).ensure_allocated()
@@ -111,11 +115,6 @@ class PictureList:
             parts.append(out[:, : columns.of])
         found: Floats = np.concatenate(parts, axis=1)[self._arranged.back]
         return found
-
-    def _patch_input(self) -> _Value:
-        columns = _whole(3 * self._encoder.shape.patch**2)
-        buffer = self._room.rows(_PATCHES, 1, columns.all, dtypes.uint16, zero=True)
-        return _Value(buffer, 1, columns)
 
     def _count(self, each: int) -> Buffer:
         """Return what says to products how many rows of so many patches there are."""
@@ -216,14 +215,14 @@ class PictureList:
     def _matrices(self, made: Product, columns: Columns) -> tuple[Weight, ...]:
         """Return matrices as they lie in the file; those of two types, which gate, in halves."""
         names = [f"{name}.weight" for name, _ in made.matrices]
-        packed = len({self._weights.type_of(name) for name in names}) == 1
+        packed = len({self._weights.tensors[name].type for name in names}) == 1
         across = made.matrices[0][0] in self._encoder.across
         return tuple(self._weights.matrix(name, columns, packed, across) for name in names)
 
     def _biases(self, made: Product) -> tuple[Buffer | None, ...]:
         return tuple(
             self._weights.vector(f"{name}.bias", _whole(n))
-            if self._weights.has(f"{name}.bias")
+            if f"{name}.bias" in self._weights.tensors
             else None
             for name, n in made.matrices
         )
