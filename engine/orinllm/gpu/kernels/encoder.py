@@ -1,6 +1,7 @@
 """Rows of an encoder of pictures between its products: cuda/encoder.cu, attention_all.cu."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
@@ -93,26 +94,37 @@ class AllConstants(Constants):
     ahead: bool = False
 
 
+def _launch(
+    name: str,
+    constants: Constants,
+    given: Mapping[str, Buffer | None],
+    body: str,
+    grid: tuple[int, int],
+    n_written: int = 1,
+) -> Launch:
+    """Return a launch of encoder.cu, of the arguments that have a buffer; it writes the first."""
+    arguments = tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
+    return Launch(
+        name=name,
+        file="encoder.cu",
+        constants=(constants,),
+        arguments=arguments,
+        body=f"  {body};",
+        grid=(*grid, 1),
+        block=_THREADS,
+        writes=tuple(argument.name for argument in arguments[:n_written]),
+    )
+
+
 def place_rows(
     x: Buffer, table: Buffer, taps: tuple[Buffer, Buffer], shape: tuple[int, int]
 ) -> Launch:
     """Return x (rows, columns) = four rows of a table, each times a weight."""
     rows, cols = shape
-    return Launch(
-        name=f"place_rows_{cols}",
-        file="encoder.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const float* table", table),
-            Argument("const int* of", taps[0]),
-            Argument("const float* by", taps[1]),
-        ),
-        body="  place_rows<P0>(x, table, of, by);",
-        grid=(ceil_div(cols, _THREADS), rows, 1),
-        block=_THREADS,
-        writes=("x",),
-    )
+    given = {"float* x": x, "const float* table": table}
+    given |= {"const int* of": taps[0], "const float* by": taps[1]}
+    constants, grid = RowConstants(cols, _THREADS), (ceil_div(cols, _THREADS), rows)
+    return _launch(f"place_rows_{cols}", constants, given, "place_rows<P0>(x, table, of, by)", grid)
 
 
 def norm_biased(
@@ -124,24 +136,14 @@ def norm_biased(
 ) -> Launch:
     """Return out = the norm of rows in halves: a LayerNorm where there are biases, else RMS."""
     (weight, bias), (rows, columns) = weights, shape
-    more = () if bias is None else (Argument("const float* bias", bias),)
-    kind = "rms" if bias is None else "layer"
-    return Launch(
-        name=f"{kind}_norm_{columns.all}",
-        file="encoder.cu",
-        constants=(
-            NormConstants(columns.all, _THREADS, columns.group, columns.of, bias is not None),
-        ),
-        arguments=(
-            Argument("u16* out", out),
-            Argument("const float* x", x),
-            Argument("const float* weight", weight),
-            *more,
-        ),
-        body=f"  norm_biased<P0>(out, x, weight, {'bias' if more else '0'}, {eps!r}f);",
-        grid=(rows, 1, 1),
-        block=_THREADS,
-        writes=("out",),
+    kind, shown = ("rms", "0") if bias is None else ("layer", "bias")
+    return _launch(
+        f"{kind}_norm_{columns.all}",
+        NormConstants(columns.all, _THREADS, columns.group, columns.of, bias is not None),
+        {"u16* out": out, "const float* x": x, "const float* weight": weight}
+        | {"const float* bias": bias},
+        f"norm_biased<P0>(out, x, weight, {shown}, {eps!r}f)",
+        (rows, 1),
     )
 
 
@@ -153,25 +155,19 @@ def split_heads(
     rows: int,
 ) -> Launch:
     """Return queries (scaled), keys and values in halves; turned where `turns` says by what."""
-    more = () if turns is None else (Argument("const float* turns", turns),)
     constants = SplitConstants(
         *(heads.heads, heads.head, heads.head_dim, heads.part, heads.stride),
         *(turns is not None, _THREADS),
     )
-    names = ("q", "k", "v")
-    return Launch(
-        name=f"split_heads_{heads.heads}x{heads.head}",
-        file="encoder.cu",
-        constants=(constants,),
-        arguments=(
-            *(Argument(f"u16* {name}", buffer) for name, buffer in zip(names, halves, strict=True)),
-            Argument("const float* qkv", qkv),
-            *more,
-        ),
-        body=f"  split_heads<P0>(q, k, v, qkv, {'turns' if more else '0'}, {heads.head**-0.5!r}f);",
-        grid=(rows, 3, 1),
-        block=_THREADS,
-        writes=names,
+    given = dict(zip(("u16* q", "u16* k", "u16* v"), halves, strict=True))
+    return _launch(
+        f"split_heads_{heads.heads}x{heads.head}",
+        constants,
+        {**given, "const float* qkv": qkv, "const float* turns": turns},
+        f"split_heads<P0>(q, k, v, qkv, {'0' if turns is None else 'turns'}, "
+        f"{heads.head**-0.5!r}f)",
+        (rows, 3),
+        n_written=3,
     )
 
 
@@ -179,37 +175,21 @@ def attend_all(
     out: Buffer, halves: tuple[Buffer, Buffer, Buffer], ranges: Buffer, heads: Heads, blocks: int
 ) -> Launch:
     """Return attention of each row to all of its range: out in halves."""
-    names = ("q", "k", "v")
-    return Launch(
-        name=f"attention_all_{heads.heads}x{heads.head}",
-        file="attention_all.cu",
-        constants=(AllConstants(heads.head, heads.head_dim, heads.heads, heads.out_stride),),
-        arguments=(
-            Argument("u16* out", out),
-            *(
-                Argument(f"const u16* {name}", buffer)
-                for name, buffer in zip(names, halves, strict=True)
-            ),
-            Argument("const int* ranges", ranges),
-        ),
-        body="  attention_all<P0>(Encoded<P0>{out, q, k, v, ranges});",
-        grid=(blocks, heads.heads, 1),
-        block=128,
-        writes=("out",),
-        per_sm=3 if heads.head_dim <= 128 else 2,
+    given = zip(("const u16* q", "const u16* k", "const u16* v"), halves, strict=True)
+    launch = _launch(
+        f"attention_all_{heads.heads}x{heads.head}",
+        AllConstants(heads.head, heads.head_dim, heads.heads, heads.out_stride),
+        {"u16* out": out, **dict(given), "const int* ranges": ranges},
+        "attention_all<P0>(Encoded<P0>{out, q, k, v, ranges})",
+        (blocks, heads.heads),
     )
+    per_sm = 3 if heads.head_dim <= 128 else 2
+    return replace(launch, file="attention_all.cu", block=128, per_sm=per_sm)
 
 
 def pool_rows(out: Buffer, inp: Buffer, shape: tuple[int, int], each: int) -> Launch:
     """Return out (rows, columns) = the mean of every `each` rows of halves."""
     rows, cols = shape
-    return Launch(
-        name=f"pool_rows_{cols}",
-        file="encoder.cu",
-        constants=(PoolConstants(cols, _THREADS, each),),
-        arguments=(Argument("float* out", out), Argument("const u16* in", inp)),
-        body="  pool_rows<P0>(out, in);",
-        grid=(ceil_div(cols, _THREADS), rows, 1),
-        block=_THREADS,
-        writes=("out",),
-    )
+    constants, grid = PoolConstants(cols, _THREADS, each), (ceil_div(cols, _THREADS), rows)
+    given = {"float* out": out, "const u16* in": inp}
+    return _launch(f"pool_rows_{cols}", constants, given, "pool_rows<P0>(out, in)", grid)
