@@ -14,7 +14,6 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.plan import check_types
 from orinllm.loader import Network
-from orinllm.network.config import Config
 from orinllm.network.vision.encoder import Projector
 from orinllm.network.vision.gemma3 import gemma3
 from orinllm.network.vision.header import ClipHeader
@@ -76,42 +75,37 @@ class Sight:
             except BadInput as error:
                 raise BadInput(f"{source}: {error}") from None
         file = isinstance(source, bytes | bytearray)
-        prepared = self._decoded(source) if file else self._prepared(source)
-        sides = [tile.shape[:2] for tile in prepared.tiles]
+        tiles, grid = self._decoded(source) if file else self._prepared(source)
+        sides = [tile.shape[:2] for tile in tiles]
         n_rows = sum(self.projector.rows_of(*side) for side in sides)
         if n_rows > MOST_ROWS:
             raise BadInput(f"the picture has {n_rows:,} rows; {MOST_ROWS:,} at most were expected")
-        prepared = replace(prepared, shape=self.projector.blocks(*sides[0]))
+        prepared = Prepared(tiles, grid, self.projector.blocks(*sides[0]))
         return picture_of(f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles))
 
-    def _decoded(self, data: bytes | bytearray) -> Prepared:
+    def _decoded(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         if len(data) > MOST_BYTES:
-            raise BadInput(
-                f"the picture has {len(data):,} bytes; {MOST_BYTES:,} at most were expected"
-            )
+            most = f"{MOST_BYTES:,} at most were expected"
+            raise BadInput(f"the picture has {len(data):,} bytes; {most}")
         job = {"way": self.projector.way, "sizes": dict(self.projector.sizes)}
         found = _decoder().run_job({**job, "data": base64.b64encode(data).decode()})
         tiles = tuple(
             np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
             for height, width, raw in found["tiles"]
         )
-        rows, columns = found["grid"]
-        return Prepared(tiles, (rows, columns))
+        return tiles, (found["grid"][0], found["grid"][1])
 
-    def _prepared(self, source: Any) -> Prepared:
+    def _prepared(self, source: Any) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         from PIL import Image
 
-        array = None if isinstance(source, Image.Image) else _pixels(source)
-        if array is not None:
-            check_size(array.shape[1], array.shape[0])
         try:
-            image = upright(source if array is None else Image.fromarray(array))
-            tiles, grid = prepare(image, self.projector.way, self.projector.sizes)
+            image = source if isinstance(source, Image.Image) else Image.fromarray(_pixels(source))
+            tiles, grid = prepare(upright(image), self.projector.way, self.projector.sizes)
         except (BadInput, MemoryError):
             raise
         except Exception as error:  # an image of a file is read only now
             raise damaged(error) from None
-        return Prepared(tuple(np.asarray(tile) for tile in tiles), grid)
+        return tuple(np.asarray(tile) for tile in tiles), grid
 
     def text_of(self, picture: Picture, bare: bool = False) -> str:
         """Return what stands for a picture in a prompt's text; `bare`: nothing stands around it."""
@@ -121,20 +115,20 @@ class Sight:
 
     def placed(self, ids: Sequence[int], slot: int, pictures: Sequence[Picture]) -> list[int]:
         """Return a prompt's tokens with the rows of its pictures at their slots."""
-        n = sum(picture.n_tiles for picture in pictures)
-        if (slots := sum(token == slot for token in ids)) != n:
-            raise BadInput(f"the prompt has {slots} places for {n} tiles of pictures")
-        tiles = iter(
+        tiles = [
             picture.ids[at : at + picture.n_rows // picture.n_tiles]
             for picture in pictures
             for at in range(0, picture.n_rows, picture.n_rows // picture.n_tiles)
-        )
+        ]
+        if (slots := sum(token == slot for token in ids)) != len(tiles):
+            raise BadInput(f"the prompt has {slots} places for {len(tiles)} tiles of pictures")
+        rows = iter(tiles)
         found: list[int] = []
         for token in ids:
             if token != slot or self.projector.kept:
                 found.append(token)
             if token == slot:
-                found += next(tiles)
+                found += next(rows)
         return found
 
 
@@ -150,6 +144,7 @@ def _pixels(source: Any) -> Pixels:
             "(height, width), (height, width, 3) or (height, width, 4) were expected, or a PIL "
             "image"
         )
+    check_size(array.shape[1], array.shape[0])  # Pillow has another word for no pixels
     return array
 
 
@@ -157,8 +152,7 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
     """Read an mmproj file; raises BadInput, one line, for a projector that is not supported."""
     gguf = GGUF.open(path)
     metadata = gguf.metadata
-    if metadata.get("general.architecture") != "clip":
-        what = metadata.get("general.architecture")
+    if (what := metadata.get("general.architecture")) != "clip":
         raise BadInput(
             f"{path}: its architecture is {what!r}; clip was expected, of a file that llama.cpp "
             "calls mmproj"
@@ -178,7 +172,19 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
 def projector_of(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
     """Read an mmproj file of a language model; raises BadInput, one line."""
     clip, projector = read_projector(path)
-    _check(clip, projector, network.config, network.gguf)
+    config, gguf, width = network.config, network.gguf, projector.encoder.out_width
+    parts = f"{1 + config.deepstack} times " if config.deepstack else ""
+    if width != config.dim * (1 + config.deepstack):
+        raise BadInput(
+            f"{clip.path}: its rows have {width} numbers, and tokens of {gguf.path} {parts}"
+            f"{config.dim}; an mmproj file of the same model was expected"
+        )
+    free = projector.encoder.free is not None
+    if projector.whole != config.whole_pictures or free != config.turned_by_parts:
+        raise BadInput(
+            f"{clip.path}: a projector {projector.kind}, which is not one of "
+            f"{config.architecture}; an mmproj file of the same model was expected"
+        )
     return clip, projector
 
 
@@ -252,22 +258,6 @@ def let_see(
     if at_once and (prepare := getattr(sight.encode, "prepare", None)) is not None:
         prepare(sight.projector.most_rows(network.context))
     template.see(sight)
-
-
-def _check(clip: GGUF, projector: Projector, config: Config, gguf: GGUF) -> None:
-    """Raise BadInput where a projector is not of a language model."""
-    parts = f"{1 + config.deepstack} times " if config.deepstack else ""
-    if projector.encoder.out_width != config.dim * (1 + config.deepstack):
-        raise BadInput(
-            f"{clip.path}: its rows have {projector.encoder.out_width} numbers, and tokens of "
-            f"{gguf.path} {parts}{config.dim}; an mmproj file of the same model was expected"
-        )
-    free = projector.encoder.free is not None
-    if projector.whole != config.whole_pictures or free != config.turned_by_parts:
-        raise BadInput(
-            f"{clip.path}: a projector {projector.kind}, which is not one of "
-            f"{config.architecture}; an mmproj file of the same model was expected"
-        )
 
 
 def read_picture(path: str | Path) -> bytes:

@@ -41,6 +41,14 @@ typedef struct {
 
 typedef float float4 __attribute__((vector_size(16)));
 
+INLINED float8 eight(const float* from) {
+  float8 x;
+  __builtin_memcpy(&x, from, sizeof x);
+  return x;
+}
+
+INLINED void put(float* to, float8 x) { __builtin_memcpy(to, &x, sizeof x); }
+
 // to[c * PANEL + r] = rows[r][c] * by, of four rows.
 static void across(const float* const* rows, i64 cols, float by, float* to) {
   i64 c = 0;
@@ -131,14 +139,8 @@ static void product_of(const Stage* s, i64 unit, float* scratch) {
     for (i64 t = 0; t < DEEP && row + t < end; t++) {
       float* to = s->out + (row + t) * s->out_stride + column;
       for (i64 i = 0; i < n; i++) now[i] = to[i];
-      for (i64 i = 0; i < PANEL; i += 8) {
-        float8 x, y, z;
-        __builtin_memcpy(&x, sums[t] + i, sizeof x);
-        __builtin_memcpy(&y, bias + i, sizeof y);
-        __builtin_memcpy(&z, now + i, sizeof z);
-        x = ended(s, x + y, z);
-        __builtin_memcpy(now + i, &x, sizeof x);
-      }
+      for (i64 i = 0; i < PANEL; i += 8)
+        put(now + i, ended(s, eight(sums[t] + i) + eight(bias + i), eight(now + i)));
       for (i64 i = 0; i < n; i++) to[i] = now[i];
     }
   }
@@ -165,13 +167,8 @@ static void rms_norm(const Stage* s, const float* x, float* out) {
 
 // SiLU of the first half of a row times its second half.
 static void gated(const Stage* s, const float* x, float* out) {
-  for (i64 i = 0; i < s->width; i += 8) {
-    float8 g, u;
-    __builtin_memcpy(&g, x + i, sizeof g);
-    __builtin_memcpy(&u, x + s->width + i, sizeof u);
-    g = activated(SILU, g, u);
-    __builtin_memcpy(out + i, &g, sizeof g);
-  }
+  for (i64 i = 0; i < s->width; i += 8)
+    put(out + i, activated(SILU, eight(x + i), eight(x + s->width + i)));
 }
 
 // A row's queries, keys and values, each head's rows together: out is [part][head][row][element].
@@ -193,19 +190,15 @@ static void split(const Stage* s, i64 row, const float* x) {
 // Scores of n keys, [key][PANEL], as e^(score - the largest of its query); their sums.
 static void softmax(float* scores, i64 n, float* sums) {
   for (i64 q = 0; q < PANEL; q += 8) {
-    float8 most, sum = {0}, x;
-    __builtin_memcpy(&most, scores + q, sizeof most);
-    for (i64 k = 1; k < n; k++) {
-      __builtin_memcpy(&x, scores + k * PANEL + q, sizeof x);
-      most = __builtin_elementwise_max(most, x);
-    }
+    float8 most = eight(scores + q), sum = {0};
+    for (i64 k = 1; k < n; k++)
+      most = __builtin_elementwise_max(most, eight(scores + k * PANEL + q));
     for (i64 k = 0; k < n; k++) {
-      __builtin_memcpy(&x, scores + k * PANEL + q, sizeof x);
-      x = exps_of(x - most);
+      const float8 x = exps_of(eight(scores + k * PANEL + q) - most);
       sum += x;
-      __builtin_memcpy(scores + k * PANEL + q, &x, sizeof x);
+      put(scores + k * PANEL + q, x);
     }
-    __builtin_memcpy(sums + q, &sum, sizeof sum);
+    put(sums + q, sum);
   }
 }
 
@@ -265,26 +258,11 @@ static i64 stage_units(const Stage* s) {
 static void encode(const Stage* s, float* scratch, i64 unit) {
   const float* x = s->in + unit * s->in_stride;
   float* out = s->out + unit * s->out_stride;
-  switch (s->kind) {
-    case PRODUCT:
-      product_of(s, unit, scratch);
-      break;
-    case LAYER_NORM:
-      layer_norm(s, x, out);
-      break;
-    case RMS_NORM:
-      rms_norm(s, x, out);
-      break;
-    case GATED:
-      gated(s, x, out);
-      break;
-    case SPLIT:
-      split(s, unit, x);
-      break;
-    case ATTEND_ALL:
-      attend_all(s, unit, scratch);
-      break;
-    default:
-      join(s, unit, out);
-  }
+  if (s->kind == PRODUCT) return product_of(s, unit, scratch);
+  if (s->kind == LAYER_NORM) return layer_norm(s, x, out);
+  if (s->kind == RMS_NORM) return rms_norm(s, x, out);
+  if (s->kind == GATED) return gated(s, x, out);
+  if (s->kind == SPLIT) return split(s, unit, x);
+  if (s->kind == ATTEND_ALL) return attend_all(s, unit, scratch);
+  join(s, unit, out);
 }

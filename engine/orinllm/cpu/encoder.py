@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orinllm.cpu.native import core_count, native
 from orinllm.cpu.program import ENCODE, Op, Run, map_zeros
@@ -16,6 +17,7 @@ from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
+    ROWS,
     AttendAll,
     Bend,
     Beside,
@@ -119,21 +121,15 @@ class _Weights:
         """Return where a matrix lies, and how."""
         tensor = self._gguf.tensors[f"{name}.weight"]
         one = f"{tensor.name}.1" not in self._gguf.tensors and name not in self._across
-        if not one or not (tensor.type in PACKED or tensor.type == GgmlType.F16):
+        if one and (tensor.type in PACKED or tensor.type == GgmlType.F16):
+            values: NDArray[Any] = self._gguf.bytes(tensor.name)
+            type_ = int(tensor.type) if tensor.type in PACKED else _HALVES
+            width = tensor.shape[0]
+        else:
             values = self.floats(name if name in self._across else tensor.name)
-            return {
-                "weights": values.ctypes.data,
-                "row_bytes": values.strides[0],
-                "type": _FLOATS,
-                "width": len(values),
-            }
-        rows = tensor.shape[0]
-        return {
-            "weights": self._gguf.bytes(tensor.name).ctypes.data,
-            "row_bytes": tensor.n_bytes // rows,
-            "type": int(tensor.type) if tensor.type in PACKED else _HALVES,
-            "width": rows,
-        }
+            type_, width = _FLOATS, len(values)
+        place = {"weights": values.ctypes.data, "row_bytes": values.nbytes // width}
+        return {**place, "type": type_, "width": width}
 
 
 class _Stages:
@@ -148,16 +144,15 @@ class _Stages:
         self._turns = [np.ascontiguousarray(each, np.float32) for each in arranged.turns or ()]
         self.found: list[Stage] = []
         self.scratch = 0
-        rows, whole = len(patches), [slice(0, len(patches))]
+        rows = len(patches)
         self._make("patches", rows, patches.shape[1])[:] = patches[arranged.order]
         x = self._make(X, rows, encoder.shape.width)
         x[:] = 0
         if arranged.taps is not None:
             x[:] = interpolated(weights.floats("v.position_embd.weight"), arranged.taps)
-        self._blocks = {
-            False: blocks_of(whole, _PANEL),
-            True: blocks_of(arranged.windows, _PANEL),
-        }
+        self._blocks = [
+            blocks_of(windows, _PANEL) for windows in ([slice(0, rows)], arranged.windows)
+        ]
         self._product(Product(X, "patches", (("v.patch_embd", encoder.shape.width),)))
         for operation in encoder.operations:
             self._lower(operation)
@@ -165,7 +160,7 @@ class _Stages:
     @property
     def result(self) -> Floats:
         """The rows, once the stages have run."""
-        return self._values[self._encoder.result]
+        return self._values[ROWS]
 
     def _make(self, name: str, rows: int, width: int) -> Floats:
         """Return room for a value, with some behind its rows and its columns."""

@@ -124,7 +124,7 @@ def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
     """Of a file with the names of today, and of one with an older converter's names."""
     model, wanted = load(files, kind), RECORDED[f"{kind}.rows"]
     sight = sight_of(model)
-    tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepared(picture).tiles]
+    tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepared(picture)[0]]
     assert np.abs(sight.encode(tiles) - wanted).max() < 1e-4
     old, projector = read_projector(files / f"mmproj-{kind}-old.gguf")
     assert np.abs(CpuEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4

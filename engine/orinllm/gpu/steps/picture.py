@@ -33,6 +33,7 @@ from orinllm.gpu.memory import ints
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
+    ROWS,
     AttendAll,
     Bend,
     Beside,
@@ -78,15 +79,10 @@ class PictureList:
         self._values: dict[str, _Value] = {}
         self._results: tuple[_Value, ...] = ()
         beside = (op.of for op in encoder.operations if isinstance(op, Beside))
-        self._shown = next(beside, (encoder.result,))
-        device = room.device
-        ranges = {False: [slice(0, self._patches)], True: arranged.windows}
-        self._ranges = {kind: blocks_of(each, BLOCK_ROWS) for kind, each in ranges.items()}
-        self._range_buffers = {
-            kind: ints(device, each.reshape(-1).tolist())
-            for kind, each in self._ranges.items()
-            if len(each)
-        }
+        self._shown = next(beside, (ROWS,))
+        device, whole = room.device, [slice(0, self._patches)]
+        ranges = [blocks_of(each, BLOCK_ROWS) for each in (whole, arranged.windows) if each]
+        self._ranges = [(ints(device, each.reshape(-1).tolist()), len(each)) for each in ranges]
         turns = arranged.turns
         self._turns = None if turns is None else floats(device, np.concatenate(turns, axis=1))
         columns = _whole(3 * encoder.shape.patch**2)
@@ -137,16 +133,14 @@ class PictureList:
         embed = Product(X, _PATCHES, (("v.patch_embd", self._encoder.shape.width),))
         if (taps := self._arranged.taps) is not None:
             table = self._weights.vector("v.position_embd.weight", x.columns)
-            where = (
-                ints(self._room.device, taps[0].reshape(-1).tolist()),
-                floats(self._room.device, taps[1]),
-            )
+            of = ints(self._room.device, taps[0].reshape(-1).tolist())
+            where = of, floats(self._room.device, taps[1])
             yield place_rows(x.buffer, table, where, (self._patches, x.columns.all))
         yield from self._product(embed, "STORE" if taps is None else "ADD")
         for operation in self._encoder.operations:
             yield from self._lowered(operation)
         if not self._results:
-            self._results = (self._values[self._encoder.result],)
+            self._results = (self._values[ROWS],)
 
     def _lowered(self, operation: Operation) -> Iterator[Launch]:
         values = self._values
@@ -242,6 +236,5 @@ class PictureList:
         size, rows = heads.heads * heads.head_dim, self._patches
         q, k, v = (self._room.rows(name, 1, size, dtypes.uint16) for name in "qkv")
         yield split_heads((q, k, v), value.buffer, self._turns, heads, rows)
-        ranges = self._range_buffers[operation.windowed]
-        blocks = len(self._ranges[operation.windowed])
+        ranges, blocks = self._ranges[operation.windowed]
         yield attend_all(out.buffer, (q, k, v), ranges, heads, blocks)

@@ -81,6 +81,8 @@ class Beside:
     of: tuple[str, ...]
 
 
+#: The value that the operations end with.
+ROWS = "rows"
 Operation = LayerNorm | Norm | Product | AttendAll | Join | Beside
 
 
@@ -145,7 +147,6 @@ class Encoder:
     std: tuple[float, ...]
     positions: tuple[int, ...]
     operations: tuple[Operation, ...]
-    result: str
     out_width: int
     across: frozenset[str] = frozenset()
     free: AnySize | None = None

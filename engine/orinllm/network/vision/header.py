@@ -57,7 +57,9 @@ class ClipHeader:
         """Return `n` numbers from 0 on, as of three channels."""
         value = self.get(key)
         given = value if isinstance(value, list) else [value]
-        if len(given) != n or not all(map(_is_number, given)):
+        if len(given) != n or not all(
+            isinstance(each, int | float) and 0 <= each < math.inf for each in given
+        ):
             raise BadInput(f"clip.vision.{key} is {value!r}; {n} numbers from 0 on were expected")
         return tuple(map(float, given))
 
@@ -127,7 +129,6 @@ class ClipHeader:
             deviations,
             () if isinstance(positions, AnySize) else tuple(positions),
             tuple(operations),
-            "rows",
             out,
             frozenset(across),
             free,
@@ -200,7 +201,3 @@ def weight_of(gguf: GGUF, name: str) -> Floats:
     values = np.asarray(dequantize(gguf.bytes(name).reshape(rows, -1), tensor.type), np.float32)
     values = values.reshape(rows, -1) if rows > 1 else values.reshape(-1)
     return values + weight_of(gguf, f"{name}.1") if f"{name}.1" in gguf.tensors else values
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < math.inf

@@ -6,7 +6,7 @@ them are those of `transformers`' Idefics3Processor.
 
 import numpy as np
 
-from orinllm.network.vision.encoder import Join, Product, Projector, layers
+from orinllm.network.vision.encoder import ROWS, Join, Product, Projector, layers
 from orinllm.network.vision.header import ClipHeader
 
 _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
@@ -19,7 +19,7 @@ def idefics3(header: ClipHeader) -> Projector:
     operations = [
         *layers(shape),
         Join("joined", "seen", side**2),
-        Product("rows", "joined", (("mm.model.fc", out),)),
+        Product(ROWS, "joined", (("mm.model.fc", out),)),
     ]
     return Projector(
         kind="idefics3",

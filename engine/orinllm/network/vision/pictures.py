@@ -49,7 +49,7 @@ class Picture:
         self, number: int, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
     ) -> None:
         self.grid, self.n_rows, self.shape = prepared.grid, n_rows, prepared.shape
-        self.n_tiles = len(prepared.tiles)
+        self.number, self.n_tiles = number, len(prepared.tiles)
         first = -number * MOST_ROWS - 1
         self.ids = range(first, first - n_rows, -1)
         self._encode, self._lock = encode, threading.Lock()
@@ -59,14 +59,14 @@ class Picture:
     @property
     def tiles(self) -> tuple[Pixels, ...]:
         """Its pixels; nothing once it was encoded."""
-        return () if self._prepared is None else self._prepared.tiles
+        prepared = self._prepared  # it may be encoded meanwhile
+        return () if prepared is None else prepared.tiles
 
     @property
     def n_bytes(self) -> int:
         """Bytes that it takes."""
-        if self._prepared is not None:
-            return sum(tile.nbytes for tile in self._prepared.tiles)
-        return 0 if self._rows is None else self._rows.nbytes
+        rows = self._rows
+        return sum(tile.nbytes for tile in self.tiles) + (0 if rows is None else rows.nbytes)
 
     @property
     def rows(self) -> Floats:
@@ -79,44 +79,20 @@ class Picture:
             return self._rows
 
 
-class _Known:
-    """The pictures of this process. Those that nobody has any more are kept for a while."""
-
-    def __init__(self) -> None:
-        self._lock, self._numbers = threading.Lock(), itertools.count(1)
-        self._by_number = weakref.WeakValueDictionary[int, Picture]()
-        self._by_name = weakref.WeakValueDictionary[bytes, Picture]()
-        self._recent: OrderedDict[int, Picture] = OrderedDict()
-
-    def add(
-        self, name: bytes, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
-    ) -> Picture:
-        with self._lock:
-            picture = self._by_name.get(name)
-            if picture is None:
-                picture = Picture(next(self._numbers), prepared, n_rows, encode)
-                self._by_name[name] = self._by_number[_number(picture.ids[0])] = picture
-            number = _number(picture.ids[0])
-            self._recent[number] = picture
-            self._recent.move_to_end(number)
-            while len(self._recent) > 1 and _sum(self._recent) > _KEPT_BYTES:
-                self._recent.popitem(last=False)
-            return picture
-
-    def get(self, number: int) -> Picture | None:
-        with self._lock:
-            return self._by_number.get(number)
-
-
-_KNOWN = _Known()
-
-
-def _sum(recent: OrderedDict[int, Picture]) -> int:
-    return sum(picture.n_bytes for picture in recent.values())
+# The pictures of this process, and those that are kept for a while though nobody has them.
+_LOCK, _NUMBERS = threading.Lock(), itertools.count(1)
+_BY_NUMBER = weakref.WeakValueDictionary[int, Picture]()
+_BY_NAME = weakref.WeakValueDictionary[bytes, Picture]()
+_RECENT: OrderedDict[int, Picture] = OrderedDict()
 
 
 def _number(row: int) -> int:
     return (-row - 1) // MOST_ROWS
+
+
+def _known(row: int) -> Picture | None:
+    with _LOCK:
+        return _BY_NUMBER.get(_number(row))
 
 
 def picture_of(
@@ -127,7 +103,16 @@ def picture_of(
     for tile in prepared.tiles:
         name.update(f"{tile.shape}".encode())
         name.update(np.ascontiguousarray(tile).data)
-    return _KNOWN.add(name.digest(), prepared, n_rows, encode)
+    key = name.digest()
+    with _LOCK:
+        if (picture := _BY_NAME.get(key)) is None:
+            picture = Picture(next(_NUMBERS), prepared, n_rows, encode)
+            _BY_NAME[key] = _BY_NUMBER[picture.number] = picture
+        _RECENT[picture.number] = picture
+        _RECENT.move_to_end(picture.number)
+        while len(_RECENT) > 1 and sum(each.n_bytes for each in _RECENT.values()) > _KEPT_BYTES:
+            _RECENT.popitem(last=False)
+        return picture
 
 
 def is_row(token: int) -> bool:
@@ -140,12 +125,10 @@ def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
 
     Raises BadInput for rows of a picture that is gone.
     """
-    found = []
-    for number in sorted({_number(row) for row in ids if row < 0}):
-        picture = _KNOWN.get(number)
-        if picture is None:
-            raise BadInput("the prompt has rows of a picture that is not there any more")
-        found.append(picture)
+    firsts = {_number(row): row for row in ids if row < 0}
+    found = [picture for _, row in sorted(firsts.items()) if (picture := _known(row)) is not None]
+    if len(found) < len(firsts):
+        raise BadInput("the prompt has rows of a picture that is not there any more")
     return tuple(found)
 
 
@@ -155,7 +138,7 @@ def rows_of(ids: Sequence[int]) -> tuple[list[int], Floats]:
     Computes those of pictures that are new. Somebody must hold the pictures (`pictures_in`).
     """
     places = [at for at, row in enumerate(ids) if row < 0]
-    found = {_number(picture.ids[0]): picture.rows for picture in pictures_in(ids)}
+    found = {picture.number: picture.rows for picture in pictures_in(ids)}
     rows = [found[_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
     return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
@@ -192,7 +175,7 @@ def position_shift(ids: Sequence[int]) -> int:
 def _shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield where pictures of a shape begin among tokens, and the shape."""
     for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
-        picture = _KNOWN.get(_number(int(ids[at])))
+        picture = _known(int(ids[at]))
         if picture is not None and picture.shape is not None:
             yield int(at), picture.shape
 

@@ -72,16 +72,6 @@ def interpolated(table: Floats, taps: tuple[Places, Floats]) -> Floats:
     return out
 
 
-def windows_of(free: AnySize, rows: int, columns: int, places: Places) -> tuple[Places, ...]:
-    """Return the patches of each window, the first of each at the grid's beginning."""
-    if not free.window:
-        return ()
-    across = -(-columns // free.window)
-    window = places[:, 0] // free.window * across + places[:, 1] // free.window
-    order = np.argsort(window, kind="stable")
-    return tuple(np.split(order, np.flatnonzero(np.diff(window[order])) + 1))
-
-
 @dataclass(frozen=True)
 class Arrangement:
     """Patches of a shape in an order in which those of a window, and of a row, lie together.
@@ -105,10 +95,13 @@ def arrange(encoder: Encoder, rows: int, columns: int) -> Arrangement:
         of[:, 0], by[:, 0] = np.array(encoder.positions)[places @ np.array((columns, 1))], 1
         order = np.arange(len(places))
         return Arrangement(order, (of, by), None, [], order[: len(order) // each])
-    windows = windows_of(free, rows, columns, places)
-    order = np.concatenate(windows) if windows else np.arange(len(places))
-    ends = np.cumsum([len(window) for window in windows], dtype=np.int64).tolist()
-    ranges = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+    order, ranges = np.arange(len(places)), list[slice]()
+    if free.window:
+        down, right = (places // free.window).T
+        window = down * columns + right
+        order = np.argsort(window, kind="stable")
+        ends = [*np.flatnonzero(np.diff(window[order])) + 1, len(order)]
+        ranges = [slice(int(a), int(b)) for a, b in zip([0, *ends], ends, strict=False)]
     places = places[order]
     taps = taps_of(free.learned, rows, columns, places) if free.learned else None
     back = np.argsort(order[::each], kind="stable")

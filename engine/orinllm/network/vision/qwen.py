@@ -12,6 +12,7 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import (
+    ROWS,
     AnySize,
     Bend,
     Beside,
@@ -85,7 +86,7 @@ def _projector(
         )
     merge, names = _merge(header), ("row", *beside)
     operations.append(Join("normed", "seen", merge**2))
-    operations += [*_two(header, "row", ("mm.0", "mm.2")), Beside("rows", names)]
+    operations += [*_two(header, "row", ("mm.0", "mm.2")), Beside(ROWS, names)]
     out = header.tensor("mm.2.weight")[0] * len(names)
     encoder = header.encoder(shape, merge, free, operations, out)
     area, least = encoder.cell**2, _LEAST_3 if free.learned else _LEAST
