@@ -4,8 +4,7 @@
 a `llama-server`.
 """
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +44,9 @@ def prefixed(say: Say, where: str) -> Say:
 Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 
 
-# Tokens of prompts that are long enough for several chunks anyway.
-_UNCUT = 512
+# Lengths of prompts that are cut. Longer ones have several chunks anyway, parts of shorter ones
+# would be steps.
+_CUT = range(32, 512)
 
 
 def tinygrad_greedy(
@@ -54,40 +54,43 @@ def tinygrad_greedy(
 ) -> Generation:
     """Decode greedily, the path that is timed; then replay for the logits, and for the layers.
 
-    A replay feeds the same tokens, one by one, behind the prompt, whose kernels leave keys and
-    values, or recurrent states, which do not go back: so these are judged as well. The last one
-    goes layer by layer; logits of the other, which goes as tokens do, must fit what it saw.
+    Each time a prompt ends with its answer's first token, as a server's does. A replay feeds the
+    same tokens, one by one, behind the prompt, whose kernels leave keys and values, or recurrent
+    states, which do not go back: so these are judged as well. The last one goes layer by layer;
+    logits of the other, which goes as tokens do, must fit what it saw.
     """
     last = len(prompt) - 1
-    # Short prompts are cut, so that later tokens of a prompt see earlier ones in all of them.
-    cuts = [0, last // 2, last] if len(prompt) < _UNCUT else [0, last]
+    # Later tokens of a prompt see earlier ones that another launch has computed.
+    cut = last // 2 if len(prompt) in _CUT else 0
 
-    def read() -> None:
-        for start, end in itertools.pairwise(cuts):
-            executor.fill(prompt, start, end)
+    def begin() -> None:
+        executor.fill(prompt, 0, cut)
+        executor.begin(prompt, cut)
+
+    def replayed() -> Iterator[int]:
+        """Yield the number of each token when it is computed behind those that came before."""
+        begin()
+        yield 1
+        for number, token in enumerate(tokens[:-1], 1):
+            executor.step(token, last + number)
+            yield number + 1
 
     say(f"reading {len(prompt)} tokens")
-    read()
-    executor.step(prompt[-1], last)
+    begin()
     tokens: list[int] = []
     while len(tokens) < n_tokens:
         tokens.append(executor.token())
         say(f"token {len(tokens)} of {n_tokens}")
         if len(tokens) < n_tokens:
             executor.step()
-    inputs = [prompt[-1], *tokens[:-1]]
     logits = []
-    read()
-    for index, token in enumerate(inputs):
-        executor.step(token, last + index)
+    for number in replayed():
         logits.append(executor.logits().astype(np.float64))
-        say(f"logits {index + 1} of {n_tokens}")
+        say(f"logits {number} of {n_tokens}")
     if (layers := executor.watch(last + n_tokens)) is not None:
-        read()
-        for index, token in enumerate(inputs):
-            executor.step(token, last + index)
+        for number in replayed():
             executor.token()
-            say(f"layers of token {index + 1} of {n_tokens}")
+            say(f"layers of token {number} of {n_tokens}")
         executor.watch(0)
     return Generation(tokens, np.stack(logits), False, executor.name == "fused", layers)
 

@@ -3,10 +3,11 @@
 An engine that says what each of its layers is given (`Generation.layers`) is judged layer by layer:
 the reference computes what the layer makes of the engine's own numbers, so that no rounding of
 other layers hides what is wrong in it. The yardstick is the reference itself when it rounds like
-the engine, on the same numbers. The head is one layer more, the embedding must be exact.
+the engine, on the same numbers. The head is one layer more, the embedding must be exact. Behind a
+prompt a GPU keeps what the last layer leaves to itself: that layer and the head are judged as one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from orinbench.check.greedy import Generation
 from orinbench.check.judgement import Verdict
 from orinbench.check.reference import Positions, Reference
 from orinbench.check.reference_rope import Array
-from orinbench.check.ties import Tie, Way, gaps_of, ties
+from orinbench.check.ties import Way, gaps_of, ties
 
 # Limits, as multiples of what rounding makes. docs/models.md has the largest values that right
 # engines reach, and the script that finds them.
@@ -105,8 +106,10 @@ class LayerJudge:
         if generation.layers is None:
             return None
         self.seen = True
-        x, last = generation.layers, len(generation.logits)
-        finite = [bool(np.isfinite(rows).all()) for rows in (*x[:-1], x[-1, -last:])]
+        x, logits = generation.layers, generation.logits
+        begun = generation.fused and bool(np.isnan(x[-1, -len(logits)]).all())
+        last = len(logits) - begun  # rows that the last layer tells
+        finite = [bool(np.isfinite(rows).all()) for rows in (*x[:-1], x[-1, len(tokens) - last :])]
         if not all(finite):
             self.broken.append(f"what layer {finite.index(False)} is given is not finite")
             return None
@@ -122,10 +125,38 @@ class LayerJudge:
         for layer in range(len(x) - 1):
             after = x[layer + 1, of].astype(np.float64)
             routes |= self._layer(layer, (x[layer].astype(np.float64), of), after, chunks)
-        left = x[-1, -last:].astype(np.float64)
-        wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded[0]))
-        self._keep("the head", generation.logits - wanted, (rounded - wanted)[None], wanted)
+        if begun:
+            place = len(tokens) - len(logits)
+            routes |= self._end(x[-2].astype(np.float64), logits[:1], place)
+        if last:
+            left = x[-1, -last:].astype(np.float64)
+            wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded[0]))
+            self._keep("the head", logits[begun:] - wanted, (rounded - wanted)[None], wanted)
         return routes
+
+    def _end(self, x: Array, logits: Array, place: int) -> Way:
+        """Collect errors of the last layer and the head at a place, given what the layer was.
+
+        Returns the experts that it took.
+        """
+        exact, layer, of = self._exact, self._exact.model.n_layers - 1, np.array([place])
+
+        def logits_by(one: Reference, ways: Way) -> Array:
+            return one.logits_of(one.after(layer, x, ways, of))
+
+        wanted = logits_by(exact, {})
+        taken = self._taken(layer)
+        rounded = self._rounded[: len(_PLACES)]
+        error, noise = (
+            logits - wanted,
+            np.stack([logits_by(one, taken) for one in rounded]) - wanted,
+        )
+        if taken:
+            taken |= self._settle(
+                layer, lambda ways: logits - logits_by(exact, ways), (error, noise), of
+            )
+        self._keep("the last layer and the head behind prompts", error, noise, wanted)
+        return {(layer, place): taken[layer, 0]} if taken else {}
 
     def _has_state(self, layer: int) -> bool:
         """Say whether a layer is a delta net or a Mamba."""
@@ -144,10 +175,7 @@ class LayerJudge:
         """
         exact, (x, of) = self._exact, given
         wanted = exact.after(layer, x, {}, of)
-        routed = exact.routed.get(layer)
-        taken = {} if routed is None else {
-            (layer, at): experts.tolist() for at, experts in enumerate(routed.chosen)
-        }  # fmt: skip
+        taken = self._taken(layer)
         draws = len(_PLACES_OF_STATES if self._has_state(layer) else _PLACES)
         rounded = self._rounded[:draws]
         noise = np.stack([one.after(layer, x, taken, of) - wanted for one in rounded])
@@ -156,10 +184,10 @@ class LayerJudge:
                 off = one.after(layer, x, taken, of) - wanted
                 drawn[chunks] = _OF_CHUNKS * off[chunks]
         error, added = after - wanted, wanted - x[of]
-        if routed is not None:
-            gaps = gaps_of({layer: routed}, {layer: self._rounded[0].routed[layer]})
+        if taken:
+            places = np.arange(len(x))[of]
             taken |= self._settle(
-                layer, (*given, after), (error, noise), ties({layer: routed}, gaps)
+                layer, lambda ways: after - exact.after(layer, x, ways, of), (error, noise), places
             )
         there = np.isfinite(after).all(-1)
         for name, rows in (("", there & ~chunks), (" of prompts", there & chunks)):
@@ -167,29 +195,39 @@ class LayerJudge:
                 self._keep(f"layer {layer}{name}", error[rows], noise[:, rows], added[rows])
         return taken
 
+    def _taken(self, layer: int) -> Way:
+        """Return the experts that the reference took last, by their places; none: no mixture."""
+        routed = self._exact.routed.get(layer)
+        each = () if routed is None else routed.chosen
+        return {(layer, at): experts.tolist() for at, experts in enumerate(each)}
+
     def _settle(
         self,
         layer: int,
-        given: tuple[Array, Positions, Array],
+        errors_by: Callable[[Way], Array],
         errors: tuple[Array, Array],
-        near: list[Tie],
+        places: NDArray[np.intp],
     ) -> Way:
-        """Give way in ties where that leaves less of `errors`; return the experts taken there."""
-        (x, of, after), (error, noise), found = given, errors, Way()
+        """Give way in ties where that leaves less of `errors`; return the experts taken there.
+
+        places: the positions of errors in the text.
+        """
+        (error, noise), found, routed = errors, Way(), self._exact.routed[layer]
+        gaps = gaps_of({layer: routed}, {layer: self._rounded[0].routed[layer]})
         usual = np.sqrt(((noise**2).mean((0, -1)) + (noise**2).mean()) / 2)
         wide = np.sqrt((error**2).mean(-1)) > _WIDE * usual
-        chosen = self._exact.routed[layer].chosen.copy()
-        open_ = [tie for tie in near if wide[tie.position]]
+        chosen = routed.chosen.copy()
+        open_ = [tie for tie in ties({layer: routed}, gaps) if wide[tie.position]]
         said: dict[int, str] = {}
         while open_:
             tried = {tie.position: tie for tie in reversed(open_)}
             open_ = [tie for tie in open_ if tie is not tried[tie.position]]
             ways = {(layer, at): t.other_way(chosen[at].tolist()) for at, t in tried.items()}
-            rows = after - self._exact.after(layer, x, ways, of)
+            rows = errors_by(ways)
             for at, tie in tried.items():
                 if (rows[at] ** 2).mean() < (error[at] ** 2).mean():
                     error[at], found[layer, at] = rows[at], ways[layer, at]
-                    said[at] = replace(tie, position=int(np.arange(len(x))[of][at])).line()
+                    said[at] = replace(tie, position=int(places[at])).line()
         self.ties.extend(said.values())
         return found
 

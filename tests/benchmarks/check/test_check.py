@@ -250,6 +250,10 @@ class FakeExecutor:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.filled += tokens[start:end]
 
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        self.filled += tokens[start:-1]
+        self.steps.append((tokens[-1], len(tokens) - 1))
+
     def step(self, token: int | None = None, position: int = 0) -> None:
         self.steps.append((token, position))
 

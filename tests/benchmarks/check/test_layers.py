@@ -130,6 +130,24 @@ def test_prompts_round_less_than_tokens(tiny: ModelInfo, chunked: bool) -> None:
     assert ("layer 0 of prompts: its errors are" in verdict.line()) == chunked
 
 
+@pytest.mark.parametrize("row", [-1, -2])
+def test_the_token_behind_a_prompt(tiny: ModelInfo, row: int) -> None:
+    """Its last layer tells nothing, so it is judged with the head: not behind another row."""
+
+    def begun(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        found = []
+        for prompt, of in zip(prompts, engine_of(tiny, fused=True)(prompts, n_tokens), strict=True):
+            given = np.array(of.layers)
+            given[-1] = np.nan
+            logits = Reference(tiny).logits(prompt, last=2)[[row]]
+            found.append(Generation([int(logits.argmax())], logits, False, True, given))
+        return found
+
+    verdict = verdict_on(tiny, begun)
+    assert verdict.passed == (row == -1)
+    assert ("the last layer and the head behind prompts: " in verdict.line()) == (row == -2)
+
+
 def test_a_swapped_expert_is_found_where_it_was_taken(tmp_path: Path) -> None:
     write_synthetic(path := tmp_path / "mixtral.gguf", "tiny-mixtral", "F16", 0)
     prompt = prompts_of(open_model(path), 1, 0)[-1]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.benchmarks.check.faults import OF_MIXTURES, OUTSIDE, Fault, answers, 
 from orinbench.check import layers
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
+from orinllm.gpu.kernels.rows import last_row
 
 N_TOKENS = 4
 Judged = tuple[ModelInfo, Any]
@@ -97,3 +99,17 @@ def test_a_fault_of_one_layer_is_named_by_it(of: Callable[..., Judged]) -> None:
     failures = verdict_on(model, engine, fault.kind, seed=1, n_tokens=N_TOKENS).failures
     assert f"layer {fault.layer}: its errors are " in " ".join(failures)
     assert f"layer {1 - fault.layer}: " not in " ".join(failures)
+
+
+def test_a_prompts_last_row_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch by which a user's first token comes from the prompt's last one."""
+
+    def row_before(*of: Any) -> Any:
+        launch = last_row(*of)
+        return replace(launch, body=launch.body.replace("(x, rows,", f"(x, rows - {of[0].size},"))
+
+    write_synthetic(path := tmp_path / "tiny.gguf", "tiny", "Q6_K", 0)
+    monkeypatch.setattr("orinllm.gpu.decoder.last_row", row_before)
+    model = open_model(path)
+    verdict = verdict_on(model, answers(model, "EMU"), n_tokens=2)
+    assert "the last layer and the head behind prompts: its errors are" in verdict.line()

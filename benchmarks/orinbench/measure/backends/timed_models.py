@@ -39,6 +39,10 @@ class Executor(Protocol):
         """Start keys and values of tokens[start:end] at their positions."""
         ...
 
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """Start keys and values of tokens[start:], and the token behind them."""
+        ...
+
     def step(self, token: int | None = None, position: int = 0) -> None:
         """Start one token more: the given one, or the one that `token` returns."""
         ...
@@ -96,6 +100,15 @@ class OneSequence:
         self._text = list(tokens[:end])
         for at in range(start, end, self.runner.chunk):
             self.runner.fill(self._pages, tokens, at, min(at + self.runner.chunk, end))
+
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """See `Executor`; the last piece is as large as the scheduler's."""
+        last, chunk = len(tokens) - 1, self.runner.chunk
+        whole = start + max(0, last - 1 - start) // chunk * chunk
+        self.fill(tokens, start, whole)
+        self._text, self._token = list(tokens), None
+        row = Row(tokens[last], last, self._pages, Draw(_GREEDY, self._text))
+        self.runner.begin_answer(row, whole)
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         """See `Executor`."""

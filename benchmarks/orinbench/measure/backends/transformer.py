@@ -69,6 +69,7 @@ class TransformerExecutor:
     def begin(self, tokens: Sequence[int], start: int) -> None:
         """Compute tokens[start:], and the token behind them."""
         self.fill(tokens, start, len(tokens))
+        self._last = tokens[-1], len(tokens) - 1
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         """Compute one token more: the given one, or the one that `token` returns."""
