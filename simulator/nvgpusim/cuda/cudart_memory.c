@@ -86,3 +86,25 @@ API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t its, enum cudaMemPoolAttr 
   *(uint64_t*)value = threshold;
   return cudaSuccess;
 }
+
+// Limits: that of kernels' malloc holds, the others have no meaning here.
+
+static size_t limits[] = {[cudaLimitStackSize] = 1024, [cudaLimitPrintfFifoSize] = 1 << 20};
+enum { LIMITS = sizeof limits / sizeof *limits };
+static cudaError_t limit(enum cudaLimit which, size_t* value) {
+  if (which == cudaLimitMallocHeapSize) {
+    const uint64_t a[] = {*value};
+    return (cudaError_t)ask(LIMIT, a, 1, 0, 0, value, sizeof *value);
+  }
+  if ((unsigned)which >= LIMITS) return cudaErrorUnsupportedLimit;
+  if (*value) limits[which] = *value;
+  *value = limits[which];
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceSetLimit(enum cudaLimit which, size_t value) {
+  return limit(which, &value);
+}
+API cudaError_t cudaDeviceGetLimit(size_t* value, enum cudaLimit which) {
+  *value = 0;
+  return limit(which, value);
+}

@@ -23,11 +23,12 @@ from ..options import CHECKS as KERNEL_CHECKS
 from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
 from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
+from .heap import DEFAULT_BYTES, DeviceHeap
 from .lines import SourceLines
 from .streams import Operation, Streams, Touch, copy_touch, launch_touches
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
-STREAM, WRONG, PINNED = 12, 13, 14
+STREAM, WRONG, PINNED, LIMIT = 12, 13, 14, 15
 TAKEN, GIVEN = 2, 3
 """Beside reading (0) and writing a buffer (1): a stream begins its life, or ends it."""
 INVALID, NO_MEMORY, BAD_SIZE, NO_SYMBOL, NO_KERNEL = 1, 2, 9, 13, 98
@@ -82,6 +83,8 @@ class Server:
         self.free_runs = [(BASE, BASE + SIZE)]
         self.findings: list[str] = []
         self.launches = self.instructions = self.workspace = 0
+        self.heap: DeviceHeap | None = None
+        self.heap_bytes = DEFAULT_BYTES
 
     def tell(self, text: str, here: bool = False) -> None:
         """A finding, once; `here`: of the call that is being answered."""
@@ -104,7 +107,13 @@ class Server:
     # memory
 
     def malloc(self, size: int, name: str = "", fresh: bool = True) -> int:
-        """The address of `size` bytes, 0 where there is no room; a page is free behind each."""
+        """The address of `size` bytes, 0 where there is no room."""
+        if start := self._map(size, name or "buffer"):
+            self.extents.alloc(start, size, name or "buffer", "" if name else self.line, fresh)
+        return start
+
+    def _map(self, size: int, name: str) -> int:
+        """Whole pages for `size` bytes, and a free one behind them."""
         room = -(-max(size, 1) // PAGE) * PAGE
         for index, (start, end) in enumerate(self.free_runs):
             if end - start >= room + PAGE:
@@ -112,11 +121,10 @@ class Server:
                 break
         else:
             return 0
-        buf = DmaBuf(max(size, 1), name or "buffer")
+        buf = DmaBuf(max(size, 1), name)
         buf.array = self.arena[start - BASE : start - BASE + room]
         self.mappings[start] = Mapping(start, room, buf)
         self.vm.map(self.mappings[start])
-        self.extents.alloc(start, size, name or "buffer", "" if name else self.line, fresh)
         return start
 
     def free(self, va: int) -> int:
@@ -282,6 +290,8 @@ class Server:
                 lost.setdefault((extent.line, "buffers"), []).append(extent.end - extent.va)
         for line, size in self.pinned.values():
             lost.setdefault((line, "pinned buffers"), []).append(size)
+        for size, line in self.heap.pieces.values() if self.heap else ():
+            lost.setdefault((line, "pieces of kernels' heap"), []).append(size)
         for (line, what), sizes in lost.items():
             made = f", made at {line}" if line else ""
             self.tell(f"leaks: {len(sizes)} {what} of {sum(sizes)} bytes are never freed{made}")
@@ -339,6 +349,9 @@ class Server:
             self.workspace = self.workspace or self.malloc(8, "workspace", fresh=False)
             self._fill(self.workspace, 8, b"")
             launch.workspace, launch.chunk_lanes = self.workspace, launch.threads
+        if any(instr.op == "malloc" for instr in code.kernel.instrs):
+            self._make_heap()
+        launch.heap = self.heap
         name = code.kernel.name
         error = self._run(launch, name)
         self.launches += 1
@@ -351,6 +364,11 @@ class Server:
             self._ordered(f"kernel {name}", a[4] >> 56, clock, touches)
         sys.stdout.flush()
         return error
+
+    def _make_heap(self) -> None:
+        """Kernels' heap: as large as the program has asked for before the first that uses it."""
+        if self.heap is None and (at := self._map(self.heap_bytes, "heap")):
+            self.heap = DeviceHeap(at, at + self.heap_bytes, self.extents)
 
     def _run(self, launch: Launch, name: str) -> int:
         try:
@@ -389,6 +407,9 @@ class Server:
             return self.copies(a[0], a[1], a[2]), b""
         if op == INFO:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
+        if op == LIMIT:
+            self.heap_bytes = a[0] or self.heap_bytes
+            return 0, struct.pack("<Q", self.heap_bytes)
         if op == STREAM:
             self.operations.add(a[0])
             return 0, b""

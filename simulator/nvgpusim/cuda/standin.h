@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { MODULE = 1, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO };
-enum { STREAM = 12, WRONG, PINNED };
+enum { STREAM = 12, WRONG, PINNED, LIMIT };
 enum { MOST_PARAMS = 256, STREAMS = 64, FRAMES = 6 };
 
 // `from`: return addresses in the program, innermost first, as its debugging

@@ -25,7 +25,7 @@ from .native.hot import put_back, start_compiled
 from .parser.syntax import Instr
 from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import UNWRITTEN, KernelFault, Lanes, Memory, State
+from .state import UNWRITTEN, Heap, KernelFault, Lanes, Memory, State
 
 if TYPE_CHECKING:
     from .sanitizer.sanitize import Sanitizer
@@ -100,6 +100,7 @@ class Launch:
     param_base: int = PARAM_BASE
     chunk_lanes: int = CHUNK_LANES
     workspace: int = 0
+    heap: Heap | None = None
     later: int = 0
     max_steps: int = 20_000_000
     stopped: Callable[[], bool] = lambda: False

@@ -117,6 +117,18 @@ class Compiled(Protocol):
     heat: Any
 
 
+class Heap(Protocol):
+    """Memory that kernels' malloc gives."""
+
+    def malloc(self, size: int, line: str) -> int:
+        """The address of `size` bytes that nobody has written, 0 where there is no room."""
+        ...
+
+    def free(self, at: int, line: str) -> str:
+        """Take memory back; what is wrong with the address, "" for nothing."""
+        ...
+
+
 class Grid(Protocol):
     """A launch as its instructions see it: `launch.Launch`."""
 
@@ -134,6 +146,7 @@ class Grid(Protocol):
     watch: Any
     findings: dict[str, str]
     changes: int
+    heap: Heap | None
     later: int
     looks: list[tuple[Instr, str, Any, Lanes]] | None
 
@@ -185,6 +198,9 @@ class Observer(Protocol):
     """The sanitizer's side of a chunk: `shadow.Shadow`."""
 
     bounds: bool
+
+    def freed(self) -> None:
+        """A kernel has freed memory."""
 
     def is_repeat(self, part: Any, where: Any) -> bool:
         """True if the lanes did the same to the same words and nothing has happened since."""

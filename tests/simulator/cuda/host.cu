@@ -31,6 +31,80 @@ __global__ void meet(int* out) {
   for (unsigned i = 1; i < grid.size(); i++) out[0] += out[i];
 }
 
+struct Node {
+  int value;
+  Node* next;
+};
+__global__ void push(Node** heads, int n) {
+  Node* head = nullptr;
+  for (int i = 0; i < n; i++) head = new Node{(int)threadIdx.x + i, head};
+  heads[threadIdx.x] = head;
+}
+__global__ void pop(Node** heads, int* out) {
+  int sum = 0;
+  for (Node* node = heads[threadIdx.x]; node;) {
+    Node* next = node->next;
+    sum += node->value;
+    free(node);
+    node = next;
+  }
+  out[threadIdx.x] = sum;
+}
+__global__ void late_read(int* out) {
+  int* p = (int*)malloc(4);
+  *p = threadIdx.x;
+  free(p);
+  out[threadIdx.x] = *(volatile int*)p;
+}
+__global__ void overflow(int* out) {
+  char* p = (char*)malloc(10);
+  ((volatile char*)p)[10] = 1;
+  free(p);
+}
+__global__ void unwritten(int* out) {
+  int* p = (int*)malloc(4);
+  out[threadIdx.x] = *p;
+  free(p);
+}
+__global__ void twice(int* out) {
+  void* p = malloc(8);
+  free(p);
+  free(p);
+}
+__global__ void lost(int* out) {
+  *(int*)malloc(24) = 1;
+}
+
+static int in_heap(void (*kernel)(int*)) {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  kernel<<<1, 8>>>(p);
+  CHECK(cudaDeviceSynchronize());
+  return cudaFree(p);
+}
+static int heap_late_read() { return in_heap(late_read); }
+static int heap_overflow() { return in_heap(overflow); }
+static int heap_unwritten() { return in_heap(unwritten); }
+static int heap_free_twice() { return in_heap(twice); }
+static int heap_leak() { return in_heap(lost); }
+// Lists that one kernel makes and the next one takes apart, twice.
+static int heap() {
+  Node** heads;
+  int* p;
+  size_t size = 0;
+  CHECK(cudaDeviceSetLimit(cudaLimitMallocHeapSize, 1 << 20));
+  CHECK(cudaDeviceGetLimit(&size, cudaLimitMallocHeapSize));
+  CHECK(cudaMalloc(&heads, 64 * sizeof *heads));
+  CHECK(cudaMalloc(&p, 64 * sizeof *p));
+  for (int i = 0; i < 2; i++) {
+    push<<<1, 64>>>(heads, 5);
+    pop<<<1, 64>>>(heads, p);
+  }
+  CHECK(cudaMemcpy(host, p, 64 * sizeof *p, cudaMemcpyDeviceToHost));
+  CHECK(cudaFree(heads));
+  CHECK(cudaFree(p));
+  return host[0] != 10 || host[63] != 63 * 5 + 10 || size != 1 << 20;
+}
 static int copy_too_much() {
   int* p;
   CHECK(cudaMalloc(&p, BYTES));
@@ -385,6 +459,12 @@ int main(int argc, char** argv) {
   TRY(polling);
   TRY(volumes);
   TRY(hints);
+  TRY(heap);
+  TRY(heap_late_read);
+  TRY(heap_overflow);
+  TRY(heap_unwritten);
+  TRY(heap_free_twice);
+  TRY(heap_leak);
   TRY(several);
   TRY(in_order);
   TRY(pinned_again);

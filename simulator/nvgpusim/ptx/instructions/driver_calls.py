@@ -1,4 +1,4 @@
-"""Calls of what the driver provides: vprintf, __assertfail (CUDA's printf and assert)."""
+"""Calls of what the driver provides: CUDA's printf (vprintf), assert (__assertfail), malloc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..parser.syntax import Sym
 from ..spaces import load
-from ..state import CONTAINER, KernelFault, State
+from ..state import CONTAINER, Heap, KernelFault, State
 from .lower import TYPES, Op, Read, Site
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsaAeEfFgGp%])")
@@ -136,6 +136,49 @@ def assertfail(site: Site) -> Op:
     return run
 
 
+def malloc(site: Site) -> Op:
+    """malloc: thread after thread, from the launch's heap; 0 where that has no room."""
+    _, size = _arguments(site)
+    arg = site.i.args[0]
+    assert isinstance(arg, Sym)
+    put = site.write(site.kernel.slots[arg.name, 0], TYPES["u64"])
+    line = _line(site)
+
+    def run(st: State) -> None:
+        heap = _heap(site, st)
+        put(st, np.array([heap.malloc(int(n), line) for n in size(st)], np.uint64))
+
+    return run
+
+
+def free(site: Site) -> Op:
+    """free: thread after thread; a finding where malloc has not given the address."""
+    (address,) = _arguments(site)
+    name, line = site.kernel.name, _line(site)
+    place = f"PTX line {site.i.line}{line and ', ' + line}"
+
+    def run(st: State) -> None:
+        heap = _heap(site, st)
+        for n, at in enumerate(address(st).tolist()):
+            if at and (what := heap.free(at, line)):
+                text = f"{name}: bounds: free ({place}) by {st.who(n)}: {what}"
+                st.launch.findings.setdefault(f"free {site.i.line}", text)
+        if st.shadow is not None:
+            st.shadow.freed()
+
+    return run
+
+
+def _heap(site: Site, st: State) -> Heap:
+    if st.launch.heap is None:
+        raise site.error("this GPU has no heap for kernels")
+    return st.launch.heap
+
+
+def _line(site: Site) -> str:
+    return f"{site.i.source[0]}:{site.i.source[1]}" if site.i.source else ""
+
+
 def recursion(site: Site) -> Op:
     """A function that calls itself, behind a call by address: a gap once a thread is there."""
 
@@ -147,4 +190,5 @@ def recursion(site: Site) -> Op:
 
 DRIVER_CALLS: dict[str, Callable[[Site], Op]] = {
     "vprintf": vprintf, "__assertfail": assertfail, "__recursion": recursion,
+    "malloc": malloc, "free": free,
 }  # fmt: skip

@@ -25,7 +25,10 @@ from .syntax import (
 
 _HEADERS = re.compile(r"/(targets/[^/]+|(cuda[^/]*|cu\d+)(/bin/\.\.)?)/include/")
 """The folders of a toolkit's headers, and of NVIDIA's wheels."""
-_SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
+_SYSTEM = {
+    "vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64),
+    "malloc": (64, 64), "free": (64,),
+}  # fmt: skip
 """Functions that the driver provides: bits of their results and parameters."""
 
 
@@ -190,10 +193,12 @@ class Body:
         elif tok.text in p.functions:
             self.inline(tok.text, results, given, tok)
         elif tok.text in _SYSTEM:
-            names = [Sym(name) for name in (*results, *given)]
-            self.emit(tok.text, (), tuple(names), first)
-            for n, bits in enumerate(_SYSTEM[tok.text]):
-                self.kernel.slot((*results, *given)[n], 0, bits)
+            names, sizes = (*results, *given), _SYSTEM[tok.text]
+            if len(names) != len(sizes):
+                raise p.error(f"{tok.text} has {len(sizes)} results and parameters", tok)
+            self.emit(tok.text, (), tuple(map(Sym, names)), first)
+            for name, bits in zip(names, sizes, strict=True):
+                self.kernel.slot(name, 0, bits)
         else:
             raise p.error(f"call of {tok.text}, which has no body here", tok)
         self.labels[end] = len(self.kernel.instrs)

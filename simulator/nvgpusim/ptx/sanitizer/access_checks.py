@@ -10,6 +10,7 @@ from ...extents import WORD, Extent
 from ..parser.syntax import Instr, Vec, registers
 from ..state import Lanes, State
 from .clocks import Clocks, Watch
+from .records import Slots
 
 
 def place_of(instr: Instr | None) -> str:
@@ -70,6 +71,11 @@ class AccessChecks(Clocks):
 
     def _active(self, part: Any) -> Lanes:
         return self.st.lanes() if part is None else self.st.lanes()[part]
+
+    def freed(self) -> None:
+        """A kernel has freed memory: pieces that accesses remember may be gone."""
+        self.pieces.clear()
+        Slots.shapes += 1
 
     def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
         """A global access before it is done: ends of buffers, reads of what nobody wrote."""

@@ -1,0 +1,54 @@
+"""What kernels' malloc gives: pieces of one buffer, which free takes back."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..extents import Extents
+
+ALIGNMENT = 16
+"""Of what malloc gives [CUDA C++ Programming Guide, Dynamic Global Memory Allocation]."""
+DEFAULT_BYTES = 8 << 20
+"""cudaLimitMallocHeapSize, where the program asks for no other [the same]."""
+
+
+@dataclass
+class DeviceHeap:
+    """A heap in [start, end), with a gap behind each piece, so that an overflow shows.
+
+    Fresh memory comes first, then the piece that was freed first: what is used after its free is
+    seldom somebody else's already. `pieces`: bytes and lines of those that there are.
+    """
+
+    start: int
+    end: int
+    extents: Extents
+    pieces: dict[int, tuple[int, str]] = field(default_factory=dict)
+    freed: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def malloc(self, size: int, line: str) -> int:
+        """The address of `size` bytes that nobody has written, 0 where there is no room."""
+        room = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        at = self.start
+        if at + room <= self.end:
+            self.start += room
+        else:
+            fits = next((piece for piece in self.freed if piece[1] >= room), None)
+            if fits is None:
+                return 0
+            self.freed.remove(fits)
+            at, room = fits
+        self.pieces[at] = size, line
+        self.extents.alloc(at, size, "malloc", line)
+        return at
+
+    def free(self, at: int, line: str) -> str:
+        """Take memory back; what is wrong with the address, "" for nothing."""
+        if at not in self.pieces:
+            where = self.extents.find(at)
+            return f"{at:#x} inside {where}" if where else self.extents.address_story(at)[1]
+        size = self.pieces.pop(at)[0]
+        self.freed.append((at, -(-max(size, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT))
+        self.extents.free(at, line or "free")
+        return ""
