@@ -205,6 +205,30 @@ def test_an_mbarrier_for_fewer_than_arrive_together() -> None:
         assert bool(told) == found
 
 
+COPIED = """.shared .align 16 .b8 s[256]; .shared .align 8 .b8 b[8]; mov.u32 %r2, b; setp.eq.u32 %p0, %r30, 0;
+@%p0 mbarrier.init.shared.b64 [%r2], 64; bar.sync 0;
+shl.b32 %r1, %r30, 2; mov.u32 %r3, s; add.u32 %r4, %r3, %r1; cp.async.ca.shared.global [%r4], [%in], 4; ARRIVE
+L: WAIT; @!%p1 bra L; xor.b32 %r1, %r1, 252; add.u32 %r3, %r3, %r1; ld.shared.u32 %r5, [%r3]; st.global.u32 [%i], %r5;"""
+WAITS = "mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0"
+
+
+@pytest.mark.parametrize(
+    "arrive",
+    [
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];",
+        "cp.async.mbarrier.arrive.shared.b64 [%r2]; mbarrier.arrive.shared.b64 _, [%r2];",
+    ],
+    ids=["the copies arrive", "the thread arrives, too"],
+)
+def test_an_mbarrier_waits_for_copies(arrive: str) -> None:
+    """cuda::memcpy_async with a barrier and cuda::pipeline are made of it."""
+    body = COPIED.replace("ARRIVE", arrive)
+    waits = judged(body.replace("WAIT", WAITS))[1]
+    assert (waits[1], waits[2]) == ("", [])
+    goes_on = path(kernel(body.replace("WAIT", "setp.eq.u32 %p1, 0, 0")), False, True, Setup())
+    assert "race" in goes_on[2]
+
+
 @pytest.mark.parametrize("op", ["redux.sync.add.s32 %r2, %r30,", "vote.sync.ballot.b32 %r2, !%p1,"])
 def test_lanes_that_exit_without_what_others_wait_for(op: str) -> None:
     """Who returns early is not waited for; who goes past the instruction was meant to be there."""

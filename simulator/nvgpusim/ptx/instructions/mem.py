@@ -257,7 +257,7 @@ def cp_async(site: Site) -> Op:
         if keep is None:
             raise site.error()
         left = None if site.has("wait_all") else keep
-        return lambda st: _wait(st, left)
+        return lambda st: land(st, left)
     if not site.has("shared", "shared::cta") or not site.has("global"):
         raise site.error()
     dst, _ = site.address(0)
@@ -294,7 +294,7 @@ def _commit(st: State) -> None:
     _commits(st)[st.lanes()] += 1
 
 
-def _wait(st: State, keep: int | None) -> None:
+def land(st: State, keep: int | None) -> None:
     """Land the active lanes' copies of all but their last `keep` groups (None: all copies)."""
     limit = np.full(st.n, -1)
     lanes = st.lanes()
@@ -303,13 +303,13 @@ def _wait(st: State, keep: int | None) -> None:
     for copy in st.copies:
         now = copy.group < limit[copy.lanes]
         if now.any():
-            _land(st, copy.part(now))
+            _land_one(st, copy.part(now))
         if not now.all():
             left.append(copy.part(~now))
     st.copies = left
 
 
-def _land(st: State, copy: Async) -> None:
+def _land_one(st: State, copy: Async) -> None:
     if st.shadow is not None:
         st.shadow.copy_ends(copy.lanes, copy.dst, copy.size)
     words = source(st, copy)
@@ -400,5 +400,5 @@ def whole_warps(st: State) -> None:
 MEM_OPS: dict[str, Callable[[Site], Op]] = {
     "ld": ld, "ldu": ld, "st": st_, "cvta": cvta, "isspacep": isspacep, "atom": atom, "red": atom,
     "prefetch": nothing, "prefetchu": nothing, "membar": fence, "fence": fence,
-    "discard": nothing, "applypriority": nothing, "cp": cp_async, "ldmatrix": ldmatrix,
+    "discard": nothing, "applypriority": nothing, "ldmatrix": ldmatrix,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""wmma and mbarrier, as sm_80 has them (PTX ISA 9.7.14.4, 9.7.13.15).
+"""wmma, mbarrier and cp.async, as sm_80 has them (PTX ISA 9.7.14.4, 9.7.13.15).
 
 The layout of wmma's fragments is not specified, so it is ours: element n of a matrix lies in lane
 n / (elements a lane), and a and b, which have room for more, repeat from the start.
@@ -16,7 +16,7 @@ from ..state import CONTAINER, KernelFault, State
 from . import floats as fl
 from .floats import F16, Value
 from .lower import PRED, TYPES, U32, U64, Op, Read, Site
-from .mem import space_of
+from .mem import cp_async, land, space_of
 from .warp import ELEMENTS
 
 SHAPES = {
@@ -302,4 +302,27 @@ def _test_wait(site: Site) -> Op:
     return run
 
 
-TENSOR_OPS: dict[str, Callable[[Site], Op]] = {"wmma": wmma, "mbarrier": mbarrier}
+def cp(site: Site) -> Op:
+    """cp.async; its mbarrier.arrive lets the copies land at once, the earliest that may be.
+
+    Without .noinc, the barrier expects one arrival more, which the landed copies make.
+    """
+    if not site.has("mbarrier"):
+        return cp_async(site)
+    if not site.has("async") or not site.has("arrive") or site.has("shared::cluster"):
+        raise site.error()
+    arrives = arrive(site) if site.has("noinc") else None
+    addr, _ = site.address(0)
+    space = space_of(site)
+
+    def run(st: State) -> None:
+        land(st, None)
+        if arrives is not None:
+            arrives(st)
+        else:
+            _word_at(st, space, addr(st))  # faults where there is none
+
+    return run
+
+
+TENSOR_OPS: dict[str, Callable[[Site], Op]] = {"wmma": wmma, "mbarrier": mbarrier, "cp": cp}
