@@ -367,4 +367,4 @@ def _label(site: Site, kernel: Kernel, number: dict[int, int], name: str) -> int
 
 def supported() -> list[str]:
     """All opcodes that can be run, those that end a piece of code included."""
-    return sorted({*_TABLE, *_JUMPS, "call"} - {*SYSTEM_OPS})
+    return sorted({*_TABLE, *_JUMPS, "call"} - {*DRIVER_CALLS})

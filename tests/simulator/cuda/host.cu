@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "programs/check.h"
+#include "check.h"
 
 enum { N = 1 << 14, BYTES = 4 * N };
 __global__ void fill(int* out, int value, int n) {
