@@ -24,8 +24,8 @@ from orinbench.measure.environment import read_environment
 from orinbench.measure.plan import Case, Lane, Plan
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo, open_model
-from orinbench.shapes import SHAPES, Shape
 from orinbench.synth import write_synthetic
+from orinbench.synth.shapes import SHAPES, Shape
 from orinboard.replay import TreeOnDisk
 from orinexporter.scenario import agx_orin
 

@@ -7,8 +7,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from numpy.random import PCG64
 
-from orinbench.random_blocks import normal_floats
-from orinbench.shapes import QUANTS, Draw, Shape
+from orinbench.synth.random_blocks import normal_floats
+from orinbench.synth.shapes import QUANTS, Draw, Shape
 
 LAYERS, EMBD, FF, HEADS, KV_HEADS, VOCAB = 2, 128, 256, 4, 2, 320
 

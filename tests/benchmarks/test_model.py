@@ -7,8 +7,8 @@ from tests.benchmarks.gguf_files import add_info, finish_sparse, write_family, w
 
 from orinbench.errors import BenchError
 from orinbench.model import open_model
-from orinbench.shapes import SHAPES
 from orinbench.synth import write_synthetic
+from orinbench.synth.shapes import SHAPES
 
 TINY = SHAPES["tiny"]
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
 from orinbench.model import SUPPORTED_TYPES, open_model
-from orinbench.random_blocks import SYNTHETIC_TYPES, random_rows
-from orinbench.shapes import QUANTS, SHAPES, Shape
 from orinbench.synth import cached_synthetic, synth_command, write_synthetic
+from orinbench.synth.random_blocks import SYNTHETIC_TYPES, random_rows
+from orinbench.synth.shapes import QUANTS, SHAPES, Shape
 
 # Of the tensors' bytes alone: the header depends on the gguf library's version.
 TINY_Q6_K_SEED_0 = "6d9809cfd3ac8f21b2877872418defa9492f094479468ea7392e18fe9decc524"

@@ -15,8 +15,8 @@ from tests.engine.models import smollm2
 
 from orinbench.check.reference import Reference, log_softmax
 from orinbench.model import open_model
-from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_synthetic
+from orinbench.synth.shapes import QUANTS, SHAPES
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF

@@ -6,10 +6,11 @@ faults of the head and of the choice are planted in the answer. A drawn fault ha
 tensor, rows and a token.
 
 `python -m tests.benchmarks.check.faults --device EMU MODEL.gguf` prints which faults pass, and with
-`--right` what right engines reach: docs/models.md.
+`--right` what right engines reach, with `--sizes` how many faults of each size: docs/models.md.
 """
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from orinbench.model import ModelInfo, open_model
 from orinllm.batching.fused_runner import FusedRunner
 
 _PAGE = 32
+_PERCENT = re.compile(r"([0-9.]+) %")
 
 
 def answers(model: ModelInfo, device: str) -> Callable[..., list[Generation]]:
@@ -59,11 +61,19 @@ def _answer(
         return [tinygrad_greedy(one, prompt, n_tokens) for prompt in prompts]
 
 
+def factor_of(kind: str) -> float:
+    """Return by what a fault of so many percent multiplies, 1 for others."""
+    if (found := _PERCENT.search(kind)) is None:
+        return 1.0
+    return 1 + float(found[1]) / 100 * (-1 if "small" in kind else 1)
+
+
 class Fault:
     """A drawn fault: hooks of the reference's stages, which `planted` puts in place."""
 
     def __init__(self, kind: str, model: ModelInfo, seed: int) -> None:
         self.kind, self.draw, self.model = kind, np.random.default_rng(seed), model
+        self.factor = factor_of(kind)
         self.layer = int(self.draw.integers(model.n_layers))
         self.now = -1  # the layer that is computed
         prefix = f"blk.{self.layer}."
@@ -102,8 +112,8 @@ class Fault:
         if kind == "8 blocks of 32 weights zero":
             rows = of._rows(f"{name}.weight", slice(row, row + 8))
             out[:, row : row + 8] -= x[:, column : column + 32] @ rows[:, column : column + 32].T
-        if kind == "16 rows 25 % off":
-            out[:, row : row + 16] *= 1.25
+        if kind.startswith("16 rows"):
+            out[:, row : row + 16] *= self.factor
         if kind == "64 rows missing":
             out[:, row : row + 64] = 0
         if kind == "a row missing":
@@ -112,7 +122,7 @@ class Fault:
             out[:, [row, row + 1]] = out[:, [row + 1, row]]
         if kind == "rows shifted by one":
             out = np.roll(out, 1, axis=-1)
-        return out * 1.05 if kind == "a matrix 5 % too large" else out
+        return out * self.factor if kind.startswith("a matrix") else out
 
     def norm(self, of: Reference, real: Any, x: Array, name: str) -> Array:
         """Return a norm."""
@@ -154,7 +164,7 @@ class Fault:
         }.get(self.kind)
         if hidden is not None:
             scores[..., :n][:, hidden] = -np.inf
-        factor = {"scores 5 % too small": 0.95, "scores 10 % too large": 1.1}.get(self.kind, 1.0)
+        factor = self.factor if self.kind.startswith("scores") else 1.0
         out = np.asarray(real(np.where(np.isfinite(scores), scores * factor, scores)))
         if self.kind == "a head that sees nothing":
             out[self.head] = -1e9
@@ -165,8 +175,8 @@ class Fault:
 
     def rotated(self, real: Any, x: Array, at: Array, rotation: Any, *more: Any) -> Array:
         """Return turned heads."""
-        if self.here and self.kind == "rotation 3 % off":
-            rotation = replace(rotation, frequencies=rotation.frequencies * 1.03)
+        if self.here and self.kind.startswith("rotation") and self.factor != 1:
+            rotation = replace(rotation, frequencies=rotation.frequencies * self.factor)
         if self.here and self.kind == "rotation of another base":
             rotation = replace(rotation, frequencies=rotation.frequencies**0.75)
         if self.here and self.kind == "rotation backwards":
@@ -225,6 +235,13 @@ INSIDE = (
     "rotation of another base", "rotation backwards", "keys turned a position late",
     "residual twice", "no feed forward", "gate and up exchanged", "relu for silu",
 )  # fmt: skip
+# Faults of a size, in percent.
+SIZED = {
+    "a matrix {} % too large": (0.5, 1, 2, 5),
+    "16 rows {} % off": (5, 10, 25, 50),
+    "scores {} % too large": (1, 2, 5, 10),
+    "rotation {} % off": (0.3, 1, 3, 10),
+}
 OF_MIXTURES = ("experts 5 % too much", "experts: the next one for a token")
 
 
@@ -357,12 +374,22 @@ def _right(model: ModelInfo, engine: Any, seeds: int) -> str:
     return f"{len(failed)} of {len(found)} failed; layers at most {most} {failed or ''}"
 
 
+def _shares(model: ModelInfo, engine: Any, kinds: Sequence[str], draws: int) -> str:
+    """Return of how many draws of each kind the gate catches."""
+    caught = [
+        sum(not verdict_on(model, engine, kind, seed).passed for seed in range(draws))
+        for kind in kinds
+    ]
+    return ", ".join(f"{n} of {draws}" for n in caught)
+
+
 def main() -> None:
     """Print, for each model, how many of its faults are caught, and which are not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--device", choices=("EMU", "CPU"), default="CPU")
     parser.add_argument("--faults", type=int, default=1, metavar="N", help="of each kind")
+    parser.add_argument("--sizes", type=int, metavar="N", default=0, help="of each size of a fault")
     parser.add_argument("--right", type=int, metavar="SEEDS", default=0)
     options = parser.parse_args()
     for path in options.models:
@@ -370,6 +397,12 @@ def main() -> None:
         engine = answers(model, options.device)
         if options.right:
             print(f"{path.stem}: {_right(model, engine, options.right)}", flush=True)
+            continue
+        for name, sizes in SIZED.items() if options.sizes else ():
+            kinds = [name.format(size) for size in sizes]
+            shares = _shares(model, engine, kinds, options.sizes)
+            print(f"{path.stem}: {name.format(sizes)} caught: {shares}", flush=True)
+        if options.sizes:
             continue
         drawn = [(kind, seed) for seed in range(options.faults) for kind in kinds_of(model)]
         passed = [

@@ -16,8 +16,8 @@ from orinbench.check.reference import Reference, log_softmax
 from orinbench.check.reference_rope import Array
 from orinbench.errors import BenchError
 from orinbench.model import open_model
-from orinbench.shapes import SHAPES
 from orinbench.synth import write_synthetic
+from orinbench.synth.shapes import SHAPES
 
 PROMPT = [7, 300, 41, 41, 150, 2, 99, 260, 31, 8, 77, 120, 5, 64, 201, 18]
 # Log-probabilities after PROMPT of the five likeliest and the three unlikeliest tokens, by

@@ -10,7 +10,7 @@ from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.llama_server import server_arguments
 from orinbench.measure.plan import CONTEXT_STEP, Case, Lane
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
-from orinbench.shapes import SHAPES
+from orinbench.synth.shapes import SHAPES
 
 SMOLLM2 = Path(__file__).parents[3] / ".venv/SmolLM2-135M-Instruct.Q4_1.gguf"
 CASE = Case(CONTEXT_STEP, 0, 0, text=True)  # fills the context that is made for its tokens

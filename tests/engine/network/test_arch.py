@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.engine.network.hybrid_models import MODELS
 
-from orinbench.shapes import QUANTS, SHAPES, Draw
 from orinbench.synth import write_synthetic
+from orinbench.synth.shapes import QUANTS, SHAPES, Draw
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.arch import ARCHITECTURES, config_of, wanted_tensors

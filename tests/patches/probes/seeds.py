@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
 
-from orinbench import shapes
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
-from orinbench.synth import write_synthetic
+from orinbench.synth import shapes, write_synthetic
 from orinllm.gpu.compiler import write_clang
 
 ADVERSARIES: dict[str, Any] = {

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.patches.tegra.device import Tegra
 
-from orinbench import shapes
-from orinbench.synth import write_outline
+from orinbench.synth import shapes, write_outline
 
 STAGING = 64 << 20
 # A depot of 256 ints that the index keeps out of registers; the loop makes it last.

@@ -33,7 +33,7 @@ from orinbench.measure.suite.gpt2 import (
     random_weights,
     tensor,
 )
-from orinbench.random_blocks import random_rows
+from orinbench.synth.random_blocks import random_rows
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

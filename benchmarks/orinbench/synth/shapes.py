@@ -1,9 +1,10 @@
 """Named model shapes and quantization recipes that synthetic models are made of."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
@@ -194,252 +195,28 @@ class Shape:
 
 
 _NORMED_HEADS = ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "qwen35", "lfm2")
-_LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
-_GEMMA: Keys = {"attention.sliding_window": 24, "rope.freq_base_swa": 10000.0}
-_YARN: Keys = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 32.0,
-    "rope.scaling.original_context_length": 4096,
-}
-# Qwen3.5 4B's: three layers of four recur. Its text turns by three positions, which are one.
-_QWEN35: Keys = {
-    "ssm.conv_kernel": 4,
-    "ssm.state_size": 128,
-    "ssm.group_count": 16,
-    "ssm.time_step_rank": 32,
-    "ssm.inner_size": 4096,
-    "full_attention_interval": 4,
-    "rope.dimension_sections": [11, 11, 10, 0],
-}
-_TINY = Shape(2, 256, 512, 4, 2, 64, 1024, 512, tied=True, weight_std=0.06)
 
 
-def _tiny(architecture: str, **changes: Any) -> Shape:
-    """Return a variant of the tiny shape: another network of nearly the same sizes."""
-    return replace(_TINY, architecture=architecture, **changes)
+def _read_shapes() -> dict[str, Shape]:
+    """Return the shapes of shapes.json by name.
+
+    1b, 3b and 8b are those of Llama 3.2 1B, Llama 3.2 3B and Llama 3 8B; 160m is that of
+    JackFram/llama-160m with grouped queries. A context of 8192 is Llama 3's, without RoPE scaling.
+    0.5b is Qwen2.5-0.5B; gpt-oss-20b-8 and qwen3-30b-a3b-8 are the first 8 of their 24 and 48
+    layers. The tiny ones are for tests: one a family, windows and original contexts so short that a
+    short prompt crosses them. `like` names one from which others differ by a few fields.
+    """
+    found: dict[str, Shape] = {}
+    raw = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
+    for name, given in raw.items():
+        kin = vars(found[given.pop("like")]) if "like" in given else {"metadata": {}}
+        given["metadata"] = {**kin["metadata"], **given.get("metadata", {})}
+        lists = {key: tuple(given[key]) for key in ("rope_tensors", "attends") if key in given}
+        found[name] = Shape(**{**kin, **given, **lists})
+    return found
 
 
-# 1b, 3b and 8b are the shapes of Llama 3.2 1B, Llama 3.2 3B and Llama 3 8B; 160m is that of
-# JackFram/llama-160m with grouped queries. A context of 8192 is Llama 3's, without RoPE scaling.
-# 0.5b is Qwen2.5-0.5B, phi4-mini Phi-4-mini; lfm2-1.2b LFM2-1.2B, qwen35-4b
-# Qwen3.5-4B; gpt-oss-20b-8 and qwen3-30b-a3b-8 are the first 8 of
-# their 24 and 48 layers. The tiny ones are for tests: one a family, windows and original contexts
-# so short that a short prompt crosses them.
-SHAPES = {
-    "tiny": _TINY,
-    "tiny-llama3": _tiny("llama", rope_tensors=("rope_freqs.weight",)),
-    "tiny-qwen2": _tiny("qwen2", rope_theta=1e6, norm_eps=1e-6),
-    "tiny-qwen3": _tiny("qwen3", head_dim=128, rope_theta=1e6, norm_eps=1e-6, tied=False),
-    "tiny-qwen3vl": _tiny("qwen3vl", rope_theta=5e6, norm_eps=1e-6),
-    "tiny-qwen3moe": _tiny(
-        "qwen3moe", n_heads=8, n_kv_heads=1, n_ff=256, n_experts=16, n_experts_used=4
-    ),
-    "tiny-mixtral": _tiny("llama", n_experts=8, n_experts_used=2, tied=False, rope_theta=1e6),
-    "tiny-mistral3": _tiny(
-        "mistral3",
-        rope_theta=1e6,
-        metadata={
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 16.0,
-            "rope.scaling.original_context_length": 24,
-            "rope.scaling.yarn_log_multiplier": 1.0,
-            "attention.temperature_scale": 0.25,
-        },
-    ),
-    "tiny-smollm3": _tiny("smollm3", n_layers=5),
-    "tiny-granite": _tiny(
-        "granite",
-        rope_theta=10000.0,
-        metadata={
-            "attention.scale": 0.05,
-            "embedding_scale": 6.0,
-            "residual_scale": 0.5,
-            "logit_scale": 4.0,
-        },
-    ),
-    "tiny-granitemoe": _tiny(
-        "granitemoe",
-        n_ff=256,
-        n_experts=8,
-        n_experts_used=3,
-        metadata={"attention.scale": 0.05, "embedding_scale": 6.0, "logit_scale": 4.0},
-    ),
-    "tiny-gemma3": _tiny(
-        "gemma3",
-        n_layers=7,
-        n_kv_heads=1,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        metadata={**_GEMMA, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-    ),
-    "tiny-gemma4": _tiny(
-        "gemma4",
-        n_layers=4,
-        n_ff=256,
-        n_experts=8,
-        n_experts_used=3,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        rope_tensors=("rope_freqs.weight",),
-        metadata={
-            **_GEMMA,
-            "attention.sliding_window_pattern": [True, True, False, True],
-            "attention.key_length_swa": 64,
-            "attention.value_length_swa": 64,
-            "rope.dimension_count_swa": 64,
-            "embedding_length_per_layer_input": 0,
-            "final_logit_softcapping": 30.0,
-        },
-    ),
-    "tiny-gemma2": _tiny(
-        "gemma2",
-        n_layers=4,
-        norm_eps=1e-6,
-        rope_theta=10000.0,
-        metadata={
-            "attention.sliding_window": 24,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-        },
-    ),
-    "tiny-phi3": _tiny(
-        "phi3",
-        n_rot=48,
-        rope_theta=10000.0,
-        rope_tensors=_LONGROPE,
-        metadata={
-            "rope.scaling.original_context_length": 256,
-            "rope.scaling.attn_factor": 1.1902,
-            "attention.sliding_window": 100,
-        },
-    ),
-    "tiny-yarn": _tiny(
-        "qwen2",
-        rope_theta=10000.0,
-        metadata={**_YARN, "rope.scaling.original_context_length": 64, "rope.scaling.factor": 4.0},
-    ),
-    "tiny-gptoss": _tiny(
-        "gpt-oss",
-        n_layers=4,
-        n_heads=8,
-        n_ff=256,
-        n_experts=8,
-        n_experts_used=3,
-        rope_theta=150000.0,
-        tied=False,
-        metadata={
-            **_YARN,
-            "rope.scaling.original_context_length": 64,
-            "attention.sliding_window": 24,
-        },
-    ),
-    "tiny-qwen35": _tiny(
-        "qwen35",
-        n_layers=4,
-        n_rot=32,
-        head_dim=128,
-        rope_theta=1e7,
-        norm_eps=1e-6,
-        attends=(3,),
-        metadata={
-            **_QWEN35,
-            "ssm.state_size": 64,
-            "ssm.group_count": 2,
-            "ssm.time_step_rank": 4,
-            "ssm.inner_size": 256,
-            "rope.dimension_sections": [6, 5, 5, 0],
-        },
-    ),
-    "tiny-lfm2": _tiny(
-        "lfm2",
-        n_layers=3,
-        rope_theta=1e6,
-        attends=(1,),
-        metadata={"shortconv.l_cache": 3},
-    ),
-    "160m": Shape(12, 768, 3072, 12, 4, 64, 32000, 2048, tied=False, weight_std=0.03),
-    "0.5b": Shape(
-        *(24, 896, 4864, 14, 2, 64, 151936, 32768),
-        tied=True,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        architecture="qwen2",
-    ),
-    "1b": Shape(16, 2048, 8192, 32, 8, 64, 128256, 8192, tied=True),
-    "3b": Shape(28, 3072, 8192, 24, 8, 128, 128256, 8192, tied=True),
-    "qwen3-4b": Shape(
-        *(36, 2560, 9728, 32, 8, 128, 151936, 40960),
-        tied=True,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        architecture="qwen3",
-    ),
-    "gemma3-4b": Shape(
-        *(34, 2560, 10240, 8, 4, 256, 262144, 131072),
-        tied=True,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        architecture="gemma3",
-        metadata={
-            **_GEMMA,
-            "attention.sliding_window": 1024,
-            "rope.scaling.type": "linear",
-            "rope.scaling.factor": 8.0,
-        },
-    ),
-    "phi4-mini": Shape(
-        *(32, 3072, 8192, 24, 8, 128, 200064, 131072),
-        tied=True,
-        rope_theta=10000.0,
-        architecture="phi3",
-        n_rot=96,
-        rope_tensors=_LONGROPE,
-        metadata={
-            "rope.scaling.original_context_length": 4096,
-            "rope.scaling.attn_factor": 1.1902380714238083,
-        },
-    ),
-    "lfm2-1.2b": Shape(
-        *(16, 2048, 8192, 32, 8, 64, 65536, 128000),
-        tied=True,
-        rope_theta=1e6,
-        architecture="lfm2",
-        attends=(2, 5, 8, 10, 12, 14),
-        metadata={"shortconv.l_cache": 3},
-    ),
-    "qwen35-4b": Shape(
-        *(32, 2560, 9216, 16, 4, 256, 248320, 262144),
-        tied=True,
-        n_rot=64,
-        norm_eps=1e-6,
-        rope_theta=1e7,
-        architecture="qwen35",
-        attends=tuple(range(3, 32, 4)),
-        metadata=_QWEN35,
-    ),
-    "8b": Shape(32, 4096, 14336, 32, 8, 128, 128256, 8192, tied=False),
-    "gpt-oss-20b-8": Shape(
-        *(8, 2880, 2880, 64, 8, 64, 201088, 131072),
-        tied=False,
-        rope_theta=150000.0,
-        architecture="gpt-oss",
-        n_experts=32,
-        n_experts_used=4,
-        metadata={**_YARN, "attention.sliding_window": 128},
-    ),
-    "qwen3-30b-a3b-8": Shape(
-        *(8, 2048, 768, 32, 4, 128, 151936, 40960),
-        tied=False,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        architecture="qwen3moe",
-        n_experts=128,
-        n_experts_used=8,
-    ),
-}
-# With the block that proposes tokens which Qwen3.5's files may have.
-_proposing = {**SHAPES["tiny-qwen35"].metadata, "nextn_predict_layers": 1}
-SHAPES["tiny-qwen35-mtp"] = replace(SHAPES["tiny-qwen35"], metadata=_proposing)
+SHAPES = _read_shapes()
 
 
 @dataclass(frozen=True)

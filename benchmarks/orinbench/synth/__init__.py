@@ -22,8 +22,8 @@ from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, option, seed_option
 from orinbench.progress import Messages
-from orinbench.random_blocks import normal_floats, random_rows
-from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
+from orinbench.synth.random_blocks import normal_floats, random_rows
+from orinbench.synth.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
 GENERATION = 2
