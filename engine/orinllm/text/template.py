@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
@@ -39,6 +40,8 @@ KEY = "tokenizer.chat_template"
 # Names of a message's reasoning; templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "orinllm-probe"
+# Sets of variables of which it is known whether an answer starts in reasoning: a key of 32 bytes.
+_MOST_TOLD = 1024
 # What stands for a picture in templates that know none: a character that no text may have.
 _MARK = {"type": "text", "text": "\ufdd1"}
 
@@ -70,6 +73,7 @@ class ChatTemplate:
         self.source = source
         self._with_tools = with_tools
         self.sight: Sight | None = None
+        self._starts_in_reasoning: dict[bytes, bool] = {}  # by what the template was told
         self._tokenizer = tokenizer
         self._bos, self._eos = (
             "" if token is None else tokenizer.token_bytes(token).decode()
@@ -332,8 +336,14 @@ class ChatTemplate:
 
     def starts_in_reasoning(self, /, **variables: Any) -> bool:
         """Say if the answer's first words are reasoning, because the prompt opened it."""
-        opens = tuple(tag.open.strip() for tag in TAGS)
-        return self.generation_prompt(**variables).rstrip().endswith(opens)
+        told = sha256(repr(sorted(variables.items())).encode()).digest()
+        if told not in self._starts_in_reasoning:
+            if len(self._starts_in_reasoning) == _MOST_TOLD:
+                self._starts_in_reasoning.clear()
+            opens = tuple(tag.open.strip() for tag in TAGS)
+            prompt = self.generation_prompt(**variables).rstrip()
+            self._starts_in_reasoning[told] = prompt.endswith(opens)
+        return self._starts_in_reasoning[told]
 
     def _run(
         self,

@@ -187,6 +187,23 @@ def test_reasoning_follows_the_variables() -> None:
     assert not _of(path).starts_in_reasoning(enable_thinking=False)
 
 
+def test_a_template_is_rendered_once_a_set_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in a process of its own, and each request asks."""
+    (path,) = [path for path in templates() if path.stem == "Qwen3.5-4B"]
+    template, rendered = _of(path), list[object]()
+    render = template.render
+
+    def counted(*given: Any, **variables: Any) -> str:
+        rendered.append(variables)
+        return render(*given, **variables)
+
+    monkeypatch.setattr(template, "render", counted)
+    for _ in range(3):
+        assert template.starts_in_reasoning(tools=None, enable_thinking=True)
+        assert not template.starts_in_reasoning(tools=None, enable_thinking=False)
+    assert len(rendered) == 4
+
+
 # -- a file's templates ----------------------------------------------------------------------------
 
 
