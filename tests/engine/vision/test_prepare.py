@@ -123,8 +123,9 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image_std=STD,
     )
     encoder = replace(encoder_of(patch), merge=2, free=AnySize())
-    more = []  # the longest, one of `least` when it is rounded, one whose shorter side would be 0
-    for size in ((400, 2), (85, 57), (11200, 56)):
+    # The longest, one of `least` or `most` when it is rounded, one whose shorter side would be 0.
+    more = []
+    for size in ((400, 2), (85, 57), (285, 175), (11200, 56)):
         file = io.BytesIO()
         Image.new("RGB", size, (9, 90, 200)).save(file, "PNG")
         more.append(file.getvalue())
@@ -175,11 +176,18 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + body
 
 
+def ico() -> bytes:
+    """A picture that Pillow could read."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "ICO")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         (lambda: b"", "it is no picture"),
-        (lambda: b"%PDF-1.7", "it is no picture: PNG, JPEG"),
+        (ico, "it is no picture: PNG, JPEG"),
         (lambda: png(40000, 40000), "has more than 50,000,000 pixels"),
         (lambda: png(9000, 9000), "9000 x 9000 pixels; 1 to 50,000,000"),
         (lambda: png(500, 500), "the picture is damaged"),
