@@ -2,10 +2,8 @@
 
 Says what it will erase and install, asks once, and starts a unit that does it: what happens to the
 terminal or to ssh is nothing to it. The same command watches a unit that runs, and goes on where a
-power cut ended one: a disk that this program has made is not made again. disko makes the disk, the
-flake goes to /etc/nixos of the new system, nixos-install copies the system that the stick carries.
-The image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "flake", "labels",
-"script", "system", "supplicant"}. Runs as root.
+power cut ended one: a disk that this program has made is not made again. The image says what is
+installed in ORIN_INSTALL, a Job as JSON. Runs as root.
 """
 
 import argparse
@@ -18,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-MOUNT = Path("/mnt")
+MOUNT = Path("mnt")
 SECTOR = 512
 #: The unit that works, and the file of its arguments, one a line (installer.nix).
 UNIT = "orin-installation.service"
@@ -31,8 +29,14 @@ BEGUN = ".orin-install"
 CONNECTIONS = Path("etc/NetworkManager/system-connections")
 #: What a host of systemd-networkd has instead: NixOS' networking.wireless reads it.
 SUPPLICANT = Path("etc/wpa_supplicant/imperative.conf")
-#: Kinds of disks, the best first.
-KINDS = ("nvme", "emmc", "sd", "usb")
+#: Kinds of disks, the best first, by their names in /sys/class/block and their types: neither a
+#: partition nor nvme0c0n1, which is one path to a disk that has several.
+KINDS = {
+    "nvme": r"nvme\d+n\d+ .*",
+    "emmc": r"mmcblk\d+ MMC",
+    "sd": r"mmcblk\d+ SD",
+    "usb": r"sd[a-z]+ .*",
+}
 PLAN = """\
 board    {board}
 erases   {disk.device}: {disk.model}, {size:.0f} GB, all of it
@@ -60,9 +64,7 @@ class Disk(NamedTuple):
 
 class Job(NamedTuple):
     """Installation job. script: disko's for TARGET. system: what the stick carries, or None.
-
-    supplicant: the host reads SUPPLICANT, and has no NetworkManager.
-    """
+    supplicant: the host reads SUPPLICANT, and has no NetworkManager."""
 
     host: str
     name: str
@@ -79,32 +81,21 @@ class Job(NamedTuple):
         return f"{self.host} {self.flake} {self.system}\n"
 
 
-def kind_of(block: Path) -> str | None:
-    """The kind of a disk of /sys/class/block, or None for what is no place for a system."""
-    # Neither a partition nor nvme0c0n1, which is one path to a disk that has several.
-    if re.fullmatch(r"nvme\d+n\d+", block.name):
-        return "nvme"
-    said = block / "device/type"
-    if block.name.startswith("mmcblk") and said.exists():
-        return {"MMC": "emmc", "SD": "sd"}.get(said.read_text().strip())
-    return "usb" if block.name.startswith("sd") and not (block / "partition").exists() else None
-
-
 def disks(root: Path) -> list[Disk]:
     """Disks that are there, but the one that this program runs from; the best kind first."""
     found = []
-    mounts = (root / "proc/self/mounts").read_text().split("\n")
-    sources = [line.split(" ")[0] for line in mounts if " /iso " in line]
-    for block in sorted((root / "sys/class/block").iterdir()):
-        kind, device = kind_of(block), f"/dev/{block.name}"
-        size = int((block / "size").read_text()) * SECTOR
+    stick = re.findall(r"(?m)^(\S+) /iso ", (root / "proc/self/mounts").read_text())
+    for block in (root / "sys/class/block").iterdir():
+        device, size = f"/dev/{block.name}", int((block / "size").read_text()) * SECTOR
+        files = [block / "device" / name for name in ("type", "name", "model")]
+        said = {path.name: path.read_text().strip() for path in files if path.exists()}
+        name = f"{block.name} {said.get('type')}"
+        kind = next((kind for kind, names in KINDS.items() if re.fullmatch(names, name)), None)
         # A reader of cards without a card has no size.
-        if kind is None or not size or any(source.startswith(device) for source in sources):
-            continue
-        models = [block / "device" / name for name in ("model", "name")]
-        model = next((path.read_text().strip() for path in models if path.exists()), "no name")
-        found.append(Disk(kind, device, size, model))
-    return sorted(found, key=lambda disk: (KINDS.index(disk.kind), disk.device))
+        if kind and size and not any(source.startswith(device) for source in stick):
+            model = said.get("model", said.get("name", "no name"))
+            found.append(Disk(kind, device, size, model))
+    return sorted(found, key=lambda disk: ([*KINDS].index(disk.kind), disk.device))
 
 
 def choose_disk(there: list[Disk], wanted: str | None) -> Disk:
@@ -112,8 +103,7 @@ def choose_disk(there: list[Disk], wanted: str | None) -> Disk:
     fitting = [disk for disk in there if wanted in (None, disk.kind, disk.device)]
     listed = ", ".join(f"{disk.kind} ({disk.device})" for disk in there) or "none"
     if not fitting:
-        what = "no disk" if wanted is None else f"no disk {wanted}"
-        raise InstallError(f"this board has {what}: there is {listed}")
+        raise InstallError(f"this board has no disk {wanted or 'at all'}: there is {listed}")
     if wanted is not None and len(fitting) > 1:
         raise InstallError(f"there are several of {wanted}: name one by its device: {listed}")
     return fitting[0]
@@ -132,21 +122,6 @@ def refuse_twins(labels: list[str], device: str) -> None:
             )
 
 
-def has_route() -> bool:
-    """True if there is a default route, of IPv4 or IPv6: the network supplies what is missing."""
-    shown = subprocess.run("ip -4 route; ip -6 route", shell=True, stdout=subprocess.PIPE).stdout
-    # Linux has one for IPv6 that leads nowhere, "unreachable default".
-    return re.search(rb"(?m)^default ", shown) is not None
-
-
-def plan(job: Job, disk: Disk, root: Path) -> str:
-    """Steps to be done, for a person."""
-    model = root / "proc/device-tree/model"
-    board = model.read_text().rstrip("\0\n") if model.exists() else "not named by its firmware"
-    source = "builds and fetches it" if job.system is None else "from this stick, without a network"
-    return PLAN.format(job=job, disk=disk, board=board, size=disk.size / 1e9, source=source)
-
-
 def run(what: str, *command: str) -> None:
     """Run a step; raises InstallError that names it."""
     print(f"orin-install: {what}", flush=True)
@@ -156,7 +131,7 @@ def run(what: str, *command: str) -> None:
 
 def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
     """Mount what an installation of this job has left on the disk; False if there is none."""
-    mount = root / MOUNT.relative_to("/")
+    mount = root / MOUNT
     links = {name: root / "dev/disk/by-partlabel" / label for name, label in PARTITIONS.items()}
     if not all(str(link.resolve()).startswith(disk.device) for link in links.values()):
         return False
@@ -176,7 +151,7 @@ def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
 
 def make_disk(job: Job, disk: Disk, root: Path) -> None:
     """Erase and mount; from then on a rerun goes on."""
-    mount, link = root / MOUNT.relative_to("/"), root / TARGET
+    mount, link = root / MOUNT, root / TARGET
     subprocess.run(["umount", "--recursive", "--quiet", mount])
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
@@ -197,9 +172,7 @@ def make_disk(job: Job, disk: Disk, root: Path) -> None:
 
 def supplicant_network(path: Path) -> str:
     """A Wi-Fi of NetworkManager's as wpa_supplicant reads it; empty where it cannot be kept.
-
-    wpa_passphrase refuses what is no password. One of WPA2 may be one of WPA3 too.
-    """
+    wpa_passphrase refuses what is no password. One of WPA2 may be one of WPA3 too."""
     asks = ["nmcli", "--show-secrets", "--escape", "no", "--get-values"]
     keys = "802-11-wireless.ssid,802-11-wireless-security.psk"
     shown = subprocess.run([*asks, keys, "connection", "show", "filename", path], stdout=-1).stdout
@@ -232,7 +205,7 @@ def keep_networks(job: Job, root: Path, mount: Path) -> None:
 
 def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
     """Erase unless it goes on, copy, install; raises InstallError with the step that failed."""
-    mount = root / MOUNT.relative_to("/")
+    mount = root / MOUNT
     if not erase and mount_begun(job, disk, root):
         print("orin-install: going on with what was begun", flush=True)
     else:
@@ -280,9 +253,15 @@ def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
     if not options.erase and mount_begun(job, disk, root):
         print(f"orin-install: going on with the installation of {job.host} on {disk.device}")
         return disk
-    print(plan(job, disk, root), end="", flush=True)
+    model = root / "proc/device-tree/model"
+    board = model.read_text().rstrip("\0\n") if model.exists() else "not named by its firmware"
+    source = "builds and fetches it" if job.system is None else "from this stick, without a network"
+    said = PLAN.format(job=job, disk=disk, board=board, size=disk.size / 1e9, source=source)
+    print(said, end="", flush=True)
     refuse_twins(job.labels, disk.device)
-    if job.system is None and not has_route():
+    shown = subprocess.run("ip -4 route; ip -6 route", shell=True, stdout=subprocess.PIPE).stdout
+    # Linux has one for IPv6 that leads nowhere, "unreachable default".
+    if job.system is None and not re.search(rb"(?m)^default ", shown):
         raise InstallError("there is no network: plug in Ethernet, or set up Wi-Fi with nmtui")
     if not options.yes and input("Write yes to go on, anything else to stop: ") != "yes":
         raise InstallError("stopped: nothing was written")

@@ -3,9 +3,6 @@
 nvpmodel.conf says for each mode which files hold which values. `set` hands the number of a mode to
 nvpmodel; `check` compares the files, because nvpmodel records a mode as chosen even where the board
 did not follow (a change of the TPC mask needs a GPU that nobody has opened, or a reboot).
-
-Where a program has had the GPU open, nvpmodel asks whether to reboot now. `set` says no and leaves
-word in run/ that the mode waits for the next boot, when it is set before anything opens the GPU.
 Standard library only: this runs at boot, before anything else of ours.
 """
 
@@ -24,7 +21,7 @@ NEXT_KERNEL = "_KNEXT"
 # nvpmodel's question, as boards with r35 and r36 print it: "NVPM WARN: Reboot required for changing
 # to this power mode: 0", "DO YOU WANT TO REBOOT NOW? enter YES/yes to confirm:".
 QUESTION = "Reboot required"
-# The mode that waits for the next boot, whose run/ is empty.
+# `set` says no, and leaves word of the mode that waits for the next boot, whose run/ is empty.
 WAITING = "run/orin-power-mode"
 
 
@@ -47,23 +44,19 @@ class Section(NamedTuple):
         return None
 
 
-class Config(NamedTuple):
-    """An nvpmodel.conf: parameters and modes by name."""
-
-    parameters: dict[str, Section]
-    modes: dict[str, Section]
+#: An nvpmodel.conf: its sections by kind and name.
+Config = dict[str, dict[str, Section]]
 
 
 def read_config(path: Path) -> Config:
     """Read nvpmodel.conf; raises ModeError for a file that is missing or no such file."""
-    config = Config({}, {})
-    kinds = {"PARAM": config.parameters, "POWER_MODEL": config.modes}
+    config: Config = {"PARAM": {}, "POWER_MODEL": {}}
     for block in re.split(r"(?m)^(?=[ \t]*<)", read_text(path)):
         head, *lines = [line for line in block.splitlines() if not line.startswith("#")] or [""]
-        if (found := SECTION.fullmatch(head.strip())) and found[1] in kinds:
+        if (found := SECTION.fullmatch(head.strip())) and found[1] in config:
             said = dict(pair.split("=", 1) for pair in found[2].split())
-            kinds[found[1]][said["NAME"]] = Section(said, [line.split() for line in lines])
-    if not config.modes:
+            config[found[1]][said["NAME"]] = Section(said, [line.split() for line in lines])
+    if not config["POWER_MODEL"]:
         raise ModeError(f"{path}: no POWER_MODEL section: this is no nvpmodel.conf")
     return config
 
@@ -76,20 +69,15 @@ def read_text(path: Path) -> str:
         raise ModeError(f"{path}: {error.strerror}: is this a Jetson?") from error
 
 
-def recorded(config: Config, root: Path) -> str:
-    """Name of the mode that nvpmodel recorded (`pmode:0000`), `none` where it never ran."""
-    path = root / "var/lib/nvpmodel/status"
-    found = re.search(r"pmode:(\d+)", read_text(path)) if path.exists() else None
-    names = {int(mode.said["ID"]): name for name, mode in config.modes.items()}
-    return names.get(int(found[1]), found[1]) if found else "none"
-
-
 def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[str]:
     """Differences of the board from a mode, one phrase each; with `pinned`, clocks that move."""
-    if (word := recorded(config, root)) != mode:
-        yield f"nvpmodel's recorded mode is {word}"
-    for name, argument, value in (row for row in config.modes[mode].rows if len(row) == 3):
-        parameter = config.parameters.get(name)
+    status = root / "var/lib/nvpmodel/status"
+    found = re.search(r"pmode:(\d+)", read_text(status)) if status.exists() else None
+    names = {int(each.said["ID"]): name for name, each in config["POWER_MODEL"].items()}
+    if (recorded := names.get(int(found[1]), found[1]) if found else "none") != mode:
+        yield f"nvpmodel's recorded mode is {recorded}"
+    for name, argument, value in (row for row in config["POWER_MODEL"][mode].rows if len(row) == 3):
+        parameter = config["PARAM"].get(name)
         # It only switches these for a moment, to wake the GPU while it writes the rest.
         if parameter is None or name.startswith("GPU_POWER_CONTROL_"):
             continue
@@ -107,7 +95,7 @@ def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[
             allowed = [step for step in steps if int(value) == -1 or step <= int(value)]
             if allowed and (got := read_text(path)) != str(max(allowed)):
                 yield f"{name} may run up to {got}, {mode} wants {max(allowed)}"
-    for name, parameter in config.parameters.items() if pinned else ():
+    for name, parameter in config["PARAM"].items() if pinned else ():
         ends = [parameter.file(argument, root) for argument in ("MIN_FREQ", "MAX_FREQ")]
         low, high = (path and read_text(path) for path in ends)
         if low and high and low != high:
@@ -126,7 +114,7 @@ def set_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
     """Run nvpmodel with the number of the mode."""
     command = [options.nvpmodel, "-f", str(options.root / "etc/nvpmodel.conf")]
     done = subprocess.run(
-        [*command, "-m", config.modes[mode].said["ID"]],
+        [*command, "-m", config["POWER_MODEL"][mode].said["ID"]],
         input="NO\n",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -164,8 +152,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         config = read_config(path := options.root / "etc/nvpmodel.conf")
-        if options.mode not in config.modes:
-            known = ", ".join(config.modes)
+        if options.mode not in config["POWER_MODEL"]:
+            known = ", ".join(config["POWER_MODEL"])
             raise ModeError(f"{path} has no power mode {options.mode!r}: it has {known}")
         (set_mode if options.action == "set" else check)(config, options.mode, options)
     except ModeError as error:

@@ -74,15 +74,6 @@ def ask_from_outside(address: str, port: int) -> str:
         _ip(lines=GONE)
 
 
-def _answers(peer: str) -> bool:
-    host, _, port = peer.rpartition(":") if peer.count(":") == 1 else (peer, "", "")
-    ping = ["ping", "-c", "1", "-W", str(SECONDS), host]
-    command = [sys.executable, "-c", CONNECT, host, port] if port else ping
-    # A name may take long.
-    done = subprocess.run(["timeout", str(SECONDS * 4), *command], capture_output=True)
-    return done.returncode == 0
-
-
 def _ssh_problems(port: int) -> list[str]:
     """Why no address of this board answers as ssh, one line each; none where one does."""
     wrong = []
@@ -105,6 +96,11 @@ def unreachable(ssh: int | None, peer: str | None) -> list[str]:
         wrong = [] if ssh is None else _ssh_problems(ssh)
     except OSError as error:
         wrong = [f"the addresses are not known: {error}"]
-    if peer is not None and not _answers(peer):
-        wrong.append(f"{peer} does not answer this board")
+    if peer is not None:
+        host, _, port = peer.rpartition(":") if peer.count(":") == 1 else (peer, "", "")
+        ping = ["ping", "-c", "1", "-W", str(SECONDS), host]
+        command = [sys.executable, "-c", CONNECT, host, port] if port else ping
+        # A name may take long.
+        if subprocess.run(["timeout", str(SECONDS * 4), *command], capture_output=True).returncode:
+            wrong.append(f"{peer} does not answer this board")
     return wrong

@@ -2,16 +2,14 @@
 
 A system is good once it has passed the check after a boot of its own. Until then the boot menu
 counts its tries: systemd-boot takes `orin-next+3.conf` while tries are left, and `orin-good.conf`,
-the last good system, after that (https://systemd.io/AUTOMATIC_BOOT_ASSESSMENT). `began` and `ended`
-stand around nixos-upgrade.service, `arm` follows every installation of the boot loader, `check`
-waits for units and an answer over the network, `deadline` ends a boot that came to no decision.
-Standard library only.
+the last good system, after that (https://systemd.io/AUTOMATIC_BOOT_ASSESSMENT). Standard library.
 """
 
 import argparse
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,20 +20,17 @@ from pathlib import Path
 from reachable import unreachable
 
 #: Parts that a switch cannot change while the board runs.
-BOOTED = ("kernel", "initrd", "kernel-modules")
+AT_BOOT = ("kernel", "initrd", "kernel-modules")
 POLL_SECONDS = 2.0
 #: Between two looks that find the same: what dies soon after its start has not come up.
 STEADY_SECONDS = 15.0
 TRIES = 3
-PROFILE = Path("nix/var/nix/profiles/system")
+#: Links to systems: the newest, the one switched to last or booted, the one that the board booted.
+NEWEST = Path("nix/var/nix/profiles/system")
+RUNNING, BOOTED = Path("run/current-system"), Path("run/booted-system")
 #: The last good system: the garbage collector keeps it, and the boot loader's installation has an
 #: entry of it, however many generations came after it.
 GOOD = Path("nix/var/nix/profiles/system-profiles/orin-good")
-#: Keys that systemd-boot sorts by, entries without tries left last; and titles.
-ENTRIES = {
-    "orin-next": ("orin-1", "not proven yet"),
-    "orin-good": ("orin-2", "the last that worked"),
-}
 DEFAULT = b"default orin-*"
 KEPT = 8
 
@@ -47,21 +42,9 @@ class Board:
     root: Path
     esp: Path
 
-    def newest(self) -> Path:
-        """The system that the profile names."""
-        return (self.root / PROFILE).resolve()
-
-    def running(self) -> Path:
-        """The system that was switched to last, or booted."""
-        return (self.root / "run/current-system").resolve()
-
-    def booted(self) -> Path:
-        """The system that the board started with."""
-        return (self.root / "run/booted-system").resolve()
-
-    def same_kernel(self, system: Path) -> bool:
-        """True if the board need not restart for a system."""
-        return all((self.booted() / n).resolve() == (system / n).resolve() for n in BOOTED)
+    def at(self, link: Path) -> Path:
+        """The system that a link names."""
+        return (self.root / link).resolve()
 
     def note(self, name: str) -> Path:
         """A note of ours: `good`, systems that passed, the last one last; `bad`, those that did
@@ -90,8 +73,8 @@ class Board:
     def on_trial(self) -> bool:
         """True if the board started with the newest system, or with one that was given up, and it
         has not passed. An older one is what a person chose in the menu: it is nobody's to end."""
-        good, booted = self.noted("good"), self.booted()
-        ours = booted == self.newest() or booted in self.noted("bad")
+        good, booted = self.noted("good"), self.at(BOOTED)
+        ours = booted == self.at(NEWEST) or booted in self.noted("bad")
         return bool(good) and booted not in good and ours
 
     def entries(self, pattern: str) -> list[Path]:
@@ -100,12 +83,9 @@ class Board:
 
     def entry_of(self, system: Path) -> str | None:
         """The boot loader's own entry of a system, or None."""
-        for path in self.entries("nixos*"):
-            # A power cut may leave noise in a file of FAT.
-            text = path.read_text(errors="replace")
-            if f"init={system}/init" in text.split():
-                return text
-        return None
+        # A power cut may leave noise in a file of FAT.
+        texts = (path.read_text(errors="replace") for path in self.entries("nixos*"))
+        return next((text for text in texts if f"init={system}/init" in text.split()), None)
 
 
 def replace(path: Path, text: str) -> None:
@@ -117,17 +97,15 @@ def replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-    except OSError:
+    finally:
         new.unlink(missing_ok=True)
-        raise
 
 
-def write_entry(board: Board, name: str, tries: str, text: str) -> None:
-    """Write an entry's text under a name of ours."""
+def write_entry(board: Board, name: str, key: str, title: str, text: str) -> None:
+    """Write an entry's text under a name, a title, and a key to sort by that are ours."""
     lines = [line for line in text.splitlines() if line.split(" ")[0] not in ("title", "sort-key")]
-    key, title = ENTRIES[name]
-    head = [f"title NixOS ({title})", f"sort-key {key}"]
-    replace(board.esp / f"loader/entries/{name}{tries}.conf", "\n".join([*head, *lines, ""]))
+    said = "\n".join([f"title NixOS ({title})", f"sort-key {key}", *lines, ""])
+    replace(board.esp / f"loader/entries/{name}.conf", said)
 
 
 def prefer_ours(board: Board) -> None:
@@ -145,11 +123,9 @@ def prefer_ours(board: Board) -> None:
 
 
 def arm(board: Board, target: Path) -> None:
-    """After the boot loader's installation: count the tries of what has not passed.
-
-    Without a good system there is nothing to go back to, and the menu stays as it is.
-    """
+    """After the boot loader's installation: count the tries of what has not passed."""
     if not (proven := board.noted("good")):
+        # There is nothing to go back to.
         return
     # A check may end while a switch goes on.
     fcntl.flock(lock := os.open(board.note("good").parent, os.O_RDONLY), fcntl.LOCK_EX)
@@ -166,12 +142,12 @@ def arm(board: Board, target: Path) -> None:
         if (text := board.entry_of(good)) is None:
             print(f"{good}: the boot menu has no entry of it: tries are not counted")
             return
-        write_entry(board, "orin-good", "", text)
+        write_entry(board, "orin-good", "orin-2", "the last that worked", text)
         # First, so that no power cut leaves a menu that starts what nobody counts.
         prefer_ours(board)
         new = board.entry_of(target)
         if new is not None and target not in [*proven, *bad]:
-            write_entry(board, "orin-next", f"+{TRIES}", new)
+            write_entry(board, f"orin-next+{TRIES}", "orin-1", "not proven yet", new)
             board.add("bad", target, drop=True)
     except OSError as error:
         prefer_ours(board)
@@ -186,35 +162,44 @@ def arm(board: Board, target: Path) -> None:
 def mark_as_good(board: Board, system: Path) -> None:
     """Note a system as good, keep it from the garbage collector, stop counting."""
     board.add("good", system)
-    set_profile(profile := board.root / GOOD, system)
-    subprocess.run(["nix-env", "--profile", str(profile), "--delete-generations", "old"])
+    set_profile(board.root / GOOD, system, alone=True)
     # An upgrade may have been installed meanwhile, and waits for its restart.
-    newest = board.newest()
+    newest = board.at(NEWEST)
     if (board.esp / "loader/loader.conf").exists():
         arm(board, system if newest in board.noted("bad") else newest)
 
 
-def set_profile(profile: Path, system: Path) -> None:
-    """Make a system the newest generation; a failure is said and no reason to stop."""
-    if profile.resolve() != system:
-        with contextlib.suppress(OSError):
-            profile.parent.mkdir(exist_ok=True)
-        done = subprocess.run(["nix-env", "--profile", str(profile), "--set", str(system)])
-        if done.returncode:
-            print(f"nix-env ended with {done.returncode}: {profile} stays", file=sys.stderr)
+def set_profile(profile: Path, system: Path, *, alone: bool = False) -> None:
+    """Make a system a profile's, as one of its generations, or its only one; a failure is said.
+    Without nix-env, which a full disk or a damaged database of Nix stops."""
+    name, folder = profile.name, profile.parent
+    try:
+        folder.mkdir(exist_ok=True)
+        numbers = re.findall(rf"(?m)^{name}-(\d+)-link$", "\n".join(os.listdir(folder)))
+        made = [folder / f"{name}-{n}-link" for n in sorted(map(int, numbers))]
+        its = next((link for link in made if link.resolve() == system), None)
+        if its is None:
+            its = folder / f"{name}-{max(map(int, numbers), default=0) + 1}-link"
+            its.symlink_to(system)
+        (new := folder / f"{name}.new").unlink(missing_ok=True)
+        new.symlink_to(its.name)
+        new.replace(profile)
+        for link in made if alone else ():
+            if link != its:
+                link.unlink()
+    except OSError as error:
+        print(f"{profile}: not written: {error.strerror}", file=sys.stderr)
 
 
 def give_up(board: Board, good: Path, bad: Path) -> None:
     """Leave a system that has not come up: the next boot is the good one's."""
-    try:
+    # Linux makes a FAT with a fault read-only: the boot loader still counts tries.
+    with contextlib.suppress(OSError):
         for entry in board.entries("orin-next*"):
             entry.unlink()
-    except OSError as error:
-        # Read-only, as Linux makes a FAT with a fault: the boot loader still counts tries.
-        print(f"{board.esp}: {error.strerror}: the menu stays", file=sys.stderr)
     prefer_ours(board)
     board.add("bad", bad)
-    set_profile(board.root / PROFILE, good)
+    set_profile(board.root / NEWEST, good)
     os.sync()
 
 
@@ -238,26 +223,21 @@ def problems(options: argparse.Namespace) -> list[str]:
         down = [f"{unit} is {state}" for unit, (state, _) in now.items() if state != "active"]
         lost = unreachable(options.ssh, options.peer) if options.ssh or options.peer else []
         is_over = time.monotonic() >= end
-        if down or lost:
-            waits = lost or any(state not in ("active", "failed") for state, _ in now.values())
-            if is_over or not waits:
-                return down + lost
-            well = {}
-            time.sleep(POLL_SECONDS)
-            continue
-        if now == well:
-            return []
-        if well and is_over:
+        waits = lost or any(state not in ("active", "failed") for state, _ in now.values())
+        if (wrong := down + lost) and (is_over or not waits):
+            return wrong
+        if not wrong and (now == well or (well and is_over)):
             return [f"{unit} does not stay up" for unit in now if now[unit] != well[unit]]
-        well = now
-        time.sleep(STEADY_SECONDS)
+        well = {} if wrong else now
+        time.sleep(POLL_SECONDS if wrong else STEADY_SECONDS)
 
 
 def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) -> str:
     """Return to the good system: at once with the same kernel, else by a restart; say how."""
-    started_with_it = board.booted() == bad
     give_up(board, good, bad)
-    if not started_with_it and board.same_kernel(good):
+    booted = board.at(BOOTED)
+    same = all((booted / part).resolve() == (good / part).resolve() for part in AT_BOOT)
+    if booted != bad and same:
         switch = str(good / "bin/switch-to-configuration")
         # One that hangs is left behind by the restart.
         switched = subprocess.run(["timeout", str(options.seconds + 60), switch, "switch"])
@@ -272,7 +252,7 @@ def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) ->
 
 def check(board: Board, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
-    system, newest, good = board.running(), board.newest(), board.noted("good")
+    system, newest, good = board.at(RUNNING), board.at(NEWEST), board.noted("good")
     # One that was given up may have started again: what cannot write the menu cannot leave it.
     if system != newest and system not in board.noted("bad"):
         spent = board.entries("orin-next+0-*") or newest in board.noted("bad")
@@ -282,17 +262,17 @@ def check(board: Board, options: argparse.Namespace) -> int:
         print(f"{newest} did not come up: back to {system}", file=sys.stderr)
         give_up(board, system, newest)
     wrong = problems(options)
-    if board.running() != system:
+    if board.at(RUNNING) != system:
         # An upgrade came in between, and found its check under way.
         return check(board, options)
     if system in board.noted("bad"):
         wrong.append("it did not come up when the board started with it")
-    if not wrong and board.booted() != system:
-        print(f"{system} works so far; it is good when the board has started with it")
-        return 0
-    if not wrong:
+    if not wrong and board.at(BOOTED) == system:
         mark_as_good(board, system)
         print(f"{system} is good: {len(options.units)} units are up, and the board answers")
+    elif not wrong:
+        print(f"{system} works so far; it is good when the board has started with it")
+    if not wrong:
         return 0
     print(f"{system} does not work: {'; '.join(wrong)}", file=sys.stderr)
     if not good or system in good:
@@ -309,10 +289,10 @@ def deadline(board: Board) -> int:
     """End a boot that has come to no decision: restart, so that its tries are spent."""
     if not board.on_trial():
         return 0
-    print(f"{board.booted()} came to no decision: restarting", file=sys.stderr)
+    print(f"{board.at(BOOTED)} came to no decision: restarting", file=sys.stderr)
     if not board.entries("orin-next*"):
         # Power went before its tries were counted.
-        board.add("bad", board.booted())
+        board.add("bad", board.at(BOOTED))
         prefer_ours(board)
     # A manager that hangs is asked for nothing.
     subprocess.run(["systemctl", "--force", "reboot"])
@@ -321,14 +301,14 @@ def deadline(board: Board) -> int:
 
 def ended(board: Board, result: str) -> None:
     """After an upgrade: note what it made, or put the profile back where it was not switched to."""
-    newest, running, before = board.newest(), board.running(), board.noted("before")
+    newest, running, before = board.at(NEWEST), board.at(RUNNING), board.noted("before")
     board.note("before").unlink(missing_ok=True)
     if running == newest or result == "success":
         if newest not in before:
             board.add("trying", newest)
         return
     print(f"the upgrade to {newest} failed: the profile is {running} again", file=sys.stderr)
-    set_profile(board.root / PROFILE, running)
+    set_profile(board.root / NEWEST, running)
     subprocess.run([str(running / "bin/switch-to-configuration"), "boot"])
 
 
@@ -345,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     board = Board(options.root, options.esp)
     if options.action == "began":
-        board.add("before", board.newest())
+        board.add("before", board.at(NEWEST))
     elif options.action == "ended":
         ended(board, os.environ.get("SERVICE_RESULT", "success"))
     elif options.action == "arm":

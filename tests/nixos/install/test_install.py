@@ -154,7 +154,7 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = board(job / "bare", sda=10**10)
-    assert "this board has no disk: there is none" in refusal(capsys, bare, "--yes")
+    assert "this board has no disk at all: there is none" in refusal(capsys, bare, "--yes")
     emmc = board(job / "emmc", mmcblk0=63_652_757_504, mmcblk1=10**11)
     line = refusal(capsys, emmc, "--disk", "nvme")
     assert "no disk nvme: there is emmc (/dev/mmcblk0), sd (/dev/mmcblk1)" in line

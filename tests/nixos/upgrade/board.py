@@ -156,14 +156,9 @@ sh -e "$new/build"
 nix-env --profile {PROFILES}/system --set "$new"
 exec "$new/bin/switch-to-configuration" switch""",
 }
-#: nix-env's `--set`, which makes a generation of its own number each time, and deletion.
+#: nix-env's `--set`, which makes a generation of its own number each time.
 NIX_ENV = """#!/bin/sh
 test ! -e /srv/nix-env-fails || exit 1
-old=$(readlink "$2")
-if test "$3" = --delete-generations; then
-  for link in "$2"-*-link; do test "$link" = "$(dirname "$2")/$old" || rm "$link"; done
-  exit
-fi
 test "$(readlink -f "$2")" != "$4" || exit 0
 n=$(($(ls "$(dirname "$2")" | grep -c link) + 1))
 ln -sfn "$4" "$2-$n-link"

@@ -91,7 +91,7 @@ def test_the_good_system_comes_first_before_a_new_one_is_written(
 
     monkeypatch.setattr(upgrade, "write_entry", written)
     assert run(board, "arm", str(board / "store/new")) == 0
-    assert begins == [("orin-good", b"timeout 5\n\xff\xfe\nd"), ("orin-next", b"default orin-*")]
+    assert begins == [("orin-good", b"timeout 5\n\xff\xfe\nd"), ("orin-next+3", b"default orin-*")]
 
 
 @pytest.mark.parametrize("notes", [b"\n", b"\xff\xfe\n", b"\x00\x00", b"4.2\n/nix/store/gone\n"])
@@ -107,15 +107,6 @@ def test_notes_of_noise_or_of_an_older_version_name_no_system(
     assert ours(menu) == {"orin-next+3.conf", "orin-good.conf"}
 
 
-OLD = ("--delete-generations", "old")
-
-
-def fails(asked: list[list[str]], command: list[str]) -> SimpleNamespace:
-    """A program that has been asked, and whose disk is full."""
-    asked.append(command)
-    return SimpleNamespace(returncode=1)
-
-
 @pytest.mark.parametrize("bad", [False, True])
 def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
     board: Path, menu: Path, monkeypatch: pytest.MonkeyPatch, bad: bool
@@ -126,8 +117,6 @@ def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
     profile = board / "nix/var/nix/profiles/system"
     profile.unlink()
     profile.symlink_to(board / "store/good")
-    asked: list[list[str]] = []
-    monkeypatch.setattr(upgrade.subprocess, "run", lambda command: fails(asked, command))
 
     def problems(_: object) -> list[str]:
         profile.unlink()
@@ -141,8 +130,28 @@ def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
     assert run(board, "check") == 0
     assert ours(menu) == {"orin-good.conf"} | (set() if bad else {"orin-next+3.conf"})
     # The collector keeps it, whatever generations come after it.
-    kept = ["nix-env", "--profile", str(board / upgrade.GOOD)]
-    assert asked == [[*kept, "--set", f"{board}/store/good"], [*kept, *OLD]]
+    assert (board / upgrade.GOOD).resolve() == board / "store/good"
+
+
+def test_a_profile_is_as_nix_env_reads_it(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NAME names NAME-N-link in its folder, which names the system; what is beside it is left."""
+    profile = board / "nix/var/nix/profiles/system"
+    for name, target in {
+        "system-9-link": "older",
+        "system-10-link": "new",
+        "system-x-link": "x",
+    }.items():
+        profile.with_name(name).symlink_to(board / "store" / target)
+    profile.with_name("system.new").symlink_to("left-by-a-power-cut")
+    for name, link in {"older": "system-9-link", "good": "system-11-link"}.items():
+        upgrade.set_profile(profile, board / "store" / name)
+        assert str(profile.readlink()) == link and profile.resolve() == board / "store" / name
+    upgrade.set_profile(profile, board / "store/good", alone=True)
+    left = {path.name for path in profile.parent.iterdir()}
+    assert left == {"system", "system-x-link", "system-11-link"}
+    (board / "file").touch()
+    upgrade.set_profile(board / "file/system", board / "store/new")
+    assert "file/system: not written: " in capsys.readouterr().err
 
 
 def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(

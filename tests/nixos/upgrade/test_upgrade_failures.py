@@ -160,6 +160,8 @@ FAILURES = {
         "memory runs out for the check": Generation(
             units(gpu=oneshot(f"sleep 1; systemctl kill --signal=KILL {CHECK}; false"))
         ),
+        # For good: the last of these.
+        "Nix's database is damaged": Generation(BROKEN, after_switch="touch /srv/nix-env-fails"),
     },
     "upgrade": {
         "hang before the switch": Generation(before_switch=HANGS, version=NEW),
