@@ -77,8 +77,7 @@ let
         };
       config.orin.board.check = false;
     };
-  # The board alone.
-  bare = system: module: boardWith self.legacyPackages.${system} module;
+  bare = system: boardWith self.legacyPackages.${system};
   boardWith =
     pkgs: module:
     bareWith pkgs {

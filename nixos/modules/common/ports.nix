@@ -32,7 +32,7 @@ in
       lib.optionalAttrs config.services.openssh.enable (
         lib.listToAttrs (
           lib.imap0 (
-            n: port: lib.nameValuePair "services.openssh.ports.[${toString n}]" port
+            n: lib.nameValuePair "services.openssh.ports.[${toString n}]"
           ) config.services.openssh.ports
         )
       )

@@ -10,7 +10,7 @@ let
   inherit (import ../common { inherit lib config; }) check option switch;
   # Of our units, those that this host has.
   ours =
-    lib.splitString " " "orin-gpu orin-performance-readback jetson-exporter prometheus grafana"
+    lib.splitString " " "orin-gpu orin-performance-readback jetson-exporter prometheus grafana sshd"
     ++ map (name: "orin-llm-server-${name}") (lib.attrNames (config.orin.llm-server.models or { }));
   llm = config.orin.llm-server or { enable = false; };
   slowest = if llm.enable then llm.startTimeout else 0;
@@ -196,7 +196,8 @@ in
         unitConfig.DefaultDependencies = false;
         path = [ config.systemd.package ];
         serviceConfig.Type = "oneshot";
-        serviceConfig.ExecStart = "${program} deadline ${esp}";
+        # A program that does not even start leaves the boot loader's count.
+        serviceConfig.ExecStart = "${pkgs.runtimeShell} -c '${program} deadline ${esp} || { test -e ${efi.efiSysMountPoint}/loader/entries/orin-next+*.conf && systemctl --force reboot; }'";
       };
       nixos-upgrade.serviceConfig = {
         # A download that hangs is given up; the next night tries again.
@@ -217,10 +218,8 @@ in
         wants = [ "network-online.target" ];
         # The switch back stops and starts units; this one goes on.
         restartIfChanged = false;
-        stopIfChanged = false;
         unitConfig.X-StopOnRemoval = false;
         path = [
-          config.nix.package
           config.systemd.package
           pkgs.coreutils
           pkgs.iproute2
@@ -228,8 +227,10 @@ in
         ];
         serviceConfig = {
           Type = "oneshot";
-          # Killed, as where memory runs out: a check that never ends lets everything pass.
-          Restart = "on-abnormal";
+          # Killed, as where memory runs out, or ended by a fault: what comes to no decision lets everything pass.
+          Restart = "on-failure";
+          RestartSec = 30;
+          RestartPreventExitStatus = 3;
           ExecStart = lib.concatStringsSep " " (
             [ "${program} check ${esp} --seconds ${toString cfg.timeout}" ]
             ++ lib.optional (cfg.ssh != null) "--ssh ${toString cfg.ssh}"

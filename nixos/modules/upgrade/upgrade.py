@@ -25,6 +25,8 @@ POLL_SECONDS = 2.0
 #: Between two looks that find the same: what dies soon after its start has not come up.
 STEADY_SECONDS = 15.0
 TRIES = 3
+#: Exit code of a check that has found faults, unlike one that could not go on.
+DECIDED = 3
 #: Links to systems: the newest, the one switched to last or booted, the one that the board booted.
 NEWEST = Path("nix/var/nix/profiles/system")
 RUNNING, BOOTED = Path("run/current-system"), Path("run/booted-system")
@@ -57,7 +59,11 @@ class Board:
         """Systems that a note names and the garbage collector has left; noise is none."""
         path = self.note(name)
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        return [Path(line) for line in lines if line.startswith("/") and os.path.exists(line)]
+        there = [Path(line) for line in lines if line.startswith("/") and os.path.exists(line)]
+        # A damaged note is no reason to stay with what does not work.
+        return there or [
+            self.at(link) for link in [GOOD] if name == "good" and self.at(link).exists()
+        ]
 
     def add(self, name: str, system: Path, *, drop: bool = False) -> None:
         """Make a system the last one of a note, or drop it, whole or not at all; a full disk is
@@ -282,7 +288,7 @@ def check(board: Board, options: argparse.Namespace) -> int:
     else:
         how = go_back(board, good[-1], system, options)
         print(f"the last that passed is {good[-1]}: {how}", file=sys.stderr)
-    return 1
+    return DECIDED
 
 
 def deadline(board: Board) -> int:

@@ -105,7 +105,7 @@ class Generation:
         # Else systemd puts it off by up to a minute.
         after = f"OnActiveSec={self.deadline}\nAccuracySec=100ms"
         return self.units | {
-            CHECK: re.sub(r"check .*", check, kept[CHECK]) + ENVIRONMENT,
+            CHECK: re.sub(r"check .*", check, kept[CHECK]).replace("Sec=30", "Sec=1") + ENVIRONMENT,
             f"{DEADLINE}.service": kept[f"{DEADLINE}.service"],
             f"{DEADLINE}.timer": re.sub("OnBootSec=.*", after, timer),
             RESTART: kept[RESTART],
@@ -148,6 +148,7 @@ sh -e "$here/after"
 PROGRAMS = {
     # Without site packages, which none of this needs and which are looked for at each start.
     "python3": with_checkout(f'exec {PYTHON}/bin/python3 -S "$@"'),
+    "bash": 'exec /bin/bash "$@"',
     "systemctl": 'exec /usr/bin/systemctl "$@"',
     "sleep": "exec /usr/bin/sleep 1",
     "nixos-rebuild": f"""set -e

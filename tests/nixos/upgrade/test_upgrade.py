@@ -182,7 +182,10 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
 
     monkeypatch.setattr(upgrade, "problems", problems)
     monkeypatch.setattr(upgrade, "go_back", go_back)
-    assert upgrade.main(["check", "--root", str(board), "--esp", str(board / "boot")]) == 1
+    assert (
+        upgrade.main(["check", "--root", str(board), "--esp", str(board / "boot")])
+        == upgrade.DECIDED
+    )
     assert went == [board / "store/good", board / "store/new"]
     assert "orin-gpu.service is failed" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.nixos.pid1 import Machine, refusal
+from tests.nixos.recorded import STORE
 from tests.nixos.upgrade.board import (
     ADDRESS,
     CHECK,
@@ -82,6 +83,8 @@ ACCEPT = 'import socket, time; s = socket.create_server(("", 22)); time.sleep(10
 MUTE = service(f"/usr/bin/python3 -c '{ACCEPT}'")
 
 NEW = "6.6"
+#: Nothing of ours starts any more, as with a Python that is damaged.
+MUTE_CHECK = EARLY.format(without_own_boot(f"echo damaged >{STORE}/upgrade.py", "sysinit.target"))
 HANGS_EARLY = Generation(
     units(early=EARLY.format(without_own_boot(HANGS, "sysinit.target"))),
     version=NEW,
@@ -95,6 +98,9 @@ FAILURES = {
         "kernel panics, built as the running one": Generation(kernel=PANICS),
         "root file system is not there": Generation(units(disk=EMERGENCY), version=NEW),
         "boot hangs before the network": HANGS_EARLY,
+        "check and deadline do not start": Generation(
+            units(early=MUTE_CHECK), version=NEW, deadline=SHORT
+        ),
         "GPU fails after a boot of its own alone": Generation(
             units(gpu=without_own_boot("false")), version=NEW
         ),
@@ -157,6 +163,14 @@ FAILURES = {
             BROKEN, after_switch="mount -o remount,bind,ro /var/lib/orin-upgrade"
         ),
         "memory runs out after the switch": Generation(BROKEN, after_switch="kill -KILL 0"),
+        "check ends by a fault": Generation(
+            units(
+                gpu=oneshot(
+                    f"echo echo noise >{STORE}/bin/ip; chmod +x {STORE}/bin/ip; sleep 2;"
+                    f"rm {STORE}/bin/ip; false"
+                )
+            )
+        ),
         "memory runs out for the check": Generation(
             units(gpu=oneshot(f"sleep 1; systemctl kill --signal=KILL {CHECK}; false"))
         ),
@@ -173,6 +187,9 @@ FAILURES = {
         ),
         "build hangs": Generation(BROKEN, version=NEW, build=HANGS),
         "memory runs out while it builds": Generation(BROKEN, build="kill -KILL 0"),
+        "list of good systems is damaged": Generation(
+            BROKEN, version=NEW, build="echo noise >/var/lib/orin-upgrade/good"
+        ),
     },
 }
 
