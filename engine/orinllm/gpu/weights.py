@@ -39,7 +39,7 @@ _GAP = 1 << 16
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TensorRun:
     """Tensors that lie together in a file, from its byte `start` on, and their buffer."""
 
     file: int
@@ -79,8 +79,8 @@ class Weights:
         self, gguf: GGUF, config: Config, device: str, others: Weights | None = None
     ) -> None:
         self._gguf, self._config, self._device = gguf, config, device
-        self._parts = list[_Part]()
-        self._part_of = dict[str, _Part]()
+        self._parts = list[_TensorRun]()
+        self._part_of = dict[str, _TensorRun]()
         if others is not None and others._gguf is gguf:
             self._part_of |= others._part_of
         computed = (
@@ -92,7 +92,7 @@ class Weights:
             start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT
             size = max(t.offset + t.n_bytes for t in tensors) - start
             buffer = Buffer(device, size, dtypes.uint8).allocate()
-            self._parts.append(part := _Part(tensors[0].file, start, buffer))
+            self._parts.append(part := _TensorRun(tensors[0].file, start, buffer))
             self._part_of |= dict.fromkeys((t.name for t in tensors), part)
         self._vectors: dict[str, Buffer] = {}
         self._halves: dict[str, Buffer] = {}  # of small matrices that are floats in the file

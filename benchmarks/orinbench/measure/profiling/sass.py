@@ -114,7 +114,7 @@ def main_loop(sass: str) -> list[str]:
     return opcodes
 
 
-def of_full_tiles(loop: list[str], products: int) -> list[str]:
+def only_full_tiles(loop: list[str], products: int) -> list[str]:
     """Leave out of a loop the pieces with fewer tensor-core instructions than a full tile has.
 
     They are the copies of the loop for prompts that fill no tile.
@@ -168,7 +168,7 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     per_lane, passes, tensor = 32 * rows, 1, None
     weights = launch.operations // 2
     if tile is not None:  # a lane has two rows of each row tile, 16 weights of each
-        loop = of_full_tiles(loop, 2 * tile.row_tiles * tile.token_groups)
+        loop = only_full_tiles(loop, 2 * tile.row_tiles * tile.token_groups)
         per_lane, passes = 32 * tile.row_tiles, _CHUNK_TOKENS // (8 * tile.token_groups)
         weights //= _CHUNK_TOKENS
         tensor = launch.operations / _TENSOR

@@ -111,7 +111,7 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
 def test_a_tile_that_is_not_full_is_not_counted() -> None:
     full, short = ["LDS", *["HMMA.16816.F32"] * 4, "IADD3", "BRA"], ["HMMA.16816.F32", "BRA"]
     loop = ["BAR.SYNC", "BRA", *full, *short, *full, "BRA"]
-    assert sass.of_full_tiles(loop, 4) == ["BAR.SYNC", "BRA", *full, *full, "BRA"]
+    assert sass.only_full_tiles(loop, 4) == ["BAR.SYNC", "BRA", *full, *full, "BRA"]
 
 
 def test_without_tools_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
