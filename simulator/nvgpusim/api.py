@@ -77,7 +77,9 @@ class Module:
         `shared`: bytes of dynamic shared memory. Returns what was found; faults are findings, too.
         Raises SimError where the arguments do not fit the kernel.
         """
-        server, known = self.server, len(self.server.findings)
+        server = self.server
+        server.findings.clear()  # each run tells its own
+        server.told.clear()
         error, data = server.kernel(0, self._named(kernel))
         if error:
             raise SimError(server.findings[-1])
@@ -102,7 +104,7 @@ class Module:
             if array.flags.writeable:
                 array.reshape(-1).view(np.uint8)[:] = server.arena[at - BASE :][: array.nbytes]
             server.free(at)
-        return [Finding.of(text) for text in server.findings[known:]]
+        return [Finding.of(text) for text in server.findings]
 
     def _argument(self, value: Any, buffers: list[tuple[np.ndarray[Any, Any], int]]) -> bytes:
         """A parameter's bytes; an array's are its address on the GPU."""

@@ -56,7 +56,8 @@ class Loaded:
 
 
 class Server:
-    """One program's GPU. `findings` are the sanitizer's notes and the faults, in order.
+    """One program's GPU. `findings` are the sanitizer's notes and the faults, in order; `told`: of
+    which kernels and instructions they are.
 
     `late`: calls are watched and complete as late as CUDA allows. `gaps`: modules and kernels that
     the simulator refuses. `frames`: where the program
@@ -82,6 +83,7 @@ class Server:
         self.pinned: dict[int, tuple[str, int]] = {}
         self.free_runs = [(BASE, BASE + SIZE)]
         self.findings: list[str] = []
+        self.told: set[tuple[str, str]] = set()
         self.launches = self.instructions = self.workspace = 0
         self.heap: DeviceHeap | None = None
         self.heap_bytes = DEFAULT_BYTES
@@ -356,8 +358,10 @@ class Server:
         error = self._run(launch, name)
         self.launches += 1
         self.instructions += launch.thread_instrs
-        for text in launch.findings.values():
-            self.tell(f"kernel {text}")
+        for key, text in launch.findings.items():
+            if (name, key) not in self.told:  # by another launch, maybe of other bytes
+                self.told.add((name, key))
+                self.tell(f"kernel {text}")
         if several and self.watch is not None:
             places = {id(m.buf): va for va, m in self.mappings.items()}
             touches = launch_touches(self.watch, places)

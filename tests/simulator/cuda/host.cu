@@ -78,7 +78,7 @@ __global__ void lost(int* out) {
 static int in_heap(void (*kernel)(int*)) {
   int* p;
   CHECK(cudaMalloc(&p, BYTES));
-  kernel<<<1, 8>>>(p);
+  for (int i = 0; i < 2; i++) kernel<<<1, 8>>>(p);  // told once, though of other bytes
   CHECK(cudaDeviceSynchronize());
   return cudaFree(p);
 }

@@ -35,7 +35,7 @@ FAULTS = {
     "heap_overflow": "is 0 bytes after the end of malloc (10 bytes",
     "heap_unwritten": "init: read (",
     "heap_free_twice": "in malloc (8 bytes",
-    "heap_leak": "8 pieces of kernels' heap of 192 bytes are never freed",
+    "heap_leak": "16 pieces of kernels' heap of 384 bytes are never freed",
 }
 RIGHT = (
     "shared_with_asking", "managed_late", "pinned_late", "streams_event", "streams_wait",

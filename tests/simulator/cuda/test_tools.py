@@ -89,8 +89,9 @@ def test_kernels_on_arrays(source: Path) -> None:
     x, y = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
     assert not module.run("scale", 1, 128, np.int32(100), np.float32(3), x, y)
     assert y.tolist() == (3 * x).tolist()
-    read, write = module.run("scale", 1, 128, np.int32(101), np.float32(3), x, y)
-    assert (read.kind, write.kind) == ("bounds", "bounds")
+    for _ in range(2):  # each run tells its own
+        read, write = module.run("scale", 1, 128, np.int32(101), np.float32(3), x, y)
+        assert (read.kind, write.kind) == ("bounds", "bounds")
     assert write.places[0] == (str(source), WRITE)
     for arguments, said in (
         ((np.int32(1),), "4 arguments expected, 1 given"),
