@@ -14,7 +14,7 @@ from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.check.vision import EncoderErrors, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend
-from orinbench.measure.command import choose_backends, model_paths
+from orinbench.measure.chosen import choose_backends, model_paths
 from orinbench.measure.plan import KEY_TYPES
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (

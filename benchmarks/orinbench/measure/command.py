@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from orinbench.check.gate import Gate
 from orinbench.check.nonfinite import require_layers
@@ -23,12 +22,9 @@ from orinbench.judge.verdict import pairs_needed
 from orinbench.measure.backends.backend import Backend, LeftOutError
 from orinbench.measure.backends.envelope import Preload
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_bench
-from orinbench.measure.backends.tinygrad_backend import (
-    TinygradBackend,
-    copy_bandwidth,
-    probe_device,
-)
+from orinbench.measure.backends.tinygrad_backend import TinygradBackend, copy_bandwidth
 from orinbench.measure.board import check_textfile, rail_choice, write_textfile
+from orinbench.measure.chosen import choose_backends, model_paths
 from orinbench.measure.journal import Journal, journal_directory, lost_journals
 from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
@@ -41,11 +37,9 @@ from orinbench.measure.llama_flags import (
 from orinbench.measure.plan import (
     KEY_TYPES,
     KNOBS,
-    TINYGRAD_DEVICES,
     Case,
     Lane,
     Plan,
-    check_backend_name,
     lanes_by_environment,
     make_lanes,
     parse_settings,
@@ -60,7 +54,6 @@ from orinbench.options import (
     ANY_PATH,
     AT_LEAST_1,
     Command,
-    ModelOptions,
     backend_options,
     case_options,
     check_board,
@@ -81,7 +74,6 @@ from orinbench.options import (
 )
 from orinbench.pictures import Pictures, Seeing
 from orinbench.progress import Messages
-from orinbench.synth import cached_synthetic, told
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
@@ -350,77 +342,6 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
         for size, both in zip(sizes, ways, strict=True)
         for case in both
     ]
-
-
-def model_paths(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool]:
-    """Return the models' paths, and whether it is the synthetic one, made now if need be."""
-    given = [Path(name) for text in options.model for name in text.split(",") if name]
-    if given:
-        for name in ("shape", "quant"):
-            if (
-                click.get_current_context().get_parameter_source(name)
-                is ParameterSource.COMMANDLINE
-            ):
-                raise BenchError(
-                    f"--{name} {getattr(options, name)}: is of the synthetic model that is made "
-                    "without -m; leave one of the two out"
-                )
-        return list(dict.fromkeys(given)), False
-    path = cached_synthetic(options.shape, options.quant, 0, told("writing the synthetic model"))
-    talk.line(f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}")
-    return [path], True
-
-
-def choose_backends(
-    given: Sequence[str], llama_bench: str | None, talk: Messages, sms: int | None = None
-) -> tuple[list[str], Path | None]:
-    """Return the backends to run and llama.cpp's binary.
-
-    Raises BenchError, which lists every backend and why it does not open, for an unknown one, and
-    if nothing opens.
-    """
-    names = [name for text in given for name in text.split(",") if name]
-    binary = find_llama_bench(llama_bench)
-    for name in names:
-        if not check_backend_name(name):
-            raise BenchError(f"--backend {name}: unknown; there are {describe_backends(binary)}")
-    if "llama.cpp" in names and binary is None:
-        raise BenchError(
-            "--backend llama.cpp: no llama-bench on PATH; name it with --llama-bench PATH"
-        )
-    for name in names if sms else ():
-        if name != "llama.cpp" and not name.startswith("tinygrad:CUDA"):
-            raise BenchError(
-                f"--sms {sms}: {name} uses all of its device; tinygrad:CUDA and llama.cpp can take "
-                "a part"
-            )
-    if names:
-        return list(dict.fromkeys(names)), binary
-    chosen = (["tinygrad:CUDA"] if sms else first_tinygrad_device(talk)) + (
-        ["llama.cpp"] if binary else []
-    )
-    if not chosen:
-        raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
-    return chosen, binary
-
-
-def first_tinygrad_device(talk: Messages) -> list[str]:
-    """Return the first of tinygrad's devices that opens, as a list of at most one."""
-    for device in TINYGRAD_DEVICES:
-        talk.phase(f"trying tinygrad:{device}")
-        if probe_device(device) is None:
-            return [f"tinygrad:{device}"]
-    return []
-
-
-def describe_backends(binary: Path | None) -> str:
-    """Return every backend, with the reason in brackets where it does not open."""
-    parts = []
-    for device in TINYGRAD_DEVICES:
-        reason = probe_device(device)
-        parts.append(f"tinygrad:{device}" + (f" (does not open: {reason})" if reason else ""))
-    parts.append("llama.cpp" + ("" if binary else " (no llama-bench on PATH; see --llama-bench)"))
-    return ", ".join(parts)
 
 
 def check_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None:

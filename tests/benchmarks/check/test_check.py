@@ -31,7 +31,7 @@ from orinbench.check import (
 from orinbench.check import command as check_command_module
 from orinbench.check.arithmetic import Arithmetic
 from orinbench.check.command import check_command
-from orinbench.check.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
+from orinbench.check.greedy import Engine, Generation, tinygrad_engine
 from orinbench.check.judgement import wrong_choices
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
@@ -237,51 +237,6 @@ def test_fused_kernels_over_quantized_weights_round_activations(
     assert f": {arithmetic.name})" in verdict.line()
 
 
-class FakeExecutor:
-    """An executor whose logits are token and position, and whose tokens count from 100."""
-
-    name, context, vocab_size = "fused", 64, 2
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int | None, int]] = []
-        self.filled: list[int] = []
-        self.watched: list[tuple[int, int]] = []
-
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        self.filled += tokens[start:end]
-
-    def begin(self, tokens: Sequence[int], start: int) -> None:
-        self.filled += tokens[start:-1]
-        self.steps.append((tokens[-1], len(tokens) - 1))
-
-    def step(self, token: int | None = None, position: int = 0) -> None:
-        self.steps.append((token, position))
-
-    def token(self) -> int:
-        return 99 + len(self.steps)
-
-    def logits(self) -> Any:
-        return np.array(self.steps[-1], np.float32)
-
-    def watch(self, positions: int) -> Any:
-        self.watched.append((positions, len(self.steps)))
-        return np.zeros((1, positions, 1))
-
-
-def test_logits_are_those_of_the_tokens_kernels() -> None:
-    executor = FakeExecutor()
-    found = tinygrad_greedy(executor, [7, 8, 9], 3)
-    assert found.fused and found.tokens == [100, 101, 102]
-    # each time, because recurrent states cannot go back to the prompt's end
-    assert executor.filled == [7, 8] * 3
-    # the last token of the prompt and the decoded ones
-    assert executor.steps[:3] == [(9, 2), (None, 0), (None, 0)]
-    assert executor.steps[3:6] == executor.steps[6:] == [(9, 2), (100, 3), (101, 4)]
-    # Layers are seen in the third replay alone: what is timed, and the logits', goes as a whole.
-    assert executor.watched == [(5, 6), (0, 9)] and found.layers is not None
-    assert found.logits.tolist() == [[9, 2], [100, 3], [101, 4]]
-
-
 def test_prompts_fit_the_context(tiny: ModelInfo) -> None:
     assert [len(prompt) for prompt in sample_prompts(tiny, 12, 0)] == [40, 7]
     assert [len(p) for p in sample_prompts(replace(tiny, context_length=20), 12, 0)] == [7, 7]
@@ -394,39 +349,34 @@ def test_llama_cpp_passes(tiny: ModelInfo) -> None:
     assert verdict.relative_error > 1e-4
 
 
-def run_command(*arguments: str) -> Any:
-    return CliRunner().invoke(check_command, arguments, standalone_mode=False)
-
-
-def llama_bench_beside(server: Path) -> str:
+def command_line(server: Path, *arguments: str) -> list[str]:
+    """Arguments of `check` for a llama-server, which is found beside a llama-bench."""
     path = server.with_name("llama-bench")
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
-    return str(path)
+    return ["--backend", "llama.cpp", "--llama-bench", str(path), *arguments]
+
+
+def run_command(server: Path, *arguments: str) -> Any:
+    line = command_line(server, *arguments)
+    return CliRunner().invoke(check_command, line, standalone_mode=False)
 
 
 def test_the_command_prints_a_line_for_each_engine(tiny: ModelInfo, server: Path) -> None:
-    binary = llama_bench_beside(server)
-    common = ("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")
-    result = run_command(*common)
+    result = run_command(server, "-m", str(tiny.path), "-n", "2")
     assert result.return_value == 0 and result.exception is None
     assert result.stdout.startswith(f"{tiny.path}: llama.cpp: log-probabilities off by ")
-    result = run_command(*common, "-o", "json")
+    result = run_command(server, "-m", str(tiny.path), "-n", "2", "-o", "json")
     (report,) = json.loads(result.stdout)
-    assert (
-        report["engine"] == "llama.cpp" and report["passed"] and report["model"] == str(tiny.path)
-    )
+    assert report["engine"] == "llama.cpp" and report["passed"]
+    assert report["model"] == str(tiny.path)
 
 
 def test_the_command_says_how_far_it_is(
     tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.0)
-    binary = llama_bench_beside(server)
-    result = run_command(
-        *("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")
-    )
-    said = result.stderr.splitlines()
+    said = run_command(server, "-m", str(tiny.path), "-n", "2").stderr.splitlines()
     for line in (
         f"checking {tiny.path}",
         "llama-server loads the model",
@@ -438,9 +388,8 @@ def test_the_command_says_how_far_it_is(
 
 def test_results_reach_standard_output_beside_a_terminal(tiny: ModelInfo, server: Path) -> None:
     """The moving progress goes to standard error."""
-    binary = llama_bench_beside(server)
-    command = [sys.executable, "-m", "orinbench", "check", "-m", str(tiny.path), "-n", "2"]
-    command += ["--backend", "llama.cpp", "--llama-bench", binary]
+    line = command_line(server, "-m", str(tiny.path), "-n", "2")
+    command = [sys.executable, "-m", "orinbench", "check", *line]
     screen, terminal = os.openpty()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm"}
@@ -460,19 +409,18 @@ def test_results_reach_standard_output_beside_a_terminal(tiny: ModelInfo, server
 def test_an_interrupted_command_prints_what_it_has(
     tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    binary, run = llama_bench_beside(server), run_check
     checked: list[Any] = []
 
     def once(*arguments: Any) -> Any:
         if checked:
             raise KeyboardInterrupt
         checked.append(arguments)
-        return run(*arguments)
+        return run_check(*arguments)
 
     monkeypatch.setattr(check_command_module, "run_check", once)
     other = shutil.copy(tiny.path, tmp_path / "other.gguf")
     twice = ("-m", str(tiny.path), "-m", str(other), "-n", "1", "-o", "json")
-    result = run_command(*twice, "--backend", "llama.cpp", "--llama-bench", binary)
+    result = run_command(server, *twice)
     assert result.return_value == 130 and len(json.loads(result.stdout)) == 1
     assert "interrupted; 1 of 2 checks are done" in result.stderr
 
@@ -480,19 +428,17 @@ def test_an_interrupted_command_prints_what_it_has(
 def test_the_command_goes_on_after_an_engine_that_dies(
     tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    binary = llama_bench_beside(server)
     other = tiny.path.with_name("other.gguf")
     shutil.copy(tiny.path, other)
     script = server.read_text()
     server.write_text(script.replace("exec", f'case "$*" in *{tiny.path}*) exit 7;; esac; exec'))
-    common = ("--backend", "llama.cpp", "--llama-bench", binary, "-n", "1")
-    result = run_command("-m", str(tiny.path), "-m", str(other), *common)
+    result = run_command(server, "-m", str(tiny.path), "-m", str(other), "-n", "1")
     assert result.return_value == 1
     assert "llama-server: ended with status 7: it wrote nothing" in result.stderr
     assert result.stdout.startswith(f"{other}: llama.cpp: log-probabilities off by ")
     server.unlink()
     monkeypatch.setenv("PATH", str(server.parent))
-    result = run_command("-m", str(tiny.path), *common)
+    result = run_command(server, "-m", str(tiny.path), "-n", "1")
     assert result.return_value == 1
     assert "no llama-server beside llama-bench or on PATH" in result.stderr
 
@@ -503,10 +449,7 @@ def test_the_command_exits_3_for_wrong_numbers(
     broken = with_wrong_rope(tiny, tmp_path / "broken.gguf")
     script = server.read_text().replace('"$@"', f'"$@" -m {broken.path}')
     server.write_text(script)
-    binary = llama_bench_beside(server)
-    result = run_command(
-        *("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")
-    )
+    result = run_command(server, "-m", str(tiny.path), "-n", "2")
     assert isinstance(result.exception, CheckFailed) and result.exception.exit_code == 3
     assert str(result.exception) == "1 of 1 checks failed"
     assert "FAILED: relative error" in result.stdout

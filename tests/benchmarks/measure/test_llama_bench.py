@@ -18,6 +18,7 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.cli import main
 from orinbench.judge.schema import FIELDS
+from orinbench.measure import chosen
 from orinbench.measure import command as llama_bench
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
@@ -208,7 +209,7 @@ def test_an_unknown_backend_lists_what_there_is_and_why_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reasons = {"NV": "no GPU", "CUDA": "no libcuda"}
-    monkeypatch.setattr(llama_bench, "probe_device", reasons.get)
+    monkeypatch.setattr(chosen, "probe_device", reasons.get)
     assert run(*bench, "--backend", "tinygrad:TPU") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
@@ -227,7 +228,7 @@ def test_llama_cpp_without_a_binary(
 ) -> None:
     assert run("-m", str(tiny_path), "--backend", "llama.cpp") == 2
     assert "no llama-bench on PATH; name it with --llama-bench" in capsys.readouterr().err
-    monkeypatch.setattr(llama_bench, "probe_device", lambda device: f"no {device}")
+    monkeypatch.setattr(chosen, "probe_device", lambda device: f"no {device}")
     assert run("-m", str(tiny_path)) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("orinbench: --backend: nothing opens: tinygrad:NV (does not open: no")
@@ -236,9 +237,9 @@ def test_llama_cpp_without_a_binary(
 def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_bench, "probe_device", {"NV": "no GPU"}.get)
-    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), Messages())
-    assert chosen == ["tinygrad:CUDA", "llama.cpp"]
+    monkeypatch.setattr(chosen, "probe_device", {"NV": "no GPU"}.get)
+    backends, binary = chosen.choose_backends([], str(fake_llama_bench), Messages())
+    assert backends == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench
 
 

@@ -16,7 +16,7 @@ from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import BackendDiedError
 from orinbench.measure.backends.tinygrad_backend import copy_bandwidth, probe_device
-from orinbench.measure.command import choose_backends, model_paths
+from orinbench.measure.chosen import choose_backends, model_paths
 from orinbench.measure.plan import BACKEND_NAMES
 from orinbench.measure.profiling import sass
 from orinbench.measure.profiling.log import KernelTime, read_log

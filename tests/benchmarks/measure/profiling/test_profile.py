@@ -100,7 +100,7 @@ def test_what_cannot_be_is_said_before_a_device_is_tried(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("orinbench.measure.command.probe_device", lambda device: 1 / 0)
+    monkeypatch.setattr("orinbench.measure.chosen.probe_device", lambda device: 1 / 0)
     other = tmp_path / "other.gguf"
     other.write_text("no model")
     assert orinbench(*words.format(other=other, least=least_path).split()) == 2
