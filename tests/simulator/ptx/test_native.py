@@ -315,6 +315,25 @@ setp.lt.u32 %p2, %r2, 8; @%p2 bra LOOP; {STORE}"""
     assert len(got) == 2 and "PTX line" in got[1]
 
 
+def test_what_only_the_sanitizer_looks_at_is_c() -> None:
+    """Volatile, acquiring and releasing accesses, fences, hints, addresses that are literals."""
+    code = code_of(
+        kernel("""
+.shared .align 16 .b8 s[1024]; mov.u32 %r3, s; shl.b32 %r2, %r30, 2; add.u32 %r2, %r2, %r3;
+setp.lt.u32 %p1, %r30, 40; st.volatile.shared.u32 [%r2], %r28; membar.cta; bar.warp.sync -1; @%p1 nanosleep.u32 20;
+bar.sync 0; xor.b32 %r4, %r2, 36; ld.relaxed.cta.shared.u32 %r1, [%r4]; fence.acq_rel.gpu;
+@%p1 st.shared.v2.u32 [s+512], {3, 9}; ld.acquire.gpu.global.u32 %r5, [%in]; bar.sync 0;
+ld.shared.u32 %r6, [s+516]; mad.lo.u32 %r1, %r1, %r5, %r6; prefetch.global.L2 [%in];
+cvt.u64.u32 %rd1, %r2; cvta.shared.u64 %rd2, %rd1; isspacep.shared %p2, %rd2; isspacep.global %p3, %in;
+isspacep.local %p4, %rd2; @%p2 add.u32 %r1, %r1, 1; @%p3 add.u32 %r1, %r1, 2; @%p4 add.u32 %r1, %r1, 4;
+atom.shared.add.u32 %r7, [s+768], 5; bar.sync 0; ld.shared.u32 %r7, [s+768]; add.u32 %r1, %r1, %r7;
+st.release.gpu.global.u32 [%i], %r1;""")
+    )
+    got = outcome(code, True)
+    assert ALIEN not in code.heat.native.plan.kinds
+    assert got == outcome(code, False)
+
+
 def test_a_kernel_goes_over_while_it_runs() -> None:
     """A long loop with lanes in many places: no turn is lost, none done twice."""
     text = kernel(f"""mov.u32 %r1, 0; mov.u32 %r2, 0; and.b32 %r5, %r28, 31; add.u32 %r5, %r5, 6000;

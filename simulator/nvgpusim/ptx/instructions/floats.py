@@ -386,7 +386,7 @@ def with_nan(fn: Any, *order: int) -> Any:
         lost = r != r
         if not np.count_nonzero(lost):
             return r
-        nan = np.uint64(0xFFF8 << 48)
+        nan: Value = np.uint64(0xFFF8 << 48)
         for x in (args[n] for n in reversed(order)):
             nan = np.where(x != x, x.view(U64) | np.uint64(1 << 51), nan)
         return np.where(lost, nan.astype(U64).view(F64), r)

@@ -261,7 +261,7 @@ def fragment(which: str, k: int, per: int, rows: int = 16) -> tuple[Any, Any]:
     return thread * per + part + chunk * per * 4, group + 0 * i
 
 
-_SHAPES = {
+MMA_SHAPES = {
     "m16n8k16": (16, 16), "m16n8k8": (16, 8), "m16n8k4": (16, 4), "m16n8k32": (16, 32),
     "m8n8k16": (8, 16), "m8n8k4": (8, 4),
 }  # fmt: skip
@@ -273,10 +273,10 @@ def mma(site: Site) -> Op:
     Tensor cores add in an order and with a truncation that NVIDIA does not document: results agree
     within the rounding of the accumulator's type.
     """
-    shape = next((m for m in site.mods if m in _SHAPES), None)
+    shape = next((m for m in site.mods if m in MMA_SHAPES), None)
     if shape is None or not site.has("row") or not site.has("col") or site.has("sp"):
         raise site.error()
-    rows, k = _SHAPES[shape]
+    rows, k = MMA_SHAPES[shape]
     td, ta, tb, tc = site.types
     if (shape, ta.name) == ("m8n8k4", "f16"):
         raise site.error("this shape of the first tensor cores is not supported")
@@ -313,7 +313,10 @@ def mma(site: Site) -> Op:
         b = matrix(st, readers[2], ELEMENTS[tb.name], b_at, (k, 8))
         wide = (lambda x: x.view(F16).astype(F64)) if half else (lambda x: x.astype(exact))
         c = matrix(st, acc, wide, c_at, (rows, 8))
-        total = np.matmul(a, b) + c
+        total = np.zeros((len(a), rows, 8), exact)
+        for n in range(k):  # one after the other, as C does
+            total += a[:, :, n, None] * b[:, n, None, :]
+        total += c
         out = total[:, c_at[0], c_at[1]].reshape(-1, c_at[1].shape[1])
         if exact is np.int64 and site.has("satfinite"):
             out = np.clip(out, -(2**31), 2**31 - 1)

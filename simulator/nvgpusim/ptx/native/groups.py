@@ -15,6 +15,7 @@ import numpy as np
 from ..instructions.lower import TYPES, literal
 from ..instructions.mem import space_of
 from ..parser.syntax import Addr, Imm, Neg, Operand, Pair, Reg
+from .memory import base_of
 from .values import Unknown, Words
 
 Place = Callable[[int], str]
@@ -31,7 +32,7 @@ class Group(NamedTuple):
     text: Callable[[Place], str]
 
 
-def _column(w: Words, arg: Operand | None, bits: int) -> Callable[[Place], str]:
+def column(w: Words, arg: Operand | None, bits: int) -> Callable[[Place], str]:
     """A register of `bits` or a literal as a Source."""
     if isinstance(arg, Reg) and arg.bits == bits:
         index = arg.index
@@ -41,6 +42,14 @@ def _column(w: Words, arg: Operand | None, bits: int) -> Callable[[Place], str]:
         raw = int(word.view(f"u{word.itemsize}")[0])
         return lambda place: f"(Source){{0, {raw:#x}ull}}"
     raise Unknown
+
+
+def address_of(w: Words, arg: Addr) -> tuple[Callable[[Place], str], int, int]:
+    """The base of an address as a Source, whether it has 64 bits, and what is added to it."""
+    base, offset = base_of(w, arg)
+    if isinstance(base, str):
+        return (lambda place: f"(Source){{0, {base}}}"), 1, offset
+    return column(w, base, base.bits), int(base.bits == 64), offset & (1 << base.bits) - 1
 
 
 def _flag(arg: Operand | None) -> Callable[[Place], str]:
@@ -54,7 +63,7 @@ def _flag(arg: Operand | None) -> Callable[[Place], str]:
     raise Unknown
 
 
-def _goal(arg: Operand | None, bits: int) -> Callable[[Place], str]:
+def goal(arg: Operand | None, bits: int) -> Callable[[Place], str]:
     """Text of the place of a result."""
     if arg is None:
         return lambda place: "0"
@@ -67,7 +76,7 @@ def _goal(arg: Operand | None, bits: int) -> Callable[[Place], str]:
 def _mask(w: Words, n: int) -> Callable[[Place], str]:
     if not w.has("sync"):
         return lambda place: HERE
-    return _column(w, w.arg(n), 32)
+    return column(w, w.arg(n), 32)
 
 
 def _shfl(w: Words) -> Group:
@@ -77,8 +86,8 @@ def _shfl(w: Words) -> Group:
     if mode is None or not isinstance(source, Reg):
         raise Unknown
     parts = (
-        _goal(first, 32), _goal(second, 1), _column(w, source, 32), _column(w, w.arg(2), 32),
-        _column(w, w.arg(3), 32), _mask(w, 4),
+        goal(first, 32), goal(second, 1), column(w, source, 32), column(w, w.arg(2), 32),
+        column(w, w.arg(3), 32), _mask(w, 4),
     )  # fmt: skip
     return Group(lambda place: _call(f"shuffle(c, S_{mode.upper()}", parts, place))
 
@@ -91,7 +100,7 @@ def _vote(w: Words) -> Group:
     mode = next((m for m in ("all", "any", "uni", "ballot") if w.has(m)), None)
     if mode is None:
         raise Unknown
-    parts = _goal(w.i.args[0], 32 if mode == "ballot" else 1), _flag(w.arg(1)), _mask(w, 2)
+    parts = goal(w.i.args[0], 32 if mode == "ballot" else 1), _flag(w.arg(1)), _mask(w, 2)
     return Group(lambda place: _call(f"vote(c, V_{mode.upper()}", parts, place))
 
 
@@ -99,7 +108,7 @@ def _redux(w: Words) -> Group:
     op = next((m for m in _COMBINE if w.has(m)), None)
     if op is None or w.t.bits != 32 or w.has("abs", "NaN") or w.t.kind not in "usb":
         raise Unknown
-    parts = _goal(w.i.args[0], 32), _column(w, w.arg(1), 32), _mask(w, 2)
+    parts = goal(w.i.args[0], 32), column(w, w.arg(1), 32), _mask(w, 2)
     kind = f"A_{op.upper()}, {int(w.t.kind == 's')}"
     return Group(lambda place: _call(f"reduce(c, {kind}", parts, place))
 
@@ -113,40 +122,48 @@ def _atom(w: Words) -> Group:
     real = t.name == "f32" and op == "add"
     if op is None or space is None or t.bits not in (32, 64) or not (real or t.kind in "usb"):
         raise Unknown
-    if w.has("v2", "v4", "v8", "L2::cache_hint") or w.frame.watched:
+    if w.has("v2", "v4", "v8") or w.frame.watched:
         raise Unknown
-    if not isinstance(arg, Addr) or not isinstance(arg.base, Reg) or arg.base.bits < 32:
+    if not isinstance(arg, Addr):
         raise Unknown
+    address, wide, offset = address_of(w, arg)
     first = 1 if red else 2
     none: Callable[[Place], str] = lambda place: "(Source){0, 0}"  # noqa: E731
     parts = (
-        (lambda place: "0") if red else _goal(w.i.args[0], t.bits),
-        _column(w, arg.base, arg.base.bits),
-        _column(w, w.arg(first), t.bits),
-        _column(w, w.arg(first + 1), t.bits) if op == "cas" else none,
+        (lambda place: "0") if red else goal(w.i.args[0], t.bits),
+        address,
+        column(w, w.arg(first), t.bits),
+        column(w, w.arg(first + 1), t.bits) if op == "cas" else none,
     )
     kind = "F" if real else "S" if t.kind == "s" else "U"
-    head = f"atomic{t.bits}(c, {_ATOMIC[op]}, K_{kind}, '{space}', {int(arg.base.bits == 64)}"
-    offset = arg.offset & (1 << arg.base.bits) - 1
-    return Group(lambda place: _call(f"{head}, {offset:#x}ull", parts, place))
+    head = f"atomic{t.bits}(c, {_ATOMIC[op]}, K_{kind}, '{space}', {wide}, {offset:#x}ull"
+    return Group(lambda place: _call(head, parts, place))
 
 
 def _active(w: Words) -> Group:
-    goal = _goal(w.i.args[0], 32)
-    return Group(lambda place: _call("active(c", (goal,), place))
+    place_of = goal(w.i.args[0], 32)
+    return Group(lambda place: _call("active(c", (place_of,), place))
 
 
 def _match(w: Words) -> Group:
     d = w.i.args[0]
     first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
     parts = (
-        _goal(first, 32), _goal(second, 1), _column(w, w.arg(1), w.t.bits), _mask(w, 2),
+        goal(first, 32), goal(second, 1), column(w, w.arg(1), w.t.bits), _mask(w, 2),
     )  # fmt: skip
     head = f"match(c, {int(w.has('all'))}, {int(w.t.bits == 64)}"
     return Group(lambda place: _call(head, parts, place))
 
 
+def _warp_barrier(w: Words) -> Group:
+    """bar.warp.sync, of which the sanitizer keeps the order."""
+    if not w.has("warp") or w.frame.watched:
+        raise Unknown
+    mask = column(w, w.arg(0), 32)
+    return Group(lambda place: f"!odd_warps(c, {mask(place)})")
+
+
 GROUPS: dict[str, Callable[[Words], Group]] = {
     "shfl": _shfl, "vote": _vote, "redux": _redux, "activemask": _active, "match": _match,
-    "atom": _atom, "red": _atom,
+    "atom": _atom, "red": _atom, "bar": _warp_barrier, "barrier": _warp_barrier,
 }  # fmt: skip

@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..instructions.lower import TYPES, Type, literal
+from ..instructions.lower import PRED, TYPES, Type, literal
 from ..instructions.mem import space_of
 from ..parser.syntax import Addr, Imm, Reg, Sym
-from .values import Unknown, Words, unsigned
+from .values import Emit, Unknown, Words, unsigned
 
-OTHERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "v8", "L2::cache_hint", "mmio")
+ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
+"""Accesses that the sanitizer orders others by; without it they are as any other."""
 
 
 def _shape(w: Words) -> tuple[Type, int, str]:
     """Type (as bits unless it is a float), number of elements, state space."""
-    if w.has(*OTHERS):
+    if w.has("v8") or (w.frame.watched and w.has(*ORDERED)):
         raise Unknown
     t = w.t
     t = t if t.name in ("f32", "f64") or t.kind == "s" else TYPES[f"u{t.bits}"]
@@ -111,10 +112,13 @@ def store_call_parameter(w: Words) -> str:
 
 
 class Store(NamedTuple):
-    """A store to memory: space, address, elements of `size` bytes that are registers or bits."""
+    """A store to memory: space, address, elements of `size` bytes that are registers or bits.
+
+    `address`: a register, or C of what is the same for all lanes.
+    """
 
     space: str
-    address: Reg
+    address: Reg | str
     offset: int
     size: int
     values: list[Reg | int]
@@ -124,10 +128,11 @@ def store(w: Words) -> Store:
     """st to memory."""
     t, count, space = _shape(w)
     items, arg = w.items(1), w.i.args[0]
-    if not isinstance(arg, Addr) or not isinstance(arg.base, Reg) or len(items) != count:
+    if not isinstance(arg, Addr) or len(items) != count:
         raise Unknown
-    if space not in ("global", "shared", "local", "generic") or arg.base.bits < 32:
+    if space not in ("global", "shared", "local", "generic"):
         raise Unknown
+    address, offset = base_of(w, arg)
     values: list[Reg | int] = []
     for item in items:
         if isinstance(item, Reg) and item.bits >= t.bits:
@@ -137,4 +142,39 @@ def store(w: Words) -> Store:
             values.append(int(word.reshape(1).view(f"u{word.itemsize}")[0]))
         else:
             raise Unknown
-    return Store(space, arg.base, arg.offset & (1 << 64) - 1, t.bits // 8, values)
+    return Store(space, address, offset, t.bits // 8, values)
+
+
+def base_of(w: Words, arg: Addr) -> tuple[Reg | str, int]:
+    """The base of an address, a register or C of what all lanes have, and what is added to it."""
+    if isinstance(arg.base, Sym):
+        return w.address_of(Sym(arg.base.name, 0), 64), arg.offset & (1 << 64) - 1
+    if isinstance(arg.base, Imm):
+        return "0", (int(arg.base.value) + arg.offset) & (1 << 64) - 1
+    if arg.base.bits < 32:
+        raise Unknown
+    return arg.base, arg.offset & (1 << 64) - 1
+
+
+def nothing(w: Words) -> str:
+    """Hints, and fences, which only the sanitizer needs to know: all accesses are in order here."""
+    if w.frame.watched and w.i.op in ("membar", "fence"):
+        raise Unknown
+    return ""
+
+
+def isspacep(w: Words) -> str:
+    """Test if a generic address lies in a space."""
+    inside = {name: f"a - c->{name}_window < 1ull << 32" for name in ("shared", "local")}
+    test = {**inside, "global": f"!({inside['shared']}) && !({inside['local']})"}
+    put = w.d(test.get(space_of(w), "0"), PRED)
+    return f"{{ const uint64_t a = {w.a(1, TYPES['u64'])}; {put} }}"
+
+
+MEMORY: dict[str, Emit] = {
+    "ld": load, "ldu": load, "st": store_call_parameter, "isspacep": isspacep,
+    **dict.fromkeys(
+        ("membar", "fence", "nanosleep", "pmevent", "griddepcontrol", "prefetch", "prefetchu",
+         "discard", "applypriority"), nothing,
+    ),
+}  # fmt: skip

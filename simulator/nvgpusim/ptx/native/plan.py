@@ -10,18 +10,18 @@ from ..parser.syntax import Addr, Instr, Kernel, Module, PtxError, Reg, Sym, reg
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .floating import FLOATING
-from .groups import GROUPS, Group
-from .memory import Store, load, store, store_call_parameter
+from .groups import GROUPS as WARPS
+from .groups import Group
+from .memory import MEMORY, Store, store
+from .tensor import TENSOR
 from .values import Frame, Unknown, Words
 from .video import VIDEO
 
 CHAIN, STORE, BARRIER, ALIEN, GROUP = range(5)
 """Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's; one instruction that
 all lanes do together."""
-TABLE = {
-    **ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS,
-    "ld": load, "ldu": load, "st": store_call_parameter,
-}  # fmt: skip
+TABLE = {**ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, **MEMORY}
+GROUPS = {**WARPS, **TENSOR}
 JUMPS = ("bra", "exit", "ret")
 CARRYING = ("addc", "subc", "madc")
 """Opcodes that read the carry flag."""
@@ -76,7 +76,7 @@ def _write(instr: Instr, frame: Frame) -> Text | None:
         lines = TABLE[instr.op](words)
     except (Unknown, PtxError):  # a literal that has no integer's bits, for one
         return None
-    return Text(f"if ({guard(instr)}) {{ {lines} }}" if instr.guard is not None else lines)
+    return Text(f"if ({guard(instr)}) {{ {lines} }}" if lines and instr.guard else lines)
 
 
 def _slots(instr: Instr, kernel: Kernel) -> list[int]:
@@ -103,7 +103,7 @@ def used_registers(
     if text is None:
         slots |= flag
         return every | slots, every | slots, set()
-    if instr.op in ("st", "red"):
+    if instr.op in ("st", "red", "bar", "barrier") or (not text.lines and not text.group):
         return every, slots, set()
     first = set(registers(instr.args[0])) | (flag if "cc" in instr.mods else set())
     rest = {r for arg in instr.args[1:] for r in registers(arg)} | (every - first) | slots
@@ -154,10 +154,12 @@ def _kind(block: Block, texts: dict[int, Text]) -> int:
         assert jump.instr is not None
         plain = jump.reduce is None and jump.guard is None and len(jump.instr.args) == 1
         return BARRIER if plain and not isinstance(jump.instr.args[0], Reg) else ALIEN
+    if jump.kind == "warp" and not body and id(jump.instr) in texts:
+        return GROUP
     known = all(id(i) in texts for i in body)
     if body and known and jump.kind == "next" and texts[id(body[0])].group:
         return GROUP
-    if block.polls or not known or jump.kind not in ("next", "bra", "exit"):
+    if not known or jump.kind not in ("next", "bra", "exit"):
         return ALIEN
     return STORE if body and texts[id(body[0])].store else CHAIN
 

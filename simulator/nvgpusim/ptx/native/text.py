@@ -14,13 +14,9 @@ ODD = -1
 def source(plan: Plan) -> str:
     """The text of the C file."""
     stores = [n for n, kind in enumerate(plan.kinds) if kind in (STORE, GROUP)]
-    lines = [
-        '#include "machine.h"',
-        '#include "groups.h"',
-        f"#define HITS {max(1, plan.frame.hits)}",
-    ]
-    if plan.frame.watched:
-        lines.insert(2, '#include "watch.h"')
+    headers = ["machine", "groups", *(["watch"] if plan.frame.watched else []), "tensor"]
+    lines = [f'#include "{name}.h"' for name in headers]
+    lines.append(f"#define HITS {max(1, plan.frame.hits)}")
     lines += _chain(plan)
     lines += _driver(plan, stores)
     return "\n".join(lines) + "\n"
@@ -69,12 +65,16 @@ def _store(plan: Plan, n: int) -> str:
     g = instr.guard
     guarded = "0" if g is None else f"c->reg[{plan.kept.index(g.index)}]"
     space = {"global": "g", "shared": "s", "local": "l", "generic": "a"}[store.space]
+    address, wide, offset = "{0, 0}", 1, f"{store.offset:#x}ull"
+    if isinstance(store.address, str):
+        offset = f"{store.address} + {offset}"
+    else:
+        address, wide = column(store.address), int(store.address.bits == 64)
     put, site = "put", ""
     if plan.frame.watched:
         put, site = "put_watched", f", {plan.frame.site(instr)}"
     return (
-        f"case {n}: ok = {put}(c, &(Put){{'{space}', {column(store.address)}, "
-        f"{int(store.address.bits == 64)}, {store.offset:#x}ull, {guarded}, "
+        f"case {n}: ok = {put}(c, &(Put){{'{space}', {address}, {wide}, {offset}, {guarded}, "
         f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}}}{site}); break;"
     )
 

@@ -94,12 +94,13 @@ def test_same_as_gpu(case: Case) -> None:
         pytest.fail(f"{len(bad)} of {len(want)} differ\n" + "\n".join(lines))
 
 
-TOGETHER = [c for c in cases() if c.name.startswith(("shfl", "vote", "redux", "atom", "masks2"))]
+_KINDS = ("shfl", "vote", "redux", "atom", "masks2", "mma", "ldmatrix")
+TOGETHER = [c for c in cases() if c.name.startswith(_KINDS)]
 
 
 @pytest.mark.parametrize("case", TOGETHER, ids=lambda c: c.name)
 def test_c_that_lanes_run_together_is_the_same(case: Case) -> None:
-    """Warp operations, of parts of warps too, and atomics as C."""
+    """Warp operations, of parts of warps too, tensor cores and atomics as C."""
     got = interpret(case, True).reshape(-1)
     assert not len(differences(case, got, RECORDED[case.name]))
     kinds = interpret.heat.native.plan.kinds  # type: ignore[attr-defined]

@@ -4,11 +4,11 @@
 
 // A register of every lane, or a value that all have.
 typedef struct {
-  const void *at;
+  const void* at;
   uint64_t value;
 } Source;
 typedef struct {
-  const uint8_t *at;
+  const uint8_t* at;
   uint8_t inverted;
 } Flag;
 enum { S_UP, S_DOWN, S_BFLY, S_IDX };
@@ -18,27 +18,21 @@ enum { K_U, K_S, K_F };
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE uint32_t get32(Source x, int64_t i) {
-  return x.at ? ((const uint32_t *)x.at)[i] : (uint32_t)x.value;
+  return x.at ? ((const uint32_t*)x.at)[i] : (uint32_t)x.value;
 }
-INLINE uint64_t get64(Source x, int64_t i) {
-  return x.at ? ((const uint64_t *)x.at)[i] : x.value;
-}
+INLINE uint64_t get64(Source x, int64_t i) { return x.at ? ((const uint64_t*)x.at)[i] : x.value; }
 
 // The membermask of an instruction without one: all lanes of the warp that are
 // here.
 #define HERE (1ull << 32)
 // Whether the group is whole warps, each lane of which names all lanes.
-static int whole_warps(const Call *c, Source mask) {
-  if (c->n % 32 || c->threads % 32)
-    return 0;
+static int whole_warps(const Call* c, Source mask) {
+  if (c->n % 32 || c->threads % 32) return 0;
   for (int64_t j = 0; c->lanes && j < c->n; j += 32)
-    if (c->lanes[j] % 32 || c->lanes[j + 31] != c->lanes[j] + 31)
-      return 0;
-  if (!mask.at)
-    return mask.value == HERE || (uint32_t)mask.value == 0xffffffffu;
+    if (c->lanes[j] % 32 || c->lanes[j + 31] != c->lanes[j] + 31) return 0;
+  if (!mask.at) return mask.value == HERE || (uint32_t)mask.value == 0xffffffffu;
   for (int64_t j = 0; j < c->n; j++)
-    if (get32(mask, c->lanes ? c->lanes[j] : j) != 0xffffffffu)
-      return 0;
+    if (get32(mask, c->lanes ? c->lanes[j] : j) != 0xffffffffu) return 0;
   return 1;
 }
 // The lanes of a warp that are here, and by lane those that it combines with.
@@ -48,42 +42,36 @@ typedef struct {
 } Warp;
 // Reads the warp of active lane *j, which moves past it; 0 unless each lane
 // names itself and lanes that are here and name the same.
-static int next_warp(const Call *c, int64_t *j, Source mask, Warp *w) {
-  const int64_t i = c->lanes ? c->lanes[*j] : *j,
-                start = i % c->threads / 32 * 32;
+static int next_warp(const Call* c, int64_t* j, Source mask, Warp* w) {
+  const int64_t i = c->lanes ? c->lanes[*j] : *j, start = i % c->threads / 32 * 32;
   const int64_t size = c->threads - start < 32 ? c->threads - start : 32;
   w->first = i - i % c->threads + start;
   w->here = 0;
   for (; *j < c->n; ++*j) {
     const int64_t lane = (c->lanes ? c->lanes[*j] : *j) - w->first;
-    if (lane < 0 || lane >= size)
-      break;
+    if (lane < 0 || lane >= size) break;
     w->here |= 1u << lane;
     w->with[lane] = get32(mask, w->first + lane);
   }
   if (!mask.at && mask.value == HERE)
-    for (int lane = 0; lane < 32; lane++)
-      w->with[lane] = w->here;
+    for (int lane = 0; lane < 32; lane++) w->with[lane] = w->here;
   for (uint32_t left = w->here; left;) {
     const uint32_t all = w->with[__builtin_ctz(left)];
-    if (!(all & left & -left) || all & ~left)
-      return 0;
+    if (!(all & left & -left) || all & ~left) return 0;
     for (uint32_t rest = all; rest; rest &= rest - 1)
-      if (w->with[__builtin_ctz(rest)] != all)
-        return 0;
+      if (w->with[__builtin_ctz(rest)] != all) return 0;
     left &= ~all;
   }
   return 1;
 }
-#define EACH_LANE(w, lane)                                                     \
-  for (uint32_t rest_ = (w).here, lane;                                        \
-       rest_ && (lane = __builtin_ctz(rest_), 1); rest_ &= rest_ - 1)
-#define EACH_WARP(first)                                                       \
-  for (int64_t j = 0, first;                                                   \
-       j < c->n && (first = c->lanes ? c->lanes[j] : j, 1); j += 32)
+#define EACH_LANE(w, lane)                                                         \
+  for (uint32_t rest_ = (w).here, lane; rest_ && (lane = __builtin_ctz(rest_), 1); \
+       rest_ &= rest_ - 1)
+#define EACH_WARP(first) \
+  for (int64_t j = 0, first; j < c->n && (first = c->lanes ? c->lanes[j] : j, 1); j += 32)
 
 // The lane that a lane of a shuffle reads, itself where *ok is 0.
-INLINE int shuffled(int mode, int lane, uint32_t b, uint32_t cv, uint8_t *ok) {
+INLINE int shuffled(int mode, int lane, uint32_t b, uint32_t cv, uint8_t* ok) {
   const int by = b & 31, segment = cv >> 8 & 31;
   const int top = (lane & segment) | (cv & 31 & ~segment);
   const int to = mode == S_UP     ? lane - by
@@ -93,91 +81,75 @@ INLINE int shuffled(int mode, int lane, uint32_t b, uint32_t cv, uint8_t *ok) {
   *ok = mode == S_UP ? to >= top : to <= top;
   return *ok ? to : lane;
 }
-static __attribute__((noinline)) int shuffle_some(Call *c, int mode,
-                                                  uint32_t *d, uint8_t *p,
-                                                  Source a, Source b,
-                                                  Source bounds, Source mask) {
+static __attribute__((noinline)) int shuffle_some(Call* c, int mode, uint32_t* d, uint8_t* p,
+                                                  Source a, Source b, Source bounds, Source mask) {
   for (int pass = 0; pass < 2; pass++)
     for (int64_t j = 0; j < c->n;) {
       Warp w;
       uint32_t got[32];
       uint8_t ok[32];
-      if (!next_warp(c, &j, mask, &w))
-        return 0;
+      if (!next_warp(c, &j, mask, &w)) return 0;
       EACH_LANE(w, lane) {
         const int64_t i = w.first + lane;
-        const int to =
-            shuffled(mode, (int)lane, get32(b, i), get32(bounds, i), &ok[lane]);
-        if (!(w.with[lane] >> to & 1))
-          return 0;
+        const int to = shuffled(mode, (int)lane, get32(b, i), get32(bounds, i), &ok[lane]);
+        if (!(w.with[lane] >> to & 1)) return 0;
         got[lane] = get32(a, w.first + to);
       }
-      if (!pass)
-        continue;
+      if (!pass) continue;
       EACH_LANE(w, lane) {
-        if (d)
-          d[w.first + lane] = got[lane];
-        if (p)
-          p[w.first + lane] = ok[lane];
+        if (d) d[w.first + lane] = got[lane];
+        if (p) p[w.first + lane] = ok[lane];
       }
     }
   return 1;
 }
-INLINE int shuffle(Call *c, int mode, uint32_t *d, uint8_t *p, Source a,
-                   Source b, Source bounds, Source mask) {
-  if (!whole_warps(c, mask))
-    return shuffle_some(c, mode, d, p, a, b, bounds, mask);
+INLINE int shuffle(Call* c, int mode, uint32_t* d, uint8_t* p, Source a, Source b, Source bounds,
+                   Source mask) {
+  if (!whole_warps(c, mask)) return shuffle_some(c, mode, d, p, a, b, bounds, mask);
   EACH_WARP(first) {
     uint32_t from[32], got[32];
     uint8_t ok[32];
-    memcpy(from, (const uint32_t *)a.at + first, sizeof from);
+    memcpy(from, (const uint32_t*)a.at + first, sizeof from);
     for (int lane = 0; lane < 32; lane++)
-      got[lane] = from[shuffled(mode, lane, get32(b, first + lane),
-                                get32(bounds, first + lane), &ok[lane])];
-    if (d)
-      memcpy(d + first, got, sizeof got);
-    if (p)
-      memcpy(p + first, ok, sizeof ok);
+      got[lane] = from[shuffled(mode, lane, get32(b, first + lane), get32(bounds, first + lane),
+                                &ok[lane])];
+    if (d) memcpy(d + first, got, sizeof got);
+    if (p) memcpy(p + first, ok, sizeof ok);
   }
   return 1;
 }
 
 // Whether any warp is not plain.
-static int odd_warps(const Call *c, Source mask) {
+static int odd_warps(const Call* c, Source mask) {
   Warp w;
   for (int64_t j = 0; j < c->n;)
-    if (!next_warp(c, &j, mask, &w))
-      return 1;
+    if (!next_warp(c, &j, mask, &w)) return 1;
   return 0;
 }
 
-static int vote(Call *c, int mode, void *d, Flag flag, Source mask) {
-  if (odd_warps(c, mask))
-    return 0;
+static int vote(Call* c, int mode, void* d, Flag flag, Source mask) {
+  if (odd_warps(c, mask)) return 0;
   for (int64_t j = 0; j < c->n;) {
     Warp w;
     uint32_t set = 0;
     next_warp(c, &j, mask, &w);
     EACH_LANE(w, lane)
     set |= (uint32_t)(!!flag.at[w.first + lane] ^ flag.inverted) << lane;
-    if (d)
-      EACH_LANE(w, lane) {
+    if (d) EACH_LANE(w, lane) {
         const uint32_t all = w.with[lane], yes = set & all;
         if (mode == V_BALLOT)
-          ((uint32_t *)d)[w.first + lane] = yes;
+          ((uint32_t*)d)[w.first + lane] = yes;
         else
-          ((uint8_t *)d)[w.first + lane] = mode == V_ANY   ? yes != 0
-                                           : mode == V_ALL ? yes == all
-                                                           : yes == all || !yes;
+          ((uint8_t*)d)[w.first + lane] = mode == V_ANY   ? yes != 0
+                                          : mode == V_ALL ? yes == all
+                                                          : yes == all || !yes;
       }
   }
   return 1;
 }
 
-static int match(Call *c, int everyone, int wide, uint32_t *d, uint8_t *p,
-                 Source a, Source mask) {
-  if (odd_warps(c, mask))
-    return 0;
+static int match(Call* c, int everyone, int wide, uint32_t* d, uint8_t* p, Source a, Source mask) {
+  if (odd_warps(c, mask)) return 0;
   for (int64_t j = 0; j < c->n;) {
     Warp w;
     uint64_t value[32];
@@ -188,55 +160,49 @@ static int match(Call *c, int everyone, int wide, uint32_t *d, uint8_t *p,
     EACH_LANE(w, lane) {
       got[lane] = 0;
       for (uint32_t rest = w.with[lane]; rest; rest &= rest - 1)
-        if (value[__builtin_ctz(rest)] == value[lane])
-          got[lane] |= rest & -rest;
+        if (value[__builtin_ctz(rest)] == value[lane]) got[lane] |= rest & -rest;
     }
     EACH_LANE(w, lane) {
       const int ok = got[lane] == w.with[lane];
-      if (d)
-        d[w.first + lane] = everyone && !ok ? 0 : got[lane];
-      if (p)
-        p[w.first + lane] = (uint8_t)ok;
+      if (d) d[w.first + lane] = everyone && !ok ? 0 : got[lane];
+      if (p) p[w.first + lane] = (uint8_t)ok;
     }
   }
   return 1;
 }
 
-#define UPDATE(bits)                                                           \
-  INLINE uint##bits##_t update##bits(int op, int kind, uint##bits##_t x,       \
-                                     uint##bits##_t y, uint##bits##_t z) {     \
-    const int less =                                                           \
-        kind == K_S ? (int##bits##_t)y < (int##bits##_t)x : y < x;             \
-    switch (op) {                                                              \
-    case A_ADD:                                                                \
-      return x + y;                                                            \
-    case A_MIN:                                                                \
-      return less ? y : x;                                                     \
-    case A_MAX:                                                                \
-      return less ? x : y;                                                     \
-    case A_AND:                                                                \
-      return x & y;                                                            \
-    case A_OR:                                                                 \
-      return x | y;                                                            \
-    case A_XOR:                                                                \
-      return x ^ y;                                                            \
-    case A_EXCH:                                                               \
-      return y;                                                                \
-    case A_INC:                                                                \
-      return x >= y ? 0 : x + 1;                                               \
-    case A_DEC:                                                                \
-      return !x || x > y ? y : x - 1;                                          \
-    default:                                                                   \
-      return x == y ? z : x;                                                   \
-    }                                                                          \
+#define UPDATE(bits)                                                                       \
+  INLINE uint##bits##_t update##bits(int op, int kind, uint##bits##_t x, uint##bits##_t y, \
+                                     uint##bits##_t z) {                                   \
+    const int less = kind == K_S ? (int##bits##_t)y < (int##bits##_t)x : y < x;            \
+    switch (op) {                                                                          \
+      case A_ADD:                                                                          \
+        return x + y;                                                                      \
+      case A_MIN:                                                                          \
+        return less ? y : x;                                                               \
+      case A_MAX:                                                                          \
+        return less ? x : y;                                                               \
+      case A_AND:                                                                          \
+        return x & y;                                                                      \
+      case A_OR:                                                                           \
+        return x | y;                                                                      \
+      case A_XOR:                                                                          \
+        return x ^ y;                                                                      \
+      case A_EXCH:                                                                         \
+        return y;                                                                          \
+      case A_INC:                                                                          \
+        return x >= y ? 0 : x + 1;                                                         \
+      case A_DEC:                                                                          \
+        return !x || x > y ? y : x - 1;                                                    \
+      default:                                                                             \
+        return x == y ? z : x;                                                             \
+    }                                                                                      \
   }
 UPDATE(32)
 UPDATE(64)
 
-static int reduce(Call *c, int op, int is_signed, uint32_t *d, Source a,
-                  Source mask) {
-  if (odd_warps(c, mask))
-    return 0;
+static int reduce(Call* c, int op, int is_signed, uint32_t* d, Source a, Source mask) {
+  if (odd_warps(c, mask)) return 0;
   for (int64_t j = 0; j < c->n;) {
     Warp w;
     next_warp(c, &j, mask, &w);
@@ -244,8 +210,7 @@ static int reduce(Call *c, int op, int is_signed, uint32_t *d, Source a,
       const uint32_t group = w.with[__builtin_ctz(left)];
       uint32_t all = get32(a, w.first + __builtin_ctz(left));
       for (uint32_t rest = group & (group - 1); rest; rest &= rest - 1)
-        all = update32(op, is_signed ? K_S : K_U, all,
-                       get32(a, w.first + __builtin_ctz(rest)), 0);
+        all = update32(op, is_signed ? K_S : K_U, all, get32(a, w.first + __builtin_ctz(rest)), 0);
       for (uint32_t rest = group; d && rest; rest &= rest - 1)
         d[w.first + __builtin_ctz(rest)] = all;
       left &= ~group;
@@ -253,40 +218,32 @@ static int reduce(Call *c, int op, int is_signed, uint32_t *d, Source a,
   }
   return 1;
 }
-INLINE int active(Call *c, uint32_t *d) {
+INLINE int active(Call* c, uint32_t* d) {
   for (int64_t j = 0; j < c->n;) {
     Warp w;
     next_warp(c, &j, (Source){0, HERE}, &w);
-    if (d)
-      EACH_LANE(w, lane) d[w.first + lane] = w.here;
+    if (d) EACH_LANE(w, lane) d[w.first + lane] = w.here;
   }
   return 1;
 }
 
 // Where each lane's atomic goes, in c->scratch; 0 where one is not plainly
 // right. A CACHEABLE mapping is the interpreter's.
-static __attribute__((noinline)) int aims(Call *c, char space, int wide,
-                                          uint64_t offset, Source address,
-                                          uint64_t size) {
-  const Extent *e = 0;
+static __attribute__((noinline)) int aims(Call* c, char space, int wide, uint64_t offset,
+                                          Source address, uint64_t size) {
+  const Extent* e = 0;
   for (int64_t j = 0; j < c->n; j++) {
     const int64_t i = c->lanes ? c->lanes[j] : j;
-    uint64_t a = wide ? get64(address, i) + offset
-                      : (uint32_t)(get32(address, i) + offset);
+    uint64_t a = wide ? get64(address, i) + offset : (uint32_t)(get32(address, i) + offset);
     char in = space;
-    if (a & (size - 1))
-      return 0;
+    if (a & (size - 1)) return 0;
     if (in == 'a') {
-      if (a - c->local_window < 1ull << 32)
-        return 0;
+      if (a - c->local_window < 1ull << 32) return 0;
       in = a - c->shared_window < 1ull << 32 ? 's' : 'g';
-      if (in == 's')
-        a -= c->shared_window;
+      if (in == 's') a -= c->shared_window;
     }
     if (in == 's') {
-      if (!(c->scratch[j] =
-                shared(c, (uint32_t)i / (uint32_t)c->threads, a, size)))
-        return 0;
+      if (!(c->scratch[j] = shared(c, (uint32_t)i / (uint32_t)c->threads, a, size))) return 0;
       continue;
     }
     if (!e || a - e->start >= e->size) {
@@ -298,48 +255,39 @@ static __attribute__((noinline)) int aims(Call *c, char space, int wide,
         else
           high = mid;
       }
-      if (!low)
-        return 0;
+      if (!low) return 0;
       e = &c->extents[low - 1];
     }
-    if (a - e->start >= e->size || e->size - (a - e->start) < size ||
-        !e->writable || e->state)
+    if (a - e->start >= e->size || e->size - (a - e->start) < size || !e->writable || e->state)
       return 0;
     c->scratch[j] = e->memory + (a - e->start);
   }
   return 1;
 }
-INLINE int atomic32(Call *c, int op, int kind, char space, int wide,
-                    uint64_t offset, uint32_t *d, Source address, Source b,
-                    Source z) {
-  if (!aims(c, space, wide, offset, address, 4))
-    return 0;
+INLINE int atomic32(Call* c, int op, int kind, char space, int wide, uint64_t offset, uint32_t* d,
+                    Source address, Source b, Source z) {
+  if (!aims(c, space, wide, offset, address, 4)) return 0;
   for (int64_t j = 0; j < c->n; j++) {
     const int64_t i = c->lanes ? c->lanes[j] : j;
     uint32_t old, y = get32(b, i), made;
     memcpy(&old, c->scratch[j], 4);
-    made = kind == K_F
-               ? as_u32(canon(as_f32(old) + as_f32(y)))
-               : update32(op, kind, old, y, op == A_CAS ? get32(z, i) : 0);
+    made = kind == K_F ? as_u32(canon(as_f32(old) + as_f32(y)))
+                       : update32(op, kind, old, y, op == A_CAS ? get32(z, i) : 0);
     memcpy(c->scratch[j], &made, 4);
-    if (d)
-      d[i] = old;
+    if (d) d[i] = old;
   }
   return 1;
 }
-INLINE int atomic64(Call *c, int op, int kind, char space, int wide,
-                    uint64_t offset, uint64_t *d, Source address, Source b,
-                    Source z) {
-  if (!aims(c, space, wide, offset, address, 8))
-    return 0;
+INLINE int atomic64(Call* c, int op, int kind, char space, int wide, uint64_t offset, uint64_t* d,
+                    Source address, Source b, Source z) {
+  if (!aims(c, space, wide, offset, address, 8)) return 0;
   for (int64_t j = 0; j < c->n; j++) {
     const int64_t i = c->lanes ? c->lanes[j] : j;
     uint64_t old, made;
     memcpy(&old, c->scratch[j], 8);
     made = update64(op, kind, old, get64(b, i), op == A_CAS ? get64(z, i) : 0);
     memcpy(c->scratch[j], &made, 8);
-    if (d)
-      d[i] = old;
+    if (d) d[i] = old;
   }
   return 1;
 }

@@ -5,32 +5,32 @@
 typedef struct {
   uint64_t start, size;
   uint8_t *memory, *kept,
-      *state; // kept, state: the L2's lines, if it keeps any (l2.py)
+      *state;  // kept, state: the L2's lines, if it keeps any (l2.py)
   uint64_t writable;
 } Extent;
 
 typedef struct {
-  int64_t entry, n, whole, limit, budget;   // of the call
-  int64_t done, steps, instructions, moved; // what it did
-  const int64_t *lanes;
-  int32_t *next;
-  uint8_t **scratch;
-  void *const *reg;
-  void *const *special;
-  const uint64_t *special_mask;
-  const uint64_t *symbol;
-  uint8_t *shared;
+  int64_t entry, n, whole, limit, budget;    // of the call
+  int64_t done, steps, instructions, moved;  // what it did
+  const int64_t* lanes;
+  int32_t* next;
+  uint8_t** scratch;
+  void* const* reg;
+  void* const* special;
+  const uint64_t* special_mask;
+  const uint64_t* symbol;
+  uint8_t* shared;
   uint64_t shared_bytes, threads;
-  uint8_t *local;
-  const int64_t *rows;
+  uint8_t* local;
+  const int64_t* rows;
   uint64_t depth;
-  const uint8_t *param;
-  const uint8_t *bank3;
+  const uint8_t* param;
+  const uint8_t* bank3;
   uint64_t bank3_bytes;
   uint64_t shared_window, local_window;
-  const Extent *extents;
+  const Extent* extents;
   int64_t extent_count;
-  struct Watch *watch; // the sanitizer's side (watch.h)
+  struct Watch* watch;  // the sanitizer's side (watch.h)
 } Call;
 
 // Where the last access of an instruction was; lim: first offset that does not
@@ -38,36 +38,31 @@ typedef struct {
 typedef struct {
   uint64_t start, lim, skip;
   uint8_t *base, *state;
-  uint8_t need; // the state that a line of this access has
-  struct Piece *piece;
+  uint8_t need;  // the state that a line of this access has
+  struct Piece* piece;
 } Hit;
 
 enum { LINE = 128, KEPT = 1, DIRTY = 3 };
 
 // The place of an address in `size` bytes from `start` that lie in mapping e, 0
 // if it does not fit.
-static inline uint8_t *enter(const Extent *e, Hit *h, uint64_t start,
-                             uint64_t room, uint64_t a, uint64_t size,
-                             int write) {
+static inline uint8_t* enter(const Extent* e, Hit* h, uint64_t start, uint64_t room, uint64_t a,
+                             uint64_t size, int write) {
   uint64_t at = a - e->start, skip = start - e->start;
-  if (room < size || a - start > room - size || (write && !e->writable))
-    return 0;
+  if (room < size || a - start > room - size || (write && !e->writable)) return 0;
   if (e->state) {
     uint64_t line = at / LINE * LINE;
-    if (!e->state[at / LINE])
-      memcpy(e->kept + line, e->memory + line, LINE);
+    if (!e->state[at / LINE]) memcpy(e->kept + line, e->memory + line, LINE);
     e->state[at / LINE] |= write ? DIRTY : KEPT;
   }
-  *h = (Hit){start,    room - size + 1,
-             skip,     (e->state ? e->kept : e->memory) + skip,
+  *h = (Hit){start,    room - size + 1,     skip, (e->state ? e->kept : e->memory) + skip,
              e->state, write ? DIRTY : KEPT};
   return h->base + (a - start);
 }
 
-static __attribute__((noinline)) uint8_t *
-find(const Call *c, Hit *h, uint64_t a, uint64_t size, int write) {
-  if (a & (size - 1))
-    return 0;
+static __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a, uint64_t size,
+                                               int write) {
+  if (a & (size - 1)) return 0;
   int64_t low = 0, high = c->extent_count;
   while (low < high) {
     int64_t mid = (low + high) / 2;
@@ -76,132 +71,111 @@ find(const Call *c, Hit *h, uint64_t a, uint64_t size, int write) {
     else
       high = mid;
   }
-  if (!low)
-    return 0;
-  const Extent *e = &c->extents[low - 1];
+  if (!low) return 0;
+  const Extent* e = &c->extents[low - 1];
   return enter(e, h, e->start, e->size, a, size, write);
 }
 
-static inline int hit(const Hit *h, uint64_t a, uint64_t size) {
+static inline int hit(const Hit* h, uint64_t a, uint64_t size) {
   uint64_t at = a - h->start;
   return at < h->lim && !(a & (size - 1)) &&
          (!h->state || (h->state[(at + h->skip) / LINE] & h->need) == h->need);
 }
 
-static inline uint8_t *global(const Call *c, Hit *h, uint64_t a, uint64_t size,
-                              int write) {
-  return likely(hit(h, a, size)) ? h->base + (a - h->start)
-                                 : find(c, h, a, size, write);
+static inline uint8_t* global(const Call* c, Hit* h, uint64_t a, uint64_t size, int write) {
+  return likely(hit(h, a, size)) ? h->base + (a - h->start) : find(c, h, a, size, write);
 }
 
-static inline uint8_t *shared(const Call *c, uint64_t block, uint64_t a,
-                              uint64_t size) {
-  if (unlikely((a & (size - 1)) || a >= c->shared_bytes ||
-               a + size > c->shared_bytes))
-    return 0;
+static inline uint8_t* shared(const Call* c, uint64_t block, uint64_t a, uint64_t size) {
+  if (unlikely((a & (size - 1)) || a >= c->shared_bytes || a + size > c->shared_bytes)) return 0;
   return c->shared + block * c->shared_bytes + a;
 }
 
-static inline uint8_t *local(const Call *c, int64_t lane, uint64_t a,
-                             uint64_t size) {
+static inline uint8_t* local(const Call* c, int64_t lane, uint64_t a, uint64_t size) {
   uint64_t at = a - ((1ull << 24) - c->depth);
-  if (unlikely((a & (size - 1)) || at >= c->depth || at + size > c->depth))
-    return 0;
+  if (unlikely((a & (size - 1)) || at >= c->depth || at + size > c->depth)) return 0;
   return c->local + c->rows[lane] + at;
 }
 
-static inline uint8_t *generic(const Call *c, Hit *h, int64_t lane,
-                               uint64_t block, uint64_t a, uint64_t size,
-                               int write) {
-  if (a & (size - 1))
-    return 0;
-  if (a - c->shared_window < 1ull << 32)
-    return shared(c, block, a - c->shared_window, size);
-  if (a - c->local_window < 1ull << 32)
-    return local(c, lane, a - c->local_window, size);
+static inline uint8_t* generic(const Call* c, Hit* h, int64_t lane, uint64_t block, uint64_t a,
+                               uint64_t size, int write) {
+  if (a & (size - 1)) return 0;
+  if (a - c->shared_window < 1ull << 32) return shared(c, block, a - c->shared_window, size);
+  if (a - c->local_window < 1ull << 32) return local(c, lane, a - c->local_window, size);
   return global(c, h, a, size, write);
 }
 
-static inline const uint8_t *constant(const Call *c, uint64_t a,
-                                      uint64_t size) {
-  if (unlikely((a & (size - 1)) || a >= c->bank3_bytes ||
-               a + size > c->bank3_bytes))
-    return 0;
+static inline const uint8_t* constant(const Call* c, uint64_t a, uint64_t size) {
+  if (unlikely((a & (size - 1)) || a >= c->bank3_bytes || a + size > c->bank3_bytes)) return 0;
   return c->bank3 + a;
 }
 
 // A store of `count` registers or literals of `size` bytes by all lanes: 0 and
 // nothing written if the address of one is not right.
 typedef struct {
-  const void *at;
+  const void* at;
   int stride;
 } Column;
 
 typedef struct {
-  char space; // g, s, l, or a for any
+  char space;  // g, s, l, or a for any
   Column address;
   int wide;
   uint64_t offset;
-  const uint8_t *guard;
+  const uint8_t* guard;
   int negate, size, count;
   Column value[4];
 } Put;
 
 // True if lane i takes part; its address.
-static inline int target(const Put *p, int64_t i, uint64_t *a) {
-  if (p->guard && !p->guard[i] != p->negate)
-    return 0;
-  *a = p->wide ? ((const uint64_t *)p->address.at)[i] + p->offset
-               : (uint32_t)(((const uint32_t *)p->address.at)[i] + p->offset);
+static inline int target(const Put* p, int64_t i, uint64_t* a) {
+  if (p->guard && !p->guard[i] != p->negate) return 0;
+  *a = !p->address.at ? p->offset
+       : p->wide      ? ((const uint64_t*)p->address.at)[i] + p->offset
+                      : (uint32_t)(((const uint32_t*)p->address.at)[i] + p->offset);
   return 1;
 }
 
 // Write the values of all lanes to their places in scratch.
-static void fill(const Call *c, const Put *p) {
-#define WRITE(bytes)                                                           \
-  for (int64_t j = 0; j < c->n; j++) {                                         \
-    int64_t i = c->lanes ? c->lanes[j] : j;                                    \
-    if (!c->scratch[j])                                                        \
-      continue;                                                                \
-    for (int k = 0; k < p->count; k++)                                         \
-      memcpy(c->scratch[j] + bytes * k,                                        \
-             (const char *)p->value[k].at + i * p->value[k].stride, bytes);    \
+static void fill(const Call* c, const Put* p) {
+#define WRITE(bytes)                                                                          \
+  for (int64_t j = 0; j < c->n; j++) {                                                        \
+    int64_t i = c->lanes ? c->lanes[j] : j;                                                   \
+    if (!c->scratch[j]) continue;                                                             \
+    for (int k = 0; k < p->count; k++)                                                        \
+      memcpy(c->scratch[j] + bytes * k, (const char*)p->value[k].at + i * p->value[k].stride, \
+             bytes);                                                                          \
   }
   switch (p->size) {
-  case 1:
-    WRITE(1) break;
-  case 2:
-    WRITE(2) break;
-  case 4:
-    WRITE(4) break;
-  default:
-    WRITE(8) break;
+    case 1:
+      WRITE(1) break;
+    case 2:
+      WRITE(2) break;
+    case 4:
+      WRITE(4) break;
+    default:
+      WRITE(8) break;
   }
 }
 
-static __attribute__((noinline)) int put(Call *c, const Put *p) {
+static __attribute__((noinline)) int put(Call* c, const Put* p) {
   Hit h = {0};
   uint64_t whole = (uint64_t)p->size * p->count, moved = 0;
   for (int64_t j = 0; j < c->n; j++) {
     int64_t i = c->lanes ? c->lanes[j] : j;
     uint64_t a;
     c->scratch[j] = 0;
-    if (!target(p, i, &a))
-      continue;
-    uint64_t block = p->space == 's' || p->space == 'a'
-                         ? (uint32_t)i / (uint32_t)c->threads
-                         : 0;
-    uint8_t *q = p->space == 'g'   ? global(c, &h, a, whole, 1)
+    if (!target(p, i, &a)) continue;
+    uint64_t block = p->space == 's' || p->space == 'a' ? (uint32_t)i / (uint32_t)c->threads : 0;
+    uint8_t* q = p->space == 'g'   ? global(c, &h, a, whole, 1)
                  : p->space == 's' ? shared(c, block, a, whole)
                  : p->space == 'l' ? local(c, i, a, whole)
                                    : generic(c, &h, i, block, a, whole, 1);
-    if (!q)
-      return 0;
+    if (!q) return 0;
     moved += whole;
     c->scratch[j] = q;
   }
   fill(c, p);
-  if (p->space == 'g' || p->space == 'a')
-    c->moved += moved;
+  if (p->space == 'g' || p->space == 'a') c->moved += moved;
   return 1;
 }

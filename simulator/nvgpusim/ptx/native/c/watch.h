@@ -6,6 +6,7 @@
 enum { TICK = 37, SITE = 27, EQUAL = 8, SYSTEM = 0x400, PIECES = 64, WORD = 4 };
 #define THREAD ((1ull << SITE) - 1)
 #define ATOMIC (1ull << 36)
+#define WATCHED
 
 // Bytes [start, end) of global memory that a client knows as one buffer, or
 // shared memory (all of it). `records`: whether reads are to be recorded, by
@@ -13,12 +14,12 @@ enum { TICK = 37, SITE = 27, EQUAL = 8, SYSTEM = 0x400, PIECES = 64, WORD = 4 };
 typedef struct Piece {
   uint64_t start, end;
   Extent mapping;
-  uint8_t *wrote; // words from `origin` on that anybody has written, 0 for all
+  uint8_t* wrote;  // words from `origin` on that anybody has written, 0 for all
   uint64_t origin, records, base, granules, number;
   uint64_t *write, *low, *high;
-  uint64_t *equal;
-  uint8_t *crowd;
-  int32_t *flight;
+  uint64_t* equal;
+  uint8_t* crowd;
+  int32_t* flight;
 } Piece;
 
 // A read that is neither the lowest thread's of its granule nor the highest's.
@@ -34,13 +35,13 @@ typedef struct {
 typedef struct Watch {
   uint64_t tick, start, race, init, crowded, can_cross, crossed, calm, full;
   uint64_t shared_end, whole_warps;
-  uint64_t shared_grain, global_grain, token; // grains: log2 of bytes
-  const int64_t *gid;
-  const uint32_t *thread;
+  uint64_t shared_grain, global_grain, token;  // grains: log2 of bytes
+  const int64_t* gid;
+  const uint32_t* thread;
   const uint64_t *passed, *warped;
-  uint8_t *local;
-  Saved *saved;
-  Lost *lost;
+  uint8_t* local;
+  Saved* saved;
+  Lost* lost;
   int64_t lost_count, lost_room, piece_count;
   int (*locate)(uint64_t token, uint64_t address, int write);
   Piece own;
@@ -52,12 +53,12 @@ typedef struct Watch {
 // their instruction. The rest is what a calm read of shared memory needs.
 typedef struct {
   uint64_t me, block, floor, passed, warped, mine, calm, grain, first, end;
-  uint8_t *memory;
-  const uint64_t *write;
+  uint8_t* memory;
+  const uint64_t* write;
 } Who;
 
-static inline Who who(const Call *c, int64_t i, int is_shared) {
-  const Watch *w = c->watch;
+static inline Who who(const Call* c, int64_t i, int is_shared) {
+  const Watch* w = c->watch;
   uint64_t me = is_shared ? (uint64_t)i : (uint64_t)w->gid[i];
   uint64_t passed = w->crossed ? w->crossed : w->passed[i];
   uint64_t warped = w->crossed ? w->crossed : w->warped[i];
@@ -70,69 +71,51 @@ static inline Who who(const Call *c, int64_t i, int is_shared) {
   if (is_shared && w->calm) {
     o.calm = 1, o.grain = w->shared_grain, o.memory = c->shared,
     o.write = w->full ? 0 : w->own.write;
-    o.first = (uint32_t)i / (uint32_t)c->threads * c->shared_bytes,
-    o.end = w->shared_end;
+    o.first = (uint32_t)i / (uint32_t)c->threads * c->shared_bytes, o.end = w->shared_end;
   }
   return o;
 }
 
 // Clocks.unordered without fences and named barriers: 1 where it surely selects
 // nothing.
-static inline int ordered(const Who *o, const Watch *w, uint64_t threads,
-                          uint64_t record) {
+static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
-  if (likely(record < o->floor))
-    return 1;
-  if (other == o->me)
-    return !(record & ATOMIC); // another thread's may be behind it
-  if (record >= o->warped || other - o->block >= threads)
-    return 0;
-  return record < o->passed ||
-         (other - o->block) / 32 == (o->me - o->block) / 32;
+  if (likely(record < o->floor)) return 1;
+  if (other == o->me) return !(record & ATOMIC);  // another thread's may be behind it
+  if (record >= o->warped || other - o->block >= threads) return 0;
+  return record < o->passed || (other - o->block) / 32 == (o->me - o->block) / 32;
 }
 
 // Races._stale.
-static inline int stale(const Who *o, const Watch *w, uint64_t threads,
-                        uint64_t record) {
+static inline int stale(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
-  if (record < o->floor)
-    return 1;
-  if (likely(record >= o->warped))
-    return 0;
-  if (other - o->block < threads && record < o->passed)
-    return 1;
+  if (record < o->floor) return 1;
+  if (likely(record >= o->warped)) return 0;
+  if (other - o->block < threads && record < o->passed) return 1;
   return w->whole_warps ? other / 32 == o->me / 32 : other == o->me;
 }
 
-static __attribute__((noinline)) void lose(Watch *w, const Piece *p, uint64_t g,
-                                           uint64_t record) {
+static __attribute__((noinline)) void lose(Watch* w, const Piece* p, uint64_t g, uint64_t record) {
   w->lost[w->lost_count++] = (Lost){p->number, g, record};
 }
 
 // Races._read of one granule.
-static inline int read_one(Watch *w, const Piece *p, const Who *o,
-                           uint64_t threads, uint64_t g, uint64_t mine) {
+static inline int read_one(Watch* w, const Piece* p, const Who* o, uint64_t threads, uint64_t g,
+                           uint64_t mine) {
   uint64_t low = p->low[g], high = p->high[g];
-  if (unlikely(!ordered(o, w, threads, p->write[g])) ||
-      (p->flight && p->flight[g]))
-    return 0;
+  if (unlikely(!ordered(o, w, threads, p->write[g])) || (p->flight && p->flight[g])) return 0;
   if (low < o->floor && high < o->floor) {
     p->low[g] = p->high[g] = mine;
     return 1;
   }
-  int keep_low = !stale(o, w, threads, low),
-      keep_high = !stale(o, w, threads, high);
+  int keep_low = !stale(o, w, threads, low), keep_high = !stale(o, w, threads, high);
   uint64_t lowest = keep_low && (low & THREAD) < o->me ? low : mine;
   uint64_t highest = keep_high && (high & THREAD) > o->me ? high : mine;
   if (unlikely(w->crowded)) {
-    if (w->lost_count + 3 > w->lost_room)
-      return 0;
-    if (lowest != mine && highest != mine)
-      lose(w, p, g, mine);
-    if (keep_low && (low & THREAD) != o->me && low != lowest && low != highest)
-      lose(w, p, g, low);
-    if (keep_high && high != low && (high & THREAD) != o->me &&
-        high != lowest && high != highest)
+    if (w->lost_count + 3 > w->lost_room) return 0;
+    if (lowest != mine && highest != mine) lose(w, p, g, mine);
+    if (keep_low && (low & THREAD) != o->me && low != lowest && low != highest) lose(w, p, g, low);
+    if (keep_high && high != low && (high & THREAD) != o->me && high != lowest && high != highest)
       lose(w, p, g, high);
   }
   p->low[g] = lowest;
@@ -144,144 +127,115 @@ static inline uint64_t granules(uint64_t size, uint64_t grain) {
   return size >> grain ? size >> grain : 1;
 }
 
-static inline int read_all(Watch *w, const Piece *p, const Who *o,
-                           uint64_t threads, uint64_t at, uint64_t size,
-                           uint64_t grain, uint64_t site) {
+static inline int read_all(Watch* w, const Piece* p, const Who* o, uint64_t threads, uint64_t at,
+                           uint64_t size, uint64_t grain, uint64_t site) {
   for (uint64_t g = at >> grain, k = granules(size, grain); k; k--, g++)
-    if (unlikely(!read_one(w, p, o, threads, g, o->mine | site << SITE)))
-      return 0;
+    if (unlikely(!read_one(w, p, o, threads, g, o->mine | site << SITE))) return 0;
   return 1;
 }
 
 // Races._before_write of one granule, which another lane of the same store may
 // have stamped.
-static inline int write_one(const Watch *w, const Piece *p, const Who *o,
-                            uint64_t threads, uint64_t g) {
-  if ((p->flight && p->flight[g]) || (p->crowd && p->crowd[g]))
-    return 0;
-  if (!ordered(o, w, threads, p->write[g]) ||
-      !ordered(o, w, threads, p->low[g]) || !ordered(o, w, threads, p->high[g]))
+static inline int write_one(const Watch* w, const Piece* p, const Who* o, uint64_t threads,
+                            uint64_t g) {
+  if ((p->flight && p->flight[g]) || (p->crowd && p->crowd[g])) return 0;
+  if (!ordered(o, w, threads, p->write[g]) || !ordered(o, w, threads, p->low[g]) ||
+      !ordered(o, w, threads, p->high[g]))
     return 0;
   for (int k = 0; p->equal && k < EQUAL; k++)
-    if (!ordered(o, w, threads, p->equal[k * p->granules + g]))
-      return 0;
+    if (!ordered(o, w, threads, p->equal[k * p->granules + g])) return 0;
   return 1;
 }
 
 // The piece of an address.
-static __attribute__((noinline)) Piece *piece(Watch *w, uint64_t a, int write) {
+static __attribute__((noinline)) Piece* piece(Watch* w, uint64_t a, int write) {
   for (int again = 0; again < 2; again++) {
     for (int64_t k = 0; k < w->piece_count; k++) {
-      Piece *p = &w->pieces[k];
-      if (a - p->start < p->end - p->start &&
-          !(write && w->race && !p->records))
-        return p;
+      Piece* p = &w->pieces[k];
+      if (a - p->start < p->end - p->start && !(write && w->race && !p->records)) return p;
     }
-    if (again || !w->locate(w->token, a, write))
-      return 0;
+    if (again || !w->locate(w->token, a, write)) return 0;
   }
   return 0;
 }
 
-static __attribute__((noinline)) uint8_t *
-look(const Call *c, Hit *h, uint64_t a, uint64_t size, int write) {
-  Piece *p = a & (size - 1) ? 0 : piece(c->watch, a, write);
-  if (!p)
-    return 0;
-  uint8_t *q =
-      enter(&p->mapping, h, p->start, p->end - p->start, a, size, write);
+static __attribute__((noinline)) uint8_t* look(const Call* c, Hit* h, uint64_t a, uint64_t size,
+                                               int write) {
+  Piece* p = a & (size - 1) ? 0 : piece(c->watch, a, write);
+  if (!p) return 0;
+  uint8_t* q = enter(&p->mapping, h, p->start, p->end - p->start, a, size, write);
   h->piece = p->wrote || p->records || write ? p : 0;
   return q;
 }
 
-static inline uint8_t *load_global(const Call *c, Hit *h, const Who *o,
-                                   uint64_t a, uint64_t size, uint64_t site) {
-  Watch *w = c->watch;
-  uint8_t *q = likely(hit(h, a, size)) ? h->base + (a - h->start)
-                                       : look(c, h, a, size, 0);
-  const Piece *p = h->piece;
-  if (!q || likely(!p))
-    return q;
-  for (uint64_t at = (a - p->origin) / WORD, k = 0;
-       p->wrote && k < (size + 3) / WORD; k++)
-    if (unlikely(!p->wrote[at + k]))
-      return 0;
-  if (p->records &&
-      !read_all(w, p, o, c->threads, a - p->base, size, w->global_grain, site))
+static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, uint64_t a, uint64_t size,
+                                   uint64_t site) {
+  Watch* w = c->watch;
+  uint8_t* q = likely(hit(h, a, size)) ? h->base + (a - h->start) : look(c, h, a, size, 0);
+  const Piece* p = h->piece;
+  if (!q || likely(!p)) return q;
+  for (uint64_t at = (a - p->origin) / WORD, k = 0; p->wrote && k < (size + 3) / WORD; k++)
+    if (unlikely(!p->wrote[at + k])) return 0;
+  if (p->records && !read_all(w, p, o, c->threads, a - p->base, size, w->global_grain, site))
     return 0;
   return q;
 }
 
-static __attribute__((noinline)) uint8_t *recorded(const Call *c, const Who *o,
-                                                   uint64_t block, uint64_t a,
-                                                   uint64_t size,
-                                                   uint64_t site) {
-  Watch *w = c->watch;
-  uint8_t *q = shared(c, block, a, size);
-  if (!q || a + size > w->shared_end)
-    return 0;
+static __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, uint64_t block,
+                                                   uint64_t a, uint64_t size, uint64_t site) {
+  Watch* w = c->watch;
+  uint8_t* q = shared(c, block, a, size);
+  if (!q || a + size > w->shared_end) return 0;
   uint64_t at = q - c->shared, g = at >> w->shared_grain;
   for (uint64_t k = granules(size, w->shared_grain); w->init && k; k--, g++)
-    if (unlikely(!w->own.write[g]))
-      return 0;
-  if (w->race &&
-      !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site))
-    return 0;
+    if (unlikely(!w->own.write[g])) return 0;
+  if (w->race && !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site)) return 0;
   return q;
 }
 
 // Of a calm read nobody will ask: it leaves no record.
-static inline __attribute__((always_inline)) uint8_t *
-load_shared(const Call *c, const Who *o, uint64_t block, uint64_t a,
-            uint64_t size, uint64_t site) {
-  if (!o->calm)
-    return recorded(c, o, block, a, size, site);
-  if (unlikely((a & (size - 1)) || a >= o->end || a + size > o->end))
-    return 0;
+static inline __attribute__((always_inline)) uint8_t* load_shared(const Call* c, const Who* o,
+                                                                  uint64_t block, uint64_t a,
+                                                                  uint64_t size, uint64_t site) {
+  if (!o->calm) return recorded(c, o, block, a, size, site);
+  if (unlikely((a & (size - 1)) || a >= o->end || a + size > o->end)) return 0;
   uint64_t at = o->first + a, g = at >> o->grain;
   for (uint64_t k = o->write ? granules(size, o->grain) : 0; k; k--, g++)
-    if (unlikely(!o->write[g]))
-      return 0;
+    if (unlikely(!o->write[g])) return 0;
   return o->memory + at;
 }
 
-static inline uint8_t *load_local(const Call *c, int64_t i, uint64_t a,
-                                  uint64_t size) {
-  uint8_t *q = local(c, i, a, size);
-  if (!q)
-    return 0;
-  const uint8_t *known = c->watch->local;
-  if (known)
-    known += i * c->depth + (q - c->local - c->rows[i]);
+static inline uint8_t* load_local(const Call* c, int64_t i, uint64_t a, uint64_t size) {
+  uint8_t* q = local(c, i, a, size);
+  if (!q) return 0;
+  const uint8_t* known = c->watch->local;
+  if (known) known += i * c->depth + (q - c->local - c->rows[i]);
   for (uint64_t k = 0; known && k < size; k++)
-    if (!known[k])
-      return 0;
+    if (!known[k]) return 0;
   return q;
 }
 
-static inline uint8_t *load_generic(const Call *c, Hit *h, const Who *o,
-                                    const Who *shared, int64_t i,
-                                    uint64_t block, uint64_t a, uint64_t size,
+static inline uint8_t* load_generic(const Call* c, Hit* h, const Who* o, const Who* shared,
+                                    int64_t i, uint64_t block, uint64_t a, uint64_t size,
                                     uint64_t site) {
   if (a - c->shared_window < 1ull << 32)
     return load_shared(c, shared, block, a - c->shared_window, size, site);
-  if (a - c->local_window < 1ull << 32)
-    return load_local(c, i, a - c->local_window, size);
+  if (a - c->local_window < 1ull << 32) return load_local(c, i, a - c->local_window, size);
   return load_global(c, h, o, a, size, site);
 }
 
 // Where a store of one lane goes and whose records it changes, 0 unless it is
 // surely right.
 typedef struct {
-  uint8_t *q;
-  Piece *p;
+  uint8_t* q;
+  Piece* p;
   uint64_t at, grain;
   int is_shared;
 } Goal;
 
-static inline int aim(const Call *c, Hit *h, int64_t i, char space, uint64_t a,
-                      uint64_t size, Goal *goal) {
-  Watch *w = c->watch;
+static inline int aim(const Call* c, Hit* h, int64_t i, char space, uint64_t a, uint64_t size,
+                      Goal* goal) {
+  Watch* w = c->watch;
   *goal = (Goal){0};
   if (space == 'a') {
     space = 'g';
@@ -291,18 +245,13 @@ static inline int aim(const Call *c, Hit *h, int64_t i, char space, uint64_t a,
       space = 'l', a -= c->local_window;
   }
   if (space == 'g') {
-    goal->q = likely(hit(h, a, size)) ? h->base + (a - h->start)
-                                      : look(c, h, a, size, 1);
-    if (!goal->q)
-      return 0;
-    goal->p = h->piece, goal->at = a - h->piece->base,
-    goal->grain = w->global_grain;
+    goal->q = likely(hit(h, a, size)) ? h->base + (a - h->start) : look(c, h, a, size, 1);
+    if (!goal->q) return 0;
+    goal->p = h->piece, goal->at = a - h->piece->base, goal->grain = w->global_grain;
   } else if (space == 's') {
     goal->q = shared(c, (uint32_t)i / (uint32_t)c->threads, a, size);
-    if (!goal->q || a + size > w->shared_end)
-      return 0;
-    goal->p = &w->own, goal->at = goal->q - c->shared,
-    goal->grain = w->shared_grain;
+    if (!goal->q || a + size > w->shared_end) return 0;
+    goal->p = &w->own, goal->at = goal->q - c->shared, goal->grain = w->shared_grain;
     goal->is_shared = 1;
   } else {
     goal->q = local(c, i, a, size);
@@ -311,15 +260,13 @@ static inline int aim(const Call *c, Hit *h, int64_t i, char space, uint64_t a,
 }
 
 // Stamp the granules of one lane: 0 where one is not surely its own to write.
-static inline int stamp(const Call *c, int64_t i, const Goal *goal,
-                        uint64_t size, uint64_t site, int64_t *count) {
-  Watch *w = c->watch;
+static inline int stamp(const Call* c, int64_t i, const Goal* goal, uint64_t size, uint64_t site,
+                        int64_t* count) {
+  Watch* w = c->watch;
   const Who o = who(c, i, goal->is_shared);
   uint64_t mine = w->race ? o.mine | site << SITE : w->tick << TICK;
-  for (uint64_t g = goal->at >> goal->grain, k = granules(size, goal->grain); k;
-       k--, g++) {
-    if (w->race && unlikely(!write_one(w, goal->p, &o, c->threads, g)))
-      return 0;
+  for (uint64_t g = goal->at >> goal->grain, k = granules(size, goal->grain); k; k--, g++) {
+    if (w->race && unlikely(!write_one(w, goal->p, &o, c->threads, g))) return 0;
     w->saved[(*count)++] = (Saved){&goal->p->write[g], goal->p->write[g]};
     goal->p->write[g] = mine;
   }
@@ -327,86 +274,71 @@ static inline int stamp(const Call *c, int64_t i, const Goal *goal,
 }
 
 // A store has written: local memory and words of buffers.
-static inline void note(const Call *c, int64_t i, uint64_t a, const Goal *goal,
-                        uint64_t size) {
-  Watch *w = c->watch;
-  const Piece *p = goal->p;
-  if (!p && w->local)
-    memset(w->local + i * c->depth + (goal->q - c->local - c->rows[i]), 1,
-           size);
+static inline void note(const Call* c, int64_t i, uint64_t a, const Goal* goal, uint64_t size) {
+  Watch* w = c->watch;
+  const Piece* p = goal->p;
+  if (!p && w->local) memset(w->local + i * c->depth + (goal->q - c->local - c->rows[i]), 1, size);
   for (uint64_t at = p && p->wrote ? (a - p->origin) / WORD : 0, k = 0;
        p && p->wrote && k < (size + 3) / WORD; k++)
     p->wrote[at + k] = 1;
 }
 
 // Slots.forget_equals.
-static inline void forget(const Goal *goal, uint64_t size) {
-  const Piece *p = goal->p;
-  if (!p || !p->equal)
-    return;
-  for (uint64_t g = goal->at >> goal->grain, k = granules(size, goal->grain); k;
-       k--, g++)
-    for (int row = 0; row < EQUAL; row++)
-      p->equal[row * p->granules + g] = 0;
+static inline void forget(const Goal* goal, uint64_t size) {
+  const Piece* p = goal->p;
+  if (!p || !p->equal) return;
+  for (uint64_t g = goal->at >> goal->grain, k = granules(size, goal->grain); k; k--, g++)
+    for (int row = 0; row < EQUAL; row++) p->equal[row * p->granules + g] = 0;
 }
 
 // A store of all lanes: 0 and no record changed unless it is surely right.
-static __attribute__((noinline)) int put_watched(Call *c, const Put *p,
-                                                 uint64_t site) {
+static __attribute__((noinline)) int put_watched(Call* c, const Put* p, uint64_t site) {
   Hit h = {0};
   Goal goal;
   uint64_t whole = (uint64_t)p->size * p->count, moved = 0, a;
   int64_t count = 0;
   int equals = 0;
-#define EACH(step)                                                             \
-  for (int64_t j = 0; j < c->n; j++) {                                         \
-    int64_t i = c->lanes ? c->lanes[j] : j;                                    \
-    c->scratch[j] = 0;                                                         \
-    if (!target(p, i, &a))                                                     \
-      continue;                                                                \
-    int ok = aim(c, &h, i, p->space, a, whole, &goal);                         \
-    step c->scratch[j] = goal.q;                                               \
+  if (c->watch->lost_count) return 0;  // reads that no record shows yet
+#define EACH(step)                                     \
+  for (int64_t j = 0; j < c->n; j++) {                 \
+    int64_t i = c->lanes ? c->lanes[j] : j;            \
+    c->scratch[j] = 0;                                 \
+    if (!target(p, i, &a)) continue;                   \
+    int ok = aim(c, &h, i, p->space, a, whole, &goal); \
+    step c->scratch[j] = goal.q;                       \
   }
   EACH({
-    if (unlikely(!ok || (goal.p && goal.p->write &&
-                         !stamp(c, i, &goal, whole, site, &count)))) {
-      while (count--)
-        *c->watch->saved[count].at = c->watch->saved[count].old;
+    if (unlikely(!ok || (goal.p && goal.p->write && !stamp(c, i, &goal, whole, site, &count)))) {
+      while (count--) *c->watch->saved[count].at = c->watch->saved[count].old;
       return 0;
     }
     note(c, i, a, &goal, whole);
     moved += whole;
     equals |= goal.p && goal.p->equal;
   })
-  if (equals)
-    EACH(forget(&goal, whole);)
+  if (equals) EACH(forget(&goal, whole);)
   fill(c, p);
-  if (p->space == 'g' || p->space == 'a')
-    c->moved += moved;
+  if (p->space == 'g' || p->space == 'a') c->moved += moved;
   return 1;
 }
 
 // Whether every word of shared memory has been written.
-static inline int filled(const Call *c) {
-  const Watch *w = c->watch;
+static inline int filled(const Call* c) {
+  const Watch* w = c->watch;
   for (int64_t n = c->n / c->threads; n--;)
-    for (uint64_t at = n * c->shared_bytes + SYSTEM;
-         at < n * c->shared_bytes + w->shared_end;
+    for (uint64_t at = n * c->shared_bytes + SYSTEM; at < n * c->shared_bytes + w->shared_end;
          at += 1ull << w->shared_grain)
-      if (!w->own.write[at >> w->shared_grain])
-        return 0;
+      if (!w->own.write[at >> w->shared_grain]) return 0;
   return 1;
 }
 
 // A barrier that all lanes of the chunk reach; `calm`: none of them writes
 // shared memory before the next. What was written before is ordered for all.
-static inline int cross(const Call *c, int calm) {
-  Watch *w = c->watch;
-  if (!w->can_cross)
-    return 0;
+static inline int cross(const Call* c, int calm) {
+  Watch* w = c->watch;
+  if (!w->can_cross) return 0;
   w->crossed = ++w->tick << TICK;
   w->calm = w->race && calm && !w->own.flight;
-  if (w->calm && !w->full)
-    w->full = !w->init || filled(c);
+  if (w->calm && !w->full) w->full = !w->init || filled(c);
   return 1;
 }
