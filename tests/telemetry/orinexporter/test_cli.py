@@ -7,25 +7,23 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.telemetry.conftest import (
-    Tree,
     exit_code,
     idle,
     maxn_load,
 )
+from tests.telemetry.orinexporter.served import Show, exporting
 
 import orinexporter
-from orinboard.files import Roots
 from orinboard.replay import FILE, load_recording, save_recording
 from orinboard.sources import Board
 from orinexporter import scenario
 from orinexporter.cli import main
 
-Show = Callable[[Tree], Roots]
 TELEMETRY = Path(orinexporter.__file__).parents[1]
 ONCE = "--once neither serves nor counts energy: leave --{} out"
 
@@ -66,12 +64,8 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(recording: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = start("--replay", str(recording), "--listen", "127.0.0.1:0")
-    try:
-        yield process, url(process)
-    finally:
-        process.kill()
-        process.communicate()
+    with exporting(recording) as started:
+        yield started
 
 
 def test_once_prints_a_replayed_board(recording: Path) -> None:
@@ -122,18 +116,14 @@ def test_it_says_which_board_it_serves(recording: Path) -> None:
 
 def test_sigterm_ends_it_in_seconds(recording: Path) -> None:
     def taken() -> float:
-        process = start("--replay", str(recording), "--listen", "127.0.0.1:0")
-        try:
-            with urllib.request.urlopen(f"{url(process)}healthz") as answer:
+        with exporting(recording) as (process, address):
+            with urllib.request.urlopen(f"{address}healthz") as answer:
                 assert answer.read() == b"ok\n"
             begun = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
             print(f"SIGTERM to exit: {(time.monotonic() - begun) * 1000:.0f} ms")
             return time.monotonic() - begun
-        finally:
-            process.kill()
-            process.communicate()
 
     assert any(taken() < 5 for _ in range(5)), "a busy machine may hold up one of them"
 

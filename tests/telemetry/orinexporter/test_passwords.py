@@ -3,27 +3,15 @@
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.telemetry.conftest import Tree, idle
-from tests.telemetry.orinexporter.test_web import (
-    TLS,
-    ask,
-    basic,
-    certificate,
-    hashed,
-    served,
-    until,
-    web_config,
-)
+from tests.telemetry.conftest import idle
+from tests.telemetry.orinexporter.served import Show, ask, served, until
+from tests.telemetry.orinexporter.test_web import TLS, basic, certificate, hashed, web_config
 
-from orinboard.files import Roots
 from orinexporter.webconfig import Passwords, load_web_config
-
-Show = Callable[[Tree], Roots]
 
 
 def test_a_wrong_password_stays_wrong() -> None:

@@ -9,16 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, VARYING, Tree, idle, maxn_load
+from tests.telemetry.conftest import BOARDS, VARYING, idle, maxn_load
+from tests.telemetry.orinexporter.served import Show, exporting
 
 from orinboard.energy import EnergySampler
-from orinboard.files import Roots
 from orinboard.replay import FILE, TreeOnDisk, save_recording
 from orinboard.sources import Board, Snapshot
 from orinexporter import page, scenario
@@ -27,8 +27,6 @@ from orinexporter.history import point as moment
 from orinexporter.scenario import HWMON
 from orinexporter.service import MOST_FORMATS, Exporter
 from orinexporter.web import Server
-
-Show = Callable[[Tree], Roots]
 
 
 @pytest.fixture
@@ -322,16 +320,9 @@ def test_no_growth(tmp_path: Path) -> None:
     scrapers, slow = 50, 200 if scrapes > 5000 else 40
     with (tmp_path / FILE).open("w") as file:
         save_recording(scenario.frames(step=0.5), file)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orinexporter.cli", "--replay", str(tmp_path),
-         "--listen", "127.0.0.1:0", "--budget", "30"],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
     stop, seconds, failures = threading.Event(), list[float](), list[str]()
-    try:
-        assert process.stderr
-        line = next(line for line in process.stderr if "serving " in line)
-        port = int(line.rstrip("/\n").rpartition(":")[2])
+    with exporting(tmp_path, "--budget", "30") as (process, url):
+        port = int(url.rstrip("/").rpartition(":")[2])
 
         def scrape(count: int) -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -367,10 +358,7 @@ def test_no_growth(tmp_path: Path) -> None:
         before = held_by(process.pid)
         round_of(scrapes)
         after = held_by(process.pid)
-    finally:
         stop.set()
-        process.kill()
-        process.communicate()
     seconds.sort()
     print(
         f"{len(seconds)} scrapes, {len(failures)} failed; before {before}, after {after}; "

@@ -1,0 +1,82 @@
+"""An exporter for tests: one in this process, and the command as a user starts it."""
+
+import http.client
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.telemetry.conftest import Tree
+
+from orinboard.files import Roots
+from orinboard.sources import Board
+from orinexporter.service import Exporter
+from orinexporter.web import Server
+from orinexporter.webconfig import WebConfig
+
+Show = Callable[[Tree], Roots]
+
+
+@contextmanager
+def served(
+    roots: Roots, config: WebConfig | None = None, hosts: tuple[str, ...] = ()
+) -> Iterator[Server]:
+    exporter = Exporter(Board(roots))
+    with exporter, Server(("127.0.0.1", 0), exporter, config, hosts) as server:
+        yield server
+
+
+def ask(
+    server: Server,
+    path: str,
+    method: str = "GET",
+    context: ssl.SSLContext | None = None,
+    **headers: str,
+) -> tuple[int, dict[str, str], bytes]:
+    host, port = server.address
+    if context is None:
+        connection = http.client.HTTPConnection(host, port, timeout=20)
+    else:
+        connection = http.client.HTTPSConnection(host, port, timeout=20, context=context)
+    connection.request(
+        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def folder_of(roots: Roots) -> str:
+    """Return the folder of a board's tree, for --replay."""
+    return os.path.dirname(roots.sys)
+
+
+@contextmanager
+def exporting(
+    folder: Path | str, *flags: str, before: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start the command on a recording or a tree; yield it and its URL."""
+    line = [sys.executable, "-m", "orinexporter.cli", "--replay", str(folder)]
+    process = subprocess.Popen(
+        [*before, *line, "--listen", "127.0.0.1:0", *flags], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr
+        yield process, next(line for line in process.stderr if "serving " in line).split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
