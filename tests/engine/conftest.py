@@ -20,6 +20,7 @@ from orinllm.gpu.weights import Weights
 from orinllm.network.arch import config_of
 
 Load = Callable[..., FusedExecutor]
+Synthetic = Callable[[str, str], Path]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -106,7 +107,7 @@ def load_emulated(
 
 
 @pytest.fixture(scope="session")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Synthetic:
     """Write a synthetic model of a shape and a type, once."""
     folder = tmp_path_factory.mktemp("models")
 

@@ -6,13 +6,13 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.conftest import Synthetic
 from tests.engine.models import smollm2
 from tinygrad.helpers import Context
 
@@ -28,7 +28,6 @@ from orinllm.text.tokenizer import Tokenizer
 
 GREEDY = Sampling(temperature=0)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-Synthetic = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="module")

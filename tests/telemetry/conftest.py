@@ -14,6 +14,7 @@ from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, rail, supply
 from orinexporter.service import Exporter
 
 Tree = dict[str, Node]
+Show = Callable[[Tree], Roots]
 
 
 def without(tree: Tree, pattern: str) -> Tree:
@@ -324,7 +325,7 @@ def stage() -> Iterator[TreeOnDisk]:
 
 
 @pytest.fixture
-def show(stage: TreeOnDisk) -> Callable[[Tree], Roots]:
+def show(stage: TreeOnDisk) -> Show:
     """Puts a tree on disk and gives its roots."""
 
     def put(tree: Tree) -> Roots:

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.engine.batching.running import Ear, ear, wait
+from tests.engine.conftest import Synthetic
 
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.cpu_runner import CpuRunner
@@ -75,7 +76,7 @@ class Server:
 
 @pytest.fixture(params=MODELS, ids=lambda model: model[0])
 def servers(
-    request: pytest.FixtureRequest, synthetic: Callable[[str, str], Path]
+    request: pytest.FixtureRequest, synthetic: Synthetic
 ) -> Iterator[tuple[Server, Server]]:
     """One that shares, and one that answers one after the other."""
     path = synthetic(*request.param)
@@ -128,7 +129,7 @@ def test_requests_at_once_and_one_after_the_other(servers: tuple[Server, Server]
     assert reused
 
 
-def test_states_beside_answers(synthetic: Callable[[str, str], Path]) -> None:
+def test_states_beside_answers(synthetic: Synthetic) -> None:
     """An embedding's states are those that a slot alone gives."""
     server = Server(synthetic(*MODELS[0]), 2)
     try:
@@ -153,7 +154,7 @@ def test_states_beside_answers(synthetic: Callable[[str, str], Path]) -> None:
         server.end()
 
 
-def test_slots_are_as_many_as_memory_has(synthetic: Callable[[str, str], Path]) -> None:
+def test_slots_are_as_many_as_memory_has(synthetic: Synthetic) -> None:
     path = synthetic(*MODELS[0])
     network = Network.read(path, CONTEXT)
     plan = plan_network(network, "CPU")
@@ -162,7 +163,7 @@ def test_slots_are_as_many_as_memory_has(synthetic: Callable[[str, str], Path]) 
         assert make_runner(network, plan, share=Share(32, pages)).slots == slots
 
 
-def test_threads_share_a_model(synthetic: Callable[[str, str], Path]) -> None:
+def test_threads_share_a_model(synthetic: Synthetic) -> None:
     """Answers of eight threads are those of one; a prompt that is refused stops nobody."""
     from orinllm.model import Model
 

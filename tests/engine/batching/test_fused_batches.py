@@ -1,13 +1,11 @@
 """Continuous batching on the fused kernels (the emulated GPU), and drawing from logits."""
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.engine.batching.running import GREEDY, ear, job, prompt, wait
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 
 from orinllm.batching.cache import PagedStore, SlotStore
 from orinllm.batching.fused_runner import FusedRunner
@@ -18,7 +16,6 @@ from orinllm.batching.watch import Unwatched
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 
-Synthetic = Callable[[str, str], Path]
 PAGES = 3
 
 

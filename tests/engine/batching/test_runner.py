@@ -1,10 +1,9 @@
 """A step of several requests on the fused kernels: each token is the one that the host draws."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Draw, Row
@@ -63,7 +62,7 @@ def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int
             request.text.append(drawn.token)
 
 
-def test_requests_share_steps(emulated: Load, synthetic: Callable[[str, str], Path]) -> None:
+def test_requests_share_steps(emulated: Load, synthetic: Synthetic) -> None:
     """They draw, take the best, are masked or want logarithms; they change slots and sizes.
 
     A step begins before the tokens of the one before are collected, wherever it may.
@@ -90,7 +89,7 @@ def test_requests_share_steps(emulated: Load, synthetic: Callable[[str, str], Pa
 
 
 def test_penalties_count_the_text_of_their_own_request(
-    emulated: Load, synthetic: Callable[[str, str], Path]
+    emulated: Load, synthetic: Synthetic
 ) -> None:
     """A prompt, one whose tokens nobody collected and one that is as long stand in the same slot.
 

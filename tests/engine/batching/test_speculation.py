@@ -1,10 +1,10 @@
 """Tokens that are guessed and computed together: the text is the one that comes without."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.models import smollm2, tokenizer
 
 from orinllm.batching.fused_runner import FusedRunner
@@ -68,7 +68,7 @@ def answer(model: Model, how: Sampling, proposer: Proposer | None) -> tuple[list
     return said.tokens, said.n_proposed, said.n_accepted
 
 
-def test_fused_text_is_the_same(emulated: Load, synthetic: Callable[[str, str], Path]) -> None:
+def test_fused_text_is_the_same(emulated: Load, synthetic: Synthetic) -> None:
     """Tokens of one pass see one another, over a page's end, whichever block runs first."""
     path = synthetic("tiny", "Q8_0")
     one = model(path, emulated(path))
@@ -103,6 +103,6 @@ def test_a_real_model_says_the_same(smol: Model, how: Sampling) -> None:
     assert 0 < said.n_accepted <= said.n_proposed
 
 
-def test_a_draft_of_another_vocabulary(smol: Model, synthetic: Callable[[str, str], Path]) -> None:
+def test_a_draft_of_another_vocabulary(smol: Model, synthetic: Synthetic) -> None:
     with pytest.raises(BadInput, match=r"tiny-Q6_K\.gguf: its vocabulary is not that of "):
         smol.draft(synthetic("tiny", "Q6_K"))

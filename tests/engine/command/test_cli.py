@@ -217,10 +217,7 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
         ),
         (["run", MODEL, "-p", "x", "--device", "DISK"], "--device DISK: no such device; CPU, CUD"),
         (["run", MODEL, "-p", "x", "--device", ""], "--device : no such device; CPU, CUDA, NV"),
-        (
-            ["run", MODEL, "-p", "x", "--what"],
-            "No such option '--what'",
-        ),
+        (["run", MODEL, "-p", "x", "--what"], "No such option '--what'"),
         (["chat", MODEL, "-ctk", "q8_0"], "-ctk q8_0, -ctv f16: keys and values are of one type;"),
         (["run", MODEL, "-p", "x", "-ctk", "q4_0"], "'q4_0' is not one of 'f16', 'q8_0'"),
         (

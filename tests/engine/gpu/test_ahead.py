@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.engine.conftest import Synthetic
 from tests.engine.network import hybrid_models
 from tests.engine.vision import tiny
 from tinygrad import helpers
@@ -44,10 +44,7 @@ class Remembering:
 @pytest.mark.usefixtures("plain_null")
 @pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
 def test_a_start_with_cubins_compiles_nothing(
-    synthetic: Callable[[str, str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arch: str,
+    synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
 ) -> None:
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Remembering)
     monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)  # the tiny model is a large one

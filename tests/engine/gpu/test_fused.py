@@ -1,12 +1,11 @@
 """Every architecture on the fused kernels, on an emulated GPU, against the float64 reference."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.gpu.kernels.emulated_buffers import read
 
 from orinbench.check.reference import Reference
@@ -46,11 +45,7 @@ def off(executor: FusedExecutor, want: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_and_a_prompt(
-    emulated: Load,
-    synthetic: Callable[[str, str], Path],
-    shape: str,
-) -> None:
+def test_tokens_and_a_prompt(emulated: Load, synthetic: Synthetic, shape: str) -> None:
     """A prompt in a chunk, then token by token past a window's border."""
     path = synthetic(shape, "F16")
     # longrope's frequencies depend on the context.
@@ -72,9 +67,7 @@ def test_tokens_and_a_prompt(
     assert one_by_one < HALVES
 
 
-def test_tokens_that_the_host_reads_later(
-    emulated: Load, synthetic: Callable[[str, str], Path]
-) -> None:
+def test_tokens_that_the_host_reads_later(emulated: Load, synthetic: Synthetic) -> None:
     """The next token is computed before the last one is read; a prompt may begin anywhere."""
     executor = emulated(synthetic("tiny", "Q6_K"), 128)
     texts = []
@@ -111,9 +104,7 @@ def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
     return found
 
 
-def test_parts_of_a_launch_wait_for_those_before(
-    emulated: Load, synthetic: Callable[[str, str], Path]
-) -> None:
+def test_parts_of_a_launch_wait_for_those_before(emulated: Load, synthetic: Synthetic) -> None:
     """A layer is one launch, and its numbers are the same whichever blocks are fast."""
     executor = emulated(synthetic("tiny", "Q8_0"))
     tokens = executor.decoder().list
@@ -133,7 +124,7 @@ def test_parts_of_a_launch_wait_for_those_before(
 
 
 def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
-    emulated: Load, synthetic: Callable[[str, str], Path]
+    emulated: Load, synthetic: Synthetic
 ) -> None:
     executor = emulated(synthetic("tiny", "Q6_K"))
     executor.fill(PROMPT, 0, len(PROMPT))
@@ -145,7 +136,7 @@ def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
 
 
 def test_pieces_beside_answers(
-    emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    emulated: Load, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that is large for an H200 they have tiles of their own."""
     for module in ("orinllm.gpu.fused", "orinllm.gpu.kernels.gemm", "orinllm.gpu.steps.prompt"):
@@ -168,7 +159,7 @@ def test_pieces_beside_answers(
 
 
 @pytest.mark.parametrize("quant", ["Q6_K", "Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q2_K", "BF16"])
-def test_types(emulated: Load, synthetic: Callable[[str, str], Path], quant: str) -> None:
+def test_types(emulated: Load, synthetic: Synthetic, quant: str) -> None:
     path = synthetic("tiny", quant)
     executor, reference = emulated(path), Reference(open_model(path))
     executor.fill(PROMPT, 0, len(PROMPT) - 1)
@@ -178,7 +169,7 @@ def test_types(emulated: Load, synthetic: Callable[[str, str], Path], quant: str
 
 @pytest.mark.parametrize("sequences", [2, 4])
 def test_sequences_at_their_own_positions(
-    emulated: Load, synthetic: Callable[[str, str], Path], sequences: int
+    emulated: Load, synthetic: Synthetic, sequences: int
 ) -> None:
     """Pages of the sequences are shuffled, one slot is idle, and each has its own length."""
     path = synthetic("tiny", "F16")
@@ -206,7 +197,7 @@ def test_sequences_at_their_own_positions(
 
 
 def test_logits_that_are_no_numbers_leave_no_token(
-    emulated: Load, synthetic: Callable[[str, str], Path], tmp_path: Path
+    emulated: Load, synthetic: Synthetic, tmp_path: Path
 ) -> None:
     path = tmp_path / "nan.gguf"
     path.write_bytes(synthetic("tiny", "F16").read_bytes())
@@ -222,9 +213,7 @@ def test_logits_that_are_no_numbers_leave_no_token(
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-gemma3"])
-def test_keys_and_values_in_bytes(
-    emulated: Load, synthetic: Callable[[str, str], Path], shape: str
-) -> None:
+def test_keys_and_values_in_bytes(emulated: Load, synthetic: Synthetic, shape: str) -> None:
     """A prompt in a chunk and tokens behind it, a batch at its own positions, half the memory."""
     path = synthetic(shape, "F16")
     executor, reference = emulated(path, kv=Q8_0), Reference(open_model(path), context=128)

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.models import tokenizer
 from tinygrad import Device
 from tinygrad.device import Buffer
@@ -29,7 +28,6 @@ from orinllm.model import Header, Model
 from orinllm.network.layer import Attend, Layer
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
-Synthetic = Callable[[str, str], Path]
 
 
 def model(path: Path, executor: FusedExecutor, context: int) -> Model:

@@ -1,10 +1,9 @@
 """A choice of experts that rounding decides is told from an error of the kernels."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.gpu import routing
 
 from orinbench.check.reference import Reference
@@ -16,10 +15,7 @@ HALVES = 0.005  # what halves leave in the logits, of their spread
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_tie_is_told_from_an_error(
-    emulated: Load,
-    synthetic: Callable[[str, str], Path],
-    tmp_path: Path,
-    chunked: bool,
+    emulated: Load, synthetic: Synthetic, tmp_path: Path, chunked: bool
 ) -> None:
     """Two files differ by 2e-6 of a score: the kernels choose alike, in one of them otherwise."""
     differed = []

@@ -29,11 +29,7 @@ _MAMBA: Keys = {
     "ssm.time_step_rank": 8,
     "ssm.inner_size": 128,
 }
-_EXPERTS: Keys = {
-    "expert_count": 8,
-    "expert_used_count": 3,
-    "expert_feed_forward_length": 32,
-}
+_EXPERTS: Keys = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
 _HEAD: Keys = {"attention.key_length": 16, "attention.value_length": 16}
 
 

@@ -63,10 +63,7 @@ def _olmoe(layer: int) -> Tensors:
 
 def _glm4moe(layer: int) -> Tensors:
     prefix = f"blk.{layer}."
-    found = {
-        f"{prefix}post_attention_norm.weight": (DIM,),
-        **_attention(prefix, DIM, 32, (16, 16)),
-    }
+    found = {f"{prefix}post_attention_norm.weight": (DIM,), **_attention(prefix, DIM, 32, (16, 16))}
     if layer == 0:
         return found | _dense(prefix, 96)
     return found | _experts(prefix, 1) | {f"{prefix}exp_probs_b.bias": (8,)}
@@ -120,11 +117,7 @@ _ROUTED: Keys = {
     "expert_weights_scale": 1.5,
 }
 MODELS: dict[str, tuple[int, Keys, Callable[[int], Tensors]]] = {
-    "olmoe": (
-        2,
-        {**_MIXTURE, "feed_forward_length": 32, "attention.head_count_kv": 4},
-        _olmoe,
-    ),
+    "olmoe": (2, {**_MIXTURE, "feed_forward_length": 32, "attention.head_count_kv": 4}, _olmoe),
     "glm4moe": (
         2,
         {

@@ -78,10 +78,7 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
         texts = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens]
         return texts
 
-    with (
-        live(toy(slots=16, pages=200, queue=128)) as server,
-        ThreadPoolExecutor(clients) as pool,
-    ):
+    with live(toy(slots=16, pages=200, queue=128)) as server, ThreadPoolExecutor(clients) as pool:
         scheduler = server.engine.scheduler
 
         def meet() -> None:

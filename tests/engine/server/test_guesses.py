@@ -22,7 +22,7 @@ from tests.engine.batching.running import (
     wait,
 )
 from tests.engine.batching.test_fused_batches import run
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.models import smollm2
 from tests.engine.server.live import Started, command, metric, wait_until
 from tests.engine.server.toy import ToyRunner
@@ -38,8 +38,6 @@ from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server.engine import load
 from orinllm.server.options import EngineOptions
-
-Synthetic = Callable[[str, str], Path]
 
 
 class Guesser:

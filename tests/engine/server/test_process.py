@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from tests.engine.conftest import Synthetic
 from tests.engine.models import smollm2
 from tests.engine.server.live import PATIENCE, client, command, health, metric, start, wait_until
 from tests.forked import forked
@@ -26,7 +27,6 @@ from orinllm.command.cli import main
 FLAGS = ("--context", "512", "--alias", "test")
 ASK: Any = {"model": "test", "messages": [{"role": "user", "content": "Count to a hundred."}]}
 ENDLESS: Any = {**ASK, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
-Synthetic = Callable[[str, str], Path]
 
 
 class Systemd:

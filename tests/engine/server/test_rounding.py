@@ -1,11 +1,9 @@
 """Answers over HTTP from the fused kernels (the emulated GPU), alone and among many."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.server.batch_rounding import Found, Said, asker, compare, prompts_of
 from tests.engine.server.live import live
 from tests.engine.server.toy import header
@@ -19,9 +17,7 @@ from orinllm.text.grammar import Grammars
 PAGES, VOCABULARY, WIDTH = 10, 1019, 64
 
 
-def test_only_near_ties_depend_on_others(
-    emulated: Load, synthetic: Callable[[str, str], Path]
-) -> None:
+def test_only_near_ties_depend_on_others(emulated: Load, synthetic: Synthetic) -> None:
     """Steps of 1, 2 and 4, GEMVs and tensor cores; with --deterministic the same bits."""
     executor = emulated(synthetic("tiny", "Q8_0"), context=64, pages=PAGES)
     words = header()

@@ -62,11 +62,7 @@ def test_reasoning_is_kept_apart() -> None:
     chat.ask("Hi")
     tokens = tokenizer("qwen2").encode("Hm.\n</think>\n\nYes.")
     assert sum(chat.answer(tokens), Delta()) == Delta("Yes.", "Hm.")
-    assert chat.messages[-1] == {
-        "role": "assistant",
-        "content": "Yes.",
-        "reasoning_content": "Hm.",
-    }
+    assert chat.messages[-1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
 
 
 def test_reset_forgets_all_but_the_system_prompt() -> None:

@@ -163,10 +163,7 @@ def test_a_real_vocabulary_s_unions_come_in_the_order_of_scores() -> None:
     keys = metadata("llama-spm")
     tokens = keys["tokenizer.ggml.tokens"]
     scored = zip(
-        tokens,
-        keys["tokenizer.ggml.scores"],
-        keys["tokenizer.ggml.token_type"],
-        strict=True,
+        tokens, keys["tokenizer.ggml.scores"], keys["tokenizer.ggml.token_type"], strict=True
     )
     words = {token: score for token, score, kind in scored if kind == _NORMAL}
     spellings = list(words)

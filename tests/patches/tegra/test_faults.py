@@ -149,9 +149,7 @@ except RuntimeError as e: say(error=str(e))
 
 def test_profiling_goes_without_pma(tegra: Tegra) -> None:
     run = tegra(
-        "say(sum=(Tensor.ones(64).contiguous().realize() + 1).sum().item())",
-        PROFILE="1",
-        PMA="1",
+        "say(sum=(Tensor.ones(64).contiguous().realize() + 1).sum().item())", PROFILE="1", PMA="1"
     )
     assert run.said["sum"] == 128
 

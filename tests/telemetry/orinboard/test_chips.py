@@ -21,9 +21,7 @@ def volts(channel: int, begin: float, end: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "case",
-    RECORD["ina3221"],
-    ids=lambda case: f"{case['driver']}, {case['name']}, {case['wake']}",
+    "case", RECORD["ina3221"], ids=lambda case: f"{case['driver']}, {case['name']}, {case['wake']}"
 )
 def test_an_ina3221_answers_as_its_driver_did(case: dict[str, Any]) -> None:
     clock = VirtualClock()

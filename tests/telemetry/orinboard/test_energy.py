@@ -51,10 +51,7 @@ def jittered(seconds: float, seed: int) -> list[float]:
 
 
 def sampled(
-    roots: Roots,
-    hertz: float,
-    seconds: float,
-    moment: Callable[[float], None] = lambda now: None,
+    roots: Roots, hertz: float, seconds: float, moment: Callable[[float], None] = lambda now: None
 ) -> tuple[Meter, list[Sample]]:
     """A region on a clock that goes on only while the sampling waits; `moment` is told each."""
     now, meter, samples = [0.0], Meter(MAX_GAP), list[Sample]()

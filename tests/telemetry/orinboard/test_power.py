@@ -3,14 +3,13 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor, xavier
+from tests.telemetry.conftest import Show, idle, nc_rail, orin_nx, thor, xavier
 
 from orinboard.boundary import (
     AGX_ORIN_INPUTS,
@@ -29,8 +28,6 @@ from orinboard.sensors import nvml, power
 from orinboard.sensors.hwmon import read_rails
 from orinboard.sensors.power import PowerReader, Sensor
 from orinexporter.scenario import HWMON
-
-Show = Callable[[Tree], Roots]
 
 
 def test_a_sample_reads_one_file_a_rail_and_one_more(

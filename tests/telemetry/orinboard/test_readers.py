@@ -1,11 +1,10 @@
 """Readers on boards that change, lack things, or are no Jetson."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
+from tests.telemetry.conftest import BOARDS, Show, Tree, idle, maxn_load
 
 from orinboard.files import GARBAGE, Failure, Files, Link, Roots
 from orinboard.readings import Clock, PowerMode, Readings
@@ -18,8 +17,6 @@ from orinboard.sensors.system import cpu_list, read_identity, read_power_mode
 from orinboard.sensors.thermal import read_coolings, read_zones
 from orinboard.sources import SOURCES, Board
 from orinexporter.scenario import HWMON, THERMAL
-
-Show = Callable[[Tree], Roots]
 
 
 def test_a_zone_that_fails_otherwise_is_an_error(show: Show, stage: TreeOnDisk) -> None:

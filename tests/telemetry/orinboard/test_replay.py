@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle
+from tests.telemetry.conftest import BOARDS, Show, exposition, gated, idle
 
 from orinboard.files import Failure, Files, Link, Roots
 from orinboard.replay import (
@@ -29,7 +29,6 @@ from orinboard.sources import SOURCES, Board
 from orinexporter import scenario
 from orinexporter.scenario import DEVFREQ, THERMAL
 
-Show = Callable[[Tree], Roots]
 HEADER = '{"format": "jetson-recording", "version": 1}\n'
 
 

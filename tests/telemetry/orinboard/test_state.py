@@ -10,20 +10,29 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, thor, without
+from tests.telemetry.conftest import (
+    Show,
+    Tree,
+    cores_off,
+    idle,
+    maxn_load,
+    orin_nx,
+    root,
+    thor,
+    without,
+)
 
 from orinbench.errors import BenchError
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinbench.measure import board
 from orinboard import require
 from orinboard.board import BoardState, read_state
-from orinboard.files import Files, Roots
+from orinboard.files import Files
 from orinboard.meter import Meter, Sample
 from orinboard.readings import Memory, Readings
 from orinboard.replay import TreeOnDisk
@@ -32,7 +41,6 @@ from orinboard.sensors import nvgpu, nvml
 from orinboard.sensors.nvgpu import GET_TPC_MASKS, TpcMasksArgs
 from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 
-Show = Callable[[Tree], Roots]
 ROOMS = ("orinboard", "nvgpusim")
 
 

@@ -10,15 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.telemetry.conftest import Tree
-
 from orinboard.files import Roots
 from orinboard.sources import Board
 from orinexporter.service import Exporter
 from orinexporter.web import Server
 from orinexporter.webconfig import WebConfig
-
-Show = Callable[[Tree], Roots]
 
 
 @contextmanager

@@ -11,12 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import (
-    exit_code,
-    idle,
-    maxn_load,
-)
-from tests.telemetry.orinexporter.served import Show, exporting
+from tests.telemetry.conftest import Show, exit_code, idle, maxn_load
+from tests.telemetry.orinexporter.served import exporting
 
 import orinexporter
 from orinboard.replay import FILE, load_recording, save_recording

@@ -7,7 +7,7 @@ difference.
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -15,12 +15,9 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.telemetry.conftest import BOARDS, Tree, exposition, idle, permuted
-
-from orinboard.files import Roots
+from tests.telemetry.conftest import BOARDS, Show, exposition, idle, permuted
 
 GOLDEN = Path(__file__).parent / "golden"
-Show = Callable[[Tree], Roots]
 
 
 @pytest.mark.parametrize("name", BOARDS)

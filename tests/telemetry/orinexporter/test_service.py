@@ -15,8 +15,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, VARYING, idle, maxn_load
-from tests.telemetry.orinexporter.served import Show, exporting
+from tests.telemetry.conftest import BOARDS, VARYING, Show, idle, maxn_load
+from tests.telemetry.orinexporter.served import exporting
 
 from orinboard.energy import EnergySampler
 from orinboard.replay import FILE, TreeOnDisk, save_recording

@@ -8,8 +8,8 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from tests.telemetry.conftest import idle
-from tests.telemetry.orinexporter.served import Show, ask, exporting, folder_of, served, until
+from tests.telemetry.conftest import Show, idle
+from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served, until
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
@@ -119,9 +119,7 @@ def test_of_too_many_a_scraper_outranks_a_dripper(
         assert answered()
 
 
-def test_clients_accepted_in_one_go_do_not_cut_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clients_accepted_in_one_go_do_not_cut_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "most_connections", lambda: 4)
     with web.Listening(socket.AF_INET) as listening, contextlib.ExitStack() as stack:
         listening.bind(("127.0.0.1", 0))

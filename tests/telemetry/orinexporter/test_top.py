@@ -10,12 +10,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, nc_rail, root
+from tests.telemetry.conftest import BOARDS, Show, exit_code, idle, maxn_load, nc_rail, root
 
 from orinboard.files import Files, Roots
 from orinboard.readings import Core, Process
@@ -30,7 +29,6 @@ from orinexporter.scenario import THERMAL
 from orinexporter.service import Exporter
 from orinexporter.top import screen
 
-Show = Callable[[Tree], Roots]
 CLIENTS = """\
 CLIENT                        PROCESS      PID        SIZE
 user                          python3     4711    1741312K

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import bcrypt
 import pytest
-from tests.telemetry.conftest import idle
-from tests.telemetry.orinexporter.served import Show, ask, exporting, folder_of, served, until
+from tests.telemetry.conftest import Show, idle
+from tests.telemetry.orinexporter.served import ask, exporting, folder_of, served, until
 
 from orinexporter import web
 from orinexporter.webconfig import WebConfigError, load_web_config
@@ -200,10 +200,7 @@ def test_a_reload_can_neither_begin_nor_end_tls(show: Show, tmp_path: Path) -> N
         (plain, both, "without TLS, and with only after a restart"),
         (both, plain, "with TLS, and without only after a restart"),
     ):
-        with (
-            served(show(idle()), first) as server,
-            pytest.raises(WebConfigError, match=words),
-        ):
+        with served(show(idle()), first) as server, pytest.raises(WebConfigError, match=words):
             server.reload(second)
 
 

@@ -1,13 +1,11 @@
 """Batches on tensor cores, on the emulated GPU: products, choice of tokens, whole models."""
 
 import ctypes
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.gpu import cuda_emulation
 from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tests.engine.sources import flat
@@ -226,11 +224,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("shape", "quant", "sequences"), MODELS)
 def test_slots_at_their_own_positions(
-    emulated: Load,
-    synthetic: Callable[[str, str], Path],
-    shape: str,
-    quant: str,
-    sequences: int,
+    emulated: Load, synthetic: Synthetic, shape: str, quant: str, sequences: int
 ) -> None:
     """Two tokens of each slot, the second the one that the first left; every third slot idle."""
     path = synthetic(shape, quant)
@@ -252,9 +246,7 @@ def test_slots_at_their_own_positions(
         decoder.step()
 
 
-def test_a_slot_does_not_depend_on_the_others(
-    emulated: Load, synthetic: Callable[[str, str], Path]
-) -> None:
+def test_a_slot_does_not_depend_on_the_others(emulated: Load, synthetic: Synthetic) -> None:
     """Bit by bit in one class; between classes and one alone by rounding."""
     executor = emulated(synthetic("tiny-mixtral", "Q6_K"), 128, 19)
     slots = Slots(executor, 8)
@@ -288,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) entry(const int* page, u64* 
 
 
 def test_the_last_page_that_kernels_address(
-    synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache of 8 GB a layer: its last rows are where they belong. Of one more page is told."""
     network = Network.read(synthetic("tiny", "F16"), 128)
@@ -304,7 +296,7 @@ def test_the_last_page_that_kernels_address(
         make_runner(network, plan_network(network, "EMU"))
 
 
-def test_a_pool_of_pages(synthetic: Callable[[str, str], Path]) -> None:
+def test_a_pool_of_pages(synthetic: Synthetic) -> None:
     """So many bytes of it, up to what the kernels address; and the classes of so many slots."""
     network = Network.read(synthetic("tiny", "F16"), 128)
     page = 2 * 2 * 2 * PAGE * 64 * 2  # layers, keys and values, heads, tokens, dimensions, bytes
@@ -320,9 +312,7 @@ def test_a_pool_of_pages(synthetic: Callable[[str, str], Path]) -> None:
         size_classes(33)
 
 
-def test_bad_batches_and_pages_are_refused(
-    emulated: Load, synthetic: Callable[[str, str], Path]
-) -> None:
+def test_bad_batches_and_pages_are_refused(emulated: Load, synthetic: Synthetic) -> None:
     executor = emulated(synthetic("tiny", "F16"), 128, 1)  # a pool below one context
     with pytest.raises(ValueError, match="33 sequences; a batch has 1 to 32"):
         executor.decoder(33)

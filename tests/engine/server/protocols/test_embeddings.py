@@ -6,7 +6,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
-from tests.engine.conftest import Load
+from tests.engine.conftest import Load, Synthetic
 from tests.engine.models import smollm2
 from tests.engine.server.conftest import MODEL
 from tests.engine.server.live import Live, Started, live, metric, wait_until
@@ -271,7 +271,7 @@ def test_a_whole_text_ends_as_the_file_wants() -> None:
     assert words.encode_whole("Hi") == [words.bos_id, *plain, words.eos_id]
 
 
-def test_states_of_the_fused_kernels(emulated: Load, synthetic: Callable[[str, str], Path]) -> None:
+def test_states_of_the_fused_kernels(emulated: Load, synthetic: Synthetic) -> None:
     """In chunks, in pages of any order."""
     path = synthetic("tiny", "F16")
     tokens = [(37 * i) % 1000 + 3 for i in range(66)]
@@ -284,9 +284,7 @@ def test_states_of_the_fused_kernels(emulated: Load, synthetic: Callable[[str, s
 
 
 def test_states_of_the_general_path(
-    synthetic: Callable[[str, str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Over a chunk's end; logits and states may take turns."""
     for name, value in compiler_path(tmp_path, os.environ).items():

@@ -310,9 +310,7 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     raw = json.dumps(refused(fields))
     reply = httpx.post(
-        f"{smol.url}/v1/chat/completions",
-        content=raw,
-        headers={"Content-Type": "application/json"},
+        f"{smol.url}/v1/chat/completions", content=raw, headers={"Content-Type": "application/json"}
     )
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
@@ -363,9 +361,7 @@ HINTS: Any = [
         "unknown field",
     ),
     (
-        {
-            "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}],
-        },
+        {"tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]},
         "tools[0].type",
         "only functions",
     ),
