@@ -31,6 +31,17 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+def run(folder: Path, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in that environment."""
+    line = [sys.executable, *command]
+    given = environment(folder) | variables
+    return subprocess.run(line, capture_output=True, text=True, timeout=400, env=given, check=False)
+
+
+MODELLED = ("-m", "nvgpusim", "--quiet", "--")
+STRICT = ("-m", "nvgpusim", "--strict", "--quiet", "--")
+
+
 LOGITS = """
 import sys
 from pathlib import Path
@@ -63,15 +74,8 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str,
     else:
         write_synthetic(path, shape, quant, seed=0)
     prompt = [7 * i % 61 + 3 for i in range(40)]
-    program = (sys.executable, "-c", LOGITS, str(path), keys, *map(str, prompt))
-    done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", *program],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=environment(tmp_path),
-        check=False,
-    )
+    program = (sys.executable, "-c", LOGITS, path, keys, *map(str, prompt))
+    done = run(tmp_path, *STRICT, *program)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = np.load(tmp_path / "logits.npy").astype(np.float64)
     assert done.stdout == f"token {found.argmax()}\n"
@@ -100,15 +104,7 @@ print("as on the host")
 
 def test_tokens_drawn_on_the_modelled_orin(tmp_path: Path) -> None:
     """The PTX of sm_87 draws the host's tokens: from a list, and from all of a row."""
-    program = (sys.executable, "-c", DRAWS)
-    done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", *program],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=environment(tmp_path) | {"DEV": "NV"},
-        check=False,
-    )
+    done = run(tmp_path, *STRICT, sys.executable, "-c", DRAWS, DEV="NV")
     assert done.stdout == "as on the host\n", done.stdout + done.stderr[-2000:]
     assert done.returncode == 0
 
@@ -162,21 +158,13 @@ def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
     So are those of two sequences that a scheduler computes together. What kernels do to each other
     inside a launch is the other tests' concern: it would double this one's time.
     """
-    program = (sys.executable, "-c", ANSWERS, str(tiny))
+    program = ("-c", ANSWERS, tiny)
     late = ("--delay", "3", "--order", "--write-back", "--seed", "13")
     strict = ("--strict", "--sanitize", "bounds", "--quiet")
-    modelled = (sys.executable, "-m", "nvgpusim", *strict, *late, "--")
-    fused, cpu = (
-        subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            env=environment(tiny.parent) | compiler_path(tiny.parent, os.environ),
-            check=False,
-        )
-        for command in ((*modelled, *program, "NV"), (*program, "CPU"))
-    )
+    modelled = ("-m", "nvgpusim", *strict, *late, "--", sys.executable)
+    compiler = compiler_path(tiny.parent, os.environ)
+    fused = run(tiny.parent, *modelled, *program, "NV", **compiler)
+    cpu = run(tiny.parent, *program, "CPU", **compiler)
     assert fused.returncode == 0, fused.stdout + fused.stderr[-2000:]
     assert cpu.stdout.startswith("cpu "), cpu.stderr[-2000:]
     assert fused.stdout == cpu.stdout.replace("cpu", "fused")
@@ -204,14 +192,7 @@ print(error.count("FIFO_ERROR_MMU_ERR_FLT"), time.perf_counter() - start < 150)
 
 def test_a_fault_while_a_token_is_awaited(tiny: Path) -> None:
     """The answer ends in the device's own error, long before a wait of 300 s would have ended."""
-    done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--quiet", "--", sys.executable, "-c", FAULT, str(tiny)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=environment(tiny.parent),
-        check=False,
-    )
+    done = run(tiny.parent, *MODELLED, sys.executable, "-c", FAULT, tiny)
     # tinygrad says once more, at the end, what the device died of.
     assert done.stdout.startswith("1 True\nNV synchronization failed"), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -247,13 +228,7 @@ def test_a_picture_on_the_modelled_orin(tmp_path: Path) -> None:
     """Positions of three parts and rows beside embeddings, every check of --strict on."""
     script = tmp_path / "sees.py"
     script.write_text(SEES)
-    done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", script, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=environment(tmp_path) | {"PYTHONPATH": str(Path(__file__).parents[3])},
-        check=False,
-    )
+    repository = str(Path(__file__).parents[3])
+    done = run(tmp_path, *STRICT, script, tmp_path, PYTHONPATH=repository)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "the picture is seen" in done.stdout
