@@ -5,7 +5,7 @@ that `rows_per_item=2` in Python is `P::ROWS_PER_ITEM` in cuda/*.cu.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any
@@ -26,6 +26,8 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 # Blocks of so many threads on one multiprocessor leave 128 registers a thread; BOUNDS_126 in
 # cuda/gpu.cuh says why the bound is 126.
 _TWO_OF_256 = 512
+#: Threads of a block that computes elements of rows.
+ROW_THREADS = 256
 
 
 # What the body of a launch without parts has for the number of its block and whom it waits for.
@@ -114,6 +116,25 @@ class Launch:
         written = tuple(names.index(name) for name in self.writes)
         estimates = Estimates(self.operations, self.n_bytes, self.n_bytes)
         return LaunchShape(self.name, self.grid, self.block, len(names), written, estimates)
+
+
+def arguments_of(given: Mapping[str, Buffer | None]) -> tuple[Argument, ...]:
+    """Return the arguments of C declarations, of which those without a buffer are left out."""
+    return tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
+
+
+def launch_of_rows(
+    file: str,
+    name: str,
+    constants: Constants,
+    given: Mapping[str, Buffer | None],
+    call: str,
+    grid: tuple[int, int],
+) -> Launch:
+    """Return a launch of ROW_THREADS threads a block that writes its first argument."""
+    arguments, body = arguments_of(given), f"  {call};"
+    writes = (arguments[0].name,)
+    return Launch(name, file, (constants,), arguments, body, (*grid, 1), ROW_THREADS, writes)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,13 @@
 """Rows of an encoder of pictures between its products: cuda/encoder.cu, attention_all.cu."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import PAGE, ceil_div, round_up
 from orinllm.gpu.kernels.rows import RowConstants
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows
 
-_THREADS = 256
 # Elements of a tensor core's operand, of which a head is whole ones.
 _STEP = 16
 #: Rows of a block of attention_all(), and the ints that say which.
@@ -94,28 +92,6 @@ class AllConstants(Constants):
     ahead: bool = False
 
 
-def _launch(
-    name: str,
-    constants: Constants,
-    given: Mapping[str, Buffer | None],
-    body: str,
-    grid: tuple[int, int],
-    n_written: int = 1,
-) -> Launch:
-    """Return a launch of encoder.cu, of the arguments that have a buffer; it writes the first."""
-    arguments = tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
-    return Launch(
-        name=name,
-        file="encoder.cu",
-        constants=(constants,),
-        arguments=arguments,
-        body=f"  {body};",
-        grid=(*grid, 1),
-        block=_THREADS,
-        writes=tuple(argument.name for argument in arguments[:n_written]),
-    )
-
-
 def place_rows(
     x: Buffer, table: Buffer, taps: tuple[Buffer, Buffer], shape: tuple[int, int]
 ) -> Launch:
@@ -123,8 +99,9 @@ def place_rows(
     rows, cols = shape
     given = {"float* x": x, "const float* table": table}
     given |= {"const int* of": taps[0], "const float* by": taps[1]}
-    constants, grid = RowConstants(cols, _THREADS), (ceil_div(cols, _THREADS), rows)
-    return _launch(f"place_rows_{cols}", constants, given, "place_rows<P0>(x, table, of, by)", grid)
+    constants, grid = RowConstants(cols, ROW_THREADS), (ceil_div(cols, ROW_THREADS), rows)
+    call = "place_rows<P0>(x, table, of, by)"
+    return launch_of_rows("encoder.cu", f"place_rows_{cols}", constants, given, call, grid)
 
 
 def norm_biased(
@@ -137,9 +114,10 @@ def norm_biased(
     """Return out = the norm of rows in halves: a LayerNorm where there are biases, else RMS."""
     (weight, bias), (rows, columns) = weights, shape
     kind, shown = ("rms", "0") if bias is None else ("layer", "bias")
-    return _launch(
+    return launch_of_rows(
+        "encoder.cu",
         f"{kind}_norm_{columns.all}",
-        NormConstants(columns.all, _THREADS, columns.group, columns.of, bias is not None),
+        NormConstants(columns.all, ROW_THREADS, columns.group, columns.of, bias is not None),
         {"u16* out": out, "const float* x": x, "const float* weight": weight}
         | {"const float* bias": bias},
         f"norm_biased<P0>(out, x, weight, {shown}, {eps!r}f)",
@@ -157,18 +135,19 @@ def split_heads(
     """Return queries (scaled), keys and values in halves; turned where `turns` says by what."""
     constants = SplitConstants(
         *(heads.heads, heads.head, heads.head_dim, heads.part, heads.stride),
-        *(turns is not None, _THREADS),
+        *(turns is not None, ROW_THREADS),
     )
     given = dict(zip(("u16* q", "u16* k", "u16* v"), halves, strict=True))
-    return _launch(
+    launch = launch_of_rows(
+        "encoder.cu",
         f"split_heads_{heads.heads}x{heads.head}",
         constants,
         {**given, "const float* qkv": qkv, "const float* turns": turns},
         f"split_heads<P0>(q, k, v, qkv, {'0' if turns is None else 'turns'}, "
         f"{heads.head**-0.5!r}f)",
         (rows, 3),
-        n_written=3,
     )
+    return replace(launch, writes=("q", "k", "v"))
 
 
 def attend_all(
@@ -176,7 +155,8 @@ def attend_all(
 ) -> Launch:
     """Return attention of each row to all of its range: out in halves."""
     given = zip(("const u16* q", "const u16* k", "const u16* v"), halves, strict=True)
-    launch = _launch(
+    launch = launch_of_rows(
+        "attention_all.cu",
         f"attention_all_{heads.heads}x{heads.head}",
         AllConstants(heads.head, heads.head_dim, heads.heads, heads.out_stride),
         {"u16* out": out, **dict(given), "const int* ranges": ranges},
@@ -184,12 +164,13 @@ def attend_all(
         (blocks, heads.heads),
     )
     per_sm = 3 if heads.head_dim <= 128 else 2
-    return replace(launch, file="attention_all.cu", block=128, per_sm=per_sm)
+    return replace(launch, block=128, per_sm=per_sm)
 
 
 def pool_rows(out: Buffer, inp: Buffer, shape: tuple[int, int], each: int) -> Launch:
     """Return out (rows, columns) = the mean of every `each` rows of halves."""
     rows, cols = shape
-    constants, grid = PoolConstants(cols, _THREADS, each), (ceil_div(cols, _THREADS), rows)
+    constants, grid = PoolConstants(cols, ROW_THREADS, each), (ceil_div(cols, ROW_THREADS), rows)
     given = {"float* out": out, "const u16* in": inp}
-    return _launch(f"pool_rows_{cols}", constants, given, "pool_rows<P0>(out, in)", grid)
+    call = "pool_rows<P0>(out, in)"
+    return launch_of_rows("encoder.cu", f"pool_rows_{cols}", constants, given, call, grid)

@@ -5,6 +5,7 @@ or a batch of more: choose_experts, group_by_expert, rows_hidden, rows_parts, co
 expert is an ordinary feed-forward part beside them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
@@ -15,10 +16,9 @@ from orinllm.gpu.kernels.buffers import ceil_div
 from orinllm.gpu.kernels.gemv import GemvConstants, plan_gemv, shared_memory
 from orinllm.gpu.kernels.rows import Norm, count_of
 from orinllm.gpu.kernels.tile import Tile, TileConstants
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, arguments_of, launch_of_rows
 from orinllm.network.layer import Activation, Experts
 
-_THREADS = 256
 #: Experts that a token may have: a lane of the choosing warp has one of them.
 MOST_USED = 32
 # Warps of a router's block. Of more tokens than these a warp makes logits of several experts for
@@ -105,9 +105,9 @@ class CombineConstants(Constants):
     adds: bool
 
 
-def _floats(name: str, buffer: Buffer | None) -> tuple[tuple[Argument, ...], str]:
-    """Return the argument and the expression of a vector that may be missing."""
-    return ((), "0") if buffer is None else ((Argument(f"const float* {name}", buffer),), name)
+def _name(name: str, buffer: Buffer | None) -> str:
+    """Return the expression of a vector that may be missing."""
+    return "0" if buffer is None else name
 
 
 def choose_experts(
@@ -126,10 +126,15 @@ def choose_experts(
     routed, together = (_ROUTED, _ROUTED_TOKENS) if most > _ROUTED_TOKENS else (1, 1)
     grid = ceil_div(experts.count, routed * _ROUTER_WARPS)
     type_name = "F32" if router.type is None else router.type.name
-    bias, bias_name = _floats("bias", router.bias)
-    choice_bias, choice_name = _floats("choice", router.choice_bias)
-    scales, scales_name = _floats("scales", router.scales)
+    vectors = {"bias": router.bias, "choice": router.choice_bias, "scales": router.scales}
+    vector_names = ", ".join(_name(*vector) for vector in vectors.items())
     positions = "0" if state is None else f"state + {most}"
+    given: dict[str, Buffer | None] = {"int* ids": choice.ids, "float* weights": choice.weights}
+    given |= {"float* logits": choice.logits, "const float* x": x}
+    given |= {"const float* norm": router.norm.weight, "const u8* w": router.weight}
+    given |= {"int* counters": choice.counters}
+    given |= {f"const float* {name}": vector for name, vector in vectors.items()}
+    given |= {"const int* state": state}
     return Launch(
         name=f"route_{type_name.lower()}_{experts.used}_of_{experts.count}x{cols}",
         file="moe.cu",
@@ -147,25 +152,11 @@ def choose_experts(
                 grid=grid,
             ),
         ),
-        arguments=(
-            Argument("int* ids", choice.ids),
-            Argument("float* weights", choice.weights),
-            Argument("float* logits", choice.logits),
-            Argument("const float* x", x),
-            Argument("const float* norm", router.norm.weight),
-            Argument("const u8* w", router.weight),
-            Argument("int* counters", choice.counters),
-            *bias,
-            *choice_bias,
-            *scales,
-            *([] if state is None else [Argument("const int* state", state)]),
-            *more,
-        ),
+        arguments=arguments_of(given | more),
         body=(
             "  __shared__ int flag;\n"
-            f"  route<P0>(Route{{ids, weights, logits, x, norm, w, {bias_name}, {choice_name}, "
-            f"{scales_name}, {positions}, counters, {count}, {router.norm.eps!r}f, "
-            f"{experts.scale!r}f}}, &flag);"
+            f"  route<P0>(Route{{ids, weights, logits, x, norm, w, {vector_names}, {positions}, "
+            f"counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag);"
         ),
         grid=(grid, ceil_div(most, together), 1),
         block=_ROUTER_WARPS * 32,
@@ -232,13 +223,15 @@ class TokenExperts:
     sequences: int
 
 
-def _launch(name: str, body: str, spread: _Spread, used: int, arguments: list[Argument]) -> Launch:
+def _launch(
+    name: str, body: str, spread: _Spread, used: int, given: Mapping[str, Buffer | None]
+) -> Launch:
     constants = replace(spread.constants, used=used)
     return Launch(
         name=name,
         file="moe.cu",
         constants=(constants,),
-        arguments=tuple(arguments),
+        arguments=arguments_of(given),
         body=f"  __shared__ u8 __align__(16) smem[{spread.shared}];\n{body}",
         grid=spread.grid,
         block=constants.warps * 32,
@@ -248,75 +241,48 @@ def _launch(name: str, body: str, spread: _Spread, used: int, arguments: list[Ar
 
 
 def expert_hidden(device: str, experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
-    """Return gate and up of the chosen experts: out (sequences, used, hidden) floats."""
+    """Return gate and up of the chosen experts: out (sequences, used, hidden) floats.
+
+    Of experts without a gate it is up alone.
+    """
     gate, up, choices = experts.gate, experts.up, experts.sequences * experts.used
-    if gate is None:
-        return _activated(device, experts, out, x)
-    if gate.type != up.type:
+    if gate is not None and gate.type != up.type:
         raise ValueError(f"gate is {gate.type.name} and up {up.type.name}: they share a launch")
-    spread = _spread(device, gate, "GATED", experts.activation.name, choices)
-    gate_bias, gate_name = _floats("gate_bias", gate.bias)
-    up_bias, up_name = _floats("up_bias", up.bias)
+    mode, role = ("ACTIVATED", "up") if gate is None else ("GATED", "gate_up")
+    spread = _spread(device, gate or up, mode, experts.activation.name, choices)
+    given: dict[str, Buffer | None] = {"float* out": out, "const float* x": x}
+    given |= {"const float* norm": experts.norm.weight, "const int* ids": experts.choice.ids}
+    if gate is None:
+        matrices, biases = "up, 0", f"{_name('bias', up.bias)}, 0"
+        given |= {"const u8* up": up.buffer, "const float* bias": up.bias}
+    else:
+        matrices = "gate, up"
+        biases = f"{_name('gate_bias', gate.bias)}, {_name('up_bias', up.bias)}"
+        given |= {"const u8* gate": gate.buffer, "const u8* up": up.buffer}
+        given |= {"const float* gate_bias": gate.bias, "const float* up_bias": up.bias}
     return _launch(
-        f"experts_gate_up_{gate.type.name.lower()}_{gate.rows}x{gate.cols}_{choices}",
-        f"  expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {{gate, up}}, "
-        f"{{{gate_name}, {up_name}}}, {experts.norm.eps!r}f}});",
-        spread,
-        experts.used,
-        [
-            Argument("float* out", out),
-            Argument("const float* x", x),
-            Argument("const float* norm", experts.norm.weight),
-            Argument("const int* ids", experts.choice.ids),
-            Argument("const u8* gate", gate.buffer),
-            Argument("const u8* up", up.buffer),
-            *gate_bias,
-            *up_bias,
-        ],
-    )
-
-
-def _activated(device: str, experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
-    """Return the same of experts without a gate."""
-    up, choices = experts.up, experts.sequences * experts.used
-    spread = _spread(device, up, "ACTIVATED", experts.activation.name, choices)
-    bias, bias_name = _floats("bias", up.bias)
-    return _launch(
-        f"experts_up_{up.type.name.lower()}_{up.rows}x{up.cols}_{choices}",
-        f"  expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {{up, 0}}, {{{bias_name}, 0}}, "
+        f"experts_{role}_{up.type.name.lower()}_{up.rows}x{up.cols}_{choices}",
+        f"  expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {{{matrices}}}, {{{biases}}}, "
         f"{experts.norm.eps!r}f}});",
         spread,
         experts.used,
-        [
-            Argument("float* out", out),
-            Argument("const float* x", x),
-            Argument("const float* norm", experts.norm.weight),
-            Argument("const int* ids", experts.choice.ids),
-            Argument("const u8* up", up.buffer),
-            *bias,
-        ],
+        given,
     )
 
 
 def expert_parts(device: str, experts: TokenExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of the chosen experts: out (sequences, used, dim) floats."""
-    down, choices = experts.down, experts.sequences * experts.used
-    spread = _spread(device, down, "STORE", experts.activation.name, choices)
-    bias, bias_name = _floats("bias", down.bias)
+    down, choices, choice = experts.down, experts.sequences * experts.used, experts.choice
+    given: dict[str, Buffer | None] = {"float* out": out, "const float* hidden": hidden}
+    given |= {"const int* ids": choice.ids, "const float* weights": choice.weights}
+    given |= {"const u8* down": down.buffer, "const float* bias": down.bias}
     return _launch(
         f"experts_down_{down.type.name.lower()}_{down.rows}x{down.cols}_{choices}",
         f"  expert_down<P0>(Chosen{{smem, out, hidden, 0, ids, weights, {{down, 0}}, "
-        f"{{{bias_name}, 0}}, 0.f}});",
-        spread,
+        f"{{{_name('bias', down.bias)}, 0}}, 0.f}});",
+        _spread(device, down, "STORE", experts.activation.name, choices),
         experts.used,
-        [
-            Argument("float* out", out),
-            Argument("const float* hidden", hidden),
-            Argument("const int* ids", experts.choice.ids),
-            Argument("const float* weights", experts.choice.weights),
-            Argument("const u8* down", down.buffer),
-            *bias,
-        ],
+        given,
     )
 
 
@@ -329,15 +295,13 @@ def combine(
     """
     count, most, more = count_of(tokens)
     cols = x.size // most
-    return Launch(
-        name=f"combine_{used}x{cols}",
-        file="moe.cu",
-        constants=(CombineConstants(cols, used, _THREADS, factor is not None),),
-        arguments=(Argument("float* x", x), Argument("const float* part", part), *more),
-        body=f"  combine<P0>(x, part, {1.0 if factor is None else factor!r}f, {count});",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("x",),
+    return launch_of_rows(
+        "moe.cu",
+        f"combine_{used}x{cols}",
+        CombineConstants(cols, used, ROW_THREADS, factor is not None),
+        {"float* x": x, "const float* part": part, **more},
+        f"combine<P0>(x, part, {1.0 if factor is None else factor!r}f, {count})",
+        (ceil_div(cols, ROW_THREADS), most),
     )
 
 
@@ -407,11 +371,9 @@ def group_by_expert(
         name=f"group_{experts.used}_of_{experts.count}",
         file="moe_prompt.cu",
         constants=(GroupConstants(experts.count, _GROUP_THREADS, _TILE.tokens),),
-        arguments=(
-            Argument("int* order", groups.order),
-            Argument("int* tiles", groups.tiles),
-            Argument("const int* ids", choice.ids),
-            *more,
+        arguments=arguments_of(
+            {"int* order": groups.order, "int* tiles": groups.tiles, "const int* ids": choice.ids}
+            | more
         ),
         body=f"  group<P0>(order, (int4*)tiles, ids, {count} * {experts.used});",
         grid=(1, 1, 1),
@@ -421,28 +383,25 @@ def group_by_expert(
 
 
 def _tiles(
-    name: str, chosen: RowExperts, stacks: tuple[ExpertMatrices, ...], out: Argument, inp: Buffer
+    name: str,
+    chosen: RowExperts,
+    stacks: tuple[ExpertMatrices, ...],
+    out: dict[str, Buffer],
+    inp: Buffer,
 ) -> Launch:
     """Return a product of all tiles: of gate and up, or of one alone."""
     gated, stack, used = len(stacks) == 2, stacks[0], chosen.experts.used
     if any(other.type != stack.type for other in stacks):
         names = " and ".join(other.type.name for other in stacks)
         raise ValueError(f"gate and up are {names}: they share a launch")
-    arguments = [
-        out,
-        Argument("const u16* in", inp),
-        Argument("const int* tiles", chosen.groups.tiles),
-        Argument("const int* order", chosen.groups.order),
-        Argument("const float* weights", chosen.choice.weights),
-    ]
-    biases = []
+    given: dict[str, Buffer | None] = {**out, "const u16* in": inp}
+    given |= {"const int* tiles": chosen.groups.tiles, "const int* order": chosen.groups.order}
+    given |= {"const float* weights": chosen.choice.weights}
     for i, each in enumerate(stacks):
-        arguments.append(Argument(f"const u8* w{i}", each.buffer))
-        more, expression = _floats(f"b{i}", each.bias)
-        arguments += more
-        biases.append(expression)
+        given |= {f"const u8* w{i}": each.buffer, f"const float* b{i}": each.bias}
     ws = [f"w{i}" for i in range(len(stacks))]
-    given = [", ".join([*both, "0"][:2]) for both in (ws, biases)]
+    biases = [_name(f"b{i}", each.bias) for i, each in enumerate(stacks)]
+    matrices, vectors = (", ".join([*both, "0"][:2]) for both in (ws, biases))
     function = name.replace("experts", "expert")
     return Launch(
         name=f"{name}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
@@ -453,10 +412,10 @@ def _tiles(
                 *(chosen.activation.name, used, stack.rows, stack.stacked_rows),
             ),
         ),
-        arguments=tuple(arguments),
+        arguments=arguments_of(given),
         body=(
             f"  {function}<P0>(Grouped{{out, in, (const int4*)tiles, order, weights, "
-            f"{{{given[0]}}}, {{{given[1]}}}}});"
+            f"{{{matrices}}}, {{{vectors}}}}});"
         ),
         grid=(
             ceil_div(stack.rows, _TILE.rows // 2 if gated else _TILE.rows),
@@ -474,11 +433,11 @@ def _tiles(
 def rows_hidden(chosen: RowExperts, out: Buffer, normed: Buffer) -> Launch:
     """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
     if chosen.gate is None:
-        return _tiles("experts_rows_up", chosen, (chosen.up,), Argument("u16* out", out), normed)
+        return _tiles("experts_rows_up", chosen, (chosen.up,), {"u16* out": out}, normed)
     stacks = (chosen.gate, chosen.up)
-    return _tiles("experts_rows_gate_up", chosen, stacks, Argument("u16* out", out), normed)
+    return _tiles("experts_rows_gate_up", chosen, stacks, {"u16* out": out}, normed)
 
 
 def rows_parts(chosen: RowExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of all pairs: out (tokens, used, dim) floats."""
-    return _tiles("experts_rows_down", chosen, (chosen.down,), Argument("float* out", out), hidden)
+    return _tiles("experts_rows_down", chosen, (chosen.down,), {"float* out": out}, hidden)

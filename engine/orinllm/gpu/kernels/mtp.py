@@ -1,13 +1,11 @@
 """Launches for a block that proposes tokens, of its model's last layer: cuda/mtp.cu."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import PAGE, ceil_div, most_tokens
-from orinllm.gpu.launch import Argument, Constants, Launch
-
-_THREADS = 256
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows
 
 
 @dataclass(frozen=True)
@@ -35,34 +33,28 @@ class TokenRows:
         """Rows at most."""
         return self.count if isinstance(self.count, int) else most_tokens(self.count)
 
-    def constants(self, cols: int, threads: int) -> tuple[LeftConstants]:
+    def constants(self, cols: int, threads: int) -> LeftConstants:
         """Return the constants of a kernel."""
         chunk = not isinstance(self.count, int)
         pages = int(self.table.size) // (1 if chunk else self.rows)
-        return (LeftConstants(chunk, self.rows, cols, PAGE, pages, threads),)
+        return LeftConstants(chunk, self.rows, cols, PAGE, pages, threads)
 
     @property
-    def arguments(self) -> tuple[Argument, ...]:
+    def arguments(self) -> dict[str, Buffer]:
         """The arguments of a kernel."""
-        return Argument("const int* at", self.at), Argument("const int* table", self.table)
+        return {"const int* at": self.at, "const int* table": self.table}
 
 
 def keep_hidden_states(left: Buffer, x: Buffer, tokens: TokenRows) -> Launch:
     """Return left = x, each row where its token's keys and values are."""
     cols = x.size // tokens.rows
-    return Launch(
-        name=f"keep_rows_{cols}",
-        file="mtp.cu",
-        constants=tokens.constants(cols, _THREADS),
-        arguments=(
-            Argument("float* left", left),
-            Argument("const float* x", x),
-            *tokens.arguments,
-        ),
-        body="  keep_rows<P0>(left, x, at, table);",
-        grid=(ceil_div(cols, _THREADS), tokens.rows, 1),
-        block=_THREADS,
-        writes=("left",),
+    return launch_of_rows(
+        "mtp.cu",
+        f"keep_rows_{cols}",
+        tokens.constants(cols, ROW_THREADS),
+        {"float* left": left, "const float* x": x, **tokens.arguments},
+        "keep_rows<P0>(left, x, at, table)",
+        (ceil_div(cols, ROW_THREADS), tokens.rows),
     )
 
 
@@ -77,22 +69,15 @@ def join_normed(
 
     norms: of the embeddings, the model's last one, and of what that makes.
     """
-    x, given = rows
-    cols = norms[0].size
-    names = ("own", "last", "behind")
-    return Launch(
-        name=f"join_{cols}",
-        file="mtp.cu",
-        constants=tokens.constants(cols, 32),
-        arguments=(
-            Argument("float* out", out),
-            Argument("const float* x", x),
-            Argument("const float* given", given),
-            *(Argument(f"const float* {n}", norm) for n, norm in zip(names, norms, strict=True)),
-            *tokens.arguments,
-        ),
-        body=f"  join<P0>(Joined{{out, x, given, {{own, last, behind}}, at, table, {eps!r}f}});",
-        grid=(tokens.rows, 1, 1),
-        block=32,
-        writes=("out",),
+    cols, names = norms[0].size, ("own", "last", "behind")
+    given = {"float* out": out, "const float* x": rows[0], "const float* given": rows[1]}
+    given |= {f"const float* {name}": norm for name, norm in zip(names, norms, strict=True)}
+    launch = launch_of_rows(
+        "mtp.cu",
+        f"join_{cols}",
+        tokens.constants(cols, 32),
+        given | tokens.arguments,
+        f"join<P0>(Joined{{out, x, given, {{own, last, behind}}, at, table, {eps!r}f}})",
+        (tokens.rows, 1),
     )
+    return replace(launch, block=32)

@@ -8,11 +8,17 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import ceil_div, most_tokens
 from orinllm.gpu.kernels.rows import count_of
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import (
+    ROW_THREADS,
+    Constants,
+    Launch,
+    arguments_of,
+    launch_of_rows,
+)
 from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
 
-# Of a block; threads that share a channel's tokens in a chunk; tokens in shared memory together.
-_THREADS, _RANKS, _AT_ONCE = 256, 8, 8
+# Threads that share a channel's tokens in a chunk; tokens in shared memory together.
+_RANKS, _AT_ONCE = 8, 8
 # Threads that have a column of a delta net's state, and a row of a Mamba-2's.
 _COLUMN, _ROW = 2, 4
 # Of a head's state a thread has so many floats in registers at most.
@@ -129,13 +135,13 @@ class Places:
         return 1 if isinstance(self.count, int) else most_tokens(self.count)
 
     @property
-    def arguments(self) -> tuple[Argument, ...]:
+    def arguments(self) -> dict[str, Buffer]:
         """The arguments of a kernel."""
-        return (
-            Argument("float* states", self.states),
-            Argument("const int* slots", self.slots),
-            Argument("const int* at", self.state),
-        )
+        return {
+            "float* states": self.states,
+            "const int* slots": self.slots,
+            "const int* at": self.state,
+        }
 
     @property
     def expression(self) -> str:
@@ -158,9 +164,8 @@ class Places:
         return _AT_ONCE if self.chunk else 1
 
 
-def _out(out: Buffer) -> tuple[str, Argument]:
-    element = "u16" if out.dtype == dtypes.uint16 else "float"
-    return element, Argument(f"{element}* out", out)
+def _element(out: Buffer) -> str:
+    return "u16" if out.dtype == dtypes.uint16 else "float"
 
 
 @dataclass(frozen=True)
@@ -180,31 +185,25 @@ def convolve(
     bias: Buffer | None,
 ) -> Launch:
     """Return a convolution: out (tokens, channels), floats or halves."""
-    element, written = _out(out)
+    element = _element(out)
     ranks = _RANKS if places.chunk else 1
-    more = () if bias is None else (Argument("const float* bias", bias),)
+    given = {f"{element}* out": out, "const float* in": rows.buffer, "const float* weight": weight}
     return Launch(
         name=f"convolve_{op.channels}x{op.taps}",
         file="recurrent.cu",
         constants=(
             ConvolveConstants(
                 *(*places.constants, op.channels, op.taps, op.first),
-                *(rows.stride, op.gated, _THREADS, ranks),
+                *(rows.stride, op.gated, ROW_THREADS, ranks),
             ),
         ),
-        arguments=(
-            written,
-            Argument("const float* in", rows.buffer),
-            Argument("const float* weight", weight),
-            *more,
-            *places.arguments,
-        ),
+        arguments=arguments_of({**given, "const float* bias": bias, **places.arguments}),
         body=(
-            f"  convolve<P0>(Convolution<{element}>{{out, in, weight, {'bias' if more else '0'}, "
-            f"{places.expression}}});"
+            f"  convolve<P0>(Convolution<{element}>{{out, in, weight, "
+            f"{'0' if bias is None else 'bias'}, {places.expression}}});"
         ),
-        grid=(ceil_div(op.channels, _THREADS // ranks), places.sequences, 1),
-        block=_THREADS,
+        grid=(ceil_div(op.channels, ROW_THREADS // ranks), places.sequences, 1),
+        block=ROW_THREADS,
         writes=places.writes,
         operations=2 * op.channels * op.taps * places.sequences * places.tokens,
     )
@@ -225,10 +224,14 @@ def delta(
     op: Delta, places: Places, out: Buffer, rows: tuple[Rows, Rows, Rows], gates: Gates
 ) -> Launch:
     """Return a gated delta net of rows of q, k, v, of z, and of gates: out (tokens, width)."""
-    element, written = _out(out)
+    element = _element(out)
     qkv, beside, gate_rows = rows
     assert qkv.stride == (2 * op.key_heads + op.heads) * op.size
     assert gate_rows.stride == 2 * op.heads
+    given = {f"{element}* out": out, "const float* in": qkv.buffer}
+    given |= {"const float* beside": beside.buffer, "const float* gates": gate_rows.buffer}
+    given |= {"const float* decay": gates.decay, "const float* dt": gates.dt}
+    given |= {"const float* norm": gates.norm}
     return Launch(
         name=f"delta_{op.heads}x{op.size}",
         file="recurrent.cu",
@@ -238,16 +241,7 @@ def delta(
                 *(beside.stride, _COLUMN, places.at_once),
             ),
         ),
-        arguments=(
-            written,
-            Argument("const float* in", qkv.buffer),
-            Argument("const float* beside", beside.buffer),
-            Argument("const float* gates", gate_rows.buffer),
-            Argument("const float* decay", gates.decay),
-            Argument("const float* dt", gates.dt),
-            Argument("const float* norm", gates.norm),
-            *places.arguments,
-        ),
+        arguments=arguments_of(given | places.arguments),
         body=(
             f"  delta<P0>(DeltaNet<{element}>{{out, in, beside, gates, decay, dt, norm, "
             f"{places.expression}, {gates.eps!r}f}});"
@@ -267,6 +261,9 @@ def scan(
     (mixed, out), (xbc, beside) = outs, rows
     assert gates.skip is not None and xbc.stride == op.channels
     threads = op.head_dim * _ROW
+    given = {"float* out": mixed, "const float* in": xbc.buffer}
+    given |= {"const float* beside": beside.buffer, "const float* decay": gates.decay}
+    given |= {"const float* dt": gates.dt, "const float* skip": gates.skip}
     yield Launch(
         name=f"scan_{op.heads}x{op.head_dim}x{op.state}",
         file="recurrent.cu",
@@ -276,50 +273,33 @@ def scan(
                 *(beside.stride, _ROW, places.at_once, threads),
             ),
         ),
-        arguments=(
-            Argument("float* out", mixed),
-            Argument("const float* in", xbc.buffer),
-            Argument("const float* beside", beside.buffer),
-            Argument("const float* decay", gates.decay),
-            Argument("const float* dt", gates.dt),
-            Argument("const float* skip", gates.skip),
-            *places.arguments,
-        ),
+        arguments=arguments_of(given | places.arguments),
         body=f"  scan<P0>(Mamba{{out, in, beside, decay, dt, skip, {places.expression}}});",
         grid=(op.heads, places.sequences, 1),
         block=threads,
         writes=places.writes,
         operations=5 * op.width * op.state * places.sequences * places.tokens,
     )
-    _, written = _out(out)
     count, most, more = count_of(places.count)
     cols = op.width // op.groups
-    yield Launch(
-        name=f"norm_groups_{op.groups}x{cols}",
-        file="recurrent.cu",
-        constants=(GroupConstants(op.groups, cols, _THREADS),),
-        arguments=(
-            written,
-            Argument("const float* in", mixed),
-            Argument("const float* norm", gates.norm),
-            *more,
-        ),
-        body=f"  norm_groups<P0>(out, in, norm, {gates.eps!r}f, {count});",
-        grid=(op.groups, most, 1),
-        block=_THREADS,
-        writes=("out",),
+    yield launch_of_rows(
+        "recurrent.cu",
+        f"norm_groups_{op.groups}x{cols}",
+        GroupConstants(op.groups, cols, ROW_THREADS),
+        {f"{_element(out)}* out": out, "const float* in": mixed, "const float* norm": gates.norm}
+        | more,
+        f"norm_groups<P0>(out, in, norm, {gates.eps!r}f, {count})",
+        (op.groups, most),
     )
 
 
 def copy_states(states: Buffer, slot_stride: int, which: Buffer) -> Launch:
     """Return the copy of one slot's states, of all layers, to another: which[0] to which[1]."""
-    return Launch(
-        name=f"copy_states_{slot_stride}",
-        file="recurrent.cu",
-        constants=(CopyConstants(slot_stride, _THREADS),),
-        arguments=(Argument("float* states", states), Argument("const int* which", which)),
-        body="  copy_states<P0>(states, which);",
-        grid=(ceil_div(slot_stride, 4 * _THREADS), 1, 1),
-        block=_THREADS,
-        writes=("states",),
+    return launch_of_rows(
+        "recurrent.cu",
+        f"copy_states_{slot_stride}",
+        CopyConstants(slot_stride, ROW_THREADS),
+        {"float* states": states, "const int* which": which},
+        "copy_states<P0>(states, which)",
+        (ceil_div(slot_stride, 4 * ROW_THREADS), 1),
     )

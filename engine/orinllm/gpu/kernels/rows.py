@@ -1,24 +1,23 @@
-"""Embeddings and norms: cuda/embed.cu, norm_rope.cu."""
+"""Embeddings, norms and gates: cuda/embed.cu, norm_rope.cu, gate.cu."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import Weight, ceil_div, most_tokens
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows
 
-_THREADS = 256
 #: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
 COLUMNS = 8
 
 
-def count_of(rows: int | Buffer) -> tuple[str, int, tuple[Argument, ...]]:
+def count_of(rows: int | Buffer) -> tuple[str, int, dict[str, Buffer]]:
     """Return the expression, the most and the arguments of a number of rows, or of a chunk's."""
     if isinstance(rows, int):
-        return str(rows), rows, ()
-    return "chunk[1]", most_tokens(rows), (Argument("const int* chunk", rows),)
+        return str(rows), rows, {}
+    return "chunk[1]", most_tokens(rows), {"const int* chunk": rows}
 
 
 @dataclass(frozen=True)
@@ -46,44 +45,41 @@ class RowConstants(Constants):
     threads: int
 
 
+def _grid(cols: int, rows: int) -> tuple[int, int]:
+    """Return the grid of a thread an element."""
+    return ceil_div(cols, ROW_THREADS), rows
+
+
+def _out(out: Buffer) -> dict[str, Buffer]:
+    """Return the argument of what is written in halves or floats."""
+    return {"u16* out" if out.dtype == dtypes.uint16 else "float* out": out}
+
+
 def embed_tokens(table: Weight, x: Buffer, state: Buffer, sequences: int, scale: float) -> Launch:
     """Return the embedding of a token of each sequence: x (sequences, cols)."""
-    row_bytes = table.n_bytes // table.rows
-    return Launch(
-        name=f"embed_{table.type.name.lower()}_{table.cols}",
-        file="embed.cu",
-        constants=(EmbedConstants(table.type.name, table.cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const u8* table", table.buffer),
-            Argument("const int* state", state),
-        ),
-        body=(
-            f"  embed<P0>(x + blockIdx.y * {table.cols}, table, state + blockIdx.y, {scale!r}f);"
-        ),
-        grid=(ceil_div(table.cols, _THREADS), sequences, 1),
-        block=_THREADS,
-        writes=("x",),
-        operations=table.cols * sequences,
-        n_bytes=row_bytes * sequences,
+    name, cols = table.type.name, table.cols
+    launch = launch_of_rows(
+        "embed.cu",
+        f"embed_{name.lower()}_{cols}",
+        EmbedConstants(name, cols, ROW_THREADS),
+        {"float* x": x, "const u8* table": table.buffer, "const int* state": state},
+        f"embed<P0>(x + blockIdx.y * {cols}, table, state + blockIdx.y, {scale!r}f)",
+        _grid(cols, sequences),
     )
+    n_bytes = table.n_bytes // table.rows * sequences
+    return replace(launch, operations=cols * sequences, n_bytes=n_bytes)
 
 
 def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch:
     """Return the embedding of a chunk: x (tokens, cols)."""
-    return Launch(
-        name=f"embed_rows_{table.type.name.lower()}_{table.cols}",
-        file="embed.cu",
-        constants=(EmbedConstants(table.type.name, table.cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const u8* table", table.buffer),
-            Argument("const int* chunk", chunk),
-        ),
-        body=f"  embed_rows<P0>(x, table, chunk, {scale!r}f);",
-        grid=(ceil_div(table.cols, _THREADS), most_tokens(chunk), 1),
-        block=_THREADS,
-        writes=("x",),
+    name, cols = table.type.name, table.cols
+    return launch_of_rows(
+        "embed.cu",
+        f"embed_rows_{name.lower()}_{cols}",
+        EmbedConstants(name, cols, ROW_THREADS),
+        {"float* x": x, "const u8* table": table.buffer, "const int* chunk": chunk},
+        f"embed_rows<P0>(x, table, chunk, {scale!r}f)",
+        _grid(cols, most_tokens(chunk)),
     )
 
 
@@ -105,98 +101,66 @@ def embed_layers(
     """
     cols, (count, most, more) = norm.weight.size, count_of(rows)
     layers, of = table.cols // cols, "chunk + 2" if more else "state"
-    more = more or (Argument("const int* state", tokens),)
-    return Launch(
-        name=f"embed_layers_{table.type.name.lower()}_{cols}",
-        file="embed.cu",
-        constants=(LayersConstants(table.type.name, cols, layers),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const u8* table", table.buffer),
-            Argument("const float* norm", norm.weight),
-            *more,
-        ),
-        body=f"  embed_layers<P0>(x, table, norm, {of}, {norm.eps!r}f, {scale!r}f, {count});",
-        grid=(layers, most, 1),
-        block=32,
-        writes=("x",),
+    given = {"float* x": x, "const u8* table": table.buffer, "const float* norm": norm.weight}
+    launch = launch_of_rows(
+        "embed.cu",
+        f"embed_layers_{table.type.name.lower()}_{cols}",
+        LayersConstants(table.type.name, cols, layers),
+        given | (more or {"const int* state": tokens}),
+        f"embed_layers<P0>(x, table, norm, {of}, {norm.eps!r}f, {scale!r}f, {count})",
+        (layers, most),
     )
+    return replace(launch, block=32)
 
 
 def add_pictures(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return x += rows, both (tokens, cols), where a chunk's tokens are rows of pictures."""
     cols = x.size // most_tokens(chunk)
-    return Launch(
-        name=f"add_pictures_{cols}",
-        file="embed.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const float* rows", rows),
-            Argument("const int* chunk", chunk),
-        ),
-        body="  add_pictures<P0>(x, rows, chunk);",
-        grid=(ceil_div(cols, _THREADS), most_tokens(chunk), 1),
-        block=_THREADS,
-        writes=("x",),
+    return launch_of_rows(
+        "embed.cu",
+        f"add_pictures_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        {"float* x": x, "const float* rows": rows, "const int* chunk": chunk},
+        "add_pictures<P0>(x, rows, chunk)",
+        _grid(cols, most_tokens(chunk)),
     )
 
 
 def last_row(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return the copy of a chunk's last row: x (cols)."""
-    return Launch(
-        name=f"last_row_{x.size}",
-        file="embed.cu",
-        constants=(RowConstants(x.size, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const float* rows", rows),
-            Argument("const int* chunk", chunk),
-        ),
-        body="  last_row<P0>(x, rows, chunk);",
-        grid=(ceil_div(x.size, _THREADS), 1, 1),
-        block=_THREADS,
-        writes=("x",),
+    return launch_of_rows(
+        "embed.cu",
+        f"last_row_{x.size}",
+        RowConstants(x.size, ROW_THREADS),
+        {"float* x": x, "const float* rows": rows, "const int* chunk": chunk},
+        "last_row<P0>(x, rows, chunk)",
+        _grid(x.size, 1),
     )
 
 
 def norm_rows(norm: Norm, out: Buffer, x: Buffer, rows: int | Buffer) -> Launch:
     """Return the norm of `rows` rows, or of the chunk's: out in halves (rows, cols)."""
     cols, (count, most, more) = norm.weight.size, count_of(rows)
-    return Launch(
-        name=f"norm_rows_{cols}",
-        file="norm_rope.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(
-            Argument("u16* out", out),
-            Argument("const float* x", x),
-            Argument("const float* norm", norm.weight),
-            *more,
-        ),
-        body=f"  norm_rows<P0>(out, x, norm, {norm.eps!r}f, {count});",
-        grid=(most, 1, 1),
-        block=_THREADS,
-        writes=("out",),
+    return launch_of_rows(
+        "norm_rope.cu",
+        f"norm_rows_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        {"u16* out": out, "const float* x": x, "const float* norm": norm.weight, **more},
+        f"norm_rows<P0>(out, x, norm, {norm.eps!r}f, {count})",
+        (most, 1),
     )
 
 
 def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer) -> Launch:
     """Return x += factor * norm(y), for `rows` rows or as many as the chunk has."""
     cols, (count, most, more) = norm.weight.size, count_of(rows)
-    return Launch(
-        name=f"add_norm_{cols}",
-        file="norm_rope.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const float* y", y),
-            Argument("const float* norm", norm.weight),
-            *more,
-        ),
-        body=f"  add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count});",
-        grid=(most, 1, 1),
-        block=_THREADS,
-        writes=("x",),
+    return launch_of_rows(
+        "norm_rope.cu",
+        f"add_norm_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        {"float* x": x, "const float* y": y, "const float* norm": norm.weight, **more},
+        f"add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count})",
+        (most, 1),
     )
 
 
@@ -205,21 +169,17 @@ def add_merged_norms(
 ) -> Launch:
     """Return x += norms[2](norms[0](values[0]) + norms[1](values[1])), of rows as in `add_norm`."""
     cols, (count, most, more) = norms[2].weight.size, count_of(rows)
-    return Launch(
-        name=f"merge_{cols}",
-        file="norm_rope.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            *(Argument(f"const float* in{i}", value) for i, value in enumerate(values)),
-            *(Argument(f"const float* norm{i}", norm.weight) for i, norm in enumerate(norms)),
-            *more,
-        ),
-        body=f"  merge<P0>(Merged{{x, {{in0, in1}}, {{norm0, norm1, norm2}}}}, {norms[2].eps!r}f, "
-        f"{count});",
-        grid=(most, 1, 1),
-        block=_THREADS,
-        writes=("x",),
+    given = {"float* x": x}
+    given |= {f"const float* in{i}": value for i, value in enumerate(values)}
+    given |= {f"const float* norm{i}": norm.weight for i, norm in enumerate(norms)}
+    merged = "Merged{x, {in0, in1}, {norm0, norm1, norm2}}"
+    return launch_of_rows(
+        "norm_rope.cu",
+        f"merge_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        given | more,
+        f"merge<P0>({merged}, {norms[2].eps!r}f, {count})",
+        (most, 1),
     )
 
 
@@ -234,20 +194,15 @@ class GateConstants(Constants):
 
 def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
     """Return out = gate(inp), floats or halves as `out` is, of `rows` rows or of the chunk's."""
-    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
-    return Launch(
-        name=f"gate_{cols}",
-        file="gate.cu",
-        constants=(GateConstants(cols, _THREADS, activation),),
-        arguments=(
-            Argument("u16* out" if halves else "float* out", out),
-            Argument("const float* in", inp),
-            *more,
-        ),
-        body=f"  gate_rows<P0>(out, in, {count});" if halves else "  gate<P0>(out, in);",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("out",),
+    count, most, more = count_of(rows)
+    halves = out.dtype == dtypes.uint16
+    return launch_of_rows(
+        "gate.cu",
+        f"gate_{cols}",
+        GateConstants(cols, ROW_THREADS, activation),
+        {**_out(out), "const float* in": inp, **more},
+        f"gate_rows<P0>(out, in, {count})" if halves else "gate<P0>(out, in)",
+        _grid(cols, most),
     )
 
 
@@ -256,20 +211,14 @@ def activate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | B
 
     Halves are times HIDDEN_SCALE, as those of `gate` are.
     """
-    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
-    return Launch(
-        name=f"activate_{activation.lower()}_{cols}",
-        file="gate.cu",
-        constants=(GateConstants(cols, _THREADS, activation),),
-        arguments=(
-            Argument("u16* out" if halves else "float* out", out),
-            Argument("const float* in", inp),
-            *more,
-        ),
-        body=f"  activate<P0>(out, in, {count});",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("out",),
+    count, most, more = count_of(rows)
+    return launch_of_rows(
+        "gate.cu",
+        f"activate_{activation.lower()}_{cols}",
+        GateConstants(cols, ROW_THREADS, activation),
+        {**_out(out), "const float* in": inp, **more},
+        f"activate<P0>(out, in, {count})",
+        _grid(cols, most),
     )
 
 
@@ -291,37 +240,27 @@ def activate_by(
 
     by: elements, those of a row so many behind those of the one before. Halves are as `activate`'s.
     """
-    cols, rows = shape
-    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
-    return Launch(
-        name=f"activate_by_{activation.lower()}_{cols}",
-        file="gate.cu",
-        constants=(ByConstants(cols, _THREADS, activation, by[1]),),
-        arguments=(
-            Argument("u16* out" if halves else "float* out", out),
-            Argument("const float* in", inp),
-            Argument("const float* by", by[0]),
-            *more,
-        ),
-        body=f"  activate_by<P0>(out, in, by, {count});",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("out",),
+    cols, (count, most, more) = shape[0], count_of(shape[1])
+    return launch_of_rows(
+        "gate.cu",
+        f"activate_by_{activation.lower()}_{cols}",
+        ByConstants(cols, ROW_THREADS, activation, by[1]),
+        {**_out(out), "const float* in": inp, "const float* by": by[0], **more},
+        f"activate_by<P0>(out, in, by, {count})",
+        _grid(cols, most),
     )
 
 
 def to_halves(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
     """Return out = inp in halves, times HIDDEN_SCALE, of rows."""
     count, most, more = count_of(rows)
-    return Launch(
-        name=f"halve_{cols}",
-        file="gate.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(Argument("u16* out", out), Argument("const float* in", inp), *more),
-        body=f"  halve<P0>(out, in, {count});",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("out",),
+    return launch_of_rows(
+        "gate.cu",
+        f"halve_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        {"u16* out": out, "const float* in": inp, **more},
+        f"halve<P0>(out, in, {count})",
+        _grid(cols, most),
     )
 
 
@@ -329,15 +268,13 @@ def scale(x: Buffer, by: Buffer, rows: int | Buffer) -> Launch:
     """Return x *= the number in `by`."""
     count, most, more = count_of(rows)
     cols = x.size // most
-    return Launch(
-        name=f"scale_{cols}",
-        file="gate.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(Argument("float* x", x), Argument("const float* by", by), *more),
-        body=f"  scale<P0>(x, by, {count});",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("x",),
+    return launch_of_rows(
+        "gate.cu",
+        f"scale_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        {"float* x": x, "const float* by": by, **more},
+        f"scale<P0>(x, by, {count})",
+        _grid(cols, most),
     )
 
 
@@ -345,18 +282,11 @@ def add_gated(x: Buffer, y: Buffer, by: Buffer, factor: float, rows: int | Buffe
     """Return x += factor * sigmoid(by) * y, with one element of `by` for each row."""
     count, most, more = count_of(rows)
     cols = x.size // most
-    return Launch(
-        name=f"add_gated_{cols}",
-        file="gate.cu",
-        constants=(RowConstants(cols, _THREADS),),
-        arguments=(
-            Argument("float* x", x),
-            Argument("const float* y", y),
-            Argument("const float* by", by),
-            *more,
-        ),
-        body=f"  add_gated<P0>(x, y, by, {factor!r}f, {count});",
-        grid=(ceil_div(cols, _THREADS), most, 1),
-        block=_THREADS,
-        writes=("x",),
+    return launch_of_rows(
+        "gate.cu",
+        f"add_gated_{cols}",
+        RowConstants(cols, ROW_THREADS),
+        {"float* x": x, "const float* y": y, "const float* by": by, **more},
+        f"add_gated<P0>(x, y, by, {factor!r}f, {count})",
+        _grid(cols, most),
     )
