@@ -21,7 +21,7 @@ from orinllm.batching.proposers import Draft, MtpBlock, Proposer
 from orinllm.batching.runner import Logprobs, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, ClosedError, Scheduler
 from orinllm.batching.sequence import Constraint, Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -200,7 +200,7 @@ class Model:
         self.header, self.plan, self.runner = header, plan, runner
         self.tokenizer, self.template = header.tokenizer, header.template
         self._guesses = SpeculatingRunner(runner)
-        self._scheduler = Scheduler(self._guesses, store, Unwatched(), sys.maxsize)
+        self._scheduler = Scheduler(self._guesses, store, Watch(), sys.maxsize)
         thread = threading.Thread(target=self._scheduler.run, name="scheduler", daemon=True)
         self.close = weakref.finalize(self, _close, self._scheduler, thread)
         thread.start()

@@ -29,7 +29,7 @@ from orinllm.server.protocols.answers import Answer, OpenAiAnswer
 from orinllm.server.protocols.chat import read_chat
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.completions import read_completion
-from orinllm.server.protocols.embeddings import Embeddings, read_embeddings
+from orinllm.server.protocols.embeddings import EmbeddingRequest, Embeddings, read_embeddings
 from orinllm.server.protocols.prompt_scores import PromptScores
 from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
 from orinllm.server.service import Service
@@ -62,15 +62,21 @@ class Api:
         self, request: Request, reader: Callable[[Fields], ChatRequest], make: MakeAnswer
     ) -> Response:
         """Answer a chat of any protocol."""
-        return await self.run_chat(request, await read_request(request, reader, self.notes()), make)
+        return await self.answer(request, await read_request(request, reader, self.notes()), make)
 
-    async def run_chat(self, request: Request, asked: ChatRequest, make: MakeAnswer) -> Response:
-        """Answer a chat that is read."""
+    async def answer(
+        self, request: Request, asked: ChatRequest | CompletionRequest, make: MakeAnswer
+    ) -> Response:
+        """Answer a chat or a completion that is read."""
         engine = self.engine_of(asked.common.model)
+        prepare: Callable[..., RequestJob] = (
+            prepare_chat if isinstance(asked, ChatRequest) else prepare_completion
+        )
         who, post = client_of(request), self.service.post
-        run = await asyncio.to_thread(prepare_chat, engine, asked, who, post)
+        run = await asyncio.to_thread(prepare, engine, asked, who, post)
         answer = make(engine, asked.common, self.name, run)
-        return await self._answer(request, engine, asked.common, run, answer)
+        submit(engine, run)
+        return await self._say(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions."""
@@ -110,23 +116,16 @@ class Api:
         for index in range(len(run.sequences)):
             answer.echo_with(index, prompts[index // common.n], found[index // common.n])
 
-    async def run_completion(
-        self, request: Request, asked: CompletionRequest, make: MakeAnswer
-    ) -> Response:
-        """Answer a completion that is read."""
-        engine = self.engine_of(asked.common.model)
-        who, post = client_of(request), self.service.post
-        run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
-        answer = make(engine, asked.common, self.name, run)
-        return await self._answer(request, engine, asked.common, run, answer)
-
     async def embed(self, request: Request) -> Response:
         """Answer POST /v1/embeddings."""
         asked = await read_request(request, read_embeddings, self.notes())
+        return self.reply(await self.embedded(request, asked), asked.notes)
+
+    async def embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
+        """Return the vectors of a request, in OpenAI's form."""
         engine = self.engine_of(asked.model)
         answer = Embeddings(engine, asked, client_of(request), self.service.post)
-        found = await wait_for_answer(request, engine.scheduler, answer.run, answer.whole())
-        return self.reply(found, asked.notes)
+        return await wait_for_answer(request, engine.scheduler, answer.run, answer.whole())
 
     def reply(self, value: Any, notes: Notes) -> Response:
         """Return an answer; its header names what was ignored."""
@@ -135,17 +134,6 @@ class Api:
     def _headers(self, notes: Notes) -> dict[str, str]:
         self.service.metrics.ignore(notes.ignored)
         return {IGNORED: notes.header} if notes.ignored else {}
-
-    async def _answer(
-        self,
-        request: Request,
-        engine: Engine,
-        common: CommonFields,
-        run: RequestJob,
-        answer: Answer,
-    ) -> Response:
-        submit(engine, run)
-        return await self._say(request, engine, common, run, answer)
 
     async def _say(
         self,

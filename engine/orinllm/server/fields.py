@@ -77,13 +77,19 @@ class Fields:
             raise invalid(self.path(name), message, "missing_required_parameter")
         return value
 
+    def _typed(self, name: str, kinds: tuple[type, ...], kind: str) -> Any:
+        """Return a value of one of the types, or None; a boolean is no number."""
+        value = self.take(name)
+        fits = isinstance(value, kinds) and isinstance(value, bool) == (bool in kinds)
+        if value is None or fits:
+            return value
+        raise invalid(self.path(name), f"{_kind(value)} where {kind} was expected")
+
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """Return a number of a range."""
-        value = self.take(name)
+        value = self._typed(name, (int, float), "a number")
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid(self.path(name), f"{_kind(value)} where a number was expected")
         if not least <= value <= most:
             raise invalid(self.path(name), f"{value} is not from {least:g} to {most:g}")
         return float(value)
@@ -94,29 +100,19 @@ class Fields:
 
     def optional_integer(self, name: str, least: int, most: int) -> int | None:
         """Return an integer of a range, or None."""
-        value = self.take(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise invalid(self.path(name), f"{_kind(value)} where an integer was expected")
-        if not least <= value <= most:
+        value: int | None = self._typed(name, (int,), "an integer")
+        if value is not None and not least <= value <= most:
             raise invalid(self.path(name), f"{value} is not from {least} to {most}")
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
         """Return a boolean."""
-        value = self.take(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise invalid(self.path(name), f"{_kind(value)} where a boolean was expected")
-        return value
+        value: bool | None = self._typed(name, (bool,), "a boolean")
+        return default if value is None else value
 
     def text(self, name: str) -> str | None:
         """Return a string, or None."""
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            raise invalid(self.path(name), f"{_kind(value)} where a string was expected")
+        value: str | None = self._typed(name, (str,), "a string")
         return value
 
     def need_text(self, name: str) -> str:
@@ -140,16 +136,12 @@ class Fields:
 
     def sequence(self, name: str) -> Sequence[Any] | None:
         """Return an array, or None."""
-        value = self.take(name)
-        if value is not None and not isinstance(value, list):
-            raise invalid(self.path(name), f"{_kind(value)} where an array was expected")
+        value: list[Any] | None = self._typed(name, (list,), "an array")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
         """Return an object, or None."""
-        value = self.take(name)
-        if value is not None and not isinstance(value, dict):
-            raise invalid(self.path(name), f"{_kind(value)} where an object was expected")
+        value: dict[str, Any] | None = self._typed(name, (dict,), "an object")
         return value
 
     def subfields(self, name: str) -> "Fields | None":

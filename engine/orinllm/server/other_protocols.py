@@ -7,18 +7,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orinllm.server.api import Api, wait_for_answer
+from orinllm.server.api import Api
 from orinllm.server.engine import Engine
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob, tokens_of_chat
 from orinllm.server.protocols import ollama
 from orinllm.server.protocols.answers import Answer
 from orinllm.server.protocols.common import ChatRequest, CommonFields
-from orinllm.server.protocols.embeddings import EmbeddingRequest, Embeddings
 from orinllm.server.protocols.messages import MessagesAnswer, read_count, read_message
 from orinllm.server.protocols.rerank import read_rerank, rerank_answer
 from orinllm.server.protocols.responses import ResponsesAnswer, read_response
-from orinllm.server.web.bodies import client_of, read_request
+from orinllm.server.web.bodies import read_request
 
 
 class OtherApis:
@@ -45,13 +44,8 @@ class OtherApis:
     async def rerank(self, request: Request) -> Response:
         """Answer POST /v1/rerank, and its other versions: Cohere's /v2, vLLM's without one."""
         asked = await read_request(request, read_rerank, self._api.notes())
-        found = await self._embedded(request, asked.embeddings)
+        found = await self._api.embedded(request, asked.embeddings)
         return self._api.reply(rerank_answer(asked, found), asked.embeddings.notes)
-
-    async def _embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
-        engine = self._api.engine_of(asked.model)
-        answer = Embeddings(engine, asked, client_of(request), self._api.service.post)
-        return await wait_for_answer(request, engine.scheduler, answer.run, answer.whole())
 
     async def ollama_chat(self, request: Request) -> Response:
         """Answer POST /api/chat."""
@@ -63,18 +57,18 @@ class OtherApis:
         asked = await read_request(request, ollama.read_generate, self._api.notes())
         if isinstance(asked, ChatRequest):
             return await self._ollama(request, asked, chat=False)
-        return await self._api.run_completion(request, asked, _generated)
+        return await self._api.answer(request, asked, _generated)
 
     async def _ollama(self, request: Request, asked: ChatRequest, chat: bool) -> Response:
         if not any(message["role"] != "system" for message in asked.messages):
             self._api.engine_of(asked.common.model)
             return self._api.reply(ollama.loaded_answer(self._api.name, chat), asked.common.notes)
-        return await self._api.run_chat(request, asked, _chatted if chat else _generated)
+        return await self._api.answer(request, asked, _chatted if chat else _generated)
 
     async def ollama_embed(self, request: Request) -> Response:
         """Answer POST /api/embed."""
         asked = await read_request(request, ollama.read_embed, self._api.notes())
-        found = await self._embedded(request, asked)
+        found = await self._api.embedded(request, asked)
         said = {
             "model": asked.model,
             "embeddings": [entry["embedding"] for entry in found["data"]],
@@ -86,7 +80,7 @@ class OtherApis:
     async def ollama_embeddings(self, request: Request) -> Response:
         """Answer POST /api/embeddings, the older form of /api/embed."""
         asked = await read_request(request, ollama.read_embed, self._api.notes())
-        found = await self._embedded(request, asked)
+        found = await self._api.embedded(request, asked)
         return self._api.reply({"embedding": found["data"][0]["embedding"]}, asked.notes)
 
     async def tags(self, request: Request) -> Response:

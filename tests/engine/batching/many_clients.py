@@ -19,7 +19,7 @@ from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, Words
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
@@ -248,7 +248,7 @@ class Client:
             assert (self.heard, self.reason) == (said, reason)
 
 
-class World(Unwatched):
+class World(Watch):
     """A scheduler of a random size, its clients, and what happened."""
 
     def __init__(self, seed: int, tokens: int) -> None:

@@ -10,7 +10,7 @@ from orinllm.batching.cache import PagedStore
 from orinllm.batching.runner import Draw, Logprobs, draw_token
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 
 VOCABULARY = 32000
@@ -72,7 +72,7 @@ class Running:
     def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
         self.runner, self.store = runner, PagedStore(runner.pages)
         self.preemptions = 0
-        self.watch = Unwatched()
+        self.watch = Watch()
         self.watch.preempted = self._count  # type: ignore[method-assign]
         self.scheduler = Scheduler(runner, self.store, self.watch, queue, reserve)
         self._thread = threading.Thread(target=self.scheduler.run, daemon=True)

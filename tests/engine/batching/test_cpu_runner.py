@@ -16,7 +16,7 @@ from orinllm.batching.cache import SlotStore
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
@@ -65,7 +65,7 @@ class Server:
             launch(rows)  # type: ignore[arg-type]
 
         runner.launch_step = counted  # type: ignore[assignment, method-assign]
-        self.scheduler = Scheduler(runner, store, Unwatched(), 1000)
+        self.scheduler = Scheduler(runner, store, Watch(), 1000)
         self._thread = threading.Thread(target=self.scheduler.run)
         self._thread.start()
 

@@ -12,7 +12,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Draw, Runner, draw_token, logprobs
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 
@@ -23,7 +23,7 @@ def run(runner: Runner, jobs: list[Sequence], reserve: bool = False) -> int:
     """Let a scheduler answer; return how many pages were in use at its end."""
     fused = isinstance(runner, FusedRunner)
     store = PagedStore(PAGES) if fused else SlotStore(runner.slots, PAGES * PAGE)
-    scheduler = Scheduler(runner, store, Unwatched(), 64, reserve)
+    scheduler = Scheduler(runner, store, Watch(), 64, reserve)
     thread = threading.Thread(target=scheduler.run, daemon=True)
     scheduler.submit(jobs)
     thread.start()

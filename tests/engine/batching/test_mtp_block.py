@@ -28,7 +28,7 @@ from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import MtpBlock, Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.mtp_block import CpuMtpBlock
 from orinllm.errors import BadInput
@@ -184,7 +184,7 @@ def test_texts_are_those_without(apt: Path) -> None:
         prompts = [[*TEXT], [*TEXT[:64], 9, 8, 7], [*TEXT[3:40]], [*TEXT[:30]], [5]]
         store = make_store(runner, network)
         guessing = SpeculatingRunner(runner, proposer)
-        scheduler = Scheduler(guessing, store, Unwatched(), 99)
+        scheduler = Scheduler(guessing, store, Watch(), 99)
         worker = threading.Thread(target=scheduler.run)
         worker.start()
         asked = list[Sequence]()

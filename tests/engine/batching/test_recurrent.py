@@ -16,7 +16,7 @@ from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Drawn, Row
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 
@@ -69,7 +69,7 @@ class Crowd:
         self.runner.pace = self.go_on
         self.runner.most_under_way = int(self.rng.integers(1, 3))
         self.heads = [self.words(300), self.words(200)]
-        watch = Unwatched()
+        watch = Watch()
         watch.preempted = self._preempted  # type: ignore[method-assign]
         store = PagedStore(PAGES, StateSlots(SLOTS, CHECKPOINTS))
         self.store, self.scheduler = store, Scheduler(self.runner, store, watch, 99)

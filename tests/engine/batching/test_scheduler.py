@@ -26,7 +26,7 @@ from orinllm.batching.cache import PagedStore
 from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.scheduler import QueueFullError, Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Stopwatch, Unwatched
+from orinllm.batching.watch import Stopwatch, Watch
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
@@ -423,7 +423,7 @@ def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
     has = CpuRunner.__new__(CpuRunner) if on_cpu else runner()
-    scheduler = Scheduler(has, PagedStore(4), Unwatched(), 1)
+    scheduler = Scheduler(has, PagedStore(4), Watch(), 1)
     engine: Any = SimpleNamespace(scheduler=scheduler)
 
     async def started() -> Service:
@@ -470,7 +470,7 @@ def test_time_of_prompts_is_told_from_that_of_tokens(monkeypatch: pytest.MonkeyP
     """A step took 1 s, then 2: 1.1 s on average, so 3 s with a prompt are 1.9 s of the prompt."""
     told, clock = dict[str, list[float]](), iter([10.0, 11.0, 13.0, 16.0, 17.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    watch = Unwatched()
+    watch = Watch()
     monkeypatch.setattr(watch, "worked", lambda what, took: told.setdefault(what, []).append(took))
     stopwatch = Stopwatch(watch)
     stopwatch.begin()

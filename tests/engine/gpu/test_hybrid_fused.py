@@ -24,7 +24,7 @@ from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Proposer
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import PAGE, Q8_0
@@ -140,7 +140,7 @@ def answer(
     proposer: guesses what the last one that runs says.
     """
     runner = SpeculatingRunner(FusedRunner(executor, 3), proposer)
-    scheduler = Scheduler(runner, store, Unwatched(), 99)
+    scheduler = Scheduler(runner, store, Watch(), 99)
     asked = [
         Sequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Ear(99))
         for at, prompt in enumerate(prompts)
@@ -201,15 +201,15 @@ def test_answers_are_those_of_one_alone(emulated: Load, written: Write, name: st
 
 def test_a_preempted_answer_goes_on(emulated: Load, written: Write) -> None:
     """Of two that need a page more, one waits, and begins anew where there are states."""
-    path, counted = written("lfm2"), list[Unwatched]()
+    path, counted = written("lfm2"), list[Watch]()
 
-    def count(watch: Unwatched) -> None:
+    def count(watch: Watch) -> None:
         counted.append(watch)
 
     executor = emulated(path, 192, pages=5, slots=(3, 2))
     store = PagedStore(5, StateSlots(3, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Unwatched, "preempted", count)
+        patch.setattr(Watch, "preempted", count)
         prompts = [list(PROMPT[:126]), [5, *PROMPT[:125]]]
         asked = answer(executor, store, prompts)
     assert counted and wrong(path, asked) == []

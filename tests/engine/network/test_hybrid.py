@@ -22,7 +22,7 @@ from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
@@ -90,7 +90,7 @@ def test_gemma4s_q_k_and_v_may_be_one_tensor(opened: Open, tmp_path: Path) -> No
 
 def answers(runner: CpuRunner, store: SlotStore, prompts: list[list[int]]) -> list[Sequence]:
     """Answer prompts through a scheduler, all at once: greedily, of different lengths."""
-    scheduler = Scheduler(runner, store, Unwatched(), 99)
+    scheduler = Scheduler(runner, store, Watch(), 99)
     asked = [
         Sequence(prompt, Sampling(temperature=0), 12, frozenset(), Ear(4 + at % 7))
         for at, prompt in enumerate(prompts)
@@ -194,7 +194,7 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
     def ask(proposer: Oracle | None, prompt: list[int], ends: frozenset[int]) -> Sequence:
         guessing = SpeculatingRunner(runner, proposer)
         asked = Sequence([*prompt], Sampling(temperature=0), 20, ends, Ear(99))
-        scheduler = Scheduler(guessing, store, Unwatched(), 9)
+        scheduler = Scheduler(guessing, store, Watch(), 9)
         scheduler.submit([asked])
         scheduler.stop()
         scheduler.run()

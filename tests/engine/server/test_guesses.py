@@ -32,7 +32,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.runner import Draw, Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
@@ -57,7 +57,7 @@ class Guesser:
         return guess
 
 
-class Counted(Unwatched):
+class Counted(Watch):
     """A watch that hears of guesses."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ def test_over_http_it_says_what_it_says_without(api: openai.OpenAI, guessing: St
 def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
     options = EngineOptions(smollm2(), "CPU", context=64, **more)
     with pytest.raises(BadInput, match=says):
-        load(options, Unwatched())
+        load(options, Watch())
 
 
 class Placed:

@@ -20,7 +20,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Draw, Logprobs, Row, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.watch import Unwatched
+from orinllm.batching.watch import Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_of
 from orinllm.loader import Network, Share, make_runner, plan_network
@@ -203,7 +203,7 @@ class EngineLoop:
         clocks = [_Clock() for _ in prompts]
         each = zip(prompts, ways or [_GREEDY] * len(prompts), clocks, strict=True)
         jobs = [Job(list(ids), how, n_tokens, frozenset(), clock) for ids, how, clock in each]
-        scheduler = Scheduler(self.runner, self._store, Unwatched(), len(jobs))
+        scheduler = Scheduler(self.runner, self._store, Watch(), len(jobs))
         start = time.perf_counter_ns()
         scheduler.submit(jobs)
         scheduler.stop()

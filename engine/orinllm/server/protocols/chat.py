@@ -17,8 +17,8 @@ from orinllm.server.protocols.request_pictures import READS, picture_at
 
 _MOST_TOP = 20  # OpenAI's
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-#: OpenAI's words for how much a model shall reason.
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# OpenAI's words for how much a model shall reason.
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def read_chat(fields: Fields) -> ChatRequest:
@@ -38,10 +38,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     shape = read_shape(fields)
     if shape is not None and tools.forced:
         raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
-    effort = fields.text("reasoning_effort")
-    if effort is not None and effort not in EFFORTS:
-        fields.notes.ignore("reasoning_effort", f"'{effort}' is none of {', '.join(EFFORTS)}")
-        effort = None
+    effort = read_effort(fields, "reasoning_effort")
     request = ChatRequest(
         common,
         read_messages(fields),
@@ -61,17 +58,27 @@ def read_chat(fields: Fields) -> ChatRequest:
     return request
 
 
-def read_tools(fields: Fields) -> OfferedTools:
-    """Read OpenAI's tools, and which must be called."""
+def read_effort(fields: Fields, name: str) -> str | None:
+    """Read how much a model shall reason; a word that OpenAI does not have is noted."""
+    effort = fields.text(name)
+    if effort is None or effort in _EFFORTS:
+        return effort
+    fields.notes.ignore(fields.path(name), f"'{effort}' is none of {', '.join(_EFFORTS)}")
+    return None
+
+
+def read_tools(fields: Fields, flat: bool = False) -> OfferedTools:
+    """Read OpenAI's tools, and which must be called; `flat`: as in the Responses API."""
     tools, others = [], list[Fields]()
     for part in fields.subfields_of_each("tools"):
         if part.need_text("type") != "function":
             others.append(part)
             continue
-        part.need("function")
-        function = part.subfields("function")
+        if not flat:
+            part.need("function")
+        function = part if flat else part.subfields("function")
         assert function is not None
-        tools.append(function_tool(function))
+        tools.append(_function_tool(function))
         part.note_unread()
     drop_hosted(others, bool(tools))
     parallel = fields.boolean("parallel_tool_calls", True)
@@ -81,7 +88,7 @@ def read_tools(fields: Fields) -> OfferedTools:
     return OfferedTools(tuple(tools), tuple(_forced(fields, choice, tools)), parallel)
 
 
-def function_tool(function: Fields) -> dict[str, Any]:
+def _function_tool(function: Fields) -> dict[str, Any]:
     """Return a function as templates read it."""
     named: dict[str, Any] = {"name": function.need_text("name")}
     if (description := function.text("description")) is not None:

@@ -11,7 +11,7 @@ from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
-from orinllm.server.protocols.chat import EFFORTS, drop_hosted, named_tools
+from orinllm.server.protocols.chat import drop_hosted, named_tools, read_effort
 from orinllm.server.protocols.common import (
     MOST_TOKENS,
     AnswerShape,
@@ -90,10 +90,7 @@ def _output(fields: Fields) -> tuple[AnswerShape | None, str | None]:
         form.choice("type", ("json_schema",), None)
         shape = AnswerShape("schema", form.need("schema"), form.path("schema"))
         form.note_unread()
-    effort = part.text("effort")
-    if effort is not None and effort not in EFFORTS:
-        fields.notes.ignore(part.path("effort"), f"'{effort}' is none of {', '.join(EFFORTS)}")
-        effort = None
+    effort = read_effort(part, "effort")
     part.note_unread()
     return shape, effort
 

@@ -10,12 +10,11 @@ from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
-from orinllm.server.protocols.chat import EFFORTS, drop_hosted, function_tool, named_tools
+from orinllm.server.protocols.chat import read_effort, read_tools
 from orinllm.server.protocols.common import (
     AnswerShape,
     ChatRequest,
     CommonFields,
-    OfferedTools,
     read_length,
     read_named_schema,
     read_sampling,
@@ -55,7 +54,7 @@ def read_response(fields: Fields) -> ChatRequest:
         client=fields.text("user") or "",
         notes=fields.notes,
     )
-    tools, shape = _tools(fields), _shape(fields)
+    tools, shape = read_tools(fields, flat=True), _shape(fields)
     if shape is not None and tools.forced:
         raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
     request = ChatRequest(common, _messages(fields), tools, shape, _effort(fields))
@@ -67,10 +66,7 @@ def _effort(fields: Fields) -> str | None:
     part = fields.subfields("reasoning")
     if part is None:
         return None
-    effort = part.text("effort")
-    if effort is not None and effort not in EFFORTS:
-        fields.notes.ignore(part.path("effort"), f"'{effort}' is none of {', '.join(EFFORTS)}")
-        effort = None
+    effort = read_effort(part, "effort")
     part.ignore_unless("summary", (), "thoughts come as they are")
     part.note_unread()
     return effort
@@ -91,35 +87,6 @@ def _shape(fields: Fields) -> AnswerShape | None:
     part.ignore_unless("verbosity", ("medium",), "models here know none")
     part.note_unread()
     return shape
-
-
-def _tools(fields: Fields) -> OfferedTools:
-    """Read tools, which are flatter than in chats."""
-    tools, others = [], list[Fields]()
-    for part in fields.subfields_of_each("tools"):
-        if part.need_text("type") != "function":
-            others.append(part)
-        else:
-            tools.append(function_tool(part))
-    choice = fields.take("tool_choice")
-    drop_hosted(others, bool(tools))
-    parallel = fields.boolean("parallel_tool_calls", True)
-    if choice == "none":
-        return OfferedTools()
-    forced: list[Mapping[str, Any]] = []
-    if choice == "required":
-        forced = [*tools]
-    elif isinstance(choice, Mapping):
-        part = Fields(choice, "tool_choice", fields.notes)
-        if part.need_text("type") != "function":
-            raise unsupported("tool_choice.type", "only functions are supported")
-        forced = named_tools(tools, part.need_text("name"))
-        part.note_unread()
-    elif choice not in (None, "auto"):
-        raise invalid("tool_choice", f"'{choice}' is none of none, auto, required")
-    if choice == "required" and not tools:
-        raise invalid("tool_choice", "needs tools")
-    return OfferedTools(tuple(tools), tuple(forced), parallel)
 
 
 def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
