@@ -123,6 +123,11 @@ def arguments_of(given: Mapping[str, Buffer | None]) -> tuple[Argument, ...]:
     return tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
 
 
+def name_of(name: str, buffer: Buffer | None) -> str:
+    """Return the expression of an argument that may be left out."""
+    return "0" if buffer is None else name
+
+
 def launch_of_rows(
     file: str,
     name: str,

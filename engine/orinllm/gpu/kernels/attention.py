@@ -18,7 +18,7 @@ from orinllm.gpu.kernels.buffers import (
     most_tokens,
     round_up,
 )
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import Constants, Launch, arguments_of, name_of
 
 # Tokens of a split at least: parts.cuh.
 _SPLIT_LEAST = 64
@@ -151,29 +151,14 @@ def _constants(
     )
 
 
-def _turned(inputs: AttentionInputs) -> tuple[list[Argument], str]:
-    """Return the argument of what tokens are turned by, other than their positions."""
-    if inputs.turns is None:
-        return [], "0"
-    return [Argument("const int* turns", inputs.turns)], "turns"
-
-
-def _cached(cache: Cache) -> tuple[list[Argument], str]:
+def _cached(cache: Cache) -> tuple[dict[str, Buffer | None], str]:
     """Return the arguments of keys and values, and what a kernel takes them as."""
-    arguments = [Argument(f"{cache.heads.kv.element}* cache", cache.buffer)]
-    if cache.scales is None:
-        return arguments, "Cached<P0>{cache, 0}"
-    return [*arguments, Argument("u16* scales", cache.scales)], "Cached<P0>{cache, scales}"
+    given = {f"{cache.heads.kv.element}* cache": cache.buffer, "u16* scales": cache.scales}
+    return given, f"Cached<P0>{{cache, {name_of('scales', cache.scales)}}}"
 
 
 def _written(cache: Cache) -> tuple[str, ...]:
     return ("cache",) if cache.scales is None else ("cache", "scales")
-
-
-def _optional(*vectors: tuple[str, Buffer | None]) -> tuple[list[Argument], list[str]]:
-    """Return the arguments of the vectors that there are, and the expression of each."""
-    arguments = [Argument(f"const float* {name}", b) for name, b in vectors if b is not None]
-    return arguments, ["0" if buffer is None else name for name, buffer in vectors]
 
 
 def _of_chunk(heads: Heads) -> int:
@@ -192,37 +177,30 @@ def attend_token(
     heads, halves = parts.heads, out.dtype == dtypes.uint16
     element = "u16" if halves else "float"
     attention = heads.attention
-    more, (q_norm, k_norm, sinks) = _optional(
-        ("qn", inputs.q_norm), ("kn", inputs.k_norm), ("sinks", inputs.sinks)
-    )
     cache, cached = _cached(inputs.cache)
+    given = {f"{element}* out": out, **cache, "const float* qkv": inputs.qkv}
+    given |= {"const float* freqs": inputs.freqs, "float* part": parts.part}
+    given |= {"float* part_ml": parts.part_ml, "int* state": state}
+    given |= {"const int* table": inputs.cache.table, "const float* qn": inputs.q_norm}
+    given |= {"const float* kn": inputs.k_norm, "const float* sinks": inputs.sinks}
+    given |= {"const int* turns": inputs.turns}
+    vectors = {"qn": inputs.q_norm, "kn": inputs.k_norm, "sinks": inputs.sinks}
+    names = ", ".join(name_of(*vector) for vector in vectors.items())
     dim = attention.head_dim
     few = 1 if halves else parts.few
     constants = replace(
         _constants(heads, parts.splits, heads.per_block, few, parts.warps), stored=stored
     )
-    turned, turns = _turned(inputs)
     written = () if stored or attention.reads is not None else _written(inputs.cache)
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
         file="attention.cu",
         constants=(constants,),
-        arguments=(
-            Argument(f"{element}* out", out),
-            *cache,
-            Argument("const float* qkv", inputs.qkv),
-            Argument("const float* freqs", inputs.freqs),
-            Argument("float* part", parts.part),
-            Argument("float* part_ml", parts.part_ml),
-            Argument("int* state", state),
-            Argument("const int* table", inputs.cache.table),
-            *more,
-            *turned,
-        ),
+        arguments=arguments_of(given),
         body=(
             f"  attention<P0>(Attention<P0, {element}, decltype(before)>{{smem, block, before, "
-            f"out, {cached}, qkv, freqs, {q_norm}, {k_norm}, {sinks}, {inputs.eps!r}f, "
-            f"{attention.scale!r}f, part, part_ml, state, table, {turns}}});"
+            f"out, {cached}, qkv, freqs, {names}, {inputs.eps!r}f, {attention.scale!r}f, "
+            f"part, part_ml, state, table, {name_of('turns', inputs.turns)}}});"
         ),
         grid=(heads.blocks * parts.splits * heads.sequences, 1, 1),
         block=parts.warps * 32,
@@ -238,25 +216,19 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
     """Return what stores keys and values of tokens of one sequence, which see one another."""
     heads = inputs.cache.heads
     attention = heads.attention
-    more, (k_norm,) = _optional(("kn", inputs.k_norm))
     cache, cached = _cached(inputs.cache)
-    turned, turns = _turned(inputs)
+    given = cache | {"const float* qkv": inputs.qkv, "const float* freqs": inputs.freqs}
+    given |= {"const int* state": state, "const int* table": inputs.cache.table}
+    given |= {"const float* kn": inputs.k_norm, "const int* turns": inputs.turns}
     return Launch(
         name=f"store_keys_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="attention.cu",
         constants=(_constants(heads, splits, heads.per_block),),
-        arguments=(
-            *cache,
-            Argument("const float* qkv", inputs.qkv),
-            Argument("const float* freqs", inputs.freqs),
-            Argument("const int* state", state),
-            Argument("const int* table", inputs.cache.table),
-            *more,
-            *turned,
-        ),
+        arguments=arguments_of(given),
         body=(
-            f"  store_keys<P0>(StoreKeys<P0>{{{cached}, qkv, freqs, {k_norm}, state, table, "
-            f"{inputs.eps!r}f, {turns}}});"
+            f"  store_keys<P0>(StoreKeys<P0>{{{cached}, qkv, freqs, "
+            f"{name_of('kn', inputs.k_norm)}, state, table, {inputs.eps!r}f, "
+            f"{name_of('turns', inputs.turns)}}});"
         ),
         grid=(attention.kv_heads, heads.sequences, 1),
         block=32,
@@ -268,29 +240,22 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     """Return a chunk's rotation: q to halves (tokens, heads, head_dim), k and v to the cache."""
     heads = inputs.cache.heads
     attention = heads.attention
-    more, (q_norm, k_norm) = _optional(("qn", inputs.q_norm), ("kn", inputs.k_norm))
     cache, cached = _cached(inputs.cache)
-    turned, turns = _turned(inputs)
-    if inputs.axes is not None:
-        turned.append(Argument("const int* axes", inputs.axes))
-    axes = "0" if inputs.axes is None else "axes"
+    given = {"u16* q": q, **cache, "const float* qkv": inputs.qkv}
+    given |= {"const float* freqs": inputs.freqs, "const int* chunk": chunk}
+    given |= {"const int* table": inputs.cache.table, "const float* qn": inputs.q_norm}
+    given |= {"const float* kn": inputs.k_norm, "const int* turns": inputs.turns}
+    given |= {"const int* axes": inputs.axes}
+    norms = f"{name_of('qn', inputs.q_norm)}, {name_of('kn', inputs.k_norm)}"
+    turns = f"{name_of('turns', inputs.turns)}, {name_of('axes', inputs.axes)}"
     return Launch(
         name=f"rope_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="norm_rope.cu",
         constants=(_constants(heads, 1, _of_chunk(heads)),),
-        arguments=(
-            Argument("u16* q", q),
-            *cache,
-            Argument("const float* qkv", inputs.qkv),
-            Argument("const float* freqs", inputs.freqs),
-            Argument("const int* chunk", chunk),
-            Argument("const int* table", inputs.cache.table),
-            *more,
-            *turned,
-        ),
+        arguments=arguments_of(given),
         body=(
-            f"  rope_rows<P0>(RopeRows<P0>{{q, {cached}, qkv, freqs, {q_norm}, {k_norm}, chunk, "
-            f"table, {inputs.eps!r}f, {attention.scale!r}f, {turns}, {axes}}});"
+            f"  rope_rows<P0>(RopeRows<P0>{{q, {cached}, qkv, freqs, {norms}, chunk, table, "
+            f"{inputs.eps!r}f, {attention.scale!r}f, {turns}}});"
         ),
         grid=(most_tokens(chunk), 1, 1),
         block=_ROPE_WARPS * 32,
@@ -307,31 +272,22 @@ def attend_chunk(
     """
     heads = inputs.cache.heads
     attention = heads.attention
-    more, (sinks,) = _optional(("sinks", inputs.sinks))
-    if attention.gated:
-        more.append(Argument("const float* qkv", inputs.qkv))
-    if ahead is not None:
-        more.append(Argument("const int* ahead", ahead))
-    seen = "0" if ahead is None else "ahead"
+    qkv = inputs.qkv if attention.gated else None
     constants = replace(_constants(heads, 1, _of_chunk(heads)), ahead=ahead is not None)
     cache, cached = _cached(inputs.cache)
+    given = {"u16* out": out, **cache, "const u16* q": q, "const int* chunk": chunk}
+    given |= {"const int* table": inputs.cache.table, "const float* sinks": inputs.sinks}
+    given |= {"const float* qkv": qkv, "const int* ahead": ahead}
     per_block = _of_chunk(heads)
     token_blocks = ceil_div(most_tokens(chunk), _TILE_ROWS // per_block)
     return Launch(
         name=f"attention_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="attention_prompt.cu",
         constants=(constants,),
-        arguments=(
-            Argument("u16* out", out),
-            *cache,
-            Argument("const u16* q", q),
-            Argument("const int* chunk", chunk),
-            Argument("const int* table", inputs.cache.table),
-            *more,
-        ),
+        arguments=arguments_of(given),
         body=(
-            f"  attention_rows<P0>(out, {cached}, q, {'qkv' if attention.gated else 0}, {sinks}, "
-            f"chunk, table, {seen});"
+            f"  attention_rows<P0>(out, {cached}, q, {name_of('qkv', qkv)}, "
+            f"{name_of('sinks', inputs.sinks)}, chunk, table, {name_of('ahead', ahead)});"
         ),
         grid=(token_blocks, attention.heads // per_block, 1),
         block=128,

@@ -16,7 +16,7 @@ from orinllm.gpu.kernels.buffers import ceil_div
 from orinllm.gpu.kernels.gemv import GemvConstants, plan_gemv, shared_memory
 from orinllm.gpu.kernels.rows import Norm, count_of
 from orinllm.gpu.kernels.tile import Tile, TileConstants
-from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, arguments_of, launch_of_rows
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, arguments_of, launch_of_rows, name_of
 from orinllm.network.layer import Activation, Experts
 
 #: Experts that a token may have: a lane of the choosing warp has one of them.
@@ -105,11 +105,6 @@ class CombineConstants(Constants):
     adds: bool
 
 
-def _name(name: str, buffer: Buffer | None) -> str:
-    """Return the expression of a vector that may be missing."""
-    return "0" if buffer is None else name
-
-
 def choose_experts(
     router: Router,
     x: Buffer,
@@ -127,7 +122,7 @@ def choose_experts(
     grid = ceil_div(experts.count, routed * _ROUTER_WARPS)
     type_name = "F32" if router.type is None else router.type.name
     vectors = {"bias": router.bias, "choice": router.choice_bias, "scales": router.scales}
-    vector_names = ", ".join(_name(*vector) for vector in vectors.items())
+    vector_names = ", ".join(name_of(*vector) for vector in vectors.items())
     positions = "0" if state is None else f"state + {most}"
     given: dict[str, Buffer | None] = {"int* ids": choice.ids, "float* weights": choice.weights}
     given |= {"float* logits": choice.logits, "const float* x": x}
@@ -253,11 +248,11 @@ def expert_hidden(device: str, experts: TokenExperts, out: Buffer, x: Buffer) ->
     given: dict[str, Buffer | None] = {"float* out": out, "const float* x": x}
     given |= {"const float* norm": experts.norm.weight, "const int* ids": experts.choice.ids}
     if gate is None:
-        matrices, biases = "up, 0", f"{_name('bias', up.bias)}, 0"
+        matrices, biases = "up, 0", f"{name_of('bias', up.bias)}, 0"
         given |= {"const u8* up": up.buffer, "const float* bias": up.bias}
     else:
         matrices = "gate, up"
-        biases = f"{_name('gate_bias', gate.bias)}, {_name('up_bias', up.bias)}"
+        biases = f"{name_of('gate_bias', gate.bias)}, {name_of('up_bias', up.bias)}"
         given |= {"const u8* gate": gate.buffer, "const u8* up": up.buffer}
         given |= {"const float* gate_bias": gate.bias, "const float* up_bias": up.bias}
     return _launch(
@@ -279,7 +274,7 @@ def expert_parts(device: str, experts: TokenExperts, out: Buffer, hidden: Buffer
     return _launch(
         f"experts_down_{down.type.name.lower()}_{down.rows}x{down.cols}_{choices}",
         f"  expert_down<P0>(Chosen{{smem, out, hidden, 0, ids, weights, {{down, 0}}, "
-        f"{{{_name('bias', down.bias)}, 0}}, 0.f}});",
+        f"{{{name_of('bias', down.bias)}, 0}}, 0.f}});",
         _spread(device, down, "STORE", experts.activation.name, choices),
         experts.used,
         given,
@@ -400,7 +395,7 @@ def _tiles(
     for i, each in enumerate(stacks):
         given |= {f"const u8* w{i}": each.buffer, f"const float* b{i}": each.bias}
     ws = [f"w{i}" for i in range(len(stacks))]
-    biases = [_name(f"b{i}", each.bias) for i, each in enumerate(stacks)]
+    biases = [name_of(f"b{i}", each.bias) for i, each in enumerate(stacks)]
     matrices, vectors = (", ".join([*both, "0"][:2]) for both in (ws, biases))
     function = name.replace("experts", "expert")
     return Launch(
