@@ -90,10 +90,6 @@ class PassThrough(Backend):
             values = {"fd": fd, "length": length, "offset": offset}
             self.writer.event("mmap", address=address, errno=0, **values)
 
-    def map_failed(self, fd: int, length: int, offset: int, number: int) -> None:
-        """The kernel refused to map."""
-        self.writer.event("mmap", fd=fd, length=length, offset=offset, errno=number)
-
     def unmapping(self, address: int, length: int) -> None:
         """Every munmap: the reader knows which were the GPU's."""
         self.writer.event("munmap", address=address, length=length)

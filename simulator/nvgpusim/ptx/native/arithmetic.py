@@ -18,11 +18,6 @@ def _twice(t: Type) -> Type:
     return TYPES[f"{t.kind}{2 * t.bits}"]
 
 
-def _refuse(w: Words, *mods: str) -> None:
-    if w.has(*mods):
-        raise Unknown
-
-
 # integers
 
 
