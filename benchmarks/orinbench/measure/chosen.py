@@ -1,4 +1,4 @@
-"""What a command measures: the models' files, and the backends that open."""
+"""The choices of a command: the models' files, and the backends that open."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What kernels' malloc gives: pieces of one buffer, which free takes back."""
+"""The heap of kernels' malloc: pieces of one buffer, which free takes back."""
 
 from __future__ import annotations
 

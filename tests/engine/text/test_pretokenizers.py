@@ -1,4 +1,4 @@
-"""How text is cut before it is joined: llama.cpp's expressions, and those that makers published."""
+"""The cuts of a text before it is joined: llama.cpp's expressions, and published ones."""
 
 import random
 from typing import Any

@@ -118,7 +118,7 @@ def fold(text: str, inputs: list[Any], groups: int) -> Any:
 
 
 def of_recorded(number: int, forms: list[grammar.Form], start: int) -> Any:
-    """What `folded` makes of a group's recorded answers."""
+    """The results of `folded` for a group's recorded answers."""
     group, want = GROUPS[number], RECORDED[f"g{number}"]
     rows = dict(zip((f.name for f in group), want.reshape(len(group), -1), strict=True))
     total = np.full(grammar.LANES, start, np.uint64)

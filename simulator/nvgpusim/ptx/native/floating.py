@@ -222,7 +222,7 @@ ORDERED = {
 BOOL = {"and": "&", "or": "|", "xor": "^"}
 TRUE = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000, "f16x2": 0x3C003C00,
         "bf16x2": 0x3F803F80}  # fmt: skip
-"""What set writes where the comparison holds; all ones for integers."""
+"""The value that set writes where the comparison holds; all ones for integers."""
 
 
 def _compared(w: Words, n: int, by: int) -> str:

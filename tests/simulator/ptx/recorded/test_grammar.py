@@ -28,7 +28,7 @@ def _split(array: Any, forms: int) -> list[Any]:
 
 
 def compared(number: int, compiled: bool | None = None) -> list[str]:
-    """What of a group's forms is not as recorded; `compiled`: see `interpret`."""
+    """The forms of a group that are not as recorded; `compiled`: see `interpret`."""
     group = GROUPS[number]
     kind, ins, limit = group[0].signature
     inputs = tuple(grammar.inputs(ins, limit))
