@@ -25,8 +25,8 @@ pkgs.mkShellNoCC {
   ];
   # The checkout goes in front of the packaged copy: an edit counts at once.
   shellHook = ''
-    if [ -d benchmarks/orinbench ]; then
-      export PYTHONPATH="$PWD/benchmarks:$PWD/engine:$PWD/simulator:$PWD/telemetry''${PYTHONPATH:+:$PYTHONPATH}"
+    if root=$(git rev-parse --show-toplevel 2>/dev/null || pwd) && [ -d "$root/benchmarks/orinbench" ]; then
+      export PYTHONPATH="$root/benchmarks:$root/engine:$root/simulator:$root/telemetry''${PYTHONPATH:+:$PYTHONPATH}"
     fi
   '';
 }

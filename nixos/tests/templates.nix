@@ -59,6 +59,7 @@ let
     wrong =
       let
         monitor = nodes.monitor.config;
+        site = monitor.services.nginx.virtualHosts."monitor.local";
         shut = {
           "Grafana on its loopback" = monitor.services.grafana.settings.server.http_addr == "127.0.0.1";
           "a password of its own" =
@@ -67,11 +68,8 @@ let
           "Prometheus on its loopback" = monitor.services.prometheus.listenAddress == "127.0.0.1";
           "two ports, for the boards and with a key for clients" =
             toString (lib.sort lib.lessThan monitor.networking.firewall.allowedTCPPorts) == "22 4000 9443";
-          "TLS and a password at that port" =
-            let
-              host = monitor.services.nginx.virtualHosts."monitor.local";
-            in
-            host.onlySSL && host.basicAuthFile != null;
+          "TLS and a password at that port" = site.onlySSL && site.basicAuthFile != null;
+          "no administrator's page" = monitor.services.litellm.environment.DISABLE_ADMIN_UI == "True";
           "no passwords of ssh" = !monitor.services.openssh.settings.PasswordAuthentication;
         };
       in

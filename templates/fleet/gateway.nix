@@ -1,6 +1,6 @@
 # One address in front of the boards' servers: LiteLLM, which nixpkgs has. On the monitor, before the switch:
 #   install -m 0400 gateway.env /var/lib/secrets/gateway.env
-# with the lines LITELLM_MASTER_KEY=sk-..., which clients show, and ORIN_KEY=..., one of the boards' keys.
+# with the lines LITELLM_MASTER_KEY=sk-..., which clients show, and ORIN_KEY=..., a board's. Plain HTTP: trust the network.
 let
   # One entry for each model of each board; those of one name share its requests.
   servedBy = board: {
@@ -31,6 +31,7 @@ in
       DO_NOT_TRACK = "True";
       ANONYMIZED_TELEMETRY = "False";
       LITELLM_LOCAL_MODEL_COST_MAP = "True";
+      DISABLE_ADMIN_UI = "True";
     };
     settings = {
       model_list = map servedBy [
@@ -46,6 +47,7 @@ in
         cooldown_time = 15;
       };
       litellm_settings.callbacks = [ "prometheus" ];
+      litellm_settings.require_auth_for_metrics_endpoint = true;
       general_settings = {
         background_health_checks = true;
         health_check_interval = 60;

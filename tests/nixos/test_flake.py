@@ -127,6 +127,24 @@ def test_every_app_of_orinbench_is_a_command_of_it() -> None:
     assert set(names) <= commands
 
 
+@pytest.mark.parametrize(
+    ("folder", "is_git"), [(".", True), ("engine/orinllm", True), (".", False)]
+)
+def test_an_edit_counts_in_the_shell(tmp_path: Path, folder: str, is_git: bool) -> None:
+    """`nix develop` finds its flake from any folder of a checkout, and runs the hook there."""
+    (hook,) = re.findall(
+        r"shellHook = ''\n(.*?)'';", (ROOT / "shells/all.nix").read_text(), re.DOTALL
+    )
+    for package in ("benchmarks/orinbench", "engine/orinllm"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.py").write_text("EDITED = True\n")
+    if is_git:
+        subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    hook = hook.replace("''$", "$")
+    program = f"{hook}\n{sys.executable} -c 'import orinllm; orinllm.EDITED'"
+    subprocess.run(["bash", "-euc", program], cwd=tmp_path / folder, check=True)
+
+
 def test_what_the_check_runs_is_all_in_its_sandbox() -> None:
     """A module of tests that imports one of another room would end the whole check."""
     package = (ROOT / "overlays/tinygrad-orin.nix").read_text()

@@ -52,7 +52,7 @@ in
 
     user =
       option lib.types.str "orin" "alice"
-        "The user that logs in, becomes root with sudo, and may use the GPU.";
+        "The user that logs in, becomes root with sudo, asked for a password if `users.users` has one, and may use the GPU.";
 
     sshKeys =
       option (lib.types.listOf lib.types.str) [ ] [ "ssh-ed25519 AAAAC3Nza... alice@laptop" ]
