@@ -1,6 +1,6 @@
 # One address in front of the boards' servers: LiteLLM, which nixpkgs has. On the monitor, before the switch:
 #   install -m 0400 gateway.env /var/lib/secrets/gateway.env
-# with the lines LITELLM_MASTER_KEY=sk-..., which clients show, and ORIN_KEY=..., a board's. Plain HTTP: trust the network.
+# with LITELLM_MASTER_KEY=sk-..., which clients show, and ORIN_KEY=..., a board's. Plain HTTP: trust the network.
 let
   # One entry for each model of each board; those of one name share its requests.
   servedBy = board: {
