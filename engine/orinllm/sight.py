@@ -19,7 +19,7 @@ from orinllm.network.vision.gemma3 import gemma3
 from orinllm.network.vision.header import ClipHeader
 from orinllm.network.vision.idefics3 import idefics3
 from orinllm.network.vision.pictures import MOST_ROWS, Floats, Picture, Pixels, Prepared, picture_of
-from orinllm.network.vision.prepare import MOST_BYTES, check_size, damaged, prepare, upright
+from orinllm.network.vision.prepare import MOST_BYTES, check_size, prepare
 from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
 from orinllm.text.processes.child import Child
 from orinllm.text.template import ChatTemplate
@@ -98,13 +98,8 @@ class Sight:
     def _prepared(self, source: Any) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         from PIL import Image
 
-        try:
-            image = source if isinstance(source, Image.Image) else Image.fromarray(_pixels(source))
-            tiles, grid = prepare(upright(image), self.projector.way, self.projector.sizes)
-        except (BadInput, MemoryError):
-            raise
-        except Exception as error:  # an image of a file is read only now
-            raise damaged(error) from None
+        image = source if isinstance(source, Image.Image) else Image.fromarray(_pixels(source))
+        tiles, grid = prepare(image, self.projector.way, self.projector.sizes)
         return tuple(np.asarray(tile) for tile in tiles), grid
 
     def text_of(self, picture: Picture, bare: bool = False) -> str:

@@ -32,6 +32,7 @@ from orinllm.network.vision.pictures import (
     Prepared,
     end_between_pictures,
     picture_of,
+    pictures_in,
     pieces_of,
     rows_ahead,
 )
@@ -374,6 +375,26 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
     tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]
     wide, tall, again = (picture_of("", Prepared((t,)), 2, nothing) for t in tiles)
     assert wide is again and wide is not tall  # of the same bytes
+
+
+def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many bytes of them, and the last one whatever it takes."""
+    monkeypatch.setattr("orinllm.network.vision.pictures._KEPT_BYTES", 100)
+
+    def seen(side: int, shade: int) -> range:
+        tile = np.full((side, side, 3), shade, np.uint8)
+        return picture_of("kept", Prepared((tile,)), 1, nothing).ids
+
+    first, second = seen(4, 1), seen(4, 2)  # of 48 bytes each
+    assert seen(4, 1) == first
+    third = seen(4, 3)
+    assert len(pictures_in([*first, *third])) == 2
+    with pytest.raises(BadInput, match="a picture that is not there any more"):
+        pictures_in([*first, *second])
+    large = seen(40, 4)
+    assert len(pictures_in(large)) == 1
+    with pytest.raises(BadInput, match="a picture that is not there any more"):
+        pictures_in(third)
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)

@@ -26,22 +26,13 @@ Tiles = tuple[list[Image.Image], tuple[int, int]]
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame of a file, upright, in RGB.
-
-    Raises BadInput for what is none, and Pillow's errors (`damaged`).
-    """
+    """Return the first frame of a file, upright, in RGB; raises BadInput for what is none."""
     try:
         return upright(Image.open(io.BytesIO(data), formats=FORMATS))
     except UnidentifiedImageError:
         raise BadInput(f"it is no picture: {', '.join(FORMATS)} were expected") from None
     except Image.DecompressionBombError:
         raise BadInput(f"the picture has more than {MOST_PIXELS:,} pixels") from None
-
-
-def damaged(error: Exception) -> BadInput:
-    """Return one line for what Pillow raises of a damaged picture, which may be anything."""
-    said = f"the picture is damaged: {type(error).__name__}: {error}"
-    return BadInput(" ".join(said[:1000].split()))
 
 
 def check_size(width: int, height: int) -> None:
@@ -147,6 +138,16 @@ def _whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
 WAYS: Mapping[str, Callable[..., Tiles]] = {"square": square, "tiled": tiled, "blocks": blocks}
 
 
-def prepare(image: Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
-    """Return the tiles of an upright picture, and their grid (pictures.py: Prepared)."""
-    return WAYS[way](image, **sizes)
+def prepare(source: bytes | Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
+    """Return the tiles of a file or an image, and their grid (pictures.py: Prepared).
+
+    Raises BadInput, one line, for what is none.
+    """
+    try:
+        image = decode(source) if isinstance(source, bytes) else upright(source)
+        return WAYS[way](image, **sizes)
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:  # what Pillow raises of a damaged picture may be anything
+        said = f"the picture is damaged: {type(error).__name__}: {error}"
+        raise BadInput(" ".join(said[:1000].split())) from None
