@@ -17,10 +17,8 @@ from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
-    ROWS,
     AttendAll,
     Bend,
-    Beside,
     Encoder,
     Join,
     LayerNorm,
@@ -160,7 +158,7 @@ class _Stages:
     @property
     def result(self) -> Floats:
         """The rows, once the stages have run."""
-        return self._values[ROWS]
+        return np.concatenate([self._values[name] for name in self._encoder.rows], axis=1)
 
     def _make(self, name: str, rows: int, width: int) -> Floats:
         """Return room for a value, with some behind its rows and its columns."""
@@ -182,9 +180,7 @@ class _Stages:
             case AttendAll():
                 self._attend(operation)
             case Join(out, of, rows, mean):
-                self._joined(_MEAN if mean else _COPY, out, [of], rows)
-            case Beside(out, names):
-                self._joined(_COPY, out, names, 1)
+                self._joined(_MEAN if mean else _COPY, out, of, rows)
 
     def _add(self, kind: int, value: Floats, out: Floats, **more: Any) -> Stage:
         """Append a stage of rows of a value."""
@@ -244,12 +240,7 @@ class _Stages:
         most = max(int(end - first) for _, _, first, end in blocks)
         self._needs(_PANEL * (2 * size + most + _DEEP))
 
-    def _joined(self, kind: int, out: str, names: Sequence[str], joined: int) -> None:
-        """Append what makes one row of so many, of one value or of several side by side."""
-        values = [self._values[name] for name in names]
-        rows, each = len(values[0]) // joined, joined if kind == _COPY else 1
-        made, at = self._make(out, rows, sum(v.shape[1] for v in values) * each), 0
-        for value in values:
-            stage = self._add(kind, value, made[:, at:], joined=joined)
-            stage.rows, stage.in_stride = rows, value.strides[0] // 4
-            at += value.shape[1] * each
+    def _joined(self, kind: int, out: str, of: str, joined: int) -> None:
+        value, each = self._values[of], joined if kind == _COPY else 1
+        made = self._make(out, len(value) // joined, value.shape[1] * each)
+        self._add(kind, value, made, joined=joined).rows = len(made)

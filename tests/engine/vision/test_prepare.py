@@ -84,7 +84,7 @@ def pictures() -> list[bytes]:
 
 def encoder_of(size: int) -> Encoder:
     """An encoder that takes a tile as one patch."""
-    return Encoder(Shape(size, size, 1, 1, 1, 1, False, False), 1, 1e-6, MEAN, STD, (0,), (), X, 1)
+    return Encoder(Shape(size, size, 1, 1, 1, 1, False, False), 1, 1e-6, MEAN, STD, (0,), (), (X,))
 
 
 def normed(tiles: list[Image.Image], size: int) -> np.ndarray:

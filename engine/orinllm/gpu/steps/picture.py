@@ -33,10 +33,8 @@ from orinllm.gpu.memory import ints
 from orinllm.gpu.weights import floats
 from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
-    ROWS,
     AttendAll,
     Bend,
-    Beside,
     Encoder,
     Join,
     LayerNorm,
@@ -77,9 +75,6 @@ class PictureList:
         self._arranged, self._patches = arranged, len(arranged.order)
         self._counts: dict[int, Buffer] = {}
         self._values: dict[str, _Value] = {}
-        self._results: tuple[_Value, ...] = ()
-        beside = (op.of for op in encoder.operations if isinstance(op, Beside))
-        self._shown = next(beside, (ROWS,))
         device, whole = room.device, [slice(0, self._patches)]
         ranges = [blocks_of(each, BLOCK_ROWS) for each in (whole, arranged.windows) if each]
         self._ranges = [(ints(device, each.reshape(-1).tolist()), len(each)) for each in ranges]
@@ -90,6 +85,7 @@ class PictureList:
         self._input = _Value(patches, 1, columns)
         self.products: list[tuple[RowProduct, int]] = []  # and the patches of a row of each
         self.launches = tuple(self._lower())
+        self._results = [self._values[name] for name in encoder.rows]
 
     @cached_property
     def _graph(self) -> Graph:
@@ -139,8 +135,6 @@ class PictureList:
         yield from self._product(embed, "STORE" if taps is None else "ADD")
         for operation in self._encoder.operations:
             yield from self._lowered(operation)
-        if not self._results:
-            self._results = (self._values[ROWS],)
 
     def _lowered(self, operation: Operation) -> Iterator[Launch]:
         values = self._values
@@ -163,8 +157,6 @@ class PictureList:
                 value = values[of]
                 columns = replace(value.columns, groups=value.columns.groups * rows)
                 values[out] = replace(value, each=value.each * rows, columns=columns)
-            case Beside(_, names):
-                self._results = tuple(values[name] for name in names)
 
     def _norm(self, out: str, value: _Value, weight: str, bias: str | None) -> Launch:
         columns = value.columns
@@ -188,7 +180,7 @@ class PictureList:
         if made.out == X:
             value = self._values[X]
         else:
-            zero = made.out in self._shown
+            zero = made.out in self._encoder.rows
             value = self._make(made.out, source.each, columns, halves, zero=zero)
         part = columns.of // 3 if single else part
         self._values[made.out] = replace(value, hidden=halves, part=part)

@@ -73,17 +73,7 @@ class Join:
     mean: bool = False
 
 
-@dataclass(frozen=True)
-class Beside:
-    """out = several values side by side."""
-
-    out: str
-    of: tuple[str, ...]
-
-
-#: The value that the operations end with.
-ROWS = "rows"
-Operation = LayerNorm | Norm | Product | AttendAll | Join | Beside
+Operation = LayerNorm | Norm | Product | AttendAll | Join
 
 
 @dataclass(frozen=True)
@@ -135,9 +125,9 @@ class Encoder:
     """The making of rows of a tile.
 
     merge: patches of a side of a block, which becomes a row. mean, std: of each channel, from 0 to
-    1. positions: rows of v.position_embd by patch. across: matrices that the file has as
-    (in_features, out_features). free: pictures are of any size; `shape.size` and `positions` say
-    nothing then.
+    1. positions: rows of v.position_embd by patch. rows: the values that are its rows, side by side
+    (`out_width`). across: matrices that the file has as (in_features, out_features). free: pictures
+    are of any size; `shape.size` and `positions` say nothing then.
     """
 
     shape: Shape
@@ -147,9 +137,10 @@ class Encoder:
     std: tuple[float, ...]
     positions: tuple[int, ...]
     operations: tuple[Operation, ...]
-    out_width: int
+    rows: tuple[str, ...]
     across: frozenset[str] = frozenset()
     free: AnySize | None = None
+    out_width: int = 0
 
     @property
     def cell(self) -> int:

@@ -5,7 +5,7 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 """
 
 from orinllm.network.layer import Norm
-from orinllm.network.vision.encoder import ROWS, Join, Product, Projector, layers
+from orinllm.network.vision.encoder import Join, Product, Projector, layers
 from orinllm.network.vision.header import ClipHeader
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
@@ -19,10 +19,10 @@ def gemma3(header: ClipHeader) -> Projector:
         *layers(shape),
         Join("pooled", "seen", pool**2, mean=True),
         Norm("normed rows", "pooled", "mm.soft_emb_norm"),
-        Product(ROWS, "normed rows", (("mm.input_projection", out),)),
+        Product("rows", "normed rows", (("mm.input_projection", out),)),
     ]
     positions = range(shape.side**2)
-    encoder = header.encoder(shape, pool, positions, operations, out, ("mm.input_projection",))
+    encoder = header.encoder(shape, pool, positions, operations, across=("mm.input_projection",))
     return Projector(
         kind="gemma3",
         encoder=encoder,

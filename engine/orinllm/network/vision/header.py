@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from orinllm.network.layer import Norm
 from orinllm.network.vision.encoder import (
     AnySize,
     AttendAll,
-    Beside,
     Encoder,
     Join,
     LayerNorm,
@@ -113,7 +113,7 @@ class ClipHeader:
         merge: int,
         positions: Iterable[int] | AnySize,
         operations: Iterable[Operation],
-        out: int,
+        rows: Iterable[str] = ("rows",),
         across: Iterable[str] = (),
     ) -> Encoder:
         """Return an encoder, whose tensors are there in the shapes that it needs."""
@@ -129,13 +129,13 @@ class ClipHeader:
             deviations,
             () if isinstance(positions, AnySize) else tuple(positions),
             tuple(operations),
-            out,
+            tuple(rows),
             frozenset(across),
             free,
         )
-        self._check(encoder, shape)
+        widths = self._check(encoder, shape)
         self._refuse_unread()
-        return encoder
+        return replace(encoder, out_width=sum(widths[name] for name in encoder.rows))
 
     def _refuse_unread(self) -> None:
         """Raise BadInput for a tensor of the encoder or the projector that nothing reads."""
@@ -147,7 +147,7 @@ class ClipHeader:
                 "the file is of a variant that would be computed wrong"
             )
 
-    def _check(self, encoder: Encoder, shape: Shape) -> None:
+    def _check(self, encoder: Encoder, shape: Shape) -> dict[str, int]:
         width, patch = shape.width, shape.patch
         for end in ("", ".1") if encoder.free else ("",):
             self._expect(f"v.patch_embd.weight{end}", (width, 3, patch, patch))
@@ -171,12 +171,11 @@ class ClipHeader:
                         if self.has(f"{name}.bias"):
                             self._expect(f"{name}.bias", (n,))
                     widths[out] = operation.width
-                case Beside(out, names):
-                    widths[out] = sum(widths[name] for name in names)
                 case AttendAll(out, of):
                     widths[out] = widths[of] // 3
                 case Join(out, of, rows, mean):
                     widths[out] = widths[of] * (1 if mean else rows)
+        return widths
 
     def _table(self, least: int, width: int) -> None:
         rows = self.tensor("v.position_embd.weight")

@@ -6,7 +6,7 @@ them are those of `transformers`' Idefics3Processor.
 
 import numpy as np
 
-from orinllm.network.vision.encoder import ROWS, Join, Product, Projector, layers
+from orinllm.network.vision.encoder import Join, Product, Projector, layers
 from orinllm.network.vision.header import ClipHeader
 
 _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
@@ -19,11 +19,11 @@ def idefics3(header: ClipHeader) -> Projector:
     operations = [
         *layers(shape),
         Join("joined", "seen", side**2),
-        Product(ROWS, "joined", (("mm.model.fc", out),)),
+        Product("rows", "joined", (("mm.model.fc", out),)),
     ]
     return Projector(
         kind="idefics3",
-        encoder=header.encoder(shape, side, _positions(shape.side), operations, out),
+        encoder=header.encoder(shape, side, _positions(shape.side), operations),
         way="tiled",
         sizes={"size": shape.size, "longest": header.count("preproc_image_size", shape.size)},
         n_rows=(shape.side // side) ** 2,

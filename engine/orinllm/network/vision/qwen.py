@@ -12,10 +12,8 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import (
-    ROWS,
     AnySize,
     Bend,
-    Beside,
     Join,
     LayerNorm,
     Operation,
@@ -84,11 +82,9 @@ def _projector(
             f"clip.vision.attention.head_count is {shape.heads}: heads of {shape.width} elements "
             "whose quarters are whole were expected"
         )
-    merge, names = _merge(header), ("row", *beside)
-    operations.append(Join("normed", "seen", merge**2))
-    operations += [*_two(header, "row", ("mm.0", "mm.2")), Beside(ROWS, names)]
-    out = header.tensor("mm.2.weight")[0] * len(names)
-    encoder = header.encoder(shape, merge, free, operations, out)
+    merge = _merge(header)
+    operations += [Join("normed", "seen", merge**2), *_two(header, "rows", ("mm.0", "mm.2"))]
+    encoder = header.encoder(shape, merge, free, operations, ("rows", *beside))
     area, least = encoder.cell**2, _LEAST_3 if free.learned else _LEAST
     return Projector(
         kind=kind,
