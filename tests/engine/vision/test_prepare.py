@@ -375,6 +375,10 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
     tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]
     wide, tall, again = (picture_of("", Prepared((t,)), 2, nothing) for t in tiles)
     assert wide is again and wide is not tall  # of the same bytes
+    grids = [
+        picture_of("", Prepared((tiles[0],) * 3, grid), 3, nothing) for grid in ((1, 2), (2, 1))
+    ]
+    assert [picture.grid for picture in grids] == [(1, 2), (2, 1)]
 
 
 def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
