@@ -323,6 +323,7 @@ KEYS: list[tuple[str, object, str]] = [
     ("attention.head_count", 5, "sizes that do not fit each other"),
     ("patch_size", 1 << 10, "sizes that do not fit each other"),
     ("projector.scale_factor", 3, "a divisor of [0-9]+ patches a side was expected"),
+    ("clip.use_silu", True, "clip.use_silu is true; .* was expected with GELU"),
 ]
 
 
@@ -334,7 +335,8 @@ def test_a_key_that_lies_is_one_line(
     """Before anything of its size is made."""
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip = GGUF.open(tmp_path / "mmproj.gguf")
-    clip.metadata = {**clip.metadata, f"clip.vision.{key}": value}  # type: ignore[assignment]
+    name = key if key.startswith("clip.") else f"clip.vision.{key}"
+    clip.metadata = {**clip.metadata, name: value}  # type: ignore[assignment]
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     with pytest.raises(BadInput, match=f"mmproj.gguf: .*{said}"):
         read_projector(tmp_path / "mmproj.gguf")
