@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOUNT = Path("mnt")
-SECTOR = 512
 #: The unit that works, and the file of its arguments, one a line (installer.nix).
 UNIT = "orin-installation.service"
 ANSWERS = Path("run/orin-installation")
@@ -86,7 +85,7 @@ def disks(root: Path) -> list[Disk]:
     found = []
     stick = re.findall(r"(?m)^(\S+) /iso ", (root / "proc/self/mounts").read_text())
     for block in (root / "sys/class/block").iterdir():
-        device, size = f"/dev/{block.name}", int((block / "size").read_text()) * SECTOR
+        device, size = f"/dev/{block.name}", int((block / "size").read_text()) * 512
         files = [block / "device" / name for name in ("type", "name", "model")]
         said = {path.name: path.read_text().strip() for path in files if path.exists()}
         name = f"{block.name} {said.get('type')}"

@@ -157,9 +157,7 @@ def arm(board: Board, target: Path) -> None:
             board.add("bad", target, drop=True)
     except OSError as error:
         prefer_ours(board)
-        raise SystemExit(
-            f"{board.esp}: {error.strerror}: the next boot is the good system's"
-        ) from error
+        raise SystemExit(f"{board.esp}: {error.strerror}: the good system is next") from error
     finally:
         os.sync()
         os.close(lock)
@@ -183,16 +181,15 @@ def set_profile(profile: Path, system: Path, *, alone: bool = False) -> None:
         folder.mkdir(exist_ok=True)
         numbers = re.findall(rf"(?m)^{name}-(\d+)-link$", "\n".join(os.listdir(folder)))
         made = [folder / f"{name}-{n}-link" for n in sorted(map(int, numbers))]
-        its = next((link for link in made if link.resolve() == system), None)
+        its = next((link for link in reversed(made) if link.resolve() == system), None)
         if its is None:
             its = folder / f"{name}-{max(map(int, numbers), default=0) + 1}-link"
             its.symlink_to(system)
         (new := folder / f"{name}.new").unlink(missing_ok=True)
         new.symlink_to(its.name)
         new.replace(profile)
-        for link in made if alone else ():
-            if link != its:
-                link.unlink()
+        for link in {*made} - {its} if alone else ():
+            link.unlink()
     except OSError as error:
         print(f"{profile}: not written: {error.strerror}", file=sys.stderr)
 
