@@ -50,9 +50,20 @@ def rows_of_each(things: str, value: str, *labels: str) -> Callable[[Readings], 
     ]
 
 
-def row_of_one(thing: str, value: str) -> Callable[[Readings], Iterable[Row]]:
-    """The row of something that a board has once, or not at all."""
-    return lambda r: [((), getattr(getattr(r, thing), value, None))]
+def of_each(name: str, text: str, label: str, field: str) -> Family:
+    """A family of a field such as `gpus.load`, a row for each by its name."""
+    return Family(name, text, (label,), rows_of_each(*field.split(".")))
+
+
+def of_rails(name: str, text: str, value: str) -> Family:
+    """The same of rails, which have a device, too."""
+    return Family(name, text, RAIL, rows_of_each("rails", value, "name", "device"))
+
+
+def of_one(name: str, text: str, field: str) -> Family:
+    """The same of what a board has once, or not at all: `memory.nvmap_bytes`."""
+    thing, value = field.split(".")
+    return Family(name, text, (), lambda r: [((), getattr(getattr(r, thing), value, None))])
 
 
 def board(r: Readings) -> list[Row]:
@@ -63,10 +74,8 @@ def board(r: Readings) -> list[Row]:
     return [((r.identity.model, r.identity.soc, release, r.identity.firmware or ""), 1)]
 
 
-GPU = ("gpu",)
 RAIL = ("rail", "device")
 LEVEL = (*RAIL, "level")
-ENGINE = ("engine",)
 
 #: Families of a board's readings.
 BOARD = (
@@ -88,44 +97,24 @@ BOARD = (
         ("domain",),
         lambda r: [((domain,), fixed) for domain, fixed in r.pinned.items()],
     ),
-    Family("gpu_load_ratio", "Load of the GPU.", GPU, rows_of_each("gpus", "load")),
-    Family("gpu_frequency_hertz", "Clock of the GPU.", GPU, rows_of_each("gpus", "current_hz")),
-    Family(
-        "gpu_min_frequency_hertz", "Minimum clock of the GPU.", GPU, rows_of_each("gpus", "min_hz")
-    ),
-    Family(
-        "gpu_max_frequency_hertz", "Maximum clock of the GPU.", GPU, rows_of_each("gpus", "max_hz")
-    ),
-    Family(
-        "gpu_multiprocessors",
-        "Streaming multiprocessors switched on.",
-        GPU,
-        rows_of_each("gpus", "sms"),
-    ),
+    of_each("gpu_load_ratio", "Load of the GPU.", "gpu", "gpus.load"),
+    of_each("gpu_frequency_hertz", "Clock of the GPU.", "gpu", "gpus.current_hz"),
+    of_each("gpu_min_frequency_hertz", "Minimum clock of the GPU.", "gpu", "gpus.min_hz"),
+    of_each("gpu_max_frequency_hertz", "Maximum clock of the GPU.", "gpu", "gpus.max_hz"),
+    of_each("gpu_multiprocessors", "Streaming multiprocessors switched on.", "gpu", "gpus.sms"),
     Family(
         "gpu_governor_info",
         "The governor that sets the clock of the GPU; always 1.",
         ("gpu", "governor"),
         lambda r: [((g.name, g.governor), 1) for g in r.gpus if g.governor],
     ),
-    Family(
-        "rail_voltage_volts",
-        "Voltage of a rail.",
-        RAIL,
-        rows_of_each("rails", "volts", "name", "device"),
-    ),
-    Family(
+    of_rails("rail_voltage_volts", "Voltage of a rail.", "volts"),
+    of_rails(
         "rail_current_amperes",
         "Current of a rail; slightly negative readings occur at idle.",
-        RAIL,
-        rows_of_each("rails", "amperes", "name", "device"),
+        "amperes",
     ),
-    Family(
-        "rail_power_watts",
-        "Power of a rail.",
-        RAIL,
-        rows_of_each("rails", "watts", "name", "device"),
-    ),
+    of_rails("rail_power_watts", "Power of a rail.", "watts"),
     Family(
         "rail_current_limit_amperes",
         "Current at which a rail raises its alarm.",
@@ -144,11 +133,11 @@ BOARD = (
         (),
         lambda r: [((), module_watts(r.rails))],
     ),
-    Family(
+    of_each(
         "temperature_celsius",
         "Temperature of a zone; no sample while the zone is gated.",
-        ("zone",),
-        rows_of_each("zones", "celsius"),
+        "zone",
+        "zones.celsius",
     ),
     Family(
         "thermal_zone_online",
@@ -162,19 +151,14 @@ BOARD = (
         ("zone", "trip", "type"),
         lambda r: [((z.name, str(t.index), t.kind), t.celsius) for z in r.zones for t in z.trips],
     ),
-    Family(
+    of_each(
         "cooling_state_ratio",
         "State of a cooling device or throttle alert, as a share of its maximum state.",
-        ("type",),
-        rows_of_each("coolings", "ratio"),
+        "type",
+        "coolings.ratio",
     ),
-    Family("fan_pwm_ratio", "Duty cycle of a fan.", ("fan",), rows_of_each("fans", "pwm")),
-    Family(
-        "fan_speed_rpm",
-        "Speed of a fan in revolutions per minute.",
-        ("fan",),
-        rows_of_each("fans", "rpm"),
-    ),
+    of_each("fan_pwm_ratio", "Duty cycle of a fan.", "fan", "fans.pwm"),
+    of_each("fan_speed_rpm", "Speed of a fan in revolutions per minute.", "fan", "fans.rpm"),
     Family(
         "throttle_events_total",
         "Electrical throttle events since the exporter started.",
@@ -187,54 +171,29 @@ BOARD = (
         ("event",),
         rows_of_each("throttles", "enabled", "event"),
     ),
-    Family(
-        "nvmap_memory_bytes",
-        "Memory allocated for the GPU.",
-        (),
-        row_of_one("memory", "nvmap_bytes"),
-    ),
-    Family(
+    of_one("nvmap_memory_bytes", "Memory allocated for the GPU.", "memory.nvmap_bytes"),
+    of_one(
         "memory_largest_free_block_bytes",
         "Size of the largest free block of physical memory.",
-        (),
-        row_of_one("memory", "largest_free_block_bytes"),
+        "memory.largest_free_block_bytes",
     ),
-    Family(
+    of_one(
         "memory_largest_free_blocks",
         "Number of free blocks of the largest size.",
-        (),
-        row_of_one("memory", "largest_free_blocks"),
+        "memory.largest_free_blocks",
     ),
-    Family(
-        "emc_frequency_hertz",
-        "Clock of the memory controller.",
-        (),
-        row_of_one("emc", "current_hz"),
-    ),
-    Family(
-        "emc_max_frequency_hertz",
-        "Maximum clock of the memory controller.",
-        (),
-        row_of_one("emc", "max_hz"),
-    ),
+    of_one("emc_frequency_hertz", "Clock of the memory controller.", "emc.current_hz"),
+    of_one("emc_max_frequency_hertz", "Maximum clock of the memory controller.", "emc.max_hz"),
     Family(
         "emc_activity_hertz",
         "Clocks a second in which memory was used, as the activity monitor counts them.",
         (),
         lambda r: [((), r.emc_activity_hz)],
     ),
-    Family(
-        "engine_frequency_hertz",
-        "Clock of an engine.",
-        ENGINE,
-        rows_of_each("engines", "current_hz"),
-    ),
-    Family("engine_load_ratio", "Load of an engine.", ENGINE, rows_of_each("engines", "load")),
-    Family(
-        "engine_enabled",
-        "1 if the clock of an engine is running.",
-        ENGINE,
-        rows_of_each("engines", "enabled"),
+    of_each("engine_frequency_hertz", "Clock of an engine.", "engine", "engines.current_hz"),
+    of_each("engine_load_ratio", "Load of an engine.", "engine", "engines.load"),
+    of_each(
+        "engine_enabled", "1 if the clock of an engine is running.", "engine", "engines.enabled"
     ),
 )
 
