@@ -74,7 +74,7 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str,
     else:
         write_synthetic(path, shape, quant, seed=0)
     prompt = [7 * i % 61 + 3 for i in range(40)]
-    program = (sys.executable, "-c", LOGITS, path, keys, *map(str, prompt))
+    program = (sys.executable, "-c", LOGITS, str(path), keys, *map(str, prompt))
     done = run(tmp_path, *STRICT, *program)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = np.load(tmp_path / "logits.npy").astype(np.float64)
