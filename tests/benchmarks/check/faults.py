@@ -10,6 +10,7 @@ tensor, rows and a token.
 """
 
 import argparse
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,11 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.tensor}, row {self.row}, token {self.token})"
+
+    @property
+    def is_last(self) -> bool:
+        """Say whether the fault is in the last layer."""
+        return self.layer == self.model.n_layers - 1
 
     @property
     def here(self) -> bool:
@@ -374,13 +380,16 @@ def _right(model: ModelInfo, engine: Any, seeds: int) -> str:
     return f"{len(failed)} of {len(found)} failed; layers at most {most} {failed or ''}"
 
 
-def _shares(model: ModelInfo, engine: Any, kinds: Sequence[str], draws: int) -> str:
-    """Return of how many draws of each kind the gate catches."""
-    caught = [
-        sum(not verdict_on(model, engine, kind, seed).passed for seed in range(draws))
-        for kind in kinds
-    ]
-    return ", ".join(f"{n} of {draws}" for n in caught)
+def _shares(model: ModelInfo, engine: Any, kinds: Sequence[str], draws: int) -> Iterator[str]:
+    """Yield of how many draws of each kind the gate catches: in the last layer, and in others.
+
+    Of the last layer prompts leave nothing but keys and values: tokens alone show its faults.
+    """
+    for where in ("the last layer", "others"):
+        drawn = (n for n in itertools.count() if Fault("", model, n).is_last == (where != "others"))
+        seeds = [*itertools.islice(drawn, draws)]
+        caught = [sum(not verdict_on(model, engine, k, n).passed for n in seeds) for k in kinds]
+        yield f"{', '.join(map(str, caught))} of {draws} in {where}"
 
 
 def main() -> None:
@@ -400,8 +409,8 @@ def main() -> None:
             continue
         for name, sizes in SIZED.items() if options.sizes else ():
             kinds = [name.format(size) for size in sizes]
-            shares = _shares(model, engine, kinds, options.sizes)
-            print(f"{path.stem}: {name.format(sizes)} caught: {shares}", flush=True)
+            for share in _shares(model, engine, kinds, options.sizes):
+                print(f"{path.stem}: {name.format(sizes)}: {share} caught", flush=True)
         if options.sizes:
             continue
         drawn = [(kind, seed) for seed in range(options.faults) for kind in kinds_of(model)]

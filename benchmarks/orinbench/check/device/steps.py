@@ -263,26 +263,45 @@ def compared_choices(
     return entry | said
 
 
-def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
-    """`orinbench llama-bench` on tinygrad's own driver, by policy of the L2, and llama.cpp."""
-    backends = ["tinygrad:NV", *["llama.cpp"] * (find_llama_bench(None) is not None)]
-    arguments = ["llama-bench", "--backend", ",".join(backends), "--no-cold-start"]
-    if check.simulated:
-        arguments += ["--shape", "tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check"]
-    else:
-        arguments += ["-m", str(check.model)] if check.model else ["--shape", "1b"]
-        arguments += ["-p", "512", "-n", "128", "-r", "7", "--env", L2_POLICIES]
-    command = [sys.executable, "-m", "orinbench", *arguments, "-o", "json", "--no-history"]
+def _orinbench(check: Check, seconds: float, *words: object) -> tuple[list[Any], bool]:
+    """Return what a command of orinbench found on tinygrad's own driver, and if it had the time.
+
+    Raises OutOfTime, and RuntimeError with its last line, where it found nothing.
+    """
+    command = [sys.executable, "-m", "orinbench", *words, "-o", "json"]
     ended = run(command, seconds, check.environment)
     try:
-        records = json.loads(ended.out)
+        return json.loads(ended.out), ended.status is not None
     except ValueError:
         _expect(ended, seconds)
         raise RuntimeError(ended.reason) from None
+
+
+def numbers(check: Check, seconds: float) -> dict[str, Any]:
+    """`orinbench check`: the fused kernels of a synthetic 160m against the float64 reference."""
+    few = ("--shape", "tiny", "-n", "1") if check.simulated else ()
+    found, whole = _orinbench(check, seconds, "check", "--backend", "tinygrad:NV", *few)
+    if not found and not whole:
+        raise OutOfTime(seconds)
+    if not found:
+        raise RuntimeError("the engine did not answer")
+    return {"verdicts": found}
+
+
+def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
+    """`orinbench llama-bench` on tinygrad's own driver, by policy of the L2, and llama.cpp."""
+    backends = ["tinygrad:NV", *["llama.cpp"] * (find_llama_bench(None) is not None)]
+    words = ["llama-bench", "--backend", ",".join(backends), "--no-cold-start", "--no-history"]
+    if check.simulated:
+        words += ["--shape", "tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check"]
+    else:
+        words += ["-m", str(check.model)] if check.model else ["--shape", "1b"]
+        words += ["-p", "512", "-n", "128", "-r", "7", "--env", L2_POLICIES]
+    records, whole = _orinbench(check, seconds, *words)
     if records and all(record.get("error") for record in records):
         raise RuntimeError(f"every case failed, the first one: {records[0]['error']}")
     found = {"records": records, "against_llama_cpp": against_llama_cpp(records)}
-    if ended.status is None:
+    if not whole:
         raise OutOfTime(seconds, found)
     return found
 
@@ -340,7 +359,7 @@ class Step:
     about: str
 
 
-# 31 minutes in all. What may leave the GPU unusable comes last.
+# 36 minutes in all. What may leave the GPU unusable comes last.
 STEPS = (
     Step("identity", 30, identity, "the board and its state"),
     Step("abi", 60, abi, "struct sizes, characteristics, address spaces"),
@@ -350,6 +369,7 @@ STEPS = (
     Step("coherence", 30, coherence, "what CPU and GPU miss of each other's stores"),
     Step("memory", 60, memory, "where memory ends, 1 GiB before the board's"),
     Step("performance", 300, performance, "the driver's choices against others, in turns"),
+    Step("check", 300, numbers, "a model against the float64 reference"),
     Step("llama-bench", 780, llama_bench, "tinygrad and llama.cpp, in turn"),
     Step("faults", 240, faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),

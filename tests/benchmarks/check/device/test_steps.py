@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.check.device.conftest import report, step
 
 from orinbench.check.device import steps
+from orinbench.check.device.claims import Outcome, judge, load_claims
 from orinbench.check.device.steps import Check, NotRun, OutOfTime, ProbeRun
 from orinbench.child import run
 
@@ -97,6 +99,37 @@ def test_llama_bench_keeps_what_it_has_when_its_time_ends(
     assert raised.value.result is None
 
 
+@pytest.mark.parametrize(("status", "passed"), [(0, True), (3, False)])
+def test_the_check_of_a_board_keeps_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, passed: bool
+) -> None:
+    program = f"""
+        import json, os, sys
+        said = " ".join(sys.argv[1:])
+        print(json.dumps([{{"passed": {passed}, "fused": True, "said": said, **os.environ}}]))
+        sys.exit({status})
+    """
+    bench_of(monkeypatch, tmp_path, program)
+    found = steps.numbers(Check(tmp_path, False, 0), 60)
+    (verdict,) = found["verdicts"]
+    assert verdict["said"] == "check --backend tinygrad:NV -o json"
+    assert verdict["DEV"] == "TEGRA+NV" and verdict["passed"] == passed
+    (claim,) = [claim for claim in load_claims() if claim.id == "numbers.fused"]
+    taken = report(check=step(found))
+    assert (judge(claim, taken)[0] is Outcome.CONFIRMED) == passed
+
+
+def test_a_check_of_a_board_that_finds_nothing(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench_of(monkeypatch, tmp_path, "import sys; print([]); sys.exit(1)")
+    with pytest.raises(RuntimeError, match="did not answer"):
+        steps.numbers(check, 60)
+    bench_of(monkeypatch, tmp_path, "import time; time.sleep(600)")
+    with pytest.raises(OutOfTime):
+        steps.numbers(check, 1)
+
+
 def test_llama_bench_asks_for_what_a_board_can_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +144,7 @@ def test_llama_bench_asks_for_what_a_board_can_do(
         return str(found["records"][0]["test"])
 
     board = said()
-    assert "--backend tinygrad:NV,llama.cpp --no-cold-start --shape 1b -p 512 -n 128" in board
+    assert "tinygrad:NV,llama.cpp --no-cold-start --no-history --shape 1b -p 512 -n 128" in board
     assert "--env TEGRA_L2=1,2" in board
     assert "-m model.gguf -p 512" in said(model=Path("model.gguf"))
     assert "--shape tiny" in said(simulated=True)
@@ -125,9 +158,9 @@ def test_a_gpu_program_that_ends_without_a_word(
 
     ends_as(sys.executable, "-c", "raise SystemExit('x')")
     assert check.try_probe(ProbeRun("smoke"), 60) == {"error": "x"}
-    for step in (steps.smoke, steps.abi, steps.queue, steps.memory):
+    for take in (steps.smoke, steps.abi, steps.queue, steps.memory):
         with pytest.raises(RuntimeError, match="x"):
-            step(check, 60)
+            take(check, 60)
     ends_as(sys.executable, "-c", "")
     (tmp_path / "trace.jsonl").touch()
     with pytest.raises(RuntimeError, match="no sum"):
