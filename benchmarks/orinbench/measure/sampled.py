@@ -29,6 +29,8 @@ def sampling_of(text: str) -> Sampling:
         if name not in _NUMBERS or not equals:
             known = ", ".join(_NUMBERS)
             raise BenchError(f"--sampling {text}: '{part}' is no name=number; names: {known}")
+        if name in values:
+            raise BenchError(f"--sampling {text}: {name} is given twice; give it once")
         try:
             values[name] = _NUMBERS[name](value)
         except ValueError:

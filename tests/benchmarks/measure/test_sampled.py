@@ -22,6 +22,7 @@ def test_a_text_says_how_tokens_are_drawn() -> None:
     [
         ("heat=1", "'heat=1' is no name=number; names: temperature, "),
         ("top_k", "'top_k' is no name=number"),
+        ("top_k=3,top_k=4", "top_k is given twice"),
         ("top_k=0.5", "'0.5' is no number"),
         ("top_p=2", "top_p: 2.0 is not from 0 to 1"),
     ],
