@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orinbench.check.arithmetic import (
     EIGHT_BIT_ACTIVATIONS,
@@ -43,17 +44,18 @@ __all__ = [
 ]  # fmt: skip
 
 _PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
-# More than a chunk of the fused kernels, 512; what is judged there: both sides of its border, and
-# all behind a few tokens before the end.
-LONG_PROMPT = 552
-_BORDER, _BEFORE_END = range(509, 515), 4
+# More than a chunk of the fused kernels; what is judged there: both sides of the last chunk's
+# border, and all behind a few tokens before the end.
+LONG_PROMPT, _CHUNK = 552, 512
+_BESIDE, _BEFORE_END = 3, 4
 
 
 @dataclass(frozen=True)
 class Candidate:
     """An engine to judge, and its arithmetic (HALF_WEIGHTS, ...).
 
-    long: tokens of one more prompt, whose layers alone are judged; 0: none.
+    long: tokens of one more prompt, whose layers alone are judged at its end and at the border of
+    its last chunk; 0: none.
     """
 
     name: str
@@ -106,8 +108,7 @@ def run_check(
     for prompt, generation in zip(long, generations[len(prompts) :], strict=True):
         say(f"float64 reference of a prompt of {len(prompt)}, layer by layer")
         text = [*prompt, *generation.tokens[:-1]]
-        end = range(len(prompt) - _BEFORE_END, len(text))
-        layers.add(text, generation, np.array([*_BORDER, *end]))
+        layers.add(text, generation, _judged(len(prompt), len(text)))
     generations = generations[: len(prompts)]
     if not all(np.isfinite(rows).all() for rows in wanted):
         fault = f"the reference's logits are not finite; {first_nonfinite(model)}"
@@ -187,13 +188,30 @@ def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]
     ]
 
 
-def long_prompt(model: ModelInfo, length: int, n_tokens: int, seed: int) -> list[list[int]]:
-    """Return a random prompt of that length, or none where the model's context is too short.
+def default_length(model: ModelInfo) -> int:
+    """Return the tokens of a long prompt that nobody asked for.
 
-    None for models with states, of which the reference takes minutes.
+    0 for models with states, of which the reference takes minutes, and for a short context.
     """
     states = any(".ssm_" in name for name in model.tensors)
-    if not length or states or model.context_length < length + n_tokens + 1:
+    return 0 if states or model.context_length < 2 * _CHUNK else LONG_PROMPT
+
+
+def long_prompt(model: ModelInfo, length: int, n_tokens: int, seed: int) -> list[list[int]]:
+    """Return a random prompt of that length, none for 0; raises BenchError without a context."""
+    if not length:
         return []
+    if model.context_length < (need := length + n_tokens + 1):
+        raise BenchError(
+            f"-d {length}: needs a context of {need} tokens; {model.path} has "
+            f"{model.context_length}"
+        )
     draw = np.random.default_rng((seed, length))
     return [draw.integers(model.vocab_size, size=length).tolist()]
+
+
+def _judged(prompt: int, text: int) -> NDArray[np.intp]:
+    """Return the positions that are judged of a long prompt and the tokens behind it."""
+    border = (prompt - 1) // _CHUNK * _CHUNK
+    beside = range(max(border - _BESIDE, 0), min(border + _BESIDE, text))
+    return np.unique([*beside, *range(max(prompt - _BEFORE_END, 0), text)])

@@ -3,13 +3,13 @@
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from orinbench.check import Verdict, run_check, sample_prompts
+from orinbench.check import Verdict, long_prompt, run_check, sample_prompts
 from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.check.vision import EncoderErrors, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
@@ -39,6 +39,7 @@ class CheckOptions(ModelOptions):
     backends: tuple[str, ...]
     llama_bench: str | None
     n_tokens: int
+    n_depth: int | None
     seed: int
     timeout: float  # seconds
     cache_type_k: str
@@ -53,10 +54,17 @@ def _cache_type(of: str) -> Callable[[Command], Command]:
     return option(names, f"Type of the {of.upper()} cache.", type=types, default="f16")
 
 
+_DEPTH = (
+    "Also judge tinygrad's layers behind a prompt of N tokens. [default: 552 on a GPU, if the "
+    "context has 1024 and no layer a state]"
+)
+
+
 @click.command("check", context_settings={"max_content_width": 100})
 @model_options
 @backend_options
 @option("n_tokens -n", "Tokens to decode after each prompt.", default=12, type=AT_LEAST_1)
+@click.option("-d", "--n-depth", type=click.IntRange(0), metavar="N", help=_DEPTH)
 @seed_option("the prompts")
 @timeout_option("an answer")
 @_cache_type("k")
@@ -79,6 +87,7 @@ def check_command(**given: Any) -> int:
     models = [open_model(path) for path in paths]
     for model in models:
         sample_prompts(model, options.n_tokens, options.seed)
+        long_prompt(model, options.n_depth or 0, options.n_tokens, options.seed)
     names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
     if key != "f16" and (plain := [name for name in names if name.startswith("tinygrad:CPU")]):
         raise BenchError(f"-ctk {key}: {plain[0]} keeps keys and values as f16; leave it out")
@@ -139,4 +148,6 @@ def _check(
         return run_check(model, found, n_tokens, seed, say)
     with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
         candidate = tinygrad_candidate(name, model, device, say, options.cache_type_k)
+        if options.n_depth is not None:
+            candidate = replace(candidate, long=options.n_depth)
         return run_check(model, candidate, n_tokens, seed, say)

@@ -8,8 +8,8 @@ from orinbench.check import (
     EIGHT_BIT_CACHE,
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
-    LONG_PROMPT,
     Candidate,
+    default_length,
     require,
     run_check,
 )
@@ -109,7 +109,7 @@ def tinygrad_candidate(
     """Return the engine on a device, or with `general` tinygrad.llm's own network."""
     engine = tinygrad_engine(model.path, backend.start, say, general, key_type)
     fused = not general and not name.startswith("tinygrad:CPU")
-    return Candidate(name, engine, ARITHMETICS[key_type], LONG_PROMPT if fused else 0)
+    return Candidate(name, engine, ARITHMETICS[key_type], default_length(model) if fused else 0)
 
 
 def llama_cpp_candidate(

@@ -89,9 +89,15 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
         make(None)(lane, backend)
     assert caught.value.exit_code == 3
     backend.close()
-    # Prompts of more than a chunk are the fused kernels'.
-    for name, general, long in (("CUDA", False, 552), ("CUDA", True, 0), ("CPU", False, 0)):
-        engine = gate.tinygrad_candidate(f"tinygrad:{name}", model, backend, print, "f16", general)
+    # Prompts of more than a chunk are the fused kernels', if there is room for them.
+    roomy, short = (replace(model, context_length=n) for n in (1024, 512))
+    for name, of, general, long in (
+        ("CUDA", roomy, False, 552),
+        ("CUDA", short, False, 0),
+        ("CUDA", roomy, True, 0),
+        ("CPU", roomy, False, 0),
+    ):
+        engine = gate.tinygrad_candidate(f"tinygrad:{name}", of, backend, print, "f16", general)
         assert engine.long == long
 
 

@@ -24,6 +24,7 @@ from orinbench.check.greedy import Generation
 from orinbench.check.layers import LayerJudge, _error_of
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
+from orinbench.errors import BenchError
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
 
@@ -199,7 +200,7 @@ def test_a_long_prompt_is_judged_at_some_positions(
 ) -> None:
     """At a border and the end; the others are what these see."""
     small = open_model(write_family(tmp_path / "m.gguf", "llama"))
-    monkeypatch.setattr("orinbench.check._BORDER", range(9, 13))
+    monkeypatch.setattr("orinbench.check._CHUNK", 11)
     monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (7,))
 
     def of(at: int) -> Any:
@@ -210,13 +211,13 @@ def test_a_long_prompt_is_judged_at_some_positions(
         candidate = Candidate("engine", engine_of(small, change), HALF_WEIGHTS, 24)
         return run_check(small, candidate, 1)
 
-    for at, judged in ((3, False), (10, True)):
+    for at, judged in ((3, False), (10, False), (19, True), (23, True)):
         verdict = of(at)
         assert verdict.passed != judged, at
         assert verdict.n_prompts == 1 and ("layer 1: " in verdict.line()) == judged
-    for model in (replace(small, context_length=25), small):
-        assert bool(long_prompt(model, 24, 1, 0)) == (model is small)
-    assert not long_prompt(small, 0, 1, 0)
+    assert len(long_prompt(small, 24, 1, 0)[0]) == 24 and not long_prompt(small, 0, 1, 0)
+    with pytest.raises(BenchError, match=r"-d 24: needs a context of 26 tokens; .* has 25"):
+        long_prompt(replace(small, context_length=25), 24, 1, 0)
 
 
 def test_an_engine_that_does_not_say_is_judged_as_a_whole(tiny: ModelInfo) -> None:
