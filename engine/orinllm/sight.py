@@ -139,7 +139,7 @@ def _pixels(source: Any) -> Pixels:
             "(height, width), (height, width, 3) or (height, width, 4) were expected, or a PIL "
             "image"
         )
-    check_size(array.shape[1], array.shape[0])  # Pillow has another word for no pixels
+    check_size(array.shape[1], array.shape[0])  # before it is copied
     return array
 
 

@@ -215,7 +215,7 @@ NONE: list[tuple[Any, str]] = [
     (np.zeros((4, 4, 3), np.float32), r"ndarray of float32 \(4, 4, 3\); bytes of"),
     (np.zeros((4, 4, 2), np.uint8), r"ndarray of uint8 \(4, 4, 2\); bytes of"),
     (np.zeros((0, 4, 3), np.uint8), "the picture has 4 x 0 pixels"),
-    (np.broadcast_to(np.uint8(7), (9_000, 9_000, 3)), "9000 x 9000 pixels; 1 to 50,000,000"),
+    (np.broadcast_to(np.uint8(7), (1 << 20, 1 << 20, 3)), "1048576 x 1048576 pixels; 1 to 50,000"),
     (Image.new("La", (3, 2)), "the picture is damaged: ValueError: conversion from La"),
 ]
 
@@ -381,6 +381,17 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
         picture_of("", Prepared((tiles[0],) * 3, grid), 3, nothing) for grid in ((1, 2), (2, 1))
     ]
     assert [picture.grid for picture in grids] == [(1, 2), (2, 1)]
+
+
+def test_rows_are_as_many_as_places_for_them(tmp_path: Path) -> None:
+    """A template may leave a picture out, or write its token for another reason."""
+    sight = seeing(tmp_path / "mmproj.gguf", "idefics3")
+    picture = picture_of("", Prepared((np.zeros((8, 8, 3), np.uint8),) * 3, (1, 2)), 6, nothing)
+    a, b, c, d, e, f = picture.ids
+    assert sight.placed([5, 9, 6, 9, 9], 9, [picture]) == [5, a, b, 6, c, d, e, f]
+    for ids in ([5, 9, 9], [9] * 4):
+        with pytest.raises(BadInput, match=f"has {ids.count(9)} places for 3 tiles of pictures"):
+            sight.placed(ids, 9, [picture])
 
 
 def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
