@@ -51,7 +51,10 @@ def test_all_kernels_are_judged_alike(case: Case, monkeypatch: pytest.MonkeyPatc
     assert code.heat.native is not None and code.heat.native.watched
 
 
-@pytest.mark.parametrize("kernel", ["clean_saxpy", "clean_reduce", "clean_tile", "clean_transpose"])
+ALONE = [f"clean_{name}" for name in ("saxpy", "reduce", "tile", "transpose", "shuffle")]
+
+
+@pytest.mark.parametrize("kernel", ALONE)
 def test_clean_kernels_need_no_interpreter(kernel: str) -> None:
     """Barriers, shared memory and buffers: C alone records and judges them."""
     case = next(c for c in CASES if c.kernel == kernel)

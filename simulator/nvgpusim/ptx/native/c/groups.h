@@ -70,6 +70,8 @@ static int next_warp(const Call* c, int64_t* j, Source mask, Warp* w) {
 #define EACH_WARP(first) \
   for (int64_t j = 0, first; j < c->n && (first = c->lanes ? c->lanes[j] : j, 1); j += 32)
 
+// What a lane gets beyond the end of a part of a warp: nobody may use it.
+enum { POISON = 0xDBDBDBDB };
 // The lane that a lane of a shuffle reads, itself where *ok is 0.
 INLINE int shuffled(int mode, int lane, uint32_t b, uint32_t cv, uint8_t* ok) {
   const int by = b & 31, segment = cv >> 8 & 31;
@@ -92,8 +94,9 @@ static __attribute__((noinline)) int shuffle_some(Call* c, int mode, uint32_t* d
       EACH_LANE(w, lane) {
         const int64_t i = w.first + lane;
         const int to = shuffled(mode, (int)lane, get32(b, i), get32(bounds, i), &ok[lane]);
-        if (!(w.with[lane] >> to & 1)) return 0;
-        got[lane] = get32(a, w.first + to);
+        const int named = w.with[lane] >> to & 1;
+        if (!named && (mode > S_DOWN || (!mask.at && mask.value == HERE))) return 0;
+        got[lane] = named || w.here >> to & 1 ? get32(a, w.first + to) : POISON;
       }
       if (!pass) continue;
       EACH_LANE(w, lane) {
