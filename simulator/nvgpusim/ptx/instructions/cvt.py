@@ -195,10 +195,8 @@ def _int_float(site: Site, to: Type, frm: Type, mode: str) -> Fn:
         return np.where(negative, -r, r)
 
     def run(x: Value) -> Value:
-        if to.name == "f64" and (mode == "rn" or frm.bits < 64):
-            r = x.astype(F64)
-        elif to.name == "f64":
-            r = _directed_f64(x, mode)
+        if to.name == "f64":
+            r = fl.in_mode(lambda x: x.astype(F64), mode)(x)
         elif to.name == "bf16":
             return fl.to_bf16(fl.odd32(wide(x)), mode)
         else:
@@ -206,20 +204,6 @@ def _int_float(site: Site, to: Type, frm: Type, mode: str) -> Fn:
         return fl.saturate(r) if sat else r
 
     return run
-
-
-def _directed_f64(x: Value, mode: str) -> Value:
-    r = x.astype(F64)
-    # The difference of the integer and its nearest float64 fits: compare halves exactly.
-    split = np.float64(2.0**32)
-    high = np.floor(r / split)
-    low = r - high * split
-    xh = (x >> x.dtype.type(32)).astype(F64)
-    xl = (x & x.dtype.type(0xFFFFFFFF)).astype(F64)
-    error = (xh - high) * split + (xl - low)
-    toward = {"rm": error < 0, "rp": error > 0, "rz": (error != 0) & ((error < 0) == (r > 0))}[mode]
-    inf = {"rm": -np.inf, "rp": np.inf, "rz": 0.0}[mode]
-    return np.where(toward, np.nextafter(r, inf), r)
 
 
 def _int_int(site: Site, to: Type, frm: Type) -> Fn:

@@ -98,31 +98,16 @@ def _typed(site: Site, f16: Any, f32: Any, f64: Any, b16: Any = None) -> Any:
 def basic(site: Site) -> Op:
     """add, sub, mul."""
     site.only("ftz", "sat", *_ROUND)
-    op, mode = site.i.op, rounding(site)
-    plain: Fn2 = _BASIC[op]
+    plain: Fn2 = fl.in_mode(_BASIC[site.i.op], rounding(site))
     checked: Fn2 = lambda a, b: fl.canonical(plain(a, b))  # noqa: E731
-    single: Fn2 = checked
-    double: Fn2 = plain
-    if mode != "rn":
-
-        def single(a: Value, b: Value) -> Value:
-            exact = fl.exact32(op, a, b, mode)
-            return fl.canonical(fl.narrow(exact, F32, mode).astype(F32))
-
-        if op == "mul":
-            double = lambda a, b: fl.mul64(a, b, mode)  # noqa: E731
-        else:
-            double = lambda a, b: fl.add64(a, -b if op == "sub" else b, mode)  # noqa: E731
-    return site.binary(_typed(site, checked, single, double))
+    return site.binary(_typed(site, checked, checked, plain))
 
 
 def fma(site: Site) -> Op:
     """fma and mad: one rounding."""
     site.only("ftz", "sat", "relu", *_ROUND)
     mode = rounding(site)
-    double: Any = fl.fma64
-    if mode != "rn":
-        double = lambda a, b, c: fl.exact64("fma", mode, a, b, c)  # noqa: E731
+    double: Any = fl.fma64 if mode == "rn" else fl.in_mode(fl.fma64_lanes, mode)
     fn = _typed(
         site,
         lambda a, b, c: fl.fma16(a, b, c, mode),
@@ -136,19 +121,12 @@ def fma(site: Site) -> Op:
 def div(site: Site) -> Op:
     """div: .rn exact, .approx and .full as the quotient (both promise 2 ulp)."""
     site.only("ftz", "approx", "full", *_ROUND)
-    mode = rounding(site)
+    plain: Fn2 = fl.in_mode(np.divide, rounding(site))
     if site.t.name == "f64":
-        if mode != "rn":
-            return site.binary(fl.with_nan(lambda a, b: fl.exact64("div", mode, a, b), 0, 1))
-        return site.binary(fl.with_nan(np.divide, 0, 1))
+        return site.binary(fl.with_nan(plain, 0, 1))
     if site.t.name != "f32":
         raise site.error()
-    single: Fn2 = lambda a, b: fl.canonical(np.divide(a, b))  # noqa: E731
-    if mode != "rn":
-        single = lambda a, b: fl.canonical(  # noqa: E731
-            fl.narrow(fl.exact32("div", a, b), F32, mode).astype(F32)
-        )
-    return site.binary(_after(site, single))
+    return site.binary(_after(site, lambda a, b: fl.canonical(plain(a, b))))
 
 
 def approximate(site: Site) -> Op:
@@ -163,9 +141,7 @@ def approximate(site: Site) -> Op:
         }
         if op not in wide:
             raise site.error()
-        if mode != "rn":
-            return site.unary(fl.with_nan(lambda x: fl.exact64(op, mode, x), 0))
-        fn = fl.with_nan(wide[op], 0)
+        fn = fl.with_nan(fl.in_mode(wide[op], mode), 0)
         if site.has("approx") and op in ("rcp", "rsqrt"):  # .approx.ftz.f64: upper word only
             exact = fn
 
@@ -178,13 +154,9 @@ def approximate(site: Site) -> Op:
                 return np.where(r != r, r, word)
 
         return site.unary(fn)
-    exact_mode = op in ("rcp", "sqrt") and not site.has("approx")
-    if exact_mode and op == "rcp":
-        single: Fn1 = lambda x: fl.narrow(fl.exact32("div", np.float32(1), x), F32, mode)  # noqa: E731
-    elif exact_mode:
-        single = lambda x: fl.narrow(fl.exact32("sqrt", x, x), F32, mode)  # noqa: E731
-    else:
-        single = lambda x: fl.approx(op, x)  # noqa: E731
+    single: Fn1 = lambda x: fl.approx(op, x)  # noqa: E731
+    if op in ("rcp", "sqrt") and not site.has("approx"):
+        single = fl.in_mode(np.sqrt if op == "sqrt" else lambda x: np.float32(1) / x, mode)
     checked: Fn1 = lambda x: fl.canonical(single(x).astype(F32, copy=False))  # noqa: E731
     half: Fn1 = lambda x: fl.canonical(checked(x.astype(F32)).astype(F16))  # noqa: E731
     return site.unary(_typed(site, half, checked, None))

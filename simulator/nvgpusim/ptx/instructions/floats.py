@@ -1,14 +1,18 @@
 """Floating point as PTX asks for it: rounding modes, fused multiply-add, canonical NaNs.
 
-numpy rounds to nearest even. Everything else (exact fma, .rz/.rm/.rp, narrow types) goes through
-float64 values that are "rounded to odd": with at least two bits more than the target, rounding
-such a value once more gives the correctly rounded result [Boldo, Melquiond: Emulation of FMA and
-correctly rounded sums, 2008]. All functions take arrays or numpy scalars and return the same.
+numpy computes in the rounding mode that the CPU is in (`rounding`). Exact fma and narrow types go
+through float64 values that are "rounded to odd": with at least two bits more than the target,
+rounding such a value once more gives the correctly rounded result [Boldo, Melquiond: Emulation of
+FMA and correctly rounded sums, 2008]. All functions take arrays or numpy scalars and return the
+same.
 """
 
 from __future__ import annotations
 
-import math
+import ctypes
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -30,8 +34,37 @@ NAN64 = np.uint64(0x7FFFFFFF << 32).view(F64)
 _TIE = np.int64(0x10000000)
 _BELOW_F32 = np.int64(0x1FFFFFFF)
 _MIN_F32 = np.float32(2.0**-126)
-_MAX_F64 = np.float64(np.finfo(np.float64).max)
 _SPLIT = np.float64(134217729.0)  # 2^27 + 1, Dekker's constant
+
+
+_LIBM = ctypes.CDLL(None)  # Python itself is linked with it
+if not hasattr(_LIBM, "fesetround"):
+    _LIBM = ctypes.CDLL("libm.so.6")
+_LIBM.fma.restype, _LIBM.fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+_FENV = {"rn": 0, "rz": 0xC00, "rm": 0x400, "rp": 0x800}
+if platform.machine() not in ("x86_64", "AMD64"):
+    _FENV = {"rn": 0, "rz": 3 << 22, "rm": 2 << 22, "rp": 1 << 22}
+"""The rounding modes of fenv.h, on x86-64 and on AArch64."""
+
+
+@contextmanager
+def rounding(mode: str) -> Iterator[None]:
+    """Let the CPU round in a mode."""
+    _LIBM.fesetround(_FENV[mode])
+    try:
+        yield
+    finally:
+        _LIBM.fesetround(0)
+
+
+def in_mode(fn: Any, mode: str) -> Any:
+    """A function of numpy, computed in a rounding mode."""
+
+    def run(*args: Value) -> Value:
+        with rounding(mode):
+            return fn(*args)
+
+    return fn if mode == "rn" else run
 
 
 def canonical(x: Value) -> Value:
@@ -207,120 +240,14 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     return result if result.ndim else result[()]
 
 
-def add64(a: Value, b: Value, mode: str) -> Value:
-    """a + b in float64 in a directed mode."""
-    s, e = two_sum(a, b)
-    if mode == "rm":
-        s = np.where((s == 0) & (e == 0), negative_zero(s, a, b), s)
-    finite = np.isfinite(a) & np.isfinite(b)
-    over = np.isinf(s) & finite
-    s = np.where(over, np.copysign(_MAX_F64, s), s)
-    e = np.where(over, np.copysign(1.0, s), np.where(finite, e, 0.0))
-    return _directed64(s, e, mode)
+def fma64_lanes(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c in float64, lane by lane in the rounding mode that the CPU is in."""
+    return np.frompyfunc(_LIBM.fma, 3, 1)(a, b, c).astype(F64)
 
 
 def negative_zero(s: Value, a: Value, b: Value) -> Value:
     """A sum that is exactly zero, toward minus infinity: -0 unless both terms are +0."""
     return np.where(np.signbit(a) | np.signbit(b), -np.abs(s), s)
-
-
-def mul64(a: Value, b: Value, mode: str) -> Value:
-    """a * b in float64 in a directed mode."""
-    p, e = _two_product(a, b)
-    finite = np.isfinite(a) & np.isfinite(b)
-    size = np.abs(p)
-    hard = finite & ((size > 2.0**960) | (size < 2.0**-900)) & (a != 0) & (b != 0)
-    hard |= finite & ((np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990))
-    result = np.array(_directed64(p, np.where(finite, e, 0.0), mode))
-    a, b = np.broadcast_arrays(a, b)
-    for lane in np.flatnonzero(hard):
-        x, y = float(a.reshape(-1)[lane]), float(b.reshape(-1)[lane])
-        result.reshape(-1)[lane] = _exact_product(x, y, mode)
-    return result if result.ndim else result[()]
-
-
-def _exact_product(x: float, y: float, mode: str) -> float:
-    exact = Fraction(x) * Fraction(y)
-    near = x * y
-    if math.isinf(near):
-        near = math.copysign(float(_MAX_F64), near)
-    if mode == "rz":
-        mode = "rm" if exact > 0 else "rp"
-    if exact == 0 or Fraction(near) == exact:
-        return near
-    if mode == "rm":
-        return near if Fraction(near) < exact else math.nextafter(near, -math.inf)
-    return near if Fraction(near) > exact else math.nextafter(near, math.inf)
-
-
-def _sign64(op: str, near: float, args: tuple[float, ...]) -> int:
-    """Sign of (exact result - near)."""
-    x, r = Fraction(args[0]), Fraction(near)
-    if op == "fma":
-        gap = x * Fraction(args[1]) + Fraction(args[2]) - r
-    elif op == "sqrt":
-        gap = x - r * r
-    else:
-        x, y = (Fraction(1), x) if op == "rcp" else (x, Fraction(args[1]))
-        gap = (x - r * y) * (1 if y > 0 else -1)
-    return (gap > 0) - (gap < 0)
-
-
-def exact64(op: str, mode: str, *args: Value) -> Value:
-    """fma, div, rcp or sqrt of float64 in a directed mode, lane by lane in integers."""
-    plain: dict[str, Any] = {
-        "fma": fma64, "div": np.divide, "rcp": lambda x: 1.0 / x, "sqrt": np.sqrt,
-    }  # fmt: skip
-    near = plain[op](*args)
-    lanes = np.broadcast_arrays(*args)
-    error = np.zeros(lanes[0].shape)
-    near = np.array(np.broadcast_to(near, error.shape))
-    for n in range(error.size):
-        given = tuple(float(a.reshape(-1)[n]) for a in lanes)
-        value = float(near.reshape(-1)[n])
-        last = given[1] if op == "div" else given[0]
-        if not all(map(math.isfinite, given)) or (op in ("div", "rcp") and last == 0):
-            continue
-        if math.isinf(value):
-            value = near.reshape(-1)[n] = math.copysign(float(_MAX_F64), value)
-        if value == value:
-            error.reshape(-1)[n] = _sign64(op, value, given)
-    if mode == "rz":  # a result that was rounded to zero has its sign, not its side
-        small = (near == 0) & (error != 0)
-        error = np.where(small, 0.0, error)
-    if op == "fma" and mode == "rm":
-        near = np.where(
-            (near == 0) & (error == 0), negative_zero(near, args[0] * args[1], args[2]), near
-        )
-    result = _directed64(near, error, mode)
-    return result if result.ndim else result[()]
-
-
-def _directed64(s: Value, e: Value, mode: str) -> Value:
-    """The value whose nearest is `s` and the rest `e`, rounded in a directed mode."""
-    if mode == "rz":
-        back = (e != 0) & ((s > 0) != (e > 0))
-        return np.where(back, np.nextafter(s, np.float64(0)), s)
-    if mode == "rm":
-        return np.where(e < 0, np.nextafter(s, -np.inf), s)
-    return np.where(e > 0, np.nextafter(s, np.inf), s)
-
-
-def exact32(op: str, a: Value, b: Value, mode: str = "rn") -> Value:
-    """add, sub, mul, div or sqrt of float32 as a float64 rounded to odd."""
-    x, y = a.astype(F64), b.astype(F64)
-    if op in ("add", "sub"):
-        y = -y if op == "sub" else y
-        r = odd(*two_sum(x, y))
-        return np.where(r == 0, negative_zero(r, x, y), r) if mode == "rm" else r
-    if op == "mul":
-        return x * y
-    if op == "div":
-        q = x / y
-        known = np.isfinite(q) & np.isfinite(y) & (y != 0)
-        return odd(q, np.where(known, fma64(-q, y, x) * np.sign(y), 0.0))
-    s = np.sqrt(x)
-    return odd(s, np.where(np.isfinite(s), fma64(-s, s, x), 0.0))
 
 
 def relu(x: Value) -> Value:
