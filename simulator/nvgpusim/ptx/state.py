@@ -6,6 +6,7 @@ same in all lanes. The mask `m` is None (all lanes) or the sorted indices of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -279,11 +280,23 @@ class State:
     m: Lanes | None = None
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None
-    copies: list[Async] = field(default_factory=list)
+    begun: list[Async] = field(default_factory=list)
+    handed_over: Callable[[], list[Async]] | None = None
     commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
     at: Instr | None = None
     site: int = 0
     shadow: Observer | None = None
+
+    @property
+    def copies(self) -> list[Async]:
+        """What cp.async has begun, here or in C, which hands it over."""
+        if self.handed_over is not None:
+            self.begun += self.handed_over()
+        return self.begun
+
+    @copies.setter
+    def copies(self, left: list[Async]) -> None:
+        self.begun = left
 
     def lanes(self) -> Lanes:
         """Indices of the active lanes."""

@@ -334,6 +334,34 @@ st.release.gpu.global.u32 [%i], %r1;""")
     assert got == outcome(code, False)
 
 
+COPYING = """
+.shared .align 16 .b8 s[4096]; mov.u32 %r2, s; shl.b32 %r3, %r30, 4; add.u32 %r2, %r2, %r3;
+shl.b32 %r4, %r28, 4; and.b32 %r4, %r4, 0x1ff0; cvt.u64.u32 %rd1, %r4; add.u64 %rd1, %in, %rd1;
+mov.u32 %r5, 0; mov.u32 %r1, 0; and.b32 %r6, %r30, 12; cp.async.ca.shared.global [%r2], [%rd1], 16;
+cp.async.commit_group;
+L: add.u64 %rd1, %rd1, 16; cp.async.ca.shared.global [%r2+2048], [%rd1], 4, %r6;
+cp.async.cg.shared.global [%r2+1024], [%rd1+16], 16; cp.async.commit_group; {middle}
+cp.async.wait_group 1; ld.shared.u32 %r7, [%r2]; mad.lo.u32 %r1, %r1, 31, %r7;
+ld.shared.u32 %r8, [%r2+1024]; mad.lo.u32 %r1, %r1, 31, %r8; setp.lt.u32 %p1, %r30, 40;
+@%p1 cp.async.ca.shared.global [%r2], [%rd1+8], 8; add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, {turns};
+@%p2 bra L; cp.async.wait_all; ld.shared.v4.u32 {{%r7, %r8, %r9, %r10}}, [%r2];
+mad.lo.u32 %r1, %r1, %r7, %r8; ld.shared.u32 %r7, [%r2+2048]; mad.lo.u32 %r1, %r1, %r7, %r9;
+st.global.u32 [%i], %r1;"""
+
+
+@pytest.mark.parametrize("turns", [3, 400])
+@pytest.mark.parametrize("middle", ["", "{ .reg .b64 %q; mov.u64 %q, %clock64; }"])
+def test_asynchronous_copies_as_c(middle: str, turns: int) -> None:
+    """Some lanes' under a guard, which numpy begins, and a loop that C leaves in the middle."""
+    text = COPYING.format(middle=middle, turns=turns)
+    if turns == 3:
+        text = text.replace("@%p1 cp", "cp").replace("add.u64 %rd1, %rd1, 16;", "")
+    code = code_of(kernel(text))
+    got = outcome(code, True)
+    assert (ALIEN in code.heat.native.plan.kinds) == bool(middle or turns == 400)
+    assert got == outcome(code, False)
+
+
 def test_a_kernel_goes_over_while_it_runs() -> None:
     """A long loop with lanes in many places: no turn is lost, none done twice."""
     text = kernel(f"""mov.u32 %r1, 0; mov.u32 %r2, 0; and.b32 %r5, %r28, 31; add.u32 %r5, %r5, 6000;

@@ -163,7 +163,35 @@ def _warp_barrier(w: Words) -> Group:
     return Group(lambda place: f"!odd_warps(c, {mask(place)})")
 
 
+def _copies(w: Words) -> Group:
+    """cp.async, its commits and waits."""
+    if w.frame.watched or w.has("mbarrier"):
+        raise Unknown
+    if w.has("commit_group"):
+        return Group(lambda place: "commit_copies(c)")
+    if w.has("wait_group", "wait_all"):
+        keep = -1 if w.has("wait_all") else w.constant(0)
+        if keep is None:
+            raise Unknown
+        return Group(lambda place: f"end_copies(c, {keep})")
+    size, (dst, src) = w.constant(2), w.i.args[:2]
+    given = w.arg(3) if len(w.i.args) > 3 else None
+    if size not in (4, 8, 16) or not isinstance(dst, Addr) or not isinstance(src, Addr):
+        raise Unknown
+    if given is not None and not isinstance(given, Reg):
+        raise Unknown
+    ends = [address_of(w, arg) for arg in (dst, src)]
+    real = (lambda place: "(Source){0, 0}") if given is None else column(w, given, 32)
+    number = w.kernel.instrs.index(w.i)
+
+    def text(place: Place) -> str:
+        to, frm = (f"(Place){{{base(place)}, {wide}, {off:#x}ull}}" for base, wide, off in ends)
+        return f"begin_copies(c, {size}, {number}, {to}, {frm}, {real(place)})"
+
+    return Group(text)
+
+
 GROUPS: dict[str, Callable[[Words], Group]] = {
     "shfl": _shfl, "vote": _vote, "redux": _redux, "activemask": _active, "match": _match,
-    "atom": _atom, "red": _atom, "bar": _warp_barrier, "barrier": _warp_barrier,
+    "atom": _atom, "red": _atom, "bar": _warp_barrier, "barrier": _warp_barrier, "cp": _copies,
 }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..compile import END
 from ..spaces import WINDOW_BYTES
-from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, Lanes, State
+from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, Async, Lanes, State
 from . import build
 from .plan import CHAIN, GROUP, STORE, Plan, cut_kernel
 from .text import ODD, source
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 BUDGET = 256
 """Turns of loops after which a lane lets others run (as run.PATIENCE)."""
 NO_LIMIT = 1 << 40
+COPIES = 64
+"""Copies of a lane that may be under way in C."""
+COPY = np.dtype([(name, np.int64) for name in ("to", "from")] + [
+    (name, np.uint64) for name in ("dst", "src")] + [
+    (name, np.int64) for name in ("lane", "group", "size", "real", "instr", "issue")])  # fmt: skip
+"""`Copy` of machine.h."""
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
 
@@ -39,7 +45,8 @@ class Call(ctypes.Structure):
         ("shared_bytes", _INT), ("threads", _INT), ("local", _POINTER), ("rows", _POINTER),
         ("depth", _INT), ("param", _POINTER), ("bank3", _POINTER), ("bank3_bytes", _INT),
         ("shared_window", _INT), ("local_window", _INT), ("extents", _POINTER),
-        ("extent_count", _INT), ("watch", _POINTER),
+        ("extent_count", _INT), ("watch", _POINTER), ("copies", _POINTER), ("commits", _POINTER),
+        *((name, _INT) for name in ("copy_count", "copy_room", "issued", "other_copies")),
     ]  # fmt: skip
 
 
@@ -63,6 +70,7 @@ class Native:
         self.inner = frozenset(starts.values()).difference(self.number)
         regs = plan.code.kernel.regs
         self.types = [CONTAINER[regs[k].bits] for k in plan.kept]
+        self.copying = any(i.op == "cp" for i in plan.code.kernel.instrs)
         self.zeros = {
             n for n, k in enumerate(plan.kept) if plan.alive and k in plan.alive[0]
         }  # read before they are written, in some lane
@@ -98,6 +106,8 @@ class NativeChunk:
         if native.watched:
             self.watcher = Watcher(native.widest, st)
             self.call.watch = self.watcher.address
+        if native.copying and not native.watched:
+            self._copies()
         self._registers()
         self._places()
         self._constants()
@@ -105,6 +115,29 @@ class NativeChunk:
             if not fresh or n in native.zeros:
                 mine[...] = st.full(index, mine.dtype)
             st.R[index] = mine
+
+    def _copies(self) -> None:
+        """Room for copies that C begins."""
+        st, c = self.st, self.call
+        self.copies = np.zeros(COPIES * st.n, COPY)
+        if not len(st.commits):
+            st.commits = np.zeros(st.n, np.int64)
+        c.copies, c.copy_room, c.commits = at(self.copies), len(self.copies), at(st.commits)
+        st.handed_over = self.hand_over
+
+    def hand_over(self) -> list[Async]:
+        """The copies that C has begun and not done, which are the interpreter's now."""
+        rows, instrs = self.copies[: self.call.copy_count].copy(), self.st.launch.code.kernel.instrs
+        self.call.copy_count = 0
+        out = []
+        for issue in np.unique(rows["issue"]):
+            some = rows[rows["issue"] == issue]
+            head = some[0]
+            out.append(Async(
+                some["lane"], some["group"], some["dst"], some["src"], int(head["size"]),
+                some["real"], instrs[int(head["instr"])], 0,
+            ))  # fmt: skip
+        return out
 
     def _registers(self) -> None:
         """One piece of memory for all registers that live between blocks."""
@@ -153,7 +186,11 @@ class NativeChunk:
         self.launch = st.launch = launch
         self._constants()
         st.m = st.live = st.fault_mask = st.at = None
-        st.copies, st.commits = [], NO_COMMITS
+        st.begun = []
+        if st.handed_over is None:
+            st.commits = NO_COMMITS
+        else:
+            st.commits[:] = self.call.copy_count = 0
         st.shared.fill(UNWRITTEN)
         if self.watcher is not None:
             st.shadow = launch.watch.chunk(st)
@@ -215,6 +252,7 @@ class NativeChunk:
         else:
             mask = np.ascontiguousarray(mask, np.int64)
             c.n, c.lanes = len(mask), at(mask)
+        c.other_copies = len(st.begun)
         c.entry, c.limit, c.whole, c.budget = entry, limit, whole, BUDGET
         if self.watcher is not None:
             self.watcher.before(self.rows)

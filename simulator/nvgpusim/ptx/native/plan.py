@@ -103,7 +103,7 @@ def used_registers(
     if text is None:
         slots |= flag
         return every | slots, every | slots, set()
-    if instr.op in ("st", "red", "bar", "barrier") or (not text.lines and not text.group):
+    if instr.op in ("st", "red", "bar", "barrier", "cp") or (not text.lines and not text.group):
         return every, slots, set()
     first = set(registers(instr.args[0])) | (flag if "cc" in instr.mods else set())
     rest = {r for arg in instr.args[1:] for r in registers(arg)} | (every - first) | slots

@@ -22,6 +22,16 @@ INLINE uint32_t get32(Source x, int64_t i) {
 }
 INLINE uint64_t get64(Source x, int64_t i) { return x.at ? ((const uint64_t*)x.at)[i] : x.value; }
 
+// Where an address of each lane is: a register and what is added to it.
+typedef struct {
+  Source base;
+  int wide;
+  uint64_t offset;
+} Place;
+INLINE uint64_t placed(const Place* p, int64_t i) {
+  return p->wide ? get64(p->base, i) + p->offset : (uint32_t)(get32(p->base, i) + p->offset);
+}
+
 // The membermask of an instruction without one: all lanes of the warp that are
 // here.
 #define HERE (1ull << 32)
@@ -292,5 +302,57 @@ INLINE int atomic64(Call* c, int op, int kind, char space, int wide, uint64_t of
     memcpy(c->scratch[j], &made, 8);
     if (d) d[i] = old;
   }
+  return 1;
+}
+
+// cp.async: noted here, and done when a lane waits for it. Both sides have been
+// looked at; memory that keeps lines is the interpreter's, and so is everything
+// while copies of its own are under way.
+static int begin_copies(Call* c, uint32_t size, int64_t instr, Place dst, Place src, Source given) {
+  Hit h = {0};
+  if (c->other_copies || c->copy_count + c->n > c->copy_room) return 0;
+  for (int64_t j = 0; j < c->n; j++) {
+    const int64_t i = c->lanes ? c->lanes[j] : j;
+    const uint64_t to = placed(&dst, i), from = placed(&src, i);
+    const uint32_t real = given.at || given.value ? get32(given, i) : size;
+    uint8_t* q = shared(c, (uint32_t)i / (uint32_t)c->threads, to, size);
+    const uint8_t* f = from & (size - 1) ? 0 : global(c, &h, from, size, 0);
+    if (!q || !f || h.state) return 0;
+    c->copies[c->copy_count + j] =
+        (Copy){q, f, to, from, i, c->commits[i], size, real < size ? real : size, instr, c->issued};
+  }
+  c->copy_count += c->n;
+  c->issued++;
+  return 1;
+}
+static int commit_copies(Call* c) {
+  if (c->other_copies) return 0;
+  for (int64_t j = 0; j < c->n; j++) c->commits[c->lanes ? c->lanes[j] : j]++;
+  return 1;
+}
+// Do the copies of all but the last `keep` groups of the lanes that wait.
+static int end_copies(Call* c, int64_t keep) {
+  int64_t left = 0;
+  if (c->other_copies) return 0;
+  for (int64_t k = 0; k < c->copy_count; k++) {
+    const Copy* x = &c->copies[k];
+    int64_t low = 0, high = c->n;
+    while (c->lanes && low < high) {
+      const int64_t mid = (low + high) / 2;
+      if (c->lanes[mid] < x->lane)
+        low = mid + 1;
+      else
+        high = mid;
+    }
+    const int waits = !c->lanes || (low < c->n && c->lanes[low] == x->lane);
+    if (waits && (keep < 0 || x->group < c->commits[x->lane] - keep)) {
+      memcpy(x->to, x->from, x->real);
+      memset(x->to + x->real, 0, x->size - x->real);
+      c->moved += x->real;
+    } else {
+      c->copies[left++] = *x;
+    }
+  }
+  c->copy_count = left;
   return 1;
 }

@@ -9,6 +9,15 @@ typedef struct {
   uint64_t writable;
 } Extent;
 
+// A cp.async of a lane that has not been done: places, addresses, its lane's
+// commits before it, bytes, and of these those that are read.
+typedef struct {
+  uint8_t* to;
+  const uint8_t* from;
+  uint64_t dst, src;
+  int64_t lane, group, size, real, instr, issue;
+} Copy;
+
 typedef struct {
   int64_t entry, n, whole, limit, budget;    // of the call
   int64_t done, steps, instructions, moved;  // what it did
@@ -31,6 +40,9 @@ typedef struct {
   const Extent* extents;
   int64_t extent_count;
   struct Watch* watch;  // the sanitizer's side (watch.h)
+  Copy* copies;
+  int64_t* commits;
+  int64_t copy_count, copy_room, issued, other_copies;
 } Call;
 
 // Where the last access of an instruction was; lim: first offset that does not
