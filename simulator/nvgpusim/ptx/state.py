@@ -289,7 +289,7 @@ class State:
 
     @property
     def copies(self) -> list[Async]:
-        """What cp.async has begun, here or in C, which hands it over."""
+        """Copies that cp.async has begun, here or in C, which hands them over."""
         if self.handed_over is not None:
             self.begun += self.handed_over()
         return self.begun
