@@ -102,6 +102,8 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("dispatch.not-modelled")
 def _(kernel: Kernel, board: Board) -> None:
+    floor = rc.iow("N", 102, 4)  # NVMAP_IOC_VPR_FLOOR_SIZE
+    refused("dispatch.not-modelled", kernel, fcntl.ioctl, board.nvmap, floor, bytes(4))
     call(board.ctrl, "G", 37, "16x")
 
 
