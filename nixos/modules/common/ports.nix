@@ -41,7 +41,7 @@ in
       port: names:
       check.demand false ''
         ${lib.concatStringsSep " and " names} are both ${port}. Give one of them another port,
-        as in `${lib.head names} = ${toString (lib.toInt port + 1)}`.''
+        as in `${lib.head names} = ${toString (lib.max 1024 (lib.toInt port) + 1)}`.''
     ) twice;
   };
 }
