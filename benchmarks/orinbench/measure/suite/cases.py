@@ -18,10 +18,11 @@ UNITS = {
     "launch": "launches/s",
     "matmul": "GFLOPS",
     "gemv": "GB/s",
+    "gpt2": "tok/s",
     "schedule": "schedules/s",
 }
 # A copy's bandwidth is what these are judged by.
-WITH_ROOFLINE = ("copy", "gemv")
+WITH_ROOFLINE = ("copy", "gemv", "gpt2")
 # A case of which one call takes longer is left out. Scheduling is seconds of Python on a slow
 # processor, and a guard that leaves it out guards nothing.
 MOST_SECONDS = dict.fromkeys(UNITS, 2.0) | {"schedule": 30.0}
@@ -68,7 +69,16 @@ def _all() -> Iterator[tuple[str, SuiteCase]]:
         label = f"{kind} {rows}x{columns}"
         size = {"rows": rows, "columns": columns}
         yield of, _case("gemv", label, kind, rows * columns, type=kind, **size)
-    yield "tiny quick full", _case("schedule", "transformer block")
+    for shape, dtype, n_gen, of in (
+        ("tiny", "fp32", 8, "tiny"),
+        ("tiny", "fp16", 8, "tiny"),
+        ("124m", "fp16", 32, "quick"),
+        ("124m", "fp32", 128, "full"),
+        ("124m", "fp16", 128, "full"),
+    ):
+        label = f"{shape} {dtype} tg{n_gen}"
+        yield of, _case("gpt2", label, shape=shape, dtype=dtype, n_gen=n_gen)
+    yield "tiny quick full", _case("schedule", "gpt2_block")
 
 
 CASES = tuple(_all())

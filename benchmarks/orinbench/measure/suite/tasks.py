@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
 from tinygrad.codegen import to_program_cache
 from tinygrad.codegen.opt.postrange import Scheduler
 from tinygrad.device import Buffer, BufferSpec
@@ -23,24 +23,28 @@ from tinygrad.engine.realize import compile_linear, get_runtime, run_linear
 from tinygrad.helpers import Context, GlobalCounters
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
-from orinbench.check.reference import log_softmax
 from orinbench.measure.backends.copy_bandwidth import Copy
 from orinbench.measure.backends.timed_models import kernels_of
+from orinbench.measure.suite.gpt2 import (
+    SHAPES,
+    NumpyGpt2,
+    Shape,
+    TinygradGpt2,
+    random_weights,
+    tensor,
+)
 from orinbench.synth.random_blocks import random_rows
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Kernels in a launch's graph, each of which waits for the one before: tinygrad's first batch in a
 # jit.
 GRAPH_KERNELS = 32
 # Tolerance for rounding, in units of the root mean square of the products: the result's own type,
 # and single-precision sums.
 _MATMUL_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 4e-2}
-
-
-def tensor(values: npt.NDArray[np.float32], dtype: str) -> Tensor:
-    """Return a realized tensor of `values`, rounded to tinygrad's `dtype` on the device."""
-    wanted, made = getattr(dtypes, dtype), Tensor(values)
-    return (made if wanted == dtypes.float32 else made.cast(wanted)).contiguous().realize()
+_GPT2_TOLERANCE = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.3}
+_GPT2_CHECKED = 6  # positions whose logits are compared
 
 
 class WrongResultError(Exception):
@@ -270,44 +274,50 @@ def matvec_float64(matrix: Any, vector: Any) -> Any:
     return matrix.float().numpy().astype(np.float64) @ vector
 
 
-# Tokens, width and heads of the block that is scheduled: a layer of GPT-2's size.
-_TOKENS, _WIDTH, _HEADS = 8, 768, 12
+def gpt2(case: Mapping[str, Any], seed: int) -> Task:
+    """GPT-2 decoding, a token at a time; logits of the first positions are checked."""
+    shape, dtype, n_gen = SHAPES[case["shape"]], case["dtype"], case["n_gen"]
+    weights = random_weights(shape, seed)
+    model = TinygradGpt2(shape, weights, DTYPES[dtype])
+    variable = UOp.variable("position", 0, shape.context - 1)
+    jit = TinyJit(lambda token, position: model.logits(token, position).realize())
+    queue: list[Any] = []
 
+    def draw(seed: int, count: int) -> list[int]:
+        tokens = np.random.default_rng(seed).integers(0, shape.vocab_size, count).tolist()
+        queue[:] = [
+            (Tensor([[token]], dtype=dtypes.int32).realize(), variable.bind(position))
+            for position, token in reversed(list(enumerate(tokens)))
+        ]
+        return list(tokens)
 
-def block_of(x: Tensor, qkv: Tensor, out: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Return what a layer of a transformer makes of x, (tokens, width); matrices are (in, out)."""
+    def check() -> str:
+        tokens = draw(seed, _GPT2_CHECKED)
+        got = [jit(*queue.pop()).float().numpy()[0] for _ in tokens]
+        return expect_close(got, NumpyGpt2(shape, weights).logits(tokens), _GPT2_TOLERANCE[dtype])
 
-    def normed(x: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-
-    parts = (normed(x) @ qkv).chunk(3, dim=-1)
-    q, k, v = (part.reshape(_TOKENS, _HEADS, -1).transpose(0, 1) for part in parts)
-    shares = (q @ k.transpose(1, 2) / (_WIDTH / _HEADS) ** 0.5).softmax(-1)
-    x = x + (shares @ v).transpose(0, 1).reshape(x.shape) @ out
-    return x + (normed(x) @ up).gelu() @ down
-
-
-def block_float64(x: Any, qkv: Any, out: Any, up: Any, down: Any) -> Any:
-    """Return the same of float64 arrays, by numpy."""
-
-    def normed(x: Any) -> Any:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-
-    parts = np.split(normed(x) @ qkv, 3, axis=-1)
-    q, k, v = (part.reshape(_TOKENS, _HEADS, -1).transpose(1, 0, 2) for part in parts)
-    shares = np.exp(log_softmax(q @ k.transpose(0, 2, 1) / (_WIDTH / _HEADS) ** 0.5))
-    x = x + (shares @ v).transpose(1, 0, 2).reshape(x.shape) @ out
-    inner = normed(x) @ up
-    bent = np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)  # GELU by tanh
-    return x + (inner * (1 + np.tanh(bent)) / 2) @ down
+    return Task(
+        lambda: jit(*queue.pop()),
+        1.0,
+        check,
+        "the forward pass to the logits, which stay on the device, and a synchronize a token",
+        flops=2.0 * shape.token_params,
+        n_bytes=float(shape.token_params * BYTES[dtype]),
+        compute=DTYPES[dtype],
+        calls=n_gen,
+        one_by_one=True,
+        before=lambda seed: draw(seed, max(n_gen, 3)),
+        kernels=lambda: kernels_of(jit.captured.linear),
+    )
 
 
 def schedule(case: Mapping[str, Any], seed: int) -> Task:
-    """The host's way from Tensor to launch for a layer of a transformer, with empty caches."""
-    draw, n = np.random.default_rng(seed), _WIDTH
-    sizes = (_TOKENS, n), (n, 3 * n), (n, n), (n, 4 * n), (4 * n, n)
-    values = [draw.standard_normal(size, np.float32) / np.sqrt(size[0]) for size in sizes]
-    given, phases = [tensor(each, "float32") for each in values], defaultdict[str, list[int]](list)
+    """The host's way from Tensor to launch for a layer of GPT-2, tinygrad's caches of it empty."""
+    shape = Shape(1, SHAPES["124m"].n_embd, SHAPES["124m"].n_heads, 8, 8)
+    weights = random_weights(shape, seed)
+    model = TinygradGpt2(shape, weights, "float32")
+    values = np.random.default_rng(seed).standard_normal((1, shape.n_embd), np.float32)
+    x, phases = tensor(values, "float32"), defaultdict[str, list[int]](list)
     last: list[Any] = [None, 0]
 
     def call() -> None:
@@ -315,7 +325,7 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
         Scheduler.kernel_cnt.clear()  # equal names make equal source, which the cache knows
         with Context(SCACHE=0):
             stamps = [time.perf_counter_ns()]
-            out = block_of(*given)
+            out = model.block(0, x, 0)
             stamps.append(time.perf_counter_ns())
             linear, variables = Tensor.linear_with_vars(out)
             stamps.append(time.perf_counter_ns())
@@ -329,8 +339,7 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
 
     def check() -> str:
         phases.clear()  # the warm-up's
-        want = block_float64(*(each.astype(np.float64) for each in values))
-        return expect_close(last[0].numpy(), want, 1e-3)
+        return expect_close(last[0].numpy(), NumpyGpt2(shape, weights).block(0, values), 1e-3)
 
     def details() -> dict[str, Any]:
         found = {name: median(ns) / 1e6 for name, ns in phases.items()}
@@ -352,5 +361,5 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any], int], Task]] = {
-    make.__name__: make for make in (copy, alloc, launch, matmul, gemv, schedule)
+    make.__name__: make for make in (copy, alloc, launch, matmul, gemv, gpt2, schedule)
 }

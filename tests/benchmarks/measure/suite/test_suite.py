@@ -66,7 +66,7 @@ def test_selections() -> None:
     ]
     assert select("matmul")["matmul"][0].label == "fp32 512x512x512"
     mixed = select("tiny,matmul bf16*,-copy,-matmul* 8192*")
-    assert "copy" not in mixed and mixed["schedule"]
+    assert "copy" not in mixed and mixed["gpt2"][0].label == "tiny fp32 tg8"
     labels = [case.label for case in mixed["matmul"]]
     assert labels[0] == "fp32 64x64x64" and labels[-1] == "bf16 4096x4096x4096"
 
@@ -88,6 +88,8 @@ def test_a_tiny_case_is_right_and_is_timed(
             phases = [measured.extra[f"{p}_ms"] for p in ("graph", "schedule", "lower", "launch")]
             assert all(phase > 0 for phase in phases) and "lower" in measured.extra["in_words"]
             assert prepared.extra["kernels"] >= 5  # four products, and a softmax between
+        if name == "gpt2":  # two layers of 17 kernels, and no layer computed twice
+            assert 20 <= prepared.extra["kernels"] <= 45 and prepared.calls == 8
 
 
 def work_of_a_call(case: SuiteCase) -> float:
@@ -133,7 +135,7 @@ def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> 
 
 WRONG = """
 from tinygrad.device import Buffer
-from orinbench.measure.suite import tasks
+from orinbench.measure.suite import gpt2, tasks
 {change}
 from orinbench.measure.backends.worker import main
 main()
@@ -144,7 +146,10 @@ main()
     ("name", "change"),
     [
         ("matmul", "tasks.matvec_float64 = lambda m, v, t=tasks.matvec_float64: t(m.flip(0), v)"),
-        ("schedule", "tasks.block_of = lambda x, *of, t=tasks.block_of: t(x.flip(0), *of)"),
+        (
+            "gpt2",
+            "t = gpt2.TinygradGpt2; n = t.logits; t.logits = lambda self, t, p: n(self, t, 0)",
+        ),
         (
             "copy",
             "n = Buffer.copyin; "
