@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from tests.engine.vision import tiny
+from tests.engine.vision import tiny, tiny_qwen
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     Idefics3ImageProcessorPil,
@@ -339,6 +339,22 @@ def test_a_key_that_lies_is_one_line(
     clip.metadata = {**clip.metadata, name: value}  # type: ignore[assignment]
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     with pytest.raises(BadInput, match=f"mmproj.gguf: .*{said}"):
+        read_projector(tmp_path / "mmproj.gguf")
+
+
+@pytest.mark.parametrize("kind", tiny.QWENS)
+def test_sizes_of_a_qwen_that_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A quarter of a head turns by a row and one by a column; a picture has a row at least."""
+    tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
+    clip = GGUF.open(tmp_path / "mmproj.gguf")
+    metadata = clip.metadata
+    monkeypatch.setattr(GGUF, "open", lambda path: clip)
+    clip.metadata = {**metadata, "clip.vision.image_max_pixels": 1}
+    assert read_projector(tmp_path / "mmproj.gguf")[1].most_rows(256) == 1
+    clip.metadata = {**metadata, "clip.vision.attention.head_count": tiny_qwen.WIDTH // 6}
+    with pytest.raises(BadInput, match="whose quarters are whole were expected"):
         read_projector(tmp_path / "mmproj.gguf")
 
 
