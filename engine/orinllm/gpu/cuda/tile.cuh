@@ -39,6 +39,9 @@ template<int T> struct Segment {
       PITCH = Packed<T>::ALIGN == 16 ? CHUNKS * 16 + 64 : (CHUNKS | 1) * 16;
 };
 
+// Rows at any byte (MXFP4) need more registers for where they are.
+template<int T> constexpr bool FEW_REGISTERS = Packed<T>::ALIGN == 1;
+
 // Sizes of a block and of its walk along k.
 template<typename P> struct Tile : P {
   using P::ROW_TILES, P::ROW_WARPS, P::K_WARPS, P::TOKEN_GROUPS, P::COLS, P::TYPE;
@@ -130,58 +133,69 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
 }
 
 // Where a block's tokens are: rows of COLS halves one behind the other, or in the order of a list.
-// of(row, column) is the same from there on.
 template<typename P> struct TokensInTurn {
   const u16* first;
-  DI TokensInTurn of(int row, int column) const { return {first + (u32)(row * P::COLS + column)}; }
-  DI const u16* operator()(int row) const { return first + row * P::COLS; }
+  DI const u16* operator()(int row) const { return first + (u32)(row * P::COLS); }
 };
 template<typename P> struct TokensOfList {
   const u16* all;
   const int* list;
-  DI TokensOfList of(int row, int column) const { return {all + column, list + row}; }
   DI const u16* operator()(int row) const { return all + (u64)list[row] * P::COLS; }
 };
 
-// What of the tokens a thread copies of every part: from its row, rank and run of part 0 on. As
-// addresses that stay, they need no computing in every part.
-template<typename P, typename Tokens> DI Tokens own_tokens(const Tokens& in) {
+// What of the tokens a thread copies of every part of a unit of its rank. Addresses stay and go on
+// from part to part: registers that a copy reads are written late, since a write waits until the
+// copy has left for memory. Rows that are not there are the last one again: nobody reads their
+// sums.
+template<typename P> struct OwnTokens {
   typedef Tile<P> S;
-  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS,
-            rank = first_rank<P>() + tid / 4 / S::TOKENS;
-  return in.of(row, rank * S::OWN_UNITS * 64 + run_at<P::TYPE>(0, tid & 3));
-}
-// Starts the copy of a part of a unit of each rank's tokens; those from `filled` on become zero.
-template<typename P, typename Tokens>
-DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int filled) {
-  typedef Tile<P> S;
-  constexpr int T = P::TYPE;
-  const int tid = thread_again(), row = tid / 4 % S::TOKENS,
-            rank = first_rank<P>() + tid / 4 / S::TOKENS;
-  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 +
-                     (run_at<T>(part, tid & 3) - run_at<T>(0, tid & 3));
-  const Shared to = shared_address(stage) + tid * 16;
-#pragma unroll
-  for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
-    const int more_rows = i / 4 % S::TOKENS, more_ranks = i / 4 / S::TOKENS;
-    // of a unit that a rank does not have, zeros: its first ones are loaded, though not multiplied
-    const int first = (rank + more_ranks) * S::OWN_UNITS;
-    const bool there = S::HALF ? first * 64 + column + run_at<T>(0, tid & 3) < S::COLS
-                               : S::EVEN || first + unit < S::UNITS;
-    cp_async16_or_zero(to + i * 16,
-                       (const u8*)(own(more_rows) + (column + more_ranks * S::OWN_UNITS * 64)),
-                       there && row < filled - more_rows);
-  }
-}
+  static constexpr int N = S::STAGE / 8 / S::THREADS;
+  const u16* at[N];
+  Shared to;
+  int turned;  // columns from the run of part 0 to that of part 1, in their quarters
 
-// The same into the part's stage, if there is such a unit.
-template<typename P, typename Tokens>
-DI void copy_part(typename Tile<P>::Memory& memory, const Tokens& own, int unit, int part,
-                  int filled) {
-  typedef Tile<P> S;
-  if (unit < S::OWN_UNITS)
-    copy_tokens<P>(memory.x[(2 * (u32)unit + part) % S::STAGES], own, unit, part, filled);
-}
+  template<typename Tokens> DI OwnTokens(u16* stage, const Tokens& in, int filled) {
+    const int tid = threadIdx.x, j = tid & 3;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      const int place = (tid + i * S::THREADS) / 4, row = place % S::TOKENS;
+      at[i] = in(row < filled ? row : filled - 1) + first_column(i) + run_at<P::TYPE>(0, j);
+    }
+    to = shared_address(stage) + tid * 16;
+    turned = turned_of(j);
+  }
+  DI static int turned_of(int j) { return run_at<P::TYPE>(1, j) - run_at<P::TYPE>(0, j); }
+  // of the rank of copy i
+  DI static int first_column(int i) {
+    const int place = ((int)threadIdx.x + i * S::THREADS) / 4;
+    return (first_rank<P>() + place / S::TOKENS) * S::OWN_UNITS * 64;
+  }
+  // Starts the copy of the next part of the rank, which is this one; of none if there is no such.
+  template<int PART> DI void copy(int unit) {
+    constexpr int T = P::TYPE;
+    if (PART || unit) {
+      const int turn = FEW_REGISTERS<T> ? turned_of(thread_again() & 3) : turned,
+                by = step_to<T>(unit, PART) + (PART ? turn : -turn);
+#pragma unroll
+      for (int i = 0; i < N; i++) at[i] += by;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      // of a unit that a rank does not have, zeros: its first ones are loaded, though not
+      // multiplied
+      bool there = unit < S::OWN_UNITS;
+      if constexpr (S::HALF) {
+        const int column = (unit >> 1) * 128 + quarter_of<T>(unit, PART) * 32;
+        there = there && first_column(i) + column + run_at<T>(PART, threadIdx.x & 3) < S::COLS;
+      } else if constexpr (!S::EVEN) {
+        there = there && first_column(i) + unit * 64 < S::UNITS * 64;
+      }
+      cp_async16_or_zero(
+          to + ((2 * (u32)unit + PART) % S::STAGES * S::STAGE * 2 + i * S::THREADS * 16),
+          (const u8*)at[i], there);
+    }
+  }
+};
 
 // A unit's raw words of a lane's rows.
 template<typename P> struct Words {
@@ -194,15 +208,15 @@ template<typename P> struct Words {
 // Where a warp's next unit is: its raw bytes in shared memory, and the unit of the matrix.
 struct NextUnit {
   const u8* raw;
-  int segment, inside;
+  int segment, inside, lane;
 };
-// The words of one row of a lane's. Its number is read anew: registers are few.
+// The words of one row of a lane's.
 template<typename P> DI void load_row(Words<P>& to, const NextUnit& unit, const Rows& rows, int s) {
   typedef typename Tile<P>::Piece Piece;
-  const int lane = thread_again() & 31, slot = s * 8 + (lane >> 2);
+  const int slot = s * 8 + (unit.lane >> 2);
   const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, unit.segment);
-  to.raw[s / 2][s % 2] =
-      load_raw<P::TYPE>(unit.raw + slot * Piece::PITCH + offset, offset, unit.inside, lane & 3);
+  to.raw[s / 2][s % 2] = load_raw<P::TYPE>(unit.raw + slot * Piece::PITCH + offset, offset,
+                                           unit.inside, unit.lane & 3);
 }
 
 // Halves of one part of a unit, of a lane's rows.
@@ -213,9 +227,12 @@ template<typename P> struct Weights {
 template<typename P> DI void unpack_row(Weights<P>& to, Words<P>& from, int part, int s) {
   constexpr int T = P::TYPE;
   u32* const w = to.of[s / 2][s % 2];
-  const Raw<T>& raw = from.raw[s / 2][s % 2];
+  Raw<T>& raw = from.raw[s / 2][s % 2];
   Scales<T>& scales = from.scales[s / 2][s % 2];
-  if (part == 0) scales = scales_of<T>(raw, from.inside);
+  if (part == 0) {
+    scales = scales_of<T>(raw, from.inside);
+    align<T>(raw, from.low[s / 2][s % 2], from.inside);
+  }
   to_half<T>(raw, scales, from.low[s / 2][s % 2], from.inside, part, w);
   if constexpr (Tile<P>::HALF) {
     const int column = 32 * quarter_of<T>(0, part) + run_at<T>(part, thread_again() & 3);
@@ -232,11 +249,9 @@ template<typename P> DI void unpack_row(Weights<P>& to, Words<P>& from, int part
   }
 }
 
-// Activations of as many groups of 8 tokens as are multiplied at once: of types with many raw words
-// at any address (Q3_K, Q6_K, Q8_0) fewer, as registers are few.
+// Activations of as many groups of 8 tokens as are multiplied at once.
 template<typename P, int GROUPS> struct Some {
-  static constexpr bool FEW = sizeof(Raw<P::TYPE>) >= 32 && Packed<P::TYPE>::ALIGN < 16;
-  static constexpr int MOST = FEW ? 2 : 4, N = GROUPS < MOST ? GROUPS : MOST;
+  static constexpr int MOST = FEW_REGISTERS<P::TYPE> ? 2 : 4, N = GROUPS < MOST ? GROUPS : MOST;
   int4 of[N];
   DI void load(const u16* x, int first) {
 #pragma unroll
@@ -298,19 +313,19 @@ template<typename P> DI void clear_sums(typename Tile<P>::Sums acc) {
 }
 
 // A warp's part of the copies, in the order in which its rank walks along k.
-template<typename P, typename Tokens> struct Copies {
+template<typename P> struct Copies {
   typedef Tile<P> S;
   static constexpr int UNITS = S::Piece::UNITS;
   // A segment is copied behind the tokens of its turn, and may take half a part longer.
   static constexpr bool BEHIND = !S::AHEAD;
   typename S::Memory& memory;
   const Rows& rows;
-  const Tokens& own;
-  int filled, first, units;  // the rank's first segment, and its units
+  OwnTokens<P>& own;
+  int first, units;  // the rank's first segment, and its units
   u8 (&own_raw)[S::RAWS][S::SLOTS * S::Piece::PITCH];
 
-  DI Copies(typename S::Memory& to, const Rows& of, const Tokens& in, int tokens)
-      : memory(to), rows(of), own(in), filled(tokens), own_raw(to.raw[threadIdx.x >> 5]) {
+  DI Copies(typename S::Memory& to, const Rows& of, OwnTokens<P>& tokens)
+      : memory(to), rows(of), own(tokens), own_raw(to.raw[threadIdx.x >> 5]) {
     const int rank = first_rank<P>() + (int)(threadIdx.x >> 5) / P::ROW_WARPS;
     // a rank without a segment copies the last one, and multiplies nothing
     first = rank * S::OWN < S::SEGMENTS ? rank * S::OWN : S::SEGMENTS - 1;
@@ -326,7 +341,7 @@ template<typename P, typename Tokens> struct Copies {
   // What the turn behind a part starts.
   template<int PART> DI void start(int unit) const {
     if (PART == 1 && !BEHIND) segment_behind(unit);
-    copy_part<P>(memory, own, unit + S::STAGES / 2, PART, filled);
+    own.template copy<PART>(unit + S::STAGES / 2);
     cp_async_commit();
     if (PART == 1 && BEHIND) {
       segment_behind(unit);
@@ -336,9 +351,12 @@ template<typename P, typename Tokens> struct Copies {
   // The first segment and all stages but one; the first part is there.
   DI void begin() const {
     copy_rows<P>(raw(0), rows, first, threadIdx.x & 31);
-#pragma unroll
-    for (int part = 0; part < S::STAGES - 1; part++) {
-      copy_part<P>(memory, own, part / 2, part % 2, filled);
+    own.template copy<0>(0);
+    cp_async_commit();
+    if (S::STAGES > 2) {
+      own.template copy<1>(0);
+      cp_async_commit();
+      own.template copy<0>(1);
       cp_async_commit();
     }
     cp_async_wait<S::STAGES - 2>();
@@ -359,12 +377,12 @@ template<typename P, typename Tokens> struct Copies {
 };
 
 // A warp's walk over its rank's range of k, of the first 8 * GROUPS tokens.
-template<typename P, int GROUPS, typename Tokens>
+template<typename P, int GROUPS>
 DI void walk(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory, const Rows& rows,
-             const Tokens& own, int filled) {
+             OwnTokens<P>& own) {
   typedef Tile<P> S;
   constexpr int UNITS = S::Piece::UNITS, ODD = GROUPS / Some<P, GROUPS>::N % 2;
-  const Copies<P, Tokens> copies(memory, rows, own, filled);
+  const Copies<P> copies(memory, rows, own);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = copies.units;
   const u16* const x =
       memory.x[0] + (warp / P::ROW_WARPS * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
@@ -375,7 +393,7 @@ DI void walk(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory, const
   words.last = copies.first * UNITS == S::UNITS - 1;
 #pragma unroll
   for (int s = 0; s < 2 * P::ROW_TILES; s++) {
-    load_row<P>(words, NextUnit{copies.raw(0), copies.first, 0}, rows, s);
+    load_row<P>(words, NextUnit{copies.raw(0), copies.first, 0, lane}, rows, s);
     unpack_row<P>(even, words, 0, s);
   }
   Some<P, GROUPS> b[2];
@@ -386,7 +404,7 @@ DI void walk(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory, const
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
     const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
     const NextUnit after = {copies.raw(loaded / UNITS), copies.first + loaded / UNITS,
-                            loaded % UNITS};
+                            loaded % UNITS, thread_again() & 31};
     const auto stage = [&](int part) { return x + (2u * unit + part) % S::STAGES * S::STAGE; };
     const auto half = [&] { return copies.template turn<0>(unit), stage(1); };
     const auto whole = [&] { return copies.template turn<1>(unit), stage(2); };
@@ -399,6 +417,7 @@ DI void walk(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory, const
       whole();
     }
   }
+  cp_async_wait<0>();
 }
 
 // A warp's sums over its rank's range of k: acc[t][m][2 * i + c] is token 8 m + 2 (lane % 4) + c
@@ -409,11 +428,11 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
                       const Rows& rows, const Tokens& in, int filled) {
   constexpr int ALL = P::TOKEN_GROUPS;
   clear_sums<P>(acc);
-  const Tokens own = own_tokens<P>(in);
+  OwnTokens<P> own(memory.x[0], in, filled);
   if (ALL >= 4 && filled <= 2 * ALL)
-    walk<P, ALL / 4>(acc, memory, rows, own, filled);
+    walk<P, ALL / 4>(acc, memory, rows, own);
   else
-    walk<P, ALL>(acc, memory, rows, own, filled);
+    walk<P, ALL>(acc, memory, rows, own);
 }
 // what to_half's scale leaves in the sums
 template<int T> DI constexpr float tile_unit() { return Packed<T>::ACT == 2 ? 1.f : 1.f / W_SCALE; }

@@ -66,6 +66,12 @@ template<int T> DI int run_at(int p, int j) {
   if constexpr (Nibbles<T>::YES) return 32 * (j >> 1) + 16 * (p ^ (j >> 1)) + 8 * (j & 1);
   return j * 8;
 }
+// Columns from a part to the next, which is part p of the unit, but for the runs in a quarter.
+template<int T> DI int step_to(int unit, int p) {
+  if constexpr (Nibbles<T>::YES) return p ? 0 : 64;
+  if constexpr (T == Q6_K) return p ? 64 : unit & 1 ? -32 : 32;
+  return 32;
+}
 
 template<int T> DI Raw<T> load_nibbles(const u8* row, u32 low, int unit, int j) {
   constexpr int ALIGN = Nibbles<T>::ALIGN, FIFTH = Nibbles<T>::FIFTH;
@@ -262,19 +268,25 @@ template<int T> DI Scales<T> scales_of(const Raw<T>& r, int unit) {
   return f;
 }
 
+// Before a unit's parts: bytes to where they begin in words, and the upper bits of its quarters to
+// bits 0 and 4.
+template<int T> DI void align(Raw<T>& r, u32 low, int unit) {
+  if constexpr (T == Q6_K) {
+    const u32 sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 210 is 2 modulo 4
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      r.l[i] = __funnelshift_r(r.l[i], r.l[i + 1], sh);
+      r.c[i] = __funnelshift_r(r.c[i], r.c[i + 1], sh + 2 * (unit & 1));
+    }
+  }
+}
 // Part p of a unit: 8 halves.
-DI void q6_k_to_half(const Raw<Q6_K>& r, const Scales<Q6_K>& f, u32 low, int unit, int p,
-                     u32* out) {
-  const int pair = unit & 1;
-  const u32 s2 = p ? twice_high(f.s) : twice_low(f.s),
-            sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 210 is 2 modulo 4
+DI void q6_k_to_half(const Raw<Q6_K>& r, const Scales<Q6_K>& f, int p, u32* out) {
+  const u32 s2 = p ? twice_high(f.s) : twice_low(f.s);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const u32 l = __funnelshift_r(r.l[i], r.l[i + 1], sh),
-              c = __funnelshift_r(r.c[i], r.c[i + 1], sh);
-    const u32 hi = p ? c >> (2 * pair) : c << (4 - 2 * pair);
-    bytes_to_half(((p ? l >> 4 : l) & 0x0f0f0f0fu) | (hi & 0x30303030u), 0x64206420u,
-                  out + 2 * i);  // 1024 + 32
+    const u32 l = p ? r.l[i] >> 4 : r.l[i], hi = p ? r.c[i] : r.c[i] << 4;
+    bytes_to_half((l & 0x0f0f0f0fu) | (hi & 0x30303030u), 0x64206420u, out + 2 * i);  // 1024 + 32
     out[2 * i] = hmul2(out[2 * i], s2);
     out[2 * i + 1] = hmul2(out[2 * i + 1], s2);
   }
@@ -332,7 +344,7 @@ DI void q8_0_to_half(const Raw<Q8_0>& r, int p, u32* out) {
 template<int T>
 DI void to_half(const Raw<T>& r, const Scales<T>& f, u32 low, int unit, int p, u32* out) {
   if constexpr (Nibbles<T>::YES) nibbles_to_half<T>(r, low, unit, p, out);
-  if constexpr (T == Q6_K) q6_k_to_half(r, f, low, unit, p, out);
+  if constexpr (T == Q6_K) q6_k_to_half(r, f, p, out);
   if constexpr (T == Q4_K || T == Q5_K) q4_q5_k_to_half<T>(r, f, unit, p, out);
   if constexpr (T == Q2_K) q2_k_to_half(r, unit, p, out);
   if constexpr (T == Q3_K) q3_k_to_half(r, low, unit, p, out);
@@ -344,6 +356,8 @@ DI void to_half(const Raw<T>& r, const Scales<T>& f, u32 low, int unit, int p, u
     out[3] = (u32)r.l[p].w;
   }
 }
-template<int T> DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {
-  to_half<T>(r, scales_of<T>(r, unit), (u32)(u64)row, unit, p, out);
+template<int T> DI void to_half(Raw<T> r, const u8* row, int unit, int p, u32* out) {
+  const Scales<T> scales = scales_of<T>(r, unit);
+  align<T>(r, (u32)(u64)row, unit);
+  to_half<T>(r, scales, (u32)(u64)row, unit, p, out);
 }

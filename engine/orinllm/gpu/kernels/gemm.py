@@ -132,7 +132,7 @@ def chunk_products(product: RowProduct) -> Iterator[Launch]:
 def tiles_of(product: RowProduct, most: int) -> tuple[Tile, ...]:
     """Return the tile of each launch of a product of so many rows at most."""
     sms = multiprocessors(product.out.device)
-    return tuple(tile_for(sms, *group.shape, most) for group in adjacent_matrices(product))
+    return tuple(tile_for(sms, group.shape[0], most) for group in adjacent_matrices(product))
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,6 @@ TILES = (
 # the matrices of 1B and 8B on an H200 (docs/measure/performance.md). 1.9 rather than 2: 256
 # blocks on 132.
 _ENOUGH = 1.9
-#: Of 128 tokens as well, by two ranks of one warp: where three a multiprocessor have work, and
-#: columns are many, before the ranks are added. By the same timing: ffn_down of 8B.
-DEEP = Tile(2, 16, 1, 2, 3)
-_DEEP_COLUMNS = 8192
 
 #: Tokens of the largest tile.
 TILE_TOKENS = TILES[0].tokens
@@ -90,15 +86,13 @@ PIECE = Tile(1, 8, 4, 1, 4, stages=4)
 _SPLIT_COLUMNS = 256
 
 
-def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
+def tile_for(multiprocessors: int, rows: int, tokens: int) -> Tile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
 
     def blocks(tile: Tile) -> int:
         return ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
 
-    found = next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
-    deep = cols >= _DEEP_COLUMNS and blocks(DEEP) >= DEEP.per_sm * multiprocessors
-    return DEEP if deep and found != TILES[0] else found
+    return next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
 
 
 def piece_tile(multiprocessors: int, row_blocks: int, cols: int) -> Tile:
