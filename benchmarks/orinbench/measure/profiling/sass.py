@@ -90,8 +90,8 @@ def launches_of(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
 def main_loop(sass: str) -> list[str]:
     """Return the opcodes of the innermost loop that does the kernel's work.
 
-    That is the smallest one with dot products or tensor-core instructions, else with asynchronous
-    copies and float FMAs.
+    That is the smallest one with dot products, with the most tensor-core instructions (copies of
+    the loop for prompts that fill no tile have fewer), else with asynchronous copies and FMAs.
     """
     opcodes: list[str] = []
     labels: dict[str, int] = {}
@@ -110,26 +110,8 @@ def main_loop(sass: str) -> list[str]:
 
     for wanted in ({"IDP"}, {"HMMA"}, {"LDGSTS", "FFMA"}, {"FFMA"}):
         if working := [loop for loop in loops if wanted <= heads(loop)]:
-            return min(working, key=len)
+            return min(working, key=lambda loop: (-sum("HMMA" in op for op in loop), len(loop)))
     return opcodes
-
-
-def only_full_tiles(loop: list[str], products: int) -> list[str]:
-    """Leave out of a loop the pieces with fewer tensor-core instructions than a full tile has.
-
-    They are the copies of the loop for prompts that fill no tile.
-    """
-    pieces: list[list[str]] = [[]]
-    for op in loop:
-        pieces[-1].append(op)
-        if op.startswith("BRA"):
-            pieces.append([])
-    kept = []
-    for piece in pieces:
-        found = sum(op.startswith("HMMA") for op in piece)
-        if not 0 < found < products:
-            kept += piece
-    return kept
 
 
 def load_bytes(loop: list[str]) -> str:
@@ -168,7 +150,6 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     per_lane, passes, tensor = 32 * rows, 1, None
     weights = launch.operations // 2
     if tile is not None:  # a lane has two rows of each row tile, 16 weights of each
-        loop = only_full_tiles(loop, 2 * tile.row_tiles * tile.token_groups)
         per_lane, passes = 32 * tile.row_tiles, _CHUNK_TOKENS // (8 * tile.token_groups)
         weights //= _CHUNK_TOKENS
         tensor = launch.operations / _TENSOR

@@ -109,9 +109,11 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_tile_that_is_not_full_is_not_counted() -> None:
-    full, short = ["LDS", *["HMMA.16816.F32"] * 4, "IADD3", "BRA"], ["HMMA.16816.F32", "BRA"]
-    loop = ["BAR.SYNC", "BRA", *full, *short, *full, "BRA"]
-    assert sass.only_full_tiles(loop, 4) == ["BAR.SYNC", "BRA", *full, *full, "BRA"]
+    few = SASS.replace("IDP.4A.S8.S8 R7", "HMMA.16816.F32 R7")
+    full = few.replace(".L_x_", ".L_x_1").replace("LDS R5", "HMMA.16816.F32 R5")
+    for text in (few + full, full + few):
+        heads = [op.split(".")[0] for op in sass.main_loop(text)]
+        assert heads == ["LDGSTS", "HMMA", "HMMA", "BRA"]
 
 
 def test_without_tools_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
