@@ -349,11 +349,11 @@ def test_sizes_of_a_qwen_that_lie(
     """A quarter of a head turns by a row and one by a column; a picture has a row at least."""
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip = GGUF.open(tmp_path / "mmproj.gguf")
-    metadata = clip.metadata
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
-    clip.metadata = {**metadata, "clip.vision.image_max_pixels": 1}
+    metadata: dict[str, Any] = {**clip.metadata, "clip.vision.image_max_pixels": 1}
+    clip.metadata = metadata  # type: ignore[assignment]
     assert read_projector(tmp_path / "mmproj.gguf")[1].most_rows(256) == 1
-    clip.metadata = {**metadata, "clip.vision.attention.head_count": tiny_qwen.WIDTH // 6}
+    metadata["clip.vision.attention.head_count"] = tiny_qwen.WIDTH // 6
     with pytest.raises(BadInput, match="whose quarters are whole were expected"):
         read_projector(tmp_path / "mmproj.gguf")
 
