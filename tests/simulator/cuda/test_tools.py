@@ -137,6 +137,7 @@ def test_library_wrong():
 
 def test_the_pytest_plugin(source: Path) -> None:
     (source.parent / "test_it.py").write_text(TESTS)
+    (source.parent / "pytest.ini").write_text("[pytest]\n")  # no settings of a folder above
     command = [sys.executable, "-m", "pytest", "-q", "-p", "nvgpusim.pytest_plugin", "test_it.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=source.parent)
     assert "2 failed, 2 passed" in done.stdout, done.stdout
