@@ -98,7 +98,7 @@ let
     "orin.upgrade.units" =
       said attic.orin.upgrade.units
       == "grafana.service jetson-exporter.service orin-gpu.service orin-llm-server-main.service "
-      + "orin-performance-readback.service prometheus.service";
+      + "orin-performance-readback.service prometheus.service sshd.service";
     "services.restic.backups.orin" =
       lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db" attic.services.restic.backups.orin.backupPrepareCommand;
     "systemd.sockets.harmonia" =
