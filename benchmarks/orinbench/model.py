@@ -61,6 +61,11 @@ class ModelInfo:
         """True if the token embedding is the output head too."""
         return "output.weight" not in self.tensors
 
+    @property
+    def is_mixture(self) -> bool:
+        """True if routers choose experts for each token."""
+        return any("_exps." in name for name in self.tensors)
+
     @cached_property
     def token_read_by_tensor(self) -> Mapping[str, int]:
         """Bytes that decoding one token must read, by tensor.

@@ -15,6 +15,10 @@ from orinbench.measure.results import LaneResult, RowResult
 # Two ways of an engine differ by at most this, of the logits' spread: times what the gate allows
 # one way, or where the gate did not look, as much as 8-bit activations make of deep models.
 _TWO_WAYS, _UNKNOWN = 2.5, 0.25
+# Where routers choose, rounding takes another expert for one that ties. Of gpt-oss-20b-8 in MXFP4
+# the reference rounding to 8 bits chooses otherwise in 43 of 264 places of 33 tokens, and its logits
+# are 8 to 23 % off (3 % with the same experts); two ways of the fused kernels 32 %.
+_ROUTED = 0.5
 # Of a batch whose other sequences change: nothing, but for sums in another order.
 _SAME = 0.01
 # Rows of an encoder in halves differ from those in floats by a tenth of this (docs/vision.md).
@@ -35,6 +39,8 @@ def require_row(lane: LaneResult, row: RowResult) -> None:
         raise CheckFailed(f"{where} not finite")
     tolerance = (lane.check or {}).get("tolerance")
     limit = _TWO_WAYS * tolerance if tolerance else _UNKNOWN
+    if lane.model is not None and lane.model.is_mixture:
+        limit = max(limit, _ROUTED)
     if isinstance(row.case, Case) and row.case.encodes:
         limit, where = _ENCODED, where.replace("last logits", "rows")
     if found.error > limit:

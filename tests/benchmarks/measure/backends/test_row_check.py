@@ -20,6 +20,7 @@ from orinbench.measure.backends.timed_models import EngineLoop, load_runner
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
+from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.batching.runner import Drawn
 from orinllm.gpu.decoder import Decoder
@@ -215,6 +216,20 @@ def test_a_row_that_depends_on_its_way_ends_the_run(
     with pytest.raises(CheckFailed) as caught:
         require_row(lane, row)
     assert "tinygrad:CPU tg4 @ d1000" in str(caught.value) and said in str(caught.value)
+
+
+def test_rounding_may_choose_other_experts(lane: LaneResult, tmp_path: Path) -> None:
+    """Two ways of a right engine are further apart where routers choose, and wrong ones fail."""
+    write_synthetic(tmp_path / "m.gguf", "tiny-gptoss", "MXFP4", 0)
+    model, row = open_model(tmp_path / "m.gguf"), lane.rows[0]
+    mixture = replace(lane, model=model, check={"tolerance": 0.04})
+    row.warm_up = replace(WarmedUp(), checked=RowChecked(True, 0.32, "x"))
+    require_row(mixture, row)
+    with pytest.raises(CheckFailed, match="32 % of their spread off x, allowed 10 %"):
+        require_row(replace(mixture, model=lane.model), row)
+    row.warm_up = replace(WarmedUp(), checked=RowChecked(True, 0.6, "x"))
+    with pytest.raises(CheckFailed, match="60 % of their spread off x, allowed 50 %"):
+        require_row(mixture, row)
 
 
 def test_a_row_that_draws_other_tokens_fails(lane: LaneResult) -> None:
