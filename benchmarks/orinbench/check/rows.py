@@ -16,8 +16,8 @@ from orinbench.measure.results import LaneResult, RowResult
 # one way, or where the gate did not look, as much as 8-bit activations make of deep models.
 _TWO_WAYS, _UNKNOWN = 2.5, 0.25
 # Where routers choose, rounding takes another expert for one that ties. Of gpt-oss-20b-8 in MXFP4
-# the reference rounding to 8 bits chooses otherwise in 43 of 264 places of 33 tokens, and its logits
-# are 8 to 23 % off (3 % with the same experts); two ways of the fused kernels 32 %.
+# the reference rounding to 8 bits chooses otherwise in 43 of 264 places of 33 tokens: its logits
+# are 8 to 23 % off (3 % with the same experts), two ways of the fused kernels 32 %.
 _ROUTED = 0.5
 # Of a batch whose other sequences change: nothing, but for sums in another order.
 _SAME = 0.01
