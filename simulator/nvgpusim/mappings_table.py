@@ -1,4 +1,4 @@
-"""The GPU's mappings as an array for compiled kernels (`Extent` of ptx/native/machine.h)."""
+"""The GPU's mappings as an array for compiled kernels (`Extent` of ptx/native/c/machine.h)."""
 
 from __future__ import annotations
 

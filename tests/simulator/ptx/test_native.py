@@ -417,6 +417,15 @@ def test_a_register_that_nobody_wrote_is_zero_at_every_launch() -> None:
     assert outcome(code, True, few) == outcome(code, False, few)
 
 
+@pytest.mark.parametrize(("types", "n"), [("f32.f16.f16.f32", 4), ("f16.f16.f16.f16", 2)])
+def test_parts_of_a_product_that_nobody_reads(types: str, n: int) -> None:
+    """Such registers have no memory in C."""
+    c, d = (", ".join(f"{x}{k}" for k in range(n)) for x in "cd")
+    body = f"""mov.u32 a, %r28; mov.u32 b, 0x3C003C00; mov.u32 c0, 0; mov.u32 c1, b; mov.u32 c2, 0; mov.u32 c3, 0;
+mma.sync.aligned.m16n8k16.row.col.{types} {{{d}}}, {{a, b, a, b}}, {{b, b}}, {{{c}}}; mov.b32 %r1, d1; {STORE}"""
+    same(kernel(body, regs=".reg .b32 a, b, c<4>, d<4>;"))
+
+
 @pytest.mark.parametrize("arm", ["fns.b32 %r1, %r1, 0, 1;", "st.global.u32 [%i+4], %r1;"])
 def test_lanes_meet_where_others_wait(arm: str) -> None:
     """Whoever comes through a branch of the interpreter's, or a loop, stops at the join."""

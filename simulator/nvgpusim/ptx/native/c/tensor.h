@@ -31,8 +31,10 @@ INLINE double element(const Fragment* f, int64_t i, int n) {
       return (int32_t)word;
   }
 }
-// Element n of a lane that holds a sum; `finite`: integers are clamped.
+// Element n of a lane that holds a sum, in a register that somebody reads;
+// `finite`: integers are clamped.
 INLINE void set_element(void* const* d, int kind, int64_t i, int n, double x, int finite) {
+  if (!d[kind == E_F16 ? n / 2 : n]) return;
   if (kind == E_F16) {
     ((uint16_t*)d[n / 2])[2 * i + n % 2] = to_half(x);
   } else if (kind == E_F64) {
