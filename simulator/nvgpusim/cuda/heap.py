@@ -18,14 +18,16 @@ class DeviceHeap:
     """A heap in [start, end), with a gap behind each piece, so that an overflow shows.
 
     Fresh memory comes first, then the piece that was freed first: what is used after its free is
-    seldom somebody else's already. `pieces`: bytes and lines of those that there are.
+    seldom somebody else's already. `pieces`: bytes and lines of those that there are; `rooms`: what
+    each piece, also a freed one, takes with its gap.
     """
 
     start: int
     end: int
     extents: Extents
     pieces: dict[int, tuple[int, str]] = field(default_factory=dict)
-    freed: deque[tuple[int, int]] = field(default_factory=deque)
+    rooms: dict[int, int] = field(default_factory=dict)
+    freed: deque[int] = field(default_factory=deque)
 
     def malloc(self, size: int, line: str) -> int:
         """The address of `size` bytes that nobody has written, 0 where there is no room."""
@@ -33,12 +35,12 @@ class DeviceHeap:
         at = self.start
         if at + room <= self.end:
             self.start += room
+            self.rooms[at] = room
         else:
-            fits = next((piece for piece in self.freed if piece[1] >= room), None)
-            if fits is None:
+            at = next((piece for piece in self.freed if self.rooms[piece] >= room), 0)
+            if not at:
                 return 0
-            self.freed.remove(fits)
-            at, room = fits
+            self.freed.remove(at)
         self.pieces[at] = size, line
         self.extents.alloc(at, size, "malloc", line)
         return at
@@ -48,7 +50,7 @@ class DeviceHeap:
         if at not in self.pieces:
             where = self.extents.find(at)
             return f"{at:#x} inside {where}" if where else self.extents.address_story(at)[1]
-        size = self.pieces.pop(at)[0]
-        self.freed.append((at, -(-max(size, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT))
+        del self.pieces[at]
+        self.freed.append(at)
         self.extents.free(at, line or "free")
         return ""

@@ -412,6 +412,8 @@ class Server:
         if op == INFO:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
         if op == LIMIT:
+            if a[0] and self.heap is not None:  # its size is fixed [CUDA Runtime API]
+                return INVALID, b""
             self.heap_bytes = a[0] or self.heap_bytes
             return 0, struct.pack("<Q", self.heap_bytes)
         if op == STREAM:

@@ -15,10 +15,12 @@ from tests.patches.conftest import wheel_file
 
 from nvgpusim.cuda.command import build_stand_in, cuda_headers
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
+from nvgpusim.cuda.heap import DeviceHeap
 from nvgpusim.cuda.server import (
     BAD_SIZE,
     BASE,
     INVALID,
+    LIMIT,
     NO_IMAGE,
     NO_KERNEL,
     SIZE,
@@ -26,6 +28,7 @@ from nvgpusim.cuda.server import (
     Server,
 )
 from nvgpusim.errors import SimError
+from nvgpusim.extents import Extents
 
 SOURCES = Path(__file__).parent
 PROGRAMS = sorted(path.stem for path in (SOURCES / "programs").glob("*.cu"))
@@ -220,3 +223,19 @@ def test_memory_comes_back() -> None:
     assert server.malloc(SIZE) == 0
     assert server.vm.find(third) is not None
     assert server.vm.find(third + 4096) is None  # a page that belongs to nobody
+
+
+def test_a_piece_of_kernels_heap_keeps_its_room() -> None:
+    heap = DeviceHeap(4096, 4160, Extents())
+    for size in (40, 8, 40):
+        assert heap.malloc(size, "") == 4096
+        assert heap.malloc(8, "") == 0
+        assert heap.free(4096, "") == ""
+
+
+def test_the_heap_has_the_size_that_it_had_when_a_kernel_used_it() -> None:
+    server = Server()
+    assert server.answer(LIMIT, (1 << 20,), b"")[0] == 0
+    server._make_heap()
+    assert server.answer(LIMIT, (1 << 21,), b"")[0] == INVALID
+    assert server.answer(LIMIT, (0,), b"") == (0, struct.pack("<Q", 1 << 20))
