@@ -337,13 +337,14 @@ class ChatTemplate:
     def starts_in_reasoning(self, /, **variables: Any) -> bool:
         """Say if the answer's first words are reasoning, because the prompt opened it."""
         told = sha256(repr(sorted(variables.items())).encode()).digest()
-        if told not in self._starts_in_reasoning:
-            if len(self._starts_in_reasoning) == _MOST_TOLD:
-                self._starts_in_reasoning.clear()
+        known = self._starts_in_reasoning  # requests have threads: it may be cleared meanwhile
+        if (found := known.get(told)) is None:
             opens = tuple(tag.open.strip() for tag in TAGS)
-            prompt = self.generation_prompt(**variables).rstrip()
-            self._starts_in_reasoning[told] = prompt.endswith(opens)
-        return self._starts_in_reasoning[told]
+            found = self.generation_prompt(**variables).rstrip().endswith(opens)
+            if len(known) >= _MOST_TOLD:
+                known.clear()
+            known[told] = found
+        return found
 
     def _run(
         self,

@@ -1,6 +1,8 @@
 import datetime
 import functools
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,31 @@ def test_a_template_is_rendered_once_a_set_of_variables(monkeypatch: pytest.Monk
         assert template.starts_in_reasoning(tools=None, enable_thinking=True)
         assert not template.starts_in_reasoning(tools=None, enable_thinking=False)
     assert len(rendered) == 4
+
+
+def test_what_begins_an_answer_is_asked_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that render at once leave no more than is kept, and one may clear what another put."""
+    template, both = _of(templates()[0]), threading.Barrier(2)
+
+    def rendered(**variables: Any) -> str:
+        if variables["n"] < 2:
+            both.wait(5)
+        return "<think>\n"
+
+    monkeypatch.setattr(orinllm.text.template, "_MOST_TOLD", 1)
+    monkeypatch.setattr(template, "generation_prompt", rendered)
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(lambda n: template.starts_in_reasoning(n=n), range(2)))
+    for n in range(2, 5):
+        assert template.starts_in_reasoning(n=n)
+        assert len(template._starts_in_reasoning) == 1
+
+    class Cleared(dict[bytes, bool]):
+        def __setitem__(self, key: bytes, value: bool) -> None:
+            pass
+
+    template._starts_in_reasoning = Cleared()
+    assert template.starts_in_reasoning(n=5)
 
 
 # -- a file's templates ----------------------------------------------------------------------------
