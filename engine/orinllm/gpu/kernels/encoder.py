@@ -6,7 +6,7 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import PAGE, ceil_div, round_up
 from orinllm.gpu.kernels.rows import RowConstants
-from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows, name_of
 
 # Elements of a tensor core's operand, of which a head is whole ones.
 _STEP = 16
@@ -113,14 +113,14 @@ def norm_biased(
 ) -> Launch:
     """Return out = the norm of rows in halves: a LayerNorm where there are biases, else RMS."""
     (weight, bias), (rows, columns) = weights, shape
-    kind, shown = ("rms", "0") if bias is None else ("layer", "bias")
+    kind = "rms" if bias is None else "layer"
     return launch_of_rows(
         "encoder.cu",
         f"{kind}_norm_{columns.all}",
         NormConstants(columns.all, ROW_THREADS, columns.group, columns.of, bias is not None),
         {"u16* out": out, "const float* x": x, "const float* weight": weight}
         | {"const float* bias": bias},
-        f"norm_biased<P0>(out, x, weight, {shown}, {eps!r}f)",
+        f"norm_biased<P0>(out, x, weight, {name_of('bias', bias)}, {eps!r}f)",
         (rows, 1),
     )
 
@@ -143,8 +143,7 @@ def split_heads(
         f"split_heads_{heads.heads}x{heads.head}",
         constants,
         {**given, "const float* qkv": qkv, "const float* turns": turns},
-        f"split_heads<P0>(q, k, v, qkv, {'0' if turns is None else 'turns'}, "
-        f"{heads.head**-0.5!r}f)",
+        f"split_heads<P0>(q, k, v, qkv, {name_of('turns', turns)}, {heads.head**-0.5!r}f)",
         (rows, 3),
     )
     return replace(launch, writes=("q", "k", "v"))

@@ -8,13 +8,7 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import ceil_div, most_tokens
 from orinllm.gpu.kernels.rows import count_of
-from orinllm.gpu.launch import (
-    ROW_THREADS,
-    Constants,
-    Launch,
-    arguments_of,
-    launch_of_rows,
-)
+from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, arguments_of, launch_of_rows, name_of
 from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
 
 # Threads that share a channel's tokens in a chunk; tokens in shared memory together.
@@ -199,8 +193,8 @@ def convolve(
         ),
         arguments=arguments_of({**given, "const float* bias": bias, **places.arguments}),
         body=(
-            f"  convolve<P0>(Convolution<{element}>{{out, in, weight, "
-            f"{'0' if bias is None else 'bias'}, {places.expression}}});"
+            f"  convolve<P0>(Convolution<{element}>{{out, in, weight, {name_of('bias', bias)}, "
+            f"{places.expression}}});"
         ),
         grid=(ceil_div(op.channels, ROW_THREADS // ranks), places.sequences, 1),
         block=ROW_THREADS,

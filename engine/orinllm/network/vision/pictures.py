@@ -125,9 +125,9 @@ def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
 
     Raises BadInput for rows of a picture that is gone.
     """
-    firsts = {_number(row): row for row in ids if row < 0}
-    found = [picture for _, row in sorted(firsts.items()) if (picture := _known(row)) is not None]
-    if len(found) < len(firsts):
+    rows = {_number(row): row for row in ids if row < 0}  # one of each picture
+    found = [picture for _, row in sorted(rows.items()) if (picture := _known(row)) is not None]
+    if len(found) < len(rows):
         raise BadInput("the prompt has rows of a picture that is not there any more")
     return tuple(found)
 
