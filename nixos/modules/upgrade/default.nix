@@ -196,8 +196,9 @@ in
         unitConfig.DefaultDependencies = false;
         path = [ config.systemd.package ];
         serviceConfig.Type = "oneshot";
-        # A program that does not even start leaves the boot loader's count.
-        serviceConfig.ExecStart = "${pkgs.runtimeShell} -c '${program} deadline ${esp} || { test -e ${efi.efiSysMountPoint}/loader/entries/orin-next+*.conf && systemctl --force reboot; }'";
+        # A program that does not even start leaves the boot loader's count: of this system, not of one
+        # whose tries are spent.
+        serviceConfig.ExecStart = "${pkgs.runtimeShell} -c '${program} deadline ${esp} || { grep -qsF \"init=$$(readlink -f /run/booted-system)/init\" ${efi.efiSysMountPoint}/loader/entries/orin-next+*.conf && systemctl --force reboot; }'";
       };
       nixos-upgrade.serviceConfig = {
         # A download that hangs is given up; the next night tries again.

@@ -316,7 +316,7 @@ def ended(board: Board, result: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the actions; not 0 where the system does not work."""
+    """Run one of the actions; DECIDED where the system does not work, 1 at a deadline."""
     parser = argparse.ArgumentParser(prog="upgrade", description="Keep a board on what works.")
     parser.add_argument("action", choices=["began", "ended", "arm", "check", "deadline"])
     parser.add_argument("units", nargs="*", help="check: units that are up; arm: the system")

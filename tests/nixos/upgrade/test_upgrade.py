@@ -4,10 +4,13 @@ import argparse
 import importlib
 import itertools
 import json
+import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.nixos.recorded import FOLDER, STORE
 
 upgrade = importlib.import_module("upgrade")
 reachable = importlib.import_module("reachable")
@@ -92,6 +95,22 @@ def test_the_good_system_comes_first_before_a_new_one_is_written(
     monkeypatch.setattr(upgrade, "write_entry", written)
     assert run(board, "arm", str(board / "store/new")) == 0
     assert begins == [("orin-good", b"timeout 5\n\xff\xfe\nd"), ("orin-next+3", b"default orin-*")]
+
+
+@pytest.mark.parametrize(("booted", "restarts"), [("new", True), ("good", False)])
+def test_a_program_that_does_not_start_ends_no_boot_of_a_good_system(
+    board: Path, menu: Path, booted: str, restarts: bool
+) -> None:
+    """Whose last try is under way, or over."""
+    assert run(board, "arm", str(board / "store/new")) == 0
+    (menu / "orin-next+3.conf").rename(menu / "orin-next+0-3.conf")
+    (board / "run/booted-system").symlink_to(board / "store" / booted)
+    (line,) = re.findall(r"-c '(.*)'", (FOLDER / "orin-upgrade-deadline.service").read_text())
+    line = line.replace("/run/", f"{board}/run/").replace("/boot/", f"{board}/boot/")
+    for name, is_now in ((f"{STORE}/bin/python3", "false"), ("systemctl", "echo"), ("$$", "$")):
+        line = line.replace(name, is_now)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("--force reboot\n" * restarts, "")
 
 
 @pytest.mark.parametrize("notes", [b"\n", b"\xff\xfe\n", b"\x00\x00", b"4.2\n/nix/store/gone\n"])
