@@ -235,7 +235,7 @@ RULES: list[tuple[str, Answer]] = [
             says='"--title"',
         ),
     ),
-    # docs/reference/figures.md, models.md, performance.md
+    # docs/reference/figures.md, docs/models.md, docs/measure/performance.md
     (
         r"orinbench synth --shape tiny\|160m.*",
         Run("orinbench synth --shape tiny --quant Q6_K --seed 0 --force OUT.gguf"),
