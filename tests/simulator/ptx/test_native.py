@@ -269,6 +269,13 @@ def test_min_and_max_of_nans(bits: int, top: int) -> None:
     assert words == [want(a, b, best[op[:3]], "NaN" in op) for op in ops for a, b in pairs]
 
 
+@pytest.mark.parametrize("n", [-2, 0, 2])
+def test_no_bit_is_found_from_a_base_beyond_all(n: int) -> None:
+    """Undefined; the loop of the PTX ISA ends at once."""
+    got = same(kernel(f"fns.b32 %r1, 0xff00ff00, %r30, {n}; {STORE}"))
+    assert set(np.frombuffer(got[0], np.uint32)[32:THREADS]) == {0xFFFFFFFF}
+
+
 @pytest.mark.parametrize(("name", "value"), [("or", "_|%p1"), ("and", "%r1|%p1")])
 def test_lop3_with_a_predicate(name: str, value: str) -> None:
     """PTX ISA 8.2: p = (d != 0) BoolOp q, where q may be negated or p itself and d the sink."""

@@ -342,7 +342,7 @@ def fns(site: Site) -> Op:
         base, count = base.astype(np.int64)[:, None], count.astype(np.int64)[:, None]
         is_set = (mask[:, None] >> bit.astype(_U32)) & np.uint32(1) != 0
         up = is_set & (bit >= base)
-        down = is_set & (bit <= base)
+        down = is_set & (bit <= base) & (base < 32)
         rank_up = np.cumsum(up, 1)
         rank_down = np.cumsum(down[:, ::-1], 1)[:, ::-1]
         hit = np.where(
