@@ -68,7 +68,7 @@ in
     units = lib.mkOption {
       type = lib.types.listOf lib.types.str;
       default = map (name: "${name}.service") (lib.filter (name: config.systemd.services ? ${name}) ours);
-      defaultText = lib.literalMD "the GPU's test, the readback, telemetry and the servers that are on";
+      defaultText = lib.literalMD "the GPU's test, the readback, telemetry, ssh and the servers that are on";
       example = [ "orin-llm-server-main.service" ];
       description = ''
         Units that are up on a system that works. Where one is not after an upgrade, the board goes
