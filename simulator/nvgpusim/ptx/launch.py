@@ -79,8 +79,10 @@ class Launch:
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables. `warps`:
     seed of the order in which warps run (None: in step). `watch`: the sanitizer; its code is
     compiled with `fine`. `compiled`: run as C from the start (True) or never (False), by default
-    when the kernel has cost more than its compilation. `looks`: while `progress` looks at a group,
-    what it has read; `changes`: how often it has changed memory.
+    when the kernel has cost more than its compilation. `steps`: pieces of code that have run;
+    `steps_in_c`: those of compiled code, but for one a call, which costs what one on numpy does and
+    is what `max_steps` counts: a kernel may wait in C as long as on numpy. `looks`: while
+    `progress` looks at a group, what it has read; `changes`: how often it has changed memory.
     """
 
     code: Code
@@ -107,6 +109,7 @@ class Launch:
     shuffle: int | None = None
     moved: int = 0
     steps: int = 0
+    steps_in_c: int = 0
     cost: float = 0.0
     thread_instrs: int = 0
     findings: dict[str, str] = field(default_factory=dict)
@@ -225,7 +228,7 @@ class Launch:
 
     def check_limits(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""
-        if self.steps > self.max_steps:
+        if self.steps - self.steps_in_c > self.max_steps:
             raise KernelFault(0, f"the kernel did not end within {self.max_steps} steps")
         if self.stopped():
             raise KernelFault(0, "stopped")

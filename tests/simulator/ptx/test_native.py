@@ -450,7 +450,16 @@ add.u32 %r3, %r1, 1; st.shared.u32 [%r2], %r3; {STORE}"""
     code = code_of(kernel(text))
     words = np.frombuffer(outcome(code, True)[0], np.uint32)[: THREADS * BLOCKS]
     assert words.tolist() == list(range(THREADS)) * BLOCKS
-    assert "did not end" in outcome(code_of(kernel("L: bra L;")), True, max_steps=5000)[0]
+    assert "did not end" in outcome(code_of(kernel("L: bra L;")), True, max_steps=50)[0]
+
+
+def test_a_long_loop_is_no_endless_one() -> None:
+    """The limit is for time: a kernel that waited a second in C was ended, and a driver blamed."""
+    long = "mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p0, %r1, 100000; @%p0 bra L;"
+    words = np.frombuffer(
+        outcome(code_of(kernel(long + STORE)), True, max_steps=5000)[0], np.uint32
+    )
+    assert set(words[: THREADS * BLOCKS].tolist()) == {100_000}
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -191,6 +191,7 @@ class Hot:
         c = machine.call
         self.steps = c.steps
         run.launch.steps += self.steps
+        run.launch.steps_in_c += self.steps - 1
         run.launch.check_limits()
         self.rest = how == 0
         if how == 1:
