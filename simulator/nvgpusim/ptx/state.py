@@ -141,6 +141,7 @@ class Grid(Protocol):
     max_steps: int
     moved: int
     steps: int
+    steps_in_c: int
     cost: float
     thread_instrs: int
     compiled: bool | None

@@ -450,7 +450,7 @@ add.u32 %r3, %r1, 1; st.shared.u32 [%r2], %r3; {STORE}"""
     code = code_of(kernel(text))
     words = np.frombuffer(outcome(code, True)[0], np.uint32)[: THREADS * BLOCKS]
     assert words.tolist() == list(range(THREADS)) * BLOCKS
-    assert "did not end" in outcome(code_of(kernel("L: bra L;")), True, max_steps=50)[0]
+    assert "did not end" in outcome(code_of(kernel("L: bra L;")), True, max_steps=10)[0]
 
 
 def test_a_long_loop_is_no_endless_one() -> None:
