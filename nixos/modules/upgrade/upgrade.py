@@ -170,7 +170,11 @@ def mark_as_good(board: Board, system: Path) -> None:
     # An upgrade may have been installed meanwhile, and waits for its restart.
     newest = board.at(NEWEST)
     if (board.esp / "loader/loader.conf").exists():
-        arm(board, system if newest in board.noted("bad") else newest)
+        try:
+            arm(board, system if newest in board.noted("bad") else newest)
+        except SystemExit as full:
+            # The system is good all the same; a check that failed would be made again for ever.
+            print(full, file=sys.stderr)
 
 
 def set_profile(profile: Path, system: Path, *, alone: bool = False) -> None:

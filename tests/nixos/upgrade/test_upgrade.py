@@ -1,6 +1,7 @@
 """Whose boot an upgrade may end: that of a system on trial, and no other."""
 
 import argparse
+import errno
 import importlib
 import itertools
 import json
@@ -95,6 +96,27 @@ def test_the_good_system_comes_first_before_a_new_one_is_written(
     monkeypatch.setattr(upgrade, "write_entry", written)
     assert run(board, "arm", str(board / "store/new")) == 0
     assert begins == [("orin-good", b"timeout 5\n\xff\xfe\nd"), ("orin-next+3", b"default orin-*")]
+
+
+def test_a_full_boot_partition_fails_no_check_of_a_good_system(
+    board: Path, menu: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A unit that fails is started again: it would be for ever, the board well."""
+    for link in ("booted-system", "current-system"):
+        (board / "run" / link).symlink_to(board / "store/new")
+    monkeypatch.setattr(upgrade, "problems", lambda options: [])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(upgrade, "write_entry", full)
+    arguments = ["--root", str(board), "--esp", str(board / "boot")]
+    assert upgrade.main(["check", *arguments]) == 0
+    said = capsys.readouterr()
+    assert "store/new is good" in said.out
+    assert f"{board}/boot: No space left on device" in said.err
+    with pytest.raises(SystemExit, match="No space left on device"):
+        upgrade.main(["arm", str(board / "store/new"), *arguments])
 
 
 @pytest.mark.parametrize(("booted", "restarts"), [("new", True), ("good", False)])
