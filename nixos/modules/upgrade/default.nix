@@ -196,8 +196,7 @@ in
         unitConfig.DefaultDependencies = false;
         path = [ config.systemd.package ];
         serviceConfig.Type = "oneshot";
-        # A program that does not even start leaves the boot loader's count: of this system, not of one
-        # whose tries are spent.
+        # A program that does not even start leaves the count of this system's tries, if they are counted.
         serviceConfig.ExecStart = "${pkgs.runtimeShell} -c '${program} deadline ${esp} || { grep -qsF \"init=$$(readlink -f /run/booted-system)/init\" ${efi.efiSysMountPoint}/loader/entries/orin-next+*.conf && systemctl --force reboot; }'";
       };
       nixos-upgrade.serviceConfig = {
