@@ -1,6 +1,6 @@
 """Models as the bench sees them: GGUF files that an engine can run, and what a token reads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +64,7 @@ class ModelInfo:
     @property
     def is_mixture(self) -> bool:
         """True if routers choose experts for each token."""
-        return any("_exps." in name for name in self.tensors)
+        return _has_experts(self.tensors)
 
     @cached_property
     def token_read_by_tensor(self) -> Mapping[str, int]:
@@ -91,6 +91,10 @@ class ModelInfo:
             used = self.metadata[f"{self.architecture}.expert_used_count"]
             return tensor.n_bytes * int(used) // tensor.shape[0]
         return tensor.n_bytes
+
+
+def _has_experts(names: Iterable[str]) -> bool:
+    return any("_exps." in name for name in names)
 
 
 def open_model(path: str | Path) -> ModelInfo:
@@ -122,7 +126,7 @@ def open_model(path: str | Path) -> ModelInfo:
         return value
 
     _check_tensors(path, tensors)
-    if any("_exps." in name for name in tensors):
+    if _has_experts(tensors):
         number("expert_used_count")
     n_embd, n_heads = number("embedding_length"), number("attention.head_count")
     by_layer = metadata.get(f"{architecture}.attention.head_count_kv")
