@@ -230,10 +230,13 @@ class Observer(Protocol):
     def global_atomic(self, part: Any, addr: Any, size: int) -> None:
         """An atomic of global memory."""
 
-    def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
+    def flat(self, lanes: Lanes, dst: Any) -> Any:
+        """Bytes of all blocks' shared memory by those of lanes' blocks."""
+
+    def copy_begins(self, lanes: Lanes, flat: Any, size: int) -> None:
         """cp.async is issued."""
 
-    def copy_ends(self, lanes: Lanes, dst: Any, size: int) -> None:
+    def copy_ends(self, flat: Any, size: int) -> None:
         """cp.async has landed."""
 
     def copy_read(self, copy: Async, now: Any) -> None:

@@ -276,7 +276,7 @@ def cp_async(site: Site) -> Op:
         lanes = st.lanes()
         copy = Async(lanes, _commits(st)[lanes], to, frm, n, np.minimum(real, n), site.i, st.site)
         if st.shadow is not None:
-            st.shadow.copy_begins(lanes, to, n)
+            st.shadow.copy_begins(lanes, st.shadow.flat(lanes, to), n)
             copy.begun = source(st, copy)
         st.copies.append(copy)
 
@@ -311,7 +311,7 @@ def land(st: State, keep: int | None) -> None:
 
 def _land_one(st: State, copy: Async) -> None:
     if st.shadow is not None:
-        st.shadow.copy_ends(copy.lanes, copy.dst, copy.size)
+        st.shadow.copy_ends(st.shadow.flat(copy.lanes, copy.dst), copy.size)
     words = source(st, copy)
     if st.shadow is not None and copy.begun is not None:
         st.shadow.copy_read(copy, words)

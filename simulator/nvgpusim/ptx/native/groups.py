@@ -122,7 +122,7 @@ def _atom(w: Words) -> Group:
     real = t.name == "f32" and op == "add"
     if op is None or space is None or t.bits not in (32, 64) or not (real or t.kind in "usb"):
         raise Unknown
-    if w.has("v2", "v4", "v8") or w.frame.watched:
+    if w.has("v2", "v4", "v8"):
         raise Unknown
     if not isinstance(arg, Addr):
         raise Unknown
@@ -137,7 +137,11 @@ def _atom(w: Words) -> Group:
     )
     kind = "F" if real else "S" if t.kind == "s" else "U"
     head = f"atomic{t.bits}(c, {_ATOMIC[op]}, K_{kind}, '{space}', {wide}, {offset:#x}ull"
-    return Group(lambda place: _call(head, parts, place))
+    if not w.frame.watched:
+        return Group(lambda place: _call(head, parts, place))
+    tell = f"tell_atomic(c, {w.frame.site(w.i)}, '{space}', "
+    ends = f", {wide}, {offset:#x}ull}}, {t.bits // 8}) && "
+    return Group(lambda place: f"{tell}(Place){{{address(place)}{ends}{_call(head, parts, place)}")
 
 
 def _active(w: Words) -> Group:
@@ -157,15 +161,17 @@ def _match(w: Words) -> Group:
 
 def _warp_barrier(w: Words) -> Group:
     """bar.warp.sync, of which the sanitizer keeps the order."""
-    if not w.has("warp") or w.frame.watched:
+    if not w.has("warp"):
         raise Unknown
     mask = column(w, w.arg(0), 32)
-    return Group(lambda place: f"!odd_warps(c, {mask(place)})")
+    if not w.frame.watched:
+        return Group(lambda place: f"!odd_warps(c, {mask(place)})")
+    return Group(lambda place: f"!odd_warps(c, {mask(place)}) && tell_meeting(c, {mask(place)})")
 
 
 def _copies(w: Words) -> Group:
     """cp.async, its commits and waits."""
-    if w.frame.watched or w.has("mbarrier"):
+    if w.has("mbarrier"):
         raise Unknown
     if w.has("commit_group"):
         return Group(lambda place: "commit_copies(c)")
@@ -173,7 +179,8 @@ def _copies(w: Words) -> Group:
         keep = -1 if w.has("wait_all") else w.constant(0)
         if keep is None:
             raise Unknown
-        return Group(lambda place: f"end_copies(c, {keep})")
+        told = "_told" if w.frame.watched else ""
+        return Group(lambda place: f"end_copies{told}(c, {keep})")
     size, (dst, src) = w.constant(2), w.i.args[:2]
     given = w.arg(3) if len(w.i.args) > 3 else None
     if size not in (4, 8, 16) or not isinstance(dst, Addr) or not isinstance(src, Addr):
@@ -183,10 +190,12 @@ def _copies(w: Words) -> Group:
     ends = [address_of(w, arg) for arg in (dst, src)]
     real = (lambda place: "(Source){0, 0}") if given is None else column(w, given, 32)
     number = w.kernel.instrs.index(w.i)
+    site = w.frame.site(w.i) if w.frame.watched else 0
 
     def text(place: Place) -> str:
         to, frm = (f"(Place){{{base(place)}, {wide}, {off:#x}ull}}" for base, wide, off in ends)
-        return f"begin_copies(c, {size}, {number}, {to}, {frm}, {real(place)})"
+        begin = f"begin_copies(c, {size}, {number}, {to}, {frm}, {real(place)})"
+        return begin + (f" && tell_copies(c, {site})" if site else "")
 
     return Group(text)
 

@@ -26,7 +26,8 @@ COPIES = 64
 """Copies of a lane that may be under way in C."""
 COPY = np.dtype([(name, np.int64) for name in ("to", "from")] + [
     (name, np.uint64) for name in ("dst", "src")] + [
-    (name, np.int64) for name in ("lane", "group", "size", "real", "instr", "issue")])  # fmt: skip
+    (name, np.int64) for name in ("lane", "group", "size", "real", "instr", "issue", "site")] + [
+    ("begun", np.uint8, 16)])  # fmt: skip
 """`Copy` of machine.h."""
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
@@ -106,7 +107,7 @@ class NativeChunk:
         if native.watched:
             self.watcher = Watcher(native.widest, st)
             self.call.watch = self.watcher.address
-        if native.copying and not native.watched:
+        if native.copying:
             self._copies()
         self._registers()
         self._places()
@@ -133,9 +134,11 @@ class NativeChunk:
         for issue in np.unique(rows["issue"]):
             some = rows[rows["issue"] == issue]
             head = some[0]
+            size = int(head["size"])
+            begun = np.ascontiguousarray(some["begun"][:, :size]).view(np.uint32)
             out.append(Async(
-                some["lane"], some["group"], some["dst"], some["src"], int(head["size"]),
-                some["real"], instrs[int(head["instr"])], 0,
+                some["lane"], some["group"], some["dst"], some["src"], size, some["real"],
+                instrs[int(head["instr"])], int(head["site"]), begun if head["site"] else None,
             ))  # fmt: skip
         return out
 

@@ -13,11 +13,18 @@ from .values import Emit, Unknown, Words, unsigned
 
 ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 """Accesses that the sanitizer orders others by; without it they are as any other."""
+SPACE = {"global": "g", "shared": "s", "local": "l", "generic": "a"}
+"""Letters of spaces in C."""
+
+
+def ordered(w: Words) -> bool:
+    """True for what the sanitizer must see in its turn: see `Told` of watch.h."""
+    return w.frame.watched and (w.has(*ORDERED) or w.i.op in ("membar", "fence"))
 
 
 def _shape(w: Words) -> tuple[Type, int, str]:
     """Type (as bits unless it is a float), number of elements, state space."""
-    if w.has("v8") or (w.frame.watched and w.has(*ORDERED)):
+    if w.has("v8"):
         raise Unknown
     t = w.t
     t = t if t.name in ("f32", "f64") or t.kind == "s" else TYPES[f"u{t.bits}"]
@@ -48,12 +55,13 @@ def _address(w: Words, n: int) -> str:
 def _pointer(w: Words, space: str, size: int) -> str:
     """The checked place of address a, 0 where it is not plainly right."""
     if w.frame.watched and space in ("global", "shared", "local", "generic"):
+        if ordered(w):
+            return f"load_told(c, i, '{SPACE[space]}', a, {size}, {w.frame.site(w.i)})"
         before = {
-            "global": f"{w.frame.hit()}, &og", "shared": "&os, block", "local": "i",
+            "global": f"{w.frame.hit()}, &og, i", "shared": "&os, i, block", "local": "i",
             "generic": f"{w.frame.hit()}, &og, &os, i, block",
         }[space]  # fmt: skip
-        site = "" if space == "local" else f", {w.frame.site(w.i)}"
-        return f"load_{space}(c, {before}, a, {size}{site})"
+        return f"load_{space}(c, {before}, a, {size}, {w.frame.site(w.i)})"
     if space == "global":
         return f"global(c, {w.frame.hit()}, a, {size}, 0)"
     if space == "shared":
@@ -158,9 +166,7 @@ def base_of(w: Words, arg: Addr) -> tuple[Reg | str, int]:
 
 def nothing(w: Words) -> str:
     """Hints, and fences, which only the sanitizer needs to know: all accesses are in order here."""
-    if w.frame.watched and w.i.op in ("membar", "fence"):
-        raise Unknown
-    return ""
+    return f"note_told(c->watch, 'f', 0, i, 0, 0, {w.frame.site(w.i)});" if ordered(w) else ""
 
 
 def isspacep(w: Words) -> str:

@@ -12,14 +12,14 @@ from .conversions import CONVERSIONS
 from .floating import FLOATING
 from .groups import GROUPS as WARPS
 from .groups import Group
-from .memory import MEMORY, Store, store
+from .memory import MEMORY, Store, ordered, store
 from .tensor import TENSOR
 from .values import Frame, Unknown, Words
 from .video import VIDEO
 
-CHAIN, STORE, BARRIER, ALIEN, GROUP = range(5)
+CHAIN, STORE, BARRIER, ALIEN, GROUP, ALONE = range(6)
 """Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's; one instruction that
-all lanes do together."""
+all lanes do together; one that all lanes do before any goes on, which orders them."""
 TABLE = {**ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, **MEMORY}
 GROUPS = {**WARPS, **TENSOR}
 JUMPS = ("bra", "exit", "ret")
@@ -34,6 +34,7 @@ class Text:
     lines: str = ""
     store: Store | None = None
     group: Group | None = None
+    alone: bool = False
 
 
 @dataclass
@@ -76,7 +77,8 @@ def _write(instr: Instr, frame: Frame) -> Text | None:
         lines = TABLE[instr.op](words)
     except (Unknown, PtxError):  # a literal that has no integer's bits, for one
         return None
-    return Text(f"if ({guard(instr)}) {{ {lines} }}" if lines and instr.guard else lines)
+    lines = f"if ({guard(instr)}) {{ {lines} }}" if lines and instr.guard else lines
+    return Text(lines, alone=ordered(words))
 
 
 def _slots(instr: Instr, kernel: Kernel) -> list[int]:
@@ -103,7 +105,8 @@ def used_registers(
     if text is None:
         slots |= flag
         return every | slots, every | slots, set()
-    if instr.op in ("st", "red", "bar", "barrier", "cp") or (not text.lines and not text.group):
+    silent = ("st", "red", "bar", "barrier", "cp", "membar", "fence")
+    if instr.op in silent or (not text.lines and not text.group):
         return every, slots, set()
     first = set(registers(instr.args[0])) | (flag if "cc" in instr.mods else set())
     rest = {r for arg in instr.args[1:] for r in registers(arg)} | (every - first) | slots
@@ -136,7 +139,7 @@ def cut_kernel(
             texts[id(instr)] = text
         if text is None:
             cuts |= {at} if before else set()
-        elif text.store or text.group:
+        elif text.store or text.group or text.alone:
             cuts |= {at, at + 1}
         elif not before:
             cuts.add(at)
@@ -161,7 +164,8 @@ def _kind(block: Block, texts: dict[int, Text]) -> int:
         return GROUP
     if not known or jump.kind not in ("next", "bra", "exit"):
         return ALIEN
-    return STORE if body and texts[id(body[0])].store else CHAIN
+    first = texts[id(body[0])] if body else Text()
+    return STORE if first.store else ALONE if first.alone else CHAIN
 
 
 def successors(code: Code, n: int) -> list[int]:

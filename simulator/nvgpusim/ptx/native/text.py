@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ..compile import END
 from ..parser.syntax import Instr, Reg
-from .plan import ALIEN, BARRIER, CHAIN, GROUP, STORE, Plan, guard, successors
+from .memory import ORDERED
+from .plan import ALIEN, ALONE, BARRIER, CHAIN, GROUP, STORE, Plan, guard, successors
 
 Lines = list[str]
+LANES = (CHAIN, ALONE)
+"""What each lane runs on its own."""
 ODD = -1
 """Next block of a lane that C gave up and undid, for the interpreter to run."""
 
@@ -70,19 +73,21 @@ def _store(plan: Plan, n: int) -> str:
         offset = f"{store.address} + {offset}"
     else:
         address, wide = column(store.address), int(store.address.bits == 64)
-    put, site = "put", ""
+    put, site, strong = "put", "", 0
     if plan.frame.watched:
         put, site = "put_watched", f", {plan.frame.site(instr)}"
+        strong = int(not set(ORDERED).isdisjoint(instr.mods))
     return (
         f"case {n}: ok = {put}(c, &(Put){{'{space}', {address}, {wide}, {offset}, {guarded}, "
-        f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}}}{site}); break;"
+        f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}, {strong}}}"
+        f"{site}); break;"
     )
 
 
 def _modified(plan: Plan) -> list[set[int]]:
     """By block: registers that C may have changed by its end, since the lane entered."""
     count = len(plan.kinds)
-    out = [set(plan.writes[n]) if plan.kinds[n] == CHAIN else set() for n in range(count)]
+    out = [set(w) if k in LANES else set() for w, k in zip(plan.writes, plan.kinds, strict=True)]
     changed = True
     while changed:
         changed = False
@@ -133,7 +138,8 @@ def _chain(plan: Plan) -> Lines:
         return f"goto X{t};"
 
     def jump(n: int, t: int) -> str:
-        if t == END or plan.kinds[t] != CHAIN or _overtakes(plan, n, t):
+        alone = plan.kinds[n] == ALONE
+        if t == END or alone or plan.kinds[t] != CHAIN or _overtakes(plan, n, t):
             return leave(n, t)
         if t == n + 1 and not joins[t]:
             return f"goto B{t};"
@@ -141,7 +147,7 @@ def _chain(plan: Plan) -> Lines:
         return f"{{ if ({test}) {leave(n, t)} goto B{t}; }}"
 
     body: Lines = []
-    inside = [n for n, kind in enumerate(plan.kinds) if kind == CHAIN]
+    inside = [n for n, kind in enumerate(plan.kinds) if kind in LANES]
     for n in inside:
         block = plan.code.blocks[n]
         body.append(f"B{n}: count += {len(block.instrs)};")
@@ -164,7 +170,8 @@ def _chain(plan: Plan) -> Lines:
 def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
     regs = range(len(plan.code.kernel.regs))
     who = WHO if plan.frame.watched else ""
-    named = sorted({r for n, kind in enumerate(plan.kinds) if kind == CHAIN for r in _of(plan, n)})
+    named = sorted({r for n, kind in enumerate(plan.kinds) if kind in LANES for r in _of(plan, n)})
+    told = "tell(c->watch);" if plan.frame.watched else ""
     return [
         "static int chain(Call *c) {",
         "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
@@ -177,12 +184,12 @@ def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
         "switch (entry) {", *entries, "default: __builtin_unreachable(); }",
         *body,
         "miss: c->done = j; c->moved += had; c->instructions += counted; c->steps += steps;",
-        "return 0;",
+        f"{told} return 0;",
         f"odd: count = counted; moved = had; c->next[j] = {ODD}; same = 0; continue;",
         "done: c->next[j] = next; if (next != c->next[0]) same = 0;",
         "if (c->budget - left >= steps) steps = c->budget - left + 1; }",
         "c->done = c->n; c->moved += moved; c->instructions += count; c->steps += steps;",
-        "return same ? 1 : 2; }",
+        f"{told} return same ? 1 : 2; }}",
     ]  # fmt: skip
 
 
@@ -196,12 +203,14 @@ def _of(plan: Plan, n: int) -> set[int]:
 def _calm(plan: Plan) -> list[int]:
     """By block: 1 for a barrier behind which no shared memory is written before the next one.
 
-    What the interpreter runs may write it, atomics among it: under the sanitizer no group has any.
+    What the interpreter runs may write it, and so may atomics and copies.
     """
     writing = {
         n
         for n, kind in enumerate(plan.kinds)
-        if kind == ALIEN or (kind == STORE and _space(plan, n) in ("shared", "generic"))
+        if kind == ALIEN
+        or (kind == STORE and _space(plan, n) in ("shared", "generic"))
+        or (kind == GROUP and plan.code.blocks[n].instrs[0].op in ("atom", "red", "cp"))
     }
     out = []
     for n, kind in enumerate(plan.kinds):

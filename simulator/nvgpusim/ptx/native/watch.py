@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ..sanitizer.heard import heard
 from ..sanitizer.records import Slots
 from .values import at
 
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
     from ..state import State
 
 PIECES, LOST = 64, 1 << 16
-"""Buffers that are known at a time; reads in between that one call may leave (see `OtherReads`)."""
+"""Buffers that are known at a time; reads that C keeps before it tells of them."""
+TOLD = np.dtype([
+    ("lane", np.int64), ("at", np.uint64), ("site", np.uint32), ("size", np.uint32),
+    ("what", np.uint8), ("space", np.uint8), ("same", np.uint8), ("rest", np.uint8, 5),
+])  # fmt: skip
+"""`Told` of watch.h."""
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _CALLED = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
+_TOLD = ctypes.PYFUNCTYPE(None, ctypes.c_uint64)
 
 
 class Extent(ctypes.Structure):
@@ -64,7 +71,8 @@ class Watch(ctypes.Structure):
             "gid", "thread", "passed", "warped", "local", "saved", "lost",
         )),
         ("lost_count", _INT), ("lost_room", _INT), ("piece_count", _INT),
-        ("locate", _CALLED), ("own", Piece), ("pieces", Piece * PIECES),
+        ("told", _POINTER), ("told_count", _INT), ("told_room", _INT),
+        ("locate", _CALLED), ("tell", _TOLD), ("own", Piece), ("pieces", Piece * PIECES),
     ]  # fmt: skip
 
 
@@ -77,13 +85,19 @@ def _locate(token: int, address: int, write: int) -> int:
 
 
 _LOCATE = _CALLED(_locate)
+_TELL = _TOLD(lambda token: _watchers[token].tell())
 
 
 class Watcher:
     """One chunk's shadow, shared with compiled code. `widest`: granules of its widest store."""
 
     def __init__(self, widest: int, st: State) -> None:
-        self.struct = Watch(locate=_LOCATE, token=next(_numbers), lost_room=LOST)
+        self.told = np.zeros(max(st.n, LOST), TOLD)
+        self.struct = Watch(
+            locate=_LOCATE, tell=_TELL, token=next(_numbers), lost_room=LOST,
+            told=at(self.told), told_room=len(self.told),
+        )  # fmt: skip
+        self.raised: BaseException | None = None
         _watchers[self.struct.token] = self
         self.saved = np.empty((st.n * widest, 2), np.uint64)
         self.struct.saved = at(self.saved)
@@ -133,19 +147,44 @@ class Watcher:
             self.slots = [shadow.shared]
             self.held = [rows]
             w.own.show(shadow.shared)
-        w.tick, w.crossed, w.calm, w.lost_count = self.o.tick, 0, 0, 0
+        w.lost_count = w.told_count = w.calm = 0
+        self._agree()
+
+    def _agree(self) -> None:
+        """Let C know of the time, and of memories that have begun to remember more."""
+        w, shadow = self.struct, self.shadow
+        w.tick, w.crossed = self.o.tick, 0
         w.can_cross = not w.crowded and shadow.knows is None and shadow.shared.crowd is None
+        if self.shapes != Slots.shapes:
+            self.shapes = Slots.shapes
+            w.own.show(shadow.shared)
+            for piece in w.pieces[: w.piece_count]:
+                if piece.write:
+                    piece.show(self.slots[piece.number])
 
     def after(self) -> None:
-        """C has run: its barriers, and the reads that it has left."""
+        """C has run. Raises what was raised while it told."""
+        if self.struct.crossed:
+            self.shadow.crossed(self.struct.tick)
+        raised, self.raised = self.raised, None
+        if raised is not None:
+            raise raised
+
+    def tell(self) -> None:
+        """C tells of barriers, of reads that it keeps no record of, and of other accesses."""
         w = self.struct
-        if w.crossed:
-            self.shadow.crossed(w.tick)
-        if w.lost_count:
+        try:
+            if w.crossed:
+                self.shadow.crossed(w.tick)
             lost = self.lost[: w.lost_count]
             for number in np.unique(lost[:, 0]).tolist():
                 some = lost[lost[:, 0] == number]
                 self.slots[number].between(some[:, 1].astype(np.int64), some[:, 2])
+            if w.told_count:
+                heard(self.shadow, self.told[: w.told_count])
+        except BaseException as e:  # which C cannot pass on
+            self.raised = self.raised or e
+        self._agree()
 
     def locate(self, address: int, write: bool) -> bool:
         """Enter the piece that holds an address; False: the interpreter judges the access."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...l2 import DIRTY
+from ..parser.syntax import Instr
 from ..spaces import scatter
 from ..state import Async, Lanes, State
 from .access_checks import place_of
@@ -26,6 +27,36 @@ class Poll(NamedTuple):
     where: bytes
     words: list[tuple[Slots, Any, Words, Any]]
     event: int
+
+
+class Written:
+    """A store that C has done. `flags`: bit 0, memory held a lane's value; bit 1, it does now."""
+
+    def __init__(self, flags: Any) -> None:
+        self.flags, self.bit = flags, 1
+
+    def do(self) -> None:
+        """Go on to the moment after it."""
+        self.bit = 2
+
+    def same(self) -> Any:
+        """Mask of the lanes whose value memory holds."""
+        return self.flags & self.bit > 0
+
+
+class Storing:
+    """A store to `table` (bytes) that numpy is about to do."""
+
+    def __init__(self, table: Any, offsets: Any, rows: Any, total: int) -> None:
+        self.table, self.offsets, self.rows, self.total = table, offsets, rows, total
+
+    def do(self) -> None:
+        """Write; of several lanes the last one's value stays."""
+        scatter(self.table, self.offsets, self.rows, self.total)
+
+    def same(self) -> Any:
+        """Mask of the lanes whose value memory holds."""
+        return _equal(self.table, self.offsets, self.rows, self.total)
 
 
 class Shadow(Races):
@@ -96,34 +127,40 @@ class Shadow(Races):
 
     def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
         """A write of shared or local memory, which `table` (bytes) is made to hold."""
+        self.stored(space, part, offsets, total, Storing(table, offsets, rows, total))
+
+    def stored(
+        self, space: str, part: Any, offsets: Any, total: int, store: Storing | Written
+    ) -> None:
+        """A write of shared or local memory."""
         lanes = self._active(part)
         if space == "local":
             self._local(lanes, offsets, total, True)
-            scatter(table, offsets, rows, total)
+            store.do()
             return
         index, count = self._index(offsets, total, self.grain)
         if not self.race:
             self.shared.write[index] = self._word()
-            scatter(table, offsets, rows, total)
+            store.do()
             return
         if self._atomic():
             self._publish(np.repeat(lanes, count), self.shared, index)
-        self._write(self.shared, space, lanes, index, count, offsets, rows, total, table, None)
+        self._write(self.shared, space, lanes, (index, count), store, None)
 
     def _write(
-        self, slots: Slots, space: str, lanes: Lanes, index: Any, count: int, offsets: Any,
-        rows: Any, total: int, table: Any, mapping: Any,
+        self, slots: Slots, space: str, lanes: Lanes, place: tuple[Any, int],
+        store: Storing | Written, mapping: Any,
     ) -> None:  # fmt: skip
+        index, count = place
         many = np.repeat(lanes, count) if count > 1 else lanes
 
         def same() -> Any:
-            found = _equal(table, offsets, rows, total)
-            return np.repeat(found, count) if count > 1 else found
+            return np.repeat(store.same(), count) if count > 1 else store.same()
 
         self._before_write(slots, space, many, index, mapping, same)
         mine = self._mine(many, space, self._flag(space))
         slots.write[index] = mine
-        scatter(table, offsets, rows, total)
+        store.do()
         lost = slots.write[index] != mine
         if np.count_nonzero(lost):
             equal = same()
@@ -175,11 +212,11 @@ class Shadow(Races):
         self.shared.atomic(index, self._mine(many, space, True), self.facts.blind[self.st.site])
         self._remember([(self.shared, index)])
 
-    def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
+    def copy_begins(self, lanes: Lanes, flat: Any, size: int) -> None:
         """cp.async: from now until its wait, its target is nobody's."""
         if not self.race:
             return
-        index, count = self._index(self._flat(lanes, dst), size, self.grain)
+        index, count = self._index(flat, size, self.grain)
         many = np.repeat(lanes, count) if count > 1 else lanes
         inside = index < len(self.shared.write)
         many, index = many[inside], index[inside]
@@ -187,25 +224,30 @@ class Shadow(Races):
         self.shared.write[index] = self._mine(many, "shared", False)
         self.shared.begin_flight(index, many)
 
-    def copy_ends(self, lanes: Lanes, dst: Any, size: int) -> None:
+    def copy_ends(self, flat: Any, size: int) -> None:
         """cp.async has landed; its write by way of `store` follows."""
         if self.shared.flight is not None:
-            index, _ = self._index(self._flat(lanes, dst), size, self.grain)
+            index, _ = self._index(flat, size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
 
     def copy_read(self, copy: Async, now: Any) -> None:
         """cp.async reads its source at any time until its wait: by then it is what it was."""
         changed = (now != copy.begun).any(1)
-        if self.race and np.count_nonzero(changed):
-            lane = int(copy.lanes[changed.nonzero()[0][0]])
+        if np.count_nonzero(changed):
+            self.source_changed(copy.lanes[changed], copy.instr)
+
+    def source_changed(self, lanes: Lanes, instr: Instr) -> None:
+        """The sources of lanes' copies are not what they were when the copies began."""
+        if self.race:
             self.report(
                 "race",
-                copy.instr.line,
-                f"read ({place_of(copy.instr)}) by {self.me(lane)}: its source was written before "
-                f"the copy was waited for",
+                instr.line,
+                f"read ({place_of(instr)}) by {self.me(int(lanes[0]))}: its source was written "
+                "before the copy was waited for",
             )
 
-    def _flat(self, lanes: Lanes, dst: Any) -> Any:
+    def flat(self, lanes: Lanes, dst: Any) -> Any:
+        """Bytes of all blocks' shared memory by those of lanes' blocks."""
         return lanes // self.st.threads * self.limit + dst.astype(np.int64)
 
     # global memory
@@ -253,6 +295,28 @@ class Shadow(Races):
     def _offsets(self, mapping: Any, where: Any) -> Any:
         return (where - np.uint64(mapping.va - mapping.buf_offset)).astype(np.int64)
 
+    def global_stored(self, addr: Any, total: int, flags: Any) -> None:
+        """A write of global memory that C has done (see `Written`)."""
+        if not self.race:
+            return
+        for mapping, some in self._runs(addr):
+            where = addr if some is None else addr[some]
+            done = Written(flags if some is None else flags[some])
+            self._store_to(mapping, some, self._offsets(mapping, where), total, done)
+
+    def _store_to(
+        self, mapping: Any, lanes: Any, offsets: Any, total: int, store: Storing | Written
+    ) -> None:
+        """A write to one buffer by some of the active lanes."""
+        if self.o.written is not None:
+            self.o.written.add(id(mapping.buf))
+        lanes = self._active(lanes)
+        index, count = self._index(offsets, total, self.o.grain)
+        slots = self.o.slots(mapping)
+        if self._strong():
+            self._publish(np.repeat(lanes, count), slots, index)
+        self._write(slots, "global", lanes, (index, count), store, mapping)
+
     def global_store(self, part: Any, addr: Any, rows: Any, total: int) -> bool:
         """A write of global memory; whether it was done here."""
         if not self.race:
@@ -267,21 +331,13 @@ class Shadow(Races):
         if (addr + np.uint64(total) > np.array([m.end for m, _ in runs], np.uint64).max()).any():
             return False
         for mapping, some in runs:
-            if self.o.written is not None:
-                self.o.written.add(id(mapping.buf))
-            lanes, where, values = self._active(part), addr, rows
-            if some is not None:
-                lanes, where, values = lanes[some], addr[some], rows[some]
+            where, values = (addr, rows) if some is None else (addr[some], rows[some])
+            lanes = part if some is None else some if part is None else part[some]
             offsets = self._offsets(mapping, where)
-            index, count = self._index(offsets, total, self.o.grain)
-            slots = self.o.slots(mapping)
-            if self._strong():
-                self._publish(np.repeat(lanes, count), slots, index)
             low = int(offsets.min())
             memory = mapping.whole(low, int(offsets.max()) + total - low, DIRTY)
-            self._write(
-                slots, "global", lanes, index, count, offsets, values, total, memory, mapping
-            )
+            storing = Storing(memory, offsets, values, total)
+            self._store_to(mapping, lanes, offsets, total, storing)
         return True
 
     def global_atomic(self, part: Any, addr: Any, size: int) -> None:

@@ -319,7 +319,7 @@ static int begin_copies(Call* c, uint32_t size, int64_t instr, Place dst, Place 
     const uint8_t* f = from & (size - 1) ? 0 : global(c, &h, from, size, 0);
     if (!q || !f || h.state) return 0;
     c->copies[c->copy_count + j] =
-        (Copy){q, f, to, from, i, c->commits[i], size, real < size ? real : size, instr, c->issued};
+        (Copy){q, f, to, from, i, c->commits[i], size, real < size ? real : size, instr, c->issued, 0, {0}};
   }
   c->copy_count += c->n;
   c->issued++;
@@ -330,22 +330,26 @@ static int commit_copies(Call* c) {
   for (int64_t j = 0; j < c->n; j++) c->commits[c->lanes ? c->lanes[j] : j]++;
   return 1;
 }
+// Whether a copy's lane waits for all but its last `keep` groups.
+static int lands(const Call* c, const Copy* x, int64_t keep) {
+  int64_t low = 0, high = c->n;
+  while (c->lanes && low < high) {
+    const int64_t mid = (low + high) / 2;
+    if (c->lanes[mid] < x->lane)
+      low = mid + 1;
+    else
+      high = mid;
+  }
+  const int waits = !c->lanes || (low < c->n && c->lanes[low] == x->lane);
+  return waits && (keep < 0 || x->group < c->commits[x->lane] - keep);
+}
 // Do the copies of all but the last `keep` groups of the lanes that wait.
 static int end_copies(Call* c, int64_t keep) {
   int64_t left = 0;
   if (c->other_copies) return 0;
   for (int64_t k = 0; k < c->copy_count; k++) {
     const Copy* x = &c->copies[k];
-    int64_t low = 0, high = c->n;
-    while (c->lanes && low < high) {
-      const int64_t mid = (low + high) / 2;
-      if (c->lanes[mid] < x->lane)
-        low = mid + 1;
-      else
-        high = mid;
-    }
-    const int waits = !c->lanes || (low < c->n && c->lanes[low] == x->lane);
-    if (waits && (keep < 0 || x->group < c->commits[x->lane] - keep)) {
+    if (lands(c, x, keep)) {
       memcpy(x->to, x->from, x->real);
       memset(x->to + x->real, 0, x->size - x->real);
       c->moved += x->real;

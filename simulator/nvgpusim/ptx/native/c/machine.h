@@ -15,7 +15,8 @@ typedef struct {
   uint8_t* to;
   const uint8_t* from;
   uint64_t dst, src;
-  int64_t lane, group, size, real, instr, issue;
+  int64_t lane, group, size, real, instr, issue, site;
+  uint8_t begun[16];  // what the source held when the copy began, if watched
 } Copy;
 
 typedef struct {
@@ -137,6 +138,7 @@ typedef struct {
   const uint8_t* guard;
   int negate, size, count;
   Column value[4];
+  int strong;  // it orders threads: the sanitizer is to be told of it
 } Put;
 
 // True if lane i takes part; its address.

@@ -91,7 +91,7 @@ INLINE int load_matrices(Call* c, int count, int transposed, char space, int wid
         if (space == 'a') a -= c->shared_window;
 #ifdef WATCHED
         const Who o = who(c, i, 1);
-        const uint8_t* q = load_shared(c, &o, block, a, 16, site);
+        const uint8_t* q = load_shared(c, &o, i, block, a, 16, site);
 #else
         const uint8_t* q = shared(c, block, a, 16);
 #endif
@@ -106,5 +106,8 @@ INLINE int load_matrices(Call* c, int count, int transposed, char space, int wid
           if (d[k]) d[k][first + lane] = low | high << 16;
         }
     }
+#ifdef WATCHED
+  tell(c->watch);
+#endif
   return 1;
 }

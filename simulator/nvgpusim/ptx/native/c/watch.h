@@ -1,7 +1,7 @@
 // The sanitizer beside compiled code. What a race is, and what is told of one,
 // says races.py alone. Here accesses are recorded, as it records them, that are
-// surely right; of any other nothing is done and 0 is returned, so that the
-// interpreter runs the instruction and judges it.
+// surely right; any other is done and told to it (`Told`), and so is all that
+// orders threads.
 
 enum { TICK = 37, SITE = 27, EQUAL = 8, SYSTEM = 0x400, PIECES = 64, WORD = 4 };
 #define THREAD ((1ull << SITE) - 1)
@@ -27,6 +27,19 @@ typedef struct {
   uint64_t piece, granule, record;
 } Lost;
 
+// What Python is told of: an access of a lane (`what`: 'r' a read, 'w' a write,
+// 'a' an atomic), a fence 'f', a meeting of the warp's lanes 'm' (`at`: their
+// mask), a copy that begins 'c', ends 'e' or whose source has changed 'x'. `at`:
+// an address of global memory 'g', a byte of all blocks' shared memory 's' or of
+// all lanes' local memory 'l'. `same`: bit 0, memory held what a write wrote, bit
+// 1, it does so after the writes of all lanes.
+typedef struct {
+  int64_t lane;
+  uint64_t at;
+  uint32_t site, size;
+  uint8_t what, space, same, rest[5];
+} Told;
+
 // What a granule's last write was.
 typedef struct {
   uint64_t *at, old;
@@ -43,10 +56,27 @@ typedef struct Watch {
   Saved* saved;
   Lost* lost;
   int64_t lost_count, lost_room, piece_count;
+  Told* told;
+  int64_t told_count, told_room;
   int (*locate)(uint64_t token, uint64_t address, int write);
+  void (*tell)(uint64_t token);
   Piece own;
   Piece pieces[PIECES];
 } Watch;
+
+// Let Python know of all that is still to be told.
+static __attribute__((noinline)) void tell(Watch* w) {
+  if (w->told_count || w->lost_count) w->tell(w->token);
+  w->told_count = w->lost_count = 0;
+}
+
+static __attribute__((noinline)) Told* note_told(Watch* w, char what, char space, int64_t lane,
+                                                 uint64_t at, uint64_t size, uint64_t site) {
+  if (w->told_count == w->told_room) tell(w);
+  Told* t = &w->told[w->told_count++];
+  *t = (Told){lane, at, (uint32_t)site, (uint32_t)size, (uint8_t)what, (uint8_t)space, 0, {0}};
+  return t;
+}
 
 // One lane, as the records of a space know it: its number there and that of its
 // block's first, before when all is ordered before it, its records without
@@ -112,7 +142,7 @@ static inline int read_one(Watch* w, const Piece* p, const Who* o, uint64_t thre
   uint64_t lowest = keep_low && (low & THREAD) < o->me ? low : mine;
   uint64_t highest = keep_high && (high & THREAD) > o->me ? high : mine;
   if (unlikely(w->crowded)) {
-    if (w->lost_count + 3 > w->lost_room) return 0;
+    if (w->lost_count + 3 > w->lost_room) tell(w);
     if (lowest != mine && highest != mine) lose(w, p, g, mine);
     if (keep_low && (low & THREAD) != o->me && low != lowest && low != highest) lose(w, p, g, low);
     if (keep_high && high != low && (high & THREAD) != o->me && high != lowest && high != highest)
@@ -168,50 +198,89 @@ static __attribute__((noinline)) uint8_t* look(const Call* c, Hit* h, uint64_t a
   return q;
 }
 
-static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, uint64_t a, uint64_t size,
-                                   uint64_t site) {
-  Watch* w = c->watch;
-  uint8_t* q = likely(hit(h, a, size)) ? h->base + (a - h->start) : look(c, h, a, size, 0);
-  const Piece* p = h->piece;
-  if (!q || likely(!p)) return q;
-  for (uint64_t at = (a - p->origin) / WORD, k = 0; p->wrote && k < (size + 3) / WORD; k++)
-    if (unlikely(!p->wrote[at + k])) return 0;
-  if (p->records && !read_all(w, p, o, c->threads, a - p->base, size, w->global_grain, site))
-    return 0;
+// Where an address of any space leads, 0 where a lane must not go. `space`: 'a' for
+// a generic address; becomes the space that it is in, *at its place as in `Told`.
+static __attribute__((noinline)) uint8_t* place_of(const Call* c, Hit* h, int64_t i, char* space,
+                                                   uint64_t a, uint64_t size, int write,
+                                                   uint64_t* at) {
+  uint8_t* q;
+  if (*space == 'a') {
+    *space = 'g';
+    if (a - c->shared_window < 1ull << 32) *space = 's', a -= c->shared_window;
+    if (a - c->local_window < 1ull << 32) *space = 'l', a -= c->local_window;
+  }
+  if (*space == 's') {
+    q = a + size > c->watch->shared_end ? 0 : shared(c, (uint32_t)i / (uint32_t)c->threads, a, size);
+    *at = q - c->shared;
+  } else if (*space == 'l') {
+    q = local(c, i, a, size);
+    *at = q - c->local;
+  } else {
+    q = global(c, h, a, size, write);
+    *at = a;
+  }
   return q;
 }
 
-static __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, uint64_t block,
-                                                   uint64_t a, uint64_t size, uint64_t site) {
+// A read that is not surely right, or that orders threads.
+static __attribute__((noinline)) uint8_t* load_told(const Call* c, int64_t i, char space,
+                                                    uint64_t a, uint64_t size, uint64_t site) {
+  Hit h = {0};
+  uint64_t at;
+  uint8_t* q = place_of(c, &h, i, &space, a, size, 0, &at);
+  if (q) note_told(c->watch, 'r', space, i, at, size, site);
+  return q;
+}
+
+static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, int64_t i, uint64_t a,
+                                   uint64_t size, uint64_t site) {
+  Watch* w = c->watch;
+  uint8_t* q = likely(hit(h, a, size)) ? h->base + (a - h->start) : look(c, h, a, size, 0);
+  const Piece* p = h->piece;
+  if (unlikely(!q)) return load_told(c, i, 'g', a, size, site);
+  if (likely(!p)) return q;
+  for (uint64_t at = (a - p->origin) / WORD, k = 0; p->wrote && k < (size + 3) / WORD; k++)
+    if (unlikely(!p->wrote[at + k])) return load_told(c, i, 'g', a, size, site);
+  if (p->records && !read_all(w, p, o, c->threads, a - p->base, size, w->global_grain, site))
+    return load_told(c, i, 'g', a, size, site);
+  return q;
+}
+
+static __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, int64_t i,
+                                                   uint64_t block, uint64_t a, uint64_t size,
+                                                   uint64_t site) {
   Watch* w = c->watch;
   uint8_t* q = shared(c, block, a, size);
   if (!q || a + size > w->shared_end) return 0;
   uint64_t at = q - c->shared, g = at >> w->shared_grain;
   for (uint64_t k = granules(size, w->shared_grain); w->init && k; k--, g++)
-    if (unlikely(!w->own.write[g])) return 0;
-  if (w->race && !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site)) return 0;
+    if (unlikely(!w->own.write[g])) return load_told(c, i, 's', a, size, site);
+  if (w->race && !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site))
+    return load_told(c, i, 's', a, size, site);
   return q;
 }
 
 // Of a calm read nobody will ask: it leaves no record.
 static inline __attribute__((always_inline)) uint8_t* load_shared(const Call* c, const Who* o,
-                                                                  uint64_t block, uint64_t a,
-                                                                  uint64_t size, uint64_t site) {
-  if (!o->calm) return recorded(c, o, block, a, size, site);
+                                                                  int64_t i, uint64_t block,
+                                                                  uint64_t a, uint64_t size,
+                                                                  uint64_t site) {
+  if (!o->calm) return recorded(c, o, i, block, a, size, site);
   if (unlikely((a & (size - 1)) || a >= o->end || a + size > o->end)) return 0;
   uint64_t at = o->first + a, g = at >> o->grain;
   for (uint64_t k = o->write ? granules(size, o->grain) : 0; k; k--, g++)
-    if (unlikely(!o->write[g])) return 0;
+    if (unlikely(!o->write[g])) return load_told(c, i, 's', a, size, site);
   return o->memory + at;
 }
 
-static inline uint8_t* load_local(const Call* c, int64_t i, uint64_t a, uint64_t size) {
+static inline uint8_t* load_local(const Call* c, int64_t i, uint64_t a, uint64_t size,
+                                  uint64_t site) {
   uint8_t* q = local(c, i, a, size);
   if (!q) return 0;
   const uint8_t* known = c->watch->local;
   if (known) known += i * c->depth + (q - c->local - c->rows[i]);
   for (uint64_t k = 0; known && k < size; k++)
-    if (!known[k]) return 0;
+    if (!known[k]) return load_told(c, i, 'l', a, size, site);
   return q;
 }
 
@@ -219,9 +288,9 @@ static inline uint8_t* load_generic(const Call* c, Hit* h, const Who* o, const W
                                     int64_t i, uint64_t block, uint64_t a, uint64_t size,
                                     uint64_t site) {
   if (a - c->shared_window < 1ull << 32)
-    return load_shared(c, shared, block, a - c->shared_window, size, site);
-  if (a - c->local_window < 1ull << 32) return load_local(c, i, a - c->local_window, size);
-  return load_global(c, h, o, a, size, site);
+    return load_shared(c, shared, i, block, a - c->shared_window, size, site);
+  if (a - c->local_window < 1ull << 32) return load_local(c, i, a - c->local_window, size, site);
+  return load_global(c, h, o, i, a, size, site);
 }
 
 // Where a store of one lane goes and whose records it changes, 0 unless it is
@@ -291,34 +360,155 @@ static inline void forget(const Goal* goal, uint64_t size) {
     for (int row = 0; row < EQUAL; row++) p->equal[row * p->granules + g] = 0;
 }
 
-// A store of all lanes: 0 and no record changed unless it is surely right.
+#define EACH(step)                                     \
+  for (int64_t j = 0; j < c->n; j++) {                 \
+    int64_t i = c->lanes ? c->lanes[j] : j;            \
+    c->scratch[j] = 0;                                 \
+    if (!target(p, i, &a)) continue;                   \
+    step                                               \
+  }
+
+// Whether memory holds what active lane j writes.
+static int holds(const Call* c, const Put* p, int64_t j) {
+  const int64_t i = c->lanes ? c->lanes[j] : j;
+  for (int k = 0; k < p->count; k++)
+    if (memcmp(c->scratch[j] + p->size * k,
+               (const char*)p->value[k].at + i * p->value[k].stride, p->size))
+      return 0;
+  return 1;
+}
+
+// A store of all lanes that is not surely right, or that orders threads: 0, and
+// nothing is done, where one lane must not go.
+static __attribute__((noinline)) int put_told(Call* c, const Put* p, uint64_t site) {
+  Watch* w = c->watch;
+  Hit h = {0};
+  uint64_t whole = (uint64_t)p->size * p->count, a, at;
+  int64_t k = 0, count;
+  tell(w);
+  EACH({
+    char space = p->space;
+    if (!(c->scratch[j] = place_of(c, &h, i, &space, a, whole, 1, &at))) {
+      w->told_count = 0;
+      return 0;
+    }
+    note_told(w, 'w', space, i, at, whole, site)->same = (uint8_t)holds(c, p, j);
+    if (space == 'g') c->moved += whole;
+  })
+  fill(c, p);
+  count = w->told_count;
+  for (int64_t j = 0; k < count; j++)
+    if (c->scratch[j]) w->told[k++].same |= (uint8_t)(holds(c, p, j) << 1);
+  tell(w);
+  return 1;
+}
+
+// A store of all lanes.
 static __attribute__((noinline)) int put_watched(Call* c, const Put* p, uint64_t site) {
   Hit h = {0};
   Goal goal;
   uint64_t whole = (uint64_t)p->size * p->count, moved = 0, a;
   int64_t count = 0;
   int equals = 0;
-  if (c->watch->lost_count) return 0;  // reads that no record shows yet
-#define EACH(step)                                     \
-  for (int64_t j = 0; j < c->n; j++) {                 \
-    int64_t i = c->lanes ? c->lanes[j] : j;            \
-    c->scratch[j] = 0;                                 \
-    if (!target(p, i, &a)) continue;                   \
-    int ok = aim(c, &h, i, p->space, a, whole, &goal); \
-    step c->scratch[j] = goal.q;                       \
-  }
+  if (p->strong) return put_told(c, p, site);
+  tell(c->watch);  // of reads that no record shows yet
   EACH({
-    if (unlikely(!ok || (goal.p && goal.p->write && !stamp(c, i, &goal, whole, site, &count)))) {
+    if (unlikely(!aim(c, &h, i, p->space, a, whole, &goal) ||
+                 (goal.p && goal.p->write && !stamp(c, i, &goal, whole, site, &count)))) {
       while (count--) *c->watch->saved[count].at = c->watch->saved[count].old;
-      return 0;
+      return put_told(c, p, site);
     }
     note(c, i, a, &goal, whole);
     moved += whole;
     equals |= goal.p && goal.p->equal;
+    c->scratch[j] = goal.q;
   })
-  if (equals) EACH(forget(&goal, whole);)
+  if (equals) EACH(if (aim(c, &h, i, p->space, a, whole, &goal)) {
+    forget(&goal, whole);
+    c->scratch[j] = goal.q;
+  })
   fill(c, p);
   if (p->space == 'g' || p->space == 'a') c->moved += moved;
+  return 1;
+}
+
+// What a copy reads: as C's accesses are, in whole words or byte by byte.
+static void tell_source(Watch* w, const Copy* x) {
+  const int64_t whole = x->real == 4 || x->real == 8 || x->real == 16;
+  for (int64_t k = 0; k < x->real; k += whole ? x->real : 1)
+    note_told(w, 'r', 'g', x->lane, x->src + k, whole ? x->real : 1, x->site);
+}
+
+// An atomic of all lanes, told of before it is done.
+static __attribute__((noinline)) int tell_atomic(const Call* c, uint64_t site, char space,
+                                                 Place place, uint64_t size) {
+  Watch* w = c->watch;
+  Hit h = {0};
+  uint64_t at;
+  tell(w);
+  for (int64_t j = 0; j < c->n; j++) {
+    const int64_t i = c->lanes ? c->lanes[j] : j;
+    char in = space;
+    if (place_of(c, &h, i, &in, placed(&place, i), size, 1, &at) && in != 'l')
+      note_told(w, 'a', in, i, at, size, site);
+  }
+  tell(w);
+  return 1;
+}
+
+// The copies that the lanes have just begun.
+static int tell_copies(Call* c, uint64_t site) {
+  Watch* w = c->watch;
+  Copy* first = &c->copies[c->copy_count - c->n];
+  tell(w);
+  for (Copy* x = first; x < first + c->n; x++) {
+    note_told(w, 'c', 's', x->lane, x->to - c->shared, x->size, site);
+    x->site = site;
+    memcpy(x->begun, x->from, x->real);
+  }
+  tell(w);
+  for (Copy* x = first; x < first + c->n; x++) tell_source(w, x);
+  tell(w);
+  return 1;
+}
+
+// end_copies: each copy reads its source once more, and writes.
+static int end_copies_told(Call* c, int64_t keep) {
+  Watch* w = c->watch;
+  if (c->other_copies) return 0;
+  tell(w);
+  for (int64_t start = 0; start < c->copy_count; start += w->told_room) {
+    Copy *x, *first = &c->copies[start], *last = &c->copies[c->copy_count];
+    int64_t n = 0;
+    if (last - first > w->told_room) last = first + w->told_room;
+#define LANDING for (x = first; x < last; x++) if (lands(c, x, keep))
+    LANDING note_told(w, 'e', 's', x->lane, x->to - c->shared, x->size, x->site);
+    tell(w);
+    LANDING {
+      tell_source(w, x);
+      if (memcmp(x->begun, x->from, x->real)) note_told(w, 'x', 's', x->lane, 0, x->size, x->site);
+      memcpy(x->begun, x->from, x->real);
+      memset(x->begun + x->real, 0, x->size - x->real);
+    }
+    tell(w);
+    LANDING note_told(w, 'w', 's', x->lane, x->to - c->shared, x->size, x->site)->same =
+        !memcmp(x->to, x->begun, x->size);
+    LANDING memcpy(x->to, x->begun, x->size);
+    LANDING w->told[n++].same |= (uint8_t)(!memcmp(x->to, x->begun, x->size) << 1);
+    tell(w);
+  }
+  return end_copies(c, keep);
+}
+
+// All lanes of their masks are here, at a barrier of the warp.
+static __attribute__((noinline)) int tell_meeting(const Call* c, Source mask) {
+  Watch* w = c->watch;
+  tell(w);
+  for (int64_t j = 0; j < c->n; j++) {
+    const int64_t i = c->lanes ? c->lanes[j] : j;
+    note_told(w, 'm', 0, i, get32(mask, i), 0, 0);
+  }
+  tell(w);
   return 1;
 }
 
