@@ -10,7 +10,7 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.gpu.kernels.sample import SampleBuffers, mask_words, sample_constants, sample_tokens
+from orinllm.gpu.kernels.sample import SampleBuffers, mask_words, sample_tokens
 
 # Slot of cuda/sample.cu: 64 bytes.
 _SLOT = struct.Struct("<QQiiii5f12x")
@@ -32,8 +32,7 @@ class Draws:
     ) -> None:
         self._vocabulary, self._context = logits.size // sequences, context
         self._buffers = SampleBuffers.make(logits, state, sequences, context, mail)
-        constants = sample_constants(logits.device, self._vocabulary, context, sequences)
-        self.launches = tuple(sample_tokens(constants, self._buffers))
+        self.launches = tuple(sample_tokens(self._buffers))
         self._drawing: set[int] = set()
         self._masked = False
         self._windows = [0] * sequences

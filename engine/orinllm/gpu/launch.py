@@ -1,12 +1,12 @@
 """Kernels as data: the constants, arguments and shape of a launch, and what tinygrad runs of it.
 
-A launch's constants are a frozen dataclass whose fields become the constants of a CUDA struct, so
-that `rows_per_item=2` in Python is `P::ROWS_PER_ITEM` in cuda/*.cu.
+A launch's constants become those of a CUDA struct, so that `rows_per_item=2` in Python is
+`P::ROWS_PER_ITEM` in cuda/*.cu.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -28,6 +28,8 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 _TWO_OF_256 = 512
 #: Threads of a block that computes elements of rows.
 ROW_THREADS = 256
+#: Buffers by the C declaration of their argument; None: the argument is left out.
+Given = dict[str, Buffer | None]
 
 
 # What the body of a launch without parts has for the number of its block and whom it waits for.
@@ -39,16 +41,14 @@ def shared_bytes(n: int) -> str:
     return f"  __shared__ u8 __align__(16) smem[{n}];\n"
 
 
-@dataclass(frozen=True)
-class Constants:
-    """Base of a launch's constants. A str is a name of cuda/*, such as Q6_K or STORE."""
+class Constants(dict[str, bool | int | float | str]):
+    """A launch's constants by name. A str is a name of cuda/*, such as Q6_K or STORE."""
 
     def declared(self, name: str) -> str:
         """Return the CUDA struct `name`."""
         lines = []
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name == "element":
+        for key, value in self.items():
+            if key == "element":
                 lines.append(f"  typedef {value} Element;")
                 continue
             kind, shown = "int", value
@@ -56,7 +56,7 @@ class Constants:
                 kind, shown = "bool", str(value).lower()
             elif isinstance(value, float):
                 kind, shown = "float", f"{value!r}f"
-            lines.append(f"  static constexpr {kind} {entry.name.upper()} = {shown};")
+            lines.append(f"  static constexpr {kind} {key.upper()} = {shown};")
         return "\n".join([f"struct {name} {{", *lines, "};"])
 
 
@@ -118,28 +118,66 @@ class Launch:
         return LaunchShape(self.name, self.grid, self.block, len(names), written, estimates)
 
 
-def arguments_of(given: Mapping[str, Buffer | None]) -> tuple[Argument, ...]:
+def arguments_of(given: Given) -> tuple[Argument, ...]:
     """Return the arguments of C declarations, of which those without a buffer are left out."""
     return tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
 
 
-def name_of(name: str, buffer: Buffer | None) -> str:
-    """Return the expression of an argument that may be left out."""
-    return "0" if buffer is None else name
+def called(call: str, given: Given) -> str:
+    """Return the body of a kernel: a call of a function, to which arguments left out are 0."""
+    absent = [at.rsplit(None, 1)[1] for at, buffer in given.items() if buffer is None]
+    shown = re.sub(rf"\b({'|'.join(absent)})\b", "0", call) if absent else call
+    return f"  {shown};"
 
 
-def launch_of_rows(
-    file: str,
-    name: str,
+def out_of(buffer: Buffer) -> Given:
+    """Return the argument of what is written in halves or floats, as the buffer is."""
+    return {f"{'u16' if buffer.dtype == dtypes.uint16 else 'float'}* out": buffer}
+
+
+def launch_of(
+    kernel: str,
+    label: object,
     constants: Constants,
-    given: Mapping[str, Buffer | None],
+    given: Given,
     call: str,
     grid: tuple[int, int],
 ) -> Launch:
-    """Return a launch of ROW_THREADS threads a block that writes its first argument."""
-    arguments, body = arguments_of(given), f"  {call};"
-    writes = (arguments[0].name,)
-    return Launch(name, file, (constants,), arguments, body, (*grid, 1), ROW_THREADS, writes)
+    """Return a launch of ROW_THREADS threads a block that writes its first argument.
+
+    `kernel` is a file of cuda/ and a function of it, `call` what that takes; `label` is what the
+    launch's name has behind the function's.
+    """
+    file, function = kernel.split()
+    arguments = arguments_of(given)
+    return Launch(
+        name=f"{function}_{label}",
+        file=file,
+        constants=(constants,),
+        arguments=arguments,
+        body=called(f"{function}<P0>({call})", given),
+        grid=(*grid, 1),
+        block=ROW_THREADS,
+        writes=(arguments[0].name,),
+    )
+
+
+def launch_of_rows(
+    kernel: str,
+    label: object,
+    constants: Constants,
+    given: Given,
+    more: Sequence[float | str],
+    grid: tuple[int, int],
+) -> Launch:
+    """Return a launch whose function takes all arguments, and then `more`.
+
+    Where that says how many rows the chunk has, the chunk itself is not taken.
+    """
+    counted = "const int* chunk" if "chunk[1]" in more else ""
+    names = [at.rsplit(None, 1)[1] for at in given if at != counted]
+    shown = [f"{value!r}f" if isinstance(value, float) else value for value in more]
+    return launch_of(kernel, label, constants, given, ", ".join([*names, *shown]), grid)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def _ids(route: Launch, tokens: int) -> Ids:
     (buffer,) = (a.buffer for a in route.arguments if a.name == "ids")
     (constants,) = route.constants
     raw = np.frombuffer(buffer.copyout(memoryview(bytearray(buffer.nbytes))), np.int32)
-    used: int = constants.used  # type: ignore[attr-defined]
+    used = int(constants["used"])
     return raw.reshape(-1, used)[:tokens].astype(np.intp)
 
 

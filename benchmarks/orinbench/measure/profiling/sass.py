@@ -135,7 +135,6 @@ def blocks_per_sm(registers: int, shared: int, threads: int) -> int:
 def compile_launch(launch: "Launch", arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
     from orinllm.gpu.device import nvrtc
-    from orinllm.gpu.kernels.tile import TileConstants
 
     ptx = nvrtc(arch, ptx=True).compile(launch.source)
     with tempfile.TemporaryDirectory() as folder:
@@ -145,12 +144,13 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
         loop = main_loop(_run(_tool("nvdisasm"), "-c", str(cubin)))
     registers = _number(r"Used (\d+) registers", said)
     shared = _number(r"(\d+) bytes smem", said)
-    tile = next((c for c in launch.constants if isinstance(c, TileConstants)), None)
-    rows = next((c.rows_per_item for c in launch.constants if hasattr(c, "rows_per_item")), 0)
+    tile = next((c for c in launch.constants if "row_tiles" in c), None)
+    rows = next((int(c["rows_per_item"]) for c in launch.constants if "rows_per_item" in c), 0)
     per_lane, passes, tensor = 32 * rows, 1, None
     weights = launch.operations // 2
     if tile is not None:  # a lane has two rows of each row tile, 16 weights of each
-        per_lane, passes = 32 * tile.row_tiles, _CHUNK_TOKENS // (8 * tile.token_groups)
+        per_lane = 32 * int(tile["row_tiles"])
+        passes = _CHUNK_TOKENS // (8 * int(tile["token_groups"]))
         weights //= _CHUNK_TOKENS
         tensor = launch.operations / _TENSOR
     each = len(loop) / per_lane if per_lane else None

@@ -18,7 +18,7 @@ from orinllm.gpu.kernels.buffers import (
     most_tokens,
     round_up,
 )
-from orinllm.gpu.launch import Constants, Launch, arguments_of, name_of
+from orinllm.gpu.launch import Constants, Given, Launch, launch_of, out_of
 
 # Tokens of a split at least: parts.cuh.
 _SPLIT_LEAST = 64
@@ -38,38 +38,6 @@ _TILE_ROWS = 64
 _ROPE_WARPS = 8
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
 HEAD_DIMS = (32, 64, 80, 96, 128, 256, 512)
-
-
-@dataclass(frozen=True)
-class AttentionConstants(Constants):
-    """P of attention(), attention_rows() and rope_rows()."""
-
-    element: str
-    head_dim: int
-    kv_heads: int
-    group: int
-    heads_per_block: int
-    rotated: int
-    interleaved: bool
-    qk_norm: bool
-    sinks: bool
-    window: int
-    page: int
-    pages: int
-    sequences: int
-    splits: int
-    few: int
-    warps: int
-    shared: int
-    softcap: float
-    temperature: float
-    temperature_length: int
-    axes: bool
-    gated: bool
-    v_norm: bool
-    own: bool
-    stored: bool = False
-    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,9 +89,10 @@ def warps_beside_gemvs(device: str, heads: Heads) -> int:
 
 def _constants(
     heads: Heads, splits: int, per_block: int, few: int = FEW, warps: int = ALONE_WARPS
-) -> AttentionConstants:
+) -> Constants:
+    """Return P of attention(), attention_rows() and rope_rows()."""
     attention, temperature = heads.attention, heads.attention.temperature
-    return AttentionConstants(
+    return Constants(
         element=heads.kv.element,
         head_dim=attention.head_dim,
         kv_heads=attention.kv_heads,
@@ -148,13 +117,23 @@ def _constants(
         gated=attention.gated,
         v_norm=attention.v_norm,
         own=attention.reads is None,
+        stored=False,
+        ahead=False,
     )
 
 
-def _cached(cache: Cache) -> tuple[dict[str, Buffer | None], str]:
-    """Return the arguments of keys and values, and what a kernel takes them as."""
-    given = {f"{cache.heads.kv.element}* cache": cache.buffer, "u16* scales": cache.scales}
-    return given, f"Cached<P0>{{cache, {name_of('scales', cache.scales)}}}"
+def _label(heads: Heads) -> str:
+    attention = heads.attention
+    return f"{attention.heads}x{attention.kv_heads}x{attention.head_dim}"
+
+
+# What a kernel takes keys and values as.
+_CACHED = "Cached<P0>{cache, scales}"
+
+
+def _cached(cache: Cache) -> Given:
+    """Return the arguments of keys and values."""
+    return {f"{cache.heads.kv.element}* cache": cache.buffer, "u16* scales": cache.scales}
 
 
 def _written(cache: Cache) -> tuple[str, ...]:
@@ -175,92 +154,96 @@ def attend_token(
     Each stores its key and value, unless `stored` says that `store_keys` comes before.
     """
     heads, halves = parts.heads, out.dtype == dtypes.uint16
-    element = "u16" if halves else "float"
-    attention = heads.attention
-    cache, cached = _cached(inputs.cache)
-    given = {f"{element}* out": out, **cache, "const float* qkv": inputs.qkv}
-    given |= {"const float* freqs": inputs.freqs, "float* part": parts.part}
-    given |= {"float* part_ml": parts.part_ml, "int* state": state}
-    given |= {"const int* table": inputs.cache.table, "const float* qn": inputs.q_norm}
-    given |= {"const float* kn": inputs.k_norm, "const float* sinks": inputs.sinks}
-    given |= {"const int* turns": inputs.turns}
-    vectors = {"qn": inputs.q_norm, "kn": inputs.k_norm, "sinks": inputs.sinks}
-    names = ", ".join(name_of(*vector) for vector in vectors.items())
-    dim = attention.head_dim
-    few = 1 if halves else parts.few
-    constants = replace(
-        _constants(heads, parts.splits, heads.per_block, few, parts.warps), stored=stored
+    attention, element = heads.attention, "u16" if halves else "float"
+    few, small = 1 if halves else parts.few, attention.head_dim <= _MOST_DIM_BESIDE
+    given = (
+        out_of(out)
+        | _cached(inputs.cache)
+        | {
+            "const float* qkv": inputs.qkv,
+            "const float* freqs": inputs.freqs,
+            "float* part": parts.part,
+            "float* part_ml": parts.part_ml,
+            "int* state": state,
+            "const int* table": inputs.cache.table,
+            "const float* qn": inputs.q_norm,
+            "const float* kn": inputs.k_norm,
+            "const float* sinks": inputs.sinks,
+            "const int* turns": inputs.turns,
+        }
+    )
+    constants = _constants(heads, parts.splits, heads.per_block, few, parts.warps)
+    launch = launch_of(
+        "attention.cu attention",
+        _label(heads),
+        Constants(constants | {"stored": stored}),
+        given,
+        f"Attention<P0, {element}, decltype(before)>{{smem, block, before, out, {_CACHED}, qkv, "
+        f"freqs, qn, kn, sinks, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
+        "table, turns}",
+        (heads.blocks * parts.splits * heads.sequences, 1),
     )
     written = () if stored or attention.reads is not None else _written(inputs.cache)
-    return Launch(
-        name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
-        file="attention.cu",
-        constants=(constants,),
-        arguments=arguments_of(given),
-        body=(
-            f"  attention<P0>(Attention<P0, {element}, decltype(before)>{{smem, block, before, "
-            f"out, {cached}, qkv, freqs, {names}, {inputs.eps!r}f, {attention.scale!r}f, "
-            f"part, part_ml, state, table, {name_of('turns', inputs.turns)}}});"
-        ),
-        grid=(heads.blocks * parts.splits * heads.sequences, 1, 1),
+    return replace(
+        launch,
         block=parts.warps * 32,
         writes=("out", *written, "part", "part_ml", "state"),
-        per_sm=16 // parts.warps if dim <= _MOST_DIM_BESIDE else 2,
-        shared=constants.shared,
-        # Larger heads need more registers than a part has.
-        step="attention" if dim <= _MOST_DIM_BESIDE else "",
+        per_sm=16 // parts.warps if small else 2,
+        shared=_shared_memory(heads, parts.splits, few, parts.warps),
+        step="attention" if small else "",  # larger heads need more registers than a part has
     )
 
 
 def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
     """Return what stores keys and values of tokens of one sequence, which see one another."""
     heads = inputs.cache.heads
-    attention = heads.attention
-    cache, cached = _cached(inputs.cache)
-    given = cache | {"const float* qkv": inputs.qkv, "const float* freqs": inputs.freqs}
-    given |= {"const int* state": state, "const int* table": inputs.cache.table}
-    given |= {"const float* kn": inputs.k_norm, "const int* turns": inputs.turns}
-    return Launch(
-        name=f"store_keys_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
-        file="attention.cu",
-        constants=(_constants(heads, splits, heads.per_block),),
-        arguments=arguments_of(given),
-        body=(
-            f"  store_keys<P0>(StoreKeys<P0>{{{cached}, qkv, freqs, "
-            f"{name_of('kn', inputs.k_norm)}, state, table, {inputs.eps!r}f, "
-            f"{name_of('turns', inputs.turns)}}});"
-        ),
-        grid=(attention.kv_heads, heads.sequences, 1),
-        block=32,
-        writes=_written(inputs.cache),
+    given = _cached(inputs.cache) | {
+        "const float* qkv": inputs.qkv,
+        "const float* freqs": inputs.freqs,
+        "const int* state": state,
+        "const int* table": inputs.cache.table,
+        "const float* kn": inputs.k_norm,
+        "const int* turns": inputs.turns,
+    }
+    launch = launch_of(
+        "attention.cu store_keys",
+        _label(heads),
+        _constants(heads, splits, heads.per_block),
+        given,
+        f"StoreKeys<P0>{{{_CACHED}, qkv, freqs, kn, state, table, {inputs.eps!r}f, turns}}",
+        (heads.attention.kv_heads, heads.sequences),
     )
+    return replace(launch, block=32, writes=_written(inputs.cache))
 
 
 def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     """Return a chunk's rotation: q to halves (tokens, heads, head_dim), k and v to the cache."""
-    heads = inputs.cache.heads
-    attention = heads.attention
-    cache, cached = _cached(inputs.cache)
-    given = {"u16* q": q, **cache, "const float* qkv": inputs.qkv}
-    given |= {"const float* freqs": inputs.freqs, "const int* chunk": chunk}
-    given |= {"const int* table": inputs.cache.table, "const float* qn": inputs.q_norm}
-    given |= {"const float* kn": inputs.k_norm, "const int* turns": inputs.turns}
-    given |= {"const int* axes": inputs.axes}
-    norms = f"{name_of('qn', inputs.q_norm)}, {name_of('kn', inputs.k_norm)}"
-    turns = f"{name_of('turns', inputs.turns)}, {name_of('axes', inputs.axes)}"
-    return Launch(
-        name=f"rope_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
-        file="norm_rope.cu",
-        constants=(_constants(heads, 1, _of_chunk(heads)),),
-        arguments=arguments_of(given),
-        body=(
-            f"  rope_rows<P0>(RopeRows<P0>{{q, {cached}, qkv, freqs, {norms}, chunk, table, "
-            f"{inputs.eps!r}f, {attention.scale!r}f, {turns}}});"
-        ),
-        grid=(most_tokens(chunk), 1, 1),
-        block=_ROPE_WARPS * 32,
-        writes=("q", *(_written(inputs.cache) if attention.reads is None else ())),
+    heads, attention = inputs.cache.heads, inputs.cache.heads.attention
+    given = (
+        {"u16* q": q}
+        | _cached(inputs.cache)
+        | {
+            "const float* qkv": inputs.qkv,
+            "const float* freqs": inputs.freqs,
+            "const int* chunk": chunk,
+            "const int* table": inputs.cache.table,
+            "const float* qn": inputs.q_norm,
+            "const float* kn": inputs.k_norm,
+            "const int* turns": inputs.turns,
+            "const int* axes": inputs.axes,
+        }
     )
+    launch = launch_of(
+        "norm_rope.cu rope_rows",
+        _label(heads),
+        _constants(heads, 1, _of_chunk(heads)),
+        given,
+        f"RopeRows<P0>{{q, {_CACHED}, qkv, freqs, qn, kn, chunk, table, {inputs.eps!r}f, "
+        f"{attention.scale!r}f, turns, axes}}",
+        (most_tokens(chunk), 1),
+    )
+    written = _written(inputs.cache) if attention.reads is None else ()
+    return replace(launch, block=_ROPE_WARPS * 32, writes=("q", *written))
 
 
 def attend_chunk(
@@ -270,27 +253,27 @@ def attend_chunk(
 
     `ahead` says how many tokens behind its own each token sees; None: none does.
     """
-    heads = inputs.cache.heads
-    attention = heads.attention
-    qkv = inputs.qkv if attention.gated else None
-    constants = replace(_constants(heads, 1, _of_chunk(heads)), ahead=ahead is not None)
-    cache, cached = _cached(inputs.cache)
-    given = {"u16* out": out, **cache, "const u16* q": q, "const int* chunk": chunk}
-    given |= {"const int* table": inputs.cache.table, "const float* sinks": inputs.sinks}
-    given |= {"const float* qkv": qkv, "const int* ahead": ahead}
-    per_block = _of_chunk(heads)
-    token_blocks = ceil_div(most_tokens(chunk), _TILE_ROWS // per_block)
-    return Launch(
-        name=f"attention_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
-        file="attention_prompt.cu",
-        constants=(constants,),
-        arguments=arguments_of(given),
-        body=(
-            f"  attention_rows<P0>(out, {cached}, q, {name_of('qkv', qkv)}, "
-            f"{name_of('sinks', inputs.sinks)}, chunk, table, {name_of('ahead', ahead)});"
-        ),
-        grid=(token_blocks, attention.heads // per_block, 1),
-        block=128,
-        writes=("out",),
-        per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,
+    heads, attention = inputs.cache.heads, inputs.cache.heads.attention
+    given = (
+        {"u16* out": out}
+        | _cached(inputs.cache)
+        | {
+            "const u16* q": q,
+            "const int* chunk": chunk,
+            "const int* table": inputs.cache.table,
+            "const float* sinks": inputs.sinks,
+            "const float* qkv": inputs.qkv if attention.gated else None,
+            "const int* ahead": ahead,
+        }
     )
+    per_block = _of_chunk(heads)
+    launch = launch_of(
+        "attention_prompt.cu attention_rows",
+        _label(heads),
+        Constants(_constants(heads, 1, per_block) | {"ahead": ahead is not None}),
+        given,
+        f"out, {_CACHED}, q, qkv, sinks, chunk, table, ahead",
+        (ceil_div(most_tokens(chunk), _TILE_ROWS // per_block), attention.heads // per_block),
+    )
+    small = attention.head_dim
+    return replace(launch, block=128, per_sm=4 if small <= 64 else 3 if small <= 128 else 2)

@@ -1,13 +1,13 @@
 """One token of each of many sequences on tensor cores: cuda/batch.cu, and cuda/argmax.cu."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
 from orinllm.gpu.device import blocks_per_sm, multiprocessors
 from orinllm.gpu.kernels.gemm import AdjacentMatrices, RowProduct, adjacent_matrices
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import Constants, Launch, launch_of
 
 # Columns that a warp takes at once, so that columns / 128 warps at most have some.
 _STEP = 128
@@ -15,32 +15,6 @@ _STEP = 128
 _ALONE_WARPS, _WARPS = 16, 8
 # Of the choice of the most likely token.
 _ARGMAX_BLOCKS, _ARGMAX_THREADS = 8, 256
-
-
-@dataclass(frozen=True)
-class BatchConstants(Constants):
-    """P of batch()."""
-
-    type: str
-    cols: int
-    out_stride: int
-    mode: str
-    activation: str
-    warps: int
-    parts: int
-    sequences: int
-    items: int
-    grid: int
-
-
-@dataclass(frozen=True)
-class ArgmaxConstants(Constants):
-    """P of argmax()."""
-
-    rows: int
-    blocks: int
-    threads: int
-    softcap: float
 
 
 def batch_products(device: str, product: RowProduct) -> Iterator[Launch]:
@@ -64,9 +38,17 @@ def _launch(device: str, group: AdjacentMatrices) -> Launch:
         name=f"batch_{product.role}_{type_.name.lower()}_{rows}x{cols}_{sequences}",
         file="batch.cu",
         constants=(
-            BatchConstants(
-                *(type_.name, cols, product.stride, product.mode, product.activation),
-                *(warps, len(parts), sequences, items, grid),
+            Constants(
+                type=type_.name,
+                cols=cols,
+                out_stride=product.stride,
+                mode=product.mode,
+                activation=product.activation,
+                warps=warps,
+                parts=len(parts),
+                sequences=sequences,
+                items=items,
+                grid=grid,
             ),
         ),
         arguments=group.arguments,
@@ -102,24 +84,22 @@ def argmax(
     Logits are soft-capped behind it where `softcap` is not 0.
     """
     sequences = mail.size // 2
-    rows, written = logits.size // sequences, ("logits",) if softcap else ()
-    return Launch(
-        name=f"argmax_{rows}_{sequences}",
-        file="argmax.cu",
-        constants=(ArgmaxConstants(rows, _ARGMAX_BLOCKS, _ARGMAX_THREADS, softcap),),
-        arguments=(
-            Argument("float* logits" if softcap else "const float* logits", logits),
-            Argument("float* part_v", scratch.part_v),
-            Argument("int* part_i", scratch.part_i),
-            Argument("int* state", state),
-            Argument("int* counters", scratch.counters),
-            Argument("int* mail", mail),
-        ),
-        body=(
-            f"  argmax<P0>(Argmax{{logits, part_v, part_i, state, state + {sequences}, counters, "
-            "mail});"
-        ),
-        grid=(_ARGMAX_BLOCKS, sequences, 1),
-        block=_ARGMAX_THREADS,
-        writes=(*written, "part_v", "part_i", "state", "counters", "mail"),
+    rows = logits.size // sequences
+    launch = launch_of(
+        "argmax.cu argmax",
+        f"{rows}_{sequences}",
+        Constants(rows=rows, blocks=_ARGMAX_BLOCKS, threads=_ARGMAX_THREADS, softcap=softcap),
+        {
+            "float* logits" if softcap else "const float* logits": logits,
+            "float* part_v": scratch.part_v,
+            "int* part_i": scratch.part_i,
+            "int* state": state,
+            "int* counters": scratch.counters,
+            "int* mail": mail,
+        },
+        f"Argmax{{logits, part_v, part_i, state, state + {sequences}, counters, mail}}",
+        (_ARGMAX_BLOCKS, sequences),
     )
+    written = ("logits",) if softcap else ()
+    writes = (*written, "part_v", "part_i", "state", "counters", "mail")
+    return replace(launch, block=_ARGMAX_THREADS, writes=writes)

@@ -5,7 +5,6 @@ or a batch of more: choose_experts, group_by_expert, rows_hidden, rows_parts, co
 expert is an ordinary feed-forward part beside them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
@@ -13,10 +12,21 @@ from tinygrad.device import Buffer
 from orinllm.file.ggml import KernelType
 from orinllm.gpu.device import blocks_per_sm, multiprocessors
 from orinllm.gpu.kernels.buffers import ceil_div
-from orinllm.gpu.kernels.gemv import GemvConstants, plan_gemv, shared_memory
-from orinllm.gpu.kernels.rows import Norm, count_of
-from orinllm.gpu.kernels.tile import Tile, TileConstants
-from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, arguments_of, launch_of_rows, name_of
+from orinllm.gpu.kernels.gemv import gemv_constants, plan_gemv, shared_memory
+from orinllm.gpu.kernels.rows import Norm, count_of, element_grid
+from orinllm.gpu.kernels.tile import Tile
+from orinllm.gpu.launch import (
+    ROW_THREADS,
+    Constants,
+    Given,
+    Launch,
+    arguments_of,
+    called,
+    launch_of,
+    launch_of_rows,
+    out_of,
+    shared_bytes,
+)
 from orinllm.network.layer import Activation, Experts
 
 #: Experts that a token may have: a lane of the choosing warp has one of them.
@@ -70,41 +80,6 @@ class ExpertMatrices:
         return self.rows * self.cols // self.type.block_values * self.type.block_bytes
 
 
-@dataclass(frozen=True)
-class RouteConstants(Constants):
-    """P of route()."""
-
-    type: str
-    cols: int
-    experts: int
-    used: int
-    gating: str
-    normalized: bool
-    warps: int
-    routed: int
-    tokens: int
-    grid: int
-
-
-@dataclass(frozen=True)
-class ExpertConstants(GemvConstants):
-    """P of expert_gate_up() and expert_down()."""
-
-    used: int
-    rows: int
-    stacked_rows: int
-
-
-@dataclass(frozen=True)
-class CombineConstants(Constants):
-    """P of combine()."""
-
-    cols: int
-    used: int
-    threads: int
-    adds: bool
-
-
 def choose_experts(
     router: Router,
     x: Buffer,
@@ -121,20 +96,30 @@ def choose_experts(
     routed, together = (_ROUTED, _ROUTED_TOKENS) if most > _ROUTED_TOKENS else (1, 1)
     grid = ceil_div(experts.count, routed * _ROUTER_WARPS)
     type_name = "F32" if router.type is None else router.type.name
-    vectors = {"bias": router.bias, "choice": router.choice_bias, "scales": router.scales}
-    vector_names = ", ".join(name_of(*vector) for vector in vectors.items())
     positions = "0" if state is None else f"state + {most}"
-    given: dict[str, Buffer | None] = {"int* ids": choice.ids, "float* weights": choice.weights}
-    given |= {"float* logits": choice.logits, "const float* x": x}
-    given |= {"const float* norm": router.norm.weight, "const u8* w": router.weight}
-    given |= {"int* counters": choice.counters}
-    given |= {f"const float* {name}": vector for name, vector in vectors.items()}
-    given |= {"const int* state": state}
+    given: Given = {
+        "int* ids": choice.ids,
+        "float* weights": choice.weights,
+        "float* logits": choice.logits,
+        "const float* x": x,
+        "const float* norm": router.norm.weight,
+        "const u8* w": router.weight,
+        "int* counters": choice.counters,
+        "const float* bias": router.bias,
+        "const float* choice": router.choice_bias,
+        "const float* scales": router.scales,
+        "const int* state": state,
+    }
+    call = called(
+        f"route<P0>(Route{{ids, weights, logits, x, norm, w, bias, choice, scales, {positions}, "
+        f"counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag)",
+        given,
+    )
     return Launch(
         name=f"route_{type_name.lower()}_{experts.used}_of_{experts.count}x{cols}",
         file="moe.cu",
         constants=(
-            RouteConstants(
+            Constants(
                 type=type_name,
                 cols=cols,
                 experts=experts.count,
@@ -148,59 +133,12 @@ def choose_experts(
             ),
         ),
         arguments=arguments_of(given | more),
-        body=(
-            "  __shared__ int flag;\n"
-            f"  route<P0>(Route{{ids, weights, logits, x, norm, w, {vector_names}, {positions}, "
-            f"counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag);"
-        ),
+        body=f"  __shared__ int flag;\n{call}",
         grid=(grid, ceil_div(most, together), 1),
         block=_ROUTER_WARPS * 32,
         writes=("ids", "weights", "logits", "counters"),
         operations=2 * most * experts.count * cols,
         n_bytes=router.weight.nbytes,
-    )
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """A product of chosen experts over the machine."""
-
-    constants: ExpertConstants
-    shared: int
-    grid: tuple[int, int, int]
-
-
-def _spread(
-    device: str, stack: ExpertMatrices, mode: str, activation: str, choices: int
-) -> _Spread:
-    gated = mode == "GATED"
-    total = stack.rows * choices * (2 if gated else 1)
-    plan = plan_gemv(device, mode, stack.type, (total, stack.cols))
-    items = ceil_div(stack.rows, 1 if gated else plan.rows_per_item)
-    blocks = max(1, multiprocessors(device) * blocks_per_sm(device) // choices)
-    grid = min(ceil_div(items, plan.warps), blocks)
-    return _Spread(
-        constants=ExpertConstants(
-            type=stack.type.name,
-            cols=stack.cols,
-            rows_per_item=plan.rows_per_item,
-            depth=plan.depth,
-            mode=mode,
-            activation=activation,
-            segments=2 if gated else 1,
-            warps=plan.warps,
-            grid=grid,
-            norm=mode != "STORE",
-            columns=1,
-            first_row=0,
-            out_stride=stack.rows,
-            softcap=0.0,
-            used=0,
-            rows=stack.rows,
-            stacked_rows=stack.stacked_rows,
-        ),
-        shared=shared_memory(stack.type, stack.cols, plan, 1),
-        grid=(grid, choices, 1),
     )
 
 
@@ -219,66 +157,77 @@ class TokenExperts:
 
 
 def _launch(
-    name: str, body: str, spread: _Spread, used: int, given: Mapping[str, Buffer | None]
+    role: str,
+    call: str,
+    mode: str,
+    experts: TokenExperts,
+    stack: ExpertMatrices,
+    given: Given,
 ) -> Launch:
-    constants = replace(spread.constants, used=used)
+    """Return a product of chosen experts, spread over the machine."""
+    gated, device = mode == "GATED", stack.buffer.device
+    choices = experts.sequences * experts.used
+    total = stack.rows * choices * (2 if gated else 1)
+    plan = plan_gemv(device, mode, stack.type, (total, stack.cols))
+    items = ceil_div(stack.rows, 1 if gated else plan.rows_per_item)
+    blocks = max(1, multiprocessors(device) * blocks_per_sm(device) // choices)
+    plan = replace(plan, grid=min(ceil_div(items, plan.warps), blocks))
+    constants = gemv_constants(stack.type, stack.cols, plan, mode, experts.activation.name) | {
+        "segments": 2 if gated else 1,
+        "norm": mode != "STORE",
+        "columns": 1,
+        "first_row": 0,
+        "out_stride": stack.rows,
+        "softcap": 0.0,
+        "used": experts.used,
+        "rows": stack.rows,
+        "stacked_rows": stack.stacked_rows,
+    }
+    shared = shared_memory(stack.type, stack.cols, plan, 1)
     return Launch(
-        name=name,
+        name=f"experts_{role}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}_{choices}",
         file="moe.cu",
-        constants=(constants,),
+        constants=(Constants(constants),),
         arguments=arguments_of(given),
-        body=f"  __shared__ u8 __align__(16) smem[{spread.shared}];\n{body}",
-        grid=spread.grid,
-        block=constants.warps * 32,
+        body=shared_bytes(shared) + called(call, given),
+        grid=(plan.grid, choices, 1),
+        block=plan.warps * 32,
         writes=("out",),
-        operations=2 * spread.grid[1] * constants.rows * constants.segments * constants.cols,
+        operations=2 * choices * stack.rows * (2 if gated else 1) * stack.cols,
     )
 
 
-def expert_hidden(device: str, experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
+def expert_hidden(experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
     """Return gate and up of the chosen experts: out (sequences, used, hidden) floats.
 
     Of experts without a gate it is up alone.
     """
-    gate, up, choices = experts.gate, experts.up, experts.sequences * experts.used
+    gate, up = experts.gate, experts.up
     if gate is not None and gate.type != up.type:
         raise ValueError(f"gate is {gate.type.name} and up {up.type.name}: they share a launch")
-    mode, role = ("ACTIVATED", "up") if gate is None else ("GATED", "gate_up")
-    spread = _spread(device, gate or up, mode, experts.activation.name, choices)
-    given: dict[str, Buffer | None] = {"float* out": out, "const float* x": x}
+    given: Given = {"float* out": out, "const float* x": x}
     given |= {"const float* norm": experts.norm.weight, "const int* ids": experts.choice.ids}
     if gate is None:
-        matrices, biases = "up, 0", f"{name_of('bias', up.bias)}, 0"
+        role, mode, matrices = "up", "ACTIVATED", "{up, 0}, {bias, 0}"
         given |= {"const u8* up": up.buffer, "const float* bias": up.bias}
     else:
-        matrices = "gate, up"
-        biases = f"{name_of('gate_bias', gate.bias)}, {name_of('up_bias', up.bias)}"
+        role, mode, matrices = "gate_up", "GATED", "{gate, up}, {gate_bias, up_bias}"
         given |= {"const u8* gate": gate.buffer, "const u8* up": up.buffer}
         given |= {"const float* gate_bias": gate.bias, "const float* up_bias": up.bias}
-    return _launch(
-        f"experts_{role}_{up.type.name.lower()}_{up.rows}x{up.cols}_{choices}",
-        f"  expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {{{matrices}}}, {{{biases}}}, "
-        f"{experts.norm.eps!r}f}});",
-        spread,
-        experts.used,
-        given,
-    )
+    eps = f"{experts.norm.eps!r}f"
+    call = f"expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {matrices}, {eps}}})"
+    return _launch(role, call, mode, experts, gate or up, given)
 
 
-def expert_parts(device: str, experts: TokenExperts, out: Buffer, hidden: Buffer) -> Launch:
+def expert_parts(experts: TokenExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of the chosen experts: out (sequences, used, dim) floats."""
-    down, choices, choice = experts.down, experts.sequences * experts.used, experts.choice
-    given: dict[str, Buffer | None] = {"float* out": out, "const float* hidden": hidden}
+    down, choice = experts.down, experts.choice
+    given: Given = {"float* out": out, "const float* hidden": hidden}
     given |= {"const int* ids": choice.ids, "const float* weights": choice.weights}
     given |= {"const u8* down": down.buffer, "const float* bias": down.bias}
-    return _launch(
-        f"experts_down_{down.type.name.lower()}_{down.rows}x{down.cols}_{choices}",
-        f"  expert_down<P0>(Chosen{{smem, out, hidden, 0, ids, weights, {{down, 0}}, "
-        f"{{{name_of('bias', down.bias)}, 0}}, 0.f}});",
-        _spread(device, down, "STORE", experts.activation.name, choices),
-        experts.used,
-        given,
-    )
+    matrices = "{down, 0}, {bias, 0}"
+    call = f"expert_down<P0>(Chosen{{smem, out, hidden, 0, ids, weights, {matrices}, 0.f}})"
+    return _launch("down", call, "STORE", experts, down, given)
 
 
 def combine(
@@ -291,12 +240,12 @@ def combine(
     count, most, more = count_of(tokens)
     cols = x.size // most
     return launch_of_rows(
-        "moe.cu",
-        f"combine_{used}x{cols}",
-        CombineConstants(cols, used, ROW_THREADS, factor is not None),
-        {"float* x": x, "const float* part": part, **more},
-        f"combine<P0>(x, part, {1.0 if factor is None else factor!r}f, {count})",
-        (ceil_div(cols, ROW_THREADS), most),
+        "moe.cu combine",
+        f"{used}x{cols}",
+        Constants(cols=cols, used=used, threads=ROW_THREADS, adds=factor is not None),
+        {"float* x": x, "const float* part": part} | more,
+        (1.0 if factor is None else factor, count),
+        element_grid(cols, most),
     )
 
 
@@ -306,25 +255,6 @@ def combine(
 _TILE = Tile(2, 8, 4, 1, 3)
 # Threads of the block that groups, and the experts that it can tell apart.
 _GROUP_THREADS = 1024
-
-
-@dataclass(frozen=True)
-class GroupConstants(Constants):
-    """P of group()."""
-
-    experts: int
-    threads: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class ExpertTileConstants(TileConstants):
-    """P of expert_rows_gate_up() and expert_rows_down()."""
-
-    activation: str
-    used: int
-    rows: int
-    stacked_rows: int
 
 
 @dataclass(frozen=True)
@@ -362,26 +292,23 @@ def group_by_expert(
     count, _, more = count_of(tokens)
     if experts.count > _GROUP_THREADS:
         raise ValueError(f"{experts.count} experts, at most {_GROUP_THREADS} are supported")
-    return Launch(
-        name=f"group_{experts.used}_of_{experts.count}",
-        file="moe_prompt.cu",
-        constants=(GroupConstants(experts.count, _GROUP_THREADS, _TILE.tokens),),
-        arguments=arguments_of(
-            {"int* order": groups.order, "int* tiles": groups.tiles, "const int* ids": choice.ids}
-            | more
-        ),
-        body=f"  group<P0>(order, (int4*)tiles, ids, {count} * {experts.used});",
-        grid=(1, 1, 1),
-        block=_GROUP_THREADS,
-        writes=("order", "tiles"),
+    given: Given = {"int* order": groups.order, "int* tiles": groups.tiles}
+    launch = launch_of(
+        "moe_prompt.cu group",
+        f"{experts.used}_of_{experts.count}",
+        Constants(experts=experts.count, threads=_GROUP_THREADS, tokens=_TILE.tokens),
+        given | {"const int* ids": choice.ids} | more,
+        f"order, (int4*)tiles, ids, {count} * {experts.used}",
+        (1, 1),
     )
+    return replace(launch, block=_GROUP_THREADS, writes=("order", "tiles"))
 
 
 def _tiles(
     name: str,
     chosen: RowExperts,
     stacks: tuple[ExpertMatrices, ...],
-    out: dict[str, Buffer],
+    out: Buffer,
     inp: Buffer,
 ) -> Launch:
     """Return a product of all tiles: of gate and up, or of one alone."""
@@ -389,36 +316,35 @@ def _tiles(
     if any(other.type != stack.type for other in stacks):
         names = " and ".join(other.type.name for other in stacks)
         raise ValueError(f"gate and up are {names}: they share a launch")
-    given: dict[str, Buffer | None] = {**out, "const u16* in": inp}
+    given: Given = out_of(out) | {"const u16* in": inp}
     given |= {"const int* tiles": chosen.groups.tiles, "const int* order": chosen.groups.order}
     given |= {"const float* weights": chosen.choice.weights}
     for i, each in enumerate(stacks):
         given |= {f"const u8* w{i}": each.buffer, f"const float* b{i}": each.bias}
-    ws = [f"w{i}" for i in range(len(stacks))]
-    biases = [name_of(f"b{i}", each.bias) for i, each in enumerate(stacks)]
-    matrices, vectors = (", ".join([*both, "0"][:2]) for both in (ws, biases))
-    function = name.replace("experts", "expert")
-    return Launch(
-        name=f"{name}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
-        file="moe_prompt.cu",
-        constants=(
-            ExpertTileConstants(
-                *(stack.type.name, stack.cols, "GATED" if gated else "STORE", *_TILE.constants),
-                *(chosen.activation.name, used, stack.rows, stack.stacked_rows),
-            ),
-        ),
-        arguments=arguments_of(given),
-        body=(
-            f"  {function}<P0>(Grouped{{out, in, (const int4*)tiles, order, weights, "
-            f"{{{matrices}}}, {{{vectors}}}}});"
-        ),
-        grid=(
+    second = ("w1", "b1") if gated else ("0", "0")
+    matrices = "{{w0, {}}}, {{b0, {}}}".format(*second)
+    constants = _TILE.constants(stack.type.name, stack.cols, "GATED" if gated else "STORE") | {
+        "activation": chosen.activation.name,
+        "used": used,
+        "rows": stack.rows,
+        "stacked_rows": stack.stacked_rows,
+    }
+    function, tiles = name.replace("experts", "expert"), "(const int4*)tiles"
+    launch = launch_of(
+        f"moe_prompt.cu {function}",
+        f"{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
+        Constants(constants),
+        given,
+        f"Grouped{{out, in, {tiles}, order, weights, {matrices}}}",
+        (
             ceil_div(stack.rows, _TILE.rows // 2 if gated else _TILE.rows),
             most_tiles(chosen.experts, chosen.tokens),
-            1,
         ),
+    )
+    return replace(
+        launch,
+        name=launch.name.replace("expert", "experts"),
         block=_TILE.threads,
-        writes=("out",),
         operations=2 * chosen.tokens * used * stack.rows * len(stacks) * stack.cols,
         n_bytes=stack.expert_bytes * chosen.experts.count * len(stacks),
         per_sm=_TILE.per_sm,
@@ -428,11 +354,11 @@ def _tiles(
 def rows_hidden(chosen: RowExperts, out: Buffer, normed: Buffer) -> Launch:
     """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
     if chosen.gate is None:
-        return _tiles("experts_rows_up", chosen, (chosen.up,), {"u16* out": out}, normed)
+        return _tiles("experts_rows_up", chosen, (chosen.up,), out, normed)
     stacks = (chosen.gate, chosen.up)
-    return _tiles("experts_rows_gate_up", chosen, stacks, {"u16* out": out}, normed)
+    return _tiles("experts_rows_gate_up", chosen, stacks, out, normed)
 
 
 def rows_parts(chosen: RowExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of all pairs: out (tokens, used, dim) floats."""
-    return _tiles("experts_rows_down", chosen, (chosen.down,), {"float* out": out}, hidden)
+    return _tiles("experts_rows_down", chosen, (chosen.down,), out, hidden)

@@ -8,22 +8,13 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.device import multiprocessors
 from orinllm.gpu.kernels.buffers import Weight, ceil_div, most_tokens
-from orinllm.gpu.kernels.tile import PIECE, Tile, TileConstants, piece_tile, tile_for
-from orinllm.gpu.launch import Argument, Launch
+from orinllm.gpu.kernels.tile import PIECE, Tile, piece_tile, tile_for
+from orinllm.gpu.launch import Argument, Constants, Launch
 
 #: The multiple that columns must be (tile.cuh).
 COLUMN_STEP = 64
 # Rows of a warp: of each matrix in GATED, else of one.
 _GATED_ROWS, _ROWS = 8, 16
-
-
-@dataclass(frozen=True)
-class GemmConstants(TileConstants):
-    """P of gemm()."""
-
-    out_stride: int
-    activation: str
-    parts: int
 
 
 @dataclass(frozen=True)
@@ -168,15 +159,11 @@ def tiled(group: AdjacentMatrices, tile: Tile, splits: Splits | None = None) -> 
     if tile.splits > 1:
         assert splits is not None and most <= tile.tokens
         shared = Argument("float* sums", splits.sums), Argument("int* arrived", splits.arrived)
+    own = Constants(out_stride=product.stride, activation=product.activation, parts=len(parts))
     return Launch(
         name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
         file="gemm.cu",
-        constants=(
-            GemmConstants(
-                *(type_.name, cols, product.mode, *tile.constants),
-                *(product.stride, product.activation, len(parts)),
-            ),
-        ),
+        constants=(Constants(tile.constants(type_.name, cols, product.mode) | own),),
         arguments=(*group.arguments, Argument("const int* chunk", product.count), *shared),
         body=group.body(
             "gemm<P0>(Gemm", parts, f"{up_bias}, chunk, ", ", sums, arrived" if shared else ""

@@ -34,67 +34,6 @@ _AHEAD_BYTES_PER_SM = 64 << 10
 
 
 @dataclass(frozen=True)
-class GemvConstants(Constants):
-    """P of gemv()."""
-
-    type: str
-    cols: int
-    rows_per_item: int
-    depth: int
-    mode: str
-    activation: str
-    segments: int
-    warps: int
-    grid: int
-    norm: bool
-    columns: int
-    first_row: int  # of out
-    out_stride: int
-    softcap: float
-
-
-@dataclass(frozen=True)
-class AttendedConstants(Constants):
-    """P of attended_by()."""
-
-    cols: int
-    head_dim: int
-    splits: int
-    few: int
-    window: int
-    page: int
-    columns: int
-    first: int  # of all sequences
-    sequences: int
-
-
-@dataclass(frozen=True)
-class AheadConstants(Constants):
-    """P of CacheAhead."""
-
-    element: str
-    head_dim: int
-    kv_heads: int
-    page: int
-    pages: int
-    window: int
-    sequences: int
-    tokens: int
-    threads: int
-    grid: int
-
-
-@dataclass(frozen=True)
-class TailConstants(Constants):
-    """P of tail_of()."""
-
-    first: int
-    sequences: int
-    mailed: bool
-    signals: int
-
-
-@dataclass(frozen=True)
 class GemvPlan:
     """The spread of one product over the machine."""
 
@@ -295,22 +234,36 @@ def _groups(device: str, product: Product, columns: int) -> tuple[_Group, ...]:
     return tuple(replace(g, plan=replace(g.plan, warps=warps, grid=grid)) for g in found)
 
 
-def _constants(p: Product, group: _Group, columns: int) -> GemvConstants:
-    return GemvConstants(
-        type=group.weights[0].type.name,
-        cols=group.weights[0].cols,
-        rows_per_item=group.plan.rows_per_item,
-        depth=group.plan.depth,
-        mode=p.mode,
-        activation=p.activation,
-        segments=len(group.weights),
-        warps=group.plan.warps,
-        grid=group.plan.grid,
-        norm=p.norm is not None,
-        columns=columns,
-        first_row=p.first_row + sum(w.rows for w in p.weights[: group.first]),
-        out_stride=p.stride,
-        softcap=p.softcap,
+def gemv_constants(
+    type_: KernelType, cols: int, plan: GemvPlan, mode: str, activation: str
+) -> Constants:
+    """Return the part of P of gemv() that a plan says; the other fields are left to be set."""
+    return Constants(
+        type=type_.name,
+        cols=cols,
+        rows_per_item=plan.rows_per_item,
+        depth=plan.depth,
+        mode=mode,
+        activation=activation,
+        segments=1,
+        warps=plan.warps,
+        grid=plan.grid,
+    )
+
+
+def _constants(p: Product, group: _Group, columns: int) -> Constants:
+    first = group.weights[0]
+    planned = gemv_constants(first.type, first.cols, group.plan, p.mode, p.activation)
+    return Constants(
+        planned
+        | {
+            "segments": len(group.weights),
+            "norm": p.norm is not None,
+            "columns": columns,
+            "first_row": p.first_row + sum(w.rows for w in p.weights[: group.first]),
+            "out_stride": p.stride,
+            "softcap": p.softcap,
+        }
     )
 
 
@@ -333,7 +286,7 @@ def _source(p: Product, first: int, columns: int, names: Iterator[str]) -> _Piec
         Argument("const float* part", p.parts.part),
         Argument("const float* part_ml", p.parts.part_ml),
     )
-    constants = AttendedConstants(
+    constants = Constants(
         cols=cols,
         head_dim=heads.attention.head_dim,
         splits=p.parts.splits,
@@ -358,7 +311,7 @@ def _ahead(device: str, p: Product, plan: GemvPlan, names: Iterator[str]) -> _Pi
         Argument(f"const {heads.kv.element}* cache", cache.buffer),
         Argument("const int* table", cache.table),
     )
-    constants = AheadConstants(
+    constants = Constants(
         element=heads.kv.element,
         head_dim=attention.head_dim,
         kv_heads=attention.kv_heads,
@@ -386,7 +339,9 @@ def _tail(p: Product, first: int, names: Iterator[str]) -> _Piece:
         *(() if signals is None else (Argument("int* signals", signals),)),
     )
     n_signals = 0 if signals is None else int(signals.size)
-    constants = TailConstants(first, p.sequences, mail is not None, n_signals)
+    constants = Constants(
+        first=first, sequences=p.sequences, mailed=mail is not None, signals=n_signals
+    )
     given = f"{0 if mail is None else 'mail'}, {0 if signals is None else 'signals'}"
     expression = f"tail_of<{name}>(best.of, part_v, part_i, state, {given})"
     return _Piece(arguments, (constants,), expression)

@@ -4,20 +4,9 @@ from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
-from orinllm.gpu.kernels.buffers import PAGE, ceil_div, most_tokens
-from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows
-
-
-@dataclass(frozen=True)
-class LeftConstants(Constants):
-    """P of keep_rows() and join()."""
-
-    chunk: bool
-    rows: int
-    cols: int
-    page: int
-    pages: int  # of a sequence
-    threads: int
+from orinllm.gpu.kernels.buffers import PAGE, most_tokens
+from orinllm.gpu.kernels.rows import element_grid
+from orinllm.gpu.launch import ROW_THREADS, Constants, Given, Launch, launch_of, launch_of_rows
 
 
 @dataclass(frozen=True)
@@ -33,14 +22,16 @@ class TokenRows:
         """Rows at most."""
         return self.count if isinstance(self.count, int) else most_tokens(self.count)
 
-    def constants(self, cols: int, threads: int) -> LeftConstants:
-        """Return the constants of a kernel."""
+    def constants(self, cols: int, threads: int) -> Constants:
+        """Return P of keep_rows() and join()."""
         chunk = not isinstance(self.count, int)
-        pages = int(self.table.size) // (1 if chunk else self.rows)
-        return LeftConstants(chunk, self.rows, cols, PAGE, pages, threads)
+        pages = int(self.table.size) // (1 if chunk else self.rows)  # of a sequence
+        return Constants(
+            chunk=chunk, rows=self.rows, cols=cols, page=PAGE, pages=pages, threads=threads
+        )
 
     @property
-    def arguments(self) -> dict[str, Buffer]:
+    def arguments(self) -> Given:
         """The arguments of a kernel."""
         return {"const int* at": self.at, "const int* table": self.table}
 
@@ -48,14 +39,9 @@ class TokenRows:
 def keep_hidden_states(left: Buffer, x: Buffer, tokens: TokenRows) -> Launch:
     """Return left = x, each row where its token's keys and values are."""
     cols = x.size // tokens.rows
-    return launch_of_rows(
-        "mtp.cu",
-        f"keep_rows_{cols}",
-        tokens.constants(cols, ROW_THREADS),
-        {"float* left": left, "const float* x": x, **tokens.arguments},
-        "keep_rows<P0>(left, x, at, table)",
-        (ceil_div(cols, ROW_THREADS), tokens.rows),
-    )
+    given = {"float* left": left, "const float* x": x} | tokens.arguments
+    constants, grid = tokens.constants(cols, ROW_THREADS), element_grid(cols, tokens.rows)
+    return launch_of_rows("mtp.cu keep_rows", cols, constants, given, (), grid)
 
 
 def join_normed(
@@ -70,14 +56,9 @@ def join_normed(
     norms: of the embeddings, the model's last one, and of what that makes.
     """
     cols, names = norms[0].size, ("own", "last", "behind")
-    given = {"float* out": out, "const float* x": rows[0], "const float* given": rows[1]}
+    given: Given = {"float* out": out, "const float* x": rows[0], "const float* given": rows[1]}
     given |= {f"const float* {name}": norm for name, norm in zip(names, norms, strict=True)}
-    launch = launch_of_rows(
-        "mtp.cu",
-        f"join_{cols}",
-        tokens.constants(cols, 32),
-        given | tokens.arguments,
-        f"join<P0>(Joined{{out, x, given, {{own, last, behind}}, at, table, {eps!r}f}})",
-        (tokens.rows, 1),
-    )
+    call = f"Joined{{out, x, given, {{own, last, behind}}, at, table, {eps!r}f}}"
+    constants, grid = tokens.constants(cols, 32), (tokens.rows, 1)
+    launch = launch_of("mtp.cu join", cols, constants, given | tokens.arguments, call, grid)
     return replace(launch, block=32)

@@ -1,14 +1,22 @@
 """Layers that keep a state of each sequence: cuda/recurrent.cu."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import ceil_div, most_tokens
 from orinllm.gpu.kernels.rows import count_of
-from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, arguments_of, launch_of_rows, name_of
+from orinllm.gpu.launch import (
+    ROW_THREADS,
+    Constants,
+    Given,
+    Launch,
+    launch_of,
+    launch_of_rows,
+    out_of,
+)
 from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
 
 # Threads that share a channel's tokens in a chunk; tokens in shared memory together.
@@ -30,72 +38,6 @@ def obstacle(operation: Recurrence) -> str | None:
             most = _MOST_SCAN // _ROW
             return f"heads of {size} dimensions; a multiple of 8 up to {most} was expected"
     return None
-
-
-@dataclass(frozen=True)
-class StateConstants(Constants):
-    """The part of P that Turn reads."""
-
-    chunk: bool
-    keeps: bool
-    slot_stride: int  # floats
-
-
-@dataclass(frozen=True)
-class ConvolveConstants(StateConstants):
-    """P of convolve()."""
-
-    channels: int
-    taps: int
-    first: int
-    stride: int
-    gated: bool
-    threads: int
-    ranks: int
-
-
-@dataclass(frozen=True)
-class DeltaConstants(StateConstants):
-    """P of delta()."""
-
-    heads: int
-    key_heads: int
-    size: int
-    first: int
-    stride: int
-    split: int
-    at_once: int
-
-
-@dataclass(frozen=True)
-class ScanConstants(StateConstants):
-    """P of scan()."""
-
-    heads: int
-    groups: int
-    size: int
-    width: int
-    stride: int
-    split: int
-    at_once: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class GroupConstants(Constants):
-    """P of norm_groups()."""
-
-    groups: int
-    cols: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class CopyConstants(Constants):
-    """P of copy_states()."""
-
-    slot_stride: int
-    threads: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +71,7 @@ class Places:
         return 1 if isinstance(self.count, int) else most_tokens(self.count)
 
     @property
-    def arguments(self) -> dict[str, Buffer]:
+    def arguments(self) -> Given:
         """The arguments of a kernel."""
         return {
             "float* states": self.states,
@@ -142,10 +84,10 @@ class Places:
         """The States of a kernel."""
         return f"{{states, slots, at{'' if self.chunk else f' + {self.count}'}}}"
 
-    @property
-    def constants(self) -> tuple[bool, bool, int]:
-        """The first fields of StateConstants."""
-        return self.chunk, self.keeps, self.slot_stride
+    def constants(self, **more: int) -> Constants:
+        """Return the part of P that Turn reads, and what else a kernel does."""
+        states = {"chunk": self.chunk, "keeps": self.keeps, "slot_stride": self.slot_stride}
+        return Constants(states | more)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -158,16 +100,16 @@ class Places:
         return _AT_ONCE if self.chunk else 1
 
 
-def _element(out: Buffer) -> str:
-    return "u16" if out.dtype == dtypes.uint16 else "float"
-
-
 @dataclass(frozen=True)
 class Rows:
     """A value that an operation reads: rows of floats, `stride` from one to the next."""
 
     buffer: Buffer
     stride: int
+
+
+def _element(out: Buffer) -> str:
+    return "u16" if out.dtype == dtypes.uint16 else "float"
 
 
 def convolve(
@@ -179,28 +121,27 @@ def convolve(
     bias: Buffer | None,
 ) -> Launch:
     """Return a convolution: out (tokens, channels), floats or halves."""
-    element = _element(out)
     ranks = _RANKS if places.chunk else 1
-    given = {f"{element}* out": out, "const float* in": rows.buffer, "const float* weight": weight}
-    return Launch(
-        name=f"convolve_{op.channels}x{op.taps}",
-        file="recurrent.cu",
-        constants=(
-            ConvolveConstants(
-                *(*places.constants, op.channels, op.taps, op.first),
-                *(rows.stride, op.gated, ROW_THREADS, ranks),
-            ),
-        ),
-        arguments=arguments_of({**given, "const float* bias": bias, **places.arguments}),
-        body=(
-            f"  convolve<P0>(Convolution<{element}>{{out, in, weight, {name_of('bias', bias)}, "
-            f"{places.expression}}});"
-        ),
-        grid=(ceil_div(op.channels, ROW_THREADS // ranks), places.sequences, 1),
-        block=ROW_THREADS,
-        writes=places.writes,
-        operations=2 * op.channels * op.taps * places.sequences * places.tokens,
+    given = out_of(out) | {"const float* in": rows.buffer, "const float* weight": weight}
+    constants = places.constants(
+        channels=op.channels,
+        taps=op.taps,
+        first=op.first,
+        stride=rows.stride,
+        gated=op.gated,
+        threads=ROW_THREADS,
+        ranks=ranks,
     )
+    launch = launch_of(
+        "recurrent.cu convolve",
+        f"{op.channels}x{op.taps}",
+        constants,
+        given | {"const float* bias": bias} | places.arguments,
+        f"Convolution<{_element(out)}>{{out, in, weight, bias, {places.expression}}}",
+        (ceil_div(op.channels, ROW_THREADS // ranks), places.sequences),
+    )
+    operations = 2 * op.channels * op.taps * places.sequences * places.tokens
+    return replace(launch, writes=places.writes, operations=operations)
 
 
 @dataclass(frozen=True)
@@ -218,34 +159,33 @@ def delta(
     op: Delta, places: Places, out: Buffer, rows: tuple[Rows, Rows, Rows], gates: Gates
 ) -> Launch:
     """Return a gated delta net of rows of q, k, v, of z, and of gates: out (tokens, width)."""
-    element = _element(out)
     qkv, beside, gate_rows = rows
     assert qkv.stride == (2 * op.key_heads + op.heads) * op.size
     assert gate_rows.stride == 2 * op.heads
-    given = {f"{element}* out": out, "const float* in": qkv.buffer}
-    given |= {"const float* beside": beside.buffer, "const float* gates": gate_rows.buffer}
-    given |= {"const float* decay": gates.decay, "const float* dt": gates.dt}
-    given |= {"const float* norm": gates.norm}
-    return Launch(
-        name=f"delta_{op.heads}x{op.size}",
-        file="recurrent.cu",
-        constants=(
-            DeltaConstants(
-                *(*places.constants, op.heads, op.key_heads, op.size, op.first),
-                *(beside.stride, _COLUMN, places.at_once),
-            ),
-        ),
-        arguments=arguments_of(given | places.arguments),
-        body=(
-            f"  delta<P0>(DeltaNet<{element}>{{out, in, beside, gates, decay, dt, norm, "
-            f"{places.expression}, {gates.eps!r}f}});"
-        ),
-        grid=(op.heads, places.sequences, 1),
-        block=op.size * _COLUMN,
-        writes=places.writes,
-        operations=8 * op.width * op.size * places.sequences * places.tokens,
-        per_sm=2,
+    given = out_of(out) | {"const float* in": qkv.buffer, "const float* beside": beside.buffer}
+    given |= {"const float* gates": gate_rows.buffer, "const float* decay": gates.decay}
+    given |= {"const float* dt": gates.dt, "const float* norm": gates.norm}
+    constants = places.constants(
+        heads=op.heads,
+        key_heads=op.key_heads,
+        size=op.size,
+        first=op.first,
+        stride=beside.stride,
+        split=_COLUMN,
+        at_once=places.at_once,
     )
+    launch = launch_of(
+        "recurrent.cu delta",
+        f"{op.heads}x{op.size}",
+        constants,
+        given | places.arguments,
+        f"DeltaNet<{_element(out)}>{{out, in, beside, gates, decay, dt, norm, "
+        f"{places.expression}, {gates.eps!r}f}}",
+        (op.heads, places.sequences),
+    )
+    operations = 8 * op.width * op.size * places.sequences * places.tokens
+    block, writes = op.size * _COLUMN, places.writes
+    return replace(launch, block=block, writes=writes, operations=operations, per_sm=2)
 
 
 def scan(
@@ -255,34 +195,37 @@ def scan(
     (mixed, out), (xbc, beside) = outs, rows
     assert gates.skip is not None and xbc.stride == op.channels
     threads = op.head_dim * _ROW
-    given = {"float* out": mixed, "const float* in": xbc.buffer}
+    given: Given = {"float* out": mixed, "const float* in": xbc.buffer}
     given |= {"const float* beside": beside.buffer, "const float* decay": gates.decay}
     given |= {"const float* dt": gates.dt, "const float* skip": gates.skip}
-    yield Launch(
-        name=f"scan_{op.heads}x{op.head_dim}x{op.state}",
-        file="recurrent.cu",
-        constants=(
-            ScanConstants(
-                *(*places.constants, op.heads, op.groups, op.head_dim, op.state),
-                *(beside.stride, _ROW, places.at_once, threads),
-            ),
-        ),
-        arguments=arguments_of(given | places.arguments),
-        body=f"  scan<P0>(Mamba{{out, in, beside, decay, dt, skip, {places.expression}}});",
-        grid=(op.heads, places.sequences, 1),
-        block=threads,
-        writes=places.writes,
-        operations=5 * op.width * op.state * places.sequences * places.tokens,
+    constants = places.constants(
+        heads=op.heads,
+        groups=op.groups,
+        size=op.head_dim,
+        width=op.state,
+        stride=beside.stride,
+        split=_ROW,
+        at_once=places.at_once,
+        threads=threads,
     )
+    launch = launch_of(
+        "recurrent.cu scan",
+        f"{op.heads}x{op.head_dim}x{op.state}",
+        constants,
+        given | places.arguments,
+        f"Mamba{{out, in, beside, decay, dt, skip, {places.expression}}}",
+        (op.heads, places.sequences),
+    )
+    operations = 5 * op.width * op.state * places.sequences * places.tokens
+    yield replace(launch, block=threads, writes=places.writes, operations=operations)
     count, most, more = count_of(places.count)
     cols = op.width // op.groups
     yield launch_of_rows(
-        "recurrent.cu",
-        f"norm_groups_{op.groups}x{cols}",
-        GroupConstants(op.groups, cols, ROW_THREADS),
-        {f"{_element(out)}* out": out, "const float* in": mixed, "const float* norm": gates.norm}
-        | more,
-        f"norm_groups<P0>(out, in, norm, {gates.eps!r}f, {count})",
+        "recurrent.cu norm_groups",
+        f"{op.groups}x{cols}",
+        Constants(groups=op.groups, cols=cols, threads=ROW_THREADS),
+        out_of(out) | {"const float* in": mixed, "const float* norm": gates.norm} | more,
+        (gates.eps, count),
         (op.groups, most),
     )
 
@@ -290,10 +233,10 @@ def scan(
 def copy_states(states: Buffer, slot_stride: int, which: Buffer) -> Launch:
     """Return the copy of one slot's states, of all layers, to another: which[0] to which[1]."""
     return launch_of_rows(
-        "recurrent.cu",
-        f"copy_states_{slot_stride}",
-        CopyConstants(slot_stride, ROW_THREADS),
+        "recurrent.cu copy_states",
+        slot_stride,
+        Constants(slot_stride=slot_stride, threads=ROW_THREADS),
         {"float* states": states, "const int* which": which},
-        "copy_states<P0>(states, which)",
+        (),
         (ceil_div(slot_stride, 4 * ROW_THREADS), 1),
     )

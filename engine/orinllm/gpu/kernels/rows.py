@@ -7,13 +7,21 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import Weight, ceil_div, most_tokens
-from orinllm.gpu.launch import ROW_THREADS, Constants, Launch, launch_of_rows
+from orinllm.gpu.launch import (
+    ROW_THREADS,
+    Constants,
+    Given,
+    Launch,
+    arguments_of,
+    launch_of_rows,
+    out_of,
+)
 
 #: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
 COLUMNS = 8
 
 
-def count_of(rows: int | Buffer) -> tuple[str, int, dict[str, Buffer]]:
+def count_of(rows: int | Buffer) -> tuple[str, int, Given]:
     """Return the expression, the most and the arguments of a number of rows, or of a chunk's."""
     if isinstance(rows, int):
         return str(rows), rows, {}
@@ -28,68 +36,43 @@ class Norm:
     eps: float
 
 
-@dataclass(frozen=True)
-class EmbedConstants(Constants):
-    """P of embed() and embed_rows()."""
-
-    type: str
-    cols: int
-    threads: int
+def row_constants(cols: int, **more: int | str) -> Constants:
+    """Return P of kernels with a thread for each of a row's elements, or all threads for a row."""
+    return Constants(cols=cols, threads=ROW_THREADS, **more)
 
 
-@dataclass(frozen=True)
-class RowConstants(Constants):
-    """P of norm_rows(), add_norm(), add_gated(), add_pictures(), last_row() and place_rows()."""
-
-    cols: int
-    threads: int
-
-
-def _grid(cols: int, rows: int) -> tuple[int, int]:
+def element_grid(cols: int, rows: int) -> tuple[int, int]:
     """Return the grid of a thread an element."""
     return ceil_div(cols, ROW_THREADS), rows
 
 
-def _out(out: Buffer) -> dict[str, Buffer]:
-    """Return the argument of what is written in halves or floats."""
-    return {"u16* out" if out.dtype == dtypes.uint16 else "float* out": out}
+def _embed_constants(table: Weight) -> Constants:
+    return Constants(type=table.type.name, cols=table.cols, threads=ROW_THREADS)
 
 
 def embed_tokens(table: Weight, x: Buffer, state: Buffer, sequences: int, scale: float) -> Launch:
     """Return the embedding of a token of each sequence: x (sequences, cols)."""
     name, cols = table.type.name, table.cols
-    launch = launch_of_rows(
-        "embed.cu",
-        f"embed_{name.lower()}_{cols}",
-        EmbedConstants(name, cols, ROW_THREADS),
-        {"float* x": x, "const u8* table": table.buffer, "const int* state": state},
-        f"embed<P0>(x + blockIdx.y * {cols}, table, state + blockIdx.y, {scale!r}f)",
-        _grid(cols, sequences),
+    given = {"float* x": x, "const u8* table": table.buffer, "const int* state": state}
+    label, grid = f"{name.lower()}_{cols}", element_grid(cols, sequences)
+    launch = launch_of_rows("embed.cu embed", label, _embed_constants(table), given, (), grid)
+    return replace(
+        launch,
+        body=f"  embed<P0>(x + blockIdx.y * {cols}, table, state + blockIdx.y, {scale!r}f);",
+        operations=cols * sequences,
+        n_bytes=table.n_bytes // table.rows * sequences,
     )
-    n_bytes = table.n_bytes // table.rows * sequences
-    return replace(launch, operations=cols * sequences, n_bytes=n_bytes)
 
 
 def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch:
     """Return the embedding of a chunk: x (tokens, cols)."""
-    name, cols = table.type.name, table.cols
-    return launch_of_rows(
-        "embed.cu",
-        f"embed_rows_{name.lower()}_{cols}",
-        EmbedConstants(name, cols, ROW_THREADS),
-        {"float* x": x, "const u8* table": table.buffer, "const int* chunk": chunk},
-        f"embed_rows<P0>(x, table, chunk, {scale!r}f)",
-        _grid(cols, most_tokens(chunk)),
+    given = {"float* x": x, "const u8* table": table.buffer, "const int* chunk": chunk}
+    label, grid = (
+        f"{table.type.name.lower()}_{table.cols}",
+        element_grid(table.cols, most_tokens(chunk)),
     )
-
-
-@dataclass(frozen=True)
-class LayersConstants(Constants):
-    """P of embed_layers()."""
-
-    type: str
-    cols: int
-    layers: int
+    constants = _embed_constants(table)
+    return launch_of_rows("embed.cu embed_rows", label, constants, given, (scale,), grid)
 
 
 def embed_layers(
@@ -103,107 +86,77 @@ def embed_layers(
     layers, of = table.cols // cols, "chunk + 2" if more else "state"
     given = {"float* x": x, "const u8* table": table.buffer, "const float* norm": norm.weight}
     launch = launch_of_rows(
-        "embed.cu",
-        f"embed_layers_{table.type.name.lower()}_{cols}",
-        LayersConstants(table.type.name, cols, layers),
-        given | (more or {"const int* state": tokens}),
-        f"embed_layers<P0>(x, table, norm, {of}, {norm.eps!r}f, {scale!r}f, {count})",
+        "embed.cu embed_layers",
+        f"{table.type.name.lower()}_{cols}",
+        Constants(type=table.type.name, cols=cols, layers=layers),
+        given,
+        (of, norm.eps, scale, count),
         (layers, most),
     )
-    return replace(launch, block=32)
+    arguments = (*launch.arguments, *arguments_of(more or {"const int* state": tokens}))
+    return replace(launch, arguments=arguments, block=32)
+
+
+def _of_pictures(kernel: str, x: Buffer, rows: Buffer, chunk: Buffer, n: int) -> Launch:
+    cols = x.size // n
+    given = {"float* x": x, "const float* rows": rows, "const int* chunk": chunk}
+    return launch_of_rows(kernel, cols, row_constants(cols), given, (), element_grid(cols, n))
 
 
 def add_pictures(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return x += rows, both (tokens, cols), where a chunk's tokens are rows of pictures."""
-    cols = x.size // most_tokens(chunk)
-    return launch_of_rows(
-        "embed.cu",
-        f"add_pictures_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        {"float* x": x, "const float* rows": rows, "const int* chunk": chunk},
-        "add_pictures<P0>(x, rows, chunk)",
-        _grid(cols, most_tokens(chunk)),
-    )
+    return _of_pictures("embed.cu add_pictures", x, rows, chunk, most_tokens(chunk))
 
 
 def last_row(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
     """Return the copy of a chunk's last row: x (cols)."""
-    return launch_of_rows(
-        "embed.cu",
-        f"last_row_{x.size}",
-        RowConstants(x.size, ROW_THREADS),
-        {"float* x": x, "const float* rows": rows, "const int* chunk": chunk},
-        "last_row<P0>(x, rows, chunk)",
-        _grid(x.size, 1),
-    )
+    return _of_pictures("embed.cu last_row", x, rows, chunk, 1)
 
 
 def norm_rows(norm: Norm, out: Buffer, x: Buffer, rows: int | Buffer) -> Launch:
     """Return the norm of `rows` rows, or of the chunk's: out in halves (rows, cols)."""
-    cols, (count, most, more) = norm.weight.size, count_of(rows)
-    return launch_of_rows(
-        "norm_rope.cu",
-        f"norm_rows_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        {"u16* out": out, "const float* x": x, "const float* norm": norm.weight, **more},
-        f"norm_rows<P0>(out, x, norm, {norm.eps!r}f, {count})",
-        (most, 1),
-    )
+    given = {"u16* out": out, "const float* x": x, "const float* norm": norm.weight}
+    return _of_whole_rows("norm_rows", norm, given, (norm.eps,), rows)
 
 
 def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer) -> Launch:
     """Return x += factor * norm(y), for `rows` rows or as many as the chunk has."""
-    cols, (count, most, more) = norm.weight.size, count_of(rows)
-    return launch_of_rows(
-        "norm_rope.cu",
-        f"add_norm_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        {"float* x": x, "const float* y": y, "const float* norm": norm.weight, **more},
-        f"add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count})",
-        (most, 1),
-    )
+    given = {"float* x": x, "const float* y": y, "const float* norm": norm.weight}
+    return _of_whole_rows("add_norm", norm, given, (norm.eps, factor), rows)
+
+
+def _of_whole_rows(
+    kernel: str, norm: Norm, given: Given, more: tuple[float, ...], rows: int | Buffer
+) -> Launch:
+    """Return a launch of a block a row."""
+    cols, (count, most, chunk) = norm.weight.size, count_of(rows)
+    constants, values = row_constants(cols), list[float | str]([*more, count])
+    name = f"norm_rope.cu {kernel}"
+    return launch_of_rows(name, cols, constants, given | chunk, values, (most, 1))
 
 
 def add_merged_norms(
     norms: Sequence[Norm], x: Buffer, values: tuple[Buffer, Buffer], rows: int | Buffer
 ) -> Launch:
     """Return x += norms[2](norms[0](values[0]) + norms[1](values[1])), of rows as in `add_norm`."""
-    cols, (count, most, more) = norms[2].weight.size, count_of(rows)
-    given = {"float* x": x}
+    given: Given = {"float* x": x}
     given |= {f"const float* in{i}": value for i, value in enumerate(values)}
     given |= {f"const float* norm{i}": norm.weight for i, norm in enumerate(norms)}
     merged = "Merged{x, {in0, in1}, {norm0, norm1, norm2}}"
-    return launch_of_rows(
-        "norm_rope.cu",
-        f"merge_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        given | more,
-        f"merge<P0>({merged}, {norms[2].eps!r}f, {count})",
-        (most, 1),
-    )
-
-
-@dataclass(frozen=True)
-class GateConstants(Constants):
-    """P of gate(), gate_rows() and activate()."""
-
-    cols: int
-    threads: int
-    activation: str
+    launch = _of_whole_rows("merge", norms[2], given, (), rows)
+    body = f"  merge<P0>({merged}, {norms[2].eps!r}f, {count_of(rows)[0]});"
+    return replace(launch, body=body)
 
 
 def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
     """Return out = gate(inp), floats or halves as `out` is, of `rows` rows or of the chunk's."""
-    count, most, more = count_of(rows)
-    halves = out.dtype == dtypes.uint16
-    return launch_of_rows(
-        "gate.cu",
-        f"gate_{cols}",
-        GateConstants(cols, ROW_THREADS, activation),
-        {**_out(out), "const float* in": inp, **more},
-        f"gate_rows<P0>(out, in, {count})" if halves else "gate<P0>(out, in)",
-        _grid(cols, most),
+    constants = row_constants(cols, activation=activation)
+    launch = _by_element(
+        "gate_rows", cols, constants, {**out_of(out), "const float* in": inp}, rows
     )
+    halves = out.dtype == dtypes.uint16
+    body = launch.body if halves else "  gate<P0>(out, in);"
+    return replace(launch, name=f"gate_{cols}", body=body)
 
 
 def activate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
@@ -211,22 +164,9 @@ def activate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | B
 
     Halves are times HIDDEN_SCALE, as those of `gate` are.
     """
-    count, most, more = count_of(rows)
-    return launch_of_rows(
-        "gate.cu",
-        f"activate_{activation.lower()}_{cols}",
-        GateConstants(cols, ROW_THREADS, activation),
-        {**_out(out), "const float* in": inp, **more},
-        f"activate<P0>(out, in, {count})",
-        _grid(cols, most),
-    )
-
-
-@dataclass(frozen=True)
-class ByConstants(GateConstants):
-    """P of activate_by()."""
-
-    stride: int
+    constants, label = row_constants(cols, activation=activation), f"{activation.lower()}_{cols}"
+    given = {**out_of(out), "const float* in": inp}
+    return _by_element("activate", label, constants, given, rows)
 
 
 def activate_by(
@@ -240,53 +180,43 @@ def activate_by(
 
     by: elements, those of a row so many behind those of the one before. Halves are as `activate`'s.
     """
-    cols, (count, most, more) = shape[0], count_of(shape[1])
+    constants = row_constants(shape[0], activation=activation, stride=by[1])
+    given = {**out_of(out), "const float* in": inp, "const float* by": by[0]}
+    label = f"{activation.lower()}_{shape[0]}"
+    return _by_element("activate_by", label, constants, given, shape[1])
+
+
+def _by_element(
+    kernel: str,
+    label: object,
+    constants: Constants,
+    given: Given,
+    rows: int | Buffer,
+    values: tuple[float, ...] = (),
+) -> Launch:
+    """Return a launch of a thread an element."""
+    count, most, more = count_of(rows)
+    grid = element_grid(int(constants["cols"]), most)
     return launch_of_rows(
-        "gate.cu",
-        f"activate_by_{activation.lower()}_{cols}",
-        ByConstants(cols, ROW_THREADS, activation, by[1]),
-        {**_out(out), "const float* in": inp, "const float* by": by[0], **more},
-        f"activate_by<P0>(out, in, by, {count})",
-        _grid(cols, most),
+        f"gate.cu {kernel}", label, constants, {**given, **more}, (*values, count), grid
     )
 
 
 def to_halves(out: Buffer, inp: Buffer, cols: int, rows: int | Buffer) -> Launch:
     """Return out = inp in halves, times HIDDEN_SCALE, of rows."""
-    count, most, more = count_of(rows)
-    return launch_of_rows(
-        "gate.cu",
-        f"halve_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        {"u16* out": out, "const float* in": inp, **more},
-        f"halve<P0>(out, in, {count})",
-        _grid(cols, most),
-    )
+    given = {"u16* out": out, "const float* in": inp}
+    return _by_element("halve", cols, row_constants(cols), given, rows)
 
 
 def scale(x: Buffer, by: Buffer, rows: int | Buffer) -> Launch:
     """Return x *= the number in `by`."""
-    count, most, more = count_of(rows)
-    cols = x.size // most
-    return launch_of_rows(
-        "gate.cu",
-        f"scale_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        {"float* x": x, "const float* by": by, **more},
-        f"scale<P0>(x, by, {count})",
-        _grid(cols, most),
-    )
+    cols = x.size // count_of(rows)[1]
+    given = {"float* x": x, "const float* by": by}
+    return _by_element("scale", cols, row_constants(cols), given, rows)
 
 
 def add_gated(x: Buffer, y: Buffer, by: Buffer, factor: float, rows: int | Buffer) -> Launch:
     """Return x += factor * sigmoid(by) * y, with one element of `by` for each row."""
-    count, most, more = count_of(rows)
-    cols = x.size // most
-    return launch_of_rows(
-        "gate.cu",
-        f"add_gated_{cols}",
-        RowConstants(cols, ROW_THREADS),
-        {"float* x": x, "const float* y": y, "const float* by": by, **more},
-        f"add_gated<P0>(x, y, by, {factor!r}f, {count})",
-        _grid(cols, most),
-    )
+    cols = x.size // count_of(rows)[1]
+    given = {"float* x": x, "const float* y": y, "const float* by": by}
+    return _by_element("add_gated", cols, row_constants(cols), given, rows, (factor,))

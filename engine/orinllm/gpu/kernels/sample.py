@@ -1,7 +1,7 @@
 """Drawing the next token of each sequence: cuda/sample.cu."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
@@ -9,7 +9,7 @@ from tinygrad.dtype import DType
 
 from orinllm.gpu.device import multiprocessors
 from orinllm.gpu.kernels.buffers import ceil_div
-from orinllm.gpu.launch import Argument, Constants, Launch
+from orinllm.gpu.launch import Constants, Given, Launch, launch_of
 
 # Of cuda/sample.cu: bins of a row, 4-byte words of a Slot and of a Row.
 _BINS, _SLOT_WORDS, _ROW_WORDS = 1024, 16, 8
@@ -20,18 +20,6 @@ _THREADS = 512
 _EACH = 4
 #: Tokens at most: a candidate has 22 bits for them.
 MOST_TOKENS = 1 << 22
-
-
-@dataclass(frozen=True)
-class SampleConstants(Constants):
-    """P of sample_count() and sample_pick()."""
-
-    sequences: int
-    vocabulary: int
-    context: int
-    blocks: int
-    threads: int
-    list: int
 
 
 @dataclass(frozen=True)
@@ -82,46 +70,44 @@ def mask_words(vocabulary: int) -> int:
     return 1 + ceil_div(vocabulary, 32)
 
 
-def sample_constants(device: str, vocabulary: int, context: int, sequences: int) -> SampleConstants:
-    """Return how rows are spread: a block for 2048 logits, two on a multiprocessor at most."""
-    most = max(1, 2 * multiprocessors(device) // sequences)
-    blocks = min(most, ceil_div(vocabulary, _THREADS * _EACH))
-    return SampleConstants(sequences, vocabulary, context, blocks, _THREADS, _LIST)
+def sample_tokens(buffers: SampleBuffers, threads: int = _THREADS) -> Iterator[Launch]:
+    """Yield the launches that replace the head's tokens of slots that draw theirs.
 
-
-def sample_tokens(constants: SampleConstants, buffers: SampleBuffers) -> Iterator[Launch]:
-    """Yield the launches that replace the head's tokens of slots that draw theirs."""
-    arguments: tuple[Argument, ...] = (
-        Argument("const float* logits", buffers.logits),
-        Argument("int* state", buffers.state),
-        Argument("Slot* slots", buffers.slots),
-        Argument("const float* bias", buffers.bias),
-        Argument("int* counts", buffers.counts),
-        Argument("int* history", buffers.history),
-        Argument("u32* mask", buffers.mask),
-        Argument("Row* rows", buffers.rows),
-        Argument("int* bins", buffers.bins),
-        Argument("u64* list", buffers.list),
+    Rows are spread over a block for 2048 logits, two on a multiprocessor at most.
+    """
+    sequences = buffers.rows.size // _ROW_WORDS
+    vocabulary, context = (b.size // sequences for b in (buffers.logits, buffers.history))
+    most = max(1, 2 * multiprocessors(buffers.logits.device) // sequences)
+    spread = min(most, ceil_div(vocabulary, _THREADS * _EACH))
+    given: Given = {
+        "const float* logits": buffers.logits,
+        "int* state": buffers.state,
+        "Slot* slots": buffers.slots,
+        "const float* bias": buffers.bias,
+        "int* counts": buffers.counts,
+        "int* history": buffers.history,
+        "u32* mask": buffers.mask,
+        "Row* rows": buffers.rows,
+        "int* bins": buffers.bins,
+        "u64* list": buffers.list,
+        "int* mail": buffers.mail,
+    }
+    constants = Constants(
+        sequences=sequences,
+        vocabulary=vocabulary,
+        context=context,
+        blocks=spread,
+        threads=threads,
+        list=_LIST,
     )
-    names = ", ".join(argument.name for argument in arguments)
-    mail = () if buffers.mail is None else (Argument("int* mail", buffers.mail),)
-    names += ", mail" if mail else ", 0"
-    arguments += mail
-    c = constants
-    picks = ("state", "counts", "history", "mask", "rows", "bins", "list")
-    both = (
-        ("sample_count", c.blocks + 1, ("rows", "bins")),
-        ("sample_pick", c.blocks, (*picks, *(argument.name for argument in mail))),
-    )
-    for kernel, blocks, writes in both:
-        yield Launch(
-            name=f"{kernel}_{c.sequences}x{c.vocabulary}",
-            file="sample.cu",
-            constants=(c,),
-            arguments=arguments,
-            body=f"  {kernel}<P0>(Sample<P0>{{{names}}});",
-            grid=(blocks, c.sequences, 1),
-            block=c.threads,
-            writes=writes,
-            operations=c.vocabulary * c.sequences,
-        )
+    mail = () if buffers.mail is None else ("mail",)
+    picks = ("state", "counts", "history", "mask", "rows", "bins", "list", *mail)
+    for kernel, blocks, writes in (
+        ("sample_count", spread + 1, ("rows", "bins")),
+        ("sample_pick", spread, picks),
+    ):
+        names = ", ".join(at.split()[-1] for at in given)
+        call, label = f"Sample<P0>{{{names}}}", f"{sequences}x{vocabulary}"
+        grid = blocks, sequences
+        launch = launch_of(f"sample.cu {kernel}", label, constants, given, call, grid)
+        yield replace(launch, block=threads, writes=writes, operations=vocabulary * sequences)

@@ -25,12 +25,18 @@ class Tile:
     stages: int = 2  # parts of activations in shared memory: 2 or 4 (cuda/tile.cuh)
     splits: int = 1  # blocks that share the columns
 
-    @property
-    def constants(self) -> tuple[int, int, int, int, int, int]:
-        """The last fields of TileConstants."""
-        return (
-            *(self.row_tiles, self.token_groups, self.row_warps, self.k_warps),
-            *(self.stages, self.splits),
+    def constants(self, type_: str, cols: int, mode: str) -> Constants:
+        """Return the part of P that tile.cuh reads."""
+        return Constants(
+            type=type_,
+            cols=cols,
+            mode=mode,
+            row_tiles=self.row_tiles,
+            token_groups=self.token_groups,
+            row_warps=self.row_warps,
+            k_warps=self.k_warps,
+            stages=self.stages,
+            splits=self.splits,
         )
 
     @property
@@ -47,21 +53,6 @@ class Tile:
     def tokens(self) -> int:
         """Tokens of a block."""
         return _TOKENS * self.token_groups
-
-
-@dataclass(frozen=True)
-class TileConstants(Constants):
-    """The part of P that tile.cuh reads."""
-
-    type: str
-    cols: int
-    mode: str
-    row_tiles: int
-    token_groups: int
-    row_warps: int
-    k_warps: int
-    stages: int
-    splits: int
 
 
 #: From the largest, which turns each weight into halves least often, to the smallest.

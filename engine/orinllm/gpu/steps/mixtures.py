@@ -85,8 +85,8 @@ class Mixtures:
             experts.used,
             self._tokens,
         )
-        yield expert_hidden(memory.device, chosen, scratch.hidden, x)
-        yield expert_parts(memory.device, chosen, scratch.parts, scratch.hidden)
+        yield expert_hidden(chosen, scratch.hidden, x)
+        yield expert_parts(chosen, scratch.parts, scratch.hidden)
         factor = step.add.scale if step.add else None
         yield combine(to, scratch.parts, experts.used, factor, self._tokens)
 

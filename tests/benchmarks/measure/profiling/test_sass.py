@@ -91,7 +91,7 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
         block=256,
         n_bytes=1e6,
         operations=2_000_000,
-        constants=(SimpleNamespace(rows_per_item=2),),
+        constants=({"rows_per_item": 2},),
     )
     made = sass.compile_launch(launch, "sm_87")
     assert (made.registers, made.spill_bytes, made.shared_bytes) == (72, 4, 30496)

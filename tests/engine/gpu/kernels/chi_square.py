@@ -7,7 +7,6 @@ the chi-square of 10 degrees of freedom beside its 99.9 % quantile. Exit code 1 
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling, candidates
 from orinllm.gpu.draws import slot_bytes
-from orinllm.gpu.kernels.sample import SampleBuffers, sample_constants, sample_tokens
+from orinllm.gpu.kernels.sample import SampleBuffers, sample_tokens
 from orinllm.gpu.launch import Graph
 
 SLOTS = 1000
@@ -34,8 +33,7 @@ def draw(
     rows = Buffer(device, SLOTS * len(logits), dtypes.float32).allocate()
     state = Buffer(device, 2 * SLOTS, dtypes.int32).allocate()
     buffers = SampleBuffers.make(rows, state, SLOTS, 64)
-    constants = replace(sample_constants(device, len(logits), 64, SLOTS), threads=threads)
-    graph = Graph(device, tuple(sample_tokens(constants, buffers)))
+    graph = Graph(device, tuple(sample_tokens(buffers, threads)))
     buffers.slots.copyin(memoryview(bytearray(slot_bytes(how) * SLOTS)))
     rows.copyin(memoryview(bytearray(np.tile(logits, SLOTS))))
     drawn = []

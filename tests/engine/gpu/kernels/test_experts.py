@@ -286,8 +286,8 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
     )
     out = buffer(x)
     launches = [
-        expert_hidden(DEVICE, token, hidden, out),
-        expert_parts(DEVICE, token, part, hidden),
+        expert_hidden(token, hidden, out),
+        expert_parts(token, part, hidden),
         combine(out, part, experts.used, 0.5, sequences),
     ]
     Graph(DEVICE, launches).run()
@@ -417,7 +417,7 @@ def test_idle_sequences_have_no_experts(tokens: int, rng: np.random.Generator) -
         sequences=tokens,
     )
     hidden = buffer(np.full((tokens, experts.used, experts.hidden), np.nan, np.float32))
-    Graph(DEVICE, [*launches, expert_hidden(DEVICE, few, hidden, buffer(x))]).run()
+    Graph(DEVICE, [*launches, expert_hidden(few, hidden, buffer(x))]).run()
     ids, _ = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
     idle = positions < 0
     ids[idle] = -1
