@@ -83,7 +83,7 @@ class Server:
         self.pinned: dict[int, tuple[str, int]] = {}
         self.free_runs = [(BASE, BASE + SIZE)]
         self.findings: list[str] = []
-        self.told: set[tuple[str, str]] = set()
+        self.told: set[tuple[int, str]] = set()
         self.launches = self.instructions = self.workspace = 0
         self.heap: DeviceHeap | None = None
         self.heap_bytes = DEFAULT_BYTES
@@ -359,8 +359,8 @@ class Server:
         self.launches += 1
         self.instructions += launch.thread_instrs
         for key, text in launch.findings.items():
-            if (name, key) not in self.told:  # by another launch, maybe of other bytes
-                self.told.add((name, key))
+            if (a[0] & LOW, key) not in self.told:  # by another launch, maybe of other bytes
+                self.told.add((a[0] & LOW, key))
                 self.tell(f"kernel {text}")
         if several and self.watch is not None:
             places = {id(m.buf): va for va, m in self.mappings.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.patches.conftest import wheel_file
+from tests.simulator.ptx.machine import kernel
 
 from nvgpusim.cuda.command import build_stand_in, cuda_headers
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
@@ -239,3 +240,19 @@ def test_the_heap_has_the_size_that_it_had_when_a_kernel_used_it() -> None:
     server._make_heap()
     assert server.answer(LIMIT, (1 << 21,), b"")[0] == INVALID
     assert server.answer(LIMIT, (0,), b"") == (0, struct.pack("<Q", 1 << 20))
+
+
+def test_kernels_of_one_name_are_told_apart() -> None:
+    """Two modules, each with a kernel `k` that writes past the end at its own line."""
+    server = Server(frozenset({"bounds"}))
+    at = server.malloc(64)
+    for number, lines in enumerate(("", "\n\n")):
+        text = lines + kernel("st.global.u32 [%o+64], 1;")
+        assert server.load(text.encode())[0] == 0
+        error, data = server.kernel(number, "k")
+        assert error == 0
+        (handle,) = struct.unpack_from("<I", data)
+        a = handle | 163 << 42, 1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0
+        for _ in range(2):
+            server.launch(a, struct.pack("<3Q", at, at, 0) + bytes(4 * STREAMS))
+    assert len(server.findings) == 2, server.findings

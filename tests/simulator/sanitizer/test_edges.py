@@ -264,3 +264,44 @@ st.global.u32 [%i], %r30;""")
     parsed = parse(text.replace(".visible", f"{files}.visible"))
     named = [i.source for i in parsed.kernels["k"].instrs if i.op == "st"]
     assert named == [("source.cu", 7), ("mine.h", 8)]
+
+
+@pytest.mark.parametrize(("last", "kinds"), [(2, []), (3, ["init"])])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("space", ["shared", "local"])
+def test_half_of_a_vector_that_nobody_reads(
+    space: str, compiled: bool, last: int, kinds: list[str]
+) -> None:
+    """Compilers load four elements where two are asked for: the rest may be anything."""
+    size = 1024 if space == "shared" else 16
+    declared = f".{space} .align 16 .b8 s[{size}]; mov.u32 %r6, s;"
+    if space == "shared":
+        declared += "mad.lo.u32 %r6, %r30, 16, %r6;"
+    body = f"""{declared} st.{space}.v2.u32 [%r6], {{%r30, %r30}};
+ld.{space}.v4.u32 {{%r1, %r2, %r3, %r4}}, [%r6]; add.u32 %r1, %r1, %r{last}; st.global.u32 [%i], %r1;"""
+    assert path(kernel(body), compiled, True, Setup())[2] == kinds
+
+
+@pytest.mark.parametrize(("last", "kinds"), [(2, []), (3, ["init"])])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_half_of_a_vector_of_a_buffer(compiled: bool, last: int, kinds: list[str]) -> None:
+    body = f"ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%in+1008]; add.u32 %r1, %r1, %r{last}; st.global.u32 [%i], %r1;"
+    assert path(kernel(body), compiled, True, Setup(wrote=1016))[2] == kinds
+
+
+LOOKS = {
+    "others exchange it": ("atom.global.cas.b32 %r2, [%in], 0, %r30;", []),
+    "others add to it": ("atom.global.add.u32 %r2, [%in], %r30;", ["race"]),
+    "others store it": ("st.global.u32 [%in], 7;", ["race"]),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_plain_look_at_a_word(look: str, first: bool, compiled: bool) -> None:
+    """A word that others exchange is whole, and an old value costs another turn."""
+    text, kinds = LOOKS[look]
+    sides = f"setp.{'lt' if first else 'ge'}.u32 %p1, %r28, 64; @%p1 bra A; {text} bra E;"
+    body = f"{sides} A: ld.global.u32 %r1, [%in]; E: st.global.u32 [%i], %r1;"
+    assert path(kernel(body), compiled, True, Setup())[2] == kinds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from .syntax import Addr, Imm, Instr, Kernel, Operand, Reg, Special, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
@@ -17,7 +19,7 @@ class Facts:
 
     `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
     instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone), `blind`
-    (an atomic whose result nobody reads).
+    (an atomic whose result nobody reads), `compares` (compare-and-swap).
     """
 
     def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
@@ -31,6 +33,7 @@ class Facts:
             r for i in kernel.instrs for arg in (*i.args, i.guard) for r in registers(arg)
         )
         self.blind = [False, *(_blind(instr, named) for instr in sites)]
+        self.compares = np.array([False, *("cas" in instr.mods for instr in sites)])
         self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
 
 

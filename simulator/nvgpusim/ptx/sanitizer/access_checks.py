@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...extents import WORD, Extent
 from ..parser.syntax import Instr, Vec, registers
@@ -21,13 +22,13 @@ def place_of(instr: Instr | None) -> str:
     return f"PTX line {instr.line}: {instr.text}{source}"
 
 
-def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
-    """Return how many of the bytes of an instruction's access, from the first, the kernel uses.
+def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> NDArray[np.bool_]:
+    """Select the bytes of an instruction's access that the kernel uses.
 
     NVRTC makes one aligned load of four of two that have three, and never looks at the fourth.
     """
     if instr.op not in ("ld", "ldu") or not isinstance(instr.args[0], Vec):
-        return total
+        return np.ones(total, bool)
     items = instr.args[0].items
     elsewhere = {
         reg
@@ -36,8 +37,8 @@ def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
         for arg in (*other.args, other.guard)
         for reg in registers(arg)
     }
-    used = [n for n, item in enumerate(items) if elsewhere.intersection(registers(item))]
-    return total // len(items) * (used[-1] + 1 if used else 0)
+    used = np.array([not elsewhere.isdisjoint(registers(item)) for item in items])
+    return np.repeat(used, total // len(items))
 
 
 class AccessChecks(Clocks):
@@ -133,15 +134,16 @@ class AccessChecks(Clocks):
             return
         last = self.o.find(va)
         if last is not None:
-            if access == "read" and va + self._used(total) <= last.end:
+            if access == "read" and not self.used(total)[last.end - va :].any():
                 return
             kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
         self._tell(kind, part, where, n, total, access, what)
 
-    def _used(self, total: int) -> int:
+    def used(self, total: int) -> NDArray[np.bool_]:
+        """Select the bytes of the current access that the kernel uses."""
         code = self.launch.code
         if not 0 < self.st.site <= len(code.sites):
-            return total
+            return np.ones(total, bool)
         return bytes_used(code.sites[self.st.site - 1], code.kernel.instrs, total)
 
     def _tell(
@@ -161,6 +163,8 @@ class AccessChecks(Clocks):
             extent.wrote[index] = True
             return
         known = extent.wrote[index]
+        if not known.all() and access == "read" and total > WORD:
+            known |= ~self.used(total).reshape(-1, WORD).any(1)
         if not known.all():
             n = int(np.flatnonzero(~known.all(1))[0])
             lane = int(self._active(part)[n])

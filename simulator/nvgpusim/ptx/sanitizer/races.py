@@ -6,7 +6,8 @@ order some threads without those between them, as one word each (see `records`).
 different threads, one of them a write, race unless something orders them: a barrier of the block or
 of the warp that both passed, a named barrier, or a release that the second knows of (see
 `fenced_writes`). Two volatile or atomic accesses of global memory do not race, nor do two writes of
-the same value, as compute-sanitizer has it.
+the same value, as compute-sanitizer has it, nor a plain read and a compare-and-swap: what looks at
+a word that others exchange, an old value costs another turn.
 """
 
 from __future__ import annotations
@@ -127,6 +128,13 @@ class Races(AccessChecks):
                 fine &= near | ~(self.narrow() | np.isin(sites, self.facts.scoped))
             bad &= ~fine
 
+    def _exchanged(self, records: Words) -> NDArray[np.bool_]:
+        """Select records of compare-and-swap."""
+        found: NDArray[np.bool_] = self.facts.compares[
+            (records >> np.uint64(SITE)).astype(np.int64) & SITES
+        ]
+        return found
+
     def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:
         """A strong write; .release is a fence, too."""
         at = self.st.at
@@ -167,6 +175,7 @@ class Races(AccessChecks):
         if int(np.maximum.reduce(records)) >= int(self._oldest(space)):
             bad = self.unordered(lanes, records, space)
             self._exempt(bad, lanes, records, strong, space)
+            bad &= ~self._exchanged(records)
             if np.count_nonzero(bad):
                 for equal in slots.equals(index):
                     bad &= (equal == 0) | self.unordered(lanes, equal, space)
@@ -233,6 +242,8 @@ class Races(AccessChecks):
         ):  # fmt: skip
             if int(np.maximum.reduce(records)) < int(self._oldest(space)):
                 continue
+            if other == "read" and self.facts.compares[self.st.site]:
+                continue
             if exempt and (records & ATOMIC).all():
                 continue
             bad = self.unordered(lanes, records, space)
@@ -267,6 +278,7 @@ class Races(AccessChecks):
         bad = self.unordered(writers, records, space)
         slots.crowd.drop(places[~bad], index[:0] if np.count_nonzero(bad) else index)
         self._exempt(bad, writers, records, self._flag(space), space)
+        bad &= not self.facts.compares[self.st.site]
         if same is not None and np.count_nonzero(bad):
             writes = [slots.write[index][which], *(row[which] for row in slots.equals(index))]
             bad &= ~(same()[which] & self._after_own(records, writes, space))

@@ -111,6 +111,8 @@ class Shadow(Races):
         index, count = self._index(offsets, total, self.grain)
         if self.init:
             never = self.shared.write[index] == 0
+            if count > 1 and np.count_nonzero(never):
+                never &= np.tile(self.used(total).reshape(count, -1).any(1), len(lanes))
             if np.count_nonzero(never):
                 n = int(never.nonzero()[0][0])
                 self.report(
@@ -179,8 +181,8 @@ class Shadow(Races):
         index = base[:, None] + np.arange(total)
         if write:
             self.local[index] = True
-        elif not self.local[index].all():
-            n = int(np.flatnonzero(~self.local[index].all(1))[0])
+        elif not (known := self.local[index] | ~self.used(total)).all():
+            n = int(np.flatnonzero(~known.all(1))[0])
             self.report(
                 "init",
                 self.st.site,
