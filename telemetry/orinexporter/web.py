@@ -26,8 +26,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from orinboard.connection import GuardedConnection
 from orinexporter import page
 from orinexporter.service import Exporter
 from orinexporter.webconfig import Passwords, Renewable, WebConfig, WebConfigError
@@ -57,83 +57,53 @@ HEADERS = {
 }
 
 
-class LimitedConnection(H11Protocol):
-    """A connection that is cut when its client takes too long, or when there are too many."""
+@functools.cache
+def most_connections() -> int:
+    """As many as the descriptors of this process allow, most of them left for the sensors."""
+    return max(8, min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
-    _deadline: asyncio.TimerHandle
+
+class LimitedConnection(GuardedConnection):
+    """A scraper's connection, whose request comes in one piece."""
+
+    patience = DEADLINE_SECONDS
+    most = staticmethod(most_connections)
     _served = False
     _dripping = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
-        super().connection_made(transport)
-        self._rearm()
-        there = [
-            other
-            for other in self.connections
-            # One that was cut a moment ago is still in the list.
-            if isinstance(other, LimitedConnection) and not other.transport.is_closing()
-        ]
-        waiting = [
-            other
-            for other in there
-            if other is not self and (other._dripping or not other._working())
-        ]
-        if len(there) > most_connections() and waiting:
-            min(waiting, key=LimitedConnection._worth).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request; its answer bears the time of now."""
         date = formatdate(usegmt=True).encode()
         self.server_state.default_headers = [(b"date", date)]
         super().data_received(data)
-        # A scraper's request comes in one piece, and the next one after its answer.
+        # A scraper's next request comes after its answer.
         self._dripping = not self._answering() or self._asks_ahead()
 
     def on_response_complete(self) -> None:
         """The client may ask again."""
         self._served = True
-        self._rearm()
         super().on_response_complete()
         self._dripping = self._asks_ahead()
 
     def _asks_ahead(self) -> bool:
         return bool(self.conn.trailing_data[0])
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _working(self) -> bool:
-        """Return True while an answer is made for a client who listens."""
+    @property
+    def busy(self) -> bool:
+        """Say whether an answer is made for a client who listens."""
         return self._answering() and not self.transport.get_write_buffer_size()
 
-    def _worth(self) -> tuple[int, float]:
+    def may_go(self) -> bool:
+        """Say whether it may be cut: who asks ahead may."""
+        return self._dripping or not self.busy
+
+    def worth(self) -> tuple[float, ...]:
         """The least is cut first: who asks or listens piece by piece, then who never asked."""
         slow = self._dripping or self.transport.get_write_buffer_size() > 0
-        return 0 if slow else 1 + self._served, self._deadline.when()
-
-    def _rearm(self) -> None:
-        if hasattr(self, "_deadline"):
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(DEADLINE_SECONDS, self._expire)
-
-    def _expire(self) -> None:
-        # An answer that is still being made is our delay, and not the client's.
-        if self._working():
-            self._rearm()
-        else:
-            self.transport.abort()
-
-
-@functools.cache
-def most_connections() -> int:
-    """As many as the descriptors of this process allow, most of them left for the sensors."""
-    return max(8, min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        return 0 if slow else 1 + self._served, *super().worth()
 
 
 def backlog() -> int:

@@ -24,6 +24,7 @@ from orinllm.batching.runner import Draw, draw_token
 from orinllm.batching.sequence import Sequence
 from orinllm.choose.sampling import Sampling
 from orinllm.server.web.bodies import MOST_BYTES
+from orinllm.server.web.connection import LimitedConnection
 
 PAGE = "https://page.example"
 ASK: Any = {"model": "test", "messages": [{"role": "user", "content": "Hello"}]}
@@ -191,7 +192,7 @@ def test_half_requests_and_idle_connections() -> None:
 
 
 def test_a_client_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinllm.server.web.connection.CLIENT_SECONDS", 1.0)
+    monkeypatch.setattr(LimitedConnection, "patience", 1.0)
     with live(toy(step_seconds=0.12)) as server:
         # Who waits for a long answer is not one.
         assert "length" in complete(server, [500], ignore_eos=True)
@@ -205,7 +206,7 @@ def test_a_client_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_more_connections_than_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest idle one goes, and who asks gets an answer."""
-    monkeypatch.setattr("orinllm.server.web.connection.most_connections", lambda: 4)
+    monkeypatch.setattr(LimitedConnection, "most", lambda _: 4)
     with live(toy()) as server:
         idle = [connect(server) for _ in range(8)]
         assert httpx.get(f"{server.url}/health").status_code == 200

@@ -26,7 +26,7 @@ def descriptors() -> int:
 
 def test_five_hundred_dripping_clients(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half-sent requests, a byte now and then: no thread each, and scrapes are answered."""
-    monkeypatch.setattr(web, "DEADLINE_SECONDS", 2.0)
+    monkeypatch.setattr(web.LimitedConnection, "patience", 2.0)
     with served(show(idle())) as server:
         before, threads = descriptors(), len(os.listdir("/proc/self/task"))
         dripping = []
@@ -70,7 +70,7 @@ def test_an_answer_gives_the_client_new_time(show: Show) -> None:
 def test_of_too_many_the_one_that_waits_longest_is_cut(
     show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "most_connections", lambda: 3)
+    monkeypatch.setattr(web.LimitedConnection, "most", lambda _: 3)
     with served(show(idle())) as server:
         clients = []
         for number in range(4):
@@ -91,7 +91,7 @@ def test_of_too_many_a_scraper_outranks_a_dripper(
     show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was answered stays, although it has waited longer than those that never asked."""
-    monkeypatch.setattr(web, "most_connections", lambda: 4)
+    monkeypatch.setattr(web.LimitedConnection, "most", lambda _: 4)
     ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with served(show(idle())) as server, contextlib.ExitStack() as stack:
 
@@ -139,7 +139,7 @@ def test_clients_accepted_in_one_go_do_not_cut_each_other(monkeypatch: pytest.Mo
 
 
 def test_a_client_that_never_reads_its_answer(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(web.LimitedConnection, "patience", 1.0)
     with served(show(idle())) as server:
         before = descriptors()
         deaf = socket.create_connection(server.address)

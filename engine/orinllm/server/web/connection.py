@@ -8,8 +8,8 @@ from collections.abc import MutableMapping
 from typing import Any, cast
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from orinboard.connection import GuardedConnection
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
@@ -40,11 +40,17 @@ class _Named(logging.LoggerAdapter[logging.Logger]):
         return f"{(self.extra or {})['client']}: {msg}", kwargs
 
 
-class LimitedConnection(H11Protocol):
+def most_connections() -> int:
+    """Return how many connections the descriptors of this process allow."""
+    return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS)
+
+
+class LimitedConnection(GuardedConnection):
     """A connection whose client has a while to ask; of too many, the oldest idle one goes."""
 
+    patience = CLIENT_SECONDS
+    most = staticmethod(most_connections)
     metrics: Metrics  # of the server; `counted_in` says which
-    _deadline: asyncio.TimerHandle
 
     @classmethod
     def counted_in(cls, metrics: Metrics) -> type["LimitedConnection"]:
@@ -57,16 +63,6 @@ class LimitedConnection(H11Protocol):
         host = transport.get_extra_info("peername")
         name = f"{host[0]}:{host[1]}" if host else "a client"
         self.logger = cast(logging.Logger, _Named(self.logger, {"client": name}))
-        self._rearm()
-        if len(self.connections) <= most_connections():
-            return
-        idle = [
-            other
-            for other in self.connections
-            if isinstance(other, LimitedConnection) and other is not self and not other.busy
-        ]
-        if idle:
-            min(idle, key=lambda other: other._deadline.when()).transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP as everything else that is wrong."""
@@ -122,29 +118,3 @@ class LimitedConnection(H11Protocol):
             self.transport.abort()
         elif self.busy:
             self.loop.call_later(_LOOK_SECONDS, self._look)
-
-    def on_response_complete(self) -> None:
-        """Let the client ask again."""
-        self._rearm()
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _rearm(self) -> None:
-        if hasattr(self, "_deadline"):
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(CLIENT_SECONDS, self._expire)
-
-    def _expire(self) -> None:
-        if self.busy:
-            self._rearm()
-        else:
-            self.transport.abort()
-
-
-def most_connections() -> int:
-    """Return how many connections the descriptors of this process allow."""
-    return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS)
