@@ -92,8 +92,15 @@ mutations: .venv/.dev
 	$(BIN)/python tools/mutations.py --tree build/mutations --limit 40 \
 	  tinygrad/runtime/support/nv/tegra.py -- $(wildcard tests/patches/tegra/test_*.py)
 
+# A made-up board, whose exporter is on 9401, and Prometheus with our rules, until Ctrl-C.
+DEMO_PORT ?= 9090
 telemetry-demo: .venv/.bench
-	$(BIN)/python -m orinexporter.demo
+	@command -v prometheus >/dev/null || { echo 'make: there is no prometheus on PATH: sudo apt-get install prometheus' >&2; exit 2; }
+	@echo 'make: the board is on http://127.0.0.1:9401/, its alerts on http://127.0.0.1:$(DEMO_PORT)/alerts'
+	@data=$$(mktemp -d); trap : INT TERM; $(BIN)/jetson-exporter --replay telemetry/boards/agx-orin & \
+	  prometheus --config.file=telemetry/prometheus.yml --storage.tsdb.path=$$data \
+	    --web.listen-address=127.0.0.1:$(DEMO_PORT) --log.level=warn; \
+	  code=$$?; kill $$!; rm -r $$data; exit $$code
 
 # Our packages lie in three folders; setuptools warns of that in ten lines at each editable install.
 EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable

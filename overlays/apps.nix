@@ -82,9 +82,15 @@ let
     telemetry-demo = app {
       name = "telemetry-demo";
       description = "Exporter and Prometheus over a made-up board, with our rules";
-      text = ''exec python3 -m orinexporter.demo --rules ${../telemetry/rules} "$@"'';
+      text = ''
+        data=$(mktemp -d)
+        jetson-exporter --replay ${../telemetry/boards/agx-orin} &
+        trap 'kill $!; rm -r "$data"' EXIT
+        prometheus --config.file=${../telemetry}/prometheus.yml --storage.tsdb.path="$data" \
+          --web.listen-address=127.0.0.1:9090 --log.level=warn
+      '';
       runtimeInputs = [
-        tinygrad-orin.python
+        tinygrad-orin
         pkgs.prometheus
       ];
     };

@@ -26,14 +26,14 @@ from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
 from orinbench.synth.shapes import SHAPES, Shape
-from orinboard.replay import TreeOnDisk
-from orinexporter.scenario import agx_orin
+from orinboard.replay import TreeOnDisk, load_recording
 
 # A busy machine is slow and not wrong.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
 
 FAKE = Path(__file__).with_name("fake_llama_bench.py")
+BOARD = Path(__file__).parents[2] / "telemetry/boards/agx-orin"
 RecordedRun = Callable[..., RunResult]
 
 
@@ -103,7 +103,7 @@ def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeOnDisk]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
     monkeypatch.setattr("orinbench.measure.board.IDLE_SECONDS", 0.3)
     stage = TreeOnDisk()
-    stage.show(agx_orin())
+    stage.apply(load_recording(BOARD)[0].changes)
     yield stage
     stage.close()
 

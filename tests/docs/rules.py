@@ -317,7 +317,10 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"git (add|cherry-pick|tag) .*", Run("cd /tmp/port && {0}")),
     # docs/telemetry.md
-    (r"make telemetry-demo", Elsewhere(f"{DEMO}::test_the_demonstration_runs_and_ends")),
+    (
+        r"make telemetry-demo",
+        Elsewhere(f"{DEMO}::test_the_demonstration_shows_a_board"),
+    ),
     (r"jetson-exporter", Elsewhere(f"{EXPORTER}::test_it_says_which_board_it_serves")),
     (r"jetson-exporter --once", Run(shows="# EOF|# TYPE")),
     (

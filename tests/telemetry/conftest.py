@@ -1,20 +1,48 @@
-"""The boards of the tests: trees of files, made from the simulated AGX Orin by what differs."""
+"""The boards of the tests: trees of files, made from the recorded AGX Orin by what differs."""
 
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from orinboard.files import GATED, Failure, Link, Node, Roots
-from orinboard.replay import TreeOnDisk
+from orinboard.replay import TreeOnDisk, load_recording
 from orinboard.sources import SOURCES, Board
-from orinexporter import scenario
-from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, rail, supply
 from orinexporter.service import Exporter
 
 Tree = dict[str, Node]
 Show = Callable[[Tree], Roots]
+HWMON, THERMAL = "sys/class/hwmon", "sys/class/thermal"
+DEVFREQ = "sys/class/devfreq/17000000.gpu"
+CPUS = 12
+#: The board that is shipped; it begins in idle.
+RECORDED = Path(__file__).parents[2] / "telemetry/boards/agx-orin"
+FRAMES = load_recording(RECORDED)
+
+
+def rail(node: str, channel: int, label: str, limit: int) -> Tree:
+    """One INA3221 channel with its limits in mA."""
+    files: Tree = {f"in{channel}_label": f"{label}\n"}
+    files |= {f"{kind}{channel}_input": "0\n" for kind in ("in", "curr")}
+    for level in ("max", "crit"):
+        files |= {f"curr{channel}_{level}": f"{limit}\n", f"curr{channel}_{level}_alarm": "0\n"}
+    return {f"{HWMON}/{node}/{name}": text for name, text in files.items()}
+
+
+def supply(gpu_soc: float, cpu_cv: float, sys_5v0: float, vddq: float) -> Tree:
+    """Voltages and currents of the AGX Orin for these watts by rail."""
+    tree: Tree = {}
+    for node, channel, watts, millivolts in (
+        ("hwmon1", 1, gpu_soc, 19880),
+        ("hwmon1", 2, cpu_cv, 19880),
+        ("hwmon1", 3, sys_5v0, 5032),
+        ("hwmon2", 2, vddq, 5024),
+    ):
+        tree[f"{HWMON}/{node}/in{channel}_input"] = f"{millivolts}\n"
+        tree[f"{HWMON}/{node}/curr{channel}_input"] = f"{round(watts * 1e6 / millivolts)}\n"
+    return tree
 
 
 def without(tree: Tree, pattern: str) -> Tree:
@@ -29,7 +57,7 @@ def renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
 
 
 def idle() -> Tree:
-    return scenario.agx_orin()
+    return {path: node for path, node in FRAMES[0].changes.items() if node is not None}
 
 
 def maxn_load() -> Tree:
@@ -45,9 +73,10 @@ def maxn_load() -> Tree:
         f"{HWMON}/hwmon4/rpm": "4120\n",
         f"{THERMAL}/thermal_zone8/temp": "88125\n",
         f"{THERMAL}/cooling_device2/cur_state": "1\n",
-        "proc/meminfo": scenario.meminfo(1893376),
+        "proc/meminfo": "MemTotal:       64349184 kB\nMemAvailable:   58206624 kB\n"
+        "SwapTotal:      32174592 kB\nSwapFree:       32127488 kB\nNvMapMemUsed:     1893376 kB\n",
     }
-    for cpu in range(scenario.CPUS):
+    for cpu in range(CPUS):
         path = f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
         tree |= {f"{path}/scaling_{which}_freq": "2201600\n" for which in ("cur", "min")}
     return tree

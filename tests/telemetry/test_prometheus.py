@@ -1,11 +1,14 @@
 """End to end: a board, the exporter, a real Prometheus with our rules, node_exporter's textfile."""
 
+import contextlib
+import os
 import runpy
 import shutil
-import socket
+import signal
 import subprocess
-import threading
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +17,14 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from tests.telemetry.conftest import exit_code, idle
+from tests.telemetry.conftest import HWMON, idle, supply
+from tests.telemetry.prometheus import Prometheus, answer, free_port
 
 import orinexporter
 from orinbench.measure.board import EnergyRun, measure_energy, write_textfile
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, Player
 from orinboard.sources import Board
-from orinexporter.demo import main
-from orinexporter.prometheus import Prometheus, PrometheusError
-from orinexporter.scenario import HWMON, supply
 from orinexporter.service import Exporter
 from orinexporter.web import Server
 
@@ -50,11 +51,6 @@ def frames() -> Iterator[Frame]:
             tree |= {f"{HWMON}/hwmon5/oc1_event_cnt": "1\n"}
         yield Frame(IDLE_SECONDS + step * 0.5, tree)
     yield Frame(IDLE_SECONDS + WORK_SECONDS, supply(2.4, 0.4, 3.8, 0.4))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
                     "jetson": ["{}:{}".format(*server.address)],
                     "llm": [f"127.0.0.1:{llm.server_address[1]}"],
                 } | ({"node": [f"127.0.0.1:{node_port}"]} if node else {})
-                listen = f"127.0.0.1:{free_port()}"
-                with Prometheus(targets, RULES, listen=listen) as prometheus:
+                with Prometheus(targets, RULES) as prometheus:
                     # A second of idling on either side: scrapes lag behind, and what the board
                     # draws while they do should not be much.
                     assert until(lambda: prometheus.query("jetson_energy_joules_total"))
@@ -226,75 +221,30 @@ def test_every_variable_of_every_dashboard_has_values(machine: Machine) -> None:
 
 
 def test_every_rule_is_evaluated_without_error(machine: Machine) -> None:
-    groups = machine.prometheus.get("rules")["groups"]
+    groups = answer(machine.prometheus.url, "rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) == 35
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
-def test_a_bad_query_is_refused_in_prometheus_own_words(machine: Machine) -> None:
-    with pytest.raises(PrometheusError, match="parse error"):
-        machine.prometheus.query("rate(")
+def test_the_demonstration_shows_a_board() -> None:
+    """`make telemetry-demo`, on the ports that the page names but for Prometheus' own."""
+    port = free_port()
+    make = ["make", "--assume-old=.venv/.bench", f"BIN={Path(sys.executable).parent}"]
+    command = [*make, "telemetry-demo", f"DEMO_PORT={port}"]
+    process = subprocess.Popen(command, cwd=TELEMETRY.parent, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
 
+        def found(path: str, **parameters: str) -> Any:
+            with contextlib.suppress(OSError):
+                return answer(url, path, **parameters)
 
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        # Nobody answers HTTP there, so that it is not taken for a Prometheus that is ready.
-        taken.settimeout(0.1)
-        with (
-            pytest.raises(PrometheusError, match=f"prometheus at http://{listen} did not start"),
-            Prometheus({}, listen=listen),
-        ):
-            pass
-
-
-def test_without_prometheus_the_demonstration_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert exit_code(main, "--listen", "127.0.0.1:0") == 2
-    assert "apt-get install prometheus" in capsys.readouterr().err
-
-
-def test_the_demonstration_runs_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    listen = f"127.0.0.1:{free_port()}"
-    assert exit_code(main, "--seconds", "3", "--listen", "127.0.0.1:0", "--prometheus", listen) == 0
-    said = capsys.readouterr().err
-    assert "the board:  http://127.0.0.1:" in said and f"http://{listen}/alerts" in said
-
-
-def test_a_demonstration_of_no_length(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(main, "--seconds", "-3", "--listen", "127.0.0.1:0") == 2
-    assert "-3.0 is not in the range x>0" in capsys.readouterr().err
-
-
-def test_a_port_of_the_demonstration_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        where = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert exit_code(main, "--listen", where) == 2
-    assert f"--listen {where}: the port is in use" in capsys.readouterr().err
-
-
-def test_the_demonstration_tells_of_its_alerts() -> None:
-    """Messages printed as alerts come and go."""
-    from orinexporter.demo import watch
-
-    answers = iter([{}, {"JetsonUnderVoltage": "the supply gave way"}, {}])
-    stop, said = threading.Event(), list[str]()
-
-    class Alerts(Prometheus):
-        def __init__(self) -> None:
-            pass
-
-        def firing(self) -> dict[str, str]:
-            answer = next(answers, None)
-            if answer is None:
-                stop.set()
-            return answer or {}
-
-    watch(Alerts(), stop, said.append, 0.01)
-    assert said == [
-        "alert JetsonUnderVoltage fires: the supply gave way",
-        "alert JetsonUnderVoltage is over",
-    ]
+        query = partial(found, "query", query="jetson_module_power_watts > 5")
+        assert until(lambda: (query() or {}).get("result"), 90)
+        assert len(found("rules")["groups"]) > 1 and process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen("http://127.0.0.1:9401/healthz", timeout=5)

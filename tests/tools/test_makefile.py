@@ -39,6 +39,13 @@ def test_users_do_not_wait_for_the_tools_of_developers(clone: Path, target: str)
     assert "cuda-tools" not in done.stdout
 
 
+def test_the_demonstration_says_what_it_lacks(clone: Path) -> None:
+    command = ["--assume-old=.venv/.bench", "telemetry-demo", "PATH=/nonexistent"]
+    done = make(clone, *command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("make: there is no prometheus on PATH: sudo apt-get install ")
+
+
 def test_an_environment_that_fails_halfway_is_made_anew(clone: Path) -> None:
     """As Debian's python3 without python3-venv: bin/python is there, pip is not."""
     python = clone / "python3"

@@ -24,10 +24,8 @@ from tests.nixos.pid1 import (
 )
 from tests.nixos.recorded import recorded, units
 
-from orinboard.replay import FILE, save_recording
-from orinexporter import scenario
-
-MODULES = Path(__file__).resolve().parents[3] / "nixos" / "modules"
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = ROOT / "nixos" / "modules"
 NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 reason = refusal()
 if reason is None and not (shutil.which("prometheus") and NODE_EXPORTER):
@@ -74,8 +72,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     limits = "[Manager]\nDefaultStartLimitIntervalSec=1h\nDefaultStartLimitBurst=3\n"
     machine.write("/etc/systemd/system.conf", limits)
     machine.write("/etc/nvpmodel.conf", config())
-    with (machine.folder("/srv/recording") / FILE).open("w") as file:
-        save_recording(scenario.frames(), file)
+    recording = (ROOT / "telemetry/boards/agx-orin/recording.jsonl").read_text()
+    machine.write("/srv/recording/recording.jsonl", recording)
     write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
     machine.folder("/var/lib/orin-textfile")
     with machine:

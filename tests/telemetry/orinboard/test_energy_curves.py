@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.telemetry.conftest import Tree, idle, orin_nx, thor
+from tests.telemetry.conftest import HWMON, Tree, idle, orin_nx, thor
 from tests.telemetry.orinboard.chips import Ina238, Ina3221, VirtualClock
 
 from orinboard.energy import BENCHMARK_HERTZ
@@ -22,7 +22,6 @@ from orinboard.meter import Energy, Meter, Sample
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status, due_times
-from orinexporter.scenario import HWMON
 from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.

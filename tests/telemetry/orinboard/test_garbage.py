@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.telemetry.conftest import Show, Tree, idle, root, thor
+from tests.telemetry.conftest import HWMON, Show, Tree, idle, root, thor
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Failure, Files, Link, Roots, integer
@@ -20,7 +20,6 @@ from orinboard.sampling import Sampling
 from orinboard.sensors.gpu import read_gpus
 from orinboard.sensors.hwmon import read_fans
 from orinboard.sources import SOURCES, Board
-from orinexporter.scenario import HWMON
 from orinexporter.service import Exporter
 
 GARBAGE: dict[str, bytes] = {

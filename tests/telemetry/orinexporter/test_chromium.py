@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import Tree, idle, maxn_load
+from tests.telemetry.conftest import DEVFREQ, Tree, idle, maxn_load
 
 from orinboard.files import Roots
 from orinboard.replay import TreeOnDisk
@@ -17,7 +17,6 @@ from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sources import SOURCES, Board
 from orinexporter import page
 from orinexporter.history import point
-from orinexporter.scenario import DEVFREQ
 from orinexporter.service import Exporter
 from orinexporter.web import Server
 

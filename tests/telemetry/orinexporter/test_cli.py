@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import Show, exit_code, idle, maxn_load
+from tests.telemetry.conftest import RECORDED, Show, exit_code, idle, maxn_load
 from tests.telemetry.orinexporter.served import exporting
 
 import orinexporter
-from orinboard.replay import FILE, load_recording, save_recording
+from orinboard.replay import FILE, load_recording
 from orinboard.sources import Board
-from orinexporter import scenario
 from orinexporter.cli import main
 
 TELEMETRY = Path(orinexporter.__file__).parents[1]
@@ -50,22 +49,13 @@ def url(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    directory = tmp_path / "recording"
-    directory.mkdir()
-    with (directory / FILE).open("w") as file:
-        save_recording(scenario.frames(step=0.5), file)
-    return directory
-
-
-@pytest.fixture
-def served(recording: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    with exporting(recording) as started:
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with exporting(RECORDED) as started:
         yield started
 
 
-def test_once_prints_a_replayed_board(recording: Path) -> None:
-    code, out, err = run("--replay", str(recording), "--once")
+def test_once_prints_a_replayed_board() -> None:
+    code, out, err = run("--replay", str(RECORDED), "--once")
     assert (code, err) == (0, "")
     assert "jetson_module_power_watts 6.6" in out and "jetson_energy" not in out
 
@@ -99,8 +89,8 @@ def test_no_jetson_here(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_it_says_which_board_it_serves(recording: Path) -> None:
-    process = start("--replay", str(recording), "--listen", "127.0.0.1:0")
+def test_it_says_which_board_it_serves() -> None:
+    process = start("--replay", str(RECORDED), "--listen", "127.0.0.1:0")
     assert process.stderr
     first = process.stderr.readline()
     process.kill()
@@ -110,9 +100,9 @@ def test_it_says_which_board_it_serves(recording: Path) -> None:
     )
 
 
-def test_sigterm_ends_it_in_seconds(recording: Path) -> None:
+def test_sigterm_ends_it_in_seconds() -> None:
     def taken() -> float:
-        with exporting(recording) as (process, address):
+        with exporting(RECORDED) as (process, address):
             with urllib.request.urlopen(f"{address}healthz") as answer:
                 assert answer.read() == b"ok\n"
             begun = time.monotonic()
@@ -182,8 +172,8 @@ def test_nothing_of_what_was_asked_for(tmp_path: Path) -> None:
     assert "none of the sources asked for is on this machine" in err
 
 
-def test_collectors_are_chosen(recording: Path) -> None:
-    out = run("--replay", str(recording), "--once", "--collectors", "rails,fan")[1]
+def test_collectors_are_chosen() -> None:
+    out = run("--replay", str(RECORDED), "--once", "--collectors", "rails,fan")[1]
     assert "jetson_module_power_watts" in out and "jetson_fan_speed_rpm" in out
     assert "jetson_temperature_celsius" not in out
 
@@ -251,7 +241,7 @@ def test_help_and_version() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_top_of_a_recording_leaves_nothing_behind(
-    number: signal.Signals, recording: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However its terminal goes away, the files that are played go too."""
     shown = []
@@ -265,7 +255,7 @@ def test_top_of_a_recording_leaves_nothing_behind(
     monkeypatch.setattr("orinexporter.cli.show", show)
     handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        assert exit_code(main, "--replay", str(recording), "top") == 130
+        assert exit_code(main, "--replay", str(RECORDED), "top") == 130
     finally:
         for one, handler in handlers.items():
             signal.signal(one, handler)

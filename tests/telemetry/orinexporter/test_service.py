@@ -12,19 +12,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, VARYING, Show, idle, maxn_load
+from tests.telemetry.conftest import BOARDS, HWMON, RECORDED, VARYING, Show, idle, maxn_load
 from tests.telemetry.orinexporter.served import exporting
 
 from orinboard.energy import EnergySampler
-from orinboard.replay import FILE, TreeOnDisk, save_recording
+from orinboard.replay import TreeOnDisk
 from orinboard.sources import Board, Snapshot
-from orinexporter import page, scenario
+from orinexporter import page
 from orinexporter.history import Point, counted_events
 from orinexporter.history import point as moment
-from orinexporter.scenario import HWMON
 from orinexporter.service import MOST_FORMATS, Exporter
 from orinexporter.web import Server
 
@@ -311,17 +309,15 @@ def slow_client(port: int, stop: threading.Event) -> None:
                     return
 
 
-def test_no_growth(tmp_path: Path) -> None:
+def test_no_growth() -> None:
     """50 scrapers and 200 slow clients, as many scrapes in all as JETSON_SOAK_SCRAPES says.
 
     86400 are a day at 1 Hz, run back to back.
     """
     scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "600"))
     scrapers, slow = 50, 200 if scrapes > 5000 else 40
-    with (tmp_path / FILE).open("w") as file:
-        save_recording(scenario.frames(step=0.5), file)
     stop, seconds, failures = threading.Event(), list[float](), list[str]()
-    with exporting(tmp_path, "--budget", "30") as (process, url):
+    with exporting(RECORDED, "--budget", "30") as (process, url):
         port = int(url.rstrip("/").rpartition(":")[2])
 
         def scrape(count: int) -> None:

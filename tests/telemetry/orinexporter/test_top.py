@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.telemetry.conftest import BOARDS, Show, exit_code, idle, maxn_load, nc_rail, root
+from tests.telemetry.conftest import (
+    BOARDS,
+    THERMAL,
+    Show,
+    exit_code,
+    idle,
+    maxn_load,
+    nc_rail,
+    root,
+)
 
 from orinboard.files import Files, Roots
 from orinboard.readings import Core, Process
@@ -25,7 +34,6 @@ from orinboard.sources import SOURCES, Board
 from orinexporter import page
 from orinexporter.cli import main
 from orinexporter.history import core_loads
-from orinexporter.scenario import THERMAL
 from orinexporter.service import Exporter
 from orinexporter.top import screen
 
