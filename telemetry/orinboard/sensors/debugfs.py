@@ -19,6 +19,8 @@ THOR_EMC = "sys/class/devfreq/bwmgr"
 #: The engines of Orin; numbered ones are listed by the names that the firmware gives them.
 ENGINES = ("ape", "nvdec", "nvdla0", "nvdla1", "nvenc", "nvjpg", "nvjpg1", "ofa", "pva0", "vic")
 
+#: Files of a devfreq node's clock.
+DEVFREQ_CLOCKS = ("cur_freq", "min_freq", "max_freq")
 #: Devfreq nodes of host1x's engines, as `15340000.vic`.
 ENGINE_NODE = re.compile(r"[0-9a-f]+\.(vic|nvenc|nvdec|nvjpg|ofa)\d*", flags=re.ASCII)
 
@@ -33,7 +35,7 @@ def read_engines(files: Files) -> Readings:
     """Engines whose clock everybody may read, with the activity monitor's load where it is."""
     engines = []
     for name, node in engine_nodes(files).items():
-        clock = emc(files, node, ("cur_freq", "min_freq", "max_freq"))
+        clock = emc(files, node, DEVFREQ_CLOCKS)
         permille = files.amount(f"{node}/device/load", FULL_LOAD)
         if clock is not None or permille is not None:
             clock = clock or Clock(name)
@@ -42,14 +44,9 @@ def read_engines(files: Files) -> Readings:
     return Readings(engines=tuple(engines))
 
 
-def read_emc(files: Files) -> Clock | None:
-    """The memory controller's clock."""
-    return emc(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
-
-
 def read_thor_emc(files: Files) -> Readings:
     """The memory controller's clock on Thor, which needs no privilege."""
-    return Readings(emc=emc(files, THOR_EMC, ("cur_freq", "min_freq", "max_freq")))
+    return Readings(emc=emc(files, THOR_EMC, DEVFREQ_CLOCKS))
 
 
 def emc(files: Files, node: str, names: tuple[str, str, str]) -> Clock | None:
@@ -86,7 +83,8 @@ def read_debugfs(files: Files) -> Readings:
             running = None if count is None else count > 0
             load = None if permille is None else permille / FULL_LOAD
             engines.append(Clock(name, rate, enabled=running, load=load))
-    clock, kilohertz = read_emc(files), files.amount(EMC_ACTIVITY)
+    clock = emc(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
+    kilohertz = files.amount(EMC_ACTIVITY)
     return Readings(
         emc=clock,
         emc_activity_hz=None if kilohertz is None else kilohertz * 1000,

@@ -140,15 +140,11 @@ class Device:
         return self._files.text(f"proc/{pid}/comm") or ""
 
 
-def answers_not_supported(files: Files) -> bool:
-    """True if this is a Jetson whose NVML knows nothing: one before Thor."""
-    board = compatible(files)
-    return THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
-
-
 def devices(files: Files) -> list[tuple[str, Device]]:
     """The GPUs that NVML lists, by number; none on a Jetson before Thor."""
-    if answers_not_supported(files) or (nvml := library()) is None:
+    board = compatible(files)
+    knows_nothing = THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
+    if knows_nothing or (nvml := library()) is None:
         return []
     try:
         return [
