@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Show, idle, nc_rail, orin_nx, thor, xavier
+from tests.telemetry.conftest import HWMON, Show, idle, nc_rail, orin_nx, thor
 
 from orinboard.boundary import (
     AGX_ORIN_INPUTS,
@@ -19,15 +19,14 @@ from orinboard.boundary import (
     rail_keys,
 )
 from orinboard.energy import EnergySampler
-from orinboard.files import Files, Link, Roots
+from orinboard.files import Files, Roots
 from orinboard.meter import Meter, Sample
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status
-from orinboard.sensors import nvml, power
+from orinboard.sensors import power
 from orinboard.sensors.hwmon import read_rails
 from orinboard.sensors.power import PowerReader, Sensor
-from orinexporter.scenario import HWMON
 
 
 def test_a_sample_reads_one_file_a_rail_and_one_more(
@@ -254,22 +253,17 @@ def test_one_label_for_two_channels_of_a_chip(show: Show) -> None:
     assert module_watts(read_rails(Files(show(tree))).rails) is None
 
 
-def test_no_sum_where_no_module_rail_is_known(show: Show) -> None:
-    with EnergySampler(show(nc_rail()), 50) as sampler:
-        pass
-    energy = sampler.energy()
-    assert energy.total_joules is None and energy.boundary is None and energy.summed == ()
-    assert set(energy.joules) == {"VDD_GPU_SOC", "VDD_CPU_CV", "VDDQ_VDD2_1V8AO"}
-    assert "module" not in sampler.counters()
-
-
-def test_the_rails_that_were_chosen(show: Show) -> None:
-    with EnergySampler(show(nc_rail()), 50, rails=("VDD_GPU_SOC", "VDD_CPU_CV")) as sampler:
-        pass
-    energy = sampler.energy()
-    assert energy.summed == ("VDD_GPU_SOC", "VDD_CPU_CV")
-    assert energy.total_joules == pytest.approx(sum(energy.joules[r] for r in energy.summed))
-    assert energy.boundary == "the chosen rails VDD_GPU_SOC, VDD_CPU_CV"
+def test_no_sum_where_no_module_rail_is_known_but_of_those_that_are_chosen(show: Show) -> None:
+    roots, chosen = show(nc_rail()), ("VDD_GPU_SOC", "VDD_CPU_CV")
+    for rails, words in (((), None), (chosen, "the chosen rails VDD_GPU_SOC, VDD_CPU_CV")):
+        with EnergySampler(roots, 50, rails=rails) as sampler:
+            pass
+        energy = sampler.energy()
+        assert (energy.summed, energy.boundary) == (rails, words)
+        assert set(energy.joules) == {*chosen, "VDDQ_VDD2_1V8AO"}
+        assert ("module" in sampler.counters()) == bool(rails)
+        total = pytest.approx(sum(energy.joules[rail] for rail in rails)) if rails else None
+        assert energy.total_joules == total
 
 
 def test_a_rail_that_never_answers_says_so(show: Show) -> None:
@@ -279,80 +273,3 @@ def test_a_rail_that_never_answers_says_so(show: Show) -> None:
     assert len(read_rails(files).rails) == 3 and files.errors == ["ENODATA"]
     files = Files(show(tree | {f"{HWMON}/hwmon1/in1_enable": "0\n"}))
     assert len(read_rails(files).rails) == 3 and files.errors == []
-
-
-def test_a_xavier_is_the_sum_of_its_regulators(show: Show) -> None:
-    rails = read_rails(Files(show(xavier()))).rails
-    assert module_watts(rails) == pytest.approx(sum(rail.watts or 0 for rail in rails))
-    assert len(rails) == 6
-
-
-def test_a_symlinked_device_names_the_chip(show: Show) -> None:
-    tree = orin_nx() | {f"{HWMON}/hwmon1/device": Link("7-0042")}
-    assert {r.device for r in read_rails(Files(show(tree))).rails} == {"7-0042"}
-
-
-class TwoGpus:
-    """pynvml with two GPUs, of which the second one works for the processes in `pids`."""
-
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
-        pass
-
-    def __init__(self, *pids: int) -> None:
-        self._pids = pids
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{'ab'[handle]}000"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=pid) for pid in self._pids] if handle == 1 else []
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
-        return 100_000 * (handle + 1)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
-        raise self.NVMLError_NotSupported
-
-
-@pytest.mark.parametrize(
-    ("visible", "pids", "names"),
-    [
-        ("", (), ["gpu0", "gpu1"]),
-        ("1", (), ["gpu1"]),
-        ("GPU-a", (), ["gpu0"]),
-        ("0,1", (), ["gpu0", "gpu1"]),
-        ("", (os.getpid(),), ["gpu1"]),
-        ("", (1,), ["gpu0", "gpu1"]),
-    ],
-)
-def test_the_gpu_that_the_run_uses(
-    visible: str,
-    pids: tuple[int, ...],
-    names: list[str],
-    show: Show,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nvml, "library", lambda: TwoGpus(*pids))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    readings = nvml.NvmlPower(os.getpid())(Files(show({})))
-    assert [rail.name for rail in readings.rails] == names
-
-
-def test_a_child_of_ours_counts_as_us() -> None:
-    import subprocess
-
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        assert {os.getpid(), child.pid} <= nvml.process_tree(os.getpid())
-    finally:
-        child.kill()
-        child.wait()
