@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -175,9 +174,8 @@ def supplicant_network(path: Path) -> str:
     asks = ["nmcli", "--show-secrets", "--escape", "no", "--get-values"]
     keys = "802-11-wireless.ssid,802-11-wireless-security.psk"
     shown = subprocess.run([*asks, keys, "connection", "show", "filename", path], stdout=-1).stdout
-    made = subprocess.run(
-        ["wpa_passphrase", *shown.splitlines()[:2]], stdin=subprocess.DEVNULL, capture_output=True
-    )
+    command = ["wpa_passphrase", *shown.splitlines()[:2]]
+    made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     # A name that is no text is numbers, at whose letters nmcli guesses.
     if made.returncode or re.search(rb"(?m)^ssid=(\d+;)+$", path.read_bytes()):
         return ""
@@ -301,11 +299,9 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)
     except (EOFError, KeyboardInterrupt, UnicodeDecodeError):
         # The third: noise on a serial line.
-        print("\norin-install: nobody answered: nothing was written", file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, "\norin-install: nobody answered: nothing was written\n")
     except InstallError as error:
-        print(f"orin-install: {error}", file=sys.stderr)
-        sys.exit(error.code)
+        parser.exit(error.code, f"orin-install: {error}\n")
 
 
 if __name__ == "__main__":

@@ -112,14 +112,10 @@ def number(text: str) -> int | str:
 
 def set_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
     """Run nvpmodel with the number of the mode."""
-    command = [options.nvpmodel, "-f", str(options.root / "etc/nvpmodel.conf")]
-    done = subprocess.run(
-        [*command, "-m", config["POWER_MODEL"][mode].said["ID"]],
-        input="NO\n",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    wanted = config["POWER_MODEL"][mode].said["ID"]
+    command = [options.nvpmodel, "-f", str(options.root / "etc/nvpmodel.conf"), "-m", wanted]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, input="NO\n", text=True, **pipes)
     print(done.stdout, end="", flush=True)
     if QUESTION not in done.stdout:
         sys.exit(done.returncode)
@@ -157,8 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise ModeError(f"{path} has no power mode {options.mode!r}: it has {known}")
         (set_mode if options.action == "set" else check)(config, options.mode, options)
     except ModeError as error:
-        print(f"power-mode: {error}", file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, f"power-mode: {error}\n")
 
 
 if __name__ == "__main__":

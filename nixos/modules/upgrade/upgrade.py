@@ -61,9 +61,8 @@ class Board:
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         there = [Path(line) for line in lines if line.startswith("/") and os.path.exists(line)]
         # A damaged note is no reason to stay with what does not work.
-        return there or [
-            self.at(link) for link in [GOOD] if name == "good" and self.at(link).exists()
-        ]
+        kept = self.at(GOOD)
+        return there or [kept] * (name == "good" and kept.exists())
 
     def add(self, name: str, system: Path, *, drop: bool = False) -> None:
         """Make a system the last one of a note, or drop it, whole or not at all; a full disk is
