@@ -14,7 +14,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,10 @@ _CREATE_64, _ALLOC, _GET_FD, _DUP_HANDLE = 0xC0084E01, 0x40144E03, 0xC0084E0F, 0
 """nvmap: where the dmabufs of a sequence come from."""
 
 
+class BrokenModelError(Exception):
+    """The model raised what no driver can answer, or made no dmabuf for a sequence."""
+
+
 @dataclass
 class Verdict:
     """Outcome of one sequence."""
@@ -47,6 +51,12 @@ class Verdict:
     doubted: int = 0
     differences: list[tuple[int, str]] = field(default_factory=list)
     """Number of the call, and how the model's answer is another one than nvgpu's."""
+
+    def compare(self, number: int, difference: str) -> None:
+        """One more answer, and how it is another one (or nothing)."""
+        self.compared += 1
+        if difference:
+            self.differences.append((number, difference))
 
     @property
     def kind(self) -> str:
@@ -120,11 +130,11 @@ class SequenceBoard:
                 if call.get("doubt"):
                     verdict.doubted += 1
                     continue
-                verdict.compared += 1
-                if found:
-                    verdict.differences.append((number, found))
+                verdict.compare(number, found)
+        except BrokenModelError as error:
+            verdict.compare(number, str(error))
         finally:
-            self._end()
+            self._end(verdict)
         return verdict
 
     def _play(self, call: dict[str, Any]) -> str:
@@ -140,16 +150,10 @@ class SequenceBoard:
         return self._ioctl(call)
 
     def _open(self, call: dict[str, Any]) -> str:
-        result = 0
-        try:
-            fd = self._keep(self.kernel.open(f"/dev/nvgpu/igpu0/{call['open']}"))
-            if call["ret"]:
-                self._close(fd)
-            else:
-                self.fds[call["name"]] = fd
-        except OSError as error:
-            result = -(error.errno or 0)
-        return _result(f"open {call['open']}", result, call["ret"])
+        fd = _answer(self.kernel.open, f"/dev/nvgpu/igpu0/{call['open']}")
+        if fd >= 0:
+            self._name(fd, "" if call["ret"] else call["name"])
+        return _result(f"open {call['open']}", min(fd, 0), call["ret"])
 
     def _ioctl(self, call: dict[str, Any]) -> str:
         request = int(call["ioctl"], 16)
@@ -165,10 +169,7 @@ class SequenceBoard:
             memories.append((memory, space))
         size = max(len(raw), ioc_size(request), 1)
         struct = (ctypes.c_ubyte * size).from_buffer(raw.ljust(size, b"\0"))
-        try:
-            result = self.kernel.ioctl(self.fds[call["on"]], request, ctypes.addressof(struct))
-        except OSError as error:
-            result = -(error.errno or 0)
+        result = _answer(self.kernel.ioctl, self.fds[call["on"]], request, ctypes.addressof(struct))
         if result >= 0:
             self._made(call, request, bytes(struct))
         found = _result(name, result, call["ret"])
@@ -190,13 +191,17 @@ class SequenceBoard:
     def _made(self, call: dict[str, Any], request: int, raw: bytes) -> None:
         """Name the descriptor that came out; one that nvgpu did not make is closed."""
         at = NEW_FDS.get((ioc_type(request), ioc_nr(request)))
-        names = call.get("makes", {})
         if at is not None:
-            fd = self._keep(int.from_bytes(raw[at : at + 4], "little"))
-            if str(at) in names:
-                self.fds[names[str(at)]] = fd
-            else:
-                self._close(fd)
+            fd = int.from_bytes(raw[at : at + 4], "little")
+            self._name(fd, call.get("makes", {}).get(str(at), ""))
+
+    def _name(self, fd: int, name: str) -> None:
+        """Keep a descriptor of the model under its name; one without is closed."""
+        fd = _answer(self._keep, fd)
+        if name:
+            self.fds[name] = fd
+        else:
+            self._close(fd)
 
     def _keep(self, fd: int) -> int:
         """A descriptor of the sequence, never one of the numbers that are to be open nowhere."""
@@ -211,7 +216,10 @@ class SequenceBoard:
 
         def ask(request: int, raw: bytearray) -> bytearray:
             struct = (ctypes.c_ubyte * len(raw)).from_buffer(raw)
-            self.kernel.ioctl(self.nvmap, request, ctypes.addressof(struct))
+            result = _answer(self.kernel.ioctl, self.nvmap, request, ctypes.addressof(struct))
+            if result < 0:
+                name = self.kernel.abi.name(request)
+                raise BrokenModelError(f"no dmabuf: {name} answers {_word(result)}")
             return raw
 
         handle = ask(_CREATE_64, bytearray(size.to_bytes(8, "little")))[:4]
@@ -222,22 +230,36 @@ class SequenceBoard:
 
     def _close(self, fd: int) -> None:
         if fd >= 0:
-            os.close(fd)
-            self.kernel.sweep()
-
-    def _end(self) -> None:
-        for fd in (*self.fds.values(), self.nvmap):
-            with suppress(OSError):
+            with suppress(OSError):  # a broken model may have closed it, or never have opened it
                 os.close(fd)
-        self.kernel.sweep()
-        self.kernel.close()
+            _answer(self.kernel.sweep)
+
+    def _end(self, verdict: Verdict) -> None:
+        try:
+            for fd in (*self.fds.values(), self.nvmap):
+                self._close(fd)
+        except BrokenModelError as error:
+            verdict.compare(len(self.sequence.calls), str(error))
+        finally:
+            self.kernel.close()
+
+
+def _answer(call: Callable[..., int | None], *args: Any) -> int:
+    """The result of a call of the model, or minus its errno; else raises BrokenModelError."""
+    try:
+        return call(*args) or 0
+    except OSError as error:
+        return -(error.errno or 0)
+    except Exception as error:
+        raise BrokenModelError(f"the model broke: {error!r}") from error
+
+
+def _word(value: int) -> str:
+    return str(value) if value >= 0 else errno.errorcode.get(-value, str(value))
 
 
 def _result(name: str, mine: int, theirs: int) -> str:
-    def word(value: int) -> str:
-        return str(value) if value >= 0 else errno.errorcode.get(-value, str(value))
-
-    return "" if mine == theirs else f"{name}: nvgpu {word(theirs)}, model {word(mine)}"
+    return "" if mine == theirs else f"{name}: nvgpu {_word(theirs)}, model {_word(mine)}"
 
 
 def _bytes(name: str, part: dict[str, Any], mine: bytes) -> str:

@@ -6,13 +6,24 @@ import copy
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nvgpusim.cli import main
 from nvgpusim.errors import SimError
-from nvgpusim.orin.judge import NOWHERE, Sequence, SequenceBoard, agreement_table, judge, load
+from nvgpusim.orin.judge import (
+    NOWHERE,
+    Sequence,
+    SequenceBoard,
+    Verdict,
+    agreement_table,
+    judge,
+    load,
+)
+from nvgpusim.orin.kernel.nvmap import NvMapFile
+from nvgpusim.orin.kernel.tsg import Tsg
 
 ANSWERS = Path(__file__).parent / "data" / "nvgpu-answers.json.gz"
 
@@ -99,7 +110,31 @@ def test_no_descriptor_is_one_that_is_to_be_open_nowhere(sequences: list[Sequenc
     for call in calls:
         bench._play(call)
     assert not set(NOWHERE) & set(bench.fds.values())
-    bench._end()
+    bench._end(Verdict("36.4.3", "none"))
+
+
+def test_a_model_without_dmabufs_is_a_difference(
+    sequences: list[Sequence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`create.handle64` broken: the handle in the high half, which ALLOC does not know."""
+    create = NvMapFile._create
+
+    def high(self: NvMapFile, size: int) -> SimpleNamespace:
+        return SimpleNamespace(id=create(self, size).id << 32)
+
+    monkeypatch.setattr(NvMapFile, "_create", high)
+    (verdict,) = judge([pick(sequences, "36.4.3", "rule/as/sizes")])
+    assert verdict.differences[0][1] == "no dmabuf: NVMAP_ALLOC answers EINVAL"
+
+
+@pytest.mark.parametrize("method", ["check_space", "unbind"])
+def test_a_model_that_breaks_is_a_difference(
+    sequences: list[Sequence], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """In a call, and at the end, when the channels are closed."""
+    monkeypatch.setattr(Tsg, method, None)
+    (verdict,) = judge([pick(sequences, "36.4.3", "rule/chan/tsg before as")])
+    assert "the model broke: TypeError(" in verdict.differences[0][1]
 
 
 def test_the_table_counts_by_release_and_kind(sequences: list[Sequence]) -> None:
