@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,8 @@ from .errors import SimError
 from .options import (
     BOARDS,
     KEPT,
-    L2_POLICIES,
-    MEMORY_ENDS,
-    PLACES,
     PROFILES,
+    STRICT_EXIT,
     Options,
     cache_directory,
     checks,
@@ -35,7 +35,31 @@ from .orin.inject import Injection
 from .orin.rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
-_STRICT_EXIT = 3
+
+
+def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The fields of Options as click's options."""
+    for one in reversed(fields(Options)):
+        more = dict(one.metadata)
+        text, name = more.pop("text"), "--" + one.name.replace("_", "-")
+        if "choices" in more:
+            more["type"] = click.Choice(list(more.pop("choices")))
+        elif "range" in more:
+            kind = click.FloatRange if isinstance(one.default, float) else click.IntRange
+            more["type"] = kind(*more.pop("range"))
+        elif more.get("metavar") == "FILE":
+            more["type"] = click.Path(dir_okay=False)
+        elif one.default is False:
+            more["is_flag"] = True
+        elif one.default is True:
+            name += f"/--no-{name[2:]}"
+        elif one.default == ():
+            more["multiple"] = True
+        add = click.option(
+            name, default=one.default, show_default="metavar" not in more, help=text, **more
+        )
+        command = add(command)
+    return command
 
 
 @click.command(
@@ -44,107 +68,7 @@ _STRICT_EXIT = 3
     epilog="Other commands: nvgpusim replay FILE, judge FILE, report [FILE], recorder FILE.pyz, "
     "programs CUBIN PTX, run FILE.cu, cuda PROGRAM, rules. Each has --help.",
 )
-@click.option(
-    "--profile",
-    type=click.Choice(PROFILES),
-    default="r36",
-    show_default=True,
-    help="Struct sizes, numbers and rules of that L4T release.",
-)
-@click.option(
-    "--board",
-    type=click.Choice(list(BOARDS)),
-    default="agx64",
-    show_default=True,
-    help="Orin module: enabled SMs and memory.",
-)
-@click.option(
-    "--delay",
-    type=click.FloatRange(0, 10_000),
-    default=0.0,
-    metavar="MS",
-    help="The GPU works up to MS milliseconds late, by --seed.",
-)
-@click.option(
-    "--order", is_flag=True, help="A store that no barrier follows may be invisible to the GPU."
-)
-@click.option(
-    "--prefetch/--no-prefetch",
-    default=True,
-    show_default=True,
-    help="Entries and pushbuffers are read at the doorbell, or when they are executed.",
-)
-@click.option(
-    "--write-back",
-    is_flag=True,
-    help="SKED writes its copy of a QMD back some time after the QMD's release.",
-)
-@click.option(
-    "--l2",
-    type=click.Choice(L2_POLICIES),
-    default="keep",
-    show_default=True,
-    help="The GPU's L2 keeps lines of CACHEABLE mappings until a flush, evicts some by --seed, or "
-    "keeps lines of all mappings.",
-)
-@click.option(
-    "--memory-end",
-    type=click.Choice(MEMORY_ENDS),
-    default="release",
-    show_default=True,
-    help="nvmap's answer when memory ends is the profile's, or that of r35.6.3 and r36.4.7: ENOMEM "
-    "while the page cache is full.",
-)
-@click.option(
-    "--page-cache",
-    type=click.IntRange(min=-1),
-    default=-1,
-    metavar="MB",
-    help="Memory that files take at the start (-1: three quarters).",
-)
-@click.option("--warps", is_flag=True, help="Warps of a block run in a random order, from --seed.")
-@click.option(
-    "--sanitize",
-    default="",
-    metavar="LIST",
-    help="Watch kernels: race,init,sync,bounds, or all. --strict without it: all.",
-)
-@click.option(
-    "--place",
-    type=click.Choice(PLACES),
-    default="buddy",
-    show_default=True,
-    help="Which free block the kernel hands out.",
-)
-@click.option("--poison", is_flag=True, help="Freed memory is filled with 0xDB.")
-@click.option(
-    "--second-client",
-    type=click.FloatRange(0, 60_000),
-    default=0.0,
-    metavar="MS",
-    help="Another process always has GPU work; a grid of this one takes MS of simulated time.",
-)
-@click.option(
-    "--inject",
-    multiple=True,
-    metavar="SPEC",
-    help="A fault on demand, WHAT[@WHERE][:n=K|every=K|p=P]; several times.",
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of every random choice above."
-)
-@click.option(
-    "--record", type=click.Path(dir_okay=False), default="", help="The file that gets the trace."
-)
-@click.option(
-    "--report", type=click.Path(dir_okay=False), default="", help="The file that gets the report."
-)
-@click.option(
-    "--strict",
-    is_flag=True,
-    help=f"Exit {_STRICT_EXIT} when the program succeeded but a GPU error, a note or an ioctl that "
-    "is unknown or not modelled occurred; 1 when an --inject never fired.",
-)
+@_flags
 @click.option("--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
@@ -155,7 +79,7 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     nvgpusim --delay 5 --seed 7 -- pytest tests/test_ops.py
     nvgpusim -- -m tinygrad.llm
     """
-    options = Options(**values | {"sanitize": checks(values["sanitize"])})
+    options = Options(**values | {"sanitize": checks(",".join(values["sanitize"]))})
     for spec in options.inject:
         Injection.parse(spec)
     argv = python_command(command)
@@ -285,7 +209,7 @@ def _conclude(
     for line in idle:
         click.echo(line, err=True)
     if options.strict and status == 0:
-        return _STRICT_EXIT if any(map(_suspicious, used)) else int(bool(idle))
+        return STRICT_EXIT if any(map(_suspicious, used)) else int(bool(idle))
     return status
 
 

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .l2 import LINE, BufferLines
+from .l2 import LINE
 
-
-class ShownMapping(Protocol):
-    """The part of a Mapping that `MappingsTable` reads."""
-
-    va: int
-    size: int
-    buf_offset: int
-    read_only: bool
-    lines: BufferLines | None
-
-    @property
-    def array(self) -> NDArray[np.uint8]:
-        """The mapped bytes."""
+if TYPE_CHECKING:
+    from .memory import Mapping
 
 
 def _at(array: Any) -> int:
@@ -35,10 +24,10 @@ class MappingsTable:
     their states (0 without), 1 if it may be written."""
 
     def __init__(self) -> None:
-        self.seen: tuple[Sequence[ShownMapping] | None, int] = None, 0
+        self.seen: tuple[Sequence[Mapping] | None, int] = None, 0
         self.rows = np.zeros((0, 6), np.uint64)
 
-    def rows_of(self, maps: Sequence[ShownMapping], moves: int) -> NDArray[np.uint64]:
+    def rows_of(self, maps: Sequence[Mapping], moves: int) -> NDArray[np.uint64]:
         """The rows of `maps`: the same array until that list, or `moves`, is another."""
         if self.seen[0] is maps and self.seen[1] == moves:
             return self.rows

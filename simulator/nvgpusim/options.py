@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .errors import SimError
 
@@ -19,6 +20,8 @@ MEMORY_ENDS = ("release", "refuse")
 """Behaviours of nvmap when memory ends (see kernel/available.py)."""
 CHECKS = ("race", "init", "sync", "bounds")
 """Faults that `--sanitize` can watch kernels for."""
+STRICT_EXIT = 3
+"""Exit status of --strict: the program succeeded, the GPU did not."""
 BOARDS: dict[str, tuple[int, int]] = {
     "agx64": (8, 64),
     "agx32": (7, 32),
@@ -53,42 +56,71 @@ def cache_directory() -> Path:
     return Path(base) / "nvgpusim"
 
 
+def _option(default: Any, text: str, **more: Any) -> Any:
+    """A field that is an option of the command: its text, and what it may be (see cli.py)."""
+    return field(default=default, metadata={"text": text, **more})
+
+
 @dataclass(frozen=True)
 class Options:
-    """Options of `python -m nvgpusim`.
+    """Options of `python -m nvgpusim`, in the order and with the words of its --help."""
 
-    `delay` bounds, in milliseconds, how late the consumer may run (0: at once); `order` delivers
-    write-combined stores late unless a barrier stood between; without `prefetch`, entries and
-    pushbuffers are read when they are executed, not at the doorbell; with `write_back`, SKED writes
-    its copy of a QMD back some time after the QMD's release; `l2` is what the GPU's cache does with
-    lines of CACHEABLE mappings (see l2.py); `memory_end` "refuse" is nvmap
-    since October 2025; `page_cache` is what files take of memory, in MB (-1: three quarters);
-    `warps` draws the order of warps;
-    `sanitize` lists what kernels are watched for (none with `strict`: everything); `place` is the
-    allocation policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all
-    choices are drawn from `seed`. `second_client` is the simulated time of a grid, in
-    milliseconds, while another process wants the GPU all the time (0: no other process).
-    """
-
-    profile: str = "r36"
-    board: str = "agx64"
-    delay: float = 0.0
-    order: bool = False
-    prefetch: bool = True
-    write_back: bool = False
-    l2: str = "keep"
-    place: str = "buddy"
-    poison: bool = False
-    memory_end: str = "release"
-    page_cache: int = -1
-    inject: tuple[str, ...] = field(default=())
-    seed: int = 0
-    record: str = ""
-    report: str = ""
-    strict: bool = False
-    second_client: float = 0.0
-    warps: bool = False
-    sanitize: tuple[str, ...] = field(default=())
+    profile: str = _option(
+        "r36", "Struct sizes, numbers and rules of that L4T release.", choices=PROFILES
+    )
+    board: str = _option("agx64", "Orin module: enabled SMs and memory.", choices=BOARDS)
+    delay: float = _option(
+        0.0, "The GPU works up to MS milliseconds late, by --seed.", range=(0, 10_000), metavar="MS"
+    )
+    order: bool = _option(False, "A store that no barrier follows may be invisible to the GPU.")
+    prefetch: bool = _option(
+        True, "Entries and pushbuffers are read at the doorbell, or when they are executed."
+    )
+    write_back: bool = _option(
+        False, "SKED writes its copy of a QMD back some time after the QMD's release."
+    )
+    l2: str = _option(
+        "keep",
+        "The GPU's L2 keeps lines of CACHEABLE mappings until a flush, evicts some by --seed, or "
+        "keeps lines of all mappings.",
+        choices=L2_POLICIES,
+    )
+    memory_end: str = _option(
+        "release",
+        "nvmap's answer when memory ends is the profile's, or that of r35.6.3 and r36.4.7: ENOMEM "
+        "while the page cache is full.",
+        choices=MEMORY_ENDS,
+    )
+    page_cache: int = _option(
+        -1,
+        "Memory that files take at the start (-1: three quarters).",
+        range=(-1, None),
+        metavar="MB",
+    )
+    warps: bool = _option(False, "Warps of a block run in a random order, from --seed.")
+    sanitize: tuple[str, ...] = _option(
+        (), "Watch kernels: race,init,sync,bounds, or all. --strict without it: all.",
+        metavar="LIST",
+    )  # fmt: skip
+    place: str = _option("buddy", "Which free block the kernel hands out.", choices=PLACES)
+    poison: bool = _option(False, "Freed memory is filled with 0xDB.")
+    second_client: float = _option(
+        0.0,
+        "Another process always has GPU work; a grid of this one takes MS of simulated time.",
+        range=(0, 60_000),
+        metavar="MS",
+    )
+    inject: tuple[str, ...] = _option(
+        (), "A fault on demand, WHAT[@WHERE][:n=K|every=K|p=P]; several times.", metavar="SPEC"
+    )
+    seed: int = _option(0, "Seed of every random choice above.")
+    record: str = _option("", "The file that gets the trace.", metavar="FILE")
+    report: str = _option("", "The file that gets the report.", metavar="FILE")
+    strict: bool = _option(
+        False,
+        f"Exit {STRICT_EXIT} when the program succeeded but a GPU error, a note or an ioctl that "
+        "is unknown or not modelled occurred; 1 when an --inject never fired.",
+    )
 
     @property
     def checks(self) -> frozenset[str]:

@@ -140,8 +140,8 @@ class SimBackend(Backend):
     def polled(self, fds: list[int]) -> None:
         """An event shows once."""
         for fd in fds:
-            file = self.kernel.file(fd, "event")
-            if isinstance(file, EventFile) and file.posted:
+            file = self.kernel.file(fd, EventFile)
+            if file is not None and file.posted:
                 file.posted = False
                 self.kernel.journal.rule("event.poll")
                 drain(fd)

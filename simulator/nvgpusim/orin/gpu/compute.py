@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +15,12 @@ from ...ptx.launch import CHUNK_LANES, PARAM_BASE
 from .faults import GpuFault, gr_class, illegal_method, mmu, simulator_gap, sm
 from .host import write_semaphore
 from .programs import PROGRAMS, R_64, R_HI, R_LO, Program, best_program
-from .protocols import DONE, Channel, Steps, Work
 from .published import Published, read_bank
 from .qmd import SIZE, Limits, Qmd, check
+from .steps import DONE, Steps, Work
+
+if TYPE_CHECKING:
+    from .pbdma import Channel
 
 COMPUTE_CLASS = 0xC7C0
 LOCAL_WINDOW_A, LOCAL_WINDOW_B, LOCAL_A, LOCAL_B = 0x7B0, 0x7B4, 0x790, 0x794

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ...memory import Access, GpuAddressSpace, MmuFault
 from .faults import gr_class, illegal_method, mmu
 from .host import write_semaphore
-from .protocols import DONE, Channel, Steps, Work
+from .steps import DONE, Steps, Work
+
+if TYPE_CHECKING:
+    from .pbdma import Channel
 
 COPY_CLASS = 0xC7B5
 SEM_A, SEM_B, SEM_PAYLOAD, SEM_PAYLOAD_UPPER, LAUNCH_DMA = 0x240, 0x244, 0x248, 0x24C, 0x300

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from ...memory import GpuAddressSpace, MmuFault
 from ..gpu_api import EVENT_BLOCKING_SYNC
 from .faults import illegal_method, mmu, pbdma
-from .protocols import DONE, Channel, Steps, Work
+from .steps import DONE, Steps, Work
+
+if TYPE_CHECKING:
+    from .pbdma import Channel
 
 NON_STALL_INTERRUPT, WFI = 0x20, 0x78
 SEM_ADDR_LO, SEM_ADDR_HI, SEM_PAYLOAD_LO, SEM_PAYLOAD_HI, SEM_EXECUTE = 0x5C, 0x60, 0x64, 0x68, 0x6C

@@ -1,15 +1,10 @@
-"""A channel's host side: GPFIFO entries, pushbuffer headers, and who gets each method.
-
-Everything that may have to wait is a generator: it yields "blocked" (an acquire that fails, an
-engine that is busy), "lag" (the adversary holds it back) or "more" (let others run), and goes on
-where it was when the scheduler resumes it.
-"""
+"""A channel's host side: GPFIFO entries, pushbuffer headers, and who gets each method."""
 
 from __future__ import annotations
 
 import struct
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +14,11 @@ from .compute import COMPUTE_CLASS, Compute
 from .copy_engine import COPY_CLASS, Copy
 from .faults import gr_class, illegal_method, mmu, pbdma
 from .host import Host
-from .protocols import DONE, Device, Steps, Work
 from .published import Published, publish
-from .ring_order import RingOrder
+from .steps import DONE, Steps, Work
+
+if TYPE_CHECKING:
+    from .scheduler import Gpu
 
 GP_GET, GP_PUT = 0x88, 0x8C
 MASK40 = (1 << 40) - 1
@@ -29,16 +26,10 @@ INC, NON_INC, IMMD, ONE_INC, END = 1, 3, 4, 5, 7
 COMPUTE_SUBCHANNEL, COPY_SUBCHANNEL = 1, 4
 
 
-class Scheduler(Device, Protocol):
-    """The GPU that runs channels, and the order in which it sees their stores."""
-
-    order: RingOrder
-
-
 class Channel:
     """One channel: where its ring stands, its methods' state, what it waits for."""
 
-    def __init__(self, gpu: Scheduler, port: ChannelPort) -> None:
+    def __init__(self, gpu: Gpu, port: ChannelPort) -> None:
         self.gpu, self.port, self.vm = gpu, port, port.vm
         self.get = 0
         self.steps: Steps | None = None

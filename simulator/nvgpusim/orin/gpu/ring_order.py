@@ -19,8 +19,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .protocols import Channel
+if TYPE_CHECKING:
+    from .pbdma import Channel
 
 AHEAD = 64
 """Ring entries after GPPut that are noted at a barrier."""

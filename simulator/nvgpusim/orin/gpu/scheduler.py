@@ -28,14 +28,21 @@ from ..ctxsw import SecondClient
 from ..gpu_api import ChannelPort
 from .faults import GpuFault, ctxsw_timeout, gr_class
 from .pbdma import Channel
-from .protocols import Caches
-from .protocols import Channel as ChannelView
+from .programs import Program
 from .qmd import SIZE, Qmd
 from .ring_order import RingOrder
 
 POLL = 2e-4
 """Seconds between looks at semaphores that the CPU may write."""
 KEPT_NOTES = 200
+
+
+class Caches:
+    """Instruction and constant caches of a GPU: kept until an invalidate, by address."""
+
+    def __init__(self) -> None:
+        self.code: dict[tuple[int, int], tuple[list[Program], bytes]] = {}
+        self.constants: dict[tuple[int, int], bytes] = {}
 
 
 class Gpu:
@@ -165,7 +172,7 @@ class Gpu:
         wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
         return time.monotonic() + wait
 
-    def let_second_client_run(self, channel: ChannelView, waves: list[int]) -> None:
+    def let_second_client_run(self, channel: Channel, waves: list[int]) -> None:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
         if not self.rival.grid_ms:
             return
@@ -194,11 +201,11 @@ class Gpu:
         """TPC of a chunk's first block."""
         return int(self.rng.integers(self.tpcs))
 
-    def local_in_use(self, channel: ChannelView) -> bool:
+    def local_in_use(self, channel: Channel) -> bool:
         """True if a grid of the channel's TSG may be using local memory."""
         return any(c.inflight for c in self._live() if c.port.tsg_id == channel.port.tsg_id)
 
-    def write_qmd_back(self, channel: ChannelView, qmd: Qmd) -> None:
+    def write_qmd_back(self, channel: Channel, qmd: Qmd) -> None:
         """SKED's cached copy goes back to memory."""
         try:
             view = channel.vm.view(qmd.va, SIZE, "write")

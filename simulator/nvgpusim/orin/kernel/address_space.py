@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import close as real_close
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from ... import l2
 from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller_lines
@@ -12,7 +12,11 @@ from ..abi import Record
 from ..rules import KernelError
 from .allocator import Buddy
 from .board import MAP_FLAGS
-from .file import Board, File, handler
+from .channel import ChannelFile
+from .file import File, handler
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 PDE = 0x200000
 """Coverage of a last-level PDE: the granule of va_range_start and va_range_end."""
@@ -48,7 +52,7 @@ class Vm:
     A subcontext only remembers it, as nvgpu does.
     """
 
-    def __init__(self, kernel: Board, start: int, end: int) -> None:
+    def __init__(self, kernel: Kernel, start: int, end: int) -> None:
         self.kernel, self.start, self.end = kernel, start, end
         self.number = kernel.spaces
         kernel.spaces += 1
@@ -120,29 +124,22 @@ class Vm:
         assert owned <= starts, "a mapping without a block"
 
 
-@runtime_checkable
-class Bound(Protocol):
-    """A channel as its address space sees it: `channel.ChannelFile`."""
-
-    vm: Vm | None
-
-
 class AsFile(File):
     """An address space fd."""
 
     kind, letter = "as", "A"
 
-    def __init__(self, kernel: Board, vm: Vm) -> None:
+    def __init__(self, kernel: Kernel, vm: Vm) -> None:
         super().__init__(kernel)
         self.vm = vm
 
     @classmethod
-    def default(cls, kernel: Board) -> AsFile:
+    def default(cls, kernel: Kernel) -> AsFile:
         """Opening the `as` node asks for 64 KiB pages, which L4T does not have."""
         raise KernelError("as.node", f"{DEFAULT_BIG_PAGE:#x}")
 
     @classmethod
-    def from_args(cls, kernel: Board, args: Record) -> AsFile:
+    def from_args(cls, kernel: Kernel, args: Record) -> AsFile:
         """ALLOC_AS."""
         start, end = args["va_range_start"], args["va_range_end"]
         file = cls.__new__(cls)
@@ -176,8 +173,8 @@ class AsFile(File):
     @handler("NVGPU_AS_IOCTL_BIND_CHANNEL")
     def bind_channel(self, args: Record) -> None:
         """Give a channel its address space."""
-        channel = self.kernel.file(args["channel_fd"], "channel")
-        if not isinstance(channel, Bound):
+        channel = self.kernel.file(args["channel_fd"], ChannelFile)
+        if channel is None:
             raise self.refuse("as.bind-fd", f"fd {args['channel_fd']}")
         if channel.vm is not None:
             raise self.refuse("as.bind-twice")

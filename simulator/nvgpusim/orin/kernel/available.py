@@ -14,8 +14,12 @@ The model refuses what exceeds free memory and three eighths of the page cache.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .board import JETPACK7
-from .file import Board
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 MEMINFO = "/proc/meminfo"
 SYSTEM = 512 << 20
@@ -24,24 +28,24 @@ CMA = 256 << 20
 """Bytes reserved for contiguous allocations, all free; an Orin has 256 to 512 MB."""
 
 
-def available(kernel: Board) -> int:
+def available(kernel: Kernel) -> int:
     """MemAvailable of the board, in bytes; CMA pages and the page cache count."""
     return max(kernel.options.ram - SYSTEM - kernel.journal.in_use, 0)
 
 
-def for_nvmap(kernel: Board) -> int:
+def for_nvmap(kernel: Kernel) -> int:
     """Bytes that nvmap can have: those that are no CMA pages."""
     return max(available(kernel) - CMA, 0)
 
 
-def page_cache_bytes(kernel: Board) -> int:
+def page_cache_bytes(kernel: Kernel) -> int:
     """Bytes of files in the page cache, which gives way to whoever needs memory."""
     asked = kernel.options.page_cache
     full = kernel.options.ram * 3 // 4 if asked < 0 else asked << 20
     return min(max(full - sum(kernel.journal.given_up.values()), 0), for_nvmap(kernel))
 
 
-def meminfo(kernel: Board) -> str:
+def meminfo(kernel: Kernel) -> str:
     """The lines of /proc/meminfo that are about the whole of memory."""
     lines = {
         "MemTotal": kernel.options.ram,
@@ -54,7 +58,7 @@ def meminfo(kernel: Board) -> str:
     return "".join(f"{name + ':':15} {size >> 10:8} kB\n" for name, size in lines.items())
 
 
-def nvmap_room(kernel: Board) -> int:
+def nvmap_room(kernel: Kernel) -> int:
     """Bytes that nvmap compares a request with."""
     if kernel.options.memory_end == "refuse":
         return for_nvmap(kernel) - page_cache_bytes(kernel) * 5 // 8
@@ -62,7 +66,7 @@ def nvmap_room(kernel: Board) -> int:
     return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram
 
 
-def take_pages(kernel: Board, size: int) -> None:
+def take_pages(kernel: Kernel, size: int) -> None:
     """Take the pages of a request that nvmap let pass; the OOM killer may be the answer."""
     left = for_nvmap(kernel)
     if size > left:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...memory import PAGE, DmaBuf, Mapping
 from ..abi import Record
 from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
-from .address_space import Vm
 from .board import GR_RUNLIST, RUNLISTS
-from .file import Board, File, handler
+from .file import File, handler
 from .gpu_classes import check_runqueues, known
-from .tsg import Subcontext, Tsg
+
+if TYPE_CHECKING:
+    from .address_space import Vm
+    from .core import Kernel
+    from .tsg import Subcontext, Tsg
 
 VPR, DETERMINISTIC, USERMODE = 1, 2, 8
 ENTRY = 8
@@ -34,7 +38,7 @@ class ChannelFile(File):
 
     kind, letter = "channel", "H"
 
-    def __init__(self, kernel: Board, runlist: int) -> None:
+    def __init__(self, kernel: Kernel, runlist: int) -> None:
         super().__init__(kernel)
         self.runlist = GR_RUNLIST if runlist == -1 else runlist
         self.id = -1

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
 from os import close as _real_close
+from typing import TypeVar
 
 from ...locks import Lock
 from ...memory import DmaBuf, caller_lines
@@ -54,6 +55,7 @@ NODES = {
     "/dev/nvmap": "nvmap",
 }
 """Device nodes of the model, both naming schemes; debugger, profiler and scheduler are absent."""
+F = TypeVar("F", bound=File)
 
 
 class Kernel:
@@ -173,10 +175,10 @@ class Kernel:
             return self.files.get(key)
         return self.dmabufs.get(key)
 
-    def file(self, fd: int, kind: str) -> File | None:
+    def file(self, fd: int, kind: type[F]) -> F | None:
         """The open device of that kind behind `fd`."""
         found = self.lookup(fd)
-        return found if isinstance(found, File) and found.kind == kind else None
+        return found if isinstance(found, kind) else None
 
     def dmabuf(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
         """The dmabuf behind `fd`; raises KernelError with one of the two rules."""
@@ -224,7 +226,7 @@ class Kernel:
                 case "channel":
                     file = ChannelFile(self, -1)
                 case _:
-                    file = NvMapFile(self, self.nvmap, self.shown)
+                    file = NvMapFile(self)
             try:
                 fd = self.install(file)
             except KernelError:
@@ -287,10 +289,6 @@ class Kernel:
             self.cpu_maps.add(CpuMapping(address, end, what))
             self.journal.rule("fd.fork")
             self.journal.count("mmap", what.kind if isinstance(what, File) else "dmabuf")
-
-    def shown(self, address: int) -> CpuMapping | None:
-        """The CPU mapping that holds an address."""
-        return self.cpu_maps.at(address)
 
     def unmapped(self, address: int, length: int) -> list[File | DmaBuf]:
         """[address, address + length) is unmapped or replaced; returns what was there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ... import l2
 from .. import ctxsw
@@ -16,9 +16,12 @@ from ..abi import Record
 from .address_space import AsFile
 from .board import JETPACK7, MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
 from .channel import ChannelFile
-from .file import Board, File, handler
+from .file import File, handler
 from .tsg import TsgFile
 from .usermode import SIZE as USERMODE_SIZE
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 ENGINES = ((0, 0, 0), (1, 0, 0), (2, 0, 1), (2, 1, 2))
 """GET_ENGINE_INFO: (engine id, instance, runlist); 1 is the copy engine on the GR runlist."""
@@ -61,7 +64,7 @@ class CtrlFile(File):
         },
     }
 
-    def __init__(self, kernel: Board) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.instance_id = kernel.spaces + id(self) % 4096
 

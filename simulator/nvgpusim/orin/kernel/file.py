@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from ...locks import Lock
-from ...memory import DmaBuf, caller_lines
-from ...options import Options
-from ..abi import Abi, Ioctl, Record, ioc_dir, ioc_nr, ioc_size, ioc_type
-from ..gpu_api import ChannelPort, Executor, FaultReport
-from ..inject import Injector
-from ..report import Journal
+from ...memory import caller_lines
+from ..abi import Ioctl, Record, ioc_dir, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
-from .board import GpuShape
-from .usermem import UserMemory
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 Handler = Callable[..., int | None]
 Key = tuple[int, int]
@@ -30,91 +26,6 @@ def handler(name: str) -> Callable[[Handler], Handler]:
         return function
 
     return mark
-
-
-class Doorbell(Protocol):
-    """The doorbell page as files see it: `usermode.Usermode`."""
-
-    fd: int
-    mapped_by: set[int]
-
-    def start(self) -> None:
-        """Start watching."""
-
-    def forget(self, channel_id: int) -> None:
-        """The channel was closed."""
-
-
-class Board(Protocol):
-    """The state that all devices share: `core.Kernel`."""
-
-    abi: Abi
-    journal: Journal
-    options: Options
-    injector: Injector
-    lock: Lock
-    user: UserMemory
-    shape: GpuShape
-    executor: Executor | None
-    dmabufs: dict[Key, DmaBuf]
-    ports: dict[int, ChannelPort]
-    channel_ids: list[int]
-    tsg_ids: list[int]
-    syncpoints: list[int]
-    spaces: int
-    scheduler_locked: bool
-    default_modes: tuple[int, int]
-
-    @property
-    def usermode(self) -> Doorbell:
-        """The doorbell page."""
-        ...
-
-    def high(self, fd: int) -> int:
-        """Move one of the model's own fds out of the client's range."""
-        ...
-
-    def memfd(self, name: str) -> int:
-        """A memfd in the model's own range of descriptors."""
-        ...
-
-    def give(self, fd: int) -> int:
-        """The lowest free descriptor of the client's, a copy of `fd`."""
-        ...
-
-    def install(self, file: File) -> int:
-        """Give the client an fd for `file`."""
-        ...
-
-    def lookup(self, fd: int) -> File | DmaBuf | None:
-        """The model's object behind a descriptor."""
-        ...
-
-    def file(self, fd: int, kind: str) -> File | None:
-        """The open device of that kind behind `fd`."""
-        ...
-
-    def dmabuf(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
-        """The dmabuf behind `fd`; raises KernelError with one of the two rules."""
-        ...
-
-    def read_only(self, fd: int) -> bool:
-        """True if `fd` is open for reading only."""
-        ...
-
-    def gpu(self) -> Executor | None:
-        """The execution side."""
-        ...
-
-    def fault(self, port: ChannelPort, report: FaultReport) -> None:
-        """A fatal error: kill the TSG."""
-
-    def oom_kill(self) -> None:
-        """Linux ends the process for want of memory."""
-
-    def ptimer(self) -> int:
-        """PTIMER in nanoseconds."""
-        ...
 
 
 class File:
@@ -138,7 +49,7 @@ class File:
             if hasattr(f, "ioctl_name")
         }
 
-    def __init__(self, kernel: Board) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.line = caller_lines()
         self.key: Key = (0, 0)

@@ -6,11 +6,14 @@ common/gr/obj_ctx.c, common/gr/ctx.c, common/fifo/tsg.c]
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..ctxsw import CILP, WFI, Context
 from ..rules import KernelError
-from .file import Board
+
+if TYPE_CHECKING:
+    from .channel import ChannelFile
+    from .tsg import Tsg
 
 COMPUTE = frozenset({0xC7C0, 0xC5C0, 0xC3C0})
 """is_valid_compute: Ampere B, Turing, Volta."""
@@ -30,40 +33,12 @@ FLAG_GFXP, FLAG_CILP = 1 << 1, 1 << 2
 """NVGPU_ALLOC_OBJ_FLAGS_*."""
 
 
-class Engine(Protocol):
-    """A channel's class and place: of `channel.ChannelFile`."""
-
-    obj_class: int
-    veid: int
-    runqueue: int
-
-    @property
-    def vm(self) -> object | None:
-        """Its address space."""
-        ...
-
-
-class Group(Protocol):
-    """The channels beside it: of `tsg.Tsg`."""
-
-    kernel: Board
-
-    @property
-    def r35(self) -> bool:
-        """True if this is the driver without subcontexts of its own."""
-        ...
-
-    def active(self, classes: frozenset[int], veid0: bool, runqueue0: bool) -> bool:
-        """True if a channel with one of `classes` is there."""
-        ...
-
-
 def known(number: int, profile: str) -> bool:
     """True if the driver of a release takes the class."""
     return number in CLASSES and not (profile == "r35" and number == NVENC)
 
 
-def check_runqueues(channel: Engine, tsg: Group) -> None:
+def check_runqueues(channel: ChannelFile, tsg: Tsg) -> None:
     """Graphics stays on VEID 0 and run queue 0, and apart from asynchronous compute there.
 
     [nvgpu_tsg_validate_class_veid_pbdma, r36]; raises KernelError.
@@ -84,14 +59,14 @@ def check_runqueues(channel: Engine, tsg: Group) -> None:
 class GrContext(Context):
     """The graphics context of a TSG: its preemption modes, and the spaces it is mapped in."""
 
-    def __init__(self, tsg: Group) -> None:
+    def __init__(self, tsg: Tsg) -> None:
         super().__init__()
         self.tsg = tsg
         self.graphics = 0
         self.made = False
         self.mapped: set[object] = set()
 
-    def allocate(self, channel: Engine, flags: int) -> None:
+    def allocate(self, channel: ChannelFile, flags: int) -> None:
         """ALLOC_OBJ_CTX: the first class of the TSG makes the context; raises KernelError."""
         if channel.vm is not None:
             self.mapped.add(channel.vm)
@@ -107,13 +82,13 @@ class GrContext(Context):
             self.made = not first or self.tsg.r35
             raise
 
-    def set_modes(self, channel: Engine, graphics: int, compute: int) -> None:
+    def set_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
         """SET_PREEMPTION_MODE; raises KernelError."""
         changed = self._change(channel, graphics, compute)
         if changed and not self.tsg.r35 and channel.vm not in self.mapped:
             raise KernelError("preempt.no-context")
 
-    def _change(self, channel: Engine, graphics: int, compute: int) -> bool:
+    def _change(self, channel: ChannelFile, graphics: int, compute: int) -> bool:
         """Set what is not set already; whether anything was left to do."""
         graphics = 0 if graphics == self.graphics else graphics
         compute = 0 if compute == self.compute else compute
@@ -121,7 +96,7 @@ class GrContext(Context):
             self._set(channel, graphics, compute)
         return bool(graphics or compute)
 
-    def _set(self, channel: Engine, graphics: int, compute: int) -> None:
+    def _set(self, channel: ChannelFile, graphics: int, compute: int) -> None:
         named = f"{graphics} and {compute}"
         if (graphics and not graphics & GRAPHICS_MODES) or (
             compute and not compute & COMPUTE_MODES
@@ -141,7 +116,7 @@ class GrContext(Context):
             raise KernelError("preempt.class", f"{channel.obj_class:#x}")
         self.compute = compute
 
-    def _check_cilp(self, channel: Engine) -> None:
+    def _check_cilp(self, channel: ChannelFile) -> None:
         """Compute beside graphics does not go with CILP [nvgpu_tsg_validate_cilp_config]."""
         tsg = self.tsg
         beside = tsg.active(COMPUTE, veid0=False, runqueue0=False)

@@ -7,10 +7,13 @@ from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from os import close as real_close
+from typing import TYPE_CHECKING
 
 from ...memory import PAGE, DmaBuf, caller_lines
 from ..rules import KernelError
-from .file import Board
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 FIRST_HANDLE = 0x7FFFFFFF
 
@@ -36,7 +39,7 @@ class Handle:
 class NvMapState:
     """The handles of the whole board."""
 
-    def __init__(self, kernel: Board) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.handles: dict[int, Handle] = {}
         self.by_buf: dict[int, Handle] = {}

@@ -6,14 +6,17 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from os import close as real_close
+from typing import TYPE_CHECKING
 
 from ...memory import PAGE, DmaBuf
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
 from .available import nvmap_room, take_pages
-from .file import Board, File, handler
-from .handles import Handle, NvMapState
-from .usermem import CpuMapping
+from .file import File, handler
+from .handles import Handle
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 HEAP_IOVMM, HEAP_VPR = 1 << 30, 1 << 28
 EXCLUSIVE = (1 << 1, 1 << 26)
@@ -35,11 +38,9 @@ class NvMapFile(File):
 
     kind, letter = "nvmap", "N"
 
-    def __init__(
-        self, kernel: Board, state: NvMapState, shown: Callable[[int], CpuMapping | None]
-    ) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.state, self.shown = state, shown
+        self.state = kernel.nvmap
         self.refs: dict[int, int] = {}
         self._warned = False
 
@@ -257,7 +258,7 @@ class NvMapFile(File):
         if not address or args["op"] not in CACHE_OPS:
             raise self.refuse("cache.op", f"op {args['op']} at {address:#x}")
         handle = self._own(args["handle"], "cache.handle")
-        mapping = self.shown(address)
+        mapping = self.kernel.cpu_maps.at(address)
         if (
             mapping is None
             or not isinstance(mapping.what, DmaBuf)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 import struct
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from ..abi import Record
-from ..gpu_api import ChannelPort, SmError
+from ..gpu_api import SmError
 from ..rules import KernelError
 from .address_space import AsFile, Vm
-from .file import Board, File, handler
+from .channel import ChannelFile
+from .file import File, handler
 from .gpu_classes import GrContext
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 MAX_VEIDS = 64
 MAX_CHANNELS = 128
@@ -23,38 +27,12 @@ SYNC, ASYNC = 0, 1
 EVENT_IDS = range(6)
 
 
-@runtime_checkable
-class Member(Protocol):
-    """A channel as its TSG sees it: `channel.ChannelFile`."""
-
-    vm: Vm | None
-    tsg: Tsg | None
-    subcontext: Subcontext | None
-    port: ChannelPort | None
-    veid: int
-    runlist: int
-    runqueue: int
-    obj_class: int
-    unserviceable: bool
-    kept: bool
-
-    def busy(self) -> bool:
-        """True if the ring holds entries that the hardware does not take."""
-        ...
-
-    def disconnect(self) -> None:
-        """Off the runlist."""
-
-    def die(self, code: int) -> None:
-        """The TSG was killed."""
-
-
 class Subcontext:
     """The channels of one VEID that are in a TSG, and the space that the first of them had."""
 
     def __init__(self, veid: int, vm: Vm | None) -> None:
         self.veid, self.vm = veid, vm
-        self.channels: list[Member] = []
+        self.channels: list[ChannelFile] = []
 
 
 class Tsg:
@@ -64,14 +42,14 @@ class Tsg:
     the others); `subcontexts` are the VEIDs that channels are in, in the order of their first one.
     """
 
-    def __init__(self, kernel: Board) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         if not kernel.tsg_ids:
             raise KernelError("tsg.none-left")
         self.kernel = kernel
         self.id = kernel.tsg_ids.pop()
         self.refs = 1
         self.runlist: int | None = None
-        self.channels: list[Member] = []
+        self.channels: list[ChannelFile] = []
         self.spaces: dict[int, Vm | None] = {}
         self.sync = False
         self.taken: set[int] = set()
@@ -118,7 +96,7 @@ class Tsg:
             self.taken.remove(veid)
             self.spaces[veid] = None
 
-    def check_space(self, channel: Member) -> None:
+    def check_space(self, channel: ChannelFile) -> None:
         """Check made before every bind from r36 on; raises KernelError."""
         if channel.veid == 0 and self.spaces.get(0) is None:
             if self.sync:
@@ -128,7 +106,7 @@ class Tsg:
         if channel.vm is not self.spaces.get(channel.veid):
             raise KernelError("bind.vm", f"VEID {channel.veid}")
 
-    def bind(self, channel: Member) -> None:
+    def bind(self, channel: ChannelFile) -> None:
         """Take a channel in on its VEID; raises KernelError."""
         if channel.tsg is not None:
             raise KernelError("bind.twice")
@@ -146,7 +124,7 @@ class Tsg:
         self.refs += 1
         self.channels.append(channel)
 
-    def _join(self, channel: Member) -> None:
+    def _join(self, channel: ChannelFile) -> None:
         found = next((s for s in self.subcontexts if s.veid == channel.veid), None)
         if found is None:
             found = Subcontext(channel.veid, channel.vm)
@@ -156,7 +134,7 @@ class Tsg:
         channel.subcontext = found
         found.channels.append(channel)
 
-    def unbind(self, channel: Member, closing: bool = False) -> None:
+    def unbind(self, channel: ChannelFile, closing: bool = False) -> None:
         """Take a channel out; the last one of a VEID gives it back when its fd is closed."""
         self.channels.remove(channel)
         channel.tsg, left = None, channel.subcontext
@@ -197,7 +175,7 @@ class EventFile(File):
 
     kind, letter = "event", "E"
 
-    def __init__(self, kernel: Board, tsg: Tsg, event_id: int) -> None:
+    def __init__(self, kernel: Kernel, tsg: Tsg, event_id: int) -> None:
         super().__init__(kernel)
         self.tsg, self.event_id = tsg, event_id
         tsg.refs += 1
@@ -226,7 +204,7 @@ class TsgFile(File):
 
     kind, letter = "tsg", "T"
 
-    def __init__(self, kernel: Board) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.tsg = Tsg(kernel)
 
@@ -245,9 +223,9 @@ class TsgFile(File):
             assert all(c.tsg is tsg and c.subcontext is subcontext for c in subcontext.channels)
         assert all(0 < veid < MAX_VEIDS for veid in tsg.taken)
 
-    def _channel(self, fd: int) -> Member:
-        channel = self.kernel.file(fd, "channel")
-        if not isinstance(channel, Member):
+    def _channel(self, fd: int) -> ChannelFile:
+        channel = self.kernel.file(fd, ChannelFile)
+        if channel is None:
             raise self.refuse("bind.fd", f"fd {fd}")
         return channel
 
@@ -367,8 +345,8 @@ class TsgFile(File):
         """A VEID for an address space."""
         if args["type"] not in (SYNC, ASYNC):
             raise self.refuse("subctx.type", str(args["type"]))
-        space = self.kernel.file(args["as_fd"], "as")
-        if not isinstance(space, AsFile):
+        space = self.kernel.file(args["as_fd"], AsFile)
+        if space is None:
             raise self.refuse("subctx.as", f"fd {args['as_fd']}")
         args["veid"] = self.tsg.give(args["type"], space.vm)
 

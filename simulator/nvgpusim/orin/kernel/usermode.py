@@ -13,11 +13,15 @@ import sys
 import threading
 import time
 from os import close as real_close
+from typing import TYPE_CHECKING
 
 from ...locks import Lock, pause, resume
 from ...memory import client_line, map_pages
 from ..gpu_api import FaultReport
-from .file import Board, File
+from .file import File
+
+if TYPE_CHECKING:
+    from .core import Kernel
 
 SIZE = 0x10000
 """USERMODE_MMIO_SIZE."""
@@ -33,7 +37,7 @@ IDLE = 0xFFFFFFFF
 class Usermode:
     """The page and its watcher; the thread starts with the first mapping."""
 
-    def __init__(self, kernel: Board) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.fd = kernel.memfd("nvgpusim-usermode")
         os.ftruncate(self.fd, SIZE)
