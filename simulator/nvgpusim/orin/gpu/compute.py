@@ -71,18 +71,14 @@ class Compute:
                 self.known_limits = None
         elif method == PCAS2_B:
             if value not in (*SCHEDULE, PREFETCH_SCHEDULE):
-                raise gr_class(
-                    f"SEND_SIGNALING_PCAS2_B action {value} is not modelled", **c.details()
-                )
+                raise gr_class(f"SEND_SIGNALING_PCAS2_B action {value} is not modelled")
             return self.schedule(self.regs[PCAS_A] << 8)
         elif method == INVALIDATE_CACHES:
             if value & ~INVALIDATE_KNOWN:
-                raise gr_class(f"INVALIDATE_SHADER_CACHES_NO_WFI {value:#x}", **c.details())
+                raise gr_class(f"INVALIDATE_SHADER_CACHES_NO_WFI {value:#x}")
             self.invalidate(bool(value & INVALIDATE_INSTRUCTION), bool(value & INVALIDATE_CONSTANT))
         else:
-            raise illegal_method(
-                f"compute method {method:#x} with {value:#x} at {c.here()}", **c.details()
-            )
+            raise illegal_method(f"compute method {method:#x} with {value:#x} at {c.here()}")
         return DONE
 
     def invalidate(self, instruction: bool, constant: bool) -> None:
@@ -120,7 +116,7 @@ class Compute:
         c = self.c
         yield from c.adversary_delay()
         if va >= 1 << 40:
-            raise gr_class(f"QMD address {va:#x} is beyond 40 bits", **c.details())
+            raise gr_class(f"QMD address {va:#x} is beyond 40 bits")
         qmd = self.read_qmd(va, c.current)
         grid = self.chain(qmd, c.current, c.entry, c.line)
         if c.gpu.delay:
@@ -135,7 +131,7 @@ class Compute:
         try:
             data = bytes(c.vm.view(va, SIZE, "read"))
         except MmuFault as e:
-            raise mmu(e, QMD=f"{va:#x}", **c.details()) from e
+            raise mmu(e, QMD=f"{va:#x}") from e
         qmd = Qmd.read(va, data)
         if published is not None and va in published.qmds:
             before, args = published.qmds[va]
@@ -221,7 +217,7 @@ class Compute:
                 words = 2 if size == 0 or wide else 1
                 write_semaphore(c.vm, va, payload, words, size == 0)
             except MmuFault as e:
-                raise mmu(e, QMD=f"{qmd.va:#x}", field=f"RELEASE{i}_ADDRESS", **c.details()) from e
+                raise mmu(e, QMD=f"{qmd.va:#x}", field=f"RELEASE{i}_ADDRESS") from e
             c.gpu.count("releases")
 
     def program(self, qmd: Qmd) -> Program:
@@ -254,7 +250,6 @@ class Compute:
                 "for it",
                 PROGRAM_ADDRESS=f"{va:#x}",
                 remedy=REMEDY,
-                **c.details(),
             )
         size = len(programs[0].text)
         c.vm.view(-(-(va + size) // PAGE) * PAGE, 1, "fetch")  # instruction prefetch runs past it
@@ -315,12 +310,12 @@ class Compute:
             for text in launch.findings.values():
                 c.gpu.note(f"kernel {text}; {c.line}")
         except MmuFault as e:
-            raise mmu(e, **found, **c.details()) from e
+            raise mmu(e, **found) from e
         except KernelFault as e:
-            raise sm(e, qmd.program, **found, **c.details()) from e
+            raise sm(e, qmd.program, **found) from e
         except PtxError as e:
             what = f"the interpreter cannot run this kernel: {e}"
-            raise simulator_gap(what, **found, **c.details()) from e
+            raise simulator_gap(what, **found) from e
 
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""

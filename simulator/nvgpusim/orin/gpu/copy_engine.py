@@ -48,7 +48,7 @@ class Copy:
         elif method == LAUNCH_DMA:
             return self.start(value)
         else:
-            raise illegal_method(f"copy method {method:#x} with {value:#x}", **self.c.details())
+            raise illegal_method(f"copy method {method:#x} with {value:#x}")
         return DONE
 
     def start(self, flags: int) -> Steps:
@@ -57,7 +57,7 @@ class Copy:
         try:
             self.launch(flags)
         except MmuFault as e:
-            raise mmu(e, copy=self.describe(), **self.c.details()) from e
+            raise mmu(e, copy=self.describe()) from e
 
     def wide(self, upper: int, lower: int) -> int:
         """A 49-bit address from two registers."""
@@ -72,19 +72,17 @@ class Copy:
         """LAUNCH_DMA: transfer, then semaphore."""
         r, c = self.regs, self.c
         if flags & ~(TRANSFER | FLUSH | SEMAPHORE | PITCH_LAYOUT | MULTI_LINE):
-            raise gr_class(f"LAUNCH_DMA {flags:#x} is not modelled", **c.details())
+            raise gr_class(f"LAUNCH_DMA {flags:#x} is not modelled")
         transfer, semaphore = flags & TRANSFER, (flags & SEMAPHORE) >> 3
         if transfer:
             if flags & PITCH_LAYOUT != PITCH_LAYOUT:
-                raise gr_class(
-                    f"LAUNCH_DMA {flags:#x}: only pitch layouts are modelled", **c.details()
-                )
+                raise gr_class(f"LAUNCH_DMA {flags:#x}: only pitch layouts are modelled")
             lines = r[LINE_COUNT] if flags & MULTI_LINE else 1
             source, target = self.wide(IN_UPPER, IN_LOWER), self.wide(OUT_UPPER, OUT_LOWER)
             for line in range(lines):
                 self.line(source + line * r[PITCH_IN], target + line * r[PITCH_OUT], r[LINE_LENGTH])
         if semaphore == 3:
-            raise gr_class("LAUNCH_DMA with semaphore type 3", **c.details())
+            raise gr_class("LAUNCH_DMA with semaphore type 3")
         if semaphore:
             if not flags & FLUSH:
                 c.gpu.note(
@@ -93,7 +91,7 @@ class Copy:
                 )
             va = self.wide(SEM_A, SEM_B)
             if va % (16 if semaphore == 2 else 4):
-                raise gr_class(f"copy semaphore at {va:#x} is not aligned", **c.details())
+                raise gr_class(f"copy semaphore at {va:#x} is not aligned")
             four = semaphore == 2
             write_semaphore(c.vm, va, r[SEM_PAYLOAD], 2 if four else 1, four)
 

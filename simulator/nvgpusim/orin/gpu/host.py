@@ -72,10 +72,10 @@ class Host:
             c.port.post_event(EVENT_BLOCKING_SYNC)
         elif method == WFI:
             if value > 1:
-                raise pbdma(f"WFI with scope {value}", **c.details())
+                raise pbdma(f"WFI with scope {value}")
             return c.wait_idle()
         else:
-            raise illegal_method(f"host method {method:#x} with {value:#x}", **c.details())
+            raise illegal_method(f"host method {method:#x} with {value:#x}")
         return DONE
 
     def semaphore(self, execute: int) -> Steps:
@@ -88,14 +88,11 @@ class Host:
         if not wide:
             payload &= 0xFFFFFFFF
         if execute & ~_KNOWN or operation > NOR:
-            raise pbdma(f"SEM_EXECUTE {execute:#x} is not modelled", **c.details())
+            raise pbdma(f"SEM_EXECUTE {execute:#x} is not modelled")
         stamp = operation == RELEASE and bool(execute & TIMESTAMP)
         align = 16 if stamp else 8 if wide else 4
         if va % align:
-            raise pbdma(
-                f"semaphore: {_NAMES[operation]} at {va:#x} needs {align}-byte alignment",
-                **c.details(),
-            )
+            raise pbdma(f"semaphore: {_NAMES[operation]} at {va:#x} needs {align}-byte alignment")
         size = 8 if wide else 4
         try:
             if operation == RELEASE:
@@ -110,7 +107,7 @@ class Host:
             c.waiting = ""
             c.gpu.count("acquires")
         except MmuFault as e:
-            raise mmu(e, semaphore=f"{_NAMES[operation]} at {va:#x}", **c.details()) from e
+            raise mmu(e, semaphore=f"{_NAMES[operation]} at {va:#x}") from e
 
     def _read(self, va: int, size: int) -> int:
         return int.from_bytes(self.c.vm.view(va, size, "read", past=True), "little")

@@ -144,22 +144,20 @@ class Channel:
     def segment(self, entry: int, published: Published | None) -> Steps:
         """Decode a GPFIFO entry and execute its pushbuffer segment."""
         if entry & 3 or entry >> 40 & 1:
-            raise pbdma(
-                f"GPFIFO entry {entry:#018x} has FETCH or reserved bits set", **self.details()
-            )
+            raise pbdma(f"GPFIFO entry {entry:#018x} has FETCH or reserved bits set")
         length = entry >> 42 & 0x1FFFFF
         if length == 0:
             opcode = entry >> 32 & 0xFF
             if opcode:
-                raise pbdma(f"GPFIFO control entry with opcode {opcode}", **self.details())
+                raise pbdma(f"GPFIFO control entry with opcode {opcode}")
             return
         address = entry & MASK40 & ~3
         if address + 4 * length > MASK40:
-            raise pbdma(f"segment {address:#x} + {length} dwords passes 2^40", **self.details())
+            raise pbdma(f"segment {address:#x} + {length} dwords passes 2^40")
         try:
             data = bytes(self.vm.view(address, 4 * length, "fetch", past=True))
         except MmuFault as e:
-            raise mmu(e, **self.details()) from e
+            raise mmu(e) from e
         if published is not None and published.data != data and published.data is not None:
             at = (
                 next(i for i in range(len(data)) if data[i : i + 1] != published.data[i : i + 1])
@@ -189,11 +187,9 @@ class Channel:
             if header == 0:
                 continue
             if opcode not in (INC, NON_INC, ONE_INC):
-                raise pbdma(f"header opcode {opcode} at {self.here()}", **self.details())
+                raise pbdma(f"header opcode {opcode} at {self.here()}")
             if at + count > end:
-                raise pbdma(
-                    f"{count} data dwords run past the segment at {self.here()}", **self.details()
-                )
+                raise pbdma(f"{count} data dwords run past the segment at {self.here()}")
             for n in range(count):
                 step = n if opcode == INC else 0 if opcode == NON_INC else min(n, 1)
                 work = self.method(sub, method + 4 * step, words[at + n])
@@ -214,9 +210,7 @@ class Channel:
         elif method < 0x100:
             return self.host.method(method, value)
         elif sub not in self.bound:
-            raise illegal_method(
-                f"{method:#x} on subchannel {sub}, which no SET_OBJECT has bound", **self.details()
-            )
+            raise illegal_method(f"{method:#x} on subchannel {sub}, which no SET_OBJECT has bound")
         elif self.bound[sub] == COMPUTE_CLASS:
             return self.compute.method(method, value)
         else:
@@ -229,16 +223,13 @@ class Channel:
         if value >> 16 or number not in self.port.classes:
             raise gr_class(
                 f"SET_OBJECT {value:#x} on subchannel {sub}: not allocated on this channel "
-                f"(ALLOC_OBJ_CTX gave {[hex(c) for c in sorted(self.port.classes)]})",
-                **self.details(),
+                f"(ALLOC_OBJ_CTX gave {[hex(c) for c in sorted(self.port.classes)]})"
             )
         expected = {COMPUTE_CLASS: COMPUTE_SUBCHANNEL, COPY_CLASS: COPY_SUBCHANNEL}.get(number)
         if expected is None:
-            raise gr_class(f"class {number:#x} is not modelled", **self.details())
+            raise gr_class(f"class {number:#x} is not modelled")
         if sub != expected:
-            raise gr_class(
-                f"class {number:#x} belongs on subchannel {expected}, not {sub}", **self.details()
-            )
+            raise gr_class(f"class {number:#x} belongs on subchannel {expected}, not {sub}")
         self.bound[sub] = number
 
     # engines

@@ -182,8 +182,7 @@ class Gpu:
             raise ctxsw_timeout(
                 f"{spent} ms of context switches in sum, more than {limit} ms, with compute "
                 f"preemption mode {channel.port.context.compute}; now "
-                f"{self.rival.now_ms / 1000:.0f} s",
-                **channel.details(),
+                f"{self.rival.now_ms / 1000:.0f} s"
             )
 
     def block_order(self) -> int:
@@ -253,7 +252,7 @@ class Gpu:
                 self._kill(channel, e)
             except Exception as e:  # a fault of ours must not look like a hang of theirs
                 traceback.print_exc()
-                self._kill(channel, gr_class(f"the simulator failed: {e!r}", **channel.details()))
+                self._kill(channel, gr_class(f"the simulator failed: {e!r}"))
         return progress
 
     def _grids(self, channel: Channel) -> bool:
@@ -295,4 +294,6 @@ class Gpu:
                 other.steps = None
                 other.inflight.clear()
         self.count("faults")
+        for name, value in channel.details().items():
+            fault.report.details.setdefault(name, value)  # a grid's launch may be an older entry
         channel.port.fail(fault.report)
