@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-import grammar  # type: ignore[import-not-found]  # noqa: E402
-import halves  # type: ignore[import-not-found]  # noqa: E402
-from oracle_cases import Case, cases  # type: ignore[import-not-found]  # noqa: E402
+sys.path.insert(0, str(HERE.parents[3]))
+from tests.simulator.ptx.recorded import grammar, halves  # noqa: E402
+from tests.simulator.ptx.recorded.oracle_cases import Case, cases  # noqa: E402
 
 
 def compile_kernels() -> None:
