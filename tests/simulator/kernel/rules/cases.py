@@ -64,6 +64,13 @@ def bound(board: Board) -> int:
     return fd
 
 
+def allocated(board: Board, size: int = 4096, **more: int) -> int:
+    """A handle with pages."""
+    handle = rc.create(board.nvmap, size)
+    rc.alloc(board.nvmap, handle, **more)
+    return handle
+
+
 def file_of(kernel: Kernel, fd: int) -> ChannelFile:
     """The model's channel behind a descriptor."""
     found = kernel.lookup(fd)

@@ -31,11 +31,6 @@ def _setup(board: Board, **change: Any) -> int:
     return rc.setup_bind(fd, **args)
 
 
-@case("setup.many")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, entries=1 << 30)
-
-
 @case("setup.fd-zero")
 def _(kernel: Kernel, board: Board) -> None:
     refused("setup.fd-zero", kernel, lambda: _setup(board, gpfifo=0))
@@ -70,16 +65,6 @@ def _(kernel: Kernel, board: Board) -> None:
     userd.mem[0x8C] = 3
     _setup(board, userd=userd.fd)
     assert "USERD" in kernel.journal.notes[-1]
-
-
-@case("setup.kernel-mode")
-def _(kernel: Kernel, board: Board) -> None:
-    _setup(board, flags=2)
-
-
-@case("submit.usermode")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.channel().fd, "H", 107, "QIIQ", 0, 1, 0, 0)
 
 
 @case("obj.compute-queue")
@@ -222,16 +207,6 @@ def _(kernel: Kernel, board: Board) -> None:
     _wait(channel.fd, buffer.fd, 16, 5)
 
 
-@case("wait.type")
-def _(kernel: Kernel, board: Board) -> None:
-    _wait(board.channel().fd, board.dmabuf(), 0, 0, 2)
-
-
-@case("wait.offset")
-def _(kernel: Kernel, board: Board) -> None:
-    _wait(board.channel().fd, board.dmabuf(), 2, 0)
-
-
 @case("wait.expired")
 def _(kernel: Kernel, board: Board) -> None:
     channel, buffer = board.channel(), board.buffer(4096, keep_fd=True)
@@ -298,3 +273,10 @@ def _(kernel: Kernel, board: Board) -> None:
     call(channel, "H", 5, "I", 77, direction="w")
     call(channel, "H", 11, "I", 10, direction="w")
     call(channel, "H", 18, "II", 10, 0)
+
+
+case("setup.many")(lambda _, board: _setup(board, entries=1 << 30))
+case("setup.kernel-mode")(lambda _, board: _setup(board, flags=2))
+case("submit.usermode")(lambda _, board: call(board.channel().fd, "H", 107, "QIIQ", 0, 1, 0, 0))
+case("wait.type")(lambda _, board: _wait(board.channel().fd, board.dmabuf(), 0, 0, 2))
+case("wait.offset")(lambda _, board: _wait(board.channel().fd, board.dmabuf(), 2, 0))

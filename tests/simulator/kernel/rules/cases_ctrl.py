@@ -32,11 +32,6 @@ def _(kernel: Kernel, board: Board) -> None:
     assert space[122] == 40 and struct.unpack_from("<I", space, 48)[0] == 0
 
 
-@case("as.flags")
-def _(kernel: Kernel, board: Board) -> None:
-    os.close(rc.alloc_as(board.ctrl, flags=0xF0))
-
-
 @case("tsg.none-left")
 def _(kernel: Kernel, board: Board) -> None:
     kernel.tsg_ids.clear()
@@ -126,11 +121,10 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.do_mmap(board.ctrl, 0x10000)
 
 
-@case("doorbell.length")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.do_mmap(os.open("/dev/nvhost-ctrl-gpu", os.O_RDWR), 0x11000)
-
-
-@case("doorbell.offset")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.do_mmap(os.open(rc.CTRL, os.O_RDWR), 0x1000, offset=0x1000)
+case("as.flags")(lambda _, board: os.close(rc.alloc_as(board.ctrl, flags=0xF0)))
+case("doorbell.length")(
+    lambda _, board: rc.do_mmap(os.open("/dev/nvhost-ctrl-gpu", os.O_RDWR), 0x11000)
+)
+case("doorbell.offset")(
+    lambda _, board: rc.do_mmap(os.open(rc.CTRL, os.O_RDWR), 0x1000, offset=0x1000)
+)

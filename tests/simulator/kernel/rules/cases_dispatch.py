@@ -20,20 +20,10 @@ from tests.simulator.kernel.rules.cases import BAD, bound, case, fails, refused
 from nvgpusim.orin.kernel import Kernel
 
 
-@case("dispatch.type")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.ctrl, "A", 5, "Q", 0)
-
-
 @case("dispatch.nr")
 def _(kernel: Kernel, board: Board) -> None:
     fails(22, call, board.ctrl, "G", 0, "Q", 0)
     call(board.ctrl, "G", 45, "Q", 0)
-
-
-@case("dispatch.size")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.as_fd, "A", 7, "48x")
 
 
 @case("dispatch.unknown")
@@ -130,11 +120,6 @@ def _(kernel: Kernel, board: Board) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
-@case("fd.mmap")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.do_mmap(board.as_fd, 4096)
-
-
 @case("fd.fork")
 def _(kernel: Kernel, board: Board) -> None:
     buffer = board.buffer(4096, keep_fd=True)
@@ -152,11 +137,6 @@ def _(kernel: Kernel, board: Board) -> None:
                 os._exit(0)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGSEGV
     assert buffer.mem[0] == 7
-
-
-@case("profile.open-tsg")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.ctrl, "G", 9, "II", 0, 0)
 
 
 @case("profile.setup-bind", profile="r35")
@@ -194,6 +174,8 @@ def _(kernel: Kernel, board: Board) -> None:
     assert out[3] == 32
 
 
-@case("profile.read-all-sm")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.tsg, "T", 17, "24x")
+case("dispatch.type")(lambda _, board: call(board.ctrl, "A", 5, "Q", 0))
+case("dispatch.size")(lambda _, board: call(board.as_fd, "A", 7, "48x"))
+case("fd.mmap")(lambda _, board: rc.do_mmap(board.as_fd, 4096))
+case("profile.open-tsg")(lambda _, board: call(board.ctrl, "G", 9, "II", 0, 0))
+case("profile.read-all-sm")(lambda _, board: call(board.tsg, "T", 17, "24x"))

@@ -1,21 +1,18 @@
-"""Rule cases: nvmap and dmabufs."""
+"""Rule cases: nvmap."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import faulthandler
 import fcntl
 import mmap
 import os
 import resource
-import signal
 import struct
-from collections.abc import Callable
 
 from tests.simulator.kernel import rawclient as rc
 from tests.simulator.kernel.rawclient import Board, call
-from tests.simulator.kernel.rules.cases import BAD, case, fails, refused
+from tests.simulator.kernel.rules.cases import BAD, allocated, case, fails, refused
 
 from nvgpusim.orin.abi import abi
 from nvgpusim.orin.kernel import Kernel
@@ -55,11 +52,6 @@ def _(kernel: Kernel, board: Board) -> None:
     raise OSError(ctypes.get_errno(), "through libc")
 
 
-@case("nvmap.mmap")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.do_mmap(board.nvmap, 4096)
-
-
 @case("create.zero")
 def _(kernel: Kernel, board: Board) -> None:
     fails(22, call, board.nvmap, "N", 0, "II", 0, 0)
@@ -93,21 +85,21 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("alloc.align")
 def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), align=0)
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), align=3 << 12)
+    allocated(board, align=0)
+    allocated(board, align=3 << 12)
 
 
 @case("alloc.numa")
 def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), numa=-1)
-    fails(22, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), numa=17)
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), numa=-2)
+    allocated(board, numa=-1)
+    fails(22, allocated, board, numa=17)
+    allocated(board, numa=-2)
 
 
 @case("alloc.heap")
 def _(kernel: Kernel, board: Board) -> None:
-    fails(12, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=0)
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), heap=1 << 31)
+    fails(12, allocated, board, heap=0)
+    allocated(board, heap=1 << 31)
 
 
 @case("alloc.twice")
@@ -119,8 +111,8 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("alloc.ram", board="nano4")
 def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 3 << 30))
-    rc.alloc(board.nvmap, rc.create(board.nvmap, (4 << 30) + 1))
+    allocated(board, 3 << 30)
+    allocated(board, (4 << 30) + 1)
 
 
 @case("alloc.zeroed")
@@ -135,13 +127,8 @@ def _(kernel: Kernel, board: Board) -> None:
 @case("alloc.tag")
 def _(kernel: Kernel, board: Board) -> None:
     for _ in range(2):
-        rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), flags=rc.WRITE_COMBINE)
+        allocated(board, flags=rc.WRITE_COMBINE)
     assert kernel.journal.rules["alloc.tag"] == 1
-
-
-@case("getfd.badfd")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.get_fd(board.nvmap, 0x12345)
 
 
 @case("getfd.not-dmabuf")
@@ -153,8 +140,7 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("getfd.full")
 def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, handle)
+    handle = allocated(board)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, limit[1]))
     fds = []
@@ -176,11 +162,6 @@ def _(kernel: Kernel, board: Board) -> None:
 
 def _from_fd(board: Board, fd: int) -> int:
     return call(board.nvmap, "N", 16, "iI", fd, 0)[1]
-
-
-@case("fromfd.badfd")
-def _(kernel: Kernel, board: Board) -> None:
-    _from_fd(board, 9999)
 
 
 @case("fromfd.not-dmabuf")
@@ -225,22 +206,12 @@ def _anonymous(size: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) ->
     return int(function(None, size, protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
 
 
-@case("fromva.align")
-def _(kernel: Kernel, board: Board) -> None:
-    _from_va(board, _anonymous(8192) + 8, 4096)
-
-
 @case("fromva.vma")
 def _(kernel: Kernel, board: Board) -> None:
     read_only = _anonymous(8192, mmap.PROT_READ)
     _from_va(board, read_only, 4096, rc.TAG | 1 << 9)
     fails(22, _from_va, board, 0x1000, 4096)
     _from_va(board, read_only, 4096)
-
-
-@case("fromva.size")
-def _(kernel: Kernel, board: Board) -> None:
-    _from_va(board, _anonymous(8192), 0, rc.TAG, 1 << 40)
 
 
 @case("fromva.pin")
@@ -271,11 +242,6 @@ def _(kernel: Kernel, board: Board) -> None:
     assert bytes(vm.pages.view(va, 4, "read")) == b"host"
 
 
-@case("nvmap.param")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.nvmap, "N", 8, "IIQ", rc.create(board.nvmap, 4096), 1, 0)
-
-
 def _parameters(board: Board, handle: int) -> dict[str, int]:
     """NVMAP_IOC_PARAMETERS, by member."""
     fields = abi("r36").record("nvmap_handle_parameters")
@@ -299,8 +265,7 @@ def _cache(board: Board, at: int, handle: int, size: int, op: int = 2) -> None:
 
 
 def _mapped(board: Board) -> tuple[int, int]:
-    handle = rc.create(board.nvmap, 8192)
-    rc.alloc(board.nvmap, handle)
+    handle = allocated(board, 8192)
     return handle, rc.do_mmap(rc.get_fd(board.nvmap, handle), 8192)
 
 
@@ -328,11 +293,6 @@ def _(kernel: Kernel, board: Board) -> None:
     _cache(board, at + 4096, handle, 8192)
 
 
-@case("cache.other")
-def _(kernel: Kernel, board: Board) -> None:
-    _cache(board, _mapped(board)[1], _mapped(board)[0], 4096)
-
-
 def _rw(
     board: Board,
     nr: int,
@@ -354,15 +314,9 @@ def _(kernel: Kernel, board: Board) -> None:
     _rw(board, 7, 0, 77, 0, 4, 4, 4, 1)
 
 
-@case("rw.handle")
-def _(kernel: Kernel, board: Board) -> None:
-    _rw(board, 6, BAD, 77, 0, 4, 4, 4, 1)
-
-
 @case("rw.cpu")
 def _(kernel: Kernel, board: Board) -> None:
-    carved = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, carved, heap=1 << 28)
+    carved = allocated(board, heap=1 << 28)
     fails(1, _rw, board, 7, BAD, carved, 0, 4, 4, 4, 1)
     _rw(board, 6, BAD, rc.create(board.nvmap, 4096), 0, 4, 4, 4, 1)
 
@@ -378,8 +332,7 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("rw.range")
 def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, handle)
+    handle = allocated(board)
     source = (ctypes.c_ubyte * 64)(*range(64))
     target = (ctypes.c_ubyte * 64)()
     _rw(board, 6, ctypes.addressof(source), handle, 8, 2, 4, 2, 8)
@@ -398,15 +351,13 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("rw.residue")
 def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, handle)
+    handle = allocated(board)
     _rw(board, 7, BAD, handle, 0, 4, 4, 4, 1)
 
 
 @case("rw.short")
 def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 8192)
-    rc.alloc(board.nvmap, handle)
+    handle = allocated(board, 8192)
     base = _anonymous(8192)
     rc.do_munmap(base + 4096, 4096)
     _rw(board, 7, base + 4096 - 8, handle, 0, 16, 16, 16, 1)
@@ -415,9 +366,9 @@ def _(kernel: Kernel, board: Board) -> None:
 @case("alloc.exclusive")
 def _(kernel: Kernel, board: Board) -> None:
     for alone in (1 << 1, 1 << 26):
-        fails(12, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=alone)
-        fails(22, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=rc.IOVMM | alone)
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), heap=rc.IOVMM | 1 << 1)
+        fails(12, allocated, board, heap=alone)
+        fails(22, allocated, board, heap=rc.IOVMM | alone)
+    allocated(board, heap=rc.IOVMM | 1 << 1)
 
 
 @case("dup.read-only")
@@ -434,15 +385,9 @@ def _(kernel: Kernel, board: Board) -> None:
     call(board.nvmap, "N", 106, "III", twin, 0, 0)
 
 
-@case("dup.unallocated")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.nvmap, "N", 106, "III", rc.create(board.nvmap, 4096), 0, 0)
-
-
 @case("dup.handle")
 def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, handle)
+    handle = allocated(board)
     assert call(board.nvmap, "N", 106, "III", handle, 0, 0)[2] == handle
     rc.free(board.nvmap, handle)
     rc.get_fd(board.nvmap, handle)
@@ -467,70 +412,16 @@ def _(kernel: Kernel, board: Board) -> None:
     call(board.nvmap, "N", 26, "I4xQ", 1 << 5, 0, direction="r")
 
 
-@case("dmabuf.mmap-range")
-def _(kernel: Kernel, board: Board) -> None:
-    fd = board.dmabuf(8192)
-    rc.do_mmap(fd, 4096, offset=4096)
-    rc.do_mmap(fd, 8192, offset=4096)
-
-
-@case("dmabuf.msync")
-def _(kernel: Kernel, board: Board) -> None:
-    buffer = board.buffer(4096)
-    msync = rc.libc().msync
-    msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    assert msync(buffer.cpu, 4096, 4) == -1 and ctypes.get_errno() == 22
-    with mmap.mmap(board.dmabuf(), 4096) as pages:
-        pages[0] = 1
-        pages.flush()
-
-
-@case("dmabuf.vpr")
-def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 4096)
-    rc.alloc(board.nvmap, handle, heap=1 << 28)
-    rc.do_mmap(rc.get_fd(board.nvmap, handle), 4096)
-
-
-@case("dmabuf.sigbus")
-def _(kernel: Kernel, board: Board) -> None:
-    fd = rc.get_fd(board.nvmap, rc.create(board.nvmap, 4096))
-    pid = os.fork()
-    if not pid:
-        faulthandler.disable()
-        try:
-            address = rc.do_mmap(fd, 4096)
-            ctypes.string_at(address, 1)
-        finally:
-            os._exit(0)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGBUS
-    rc.do_mmap(fd, 4096)
-
-
-@case("dmabuf.lifetime")
-def _(kernel: Kernel, board: Board) -> None:
-    holders = ("handle", "fd", "cpu", "gpu")
-    for last in holders:
-        handle = rc.create(board.nvmap, 4096)
-        rc.alloc(board.nvmap, handle)
-        fd = rc.get_fd(board.nvmap, handle)
-        va, cpu = rc.map_buffer(board.as_fd, fd), rc.do_mmap(fd, 4096)
-        release: dict[str, Callable[[], object]] = {
-            "handle": lambda handle=handle: rc.free(board.nvmap, handle),  # type: ignore[misc]
-            "fd": lambda fd=fd: os.close(fd),  # type: ignore[misc]
-            "cpu": lambda cpu=cpu: rc.do_munmap(cpu, 4096),  # type: ignore[misc]
-            "gpu": lambda va=va: rc.unmap_buffer(board.as_fd, va),  # type: ignore[misc]
-        }
-        for name in holders:
-            if name != last:
-                release[name]()
-        assert kernel.journal.in_use == 4096, last
-        release[last]()
-        assert kernel.journal.in_use == 0, last
-
-
-@case("dmabuf.ioctl")
-def _(kernel: Kernel, board: Board) -> None:
-    fd = board.dmabuf()
-    assert fcntl.ioctl(fd, rc.iow("b", 0, 8), bytearray(8)) == 0
-    fcntl.ioctl(fd, rc.iow("b", 1, 8), bytearray(8))
+case("nvmap.mmap")(lambda _, board: rc.do_mmap(board.nvmap, 4096))
+case("getfd.badfd")(lambda _, board: rc.get_fd(board.nvmap, 0x12345))
+case("fromfd.badfd")(lambda _, board: _from_fd(board, 9999))
+case("fromva.align")(lambda _, board: _from_va(board, _anonymous(8192) + 8, 4096))
+case("fromva.size")(lambda _, board: _from_va(board, _anonymous(8192), 0, rc.TAG, 1 << 40))
+case("nvmap.param")(
+    lambda _, board: call(board.nvmap, "N", 8, "IIQ", rc.create(board.nvmap, 4096), 1, 0)
+)
+case("cache.other")(lambda _, board: _cache(board, _mapped(board)[1], _mapped(board)[0], 4096))
+case("rw.handle")(lambda _, board: _rw(board, 6, BAD, 77, 0, 4, 4, 4, 1))
+case("dup.unallocated")(
+    lambda _, board: call(board.nvmap, "N", 106, "III", rc.create(board.nvmap, 4096), 0, 0)
+)

@@ -12,11 +12,6 @@ from tests.simulator.kernel.rules.cases import BAD, case, fails
 from nvgpusim.orin.kernel import Kernel
 
 
-@case("space.free-unknown")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.free_space(board.as_fd, 0x12345000, 1)
-
-
 @case("space.free-unmaps")
 def _(kernel: Kernel, board: Board) -> None:
     va = rc.alloc_space(board.as_fd, 16, 0x10000000)
@@ -81,17 +76,17 @@ def _(kernel: Kernel, board: Board) -> None:
     assert kernel.journal.in_use == 4096
 
 
-@case("map.unallocated")
-def _(kernel: Kernel, board: Board) -> None:
-    rc.map_buffer(board.as_fd, rc.get_fd(board.nvmap, rc.create(board.nvmap, 4096)))
-
-
 def _batch(board: Board, unmaps: int, maps: int, unmap_at: int = 0, map_at: int = 0) -> None:
     call(board.as_fd, "A", 11, "QQIIQ", unmap_at, map_at, unmaps, maps, 0)
 
 
 @case("map.batch-fault")
 def _(kernel: Kernel, board: Board) -> None:
+    pages = kernel.lookup(board.as_fd).vm.pages  # type: ignore[union-attr]
+    mapped = [rc.map_buffer(board.as_fd, board.dmabuf()) for _ in range(2)]
+    addresses = (ctypes.c_uint64 * 2)(*mapped)
+    _batch(board, 2, 0, ctypes.addressof(addresses))
+    assert [pages.find(va) for va in mapped] == [None, None]
     fails(14, _batch, board, 1, 0, BAD)
     _batch(board, 0, 1, 0, BAD)
 
@@ -119,3 +114,11 @@ def _(kernel: Kernel, board: Board) -> None:
     assert region[2] == (board.end - board.start) // 4096
     assert call(board.as_fd, "A", 8, "QII", BAD, 0, 0)[1] == 24
     call(board.as_fd, "A", 8, "QII", BAD, 24, 0)
+
+
+case("space.free-unknown")(lambda _, board: rc.free_space(board.as_fd, 0x12345000, 1))
+case("map.unallocated")(
+    lambda _, board: rc.map_buffer(
+        board.as_fd, rc.get_fd(board.nvmap, rc.create(board.nvmap, 4096))
+    )
+)

@@ -103,6 +103,4 @@ def _(kernel: Kernel, board: Board) -> None:
     os.close(other)
 
 
-@case("sm.id")
-def _(kernel: Kernel, board: Board) -> None:
-    call(board.tsg, "T", 12, "IIQQ", 16, 0, 0, 0)
+case("sm.id")(lambda _, board: call(board.tsg, "T", 12, "IIQQ", 16, 0, 0, 0))

@@ -6,7 +6,10 @@ plays them.
 
 from __future__ import annotations
 
+import ast
 import csv
+import inspect
+from types import TracebackType
 
 import pytest
 from tests.simulator.kernel import rawclient as rc
@@ -16,23 +19,48 @@ from tests.simulator.kernel.rules import (
     cases_channel,
     cases_ctrl,
     cases_dispatch,
+    cases_dmabuf,
     cases_nvmap,
     cases_space,
     cases_tsg,
 )
-from tests.simulator.kernel.rules.cases import CASES, R35Board, bound, fails
+from tests.simulator.kernel.rules.cases import CASES, Case, R35Board, bound, fails
 from tests.simulator.kernel.rules.test_pages import REFERENCE
 
 from nvgpusim.orin.rules import RULES
 
 CILP_FLAG, CILP, CTA = 4, 4, 2
-REGISTERED = (cases_channel, cases_ctrl, cases_dispatch, cases_nvmap, cases_space, cases_tsg)
+REGISTERED = (
+    cases_channel,
+    cases_ctrl,
+    cases_dispatch,
+    cases_dmabuf,
+    cases_nvmap,
+    cases_space,
+    cases_tsg,
+)
 
 
 def test_every_rule_has_a_case_or_recorded_answers() -> None:
     with (REFERENCE / "simulator-rules-noticed.csv").open(newline="") as lines:
         shown = {row["rule"] for row in csv.DictReader(lines) if row["judge"] == row["ways"]}
     assert set(CASES) | shown == set(RULES)
+
+
+def _last_statement(function: Case) -> int:
+    """Line of a case's last statement, where its refusal comes from; 0 of a lambda."""
+    if function.__name__ == "<lambda>":
+        return 0
+    (tree,) = ast.parse(inspect.getsource(function)).body
+    assert isinstance(tree, ast.FunctionDef)
+    return function.__code__.co_firstlineno + tree.body[-1].lineno - 1
+
+
+def _line(trace: TracebackType | None, function: Case) -> int:
+    """The line of `function` that raised."""
+    while trace is not None and trace.tb_frame.f_code is not function.__code__:
+        trace = trace.tb_next
+    return trace.tb_lineno if trace is not None else -1
 
 
 @pytest.mark.parametrize("rule", sorted(CASES))
@@ -45,6 +73,7 @@ def test_rule(rule: str) -> None:
             with pytest.raises(OSError) as raised:
                 function(kernel, board)
             assert raised.value.errno == number, raised.value
+            assert _line(raised.tb, function) >= _last_statement(function), "refused too early"
             assert kernel.journal.refusals[-1]["rule"] == rule
         else:
             function(kernel, board)
