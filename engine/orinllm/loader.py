@@ -261,8 +261,7 @@ def _on_any_device(network: Network, plan: Plan, general: bool, share: Share) ->
                 f"{obstacle}), and tinygrad.llm {why}; --device CPU runs it"
             )
         return GeneralRunner(UpstreamExecutor(*file, plan.device, network.context))
-    from orinllm.batching.cpu_runner import CpuRunner
-    from orinllm.cpu.executor import CpuExecutor
+    from orinllm.cpu.executor import CpuExecutor, CpuRunner
 
     slots = _slots(network, plan, share)
     return CpuRunner(CpuExecutor(*file, network.context, slots, network.pictures))

@@ -18,11 +18,10 @@ from typing import Any, NoReturn, SupportsIndex
 from orinllm.batching.cache import Store
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Draft, MtpBlock, Proposer
-from orinllm.batching.runner import Logprobs, Runner
+from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, ClosedError, Scheduler
-from orinllm.batching.sequence import Constraint, Sequence
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Constraint, Sequence, Watch
+from orinllm.choose.sampling import Logprobs, Sampling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import faults_of, open_device
@@ -411,7 +410,7 @@ def load_mtp_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Mt
     own, config = gguf is header.network.gguf, header.network.mtp_config(gguf)
     what = f"--draft {MTP if own else gguf.path}"
     check_guesses(runner, plan, what)
-    from orinllm.batching.cpu_runner import CpuRunner
+    from orinllm.cpu.executor import CpuRunner
 
     if isinstance(runner, CpuRunner):
         from orinllm.cpu.mtp_block import CpuMtpBlock

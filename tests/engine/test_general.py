@@ -17,7 +17,7 @@ from orinbench.check.reference import Reference, log_softmax
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinbench.synth.shapes import QUANTS, SHAPES
-from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.compiler import compiler_path

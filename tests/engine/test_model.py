@@ -19,8 +19,7 @@ from tinygrad.helpers import Context
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
-from orinllm.batching.runner import Drawn
-from orinllm.choose.sampling import Sampling
+from orinllm.choose.sampling import Drawn, Sampling
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.loader import make_store
 from orinllm.model import Generation, Header, Model

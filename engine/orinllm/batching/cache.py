@@ -283,7 +283,7 @@ class SlotStore:
         self.total = slots * self._each
         self._held: list[list[int]] = [[] for _ in range(slots)]
         self._asked = [0] * slots  # tokens of the prompts, without their last
-        self._checkpoints = Checkpoints(checkpoints)
+        self._checkpoints = Checkpoints(checkpoints) if checkpoints else None
         self._live = [True] * slots  # its states are those behind what it holds
         self._free = list(range(slots))  # the one that was used longest ago is first
 
@@ -310,9 +310,10 @@ class SlotStore:
         cached, checkpoint = known[slot]
         self._free.remove(slot)
         del self._held[slot][cached:]
-        self._checkpoints.cut(slot, cached)
-        if checkpoint is not None:
-            self._checkpoints.pin(checkpoint)
+        if self._checkpoints is not None:
+            self._checkpoints.cut(slot, cached)
+            if checkpoint is not None:
+                self._checkpoints.pin(checkpoint)
         self._asked[slot] = len(ids) - 1
         first = slot * self._each
         pages = SequencePlace(range(first, first + self._each))
@@ -328,7 +329,7 @@ class SlotStore:
         if known == len(held) and (self._resumable or self._live[slot]):
             return known, None
         if not self._resumable:
-            return self._checkpoints.best(slot, known)
+            return (0, None) if self._checkpoints is None else self._checkpoints.best(slot, known)
         asked = self._asked[slot]
         return max(known // PAGE * PAGE, asked if asked <= known else 0), None
 
@@ -352,22 +353,19 @@ class SlotStore:
 
     def piece_end(self, lease: Lease, start: int, end: int) -> int:
         """See `Store`."""
-        return (
-            self._checkpoints.piece_end(start, end, len(lease.ids))
-            if self._checkpoints.total
-            else end
-        )
+        kept = self._checkpoints
+        return end if kept is None else kept.piece_end(start, end, len(lease.ids))
 
     def checkpoint_to_save(self, lease: Lease) -> int | None:
         """See `Store`."""
-        if not lease.done or lease.done % PAGE or not self._checkpoints.total:
+        if self._checkpoints is None or not lease.done or lease.done % PAGE:
             return None
         return self._checkpoints.take(self._slot(lease), lease.done)
 
     def checkpoint_to_restore(self, lease: Lease) -> int | None:
         """See `Store`."""
         checkpoint, lease.resumes = lease.resumes, None
-        if checkpoint is not None:
+        if checkpoint is not None and self._checkpoints is not None:
             self._checkpoints.unpin(checkpoint)
         return checkpoint
 

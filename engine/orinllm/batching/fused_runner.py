@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePlace
-from orinllm.batching.runner import Drawn, Floats, Row, common_prefix_length, draw_token
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.runner import Row, common_prefix_length
+from orinllm.choose.sampling import Drawn, Floats, Sampling, draw_token
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, size_classes
 from orinllm.gpu.fused import FusedExecutor
 

@@ -5,7 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batching.runner import Drawn, Floats, Row, draw_token
+from orinllm.batching.runner import Row
+from orinllm.choose.sampling import Drawn, Floats, draw_token
 from orinllm.network.config import Config
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Sequence
 
 from orinllm.batching.proposers import Proposer
-from orinllm.batching.runner import Drawn, Floats, Row, Runner, common_prefix_length
+from orinllm.batching.runner import Row, Runner, common_prefix_length
+from orinllm.choose.sampling import Drawn, Floats
 
 
 class SpeculatingRunner:

@@ -9,8 +9,8 @@ text is the same, and drawn text too.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from orinllm.batching.runner import Draw, Floats, Row, Runner, common_prefix_length
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.batching.runner import Row, Runner, common_prefix_length
+from orinllm.choose.sampling import Draw, Floats, Sampling, sample
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 if TYPE_CHECKING:

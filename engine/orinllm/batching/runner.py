@@ -1,45 +1,16 @@
 """All that the scheduler calls on a path: prompts piece by piece, and a token of many sequences.
 
 `Runner` is all that a path has to offer, and all that is called on one. `FusedRunner`
-(fused_runner.py) is the CUDA kernels, `CpuRunner` (cpu_runner.py) the CPU's program,
+(fused_runner.py) is the CUDA kernels, `CpuRunner` (cpu/executor.py) the CPU's program,
 `GeneralRunner` (general_runner.py) what runs everywhere.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from orinllm.choose.sampling import Sampling, sample
-
-Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class Logprobs:
-    """Natural logarithms of probabilities before any sampling: the token's, and the best ones'."""
-
-    own: float
-    best: tuple[tuple[int, float], ...]  # the most likely first
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The way a sequence's next token is drawn."""
-
-    sampling: Sampling
-    before: Sequence[int]  # prompt and answer so far
-    mask: Callable[[], Words] | None = None  # a bit for each token that is allowed
-    top: int | None = None  # how many of `Logprobs.best`; None: no logarithms are wanted
-
-    @property
-    def on_device(self) -> bool:
-        """Say whether a token is all that is wanted: no mask, which comes late, and no logits."""
-        return self.mask is None and self.top is None
+from orinllm.choose.sampling import Draw, Drawn, Floats
 
 
 @dataclass(frozen=True)
@@ -58,19 +29,6 @@ class Row:
     draw: Draw
     room: int = 0
     behind: int = 0
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A new token; -1 where logits are no numbers, or a mask allows none.
-
-    more: tokens that follow it, of `guessed` ones that were proposed.
-    """
-
-    token: int
-    logprobs: Logprobs | None = None
-    more: tuple[int, ...] = ()
-    guessed: int = 0
 
 
 class Runner(Protocol):
@@ -160,27 +118,3 @@ def common_prefix_length(some: Sequence[int], others: Sequence[int]) -> int:
         return n
     pairs = zip(some, others, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def draw_token(logits: Floats, how: Draw) -> Drawn:
-    """Draw a token from logits on the host."""
-    if not np.isfinite(logits.max()):
-        return Drawn(-1)
-    allowed = logits
-    if how.mask is not None:
-        bits = np.unpackbits(how.mask().view(np.uint8), bitorder="little")[: len(logits)]
-        if not bits.any():
-            return Drawn(-1)
-        allowed = np.where(bits.astype(bool), logits, np.float32(-np.inf))
-    token = sample(allowed, how.sampling, how.before, len(how.before))
-    return Drawn(token, None if how.top is None else logprobs(logits, token, how.top))
-
-
-def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
-    """Return a token's logarithm of probability, and the `top` best ones'."""
-    values = logits.astype(np.float64)
-    highest = values.max()
-    values -= highest + np.log(np.exp(values - highest).sum())
-    best = np.argpartition(-values, top - 1)[:top] if top else np.empty(0, np.int64)
-    best = best[np.lexsort((best, -values[best]))]
-    return Logprobs(float(values[token]), tuple((int(i), float(values[i])) for i in best))

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orinllm.batching.cache import Store
-from orinllm.batching.runner import Logprobs, Row, Runner
-from orinllm.batching.sequence import FairQueue, Sequence, fail, unreadable
-from orinllm.batching.watch import Stopwatch, Watch
+from orinllm.batching.runner import Row, Runner
+from orinllm.batching.sequence import FairQueue, Sequence, Stopwatch, Watch, fail, unreadable
+from orinllm.choose.sampling import Logprobs
 from orinllm.network.vision.pictures import end_between_pictures
 
 #: Why an answer fails whose logits cannot be compared.
@@ -364,7 +364,9 @@ class Scheduler:
         assert sequence.lease is not None
         start = sequence.filled
         end = self.store.piece_end(sequence.lease, start, start + most)
-        return end_between_pictures(sequence.ids, start, end) - start
+        if sequence.pictures:
+            end = end_between_pictures(sequence.ids, start, end)
+        return end - start
 
     @staticmethod
     def _end(sequence: Sequence) -> int:

@@ -1,4 +1,4 @@
-"""The CPU path: one program of cpu/decoder.c, which runs a list of operations.
+"""The CPU path: one program of cpu/decoder.c, which runs a list of operations; and its runner.
 
 tinygrad's own graph of a token is a hundred small kernels there, each sent by Python to its
 threads; this is one call a token. Weights stay as they lie in the file (weights.py).
@@ -13,16 +13,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from orinllm.batching.runner import Row, common_prefix_length
 from orinllm.choose.hidden_states import rms_normed
+from orinllm.choose.sampling import Drawn, draw_token, sample
 from orinllm.cpu.native import core_count, native
-from orinllm.cpu.program import CHUNK, MOST_CHUNK, Op, Program, Run
+from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, Op, Program, Run
 from orinllm.cpu.weights import LAYER_TABLE, input_size, weight_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.network.config import Config, check_room
+from orinllm.gpu.kernels.buffers import pages_of
+from orinllm.network.config import Config, no_room
 from orinllm.network.layer import Delta
-from orinllm.network.vision.pictures import Turns, pieces_of, rows_ahead, rows_of
+from orinllm.network.vision.pictures import (
+    Turns,
+    pieces_of,
+    rows_ahead,
+    rows_of,
+    text_turns,
+    turns_of,
+)
 
+# Tokens of a prompt that are computed before it is looked whether they are still wanted.
+_AT_ONCE = 4 * CHUNK
 # Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
 _MAX_HEAD, _MAX_USED = 512, 32
 
@@ -77,21 +89,19 @@ class CpuExecutor:
         `turns`: the tokens' positions in three parts (pictures.py: turns_of); None: those of text.
         Raises BadInput where they do not fit the context.
         """
-        check_room(tokens, start, self.context)
-        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
+        self._check_room(len(tokens), start)
         for at, end in self._pieces(tokens):
-            self._append(tokens[at:end], start + at, slot, turns[:, at:end])
+            self._append(tokens[at:end], start + at, slot, _part(turns, at, end))
 
     def prefill(
         self, tokens: Sequence[int], start: int = 0, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append tokens as `fill` does; return the logits after the last one."""
-        check_room(tokens, start, self.context)
-        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
+        self._check_room(len(tokens), start)
         *before, (at, end) = self._pieces(tokens)
         for first, behind in before:
-            self._append(tokens[first:behind], start + first, slot, turns[:, first:behind])
-        self._append(tokens[at:end], start + at, slot, turns[:, at:end], last=1)
+            self._append(tokens[first:behind], start + first, slot, _part(turns, first, behind))
+        self._append(tokens[at:end], start + at, slot, _part(turns, at, end), last=1)
         logits: Floats = self._read(1)[0]
         return logits
 
@@ -102,7 +112,6 @@ class CpuExecutor:
 
         `keep_first` may follow.
         """
-        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
         self._state.kept = 1
         try:
             self._append(tokens, start, slot, turns, last=len(tokens))
@@ -126,33 +135,32 @@ class CpuExecutor:
         turns: Turns | None = None,
     ) -> Floats:
         """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
-        turns = self._in_three_parts(positions, turns)
         self._compute(tokens, positions, slots, range(len(tokens)), turns)
         return self._read(len(tokens))
-
-    @staticmethod
-    def _in_three_parts(positions: Sequence[int], turns: Turns | None) -> Turns:
-        """Return positions in three parts."""
-        return np.tile(np.array(positions, np.int32), (3, 1)) if turns is None else turns
 
     def hidden_states(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
-        check_room(tokens, start, self.context)
-        turns = self._in_three_parts(range(start, start + len(tokens)), turns)
+        self._check_room(len(tokens), start)
         pieces = []
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
-            self._append(tokens[at : at + CHUNK], start + at, slot, turns[:, at : at + CHUNK])
+            self._append(tokens[at : at + CHUNK], start + at, slot, _part(turns, at, at + CHUNK))
             pieces.append(self._x(n))
         return self.last_norm(np.concatenate(pieces))
 
     def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        return list(pieces_of(tokens, 0, len(tokens), CHUNK, self.config.whole_pictures))
+        if self.config.whole_pictures:
+            return list(pieces_of(tokens, 0, len(tokens), CHUNK, True))
+        return [(at, min(at + CHUNK, len(tokens))) for at in range(0, len(tokens), CHUNK)]
+
+    def _check_room(self, n: int, start: int) -> None:
+        if not 0 < n <= self.context - start:
+            raise no_room(n, start, self.context)
 
     def _append(
-        self, tokens: Sequence[int], start: int, slot: int, turns: Turns, last: int = 0
+        self, tokens: Sequence[int], start: int, slot: int, turns: Turns | None, last: int = 0
     ) -> None:
         """Append neighbours to a slot; the logits of the `last` ones are wanted."""
         n = len(tokens)
@@ -164,7 +172,7 @@ class CpuExecutor:
         positions: Sequence[int],
         slots: Sequence[int],
         wanted: Sequence[int],
-        turns: Turns,
+        turns: Turns | None,
     ) -> None:
         """Append a piece's tokens, each at its position of a slot."""
         if self.config.state_size:
@@ -177,7 +185,8 @@ class CpuExecutor:
         for name, values in given.items():
             getattr(state, name)[: len(values)] = values
         if self.config.turned_by_parts:
-            for part, values in zip(state.turns, turns.tolist(), strict=True):
+            three = [positions] * 3 if turns is None else turns.tolist()
+            for part, values in zip(state.turns, three, strict=True):
                 part[: len(values)] = values
         self._see(tokens)
         self._run(positions)
@@ -326,6 +335,10 @@ class CpuExecutor:
             )
 
 
+def _part(turns: Turns | None, start: int, end: int) -> Turns | None:
+    return None if turns is None else turns[:, start:end]
+
+
 def _reclaimable() -> int:
     """Return the bytes of cached files that the system would give up; 0 if it does not say."""
     try:
@@ -334,3 +347,88 @@ def _reclaimable() -> int:
         return 0
     sizes = {name: int(rest.split()[0]) << 10 for name, rest in (x.split(":") for x in lines)}
     return max(0, sizes.get("MemAvailable", 0) - sizes.get("MemFree", 0))
+
+
+class CpuRunner:
+    """Sequences in the slots of a `SlotStore`; steps are computed when they are collected."""
+
+    name, most_ahead, most_under_way = "cpu", 0, 1
+    chunk, prompt_tokens_per_step = _AT_ONCE, CHUNK
+    most_verified = MOST_ROWS
+
+    def __init__(self, path: CpuExecutor) -> None:
+        self.path, self.context = path, path.context
+        self.vocab_size, self.slots = path.vocab_size, path.slots
+        self._each = pages_of(path.context)  # pages of a slot
+        self._rows: Sequence[Row] = ()
+        self._start = -1  # of what is left of one row's prompt; -1: nothing is
+        self._logits: Floats = np.empty((0, self.vocab_size), np.float32)
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`."""
+        if end > start:
+            turns = self._turns(tokens, start, end)
+            self.path.fill(tokens[start:end], start, self._slot(pages), turns)
+
+    def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+        self.path.save_states(self._slot(pages), checkpoint)
+
+    def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+        self.path.restore_states(self._slot(pages), checkpoint)
+
+    def hidden_states(
+        self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
+    ) -> Floats:
+        """See `Runner`."""
+        turns = self._turns(tokens, start, end)
+        return self.path.hidden_states(tokens[start:end], start, self._slot(pages), turns)
+
+    def begin_answer(self, row: Row, start: int) -> None:
+        """See `Runner`."""
+        self._rows, self._start = [row], start
+
+    def launch_step(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        self._rows, self._start = rows, -1
+
+    def collect_tokens(self) -> list[Drawn]:
+        """See `Runner`."""
+        rows = self._rows
+        tokens = [row.token for row in rows if row.token is not None]
+        slots = [self._slot(row.pages) for row in rows]
+        if self._start < 0:
+            positions = [row.position for row in rows]
+            turns = self._text_turns([row.position - row.behind for row in rows])
+            self._logits = self.path.step(tokens, positions, slots, turns)
+        else:
+            (row,), start = rows, self._start
+            text = [*row.draw.before[: row.position], *tokens]
+            given = self._turns(text, start, len(text))
+            self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
+        return [draw_token(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """See `Runner`."""
+        assert row.token is not None
+        slot, how = self._slot(row.pages), row.draw.sampling
+        tokens, first = [row.token, *guesses], row.position - row.behind
+        turns = self._text_turns(range(first, first + len(tokens)))
+        rows = self.path.logits_of_each(tokens, row.position, slot, turns)
+        drawn = [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
+        self.path.keep_first(1 + common_prefix_length(guesses, drawn), slot)
+        return drawn
+
+    def logits(self) -> Floats:
+        """See `Runner`."""
+        return self._logits
+
+    def _turns(self, tokens: Sequence[int], start: int, end: int) -> Turns | None:
+        return turns_of(tokens, start, end) if self.path.config.turned_by_parts else None
+
+    def _text_turns(self, positions: Sequence[int]) -> Turns | None:
+        return text_turns(positions) if self.path.config.turned_by_parts else None
+
+    def _slot(self, pages: Sequence[int]) -> int:
+        return pages[0] // self._each

@@ -67,8 +67,7 @@ class CpuMtpBlock(CpuExecutor):
     ) -> None:
         """Read tokens, each with the state before it; `wanted`: the logits after the last one."""
         self._given = given
-        turns = self._in_three_parts(range(start, start + len(tokens)), None)
-        self._append(tokens, start, slot, turns, last=int(wanted))
+        self._append(tokens, start, slot, None, last=int(wanted))
 
     def _run(self, positions: Sequence[int]) -> None:
         n = len(positions)

@@ -4,7 +4,6 @@ An architecture (`arch/`) makes one from a file's metadata. Every scaling of rot
 as plain frequencies and one magnitude, so that executors know nothing of YaRN or its peers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -110,10 +109,8 @@ class Config:
         return self.matrices.get(name, Matrix(f"{name}.weight"))
 
 
-def check_room(tokens: Sequence[int], start: int, context: int) -> None:
-    """Raise BadInput where tokens from position `start` on do not fit a context."""
-    if not tokens or start + len(tokens) > context:
-        raise BadInput(
-            f"{len(tokens)} tokens from position {start} on do not fit a context of "
-            f"{context} tokens"
-        )
+def no_room(tokens: int, start: int, context: int) -> BadInput:
+    """Return what is raised where so many tokens from a position on do not fit a context."""
+    return BadInput(
+        f"{tokens} tokens from position {start} on do not fit a context of {context} tokens"
+    )

@@ -15,7 +15,7 @@ from tinygrad.nn.state import get_state_dict
 import orinllm.gpu.kernel_cache  # noqa: F401
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.network.config import Config, check_room
+from orinllm.network.config import Config, no_room
 
 Floats = NDArray[np.float32]
 # What tinygrad.llm calls ffn_norm in these files is called post_attention_norm.
@@ -60,7 +60,7 @@ class UpstreamExecutor:
         Raises BadInput where they do not fit the context, and where a recurrent state would have
         to go back: `start` is 0 or where the sequence ends.
         """
-        check_room(tokens, start, self.context)
+        self._check_room(len(tokens), start)
         return self._append(self._step, tokens, start)[-1]
 
     def decode(self, token: int, position: int) -> Floats:
@@ -69,8 +69,12 @@ class UpstreamExecutor:
 
     def hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
-        check_room(tokens, start, self.context)
+        self._check_room(len(tokens), start)
         return np.stack(self._append(self._state, tokens, start, every=True))
+
+    def _check_room(self, n: int, start: int) -> None:
+        if not 0 < n <= self.context - start:
+            raise no_room(n, start, self.context)
 
     def _append(
         self, step: TinyJit, tokens: Sequence[int], start: int, every: bool = False

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orinllm.batching.runner import Logprobs
+from orinllm.choose.sampling import Logprobs
 from orinllm.text.answer import AnswerReader, Delta, StopTexts
 from orinllm.text.tokenizer import Tokenizer
 from orinllm.text.tools import ToolCall

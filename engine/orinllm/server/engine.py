@@ -7,7 +7,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Lookup, Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Watch
 from orinllm.choose.hidden_states import Pooling, pooling_of
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF

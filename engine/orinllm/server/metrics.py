@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from orinboard.sampling import Reader
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Watch
 from orinllm.server.energy import PhaseEnergy, measure_phases
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

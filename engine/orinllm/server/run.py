@@ -15,7 +15,7 @@ from types import FrameType
 
 import uvicorn
 
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Watch
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app

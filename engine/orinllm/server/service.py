@@ -5,8 +5,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from orinllm.batching.cpu_runner import CpuRunner
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Watch
+from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.server.choices import EventBridge
 from orinllm.server.engine import Engine

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from orinllm.batching.runner import Words
 from orinllm.batching.sequence import Constraint
+from orinllm.choose.sampling import Words
 from orinllm.errors import BadInput
 from orinllm.text.processes.child import Child
 from orinllm.text.processes.grammar_process import matcher_of

@@ -16,11 +16,11 @@ import numpy as np
 
 from orinllm.batching.cache import PagedStore, SlotStore, Store
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, Words
+from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Watch
+from orinllm.choose.sampling import Draw, Drawn, Floats, Logprobs, Sampling, Words
 from orinllm.gpu.kernels.buffers import PAGE, pages_of
 
 _VOCABULARY, _CONTEXT = 64, 512

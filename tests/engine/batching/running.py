@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore
-from orinllm.batching.runner import Draw, Logprobs, draw_token
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Sequence, Watch
+from orinllm.choose.sampling import Draw, Logprobs, Sampling, draw_token
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)

@@ -13,11 +13,10 @@ from tests.engine.batching.running import Ear, ear, wait
 from tests.engine.conftest import Synthetic
 
 from orinllm.batching.cache import SlotStore
-from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Sequence, Watch
 from orinllm.choose.sampling import Sampling
+from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network

@@ -20,9 +20,9 @@ from tests.engine.batching.running import (
 )
 from tests.engine.server.live import wait_until
 
-from orinllm.batching.runner import Words
 from orinllm.batching.scheduler import ClosedError
 from orinllm.batching.sequence import Sequence
+from orinllm.choose.sampling import Words
 from orinllm.gpu.kernels.buffers import PAGE
 
 COUNTED = replace(SEEDED, presence_penalty=1.5, repeat_penalty=1.3, penalty_tokens=8)

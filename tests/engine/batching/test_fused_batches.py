@@ -9,11 +9,10 @@ from tests.engine.conftest import Load, Synthetic
 
 from orinllm.batching.cache import PagedStore, SlotStore
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Draw, Runner, draw_token, logprobs
+from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Sequence, Watch
+from orinllm.choose.sampling import Draw, Sampling, draw_token, logprobs
 from orinllm.gpu.kernels.buffers import PAGE
 
 PAGES = 3

@@ -22,14 +22,13 @@ from tests.engine.network.hybrid_models import CONTEXT, MODELS, PROMPT
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import rotation_of
 from orinbench.model import open_model
-from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import MtpBlock, Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Sequence, Watch
 from orinllm.choose.sampling import Sampling
+from orinllm.cpu.executor import CpuRunner
 from orinllm.cpu.mtp_block import CpuMtpBlock
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE, pages_of

@@ -13,11 +13,10 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore, SequencePlace
 from orinllm.batching.checkpoints import StateSlots
-from orinllm.batching.runner import Drawn, Row
+from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Sequence, Watch
+from orinllm.choose.sampling import Drawn, Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 
 GREEDY = Sampling(temperature=0)

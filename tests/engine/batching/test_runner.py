@@ -6,8 +6,8 @@ import numpy as np
 from tests.engine.conftest import Load, Synthetic
 
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Draw, Row
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.batching.runner import Row
+from orinllm.choose.sampling import Draw, Sampling, sample
 from orinllm.gpu.kernels.buffers import PAGE
 
 

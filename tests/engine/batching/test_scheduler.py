@@ -23,10 +23,9 @@ from tests.engine.batching.running import (
 from tests.engine.server.live import wait_until
 
 from orinllm.batching.cache import PagedStore
-from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.scheduler import QueueFullError, Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Stopwatch, Watch
+from orinllm.batching.sequence import Sequence, Stopwatch, Watch
+from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices

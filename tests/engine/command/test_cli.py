@@ -305,7 +305,7 @@ def test_a_device_that_fails_is_one_line() -> None:
     program = """
 import sys
 import orinllm.command.cli
-from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.cpu.executor import CpuRunner
 collect, asked = CpuRunner.collect_tokens, []
 def fails(self):
     asked.append(self)

@@ -23,8 +23,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Sequence, Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import PAGE, Q8_0

@@ -18,12 +18,11 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.checkpoints import Checkpoints
-from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Sequence, Watch
 from orinllm.choose.sampling import Sampling
+from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
 from orinllm.model import Header, check_guesses, load_draft

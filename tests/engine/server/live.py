@@ -20,7 +20,7 @@ import openai
 import uvicorn
 from httpx._transports import default as transports
 
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
 from orinllm.server.options import HttpOptions

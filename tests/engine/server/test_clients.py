@@ -20,9 +20,8 @@ from tests.engine.server.live import Live, client, live, wait_until
 from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
 
-from orinllm.batching.runner import Draw, draw_token
 from orinllm.batching.sequence import Sequence
-from orinllm.choose.sampling import Sampling
+from orinllm.choose.sampling import Draw, Sampling, draw_token
 from orinllm.server.web.bodies import MOST_BYTES
 from orinllm.server.web.connection import LimitedConnection
 

@@ -30,10 +30,10 @@ from tests.engine.server.toy import ToyRunner
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.runner import Draw, Row
+from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Watch
+from orinllm.choose.sampling import Draw, Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server.engine import load

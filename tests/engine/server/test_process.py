@@ -72,7 +72,7 @@ def test_systemd_hears_when_it_answers_and_when_it_stops(systemd: Systemd, tmp_p
 def broken(systemd: Systemd, folder: Path, how: str) -> tuple["subprocess.Popen[bytes]", Path]:
     """Start a server whose first token does something else; return it, and its log."""
     program = (
-        "from orinllm.batching.cpu_runner import CpuRunner\n"
+        "from orinllm.cpu.executor import CpuRunner\n"
         f"CpuRunner.collect_tokens = lambda self: {how}\n"
         "from orinllm.command.cli import main\n"
         "main()\n"

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
 from orinllm.batching.cache import PagedStore
-from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, draw_token
+from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.watch import Watch
+from orinllm.batching.sequence import Watch
 from orinllm.choose.hidden_states import Pooling
+from orinllm.choose.sampling import Draw, Drawn, Floats, Logprobs, draw_token
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import Header
 from orinllm.server.engine import Engine

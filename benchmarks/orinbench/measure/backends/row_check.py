@@ -24,8 +24,8 @@ from orinbench.measure.plan import Case
 from orinbench.measure.sampled import ways_of
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Draw, Row, Runner
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.batching.runner import Row, Runner
+from orinllm.choose.sampling import Draw, Sampling, sample
 from orinllm.gpu.device import compile_all
 from orinllm.gpu.kernels.buffers import pages_of
 from orinllm.gpu.launch import Argument, Graph, Launch

@@ -15,13 +15,13 @@ from tinygrad.engine.realize import Ops
 from orinbench.measure.backends.backend import Load, NoNumbersError
 from orinbench.measure.backends.transformer import TransformerExecutor
 from orinllm.batching.cache import SlotStore
-from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.runner import Draw, Logprobs, Row, Runner
+from orinllm.batching.runner import Row, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.watch import Watch
-from orinllm.choose.sampling import Sampling
+from orinllm.batching.sequence import Watch
+from orinllm.choose.sampling import Draw, Logprobs, Sampling
+from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_of
 from orinllm.loader import Network, Share, make_runner, plan_network
 from orinllm.sight import with_pictures

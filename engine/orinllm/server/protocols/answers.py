@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
-from orinllm.batching.runner import Logprobs
 from orinllm.batching.scheduler import NO_TOKEN
+from orinllm.choose.sampling import Logprobs
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import RequestJob

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orinllm.batching.runner import Logprobs, Words
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.choose.sampling import Sampling
+from orinllm.choose.sampling import Logprobs, Sampling, Words
 from orinllm.server.choices import Event, EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError

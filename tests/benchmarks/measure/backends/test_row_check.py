@@ -22,7 +22,7 @@ from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.sampled import ways_of
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
-from orinllm.batching.runner import Drawn
+from orinllm.choose.sampling import Drawn
 from orinllm.gpu.decoder import Decoder
 from orinllm.gpu.fused import FusedExecutor
 

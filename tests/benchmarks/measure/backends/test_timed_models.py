@@ -16,7 +16,8 @@ from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.meters import Meters
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
-from orinllm.batching.runner import Drawn, Row
+from orinllm.batching.runner import Row
+from orinllm.choose.sampling import Drawn
 
 
 class FakeRunner:
