@@ -31,8 +31,7 @@ from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_ne
 from orinllm.network.vision.pictures import is_row
 from orinllm.progress import Say, quiet
 from orinllm.text.answer import StopTexts
-from orinllm.text.render import renderer
-from orinllm.text.template import ChatTemplate
+from orinllm.text.template import ChatTemplate, renderer
 from orinllm.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]

@@ -65,10 +65,10 @@ def _matcher(engine: Engine, shape: AnswerShape, notes: Notes) -> LLMatcher:
 def chat_form(
     engine: Engine, template: ChatTemplate, request: ChatRequest, variables: Mapping[str, Any]
 ) -> Form:
-    """Return the form of a chat's answers."""
+    """Return the form of a chat's answers, which has a shape or tools."""
     tools, forced = list(request.tools.tools) or None, request.tools.forced
     notes = request.common.notes
-    if request.shape is None and not forced and (tools is None or template.takes_tools):
+    if request.shape is None and not forced and template.takes_tools:
         return Form()
     thinks = template.starts_in_reasoning(tools=tools, **variables)
     close = next((tag.close for tag in TAGS if tag.close in template.for_tools(tools).source), "")

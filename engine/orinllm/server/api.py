@@ -1,21 +1,21 @@
-"""The handlers of the paths."""
+"""The way of a request: whether it may come in, its handler, and what all handlers share."""
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orinllm.batching.scheduler import Scheduler
+from orinllm.errors import printable
 from orinllm.server.choices import Event
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
-from orinllm.server.fields import Fields, Notes
+from orinllm.server.fields import Fields, Notes, client_of, read_request
 from orinllm.server.jobs import (
     RequestJob,
     prepare_chat,
@@ -24,8 +24,8 @@ from orinllm.server.jobs import (
     text_of_tokens,
     tokens_of_request,
 )
-from orinllm.server.metrics import CONTENT_TYPE
-from orinllm.server.protocols.answers import Answer, OpenAiAnswer
+from orinllm.server.metrics import CONTENT_TYPE, Metrics
+from orinllm.server.protocols.answers import Answer, EventStream, OpenAiAnswer, wait_for_answer
 from orinllm.server.protocols.chat import read_chat
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.completions import read_completion
@@ -34,11 +34,96 @@ from orinllm.server.protocols.prompt_scores import PromptScores
 from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
 from orinllm.server.service import Service
 from orinllm.server.web import page
-from orinllm.server.web.bodies import client_of, read_request
+from orinllm.server.web.security import SAFE_HEADERS, Guard
 
 MakeAnswer = Callable[[Engine, CommonFields, str, RequestJob], Answer]
-#: Names of the header that lists what of a request has no effect.
+Handler = Callable[[Request], Awaitable[Response]]
+#: Name of the header that lists what of a request has no effect.
 IGNORED = "x-ignored-fields"
+#: Status of a request whose client left before its answer, in the metrics: nginx's.
+CLIENT_LEFT = 499
+# Characters of an error's line in the log, which may repeat a client's words.
+_LOGGED = 200
+# A path that ends with a name; its own has the name's place.
+_MODELS, _MODEL = "/v1/models/", "/v1/models/{name:path}"
+
+
+class Application:
+    """Lets requests in, has them answered by their path's handler, and counts the answers.
+
+    inner: what answers a request; whoever wraps it sees the answers first.
+    """
+
+    def __init__(
+        self, table: Mapping[tuple[str, str], Handler], guard: Guard, metrics: Metrics
+    ) -> None:
+        self.inner: ASGIApp = self._answer
+        self._guard, self._metrics = guard, metrics
+        self._paths: dict[str, dict[str, Handler]] = {}
+        for (method, path), handler in table.items():
+            self._paths.setdefault(path, {})[method] = handler
+            if method == "GET":
+                self._paths[path]["HEAD"] = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; a failure that nobody foresaw is raised again, for the log."""
+        path = scope["path"]
+        if path.startswith(_MODELS):
+            path, scope["path_params"] = _MODEL, {"name": path.removeprefix(_MODELS)}
+        scope["orinllm.path"], began = path, False
+        label = path if path in self._paths else "other"
+
+        async def counted(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                message["headers"] = [*message["headers"], *SAFE_HEADERS]
+                self._metrics.requests.labels(label, str(message["status"])).inc()
+            await send(message)
+
+        try:
+            await self.inner(scope, receive, counted)
+        except Exception:
+            if not began:
+                error = ApiError(500, "the server failed; its log says why", code="internal")
+                await error.response(scope["path"])(scope, receive, counted)
+            raise
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            self._guard.check(scope, request.headers)
+            response = await self._handler(scope)(request)
+        except ApiError as error:
+            if error.status == 400:
+                _log_refusal(request, error)
+            response = error.response(scope["path"])
+        except ClientDisconnect:
+            response = Response(status_code=CLIENT_LEFT)  # nobody reads it; it is counted
+        await response(scope, receive, send)
+
+    def _handler(self, scope: Scope) -> Handler:
+        """Return what answers a path; raises ApiError for one that is not there."""
+        path, method = scope["path"], scope["method"]
+        handlers = self._paths.get(scope["orinllm.path"])
+        if handlers is None:
+            others = "/v1/chat/completions, /v1/completions and /v1/models are"
+            raise ApiError(404, f"there is no {path}; {others}", code="unknown_url")
+        if method not in handlers:
+            raise ApiError(
+                405,
+                f"{method} is not what {path} takes",
+                code="method_not_allowed",
+                headers={"Allow": ", ".join(handlers)},
+            )
+        return handlers[method]
+
+
+def _log_refusal(request: Request, error: ApiError) -> None:
+    # As for what is no HTTP: whoever looks after the server finds the client that is wrong.
+    client = f"{request.client.host}:{request.client.port}" if request.client else "a client"
+    said = printable(f"{request.url.path}: {error.message}"[:_LOGGED])
+    logging.getLogger("uvicorn.error").warning("%s: %s", client, said)
 
 
 class Api:
@@ -73,9 +158,14 @@ class Api:
             prepare_chat if isinstance(asked, ChatRequest) else prepare_completion
         )
         who, post = client_of(request), self.service.post
-        run = await asyncio.to_thread(prepare, engine, asked, who, post)
+
+        def begin() -> RequestJob:
+            run = prepare(engine, asked, who, post)
+            submit(engine, run)  # here already: its first token waits for no other thread
+            return run
+
+        run = await asyncio.to_thread(begin)
         answer = make(engine, asked.common, self.name, run)
-        submit(engine, run)
         return await self._say(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
@@ -112,7 +202,7 @@ class Api:
         prompts = [list(first.ids) for first in firsts]
         held = replace(common, client=firsts[0].client)
         scores = PromptScores(engine, held, prompts, self.service.post)
-        found = await wait_for_answer(request, engine.scheduler, scores.run, scores.whole())
+        found = await wait_for_answer(request.receive, engine.scheduler, scores.run, scores.whole())
         for index in range(len(run.sequences)):
             answer.echo_with(index, prompts[index // common.n], found[index // common.n])
 
@@ -125,7 +215,7 @@ class Api:
         """Return the vectors of a request, in OpenAI's form."""
         engine = self.engine_of(asked.model)
         answer = Embeddings(engine, asked, client_of(request), self.service.post)
-        return await wait_for_answer(request, engine.scheduler, answer.run, answer.whole())
+        return await wait_for_answer(request.receive, engine.scheduler, answer.run, answer.whole())
 
     def reply(self, value: Any, notes: Notes) -> Response:
         """Return an answer; its header names what was ignored."""
@@ -145,8 +235,8 @@ class Api:
     ) -> Response:
         if common.stream:
             headers = self._headers(common.notes)
-            return _Events(answer, lambda: engine.scheduler.cancel(run.sequences), headers)
-        found = await wait_for_answer(request, engine.scheduler, run, answer.whole())
+            return EventStream(answer, engine.scheduler, headers)
+        found = await wait_for_answer(request.receive, engine.scheduler, run, answer.whole())
         return self.reply(found, common.notes)
 
     def engine_of(self, name: str | None) -> Engine:
@@ -210,45 +300,3 @@ class Api:
 
 def _openai(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
     return OpenAiAnswer(engine.tokenizer, common, model, run)
-
-
-class _Events(Response):
-    """A stream of events that ends, with `close`, when its client goes away."""
-
-    def __init__(self, answer: Answer, close: Callable[[], None], headers: dict[str, str]) -> None:
-        self.status_code = 200
-        self._answer, self._close, self._more = answer, close, headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Proxies that collect a stream would hold it back.
-        headers = {"X-Accel-Buffering": "no", **self._more}
-        body, kind = self._answer.stream(), self._answer.media_type
-        inner = StreamingResponse(body, media_type=kind, headers=headers)
-        try:
-            await inner(scope, receive, send)
-        finally:
-            self._close()
-
-
-async def wait_for_answer(
-    request: Request, scheduler: Scheduler, run: RequestJob, answer: Any
-) -> Any:
-    """Wait for an answer, as long as its client does."""
-    done = asyncio.create_task(answer)
-    gone = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ClientDisconnect
-        return done.result()
-    finally:
-        scheduler.cancel(run.sequences)
-        for task in (done, gone):
-            task.cancel()
-            with suppress(asyncio.CancelledError, ApiError):
-                await task
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,18 +1,29 @@
-"""Reads a JSON object's fields: wrong values are errors, and what is not read is noted.
+"""Reads a request: its body as far as it may go, and its fields. Wrong values are errors.
 
 A field that only hints at something, or that nobody knows, changes no answer. It is noted, and the
 client hears its name in a header. `--strict` makes it an error.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
+
+from starlette.requests import Request
 
 from orinllm.server.errors import ApiError, invalid, unsupported
 
+T = TypeVar("T")
+
+#: Bytes of a request at most: a context of 128k tokens is about 1 MB of text.
+MOST_BYTES = 8 << 20
+# Bytes that take milliseconds to read: beyond, the event loop does not wait for it.
+_MUCH = 1 << 16
+#: Seconds in which a request must be here.
+BODY_SECONDS = 30.0
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # As JSON writes one; a pair of them is a character.
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
@@ -174,6 +185,26 @@ class Fields:
                 self.notes.ignore(self.path(name), "unknown field", "unknown_parameter")
 
 
+def read_texts(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:
+    """Read a text, texts, tokens, or several of tokens."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise invalid(param, "neither a text, nor tokens, nor several of either")
+    if all(isinstance(part, str) for part in value):
+        return tuple(value)
+    if all(isinstance(part, list) for part in value):
+        return tuple(read_tokens(part, param) for part in value)
+    return (read_tokens(value, param),)
+
+
+def read_tokens(value: Any, param: str) -> tuple[int, ...]:
+    """Read tokens' numbers."""
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise invalid(param, "no array of tokens' numbers")
+    return tuple(value)
+
+
 def parse_json(raw: bytes) -> Any:
     """Return what a body says; raises ApiError where it is no JSON, or a text is no Unicode."""
     try:
@@ -219,3 +250,44 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _kind(value: Any) -> str:
     kinds = ((bool, "a boolean"), (str, "a string"), (int | float, "a number"), (list, "an array"))
     return next((name for kind, name in kinds if isinstance(value, kind)), "an object")
+
+
+def client_of(request: Request) -> str:
+    """Return whose turn a request is: a key's, or an address's."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key")
+    return key or (request.client.host if request.client else "")
+
+
+async def read_request(request: Request, reader: Callable[[Fields], T], notes: Notes) -> T:
+    """Read a request; raises ApiError for what it cannot be. `notes` hears what is ignored."""
+    raw = await _body(request)
+    if len(raw) <= _MUCH:
+        return reader(Fields(parse_json(raw), notes=notes))
+    return await asyncio.to_thread(lambda: reader(Fields(parse_json(raw), notes=notes)))
+
+
+async def _body(request: Request) -> bytes:
+    """Read a body; raises ApiError for one that is too large, too slow, or not said to be JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Some of Ollama's clients say nothing. A page's request would say its Origin, and be refused.
+    unsaid = not kind and request.url.path.startswith("/api/")
+    if kind != "application/json" and not unsaid:
+        message = f"Content-Type '{kind}' is not application/json"
+        raise ApiError(415, message, code="unsupported_media_type")
+    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
+        raise _too_large()
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                raw += piece
+                if len(raw) > MOST_BYTES:
+                    raise _too_large()
+    except TimeoutError:
+        why = f"the request was not here after {BODY_SECONDS:g} s"
+        raise ApiError(408, why, code="timeout", headers={"Connection": "close"}) from None
+    return bytes(raw)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"a request has at most {MOST_BYTES} bytes", code="request_too_large")

@@ -48,10 +48,12 @@ def prepare_chat(
     _refuse_too_many(engine, 1, request.common.n)
     template, ids, variables = _chat_prompt(engine, request)
     tools = list(request.tools.tools) or None
-    try:
-        form = chat_form(engine, template, request, variables)
-    except BadInput as error:
-        raise ApiError(400, str(error), param="messages") from None
+    form = Form()
+    if request.shape is not None or tools is not None:
+        try:
+            form = chat_form(engine, template, request, variables)
+        except BadInput as error:
+            raise ApiError(400, str(error), param="messages") from None
     ids += engine.tokenizer.encode(form.opening, special=True) if form.opening else []
 
     def choice(index: int, put: Put) -> Choice:
@@ -80,7 +82,9 @@ def _chat_prompt(
     _refuse_long_messages(engine, request.messages)
     tools = list(request.tools.tools) or None
     variables = _variables(template.for_tools(tools), request)
-    messages = fetched(_known_roles(template, request.messages), engine.image_hosts)
+    messages = _known_roles(template, request.messages)
+    if any(isinstance(message["content"], list) for message in messages):
+        messages = fetched(messages, engine.image_hosts)
     try:
         rendered = template.guarded(messages, tools=tools, **variables)
         return template, _tokens_of_text(engine, template, rendered), variables
@@ -235,6 +239,7 @@ def _run(
     def put(event: Event) -> None:
         post.put(run.events, event)
 
+    held = form.matcher is not None or common.min_tokens > 0
     sampling = common.sampling.without(engine.tokenizer.suppressed)
     for ids in prompts:
         first: Job | None = None
@@ -242,11 +247,11 @@ def _run(
             room = engine.context - len(ids)
             job = Job(
                 list(ids),
-                replace(sampling, seed=(sampling.seed + n) % (1 << 64)),
+                replace(sampling, seed=(sampling.seed + n) % (1 << 64)) if n else sampling,
                 room if common.max_tokens is None else min(common.max_tokens, room),
                 frozenset() if common.ignore_eos or form.whole else ends,
                 make_choice(len(run.sequences), put),
-                constraint(engine, form, common.min_tokens, ends),
+                constraint(engine, form, common.min_tokens, ends) if held else None,
                 common.top,
                 common.reuse,
                 common.client or client,

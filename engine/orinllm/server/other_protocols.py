@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from orinllm.server.api import Api
 from orinllm.server.engine import Engine
-from orinllm.server.fields import Fields
+from orinllm.server.fields import Fields, read_request
 from orinllm.server.jobs import RequestJob, tokens_of_chat
 from orinllm.server.protocols import ollama
 from orinllm.server.protocols.answers import Answer
@@ -17,7 +17,6 @@ from orinllm.server.protocols.common import ChatRequest, CommonFields
 from orinllm.server.protocols.messages import MessagesAnswer, read_count, read_message
 from orinllm.server.protocols.rerank import read_rerank, rerank_answer
 from orinllm.server.protocols.responses import ResponsesAnswer, read_response
-from orinllm.server.web.bodies import read_request
 
 
 class OtherApis:

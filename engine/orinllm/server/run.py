@@ -21,10 +21,10 @@ from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.options import EngineOptions, HttpOptions
-from orinllm.server.service import Service
+from orinllm.server.service import Service, Watchdog
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
 from orinllm.server.web.file_leases import FileLeases
-from orinllm.server.web.notify import Watchdog, tell_systemd
+from orinllm.server.web.notify import tell_systemd
 from orinllm.server.web.security import Keys, is_loopback, read_keys
 
 #: Exit code where the model does not load, or the engine fails.
@@ -181,7 +181,8 @@ class _Process:
         self._service.start()
         if self.patient:
             await self._settled.wait()
-        await self._server.serve([listening])
+        # A task of its own: it looks ten times a second whether it shall end.
+        await asyncio.create_task(self._server.serve([listening]))
         if self._mendable:
             raise BadInput(self._mendable)
         if not self._service.join(_LAST_SECONDS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -14,18 +14,9 @@ from orinllm.errors import BadInput
 from orinllm.text.pretokenizers import PreTokenizer
 from orinllm.text.vocabulary import BYTE, CONTROL, UNKNOWN, Vocabulary
 
-Splitter = Callable[[str], list[int]]
 _SPACE = "\u2581"
 # A token whose bytes in the file are no UTF-8; no text has it.
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _splitter(library: Library) -> Splitter:
-    def split(text: str) -> list[int]:
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return split
 
 
 def _words(vocabulary: Vocabulary) -> dict[str, int]:
@@ -64,7 +55,7 @@ def _halves(merge: str) -> tuple[str, str]:
     return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
 
 
-def bpe_splitter(vocabulary: Vocabulary, pre: PreTokenizer) -> Splitter:
+def bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Library:
     """Build BPE with the file's own merges.
 
     Raises:
@@ -93,10 +84,10 @@ def bpe_splitter(vocabulary: Vocabulary, pre: PreTokenizer) -> Splitter:
     else:
         library.normalizer = normalizers.Replace(" ", _SPACE)
     library.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return _splitter(library)
+    return library
 
 
-def sentencepiece_splitter(vocabulary: Vocabulary) -> Splitter:
+def sentencepiece(vocabulary: Vocabulary) -> Library:
     """Build SentencePiece's BPE: the file has scores, from which the merges follow.
 
     SentencePiece joins the two neighbours whose union has the best score, the leftmost first.
@@ -112,7 +103,7 @@ def sentencepiece_splitter(vocabulary: Vocabulary) -> Splitter:
     words.setdefault(unknown, vocabulary.unknown_id or 0)
     library = Library(BPE(words, merges, byte_fallback=True, unk_token=unknown, fuse_unk=False))
     library.normalizer = normalizers.Replace(" ", _SPACE)
-    return _splitter(library)
+    return library
 
 
 def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str, str]]:
@@ -134,7 +125,7 @@ def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str
     return (pair for _, pair in ranked)
 
 
-def bert_splitter(vocabulary: Vocabulary) -> Splitter:
+def word_piece(vocabulary: Vocabulary) -> Library:
     """Build WordPiece, the tokenizer of embedding models of the BERT kind.
 
     As BERT's own, of accents it strips nonspacing marks alone, and a word of more than 100
@@ -153,4 +144,4 @@ def bert_splitter(vocabulary: Vocabulary) -> Splitter:
         lowercase=vocabulary.lowercase is not False, strip_accents=vocabulary.strip_accents
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return _splitter(library)
+    return library

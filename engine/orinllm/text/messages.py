@@ -8,7 +8,7 @@ object with a name and arguments, which a grammar holds the model to
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orinllm.errors import BadInput
@@ -165,17 +165,3 @@ def text_of_part(part: Any) -> str:
         return str(part.get("text", ""))
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise BadInput(f"content part of type '{kind}': this model reads text only")
-
-
-def guarded_value(value: Any, guard: Callable[[str], str]) -> Any:
-    """Return the same value with every text in it guarded, names of arguments included."""
-    if isinstance(value, str):
-        # Roles and kinds are plain names, which the template compares.
-        return value if value.isidentifier() else guard(value)
-    if isinstance(value, Mapping):
-        return {
-            guarded_value(key, guard): guarded_value(item, guard) for key, item in value.items()
-        }
-    if isinstance(value, Sequence):
-        return [guarded_value(item, guard) for item in value]
-    return value

@@ -1,8 +1,8 @@
 """Chat templates: a conversation to the one text that a model was trained to continue.
 
 A GGUF file carries its template as Jinja. It is code of whoever made the file, so it runs in a
-process of its own (`render.py`), set up as the `transformers` library does it, and gives the same
-text.
+process of its own (processes/jinja_process.py), set up as the `transformers` library does it, and
+gives the same text.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_fr
 from orinllm.text.messages import (
     Message,
     described_tool,
-    guarded_value,
     parsed_calls,
     text_of_part,
     unparsed_call,
     with_parsed_calls,
     without_tools,
 )
+from orinllm.text.processes.child import Child
 from orinllm.text.reasoning import TAGS, ReasoningTag
-from orinllm.text.render import renderer
 from orinllm.text.tokenizer import GUARD, Tokenizer
 from orinllm.text.tools import CallFormat, Llama, Tool, known_format
 
@@ -44,6 +43,26 @@ _PROBE = "orinllm-probe"
 _MOST_TOLD = 1024
 # What stands for a picture in templates that know none: a character that no text may have.
 _MARK = {"type": "text", "text": "\ufdd1"}
+
+
+class Renderer(Child):
+    """Renders templates; one for a process is enough, and threads may share it.
+
+    A template may take `seconds` of CPU time, and all of them `memory` bytes.
+    """
+
+    def __init__(self, seconds: float = 3, memory: int = 1 << 30) -> None:
+        super().__init__("orinllm.text.processes.jinja_process", seconds, memory)
+
+    def run(self, job: Mapping[str, Any]) -> str:
+        """Return what a template makes of variables; raises BadInput where it fails."""
+        return str(self.run_job(job)["text"])
+
+
+@functools.cache
+def renderer() -> Renderer:
+    """Return the renderer that all models of this process share."""
+    return Renderer()
 
 
 class Guarded(NamedTuple):
@@ -199,8 +218,8 @@ class ChatTemplate:
         if any(isinstance(message.get("content"), list) for message in messages):
             messages = [self._seen(message, pictures) for message in messages]
         text = self.render(
-            guarded_value(list(messages), self._tokenizer.guard),
-            tools=guarded_value(tools, self._tokenizer.guard),
+            _guarded(list(messages), self._tokenizer.guard),
+            tools=_guarded(tools, self._tokenizer.guard),
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
@@ -440,3 +459,15 @@ class ChatTemplate:
         asked, text = self._probe(question), self._probe(question, answer)
         # One that refuses the probe may want tools beside it: an empty text is safe in all.
         return not text or text.count("None") > asked.count("None")
+
+
+def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+    """Return the same value with every text in it guarded, names of arguments included."""
+    if isinstance(value, str):
+        # Roles and kinds are plain names, which the template compares.
+        return value if value.isidentifier() else guard(value)
+    if isinstance(value, Mapping):
+        return {_guarded(key, guard): _guarded(item, guard) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_guarded(item, guard) for item in value]
+    return value

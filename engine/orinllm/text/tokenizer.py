@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.text.merging import Splitter, bert_splitter, bpe_splitter, sentencepiece_splitter
+from orinllm.text.merging import Library, bpe, sentencepiece, word_piece
 from orinllm.text.pretokenizers import PreTokenizer, pre_tokenizer
 from orinllm.text.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
@@ -63,7 +63,7 @@ class Tokenizer:
         self.end_ids, self.suppressed = vocabulary.end_ids, vocabulary.suppressed
         self.vocab_size = len(vocabulary.tokens)
         self._pre: PreTokenizer | None = None
-        self._splitter, adds_bos, prefix = self._build()
+        self._library, adds_bos, prefix = self._build()
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
         if vocabulary.model == "gemma4":  # files of the first days say no, and answer nonsense
             self.add_bos = True
@@ -88,18 +88,18 @@ class Tokenizer:
         """
         return cls(Vocabulary.from_metadata(metadata), metadata)
 
-    def _build(self) -> tuple[Splitter, bool, bool]:
+    def _build(self) -> tuple[Library, bool, bool]:
         """Return what splits text, and the kind's defaults: begin with bos, prefix a space."""
         vocabulary = self._vocabulary
         if vocabulary.model == "llama":
-            return sentencepiece_splitter(vocabulary), True, True
+            return sentencepiece(vocabulary), True, True
         if vocabulary.model == "bert":
-            return bert_splitter(vocabulary), True, False
+            return word_piece(vocabulary), True, False
         if vocabulary.model in ("gpt2", "gemma4", "whitespace"):
             one = vocabulary.model != "gpt2"
             name = vocabulary.model if one else vocabulary.pre or "default"
             self._pre = pre_tokenizer(name)
-            return bpe_splitter(vocabulary, self._pre), self._pre.adds_bos, False
+            return bpe(vocabulary, self._pre), self._pre.adds_bos, False
         raise BadInput(
             f"tokenizer.ggml.model: '{vocabulary.model}' is not supported; supported are gpt2"
             " (byte-level BPE), llama (SentencePiece), gemma4, whitespace and bert"
@@ -153,7 +153,8 @@ class Tokenizer:
             else:
                 words = piece.replace(GUARD, "") if special else piece
                 # A text is the first part, or behind a token.
-                ids += self._splitter(" " + words if self._space_prefix else words)
+                words = " " + words if self._space_prefix else words
+                ids += self._library.encode(words, add_special_tokens=False).ids
         return ids
 
     def guard(self, text: str) -> str:

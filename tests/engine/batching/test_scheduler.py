@@ -29,8 +29,7 @@ from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
-from orinllm.server.service import Service
-from orinllm.server.web.notify import Watchdog
+from orinllm.server.service import Service, Watchdog
 
 
 def test_memory_that_runs_out_preempts_who_came_last() -> None:

@@ -24,9 +24,8 @@ from orinllm.batching.sequence import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
 from orinllm.server.options import HttpOptions
-from orinllm.server.service import Service
+from orinllm.server.service import Service, Watchdog
 from orinllm.server.web.connection import LimitedConnection
-from orinllm.server.web.notify import Watchdog
 
 # httpx reads the machine's certificates for each request without a client, which takes 34 ms.
 make_context = functools.cache(transports.create_ssl_context)  # type: ignore[attr-defined]

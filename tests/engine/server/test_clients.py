@@ -22,7 +22,7 @@ from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
 
 from orinllm.batching.sequence import Sequence
 from orinllm.choose.sampling import Draw, Sampling, draw_token
-from orinllm.server.web.bodies import MOST_BYTES
+from orinllm.server.fields import MOST_BYTES
 from orinllm.server.web.connection import LimitedConnection
 
 PAGE = "https://page.example"
@@ -195,7 +195,7 @@ def test_a_client_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) ->
     with live(toy(step_seconds=0.12)) as server:
         # Who waits for a long answer is not one.
         assert "length" in complete(server, [500], ignore_eos=True)
-        monkeypatch.setattr("orinllm.server.web.bodies.BODY_SECONDS", 0.2)
+        monkeypatch.setattr("orinllm.server.fields.BODY_SECONDS", 0.2)
         with closing(connect(server)) as silent:
             assert silent.recv(10) == b""
         with closing(connect(server)) as half:

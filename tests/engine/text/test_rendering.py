@@ -11,8 +11,7 @@ import pytest
 from tests.engine.models import tokenizer
 
 from orinllm.errors import BadInput
-from orinllm.text.render import Renderer
-from orinllm.text.template import ChatTemplate
+from orinllm.text.template import ChatTemplate, Renderer
 
 MEMORY = 256 << 20
 

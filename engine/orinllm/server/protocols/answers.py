@@ -6,9 +6,14 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from orinllm.batching.scheduler import NO_TOKEN
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from orinllm.batching.scheduler import NO_TOKEN, Scheduler
 from orinllm.choose.sampling import Logprobs
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError
@@ -28,6 +33,7 @@ class Answer(ABC):
     Attributes:
       media_type: Of a stream.
       ping: Says in a stream that it is alive.
+      run: The request's sequences.
     """
 
     media_type = "text/event-stream"
@@ -36,7 +42,7 @@ class Answer(ABC):
     def __init__(
         self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
     ) -> None:
-        self._tokenizer, self._common, self._model, self._run = tokenizer, common, model, run
+        self._tokenizer, self._common, self._model, self.run = tokenizer, common, model, run
         self._choices = [SaidText() for _ in run.sequences]
 
     @abstractmethod
@@ -63,7 +69,7 @@ class Answer(ABC):
         """Wait for the end; raises ApiError where the request failed."""
         left = len(self._choices)
         while left:
-            event = await self._run.events.get()
+            event = await self.run.events.get()
             if event.error is not None:
                 raise _failed(event.error)
             self._choices[event.choice].add(event)
@@ -96,7 +102,7 @@ class Answer(ABC):
 
     async def _next(self) -> list[Event]:
         """Wait for events; none within a while is no event."""
-        queue = self._run.events
+        queue = self.run.events
         if queue.empty():
             try:
                 async with asyncio.timeout(_PING_SECONDS):
@@ -142,12 +148,12 @@ class OpenAiAnswer(Answer):
 
     def usage(self) -> dict[str, Any]:
         """Return counts of tokens."""
-        prompt, said = self._run.n_prompt, self.n_said
+        prompt, said = self.run.n_prompt, self.n_said
         return {
             "prompt_tokens": prompt,
             "completion_tokens": said,
             "total_tokens": prompt + said,
-            "prompt_tokens_details": {"cached_tokens": self._run.n_cached},
+            "prompt_tokens_details": {"cached_tokens": self.run.n_cached},
         }
 
     def closing(self) -> Iterator[bytes]:
@@ -325,3 +331,51 @@ def sse(value: dict[str, Any], name: str = "") -> bytes:
     """Return a server-sent event; those of some protocols have a name."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + text + b"\n\n"
+
+
+class EventStream(Response):
+    """A stream of events; it ends, and so do its sequences, when its client goes away."""
+
+    def __init__(self, answer: Answer, scheduler: Scheduler, headers: dict[str, str]) -> None:
+        # Proxies that collect a stream would hold it back.
+        super().__init__(
+            None, headers={"X-Accel-Buffering": "no", **headers}, media_type=answer.media_type
+        )
+        del self.headers["content-length"]
+        self._answer, self._scheduler = answer, scheduler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all pieces, as they come."""
+        with suppress(ClientDisconnect):
+            await wait_for_answer(receive, self._scheduler, self._answer.run, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for piece in self._answer.stream():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def wait_for_answer(
+    receive: Receive, scheduler: Scheduler, run: RequestJob, answer: Any
+) -> Any:
+    """Wait for an answer, as long as its client does; raises ClientDisconnect where that left."""
+    done = asyncio.create_task(answer)
+    gone = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ClientDisconnect
+        return done.result()
+    finally:
+        scheduler.cancel(run.sequences)
+        for task in (done, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await task
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

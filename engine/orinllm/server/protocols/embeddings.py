@@ -15,9 +15,8 @@ from orinllm.errors import BadInput
 from orinllm.server.choices import Event, EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
-from orinllm.server.fields import Fields, Notes
+from orinllm.server.fields import Fields, Notes, read_texts
 from orinllm.server.jobs import RequestJob, check_tokens, refuse_too_long, submit
-from orinllm.server.protocols.common import read_texts
 
 # OpenAI's limit of texts in a request.
 _MOST_TEXTS = 2048

@@ -11,17 +11,16 @@ from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
-from orinllm.server.protocols.chat import drop_hosted, named_tools, read_effort
-from orinllm.server.protocols.common import (
+from orinllm.server.protocols.chat import (
     MOST_TOKENS,
-    AnswerShape,
-    ChatRequest,
-    CommonFields,
-    OfferedTools,
+    drop_hosted,
+    named_tools,
     new_seed,
+    read_effort,
     read_length,
     read_stop,
 )
+from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
 from orinllm.server.protocols.request_pictures import READS, picture_at, picture_of
 from orinllm.text.tokenizer import Tokenizer
 
@@ -271,9 +270,9 @@ class MessagesAnswer(Answer):
         return {"stop_reason": reason, "stop_sequence": said.stop or None}
 
     def _usage(self) -> dict[str, Any]:
-        cached = self._run.n_cached
+        cached = self.run.n_cached
         return {
-            "input_tokens": self._run.n_prompt - cached,
+            "input_tokens": self.run.n_prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self.n_said,

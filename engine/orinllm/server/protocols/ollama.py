@@ -9,19 +9,15 @@ from typing import Any
 from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import Event
 from orinllm.server.errors import ApiError, invalid
-from orinllm.server.fields import Fields
+from orinllm.server.fields import Fields, read_texts
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer
-from orinllm.server.protocols.chat import read_tools
+from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop, read_tools
 from orinllm.server.protocols.common import (
-    MOST_TOKENS,
     AnswerShape,
     ChatRequest,
     CommonFields,
     CompletionRequest,
-    new_seed,
-    read_stop,
-    read_texts,
 )
 from orinllm.server.protocols.embeddings import EmbeddingRequest
 from orinllm.server.protocols.request_pictures import picture_of
@@ -238,7 +234,7 @@ class OllamaAnswer(Answer):
             "done_reason": "length" if finish == "length" else "stop",
             "total_duration": int(whole * 1e9),
             "load_duration": 0,
-            "prompt_eval_count": self._run.n_prompt,
+            "prompt_eval_count": self.run.n_prompt,
             "prompt_eval_duration": int(prompt * 1e9),
             "eval_count": self.n_said,
             "eval_duration": int((whole - prompt) * 1e9),

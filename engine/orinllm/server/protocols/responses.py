@@ -10,16 +10,15 @@ from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
-from orinllm.server.protocols.chat import read_effort, read_tools
-from orinllm.server.protocols.common import (
-    AnswerShape,
-    ChatRequest,
-    CommonFields,
+from orinllm.server.protocols.chat import (
+    read_effort,
     read_length,
     read_named_schema,
     read_sampling,
     read_stop,
+    read_tools,
 )
+from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields
 from orinllm.server.protocols.request_pictures import READS, picture_at
 from orinllm.text.tokenizer import Tokenizer
 
@@ -246,10 +245,10 @@ class ResponsesAnswer(Answer):
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt, said = self._run.n_prompt, self.n_said
+        prompt, said = self.run.n_prompt, self.n_said
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self._run.n_cached},
+            "input_tokens_details": {"cached_tokens": self.run.n_cached},
             "output_tokens": said,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + said,

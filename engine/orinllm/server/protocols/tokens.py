@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinllm.server.errors import invalid
-from orinllm.server.fields import Fields
+from orinllm.server.fields import Fields, read_tokens
 from orinllm.server.protocols.chat import read_messages, read_tools
-from orinllm.server.protocols.common import read_tokens
 
 
 @dataclass(frozen=True)

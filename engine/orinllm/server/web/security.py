@@ -11,14 +11,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from orinllm.errors import BadInput
 from orinllm.server.errors import ApiError
 
 #: Paths that need no key: who watches a server, and the page that asks for one.
 OPEN_PATHS = ("/health", "/")
-_HEADERS = [
+#: Of every answer.
+SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
@@ -108,40 +109,16 @@ class Keys:
 
 
 class Guard:
-    """Lets requests through that may come in, and answers the others."""
+    """Tells requests that may come in from others."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: Keys,
-        hosts: Sequence[str] = (),
-        origins: Sequence[str] = (),
-    ) -> None:
-        self._app = app
+    def __init__(self, keys: Keys, hosts: Sequence[str], origins: Sequence[str]) -> None:
         self._keys = keys
         name = socket.gethostname().lower()
         known = ("localhost", name, f"{name.split('.')[0]}.local", *map(str.lower, hosts))
         self._hosts, self._origins = frozenset(known), frozenset(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_safely(message: "dict[str, object]") -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]  # type: ignore[misc]
-            await send(message)
-
-        try:
-            self._check(scope, Headers(scope=scope))
-        except ApiError as error:
-            await error.response(scope["path"])(scope, receive, send_safely)  # type: ignore[arg-type]
-            return
-        await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raise ApiError for a request that may not come in."""
         host = headers.get("host", "")
         if not self._known_host(host):
             # A page of another name that resolves to this machine (DNS rebinding) says its name.
