@@ -35,8 +35,9 @@ from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
 from orinllm.server.service import Service
 from orinllm.server.web import page
 from orinllm.server.web.security import SAFE_HEADERS, Guard
+from orinllm.text.tokenizer import Tokenizer
 
-MakeAnswer = Callable[[Engine, CommonFields, str, RequestJob], Answer]
+MakeAnswer = Callable[[Tokenizer, CommonFields, str, RequestJob], Answer]
 Handler = Callable[[Request], Awaitable[Response]]
 #: Name of the header that lists what of a request has no effect.
 IGNORED = "x-ignored-fields"
@@ -141,7 +142,7 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """Answer POST /v1/chat/completions."""
-        return await self.answer_chat(request, read_chat, _openai)
+        return await self.answer_chat(request, read_chat, OpenAiAnswer)
 
     async def answer_chat(
         self, request: Request, reader: Callable[[Fields], ChatRequest], make: MakeAnswer
@@ -165,7 +166,7 @@ class Api:
             return run
 
         run = await asyncio.to_thread(begin)
-        answer = make(engine, asked.common, self.name, run)
+        answer = make(engine.tokenizer, asked.common, self.name, run)
         return await self._say(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
@@ -296,7 +297,3 @@ class Api:
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
         return page.chat_page(self.name, secrets.token_urlsafe(16))
-
-
-def _openai(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
-    return OpenAiAnswer(engine.tokenizer, common, model, run)

@@ -14,6 +14,8 @@ from orinllm.text.answer import AnswerReader, Delta, StopTexts
 from orinllm.text.tokenizer import Tokenizer
 from orinllm.text.tools import ToolCall
 
+#: Why an answer fails that never began before the server ended.
+SHUTTING_DOWN = "the server is shutting down"
 # Seconds that a step waits for the event loop at most.
 _MOMENT = 0.005
 
@@ -66,6 +68,23 @@ def _deliver(bag: "list[tuple[asyncio.Queue[Event], Event]]") -> None:
         queue.put_nowait(event)
 
 
+class EndSink:
+    """A sink that tells the event loop of its end alone."""
+
+    def __init__(self, post: EventBridge, events: "asyncio.Queue[Event]") -> None:
+        self._post, self._events = post, events
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `Sink`."""
+        raise AssertionError("an embedding has no tokens")
+
+    def end(self, reason: str, error: str | None) -> None:
+        """See `Sink`."""
+        if reason == "cut":
+            error = SHUTTING_DOWN
+        self._post.put(self._events, Event(0, finish=reason, error=error))
+
+
 class Choice:
     """One answer of a request, as a sink of the scheduler."""
 
@@ -87,7 +106,7 @@ class Choice:
     def end(self, reason: str, error: str | None) -> None:
         """See `Sink`."""
         if reason == "cut" and not self._any:
-            error = "the server is shutting down"
+            error = SHUTTING_DOWN
         if error is not None:
             self._put(Event(self.index, error=error))
             return

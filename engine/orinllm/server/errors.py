@@ -82,6 +82,11 @@ def unsupported(param: str, message: str) -> ApiError:
     return invalid(param, message, "unsupported_parameter")
 
 
+def failed(why: str) -> ApiError:
+    """Return what a request is answered with whose sequence failed."""
+    return ApiError(503 if "shutting down" in why else 500, why, code="failed")
+
+
 def context_exceeded(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
     """Return what a prompt is answered with that leaves no room for an answer.
 

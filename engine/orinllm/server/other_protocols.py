@@ -1,6 +1,7 @@
 """The paths of Anthropic's and Ollama's APIs, and of newer ones of OpenAI's."""
 
 import asyncio
+import functools
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,13 +11,14 @@ from starlette.responses import JSONResponse, Response
 from orinllm.server.api import Api
 from orinllm.server.engine import Engine
 from orinllm.server.fields import Fields, read_request
-from orinllm.server.jobs import RequestJob, tokens_of_chat
+from orinllm.server.jobs import tokens_of_chat
 from orinllm.server.protocols import ollama
-from orinllm.server.protocols.answers import Answer
-from orinllm.server.protocols.common import ChatRequest, CommonFields
+from orinllm.server.protocols.common import ChatRequest
 from orinllm.server.protocols.messages import MessagesAnswer, read_count, read_message
 from orinllm.server.protocols.rerank import read_rerank, rerank_answer
 from orinllm.server.protocols.responses import ResponsesAnswer, read_response
+
+_GENERATED = functools.partial(ollama.OllamaAnswer, chat=False)
 
 
 class OtherApis:
@@ -27,11 +29,11 @@ class OtherApis:
 
     async def responses(self, request: Request) -> Response:
         """Answer POST /v1/responses."""
-        return await self._api.answer_chat(request, read_response, _responses)
+        return await self._api.answer_chat(request, read_response, ResponsesAnswer)
 
     async def messages(self, request: Request) -> Response:
         """Answer POST /v1/messages."""
-        return await self._api.answer_chat(request, read_message, _messages)
+        return await self._api.answer_chat(request, read_message, MessagesAnswer)
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer POST /v1/messages/count_tokens."""
@@ -56,13 +58,13 @@ class OtherApis:
         asked = await read_request(request, ollama.read_generate, self._api.notes())
         if isinstance(asked, ChatRequest):
             return await self._ollama(request, asked, chat=False)
-        return await self._api.answer(request, asked, _generated)
+        return await self._api.answer(request, asked, _GENERATED)
 
     async def _ollama(self, request: Request, asked: ChatRequest, chat: bool) -> Response:
         if not any(message["role"] != "system" for message in asked.messages):
             self._api.engine_of(asked.common.model)
             return self._api.reply(ollama.loaded_answer(self._api.name, chat), asked.common.notes)
-        return await self._api.answer(request, asked, _chatted if chat else _generated)
+        return await self._api.answer(request, asked, ollama.OllamaAnswer if chat else _GENERATED)
 
     async def ollama_embed(self, request: Request) -> Response:
         """Answer POST /api/embed."""
@@ -131,19 +133,3 @@ class OtherApis:
     async def version(self, request: Request) -> Response:
         """Answer GET /api/version."""
         return JSONResponse({"version": ollama.VERSION})
-
-
-def _responses(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
-    return ResponsesAnswer(engine.tokenizer, common, model, run)
-
-
-def _messages(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
-    return MessagesAnswer(engine.tokenizer, common, model, run)
-
-
-def _chatted(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
-    return ollama.OllamaAnswer(engine.tokenizer, common, model, run)
-
-
-def _generated(engine: Engine, common: CommonFields, model: str, run: RequestJob) -> Answer:
-    return ollama.OllamaAnswer(engine.tokenizer, common, model, run, chat=False)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from orinllm.batching.scheduler import NO_TOKEN, Scheduler
 from orinllm.choose.sampling import Logprobs
 from orinllm.server.choices import Event
-from orinllm.server.errors import ApiError
+from orinllm.server.errors import ApiError, failed
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.common import CommonFields
 from orinllm.text.answer import Delta
@@ -71,7 +71,7 @@ class Answer(ABC):
         while left:
             event = await self.run.events.get()
             if event.error is not None:
-                raise _failed(event.error)
+                raise _failure(event.error)
             self._choices[event.choice].add(event)
             left -= event.finish is not None
         return self.result()
@@ -87,7 +87,7 @@ class Answer(ABC):
                 lines = list(self.opening())
             for event in events:
                 if event.error is not None:
-                    yield b"".join(lines) + self.failure(_failed(event.error))
+                    yield b"".join(lines) + self.failure(_failure(event.error))
                     return
                 self._choices[event.choice].add(event)
                 left -= event.finish is not None
@@ -321,10 +321,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _failed(why: str) -> ApiError:
-    if why == NO_TOKEN:
-        return ApiError(400, why, code="invalid_schema")
-    return ApiError(503 if "shutting down" in why else 500, why, code="failed")
+def _failure(why: str) -> ApiError:
+    return ApiError(400, why, code="invalid_schema") if why == NO_TOKEN else failed(why)
 
 
 def sse(value: dict[str, Any], name: str = "") -> bytes:

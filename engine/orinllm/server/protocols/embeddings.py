@@ -12,9 +12,9 @@ from orinllm.batching.sequence import Sequence as Job
 from orinllm.choose.hidden_states import TextVector
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.server.choices import Event, EventBridge
+from orinllm.server.choices import EndSink, EventBridge
 from orinllm.server.engine import Engine
-from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
+from orinllm.server.errors import ApiError, context_exceeded, failed, invalid, unsupported
 from orinllm.server.fields import Fields, Notes, read_texts
 from orinllm.server.jobs import RequestJob, check_tokens, refuse_too_long, submit
 
@@ -90,11 +90,11 @@ class Embeddings:
         texts, data = await asyncio.to_thread(self.tokens), []
         for index, ids in enumerate(texts):
             pool = TextVector(self._engine.pooling)
-            self.run.sequences = [self._job(index, ids, pool)]
+            self.run.sequences = [self._job(ids, pool)]
             submit(self._engine, self.run, goes_on=index > 0)
             event = await self.run.events.get()
             if event.error is not None:
-                raise ApiError(503 if "shutting down" in event.error else 500, event.error)
+                raise failed(event.error)
             data.append({"object": "embedding", "index": index, "embedding": self._said(pool)})
         n_tokens = sum(map(len, texts))
         return {
@@ -104,8 +104,7 @@ class Embeddings:
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def _job(self, index: int, ids: list[int], pool: TextVector) -> Job:
-        sink = _Sink(index, self._post, self.run)
+    def _job(self, ids: list[int], pool: TextVector) -> Job:
         # A mean needs every token's state, and states are not kept.
         reuse = self._engine.pooling == "last"
         return Job(
@@ -113,7 +112,7 @@ class Embeddings:
             Sampling(temperature=0),
             0,
             frozenset(),
-            sink,
+            EndSink(self._post, self.run.events),
             reuse=reuse,
             client=self._client,
             hidden_states=pool.take,
@@ -127,20 +126,3 @@ class Embeddings:
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
         # The shortest decimals that give the same float32 back.
         return [float(str(value)) for value in vector]
-
-
-class _Sink:
-    """Learns that a text's states are there."""
-
-    def __init__(self, index: int, post: EventBridge, run: RequestJob) -> None:
-        self._index, self._post, self._run = index, post, run
-
-    def take(self, token: int, logprobs: object) -> bool:
-        """See `Sink`; there are no tokens."""
-        raise AssertionError("an embedding has no tokens")
-
-    def end(self, reason: str, error: str | None) -> None:
-        """See `Sink`."""
-        if reason == "cut":
-            error = "the server is shutting down"
-        self._post.put(self._run.events, Event(self._index, finish=reason, error=error))

@@ -21,7 +21,7 @@ from orinllm.server.protocols.chat import (
     read_stop,
 )
 from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
-from orinllm.server.protocols.request_pictures import READS, picture_at, picture_of
+from orinllm.server.protocols.request_pictures import READS, picture_at, picture_of, read_content
 from orinllm.text.tokenizer import Tokenizer
 
 _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -126,7 +126,7 @@ def _tools(fields: Fields) -> OfferedTools:
 
 def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     messages: list[dict[str, Any]] = []
-    if (system := _text(fields, "system")) != "":
+    if (system := read_content(fields, "system", _text_part, "\n")) != "":
         messages.append({"role": "system", "content": system})
     fields.need("messages")
     parts = fields.subfields_of_each("messages")
@@ -163,7 +163,7 @@ def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
             function = {"name": block.need_text("name"), "arguments": arguments}
             calls.append({"type": "function", "id": block.need_text("id"), "function": function})
         elif kind == "tool_result":
-            said = _told(block)
+            said = read_content(block, "content", _part, "\n")
             if block.boolean("is_error", False):
                 failed = "Error: "
                 text = {"type": "text", "text": failed}
@@ -196,36 +196,17 @@ def _picture(block: Fields) -> dict[str, Any]:
     return picture
 
 
-def _told(block: Fields) -> str | list[dict[str, Any]]:
-    """Return the text of a tool's result, or its parts where there are pictures among them."""
-    value = block.take("content")
-    if not isinstance(value, list) or not any(
-        isinstance(each, Mapping) and each.get("type") == "image" for each in value
-    ):
-        return _text(block, "content")
-    found = []
-    for inner in block.subfields_of_each("content"):
-        kind = inner.need_text("type")
-        if kind not in ("text", "image"):
-            raise unsupported(inner.path("type"), READS)
-        text = {"type": "text", "text": inner.need_text("text")} if kind == "text" else None
-        found.append(text or _picture(inner))
-        inner.note_unread()
-    return found
+def _part(inner: Fields) -> dict[str, Any]:
+    kind = inner.need_text("type")
+    if kind not in ("text", "image"):
+        raise unsupported(inner.path("type"), READS)
+    return {"type": "text", "text": inner.need_text("text")} if kind == "text" else _picture(inner)
 
 
-def _text(part: Fields, name: str) -> str:
-    """Return a text that may come in blocks."""
-    value = part.take(name)
-    if value is None or isinstance(value, str):
-        return value or ""
-    texts = []
-    for inner in part.subfields_of_each(name):
-        if inner.need_text("type") != "text":
-            raise unsupported(inner.path("type"), "this server reads text only")
-        texts.append(inner.need_text("text"))
-        inner.note_unread()
-    return "\n".join(texts)
+def _text_part(inner: Fields) -> dict[str, Any]:
+    if inner.need_text("type") != "text":
+        raise unsupported(inner.path("type"), "this server reads text only")
+    return {"type": "text", "text": inner.need_text("text")}
 
 
 class MessagesAnswer(Answer):

@@ -4,15 +4,16 @@ A prompt is an answer to its first token that is held to the others, so every pa
 a step a token. lm-eval's loglikelihood tasks ask for nothing else.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
 
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.choose.sampling import Logprobs, Sampling, Words
-from orinllm.server.choices import Event, EventBridge
+from orinllm.server.choices import EndSink, Event, EventBridge
 from orinllm.server.engine import Engine
-from orinllm.server.errors import ApiError
+from orinllm.server.errors import failed
 from orinllm.server.jobs import RequestJob, submit
 from orinllm.server.protocols.common import CommonFields
 
@@ -29,7 +30,7 @@ class PromptScores:
     ) -> None:
         self._engine, self._prompts = engine, prompts
         self.run = RequestJob([])
-        self._sinks = [_Sink(post, self.run) for _ in prompts]
+        self._sinks = [_Scores(post, self.run.events) for _ in prompts]
         for ids, sink in zip(prompts, self._sinks, strict=True):
             if len(ids) > 1:
                 self.run.sequences.append(
@@ -53,7 +54,7 @@ class PromptScores:
         for _ in self.run.sequences:
             event = await self.run.events.get()
             if event.error is not None:
-                raise ApiError(503 if "shutting down" in event.error else 500, event.error)
+                raise failed(event.error)
         return [sink.found for sink in self._sinks]
 
 
@@ -76,11 +77,11 @@ class ForcedText:
         return self._at == len(self._tokens)
 
 
-class _Sink:
+class _Scores(EndSink):
     """Keeps what comes."""
 
-    def __init__(self, post: EventBridge, run: RequestJob) -> None:
-        self._post, self._run = post, run
+    def __init__(self, post: EventBridge, events: "asyncio.Queue[Event]") -> None:
+        super().__init__(post, events)
         self.found: list[Logprobs] = []
 
     def take(self, token: int, logprobs: Logprobs | None) -> bool:
@@ -88,9 +89,3 @@ class _Sink:
         assert logprobs is not None
         self.found.append(logprobs)
         return False
-
-    def end(self, reason: str, error: str | None) -> None:
-        """See `Sink`."""
-        if reason == "cut":
-            error = "the server is shutting down"
-        self._post.put(self._run.events, Event(0, finish=reason, error=error))

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +11,7 @@ import httpx
 
 from orinllm.network.vision.prepare import MOST_BYTES
 from orinllm.server.errors import ApiError, invalid, unsupported
+from orinllm.server.fields import Fields
 
 # Seconds in which a picture of another host must be here.
 _SECONDS = 10.0
@@ -51,6 +52,22 @@ def picture_of(data: str, param: str) -> dict[str, Any]:
         return {"type": "image", "image": base64.b64decode("".join(data.split()), validate=True)}
     except ValueError:  # binascii.Error is one
         raise invalid(param, "is no base64") from None
+
+
+def read_content(
+    part: Fields, name: str, read_part: Callable[[Fields], dict[str, Any]], joint: str
+) -> str | list[dict[str, Any]]:
+    """Return a text that may come in parts, or these where there are pictures among them."""
+    value = part.take(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    found = []
+    for inner in part.subfields_of_each(name):
+        found.append(read_part(inner))
+        inner.note_unread()
+    if any(each["type"] == "image" for each in found):
+        return found
+    return joint.join(each["text"] for each in found)
 
 
 def fetched(messages: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Mapping[str, Any]]:

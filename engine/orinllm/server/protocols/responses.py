@@ -19,7 +19,7 @@ from orinllm.server.protocols.chat import (
     read_tools,
 )
 from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields
-from orinllm.server.protocols.request_pictures import READS, picture_at
+from orinllm.server.protocols.request_pictures import READS, picture_at, read_content
 from orinllm.text.tokenizer import Tokenizer
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -112,11 +112,12 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         role = part.choice("role", _ROLES, None)
         if role is None:
             raise invalid(part.path("role"), "is missing", "missing_required_parameter")
-        content = _content(part)
+        content = read_content(part, "content", _part, "")
         message = _answer_of(messages, role == "assistant", role)
         message["content"] = _joined(message["content"], content)
     elif kind == "reasoning":
-        thought = _text(part, "content") or _text(part, "summary")
+        texts = (read_content(part, name, _text_part, "") for name in ("content", "summary"))
+        thought = next(filter(None, texts), "")
         part.take("summary")
         part.ignore_unless("encrypted_content", (), "is another server's")
         if thought:
@@ -127,7 +128,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
         _answer_of(messages, True, "assistant").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         told = {"role": "tool", "tool_call_id": part.need_text("call_id")}
-        messages.append({**told, "content": _content(part, "output")})
+        messages.append({**told, "content": read_content(part, "output", _part, "")})
     else:
         raise unsupported(part.path("type"), f"this server knows no item '{kind}'")
 
@@ -152,43 +153,20 @@ def _answer_of(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[s
     return messages[-1]
 
 
-def _content(part: Fields, name: str = "content") -> str | list[dict[str, Any]]:
-    """Return a message's text, or its parts where there are pictures among them."""
-    value = part.take(name)
-    if not isinstance(value, list) or not any(_is_picture(inner) for inner in value):
-        return _text(part, name)
-    found = []
-    for inner in part.subfields_of_each(name):
-        kind = inner.need_text("type")
-        if kind == "input_image":
-            found.append(picture_at(inner.need_text("image_url"), inner.path("image_url")))
-            inner.text("detail")
-        elif kind in _TEXTS:
-            found.append({"type": "text", "text": inner.need_text("text")})
-        else:
-            raise unsupported(inner.path("type"), READS)
-        inner.note_unread()
-    return found
+def _part(inner: Fields) -> dict[str, Any]:
+    if inner.need_text("type") != "input_image":
+        return _text_part(inner)
+    inner.text("detail")
+    return picture_at(inner.need_text("image_url"), inner.path("image_url"))
 
 
-def _is_picture(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "input_image"
-
-
-def _text(part: Fields, name: str) -> str:
-    value = part.take(name)
-    if value is None or isinstance(value, str):
-        return value or ""
-    texts = []
-    for inner in part.subfields_of_each(name):
-        kind = inner.need_text("type")
-        if kind not in (*_TEXTS, "refusal"):
-            raise unsupported(inner.path("type"), "this server reads text only")
-        texts.append(inner.need_text("refusal" if kind == "refusal" else "text"))
-        inner.take("annotations")
-        inner.take("logprobs")
-        inner.note_unread()
-    return "".join(texts)
+def _text_part(inner: Fields) -> dict[str, Any]:
+    kind = inner.need_text("type")
+    if kind not in (*_TEXTS, "refusal"):
+        raise unsupported(inner.path("type"), READS)
+    inner.take("annotations")
+    inner.take("logprobs")
+    return {"type": "text", "text": inner.need_text("refusal" if kind == "refusal" else "text")}
 
 
 class ResponsesAnswer(Answer):
