@@ -10,6 +10,7 @@ import httpx
 from tests.engine.models import smollm2
 from tests.engine.server.live import live
 
+import orinboard
 import orinllm
 from orinllm.progress import quiet
 from orinllm.server.engine import load
