@@ -15,8 +15,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer as Library
+
 from orinllm.errors import BadInput
-from orinllm.text.merging import Library, bpe, sentencepiece, word_piece
+from orinllm.text.merging import bpe, sentencepiece, word_piece
 from orinllm.text.pretokenizers import PreTokenizer, pre_tokenizer
 from orinllm.text.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 

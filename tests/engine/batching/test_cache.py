@@ -7,17 +7,6 @@ from orinllm.batching.checkpoints import StateSlots
 from orinllm.gpu.kernels.buffers import PAGE
 
 
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    """Its logits are wanted, even where its page is known and full."""
-    store, ids = PagedStore(4), prompt(1, 2 * PAGE)
-    first = store.begin(ids, len(ids))
-    assert first is not None
-    store.commit(first, ids, len(ids))
-    store.end(first)
-    second = store.begin(ids, len(ids))
-    assert second is not None and second.cached == PAGE
-
-
 def test_the_end_of_a_text_is_forgotten_before_its_beginning() -> None:
     store, ids = PagedStore(4), prompt(1, 3 * PAGE + 1)
     lease = store.begin(ids, len(ids))

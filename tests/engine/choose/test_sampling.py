@@ -43,18 +43,6 @@ def test_what_may_be_drawn(parameters: dict[str, float], want: list[int]) -> Non
     assert kept(**parameters) == want
 
 
-def test_of_equal_logits_the_lower_token_is_first() -> None:
-    tokens, _ = candidates(np.zeros(5, np.float32), Sampling(top_p=1.0, min_p=0.0))
-    assert list(tokens) == [0, 1, 2, 3, 4]
-    many = np.zeros(300, np.float32)
-    many[7] = 1
-    tokens, _ = candidates(many, Sampling(top_k=0, top_p=1.0, min_p=0.0))
-    assert list(tokens) == [7, *(t for t in range(300) if t != 7)]
-    few = Sampling(top_k=3, top_p=1.0, min_p=0.0)
-    tokens, _ = candidates(np.array([0, 0, 0, 0, 0, 0, 1, 0], np.float32), few)
-    assert list(tokens) == [6, 0, 1]
-
-
 def test_temperature_comes_after_the_limits() -> None:
     """At a temperature of 100 all are alike, but min-p has seen the plain logits."""
     hot = Sampling(temperature=100.0, top_k=0, top_p=1.0, min_p=0.3)
@@ -99,13 +87,6 @@ def test_logits_that_are_no_numbers_give_no_token() -> None:
         for bad in (np.nan, np.inf):
             assert sample(np.array([1, bad, 2], np.float32), how, [1], 1) == -1
         assert sample(np.full(3, -np.inf, np.float32), how, [1], 1) == -1
-
-
-def test_draws_of_a_request_depend_on_seed_and_index_alone() -> None:
-    plain = Sampling(seed=3)
-    first = [sample(LOGITS, plain, [], index) for index in range(64)]
-    assert [sample(LOGITS, plain, [], index) for index in reversed(range(64))] == first[::-1]
-    assert [sample(LOGITS, Sampling(seed=4), [], index) for index in range(64)] != first
 
 
 @pytest.mark.parametrize(
@@ -163,13 +144,6 @@ def test_min_p_keeps_what_is_just_at_it() -> None:
 def test_a_penalty_makes_a_negative_logit_smaller() -> None:
     logits = np.array([-1.0, -1.5], np.float32)
     assert sample(logits, Sampling(temperature=0, repeat_penalty=2.0), [0], 1) == 1
-
-
-def test_penalties_count_the_last_tokens_and_no_others() -> None:
-    logits = np.array([3.0, 2.9, 2.5, 2.6], np.float32)
-    how = Sampling(temperature=0, presence_penalty=1.0, penalty_tokens=2)
-    assert sample(logits, how, [3, 0, 1], 3) == 3
-    assert sample(logits, how, [0, 1, 3], 3) == 0
 
 
 def test_what_is_drawn_of_many_is_what_sorting_all_gives() -> None:
