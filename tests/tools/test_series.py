@@ -18,8 +18,11 @@ MonkeyPatch = pytest.MonkeyPatch
 # *** checkout and export ***
 
 
-def test_export_of_checkout_is_identical_and_stable(repository: Repository, tmp_path: Path) -> None:
+def test_export_of_checkout_is_identical_and_stable(
+    repository: Repository, tmp_path: Path, capsys: Capture
+) -> None:
     repository.series()
+    capsys.readouterr()
     files = {path.name: path.read_bytes() for path in repository.folder.iterdir()}
     text = files["0001-set-b.patch"].decode()
     assert text.startswith("From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001")
@@ -28,6 +31,8 @@ def test_export_of_checkout_is_identical_and_stable(repository: Repository, tmp_
     again = tmp_path / "again"
     assert repository.run("checkout", again) == 0
     assert repository.run("export", again) == 0
+    out = capsys.readouterr().out
+    assert out == f"{again}: tinygrad 0.13.0 and 2 patches\nnothing changed\n"
     assert files == {path.name: path.read_bytes() for path in repository.folder.iterdir()}
 
 

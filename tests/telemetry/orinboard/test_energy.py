@@ -18,7 +18,7 @@ from tests.telemetry.conftest import HWMON, Tree, idle
 
 from orinboard.energy import ASK_SECONDS, EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.meter import MODULE, Meter, Sample, samples_between
+from orinboard.meter import Meter, Sample, samples_between
 from orinboard.readings import Rail, Readings
 from orinboard.sampling import Clock, Outbox, Sampling, Status
 from orinboard.sensors.hwmon import read_rails
@@ -180,6 +180,10 @@ def test_a_window_outside_the_samples_is_a_gap() -> None:
     assert forgetful.between(now - 0.2, now - 0.1).total_joules is None
 
 
+def test_a_sampler_that_has_ended_is_ill() -> None:
+    assert EnergySampler().health().complaint == "the energy sampler has ended"
+
+
 def test_a_gap_that_was_told_stays() -> None:
     sampler = EnergySampler(hertz=4)
     sampler._began, sampler._thread = 0.0, threading.current_thread()
@@ -204,16 +208,6 @@ def test_the_interval_by_hand() -> None:
     resolution = ((0.2 * 0.6) ** 2 + (0.1 * 0.6) ** 2) / 12
     expected = (1.960 + 2.37 / 2) * (edges + noise + resolution) ** 0.5
     assert meter.half_width == pytest.approx(expected)
-
-
-def test_the_module_is_the_sum_of_its_rails(show: Callable[[Tree], Roots]) -> None:
-    meter, _ = sampled(show(idle()), 10.0, 0.35)
-    energy = meter.energy()
-    assert energy.summed == ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
-    assert energy.total_joules == pytest.approx(sum(energy.joules[name] for name in energy.summed))
-    assert MODULE not in energy.joules and "VDDQ_VDD2_1V8AO" in energy.joules
-    # One in each tenth of a second, and those of the region's ends.
-    assert 4 <= energy.samples <= 6
 
 
 def test_a_sensor_that_blocks_holds_no_region_up() -> None:

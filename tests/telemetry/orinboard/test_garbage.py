@@ -1,7 +1,6 @@
 """Every file of a board with every kind of garbage in it: the rest goes on."""
 
 import math
-import os
 import re
 import time
 from collections.abc import Callable
@@ -144,21 +143,6 @@ def test_files_that_are_none(node: Failure | Link | None, stage: TreeOnDisk) -> 
         stage.show(tree)
         stage.apply({path: node})
         check(stage.roots)
-
-
-def test_folders_and_links_in_the_place_of_files(stage: TreeOnDisk) -> None:
-    tree = idle()
-    for path in one_of_each(tree):
-        stage.show(tree)
-        file = Path(stage.roots.locate(path))
-        file.unlink()
-        file.mkdir()
-        check(stage.roots)
-        file.rmdir()
-        os.symlink(file, file)  # a link to itself: ELOOP
-        check(stage.roots)
-        file.unlink()
-        file.write_text("0\n")
 
 
 @pytest.mark.parametrize("garbage", [b"9" * 4000, b"9" * 400, b"-9223372036854775808\n"])

@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, HWMON, THERMAL, Show, Tree, idle, maxn_load
+from tests.telemetry.conftest import BOARDS, THERMAL, Show, Tree, idle, maxn_load
 
-from orinboard.files import GARBAGE, Failure, Files, Link, Roots
+from orinboard.files import GARBAGE, Files, Roots
 from orinboard.readings import Clock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
 from orinboard.sensors.gpu import sm_count
-from orinboard.sensors.hwmon import nodes_named, read_rails
+from orinboard.sensors.hwmon import nodes_named
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import cpu_list, read_identity, read_power_mode
 from orinboard.sensors.thermal import read_coolings, read_zones
@@ -183,21 +183,18 @@ def test_a_file_that_root_keeps_is_a_failure_that_shows(
     assert read_rapl(files) == Readings() and files.errors == ["EACCES"]
 
 
-def test_the_trace_has_what_was_read(show: Show) -> None:
-    trace: dict[str, str | Link | Failure] = {}
-    roots = show(idle())
-    read_zones(Files(roots, trace))
-    read_rails(Files(roots, trace))
-    assert trace[f"{THERMAL}/thermal_zone2/temp"] == Failure("EAGAIN")
-    assert trace[f"{HWMON}/hwmon1/device"] == Link("1-0040")
-    assert trace[f"{HWMON}/hwmon1/in1_label"] == "VDD_GPU_SOC\n"
-
-
 def test_numbers(show: Show) -> None:
     roots = show({"sys/a": "0x1f\n", "sys/b": " 12 \n", "sys/c": "1.5\n", "sys/d": ""})
     files = Files(roots)
     assert [files.number(f"sys/{name}") for name in "abcde"] == [31, 12, None, None, None]
     assert files.errors == [GARBAGE, GARBAGE]
+
+
+def test_a_file_of_procfs_comes_in_pieces(show: Show) -> None:
+    """A machine of many CPUs has more than 64 KiB of /proc/stat; an attribute of sysfs has not."""
+    roots = show({"proc/stat": "7" * 100_000, "sys/a": "7" * 100_000})
+    found = [len(Files(roots).raw(path)) for path in ("proc/stat", "sys/a")]
+    assert found == [100_000, 65536]
 
 
 ENGINE = "sys/class/devfreq/154c0000.nvenc"

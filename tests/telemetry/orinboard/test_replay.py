@@ -1,7 +1,6 @@
 """Recording a board and playing it back."""
 
 import io
-import json
 import os
 import threading
 import time
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, DEVFREQ, FRAMES, THERMAL, Show, exposition, gated, idle
 
-from orinboard.files import Failure, Files, Link, Roots
+from orinboard.files import Failure, Files, Roots
 from orinboard.replay import (
     FILE,
-    Changes,
     Frame,
     Player,
     RecordingError,
@@ -120,11 +118,6 @@ def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
     assert seen <= {"111111", "222222"} and seen
 
 
-def test_an_error_that_cannot_be_played_is_refused(stage: TreeOnDisk) -> None:
-    with pytest.raises(RecordingError, match="EIO"):
-        stage.apply({"sys/value": Failure("EIO")})
-
-
 def test_a_round_begins_with_the_first_frame_again() -> None:
     frames = [Frame(0.0, {"sys/a": "1\n"}), Frame(0.05, {"sys/b": "2\n", "sys/a": None})]
     with Player(lambda: frames, hold=0.05) as player:
@@ -168,20 +161,6 @@ def test_a_recording_that_was_cut_short_keeps_its_whole_frames(tmp_path: Path) -
     whole = HEADER + '{"t": 0, "files": {"sys/a": "1"}}\n{"t": 1, "files": {"sys/a": "2"}}\n'
     (tmp_path / FILE).write_text(whole[:-15])
     assert [frame.seconds for frame in load_recording(tmp_path)] == [0.0]
-
-
-def test_links_and_gates_survive_json(tmp_path: Path) -> None:
-    text = io.StringIO()
-    changes: Changes = {
-        "sys/a": Link("1-0040"),
-        "sys/b": Failure("EAGAIN"),
-        "sys/c": None,
-        "sys/d": "x",
-    }
-    save_recording([Frame(0.0, changes)], text)
-    (tmp_path / FILE).write_text(text.getvalue())
-    assert load_recording(tmp_path) == [Frame(0.0, changes)]
-    assert all(json.loads(line) for line in text.getvalue().splitlines())
 
 
 def test_the_board_that_is_shipped_goes_through_its_phases(stage: TreeOnDisk) -> None:

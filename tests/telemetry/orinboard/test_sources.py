@@ -99,11 +99,6 @@ def test_a_source_that_raises_costs_only_itself() -> None:
         assert both.read().outcomes["breaks"].errors == ("RuntimeError",)
 
 
-def test_a_source_the_board_does_not_have_is_absent() -> None:
-    with board(nothing=lambda files: Readings()) as one:
-        assert one.read().outcomes == {}
-
-
 def test_readers_at_the_same_time_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

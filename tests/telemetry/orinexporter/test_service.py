@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import re
 import select
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from tests.telemetry.conftest import BOARDS, HWMON, RECORDED, VARYING, Show, idl
 from tests.telemetry.orinexporter.served import exporting
 
 from orinboard.energy import EnergySampler
+from orinboard.readings import Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sources import Board, Snapshot
 from orinexporter import page
@@ -212,6 +214,8 @@ def test_each_rail_has_a_curve_and_each_axis_fits(show: Show) -> None:
     assert shown["VDD_CPU_CV"].marks == ["1 W", "0.5 W", "0 W"] and shown["GONE"].marks[0] == "8 W"
     # One point makes no line.
     assert shown["VDD_GPU_SOC"].lines == [] and len(shown["VDD_CPU_CV"].lines) == 1
+    text = page.render(Snapshot(Readings(), {}), [before, now], {})
+    assert re.findall("<span>−(.*?)</span>", text)[:5] == ["10 s", "8 s", "6 s", "4 s", "2 s"]
 
 
 def test_throttle_events_in_the_history() -> None:

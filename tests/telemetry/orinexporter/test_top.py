@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress_bar import ProgressBar
 from tests.telemetry.conftest import (
     BOARDS,
     THERMAL,
@@ -30,12 +31,12 @@ from orinboard.readings import Core, Process
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS, read_debugfs
 from orinboard.sensors.system import read_host
+from orinboard.sensors.thermal import read_zones
 from orinboard.sources import SOURCES, Board
-from orinexporter import page
 from orinexporter.cli import main
 from orinexporter.history import core_loads
 from orinexporter.service import Exporter
-from orinexporter.top import screen
+from orinexporter.top import gauges, screen, zones
 
 CLIENTS = """\
 CLIENT                        PROCESS      PID        SIZE
@@ -66,6 +67,16 @@ def test_a_loaded_board(show: Show) -> None:
                   "the sum: module, without carrier board and power supply;"):  # fmt: skip
         assert words in shown, words
     assert "nobody knows which of these rails to add" in text(show(nc_rail()))
+
+
+@pytest.mark.parametrize(("millidegrees", "style"), [(93_900, "green"), (94_100, "red")])
+def test_what_is_hot_is_red(millidegrees: int, style: str, show: Show) -> None:
+    """From five degrees below where the chip is slowed down."""
+    files = Files(show(idle() | {f"{THERMAL}/thermal_zone8/temp": f"{millidegrees}\n"}))
+    for table in (gauges(read_zones(files), 0.0), zones(read_zones(files))):
+        bars = [cell for cell in table.columns[2].cells if isinstance(cell, ProgressBar)]
+        assert style in {bar.complete_style for bar in bars}
+        assert style == "red" or "red" not in {bar.complete_style for bar in bars}
 
 
 def test_what_root_sees_besides(show: Show) -> None:
@@ -117,14 +128,6 @@ def test_processes_by_their_gpu_memory(show: Show) -> None:
         Process(4711, "python3", 1741312 * 1024),
         Process(2101, "gnome-shell bin", 98304 * 1024),
     )
-
-
-def test_axes_fit_what_they_show() -> None:
-    for greatest, full in ((0, 10), (9.4, 10), (9.6, 20), (27, 30), (29, 40), (58, 80), (96, 200)):
-        assert page.full_scale(greatest, 10) == full
-    assert [page.bytes_text(n) for n in (5, 2048, 3 << 20, 3 << 30)] == [
-        "5 B", "2.0 KiB", "3.0 MiB", "3.0 GiB",
-    ]  # fmt: skip
 
 
 class Terminal:
