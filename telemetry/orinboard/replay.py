@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -120,10 +120,10 @@ class TreeOnDisk:
 class Player:
     """Plays frames onto a stage in their own time, over and over, from a thread of its own.
 
-    `frames` makes the iterator anew for every round; the last frame is held for `hold` seconds.
+    The last frame is held for `hold` seconds.
     """
 
-    def __init__(self, frames: Callable[[], Iterable[Frame]], hold: float = 1.0) -> None:
+    def __init__(self, frames: Sequence[Frame], hold: float = 1.0) -> None:
         self.stage = TreeOnDisk()
         self._frames, self._hold = frames, hold
         self._stop = threading.Event()
@@ -155,7 +155,7 @@ class Player:
     def _run(self) -> None:
         while not self._stop.is_set():
             begun = time.monotonic()
-            for number, frame in enumerate(self._frames()):
+            for number, frame in enumerate(self._frames):
                 if self._stop.wait(max(begun + frame.seconds - time.monotonic(), 0)):
                     return
                 if number == 0:

@@ -107,8 +107,7 @@ def open_board(options: Options) -> Iterator[tuple[Roots, Board]]:
         roots = options.roots
         if options.replay and (options.replay / FILE).exists():
             try:
-                frames = load_recording(options.replay)
-                player = Player(lambda: frames)
+                player = Player(load_recording(options.replay))
                 roots = stack.enter_context(player).stage.roots
             except RecordingError as error:
                 raise click.UsageError(str(error)) from None
@@ -190,9 +189,9 @@ def check_rails(rails: tuple[str, ...], board: Board) -> None:
         raise click.UsageError(f"--rails {','.join(rails)}: {error}") from None
 
 
-def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") -> str:
+def refusal(address: tuple[str, int], error: OSError) -> str:
     """Explain why the server cannot listen, and what would help."""
-    where = f"{option} {address[0]}:{address[1]}"
+    where = f"--listen {address[0]}:{address[1]}"
     if error.errno == errno.EADDRINUSE:
         return f"{where}: the port is in use; stop the other instance or choose another port"
     return f"{where}: {error.strerror}"

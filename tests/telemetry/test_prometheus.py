@@ -70,7 +70,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
     llm, llm_thread = start_http_server(0, "127.0.0.1", served.registry)
     node_port = free_port()
     node = start_node_exporter(texts, node_port)
-    player = Player(frames, hold=600)
+    player = Player(list(frames()), hold=600)
     try:
         with player, Board(player.stage.roots) as board:
             begun = time.monotonic()

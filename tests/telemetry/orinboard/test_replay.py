@@ -48,7 +48,7 @@ def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n:
 def test_a_recording_exposes_what_the_board_did(name: str, show: Show, tmp_path: Path) -> None:
     roots = show(BOARDS[name]())
     (tmp_path / FILE).write_text(record(roots, 1))
-    with Player(lambda: load_recording(tmp_path)) as player:
+    with Player(load_recording(tmp_path)) as player:
         assert exposition(player.stage.roots) == exposition(roots)
 
 
@@ -120,7 +120,7 @@ def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
 
 def test_a_round_begins_with_the_first_frame_again() -> None:
     frames = [Frame(0.0, {"sys/a": "1\n"}), Frame(0.05, {"sys/b": "2\n", "sys/a": None})]
-    with Player(lambda: frames, hold=0.05) as player:
+    with Player(frames, hold=0.05) as player:
         seen: set[tuple[str, ...]] = set()
         deadline = time.monotonic() + 60
         while len(seen) < 2 and time.monotonic() < deadline:
@@ -180,7 +180,7 @@ def test_the_board_that_is_shipped_goes_through_its_phases(stage: TreeOnDisk) ->
 
 
 def test_a_start_that_is_interrupted_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    player = Player(lambda: [Frame(0.0, {"sys/a": "1"})])
+    player = Player([Frame(0.0, {"sys/a": "1"})])
 
     def interrupted() -> None:
         raise KeyboardInterrupt
