@@ -179,6 +179,18 @@ def test_a_field_that_is_there_twice(server: Live) -> None:
     assert "'content' is there more than once" in error["message"]
 
 
+def test_what_is_got_may_be_asked_for_its_head_alone(server: Live) -> None:
+    """As monitors do; what is posted has no head, and says what it takes."""
+    head = httpx.head(f"{server.url}/health")
+    assert (head.status_code, head.content, head.headers["cache-control"]) == (200, b"", "no-store")
+    for path, allowed in (("/tokenize", "POST"), ("/v1/models/a/b", "GET, HEAD")):
+        reply = httpx.request("DELETE", f"{server.url}{path}")
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    lost = httpx.get(f"{server.url}/v1/models/a/b").json()["error"]
+    assert lost["message"].startswith("The model 'a/b' does not exist")
+
+
 def test_a_path_with_a_slash_too_many_is_no_other(server: Live) -> None:
     reply = ask(server, "/v1/chat/completions/", "{}")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
