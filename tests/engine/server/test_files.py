@@ -1,4 +1,4 @@
-"""How many files of the engine somebody reads who follows one request."""
+"""The files of ours that somebody reads who follows one request: few, and no more than now."""
 
 import threading
 from collections.abc import Iterator
