@@ -169,3 +169,12 @@ def test_states_two_steps_behind_a_text_are_nobodys() -> None:
         store.end(lease)
         again = store.begin([*ids, 7, 8], 7)
         assert again is not None and again.cached == cached
+
+
+def test_each_slot_has_a_context_of_pages() -> None:
+    store = SlotStore(3, PAGE + 1)
+    lease = store.begin([1, 2], 2)
+    assert lease is not None and (store.total, store.used, store.free) == (6, 2, 4)
+    assert store.begin([1], PAGE + 2) is None
+    store.end(lease)
+    assert (store.used, store.free) == (0, 6)

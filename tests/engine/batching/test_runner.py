@@ -1,10 +1,12 @@
 """A step of several requests on the fused kernels: each token is the one that the host draws."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 from tests.engine.conftest import Load, Synthetic
 
+from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row
 from orinllm.choose.sampling import Draw, Sampling, sample
@@ -118,8 +120,14 @@ class Asked:
 
     chunk, prompt_tokens_per_step, context, vocab_size, begins = 512, 64, 1024, 100, True
 
+    memory = SimpleNamespace(slots=4)
+
     def __init__(self) -> None:
         self.filled: list[tuple[str, int]] = []
+        self.copied: list[tuple[int, int]] = []
+
+    def copy_states(self, start: int, to: int) -> None:
+        self.copied.append((start, to))
 
     def place(self, pages: Sequence[int], states: int) -> None: ...
 
@@ -138,3 +146,11 @@ def test_a_deterministic_server_has_no_pieces_of_its_own() -> None:
         for end in (64, 65):
             runner.fill([0, 1], range(70), 0, end)
     assert executor.filled == [("fill_piece", 64), ("fill", 65), ("fill", 64), ("fill", 65)]
+
+
+def test_states_go_to_their_checkpoint_behind_all_slots_and_back() -> None:
+    executor, place = Asked(), SequencePlace([0])
+    runner, place.slot = FusedRunner(executor, 1), 2  # type: ignore[arg-type]
+    runner.save_states(place, 1)
+    runner.restore_states(place, 1)
+    assert executor.copied == [(2, 5), (5, 2)]
