@@ -1,7 +1,8 @@
 """Common parts of the families: layers' operations, read from the common keys."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -138,29 +139,28 @@ class FeedForward:
 
 #: Makes what adds a value to X, by what its last argument names (Add.by).
 Added = Callable[[str, str | None], tuple[Operation, ...]]
-#: Makes what a layer has in place of attention, from the value "normed" to "out"; None: attention.
-Mixer = Callable[[int], tuple[Operation, ...] | None]
 
 
 @dataclass(frozen=True)
 class LayerParts:
-    """A family's layer: norm, attention, add, norm, feed-forward, add.
+    """A family's layers: norm, attention, add, norm, feed-forward, add; of each layer its own.
 
-    The two functions make those of layer `index` from the header's numbers.
+    mixers: what layers have in place of attention, from the value "normed" to "out"; None:
+    attention. (): all have it.
     """
 
-    attention: Callable[[int, Heads], Attention]
-    feed_forward: Callable[[int], FeedForward]
+    attentions: Sequence[Attention]
+    feed_forwards: Sequence[FeedForward]
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward part
     post_norms: bool = False  # RMS norms of both parts' outputs before they are added
     residual_scale: float = 1.0  # times both parts' outputs before they are added
-    mixer: Mixer = lambda index: None
+    mixers: Sequence[tuple[Operation, ...] | None] = ()
 
-    def layer(self, index: int, heads: Heads, dim: int) -> Layer:
+    def layer(self, index: int, dim: int) -> Layer:
         """Return layer `index` of a model that is `dim` wide."""
-        part, mixer = self.feed_forward(index), self.mixer(index)
+        mixer = self.mixers[index] if self.mixers else None
         if mixer is None:
-            mixer = attention_of("normed", self.attention(index, heads), dim)
+            mixer = attention_of("normed", self.attentions[index], dim)
 
         def added(of: str, by: str | None) -> tuple[Operation, ...]:
             return self._added(of, "post_ffw_norm", by)
@@ -171,7 +171,7 @@ class LayerParts:
                 *mixer,
                 *self._added("out", "post_attention_norm"),
                 Norm("normed", X, self.ffn_norm),
-                *part.operations("normed", dim, added),
+                *self.feed_forwards[index].operations("normed", dim, added),
             )
         )
 
@@ -191,14 +191,10 @@ def attention_of(of: str, attention: Attention, dim: int) -> tuple[Operation, ..
     )
 
 
-def decoder(header: Header, parts: LayerParts, least_heads: int = 1) -> Config:
-    """Return the Config of a family without multipliers, fused tensors and other specials.
-
-    `least_heads` 0: layers may have no attention.
-    """
-    heads, dim = heads_of(header, least_heads), header.count("embedding_length")
-    layers = tuple(parts.layer(index, heads, dim) for index in range(header.n_layers))
-    return config_with(header, layers)
+def decoder(header: Header, parts: LayerParts) -> Config:
+    """Return the Config of a family without multipliers, fused tensors and other specials."""
+    dim = header.count("embedding_length")
+    return config_with(header, tuple(parts.layer(i, dim) for i in range(header.n_layers)))
 
 
 def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
@@ -264,33 +260,33 @@ def _fused(header: Header, layers: tuple[Layer, ...], first_layer: int) -> dict[
     return matrices
 
 
-def plain_attention(
-    rope: Rope | None, qk_norm: bool = False, scale: float | None = None
-) -> Callable[[int, Heads], Attention]:
-    """Return the attention of families whose layers are alike."""
+def attentions(
+    heads: Heads,
+    rope: Rope | None,
+    windows: Sequence[int] = (),
+    near: Rope | None = None,
+    **alike: Any,
+) -> list[Attention]:
+    """Return the attention of each layer, which are alike but for heads and windows.
 
-    def attention(index: int, heads: Heads) -> Attention:
-        return Attention(
-            heads=heads.heads[index],
-            kv_heads=heads.kv_heads[index],
-            head_dim=heads.head_dim,
-            scale=heads.scale if scale is None else scale,
-            rope=rope,
-            qk_norm=qk_norm,
-        )
-
-    return attention
+    near: the positions of layers that have a window. alike: more of `Attention`, of all layers.
+    """
+    counts = zip(heads.heads, heads.kv_heads, windows or (0,) * len(heads.heads), strict=True)
+    common = {"head_dim": heads.head_dim, "scale": heads.scale} | alike
+    return [
+        Attention(heads=n, kv_heads=kv, rope=near if window else rope, window=window, **common)
+        for n, kv, window in counts
+    ]
 
 
-def dense(header: Header, activation: Activation) -> Callable[[int], FeedForward]:
+def dense(header: Header, activation: Activation) -> list[FeedForward]:
     """Return the dense feed-forward parts."""
-    hidden = header.counts("feed_forward_length")
-    return lambda index: FeedForward(activation, hidden[index])
+    return [FeedForward(activation, hidden) for hidden in header.counts("feed_forward_length")]
 
 
-def mixture(experts: Experts, activation: Activation) -> Callable[[int], FeedForward]:
+def mixture(header: Header, experts: Experts, activation: Activation) -> list[FeedForward]:
     """Return the feed-forward parts of a model whose layers all have the same experts."""
-    return lambda index: FeedForward(activation, experts=experts)
+    return [FeedForward(activation, experts=experts)] * header.n_layers
 
 
 def windows_of(header: Header, pattern: int, default: int = 0) -> tuple[int, ...]:

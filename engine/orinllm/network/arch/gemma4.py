@@ -5,7 +5,7 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     FeedForward,
-    Heads,
+    attentions,
     config_with,
     experts_of,
     heads_of,
@@ -37,14 +37,14 @@ def gemma4(header: Header) -> Config:
     """Return the Config of a Gemma 4: embeddings by layer, and layers that share caches."""
     each = header.count("embedding_length_per_layer_input", 0, least=0)
     dim, hidden = header.count("embedding_length"), header.counts("feed_forward_length")
-    attentions = _attentions(header)
+    attended = _attentions(header)
 
     def layer(index: int) -> Layer:
         scaled = f"blk.{index}.layer_output_scale.weight" in header.tensors
         return Layer(
             (
                 Norm("normed", X, "attn_norm"),
-                *_attend(header, index, attentions[index], dim),
+                *_attend(header, index, attended[index], dim),
                 *_added("out", "post_attention_norm"),
                 Norm("normed", X, "ffn_norm"),
                 *_feed_forward(header, index, hidden[index], dim),
@@ -112,28 +112,19 @@ def _attentions(header: Header) -> list[Attention]:
     shared = header.count("attention.shared_kv_layers", 0, least=0)
     own = header.n_layers - shared
     near, far = _near(header, near_size), rope_of(header, heads.head_dim, interleaved=False)
-
-    def attention(index: int, heads: Heads) -> Attention:
-        is_near = windows[index] > 0
-        alike = [i for i in range(own) if (windows[i] > 0) == is_near]
-        if index >= own and not alike:
+    alike = attentions(heads, far, windows, near, scale=1.0, qk_norm=True, v_norm=True)
+    found = [
+        replace(one, head_dim=near_size if one.window else heads.head_dim) for one in alike[:own]
+    ]
+    for index, one in enumerate(alike[own:], own):
+        read = [i for i, other in enumerate(found[:own]) if bool(other.window) == bool(one.window)]
+        if not read:
             raise BadInput(
                 f"{header.architecture}.attention.shared_kv_layers is {shared}: layer {index} has "
                 "no layer of its kind before them whose keys it could read"
             )
-        return Attention(
-            heads=heads.heads[index],
-            kv_heads=heads.kv_heads[index],
-            head_dim=near_size if is_near else heads.head_dim,
-            scale=1.0,
-            rope=near if is_near else far,
-            window=windows[index],
-            qk_norm=True,
-            v_norm=True,
-            reads=alike[-1] if index >= own else None,
-        )
-
-    return [attention(index, heads) for index in range(header.n_layers)]
+        found.append(replace(one, head_dim=found[read[-1]].head_dim, reads=read[-1]))
+    return found
 
 
 def _near(header: Header, size: int) -> Rope:

@@ -1,8 +1,8 @@
 """gpt-oss. Source: src/models/openai-moe.cpp of llama.cpp 0.5.0."""
 
 from orinllm.network.arch.decoder import (
-    Heads,
     LayerParts,
+    attentions,
     decoder,
     experts_of,
     heads_of,
@@ -12,7 +12,7 @@ from orinllm.network.arch.decoder import (
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Attention, Gating
+from orinllm.network.layer import Activation, Gating
 
 # Layers 0, 2, 4, ... have the window.
 _PATTERN = 2
@@ -20,26 +20,14 @@ _PATTERN = 2
 
 def gpt_oss(header: Header) -> Config:
     """Return the Config of a gpt-oss: YaRN, sinks, windows, and biases everywhere."""
-    head_dim = heads_of(header).head_dim
+    heads = heads_of(header)
     windows = windows_of(header, _PATTERN)
-    far = rope_of(header, head_dim, interleaved=False)
+    far = rope_of(header, heads.head_dim, interleaved=False)
     base = header.positive("rope.freq_base", 10000.0)
-    near = rope_of(
-        header, head_dim, interleaved=False, base=header.positive("rope.freq_base_swa", base)
-    )
+    base = header.positive("rope.freq_base_swa", base)
+    near = rope_of(header, heads.head_dim, interleaved=False, base=base)
     hidden = header.count("expert_feed_forward_length")
     experts = experts_of(header, hidden, Gating.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
-
-    def attention(index: int, heads: Heads) -> Attention:
-        return Attention(
-            heads=heads.heads[index],
-            kv_heads=heads.kv_heads[index],
-            head_dim=heads.head_dim,
-            scale=heads.scale,
-            rope=near if windows[index] else far,
-            window=windows[index],
-            sinks=True,
-        )
-
-    mixed = mixture(experts, Activation.GPT_OSS)
-    return decoder(header, LayerParts(attention, mixed, ffn_norm="post_attention_norm"))
+    layers = attentions(heads, far, windows, near, sinks=True)
+    mixed = mixture(header, experts, Activation.GPT_OSS)
+    return decoder(header, LayerParts(layers, mixed, ffn_norm="post_attention_norm"))

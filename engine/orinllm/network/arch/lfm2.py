@@ -5,16 +5,16 @@ from dataclasses import replace
 from orinllm.network.arch.decoder import (
     FeedForward,
     LayerParts,
+    attentions,
     decoder,
     dense,
     experts_of,
     heads_of,
-    plain_attention,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Convolve, Gating, Linear, Operation
+from orinllm.network.layer import Activation, Convolve, Gating, Linear
 
 
 def lfm2(header: Header) -> Config:
@@ -23,26 +23,19 @@ def lfm2(header: Header) -> Config:
     rope = rope_of(header, heads.head_dim, interleaved=False)
     taps = header.count("shortconv.l_cache", least=2)
 
-    def mixer(index: int) -> tuple[Operation, ...] | None:
-        if heads.kv_heads[index]:
-            return None
-        return (
-            Linear("projected", "normed", (("shortconv.in_proj", 3 * dim),)),
-            Convolve("convolved", "projected", "shortconv.conv", dim, taps, gated=True),
-            Linear("out", "convolved", (("shortconv.out_proj", dim),)),
-        )
-
-    feed_forward = dense(header, Activation.SILU)
+    convolution = (
+        Linear("projected", "normed", (("shortconv.in_proj", 3 * dim),)),
+        Convolve("convolved", "projected", "shortconv.conv", dim, taps, gated=True),
+        Linear("out", "convolved", (("shortconv.out_proj", dim),)),
+    )
+    feed_forwards = dense(header, Activation.SILU)
     if header.architecture == "lfm2moe":
         first = header.count("leading_dense_block_count", 0, least=0)
         hidden = header.count("expert_feed_forward_length")
         reads = ("leading_dense_block_count",)
         experts = experts_of(header, hidden, Gating.SIGMOID, normalized=True, reads=reads)
         mixed = FeedForward(Activation.SILU, experts=replace(experts, choice_bias=True))
-        plain = feed_forward
-
-        def feed_forward(index: int) -> FeedForward:
-            return plain(index) if index < first else mixed
-
-    parts = LayerParts(plain_attention(rope, qk_norm=True), feed_forward, mixer=mixer)
-    return replace(decoder(header, parts, least_heads=0), final_norm="token_embd_norm")
+        feed_forwards[first:] = [mixed] * len(feed_forwards[first:])
+    mixers = [None if kv_heads else convolution for kv_heads in heads.kv_heads]
+    parts = LayerParts(attentions(heads, rope, qk_norm=True), feed_forwards, mixers=mixers)
+    return replace(decoder(header, parts), final_norm="token_embd_norm")

@@ -9,20 +9,18 @@ from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
-    Heads,
     LayerParts,
-    Mixer,
+    attentions,
     decoder,
     dense,
     experts_of,
     heads_of,
-    plain_attention,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.nemotron_h import mamba2
 from orinllm.network.arch.rope import rope_of
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Attention, Gating, Temperature
+from orinllm.network.layer import Activation, Gating, Temperature
 
 # In SmolLM3 every fourth layer has no positions; its file has no key for that.
 _SMOLLM3_STEP = 4
@@ -40,23 +38,17 @@ def mistral3(header: Header) -> Config:
         return decoder(header, parts)
     trained = header.count("context_length")
     length = header.count("rope.scaling.original_context_length", trained)
-    temperature = Temperature(scale, length)
-
-    def attention(index: int, heads: Heads) -> Attention:
-        return replace(parts.attention(index, heads), temperature=temperature)
-
-    return decoder(header, replace(parts, attention=attention))
+    scaled = [replace(one, temperature=Temperature(scale, length)) for one in parts.attentions]
+    return decoder(header, replace(parts, attentions=scaled))
 
 
 def smollm3(header: Header) -> Config:
     """Return the Config of a SmolLM3."""
-    with_rope = plain_attention(rope_of(header, heads_of(header).head_dim, interleaved=True))
-
-    def attention(index: int, heads: Heads) -> Attention:
-        plain = with_rope(index, heads)
-        return replace(plain, rope=None) if (index + 1) % _SMOLLM3_STEP == 0 else plain
-
-    return decoder(header, LayerParts(attention, dense(header, Activation.SILU)))
+    heads = heads_of(header)
+    layers = attentions(heads, rope_of(header, heads.head_dim, interleaved=True))
+    step = slice(_SMOLLM3_STEP - 1, None, _SMOLLM3_STEP)
+    layers[step] = [replace(one, rope=None) for one in layers[step]]
+    return decoder(header, LayerParts(layers, dense(header, Activation.SILU)))
 
 
 def granite(header: Header) -> Config:
@@ -74,30 +66,25 @@ def granite(header: Header) -> Config:
         has_rope=header.architecture == "granitemoe" or header.flag("rope.scaling.finetuned", True),
     )
     if header.architecture == "granitehybrid":
-        parts = replace(parts, mixer=_mamba2_layers(header))
+        kv_heads, net = heads_of(header, least=0).kv_heads, mamba2(header)
+        parts = replace(parts, mixers=[None if n else net for n in kv_heads])
     parts = replace(parts, residual_scale=header.number("residual_scale", 0.0) or 1.0)
     return replace(
-        decoder(header, parts, least_heads=int(header.architecture != "granitehybrid")),
+        decoder(header, parts),
         embedding_scale=header.number("embedding_scale", 0.0) or 1.0,
         logit_scale=1 / logit_scale,
     )
 
 
-def _mamba2_layers(header: Header) -> Mixer:
-    """Return the Mamba-2 of layers without key-value heads."""
-    kv_heads, net = heads_of(header, least=0).kv_heads, mamba2(header)
-    return lambda index: None if kv_heads[index] else net
-
-
 def _parts(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerParts:
-    hybrid = header.architecture == "granitehybrid"
-    head_dim = heads_of(header, least=int(not hybrid)).head_dim
-    rope = rope_of(header, head_dim, interleaved=True) if has_rope else None
-    if rope is not None and 2 * len(rope.frequencies) != head_dim:
+    heads = heads_of(header, least=int(header.architecture != "granitehybrid"))
+    rope = rope_of(header, heads.head_dim, interleaved=True) if has_rope else None
+    if rope is not None and 2 * len(rope.frequencies) != heads.head_dim:
         raise BadInput(
             f"{header.architecture}.rope.dimension_count is {2 * len(rope.frequencies)}; "
-            f"the whole head, {head_dim}, was expected"
+            f"the whole head, {heads.head_dim}, was expected"
         )
+    layers = attentions(heads, rope, scale=scale or heads.scale)
     if header.count("expert_count", 0, least=0):
         hidden = set(header.counts("feed_forward_length"))
         if len(hidden) > 1:
@@ -108,5 +95,5 @@ def _parts(header: Header, scale: float | None = None, has_rope: bool = True) ->
         experts = experts_of(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
         wide = header.count(shared, 0, least=0) if is_granite else 0
         part = FeedForward(Activation.SILU, 0, experts, wide)
-        return LayerParts(plain_attention(rope, scale=scale), lambda index: part)
-    return LayerParts(plain_attention(rope, scale=scale), dense(header, Activation.SILU))
+        return LayerParts(layers, [part] * header.n_layers)
+    return LayerParts(layers, dense(header, Activation.SILU))

@@ -10,10 +10,10 @@ from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
     attention_of,
+    attentions,
     config_with,
     experts_of,
     heads_of,
-    plain_attention,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.config import Config
@@ -35,7 +35,8 @@ def nemotron_h(header: Header) -> Config:
     """Return the Config of a Nemotron-H: each layer is a Mamba-2, attention or a feed-forward."""
     heads, dim = heads_of(header, least=0), header.count("embedding_length")
     hidden = header.counts("feed_forward_length", least=0)
-    attention = plain_attention(None, scale=header.number("attention.scale", 0.0) or None)
+    scale = header.number("attention.scale", 0.0) or heads.scale
+    attended = attentions(heads, None, scale=scale)
     experts = _experts(header) if header.architecture == "nemotron_h_moe" else None
 
     def layer(index: int) -> Layer:
@@ -44,7 +45,7 @@ def nemotron_h(header: Header) -> Config:
             part = experts or FeedForward(Activation.RELU_SQUARED, hidden[index])
             return Layer((norm, *part.operations("normed", dim, _added)))
         if heads.kv_heads[index]:
-            mixer = attention_of("normed", attention(index, heads), dim)
+            mixer = attention_of("normed", attended[index], dim)
         else:
             mixer = mamba2(header)
         return Layer((norm, *mixer, Add("out")))

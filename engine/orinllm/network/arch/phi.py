@@ -6,7 +6,7 @@ within their context; llama.cpp sets it to 0, and so does this.
 
 from dataclasses import replace
 
-from orinllm.network.arch.decoder import LayerParts, decoder, dense, heads_of, plain_attention
+from orinllm.network.arch.decoder import LayerParts, attentions, decoder, dense, heads_of
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of
 from orinllm.network.config import Config, Matrix
@@ -17,7 +17,7 @@ def phi3(header: Header) -> Config:
     """Return the Config of a Phi-3: q, k and v are one tensor, gate and up another."""
     heads = heads_of(header)
     rope = rope_of(header, heads.head_dim, interleaved=False)
-    parts = LayerParts(plain_attention(rope), dense(header, Activation.SILU))
+    parts = LayerParts(attentions(heads, rope), dense(header, Activation.SILU))
     config = decoder(header, parts)
     matrices = dict(config.matrices)
     for index, hidden in enumerate(header.counts("feed_forward_length")):

@@ -3,23 +3,30 @@
 from dataclasses import replace
 
 from orinllm.errors import BadInput
-from orinllm.network.arch.decoder import LayerParts, decoder, dense, experts_of, heads_of, mixture
-from orinllm.network.arch.decoder import plain_attention as attention
+from orinllm.network.arch.decoder import (
+    LayerParts,
+    attentions,
+    decoder,
+    dense,
+    experts_of,
+    heads_of,
+    mixture,
+)
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of, with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Deepstack, Gating, Layer, Rope
+from orinllm.network.layer import Activation, Attention, Deepstack, Gating, Layer
 
 
 def qwen2(header: Header) -> Config:
     """Return the Config of a Qwen2 or 2.5: biases of q, k and v are tensors of the file."""
-    return decoder(header, LayerParts(attention(_rope(header)), dense(header, Activation.SILU)))
+    return decoder(header, LayerParts(_attentions(header), dense(header, Activation.SILU)))
 
 
 def qwen3(header: Header) -> Config:
     """Return the Config of a dense Qwen3: q and k are normed by head."""
-    parts = LayerParts(attention(_rope(header), qk_norm=True), dense(header, Activation.SILU))
-    return decoder(header, parts)
+    layers = _attentions(header, qk_norm=True)
+    return decoder(header, LayerParts(layers, dense(header, Activation.SILU)))
 
 
 def qwen3moe(header: Header) -> Config:
@@ -29,8 +36,8 @@ def qwen3moe(header: Header) -> Config:
     default = header.count("feed_forward_length", least=0) // used
     hidden = header.count("expert_feed_forward_length", default)
     experts = experts_of(header, hidden, Gating.SOFTMAX, normalized=True)
-    parts = LayerParts(attention(_rope(header), qk_norm=True), mixture(experts, Activation.SILU))
-    return decoder(header, parts)
+    layers = _attentions(header, qk_norm=True)
+    return decoder(header, LayerParts(layers, mixture(header, experts, Activation.SILU)))
 
 
 def qwen3vl(header: Header) -> Config:
@@ -49,7 +56,10 @@ def qwen3vl(header: Header) -> Config:
     return replace(config, layers=(*first, *config.layers[parts:]))
 
 
-def _rope(header: Header) -> Rope:
-    """Return rotary positions, of three parts where the family sees."""
-    rope, name = rope_of(header, heads_of(header).head_dim, interleaved=False), header.architecture
-    return with_axes(header, rope, mixed=name != "qwen2vl") if "vl" in name else rope
+def _attentions(header: Header, qk_norm: bool = False) -> list[Attention]:
+    """Return attention with rotary positions, of three parts where the family sees."""
+    heads, name = heads_of(header), header.architecture
+    rope = rope_of(header, heads.head_dim, interleaved=False)
+    if "vl" in name:
+        rope = with_axes(header, rope, mixed=name != "qwen2vl")
+    return attentions(heads, rope, qk_norm=qk_norm)

@@ -4,7 +4,6 @@ Value heads lie in the order in which llama.cpp's converter leaves them: the fir
 heads, then the second ones.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,28 +12,18 @@ from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
-    Heads,
     LayerParts,
-    Mixer,
+    attentions,
     decoder,
     dense,
     experts_of,
     heads_of,
     mtp_config_with,
-    plain_attention,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of, with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import (
-    Activation,
-    Attention,
-    Convolve,
-    Delta,
-    Gating,
-    Linear,
-    Operation,
-)
+from orinllm.network.layer import Activation, Convolve, Delta, Gating, Linear, Operation
 
 # Every fourth layer has attention, where the file does not say which.
 _INTERVAL = 4
@@ -42,12 +31,9 @@ _INTERVAL = 4
 
 def qwen35(header: Header) -> Config:
     """Return the Config of a Qwen3.5: gated delta nets, and attention with gates."""
-    recurrent, net = _recurrent(header), _delta_net(header)
-
-    def mixer(index: int) -> tuple[Operation, ...] | None:
-        return net if recurrent[index] else None
-
-    return decoder(header, _parts(header, mixer))
+    net = _delta_net(header)
+    mixers = [net if recurrent else None for recurrent in _recurrent(header)]
+    return decoder(header, replace(_parts(header), mixers=mixers))
 
 
 def qwen35_mtp(header: Header) -> Config:
@@ -61,21 +47,17 @@ def qwen35_mtp(header: Header) -> Config:
             "proposes tokens is known"
         )
     whole, dim = replace(header, whole=True), header.count("embedding_length")
-    parts, index = _parts(whole, lambda index: None), whole.n_layers - 1
-    return mtp_config_with(whole, parts.layer(index, heads_of(whole), dim), index)
+    index = whole.n_layers - 1
+    return mtp_config_with(whole, _parts(whole).layer(index, dim), index)
 
 
-def _parts(header: Header, mixer: Mixer) -> LayerParts:
+def _parts(header: Header) -> LayerParts:
     heads = heads_of(header)
     rope = with_axes(header, rope_of(header, heads.head_dim, interleaved=False), mixed=True)
-    plain = plain_attention(rope, qk_norm=True)
-
-    def attention(index: int, heads: Heads) -> Attention:
-        return replace(plain(index, heads), gated=True)
-
+    layers = attentions(heads, rope, qk_norm=True, gated=True)
     of_experts = header.architecture == "qwen35moe"
-    feed_forward = _mixture(header) if of_experts else dense(header, Activation.SILU)
-    return LayerParts(attention, feed_forward, ffn_norm="post_attention_norm", mixer=mixer)
+    feed_forwards = _mixture(header) if of_experts else dense(header, Activation.SILU)
+    return LayerParts(layers, feed_forwards, ffn_norm="post_attention_norm")
 
 
 def _recurrent(header: Header) -> tuple[bool, ...]:
@@ -113,11 +95,10 @@ def _delta_net(header: Header) -> tuple[Operation, ...]:
     )
 
 
-def _mixture(header: Header) -> Callable[[int], FeedForward]:
+def _mixture(header: Header) -> list[FeedForward]:
     # llama.cpp's defaults: the dense width for the shared expert, shared by those in use else.
     width = header.count("feed_forward_length", 0, least=0)
     hidden = header.count("expert_feed_forward_length", width // header.count("expert_used_count"))
     shared = header.count("expert_shared_feed_forward_length", width)
     experts = experts_of(header, hidden, Gating.SOFTMAX, normalized=True, reads=SHARED)
-    part = FeedForward(Activation.SILU, 0, experts, shared, shared_gate=True)
-    return lambda index: part
+    return [FeedForward(Activation.SILU, 0, experts, shared, shared_gate=True)] * header.n_layers
