@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orinllm.choose.sampling import Sampling
 
 Command = Callable[..., None]
+Decorator = Callable[[Command], Command]
 # What a command's context keeps the model's name under, as it was given.
 _NAMED = "orinllm.model"
 
@@ -75,67 +76,52 @@ def _mmproj_beside_model() -> Path | None:
     return mmproj_file(f"hf.co/{name.repository}", _tell)
 
 
+def _option(name: str, default: Any, text: str, **more: Any) -> Decorator:
+    """Return an option whose default is shown."""
+    return click.option(name, default=default, show_default=True, help=text, **more)
+
+
+def _flag(name: str, text: str) -> Decorator:
+    return click.option(name, is_flag=True, help=text)
+
+
+def _with(command: Command, *options: Decorator) -> Command:
+    """Return a command with options, in the order of its help."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def with_sampling(command: Command) -> Command:
     """Add the options of how tokens are drawn."""
-    options = (
-        click.option(
-            "--temperature",
-            default=0.8,
-            show_default=True,
-            help="Randomness: 0 takes the most likely token.",
+    return _with(
+        command,
+        _option("--temperature", 0.8, "Randomness: 0 takes the most likely token."),
+        _option("--top-k", 40, "Draw from this many of the likeliest tokens; 0: from all."),
+        _option(
+            *("--top-p", 0.95),
+            "Draw from the likeliest tokens that have this probability together.",
         ),
-        click.option(
-            "--top-k",
-            default=40,
-            show_default=True,
-            help="Draw from this many of the likeliest tokens; 0: from all.",
+        _option(
+            *("--min-p", 0.05),
+            "Leave out tokens below this share of the likeliest one's probability.",
         ),
-        click.option(
-            "--top-p",
-            default=0.95,
-            show_default=True,
-            help="Draw from the likeliest tokens that have this probability together.",
+        _option("--repeat-penalty", 1.0, "Above 1, tokens that came before become less likely."),
+        _option(
+            *("--presence-penalty", 0.0),
+            "Above 0, tokens that came before become less likely, however often.",
         ),
-        click.option(
-            "--min-p",
-            default=0.05,
-            show_default=True,
-            help="Leave out tokens below this share of the likeliest one's probability.",
+        _option(
+            *("--frequency-penalty", 0.0),
+            "Above 0, tokens become less likely with each time that they came before.",
         ),
+        _option("--seed", 0, "Seed of the draw: the same seed gives the same text."),
         click.option(
-            "--repeat-penalty",
-            default=1.0,
-            show_default=True,
-            help="Above 1, tokens that came before become less likely.",
-        ),
-        click.option(
-            "--presence-penalty",
-            default=0.0,
-            show_default=True,
-            help="Above 0, tokens that came before become less likely, however often.",
-        ),
-        click.option(
-            "--frequency-penalty",
-            default=0.0,
-            show_default=True,
-            help="Above 0, tokens become less likely with each time that they came before.",
-        ),
-        click.option(
-            "--seed",
-            default=0,
-            show_default=True,
-            help="Seed of the draw: the same seed gives the same text.",
-        ),
-        click.option(
-            "-n",
-            "--max-tokens",
+            *("-n", "--max-tokens"),
             type=click.IntRange(1),
             help="Maximum tokens of an answer. Default: what the context holds.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def read_sampling(given: dict[str, Any]) -> Sampling:
@@ -177,23 +163,14 @@ def with_keys(command: Command) -> Command:
             )
         command(kv=cache_type_k, **given)
 
-    keys = click.option(
-        "-ctk",
-        "--cache-type-k",
-        type=_KEYS,
-        default="f16",
-        show_default=True,
-        help="Type of the keys in the cache.",
+    shared: dict[str, Any] = {"type": _KEYS, "default": "f16", "show_default": True}
+    return _with(
+        with_kv,
+        click.option("-ctk", "--cache-type-k", help="Type of the keys in the cache.", **shared),
+        click.option(
+            "-ctv", "--cache-type-v", help="Type of the values in the cache; as -ctk.", **shared
+        ),
     )
-    values = click.option(
-        "-ctv",
-        "--cache-type-v",
-        type=_KEYS,
-        default="f16",
-        show_default=True,
-        help="Type of the values in the cache; as -ctk.",
-    )
-    return keys(values(with_kv))
 
 
 def with_model(command: Command) -> Command:
@@ -208,12 +185,11 @@ def with_model(command: Command) -> Command:
             mmproj = _mmproj_beside_model()
         command(Source(model, context, device, path_ == "general", kv, mmproj), **given)
 
-    whole: Command = with_keys(with_source)
-    options = (
+    return _with(
+        with_keys(with_source),
         click.argument("model", type=ModelFile()),
         click.option(
-            "-c",
-            "--context",
+            *("-c", "--context"),
             type=int,
             help="Maximum tokens of prompt and answer together. Default: 8192, or the model's.",
         ),
@@ -225,27 +201,20 @@ def with_model(command: Command) -> Command:
             help="File with which the model sees pictures: llama.cpp's mmproj of the same model.",
         ),
         click.option(
-            "--path",
-            "path_",
+            *("--path", "path_"),
             type=click.Choice(["auto", "general"]),
             default="auto",
             show_default=True,
             help="auto uses the fused CUDA kernels if they support the model; general never does.",
         ),
     )
-    for option in reversed(options):
-        whole = option(whole)
-    return whole
 
 
 def with_speculation(command: Command) -> Command:
     """Add the options of who guesses tokens."""
-    options = (
-        click.option(
-            "--lookup",
-            is_flag=True,
-            help="Guess tokens from earlier text; same answer.",
-        ),
+    return _with(
+        command,
+        _flag("--lookup", "Guess tokens from earlier text; same answer."),
         click.option(
             "--draft",
             metavar="MODEL",
@@ -254,60 +223,48 @@ def with_speculation(command: Command) -> Command:
             "the model's own file has for it: mtp; same answer.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def with_conversation(command: Command) -> Command:
     """Add the options of what a template is told beside the messages."""
-    system = click.option("--system", help="System message that begins the conversation.")
-    thinking = click.option(
-        "--think/--no-think",
-        "thinking",
-        default=None,
-        help="Let the model think before it answers, or not. Default: the template's.",
+    return _with(
+        command,
+        click.option("--system", help="System message that begins the conversation."),
+        click.option(
+            *("--think/--no-think", "thinking"),
+            default=None,
+            help="Let the model think before it answers, or not. Default: the template's.",
+        ),
     )
-    return system(thinking(command))
 
 
 def with_form(command: Command) -> Command:
     """Add the options of the form that an answer has."""
-    schema = click.option(
-        "--json-schema",
-        metavar="SCHEMA",
-        help="Answer in JSON of this schema: its text, or @FILE.",
+    return _with(
+        command,
+        click.option(
+            "--json-schema",
+            metavar="SCHEMA",
+            help="Answer in JSON of this schema: its text, or @FILE.",
+        ),
+        click.option(
+            "--grammar",
+            metavar="GRAMMAR",
+            help="Answer in texts of this grammar, GBNF or Lark: its text, or @FILE.",
+        ),
     )
-    grammar = click.option(
-        "--grammar",
-        metavar="GRAMMAR",
-        help="Answer in texts of this grammar, GBNF or Lark: its text, or @FILE.",
-    )
-    return schema(grammar(command))
 
 
 def with_server(command: Command) -> Command:
     """Add the options of how a model is served."""
-    options = (
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
-        ),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=8000,
-            show_default=True,
-            help="Port to listen on.",
-        ),
-        click.option(
-            "--api-key-file",
-            type=click.Path(path_type=Path),
-            help="File of accepted keys, one a line.",
-        ),
-        click.option("--insecure", is_flag=True, help="Listen for other machines without a key."),
-        click.option(
-            "--strict", is_flag=True, help="Refuse fields of requests that have no effect."
-        ),
+    path = click.Path(path_type=Path)
+    return _with(
+        command,
+        _option("--host", "127.0.0.1", "Address to listen on."),
+        _option("--port", 8000, "Port to listen on.", type=click.IntRange(0, 65535)),
+        click.option("--api-key-file", type=path, help="File of accepted keys, one a line."),
+        _flag("--insecure", "Listen for other machines without a key."),
+        _flag("--strict", "Refuse fields of requests that have no effect."),
         click.option(
             "--allow-host", multiple=True, help="Another name of this server; may be repeated."
         ),
@@ -326,9 +283,8 @@ def with_server(command: Command) -> Command:
             "--alias", help="Name of the model in the API. Default: the file's, without .gguf."
         ),
         click.option(
-            "--chat-template",
-            "template",
-            type=click.Path(path_type=Path),
+            *("--chat-template", "template"),
+            type=path,
             help="Jinja file to use instead of the model's template.",
         ),
         click.option(
@@ -341,32 +297,13 @@ def with_server(command: Command) -> Command:
             type=click.IntRange(1),
             help="Answers computed at once. Default: 32, on a CPU 8; the general path has 1.",
         ),
-        click.option(
-            "--memory",
-            default="70%",
-            show_default=True,
-            help="Share of the free memory that keys and values may take.",
-        ),
-        click.option(
-            "--queue",
+        _option("--memory", "70%", "Share of the free memory that keys and values may take."),
+        _option(
+            *("--queue", 64, "Requests that may wait; others get status 429."),
             type=click.IntRange(0),
-            default=64,
-            show_default=True,
-            help="Requests that may wait; others get status 429.",
         ),
-        click.option(
-            "--grace",
-            type=float,
-            default=30.0,
-            show_default=True,
-            help="Seconds that running answers may take after SIGTERM.",
+        _option(
+            *("--grace", 30.0, "Seconds that running answers may take after SIGTERM."), type=float
         ),
-        click.option(
-            "--deterministic",
-            is_flag=True,
-            help="Give the same answer whatever other requests run; slower.",
-        ),
+        _flag("--deterministic", "Give the same answer whatever other requests run; slower."),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
