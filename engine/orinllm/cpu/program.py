@@ -298,18 +298,18 @@ class Program:
             "in_stride": qkv,
         }
         k_norm, q_norm = (self._vector(f"{prefix}attn_{n}_norm.weight") for n in "kq")
-        sinks = self._vector(f"{prefix}attn_sinks.weight")
-        mixed = Part(0, 0, self.value(step.out), q_width, q_width)
-        more = {
+        more: dict[str, Any] = {
             "norm": q_norm,
-            "sinks": sinks,
+            "sinks": self._vector(f"{prefix}attn_sinks.weight"),
             "scale": attention.scale,
             "softcap": attention.softcap,
+            "head_stride": attention.q_rows // attention.heads,
+            "gated": attention.gated,
         }
         if attention.temperature is not None:
             more["factors"] = self._factors(attention.temperature)
             more["every"] = attention.temperature.length
-        more |= {"head_stride": attention.q_rows // attention.heads, "gated": attention.gated}
+        mixed = Part(0, 0, self.value(step.out), q_width, q_width)
         attend = self._op(_ATTEND, q, q_width, [mixed], **heads, **more)
         if attention.reads is not None:
             return [attend]
@@ -319,10 +319,8 @@ class Program:
     def _factors(self, temperature: Temperature) -> int:
         """Return the address of what scores are times, by how often its length has passed."""
         passed = np.arange(self.context // temperature.length + 1)
-        factors = (1 + temperature.scale * np.log(1 + passed)).astype(np.float32)
-        address = self.floats(f"factors of {temperature}", factors.size)
-        ctypes.memmove(address, factors.ctypes.data, factors.nbytes)
-        return address
+        factors = 1 + temperature.scale * np.log(1 + passed)
+        return self.values(f"factors of {temperature}", factors)
 
     def _mix(self, prefix: str, step: Step, mix: Mix) -> list[Op]:
         experts, dim, x = mix.experts, self.config.dim, self.value(step.source)
@@ -379,9 +377,13 @@ class Program:
 
     def values(self, name: str, values: np.ndarray) -> int:
         """Return the address of numbers of a name, as floats."""
-        floats = np.ascontiguousarray(values, np.float32)
-        address = self.floats(name, floats.size)
-        ctypes.memmove(address, floats.ctypes.data, floats.nbytes)
+        return self._copied(name, np.asarray(values, np.float32))
+
+    def _copied(self, name: str, values: np.ndarray) -> int:
+        """Return the address of a copy of an array, as memory of a name."""
+        values = np.ascontiguousarray(values)
+        address = self.address(name, values.nbytes)
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
         return address
 
     def tensor(self, name: str) -> np.ndarray | None:
@@ -395,8 +397,7 @@ class Program:
         if name not in self._gguf.tensors:
             return 0
         if name not in self._held:
-            values = np.ascontiguousarray(self._gguf.vector(name), np.float32)
-            ctypes.memmove(self.address(name, values.nbytes), values.ctypes.data, values.nbytes)
+            self.values(name, self._gguf.vector(name))
         return self._held[name][1]
 
     def _matrix(self, name: str) -> int:
@@ -451,25 +452,18 @@ class Program:
             "pairs": len(rope.frequencies) if rope else 0,
             "interleaved": int(rope.interleaved) if rope else 0,
             "table": self._table(rope) if rope else 0,
-            "axes": self._axes(rope) if rope and rope.axes else 0,
+            # Which part of a position each pair turns by.
+            "axes": self._copied(f"axes {rope.axes}", np.array(rope.axes, np.int64))
+            if rope and rope.axes
+            else 0,
         }
-
-    def _axes(self, rope: Rope) -> int:
-        """Return the address of which part of a position each pair turns by."""
-        axes = np.array(rope.axes, np.int64)
-        address = self.address(f"axes {rope.axes}", axes.nbytes)
-        ctypes.memmove(address, axes.ctypes.data, axes.nbytes)
-        return address
 
     def _table(self, rope: Rope) -> int:
         """Return the address of cos and sin of every position."""
         if rope not in self._tables:
             angles = np.arange(self.context)[:, None] * np.asarray(rope.frequencies)
             table = np.stack((np.cos(angles), np.sin(angles)), axis=1) * rope.magnitude
-            values = np.ascontiguousarray(table, np.float32)
-            address = self.address(f"table {len(self._tables)}", values.nbytes)
-            ctypes.memmove(address, values.ctypes.data, values.nbytes)
-            self._tables[rope] = address
+            self._tables[rope] = self.values(f"table {len(self._tables)}", table)
         return self._tables[rope]
 
     def _router(self, name: str, out: int) -> tuple[Part, Part]:
@@ -484,8 +478,7 @@ class Program:
         high = values.astype(np.float16)
         parts = []
         for kind, part in (("high", high), ("low", (values - high).astype(np.float16))):
-            address = self.address(f"{name} {kind}", part.nbytes)
-            ctypes.memmove(address, np.ascontiguousarray(part).ctypes.data, part.nbytes)
+            address = self._copied(f"{name} {kind}", part)
             parts.append(Part(address, 0, out, len(part), len(part), part.strides[0]))
         parts[0].bias = self._vector(f"{name}.bias")
         return parts[0], parts[1]

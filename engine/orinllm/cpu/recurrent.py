@@ -1,11 +1,14 @@
 """Layers with a state, lowered for cpu/recurrent.c."""
 
-import ctypes
-from typing import Any, Protocol
+from __future__ import annotations
 
-import numpy as np
+import ctypes
+from typing import TYPE_CHECKING, Any
 
 from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
+
+if TYPE_CHECKING:
+    from orinllm.cpu.program import Program
 
 _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
 _CONVOLVE, _DELTA, _SCAN = range(3)
@@ -28,24 +31,8 @@ class Recurrent(ctypes.Structure):
     )  # fmt: skip
 
 
-class ProgramMemory(Protocol):
-    """The memory of a program, and its file."""
-
-    def value(self, name: str) -> int:
-        """Return the address of a value of the layers."""
-        ...
-
-    def values(self, name: str, values: np.ndarray) -> int:
-        """Return the address of numbers of a name, as floats."""
-        ...
-
-    def tensor(self, name: str) -> np.ndarray | None:
-        """Return a small tensor of the file, in its shape; None: the file has none."""
-        ...
-
-
 def lower_recurrence(
-    operation: Recurrence, prefix: str, memory: ProgramMemory, widths: dict[str, int]
+    operation: Recurrence, prefix: str, memory: Program, widths: dict[str, int]
 ) -> Recurrent:
     """Return an operation of a layer, but for its states. `widths`: of values, in elements."""
 
