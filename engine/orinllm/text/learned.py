@@ -172,9 +172,7 @@ def learn_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> F
 
 def _answer(text: str, asked: str, word: str = _NAMES[0]) -> str:
     """Return a past answer without the prompt and thoughts before it; word: stands in it."""
-    same = 0
-    while same < min(len(text), len(asked)) and text[same] == asked[same]:
-        same += 1
+    same = same_start(text, asked)
     # Not from the middle of a mark: prompt and answer may begin with the same letters of two.
     begun = max(text.rfind("<", 0, same), text.rfind("[", 0, same))
     if begun >= 0 and not re.search(r"[>\]]", text[begun:same]):
@@ -291,9 +289,7 @@ def _pair(after: str) -> tuple[str, str, str, str]:
 
 def _between(first: str, second: str) -> str:
     """Return an expression of a text between key and value, which may say the value's type."""
-    same = 0
-    while same < min(len(first), len(second)) and first[same] == second[same]:
-        same += 1
+    same = same_start(first, second)
     if same == len(first) == len(second):
         return _literal(first)
     end = _same_end(first[same:], second[same:])
@@ -301,10 +297,13 @@ def _between(first: str, second: str) -> str:
 
 
 def _same_end(one: str, other: str) -> str:
-    same = 0
-    while same < min(len(one), len(other)) and one[-1 - same] == other[-1 - same]:
-        same += 1
-    return one[len(one) - same :]
+    return one[len(one) - same_start(one[::-1], other[::-1]) :]
+
+
+def same_start(one: str, other: str) -> int:
+    """Return the length of the beginning that two texts share."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _literal(text: str) -> str:

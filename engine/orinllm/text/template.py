@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
-from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_frame
+from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_frame, same_start
 from orinllm.text.messages import (
     Message,
     described_tool,
@@ -348,10 +348,7 @@ class ChatTemplate:
         asked = self.render(question, add_generation_prompt=True, **variables)
         # A conversation that is over may end with a token that one that goes on does not have.
         without = without.removesuffix(self._eos)
-        same = 0
-        while same < min(len(without), len(asked)) and without[same] == asked[same]:
-            same += 1
-        return asked[same:]
+        return asked[same_start(without, asked) :]
 
     def starts_in_reasoning(self, /, **variables: Any) -> bool:
         """Say if the answer's first words are reasoning, because the prompt opened it."""
