@@ -18,7 +18,7 @@ from orinllm.gpu.draws import Draws
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.kernels.rows import last_row
 from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import Memory, floats_of
 from orinllm.gpu.steps.prompt import ChunkList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
 
@@ -204,17 +204,11 @@ class Decoder:
 
     def logits_of(self, slot: int) -> NDArray[np.float32]:
         """Wait for the logits of one slot: (vocabulary)."""
-        row = self._rows[slot]
-        raw: NDArray[np.float32] = np.frombuffer(
-            row.copyout(memoryview(bytearray(row.nbytes))), np.float32
-        )
-        return raw
+        return floats_of(self._rows[slot])
 
     def logits(self) -> NDArray[np.float32]:
         """Wait for the logits: (sequences, vocabulary)."""
-        out = memoryview(bytearray(self.list.logits.nbytes))
-        raw: NDArray[np.float32] = np.frombuffer(self.list.logits.copyout(out), np.float32)
-        return raw.reshape(self.sequences, -1)
+        return floats_of(self.list.logits).reshape(self.sequences, -1)
 
 
 class Verifier(Decoder):

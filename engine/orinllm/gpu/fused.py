@@ -23,7 +23,7 @@ from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import LastHiddenStates, Memory, slot_floats
+from orinllm.gpu.memory import LastHiddenStates, Memory, floats_of, slot_floats
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
 from orinllm.network.vision.pictures import pieces_of, position_shift, rows_ahead, rows_of, turns_of
@@ -67,15 +67,6 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         if at == len(places) or places[at] != places[at - 1] + 1:
             yield first, places[first:at]
             first = at
-
-
-def _floats(buffer: Buffer, count: int) -> NDArray[np.float32]:
-    """Wait for the first floats of a buffer."""
-    view = buffer.view(count, dtypes.float32, 0).ensure_allocated()
-    raw: NDArray[np.float32] = np.frombuffer(
-        view.copyout(memoryview(bytearray(view.nbytes))), np.float32
-    )
-    return raw
 
 
 def _graph_of(memory: Memory, launches: Sequence[Launch]) -> Graph:
@@ -282,9 +273,9 @@ class FusedExecutor:
     def _saw(self, seen: Seen, made: TokenList | ChunkList, launch: int) -> None:
         if launch not in made.ends:
             return
-        first, second = _floats(made.at, 2).view(np.int32).tolist()
+        first, second = floats_of(made.at, 2).view(np.int32).tolist()
         start, n = (first, second) if isinstance(made, ChunkList) else (second, 1)
-        rows = _floats(made.x, n * self.memory.config.dim).reshape(n, -1)
+        rows = floats_of(made.x, n * self.memory.config.dim).reshape(n, -1)
         seen(made.ends.index(launch), start, rows)
 
     def wait_for_device(self) -> None:
@@ -315,16 +306,14 @@ class FusedExecutor:
             self._chunk(self._prompt.chunk, tokens, start, start + n)
             if self._prompt.list.rest:
                 self._prompt.rest.run()
-            pieces.append(_floats(x, n * self.memory.config.dim).reshape(n, -1))
+            pieces.append(floats_of(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
         return rms_normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
 
     @functools.cached_property
     def _last_norm(self) -> NDArray[np.float32]:
         vector = self.memory.weights.vector(f"{self.memory.config.final_norm}.weight")
-        raw = vector.copyout(memoryview(bytearray(vector.nbytes)))
-        weight: NDArray[np.float32] = np.frombuffer(raw, np.float32)
-        return weight
+        return floats_of(vector)
 
     def step(self, token: int | None = None, position: int = 0, behind: int = 0) -> None:
         """Start one token more: the given one, or the one that the last step found.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from tinygrad import dtypes
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import DType
@@ -189,6 +190,14 @@ def ints(device: str, values: Sequence[int]) -> Buffer:
     """Return ints on a device."""
     raw = np.array(values, np.int32)
     return Buffer(device, raw.size, dtypes.int32).allocate().copyin(memoryview(bytearray(raw)))
+
+
+def floats_of(buffer: Buffer, count: int | None = None) -> NDArray[np.float32]:
+    """Wait for the first floats of a buffer, or for all."""
+    view = buffer if count is None else buffer.view(count, dtypes.float32, 0).ensure_allocated()
+    raw = view.copyout(memoryview(bytearray(view.nbytes)))
+    found: NDArray[np.float32] = np.frombuffer(raw, np.float32)
+    return found
 
 
 def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:

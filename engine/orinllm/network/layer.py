@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 #: The value that goes from layer to layer.
 X = "x"
@@ -205,11 +205,7 @@ class Scale:
     """X *= a number of the file, weight.weight."""
 
     weight: str
-
-    @property
-    def out(self) -> str:
-        """The value that it makes."""
-        return X
+    out: ClassVar[str] = X
 
 
 @dataclass(frozen=True)
@@ -219,11 +215,7 @@ class Merge:
     values: tuple[str, str]
     norms: tuple[str, str]  # of the values
     norm: str  # of their sum
-
-    @property
-    def out(self) -> str:
-        """The value that it makes."""
-        return X
+    out: ClassVar[str] = X
 
 
 @dataclass(frozen=True)
@@ -231,11 +223,7 @@ class Deepstack:
     """X += what rows of pictures have beside their embeddings, its part `part`; text has none."""
 
     part: int
-
-    @property
-    def out(self) -> str:
-        """The value that it makes."""
-        return X
+    out: ClassVar[str] = X
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Answers of a model on the fused kernels: what is kept, where they end, which path is taken."""
 
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from tinygrad.device import Buffer
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.errors import BadInput, DeviceFault
-from orinllm.gpu.compiler import compiler_path
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, Q8_0
 from orinllm.gpu.memory import Memory
@@ -38,6 +36,14 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
     runner = FusedRunner(executor, 2)
     header = Header(network, tokenizer("gpt-2"), None)
     return Model(header, plan, runner, make_store(runner, network))
+
+
+def arrived(network: Network) -> Weights:
+    """A file's weights on the emulated GPU."""
+    weights = Weights(network.gguf, network.config, "EMU")
+    with weights.arriving():
+        pass
+    return weights
 
 
 def content(buffer: Buffer) -> bytes:
@@ -63,9 +69,7 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
     monkeypatch.setattr("orinllm.gpu.weights._PIECE", gguf.size_bytes // 3)
     monkeypatch.setattr(Buffer, "copyin", copy)
     monkeypatch.setattr(Device["EMU"], "synchronize", lambda: events.append("wait"))
-    weights = Weights(gguf, config, "EMU")
-    with weights.arriving():
-        pass
+    weights = arrived(network)
     assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
     assert (
         content(weights.matrix("token_embd").buffer)
@@ -82,11 +86,9 @@ def test_blocks_that_are_not_computed_take_no_memory(
     for shape in ("tiny-qwen35", "tiny-qwen35-mtp"):
         network = Network.read(synthetic(shape, "Q6_K"))
         gguf, config = network.gguf, network.config
-        weights = Weights(gguf, config, "EMU")
+        weights = arrived(network)
         taken.append(sum(part.buffer.nbytes for part in weights._parts))
         bytes_.append([make_plan(gguf, config, device).weight_bytes for device in ("EMU", "CPU")])
-        with weights.arriving():
-            pass
     assert bytes_[0] == bytes_[1] and abs(taken[0] - taken[1]) < 8 << 10 < gguf.size_bytes // 8
     for name in ("token_embd", "blk.3.ffn_down"):
         assert content(weights.matrix(name).buffer) == gguf.bytes(f"{name}.weight").tobytes()
@@ -98,9 +100,7 @@ def test_small_matrices_of_floats_are_cut_like_others(
     """Phi-3 keeps q, k and v in one tensor; an H200 wrote past the parts that were all of it."""
     network = Network.read(synthetic("tiny-phi3", "F32"))
     gguf, whole = network.gguf, "blk.0.attn_qkv.weight"
-    weights = Weights(gguf, network.config, "EMU")
-    with weights.arriving():
-        pass
+    weights = arrived(network)
     parts = [weights.matrix(f"blk.0.attn_{name}") for name in "qkv"]
     assert sum(part.rows for part in parts) == gguf.tensors[whole].shape[0]
     halves = gguf.vector(whole).astype(np.float16).tobytes()
@@ -112,7 +112,7 @@ def test_weights_lie_in_parts_that_a_full_board_grants(
 ) -> None:
     """A Jetson whose memory is full of files refuses one buffer of all weights."""
     network, allocate, most = Network.read(synthetic("tiny", "Q6_K")), Buffer.allocate, 300_000
-    gguf, config, sizes = network.gguf, network.config, list[int]()
+    gguf, sizes = network.gguf, list[int]()
 
     def allocated(self: Buffer) -> Buffer:
         sizes.append(self.nbytes)
@@ -120,11 +120,9 @@ def test_weights_lie_in_parts_that_a_full_board_grants(
 
     monkeypatch.setattr("orinllm.gpu.weights._PART", most)
     monkeypatch.setattr(Buffer, "allocate", allocated)
-    weights = Weights(gguf, config, "EMU")
+    weights = arrived(network)
     largest = max(tensor.n_bytes for tensor in gguf.tensors.values())
     assert 4 < len(sizes) < len(gguf.tensors) and max(sizes) < max(most, largest) + 256
-    with weights.arriving():
-        pass
     for name, tensor in gguf.tensors.items():
         vector = len(tensor.shape) == 1
         found = weights.vector(name) if vector else weights.matrix(name[: -len(".weight")]).buffer
@@ -263,11 +261,7 @@ def test_slots_sample_each_in_its_own_way(emulated: Load, synthetic: Synthetic) 
     assert decoder.tokens()[1] == decoder.logits()[1].argmax()
 
 
-def test_greedy_tokens_are_those_of_the_cpu_path(
-    emulated: Load, synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in compiler_path(tmp_path, os.environ).items():
-        monkeypatch.setenv(name, value)
+def test_greedy_tokens_are_those_of_the_cpu_path(emulated: Load, synthetic: Synthetic) -> None:
     path = synthetic("tiny", "Q6_K")
     fused = model(path, emulated(path), 128)
     network = Network.read(path, 128)
@@ -278,11 +272,7 @@ def test_greedy_tokens_are_those_of_the_cpu_path(
     assert tokens(fused, PROMPT[:9], 6, temperature=0.0) == want
 
 
-def test_a_cpu_takes_its_own_path(
-    synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in compiler_path(tmp_path, os.environ).items():
-        monkeypatch.setenv(name, value)
+def test_a_cpu_takes_its_own_path(synthetic: Synthetic) -> None:
     network = Network.read(synthetic("tiny", "Q6_K"), 32)
     plan = plan_network(network, "CPU")
     assert not plan.fused

@@ -143,8 +143,19 @@ def choose_experts(
 
 
 @dataclass(frozen=True)
-class TokenExperts:
-    """The experts of one token of each of N sequences."""
+class ExpertGroups:
+    """Buffers of the pairs of token and choice, by expert."""
+
+    order: Buffer  # int32 (tokens * used)
+    tiles: Buffer  # int32 (most_tiles() + 1, 4)
+
+
+@dataclass(frozen=True)
+class ChosenExperts:
+    """The experts of at most `tokens` tokens, and which of them these have chosen.
+
+    groups: of rows of halves, whose norm is another launch.
+    """
 
     gate: ExpertMatrices | None
     up: ExpertMatrices
@@ -152,34 +163,35 @@ class TokenExperts:
     activation: Activation
     norm: Norm
     choice: RouterOutput
-    used: int
-    sequences: int
+    experts: Experts
+    tokens: int
+    groups: ExpertGroups | None = None
 
 
 def _launch(
     role: str,
     call: str,
     mode: str,
-    experts: TokenExperts,
+    chosen: ChosenExperts,
     stack: ExpertMatrices,
     given: Given,
 ) -> Launch:
     """Return a product of chosen experts, spread over the machine."""
     gated, device = mode == "GATED", stack.buffer.device
-    choices = experts.sequences * experts.used
+    choices = chosen.tokens * chosen.experts.used
     total = stack.rows * choices * (2 if gated else 1)
     plan = plan_gemv(device, mode, stack.type, (total, stack.cols))
     items = ceil_div(stack.rows, 1 if gated else plan.rows_per_item)
     blocks = max(1, multiprocessors(device) * blocks_per_sm(device) // choices)
     plan = replace(plan, grid=min(ceil_div(items, plan.warps), blocks))
-    constants = gemv_constants(stack.type, stack.cols, plan, mode, experts.activation.name) | {
+    constants = gemv_constants(stack.type, stack.cols, plan, mode, chosen.activation.name) | {
         "segments": 2 if gated else 1,
         "norm": mode != "STORE",
         "columns": 1,
         "first_row": 0,
         "out_stride": stack.rows,
         "softcap": 0.0,
-        "used": experts.used,
+        "used": chosen.experts.used,
         "rows": stack.rows,
         "stacked_rows": stack.stacked_rows,
     }
@@ -197,16 +209,16 @@ def _launch(
     )
 
 
-def expert_hidden(experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
+def expert_hidden(chosen: ChosenExperts, out: Buffer, x: Buffer) -> Launch:
     """Return gate and up of the chosen experts: out (sequences, used, hidden) floats.
 
     Of experts without a gate it is up alone.
     """
-    gate, up = experts.gate, experts.up
+    gate, up = chosen.gate, chosen.up
     if gate is not None and gate.type != up.type:
         raise ValueError(f"gate is {gate.type.name} and up {up.type.name}: they share a launch")
     given: Given = {"float* out": out, "const float* x": x}
-    given |= {"const float* norm": experts.norm.weight, "const int* ids": experts.choice.ids}
+    given |= {"const float* norm": chosen.norm.weight, "const int* ids": chosen.choice.ids}
     if gate is None:
         role, mode, matrices = "up", "ACTIVATED", "{up, 0}, {bias, 0}"
         given |= {"const u8* up": up.buffer, "const float* bias": up.bias}
@@ -214,20 +226,20 @@ def expert_hidden(experts: TokenExperts, out: Buffer, x: Buffer) -> Launch:
         role, mode, matrices = "gate_up", "GATED", "{gate, up}, {gate_bias, up_bias}"
         given |= {"const u8* gate": gate.buffer, "const u8* up": up.buffer}
         given |= {"const float* gate_bias": gate.bias, "const float* up_bias": up.bias}
-    eps = f"{experts.norm.eps!r}f"
+    eps = f"{chosen.norm.eps!r}f"
     call = f"expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {matrices}, {eps}}})"
-    return _launch(role, call, mode, experts, gate or up, given)
+    return _launch(role, call, mode, chosen, gate or up, given)
 
 
-def expert_parts(experts: TokenExperts, out: Buffer, hidden: Buffer) -> Launch:
+def expert_parts(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of the chosen experts: out (sequences, used, dim) floats."""
-    down, choice = experts.down, experts.choice
+    down, choice = chosen.down, chosen.choice
     given: Given = {"float* out": out, "const float* hidden": hidden}
     given |= {"const int* ids": choice.ids, "const float* weights": choice.weights}
     given |= {"const u8* down": down.buffer, "const float* bias": down.bias}
     matrices = "{down, 0}, {bias, 0}"
     call = f"expert_down<P0>(Chosen{{smem, out, hidden, 0, ids, weights, {matrices}, 0.f}})"
-    return _launch("down", call, "STORE", experts, down, given)
+    return _launch("down", call, "STORE", chosen, down, given)
 
 
 def combine(
@@ -257,28 +269,6 @@ _TILE = Tile(2, 8, 4, 1, 3)
 _GROUP_THREADS = 1024
 
 
-@dataclass(frozen=True)
-class ExpertGroups:
-    """Buffers of the pairs of token and choice, by expert."""
-
-    order: Buffer  # int32 (tokens * used)
-    tiles: Buffer  # int32 (most_tiles() + 1, 4)
-
-
-@dataclass(frozen=True)
-class RowExperts:
-    """The experts of at most `tokens` rows of halves."""
-
-    gate: ExpertMatrices | None
-    up: ExpertMatrices
-    down: ExpertMatrices
-    activation: Activation
-    choice: RouterOutput
-    groups: ExpertGroups
-    experts: Experts
-    tokens: int
-
-
 def most_tiles(experts: Experts, tokens: int) -> int:
     """Return the tiles of so many tokens at most: each expert may leave one that is not full."""
     pairs = tokens * experts.used
@@ -306,7 +296,7 @@ def group_by_expert(
 
 def _tiles(
     name: str,
-    chosen: RowExperts,
+    chosen: ChosenExperts,
     stacks: tuple[ExpertMatrices, ...],
     out: Buffer,
     inp: Buffer,
@@ -316,6 +306,7 @@ def _tiles(
     if any(other.type != stack.type for other in stacks):
         names = " and ".join(other.type.name for other in stacks)
         raise ValueError(f"gate and up are {names}: they share a launch")
+    assert chosen.groups is not None
     given: Given = out_of(out) | {"const u16* in": inp}
     given |= {"const int* tiles": chosen.groups.tiles, "const int* order": chosen.groups.order}
     given |= {"const float* weights": chosen.choice.weights}
@@ -351,7 +342,7 @@ def _tiles(
     )
 
 
-def rows_hidden(chosen: RowExperts, out: Buffer, normed: Buffer) -> Launch:
+def rows_hidden(chosen: ChosenExperts, out: Buffer, normed: Buffer) -> Launch:
     """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
     if chosen.gate is None:
         return _tiles("experts_rows_up", chosen, (chosen.up,), out, normed)
@@ -359,6 +350,6 @@ def rows_hidden(chosen: RowExperts, out: Buffer, normed: Buffer) -> Launch:
     return _tiles("experts_rows_gate_up", chosen, stacks, out, normed)
 
 
-def rows_parts(chosen: RowExperts, out: Buffer, hidden: Buffer) -> Launch:
+def rows_parts(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of all pairs: out (tokens, used, dim) floats."""
     return _tiles("experts_rows_down", chosen, (chosen.down,), out, hidden)

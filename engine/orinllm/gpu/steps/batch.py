@@ -43,6 +43,7 @@ class BatchList(RowList):
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
         self.mail = host_tokens_of(memory.device, n)
         self.table = memory.zeros(n * memory.context // PAGE)
+        self.at, self.cache_view = self.state, (n, self.table)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -62,16 +63,6 @@ class BatchList(RowList):
         )
         yield from self.products(head)
         yield argmax(self.logits, self._argmax, self.state, self.mail.buffer, config.logit_softcap)
-
-    @property
-    def at(self) -> Buffer:
-        """Return the state."""
-        return self.state
-
-    @property
-    def cache_view(self) -> tuple[int, Buffer]:
-        """Return the sequences and their table."""
-        return self.sequences, self.table
 
     def products(self, product: RowProduct) -> Iterator[Launch]:
         """Yield products in which every weight is read once."""

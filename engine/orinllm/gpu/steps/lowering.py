@@ -66,10 +66,13 @@ class Lowering(ABC):
     Values that products read are of type `inputs`, all others floats. What is gated or normed as
     soon as it is made lies in one buffer, whatever its name. `turns` is what rows are turned by,
     where positions have three parts (attention.py: AttentionInputs). `slots` says where the
-    recurrent states of each sequence are.
+    recurrent states of each sequence are. `at` says where tokens are: the state (attention.cu), or
+    a chunk; `cache_view` how many sequences there are, and the table of their pages.
     """
 
     parts_of_turn = 1
+    at: Buffer
+    cache_view: tuple[int, Buffer]
 
     def __init__(
         self, memory: Memory, count: int | Buffer, inputs: DType, slots: Buffer | None = None
@@ -131,11 +134,6 @@ class Lowering(ABC):
 
         return Recurrences(self.memory, self._values, self._rows)
 
-    @property
-    @abstractmethod
-    def at(self) -> Buffer:
-        """Return what says where tokens are: the state (attention.cu), or a chunk."""
-
     def places(self, layer: int, operation: Recurrence) -> Places:
         """Return where the states of an operation are, and whose."""
         from orinllm.gpu.kernels.recurrent import Places
@@ -143,11 +141,6 @@ class Lowering(ABC):
 
         states, stride = self.memory.states_of(layer, operation), slot_floats(self.memory.config)
         return Places(states, stride, self.slots, self.at, self.count)
-
-    @property
-    @abstractmethod
-    def cache_view(self) -> tuple[int, Buffer]:
-        """Return how many sequences there are, and the table of their pages."""
 
     @abstractmethod
     def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:

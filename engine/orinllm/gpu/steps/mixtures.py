@@ -6,10 +6,10 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.experts import (
+    ChosenExperts,
     ExpertGroups,
+    Router,
     RouterOutput,
-    RowExperts,
-    TokenExperts,
     choose_experts,
     combine,
     expert_hidden,
@@ -55,11 +55,26 @@ class Mixtures:
         self._memory, self._tokens, self._rows = memory, tokens, rows
         self._scratch: dict[Experts, _Scratch] = {}
 
-    def _of(self, mix: Mix) -> tuple[Experts, _Scratch]:
-        if mix.experts not in self._scratch:
-            tokens, rows = self._tokens, self._rows
-            self._scratch[mix.experts] = _Scratch(self._memory, mix.experts, tokens, rows)
-        return mix.experts, self._scratch[mix.experts]
+    def _chosen(self, layer: int, step: Step) -> tuple[Router, ChosenExperts, _Scratch]:
+        """Return a layer's router and experts, and the scratch of its shape."""
+        assert isinstance(step.operation, Mix)
+        weights, experts = self._memory.weights, step.operation.experts
+        prefix, norm = self._memory.config.prefix(layer), self._memory.norm(layer, step.norm)
+        if experts not in self._scratch:
+            self._scratch[experts] = _Scratch(self._memory, experts, self._tokens, self._rows)
+        scratch = self._scratch[experts]
+        chosen = ChosenExperts(
+            weights.stack(f"{prefix}ffn_gate_exps") if experts.gated else None,
+            weights.stack(f"{prefix}ffn_up_exps"),
+            weights.stack(f"{prefix}ffn_down_exps"),
+            step.operation.activation,
+            norm,
+            scratch.choice,
+            experts,
+            self._tokens,
+            scratch.groups,
+        )
+        return weights.router(f"{prefix}ffn_gate_inp", norm, experts), chosen, scratch
 
     def of_tokens(
         self, layer: int, step: Step, x: Buffer, to: Buffer, state: Buffer
@@ -68,27 +83,12 @@ class Mixtures:
 
         Without a sum in the step it is `to` = the mixture.
         """
-        assert isinstance(step.operation, Mix)
-        memory, weights = self._memory, self._memory.weights
-        prefix = memory.config.prefix(layer)
-        experts, scratch = self._of(step.operation)
-        norm = self._memory.norm(layer, step.norm)
-        router = weights.router(f"{prefix}ffn_gate_inp", norm, experts)
+        router, chosen, scratch = self._chosen(layer, step)
         yield choose_experts(router, x, scratch.choice, self._tokens, state)
-        chosen = TokenExperts(
-            weights.stack(f"{prefix}ffn_gate_exps") if experts.gated else None,
-            weights.stack(f"{prefix}ffn_up_exps"),
-            weights.stack(f"{prefix}ffn_down_exps"),
-            step.operation.activation,
-            norm,
-            scratch.choice,
-            experts.used,
-            self._tokens,
-        )
         yield expert_hidden(chosen, scratch.hidden, x)
         yield expert_parts(chosen, scratch.parts, scratch.hidden)
         factor = step.add.scale if step.add else None
-        yield combine(to, scratch.parts, experts.used, factor, self._tokens)
+        yield combine(to, scratch.parts, chosen.experts.used, factor, self._tokens)
 
     def of_rows(
         self,
@@ -102,26 +102,10 @@ class Mixtures:
 
         `rows` are x, its norm in halves, and `to`. Those that `state` has as idle are left out.
         """
-        assert isinstance(step.operation, Mix)
-        weights, (x, normed, to) = self._memory.weights, rows
-        prefix = self._memory.config.prefix(layer)
-        experts, scratch = self._of(step.operation)
-        router = weights.router(
-            f"{prefix}ffn_gate_inp", self._memory.norm(layer, step.norm), experts
-        )
+        (router, chosen, scratch), (x, normed, to) = self._chosen(layer, step), rows
         yield choose_experts(router, x, scratch.choice, count, state)
-        yield group_by_expert(experts, scratch.groups, scratch.choice, count)
-        chosen = RowExperts(
-            weights.stack(f"{prefix}ffn_gate_exps") if experts.gated else None,
-            weights.stack(f"{prefix}ffn_up_exps"),
-            weights.stack(f"{prefix}ffn_down_exps"),
-            step.operation.activation,
-            scratch.choice,
-            scratch.groups,
-            experts,
-            self._tokens,
-        )
+        yield group_by_expert(chosen.experts, scratch.groups, scratch.choice, count)
         yield rows_hidden(chosen, scratch.hidden, normed)
         yield rows_parts(chosen, scratch.parts, scratch.hidden)
         factor = step.add.scale if step.add else None
-        yield combine(to, scratch.parts, experts.used, factor, count)
+        yield combine(to, scratch.parts, chosen.experts.used, factor, count)

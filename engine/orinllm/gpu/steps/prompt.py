@@ -44,6 +44,7 @@ class ChunkList(RowList):
         self.ahead = memory.zeros(most) if memory.config.whole_pictures else None
         super().__init__(memory, self.chunk, None if other is None else other.slots)
         self.table: Buffer = other.table if other else memory.zeros(memory.context // PAGE)
+        self.at, self.cache_view = self.chunk, (1, self.table)
         widest = max(attention.q_width for attention in memory.config.attentions.values())
         self._q = memory.scratch(most * widest, dtypes.uint16)
         layers = [self.layer(i) for i in range(len(memory.config.layers))]
@@ -63,16 +64,6 @@ class ChunkList(RowList):
     def add_pictures(self, part: int) -> Iterator[Launch]:
         """See `Lowering`."""
         yield add_pictures(self.x, self.beside[part], self.chunk)
-
-    @property
-    def at(self) -> Buffer:
-        """Return the chunk."""
-        return self.chunk
-
-    @property
-    def cache_view(self) -> tuple[int, Buffer]:
-        """Return one sequence and its table."""
-        return 1, self.table
 
     def products(self, product: RowProduct) -> Iterator[Launch]:
         """Yield tiles of many tokens."""

@@ -66,6 +66,7 @@ class TokenList(Lowering):
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
         self.mail = None if together else host_tokens_of(memory.device, n)
         self.table = memory.zeros(n * memory.context // PAGE)
+        self.at, self.cache_view = self.state, (n, self.table)
         apart = [(*itertools.chain(*self.layer(i)),) for i in range(len(config.layers))]
         signals = memory.zeros(sum(map(len, apart)))
         self._tail = Tail(
@@ -130,16 +131,6 @@ class TokenList(Lowering):
             tail=self._tail,
         )
         yield from products(memory.device, head)
-
-    @property
-    def at(self) -> Buffer:
-        """Return the state."""
-        return self.state
-
-    @property
-    def cache_view(self) -> tuple[int, Buffer]:
-        """Return the sequences and their table."""
-        return self.sequences, self.table
 
     def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield GEMVs, which norm what they read, and combine attention's parts."""

@@ -17,12 +17,11 @@ from tinygrad.device import Buffer
 from orinllm.file.ggml import KernelType, kernel_types
 from orinllm.gpu.kernels.buffers import CHUNK
 from orinllm.gpu.kernels.experts import (
+    ChosenExperts,
     ExpertGroups,
     ExpertMatrices,
     Router,
     RouterOutput,
-    RowExperts,
-    TokenExperts,
     choose_experts,
     combine,
     expert_hidden,
@@ -112,29 +111,23 @@ def test_router(experts: Experts, biased: bool, tokens: int, rng: np.random.Gene
     np.testing.assert_allclose(read(choice.weights).reshape(ids.shape), weights, rtol=1e-4)
 
 
-def test_router_takes_the_lower_of_equals_and_packed_rows(rng: np.random.Generator) -> None:
-    experts = Experts(40, 4, 48, Gating.SOFTMAX, normalized=True)
-    dim = 64
-    rows = quants.quantize(np.ones((experts.count, dim), np.float32), GGMLQuantizationType.Q8_0)
-    router = Router(
-        buffer(rows), BY_NAME["Q8_0"], Norm(buffer(np.ones(dim, np.float32)), EPS), experts
-    )
-    choice = choice_of(1, experts)
-    Graph(DEVICE, [choose_experts(router, buffer(floats(rng, 1, dim)), choice, 1)]).run()
-    assert read(choice.ids, np.int32).tolist() == [0, 1, 2, 3]
-    np.testing.assert_allclose(read(choice.weights), 0.25, rtol=1e-6)
-
-
-def test_router_of_no_numbers_chooses_experts_that_exist(rng: np.random.Generator) -> None:
-    experts = Experts(8, 2, 48, Gating.SOFTMAX, normalized=True)
-    x = np.full((1, 64), np.nan, np.float32)
-    router = Router(
-        buffer(floats(rng, 8, 64)), None, Norm(buffer(np.ones(64, np.float32)), EPS), experts
-    )
-    choice = choice_of(1, experts)
+@pytest.mark.parametrize(
+    ("count", "packed", "value", "ids", "weight"),
+    [(40, True, 1.0, [0, 1, 2, 3], 0.25), (8, False, np.nan, [0, 1], np.nan)],
+)
+def test_router_of_equals_and_of_no_numbers(
+    count: int, packed: bool, value: float, ids: list[int], weight: float
+) -> None:
+    """It takes the lower of equals, of packed rows too; of no numbers experts that exist."""
+    experts, dim = Experts(count, len(ids), 48, Gating.SOFTMAX, normalized=True), 64
+    rows = np.ones((count, dim), np.float32)
+    kind = BY_NAME["Q8_0"] if packed else None
+    w = buffer(quants.quantize(rows, GGMLQuantizationType.Q8_0) if packed else rows)
+    router = Router(w, kind, Norm(buffer(np.ones(dim, np.float32)), EPS), experts)
+    choice, x = choice_of(1, experts), np.full((1, dim), value, np.float32)
     Graph(DEVICE, [choose_experts(router, buffer(x), choice, 1)]).run()
-    assert read(choice.ids, np.int32).tolist() == [0, 1]
-    assert np.isnan(read(choice.weights)).all()
+    assert read(choice.ids, np.int32).tolist() == ids
+    np.testing.assert_allclose(read(choice.weights), weight, rtol=1e-6)
 
 
 @dataclass
@@ -147,6 +140,20 @@ class Mixture:
     activation: Activation
     values: list[Array]  # gate, up, down: (experts, rows, cols)
     biases: list[Array]  # (experts, rows)
+
+    def chosen(
+        self,
+        experts: Experts,
+        norm: Array,
+        choice: RouterOutput,
+        tokens: int,
+        groups: ExpertGroups | None = None,
+    ) -> ChosenExperts:
+        """The experts of so many tokens."""
+        return ChosenExperts(
+            *(self.gate, self.up, self.down, self.activation, Norm(buffer(norm), EPS), choice),
+            *(experts, tokens, groups),
+        )
 
     def expert(self, e: int, x: Array, quantized: bool) -> Array:
         """The result of an expert for x; `quantized`: of int8 activations, as the GEMV has them."""
@@ -274,16 +281,7 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
         buffer(np.full((*ids.shape, width), np.nan, np.float32))
         for width in (experts.hidden, shape.dim)
     )
-    token = TokenExperts(
-        mixture.gate,
-        mixture.up,
-        mixture.down,
-        shape.activation,
-        Norm(buffer(norm), EPS),
-        choice,
-        experts.used,
-        sequences,
-    )
+    token = mixture.chosen(experts, norm, choice, sequences)
     out = buffer(x)
     launches = [
         expert_hidden(token, hidden, out),
@@ -359,10 +357,7 @@ def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Gener
     hidden = buffer(np.full((CHUNK * experts.used, experts.hidden), np.nan, np.float16))
     part = buffer(np.full((CHUNK * experts.used, shape.dim), np.nan, np.float32))
     out, held, counted = buffer(padded(x)), groups_of(experts), chunk_of(tokens)
-    chunk = RowExperts(
-        *(mixture.gate, mixture.up, mixture.down, shape.activation, choice, held, experts),
-        tokens=CHUNK,
-    )
+    chunk = mixture.chosen(experts, norm, choice, CHUNK, held)
     launches = [
         group_by_expert(experts, held, choice, counted),
         rows_hidden(chunk, hidden, buffer(padded(halves))),
@@ -411,11 +406,7 @@ def test_idle_sequences_have_no_experts(tokens: int, rng: np.random.Generator) -
         group_by_expert(experts, groups, choice, tokens),
     ]
     mixture = make_mixture(rng, experts, Shape(("Q8_0", "Q8_0"), dim, False, False))
-    few = TokenExperts(
-        *(mixture.gate, mixture.up, mixture.down, Activation.SILU, router.norm, choice),
-        used=experts.used,
-        sequences=tokens,
-    )
+    few = mixture.chosen(experts, norm, choice, tokens)
     hidden = buffer(np.full((tokens, experts.used, experts.hidden), np.nan, np.float32))
     Graph(DEVICE, [*launches, expert_hidden(few, hidden, buffer(x))]).run()
     ids, _ = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
