@@ -93,7 +93,7 @@ mutations: .venv/.dev
 	  tinygrad/runtime/support/nv/tegra.py -- $(wildcard tests/patches/tegra/test_*.py)
 
 # A made-up board, whose exporter is on 9401, and Prometheus with our rules, until Ctrl-C.
-DEMO_PORT ?= 9090
+DEMO_PORT := 9090
 telemetry-demo: .venv/.bench
 	@command -v prometheus >/dev/null || { echo 'make: there is no prometheus on PATH: sudo apt-get install prometheus' >&2; exit 2; }
 	@echo 'make: the board is on http://127.0.0.1:9401/, its alerts on http://127.0.0.1:$(DEMO_PORT)/alerts'
