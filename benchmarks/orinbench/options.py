@@ -1,7 +1,7 @@
-"""The options that every command that measures has, and what is done with their values.
+"""Options of commands: each is said once, as a field of a dataclass that its command is given.
 
-A command makes a dataclass of what it is given, calls `check_output` and `check_board` before it
-writes or opens anything, and hands its records, whole or not, to `write_records`.
+A command that measures calls `check_output` and `check_board` before it writes or opens anything,
+and hands its records, whole or not, to `write_records`.
 """
 
 import functools
@@ -9,10 +9,10 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -28,48 +28,7 @@ from orinboard.files import Roots
 from orinllm.errors import BadInput
 
 Command = Callable[..., Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Values of `model_options`: files, or the shape and type of a synthetic model."""
-
-    model: tuple[str, ...]
-    shape: str
-    quant: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseOptions:
-    """Values of `case_options`, each a LIST that may be repeated."""
-
-    n_prompt: tuple[str, ...]
-    n_gen: tuple[str, ...]
-    pairs: tuple[str, ...]
-    n_depth: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Values of `run_options`, `output_options`, `sweep_options` and the two of the rounds."""
-
-    repetitions: int
-    processes: int | None
-    seed: int
-    delay: float  # seconds
-    require: str | None
-    rails: str | None
-    cooldown: float | None  # degrees Celsius
-    timeout: float  # seconds
-    progress: bool
-    verbose: bool
-    output: str
-    output_err: str | None
-    history: Path | None
-    no_history: bool
-    report: Path | None
-    variables: tuple[str, ...]
-    kept: Path | None
+Options = TypeVar("Options")
 
 
 class Finite(click.FloatRange):
@@ -85,122 +44,275 @@ class Finite(click.FloatRange):
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 ANY_PATH = click.Path(path_type=Path)
-AT_LEAST_1 = click.IntRange(1)
+AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
+ABOVE_0 = Finite(0, min_open=True)
+#: An option that takes a list, and may be repeated.
+LISTS: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
+_HISTORY = "[default: ~/.local/state/tinygrad-orin/history.db]"
 
 
-def option(names: str, what: str, **given: Any) -> Callable[[Command], Command]:
-    """Return click's option of names in one string; its help says its default, too."""
-    if given.get("default") not in (None, "", False):
-        what += f" [default: {given['default']}]"
-    return click.option(*names.split(), help=what, **given)
+@dataclass(frozen=True)
+class Option:
+    """One of click's options, whose help says its default, too.
+
+    It decorates a command, or is by its `flag` a field of the dataclass that a command is given.
+    """
+
+    names: str  # in one string
+    what: str
+    given: Mapping[str, Any]
+
+    def __call__(self, command: Command) -> Command:
+        """Add it to a command."""
+        what, default = self.what, self.given.get("default")
+        if default not in (None, "") and not isinstance(default, bool):
+            shown = f"{default:g}" if isinstance(default, float) else default
+            what += f" [default: {shown}]"
+        return click.option(*self.names.split(), help=what, **self.given)(command)
+
+    @property
+    def flag(self) -> Any:
+        """A dataclass's field that has its value."""
+        return flags({"": self})
 
 
-def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
-    """Add options in the order in which `--help` shows them."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+def option(names: str, what: str, **given: Any) -> Option:
+    """Return an option."""
+    return Option(names, what, given)
 
 
-def output_form(forms: Sequence[str]) -> Callable[[Command], Command]:
+def flag(names: str, what: str, **given: Any) -> Any:
+    """Return a dataclass's field that has an option's value."""
+    return option(names, what, **given).flag
+
+
+def flags(of: Mapping[str, Option]) -> Any:
+    """Return a dataclass's field that has the values of several options, by their keys."""
+    return field(metadata={"options": of})
+
+
+def flags_of(kind: Callable[..., Options]) -> Callable[[Callable[[Options], Any]], Command]:
+    """Return what gives a command the options of a dataclass's fields, and one of it as values."""
+    made = {
+        f"{each.name}_{key}".rstrip("_").replace("-", "_"): (each.name, key, one)
+        for each in fields(kind)  # type: ignore[arg-type]
+        for key, one in each.metadata["options"].items()
+    }
+
+    def decorate(command: Callable[[Options], Any]) -> Command:
+        @functools.wraps(command)
+        def with_values(**given: Any) -> Any:
+            values: dict[str, Any] = {}
+            for name, (owner, key, _) in made.items():
+                if key:
+                    values.setdefault(owner, {})[key] = given[name]
+                else:
+                    values[owner] = given[name]
+            return command(kind(**values))
+
+        found: Command = with_values
+        for name, (*_, one) in reversed(made.items()):
+            found = replace(one, names=f"{name} {one.names}")(found)
+        return found
+
+    return decorate
+
+
+def output_form(forms: Sequence[str]) -> Option:
     """Return the option -o, the form of the output: Markdown, unless there is plain text."""
     default = "text" if "text" in forms else "md"
     return option("-o --output", "Form of the output.", type=click.Choice(forms), default=default)
 
 
-def seed_option(what: str) -> Callable[[Command], Command]:
+def seed_option(what: str) -> Option:
     """Return the option --seed, whose draws `what` names."""
-    return option("--seed", f"Seed of {what}. [default: 0]", default=0, type=click.IntRange(0))
+    return option("--seed", f"Seed of {what}.", default=0, type=AT_LEAST_0)
 
 
-def timeout_option(what: str, seconds: float = 1800.0) -> Callable[[Command], Command]:
+def timeout_option(what: str, seconds: float = 1800.0) -> Option:
     """Return the option --timeout; `what` may take so many seconds."""
-    text = f"Seconds that {what} may take. [default: {seconds:g}]"
-    return click.option("--timeout", default=seconds, type=Finite(1), help=text)
+    return option("--timeout", f"Seconds that {what} may take.", default=seconds, type=Finite(1))
 
 
-def output_options(command: Command) -> Command:
-    """Add the options that say where results go."""
-    forms = click.Choice([*RENDERERS])
-    return with_options(
-        command,
-        output_form([*RENDERERS]),
-        option("-oe --output-err", "Also print this form to standard error.", type=forms),
-        history_option("Database in which the run is kept."),
-        option("--no-history", "Do not keep the run.", is_flag=True),
-        option("--report", "Also write a page with plots.", type=ANY_PATH, metavar="FILE.html"),
+def history_option(purpose: str) -> Option:
+    """Return the option that names the history's file."""
+    return option("--history", f"{purpose} {_HISTORY}", type=FILE, metavar="PATH")
+
+
+def history_file(command: Command) -> Command:
+    """Add --history to a command of `orinbench history`, which gets it as `path`.
+
+    It may stand before a subcommand or behind it.
+    """
+    return option(
+        "path --history",
+        f"The history's file. {_HISTORY}",
+        type=FILE,
+        metavar="PATH",
+        callback=lambda context, _, given: given or context.obj or history_path(),
+    )(command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options that name models: files, or the shape and type of a synthetic one."""
+
+    model: tuple[str, ...] = flag(
+        "-m --model",
+        "GGUF file, or hf.co/OWNER/REPO[:QUANT]; may be repeated.",
+        multiple=True,
+        metavar="FILE",
     )
+    hf: tuple[str, ...] = flag(
+        "-hf -hfr --hf-repo",
+        "Model of the Hugging Face hub, as llama.cpp's option; may be repeated.",
+        multiple=True,
+        metavar="OWNER/REPO[:QUANT]",
+    )
+    shape: str = flag("--shape", "Shape of the synthetic model used without -m.", default="160m")
+    quant: str = flag("--quant", "Type of its weights.", default="Q6_K")
+
+    def files(self) -> list[Path]:
+        """Return the models' files; those of the hub are fetched."""
+        if self.hf and click.get_current_context().meta.get(OFFLINE):
+            os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
+        from orinllm.file.hub import model_file
+
+        names = [*self.model, *(n if "hf.co/" in n else f"hf.co/{n}" for n in self.hf)]
+        try:
+            files = [
+                str(model_file(name, lambda said: click.echo(said, err=True))) for name in names
+            ]
+        except BadInput as error:
+            raise BenchError(str(error)) from None
+        return [Path(name) for text in files for name in text.split(",") if name]
 
 
 #: Key of click's context: no hub is to be asked.
 OFFLINE = "orinbench.offline"
 
 
-def _fetched(given: str, prefix: str = "") -> str:
-    """Return the file of a model's path, or of its name on the hub, which is fetched."""
-    from orinllm.file.hub import model_file
+@dataclass(frozen=True, kw_only=True)
+class CaseOptions:
+    """llama-bench's options that make tests."""
 
-    try:
-        return str(model_file(prefix + given, lambda text: click.echo(text, err=True)))
-    except BadInput as error:
-        raise BenchError(str(error)) from None
-
-
-def model_options(command: Command) -> Command:
-    """Add the options that name a model, or the synthetic one that stands in for it.
-
-    The command is given `model`, the paths of all of them.
-    """
-
-    @functools.wraps(command)
-    def with_files(model: Sequence[str], hf: Sequence[str], **given: Any) -> Any:
-        if hf and click.get_current_context().meta.get(OFFLINE):
-            os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
-        files = [_fetched(name) for name in model]
-        files += [_fetched(name, "" if "hf.co/" in name else "hf.co/") for name in hf]
-        return command(model=tuple(files), **given)
-
-    many: dict[str, Any] = {"multiple": True}
-    file = "GGUF file, or hf.co/OWNER/REPO[:QUANT]; may be repeated."
-    repo = "Model of the Hugging Face hub, as llama.cpp's option; may be repeated."
-    return with_options(
-        with_files,
-        option("model -m --model", file, metavar="FILE", **many),
-        option("hf -hf -hfr --hf-repo", repo, metavar="OWNER/REPO[:QUANT]", **many),
-        option("--shape", "Shape of the synthetic model used without -m.", default="160m"),
-        option("--quant", "Type of its weights.", default="Q6_K"),
+    n_prompt: tuple[str, ...] = flag("-p --n-prompt", "Tokens of a prompt. [default: 512]", **LISTS)
+    n_gen: tuple[str, ...] = flag("-n --n-gen", "Tokens to generate. [default: 128]", **LISTS)
+    pairs: tuple[str, ...] = flag(
+        "-pg",
+        "A prompt and then a generation, timed together.",
+        multiple=True,
+        metavar="PP,TG",
+    )
+    n_depth: tuple[str, ...] = flag(
+        "-d --n-depth", "Tokens in the cache before a test. [default: 0]", **LISTS
     )
 
+    def tests(self, parallel: Sequence[int] = (1,)) -> list[Case]:
+        """Return the tests; raises BenchError for what cannot be run."""
+        return make_tests(
+            numbers_of(self.n_prompt, "-p", 512),
+            numbers_of(self.n_gen, "-n", 128),
+            [parse_pair(pair, "-pg") for pair in self.pairs],
+            numbers_of(self.n_depth, "-d", 0),
+            parallel,
+        )
 
-def backend_options(command: Command) -> Command:
-    """Add the options that choose what computes."""
-    what = (
+
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions:
+    """Options that choose what computes."""
+
+    backends: tuple[str, ...] = flag(
+        "--backend",
         f"What to measure: {', '.join(BACKEND_NAMES)}. [default: the best tinygrad device, and "
-        "llama.cpp if it is installed]"
+        "llama.cpp if it is installed]",
+        **LISTS,
     )
-    binary = "llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]"
-    return with_options(
-        command,
-        option("backends --backend", what, multiple=True, metavar="LIST"),
-        option("--llama-bench", binary, metavar="PATH"),
+    llama_bench: str | None = flag(
+        "--llama-bench",
+        "llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]",
+        metavar="PATH",
     )
 
 
-def sweep_options(command: Command) -> Command:
-    """Add the options that sweep tinygrad's variables; `kept_cache` makes use of the second."""
-    each = (
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options that say how a run goes and where its results go, whatever it measures."""
+
+    repetitions: int = flag(
+        "-r --repetitions",
+        "Rounds, in each of which every test runs once.",
+        default=10,
+        type=AT_LEAST_1,
+        metavar="N",
+    )
+    processes: int | None = flag(
+        "--processes",
+        "Fresh processes of each backend that share the rounds. [default: 10, of suite 6]",
+        type=AT_LEAST_1,
+        metavar="N",
+    )
+    output: str = output_form([*RENDERERS]).flag
+    output_err: str | None = flag(
+        "-oe --output-err",
+        "Also print this form to standard error.",
+        type=click.Choice([*RENDERERS]),
+    )
+    history: Path | None = history_option("Database in which the run is kept.").flag
+    no_history: bool = flag("--no-history", "Do not keep the run.", is_flag=True)
+    report: Path | None = option(
+        "--report", "Also write a page with plots.", type=ANY_PATH, metavar="FILE.html"
+    ).flag
+    variables: tuple[str, ...] = flag(
+        "--env",
         "Measure tinygrad with each of these values of a variable, as BEAM=0,2,4, as so many "
-        "backends of one run; several: all combinations."
+        "backends of one run; several: all combinations.",
+        multiple=True,
+        metavar="NAME=LIST",
     )
-    kept = (
+    kept: Path | None = option(
+        "--kept",
         "Take results of BEAM's search and kernels from tinygrad's cache FILE, and leave new ones "
-        "there. It is made if it is missing."
+        "there. It is made if it is missing.",
+        type=FILE,
+        metavar="FILE",
+    ).flag
+    seed: int = seed_option("order and input").flag
+    delay: float = flag(
+        "--delay", "Seconds to wait before each sample.", default=0.0, type=Finite(0)
     )
-    return with_options(
-        command,
-        option("variables --env", each, multiple=True, metavar="NAME=LIST"),
-        option("--kept", kept, type=FILE, metavar="FILE"),
+    require: str | None = flag(
+        "--require",
+        "Refuse to measure unless the board is in these states: maxn, pinned.",
+        metavar="LIST",
     )
+    rails: str | None = flag(
+        "--rails",
+        "Power rails whose energy is summed. [default: those of the board's module]",
+        metavar="LIST",
+    )
+    cooldown: float | None = flag(
+        "--cooldown",
+        "Wait until the board is this cool before each sample.",
+        type=Finite(0),
+        metavar="CELSIUS",
+    )
+    timeout: float = timeout_option("a step").flag
+    progress: bool = flag(
+        "--progress",
+        "Print a line for each repetition, also where there is no terminal.",
+        is_flag=True,
+    )
+    verbose: bool = flag("-v --verbose", "Show the backends' output and all columns.", is_flag=True)
+
+
+def numbers_of(
+    texts: Sequence[str], flag: str, default: int, minimum: int = 0, maximum: int | None = None
+) -> list[int]:
+    """Return the numbers of a LIST that was given several times, or the default."""
+    lists = [parse_int_list(text, flag, minimum, maximum) for text in texts]
+    return [value for numbers in lists for value in numbers] or [default]
 
 
 def kept_cache(kept: Path | None) -> dict[str, str]:
@@ -219,84 +331,6 @@ def kept_cache(kept: Path | None) -> dict[str, str]:
     return {"CACHEDB": str(kept.absolute())}
 
 
-def case_options(command: Command) -> Command:
-    """Add llama-bench's options that make tests; `tests_of` reads them."""
-    lists: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
-    pair = "A prompt and then a generation, timed together."
-    return with_options(
-        command,
-        option("n_prompt -p --n-prompt", "Tokens of a prompt. [default: 512]", **lists),
-        option("n_gen -n --n-gen", "Tokens to generate. [default: 128]", **lists),
-        option("pairs -pg", pair, multiple=True, metavar="PP,TG"),
-        option("n_depth -d --n-depth", "Tokens in the cache before a test. [default: 0]", **lists),
-    )
-
-
-def numbers_of(
-    texts: Sequence[str], flag: str, default: int, minimum: int = 0, maximum: int | None = None
-) -> list[int]:
-    """Return the numbers of a LIST that was given several times, or the default."""
-    lists = [parse_int_list(text, flag, minimum, maximum) for text in texts]
-    return [value for numbers in lists for value in numbers] or [default]
-
-
-def tests_of(options: CaseOptions, parallel: Sequence[int] = (1,)) -> list[Case]:
-    """Return the tests of `case_options`; raises BenchError for what cannot be run."""
-    return make_tests(
-        numbers_of(options.n_prompt, "-p", 512),
-        numbers_of(options.n_gen, "-n", 128),
-        [parse_pair(pair, "-pg") for pair in options.pairs],
-        numbers_of(options.n_depth, "-d", 0),
-        parallel,
-    )
-
-
-_HISTORY = "[default: ~/.local/state/tinygrad-orin/history.db]"
-
-
-def history_option(purpose: str) -> Callable[[Command], Command]:
-    """Return the option that names the history's file."""
-    return option("history --history", f"{purpose} {_HISTORY}", type=FILE, metavar="PATH")
-
-
-def history_file(command: Command) -> Command:
-    """Add --history to a command of `orinbench history`, which gets it as `path`.
-
-    It may stand before a subcommand or behind it.
-    """
-    return option(
-        "path --history",
-        f"The history's file. {_HISTORY}",
-        type=FILE,
-        metavar="PATH",
-        callback=lambda context, _, given: given or context.obj or history_path(),
-    )(command)
-
-
-def run_options(command: Command) -> Command:
-    """Add the options that say how a run goes, whatever it measures."""
-    states = "Refuse to measure unless the board is in these states: maxn, pinned."
-    rails = "Power rails whose energy is summed. [default: those of the board's module]"
-    cool = "Wait until the board is this cool before each sample."
-    progress = "Print a line for each repetition, also where there is no terminal."
-    return with_options(
-        command,
-        seed_option("order and input"),
-        option("--delay", "Seconds to wait before each sample.", default=0.0, type=Finite(0)),
-        option("--require", states, metavar="LIST"),
-        option("--rails", rails, metavar="LIST"),
-        option("--cooldown", cool, type=Finite(0), metavar="CELSIUS"),
-        timeout_option("a step"),
-        option("--progress", progress, is_flag=True),
-        option("-v --verbose", "Show the backends' output and all columns.", is_flag=True),
-    )
-
-
-def processes_option(what: str) -> Callable[[Command], Command]:
-    """Return the option that says over how many fresh processes the rounds are spread."""
-    return option("--processes", what, type=AT_LEAST_1, metavar="N")
-
-
 def check_processes(given: int | None, repetitions: int, default: int) -> int:
     """Return the number of processes; raises BenchError for more than there are rounds."""
     if given is not None and given > repetitions:
@@ -304,11 +338,6 @@ def check_processes(given: int | None, repetitions: int, default: int) -> int:
             f"--processes {given}: the rounds are only {repetitions}; use -r {given} or more"
         )
     return min(given or default, repetitions)
-
-
-def repetitions_option(what: str) -> Callable[[Command], Command]:
-    """Return the option that says how often each test is measured."""
-    return option("-r --repetitions", what, default=10, type=AT_LEAST_1, metavar="N")
 
 
 def check_board(options: RunOptions, roots: Roots) -> None:

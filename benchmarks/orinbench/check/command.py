@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from orinbench.measure.chosen import choose_backends, model_paths
 from orinbench.measure.plan import KEY_TYPES
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
+    AT_LEAST_0,
     AT_LEAST_1,
-    Command,
+    BackendOptions,
     ModelOptions,
-    backend_options,
-    model_options,
-    option,
+    flag,
+    flags_of,
     output_form,
     seed_option,
     timeout_option,
@@ -31,53 +30,39 @@ from orinbench.options import (
 from orinbench.progress import Messages
 from orinllm.sight import encoder_on, read_projector
 
+_TYPES: dict[str, Any] = {"type": click.Choice(KEY_TYPES), "default": "f16"}
+
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(ModelOptions):
+class CheckOptions(BackendOptions, ModelOptions):
     """Options of the command."""
 
-    backends: tuple[str, ...]
-    llama_bench: str | None
-    n_tokens: int
-    n_depth: int | None
-    seed: int
-    timeout: float  # seconds
-    cache_type_k: str
-    cache_type_v: str
-    mmproj: str | None
-    output: str
-
-
-def _cache_type(of: str) -> Callable[[Command], Command]:
-    """Return the option -ctk or -ctv."""
-    names, types = f"-ct{of} --cache-type-{of}", click.Choice(KEY_TYPES)
-    return option(names, f"Type of the {of.upper()} cache.", type=types, default="f16")
-
-
-_DEPTH = (
-    "Also judge tinygrad's layers behind a prompt of N tokens. [default: 552 on a GPU, if the "
-    "context has 1024 and no layer a state]"
-)
+    n_tokens: int = flag("-n", "Tokens to decode after each prompt.", default=12, type=AT_LEAST_1)
+    n_depth: int | None = flag(
+        "-d --n-depth",
+        "Also judge tinygrad's layers behind a prompt of N tokens. [default: 552 on a GPU, if the "
+        "context has 1024 and no layer a state]",
+        type=AT_LEAST_0,
+        metavar="N",
+    )
+    seed: int = seed_option("the prompts").flag
+    timeout: float = timeout_option("an answer").flag  # seconds
+    cache_type_k: str = flag("-ctk --cache-type-k", "Type of the K cache.", **_TYPES)
+    cache_type_v: str = flag("-ctv --cache-type-v", "Type of the V cache.", **_TYPES)
+    mmproj: str | None = flag(
+        "--mmproj", "Check the encoder of pictures of this file, too.", metavar="FILE"
+    )
+    output: str = output_form(["text", "json"]).flag
 
 
 @click.command("check", context_settings={"max_content_width": 100})
-@model_options
-@backend_options
-@option("n_tokens -n", "Tokens to decode after each prompt.", default=12, type=AT_LEAST_1)
-@click.option("-d", "--n-depth", type=click.IntRange(0), metavar="N", help=_DEPTH)
-@seed_option("the prompts")
-@timeout_option("an answer")
-@_cache_type("k")
-@_cache_type("v")
-@option("--mmproj", "Check the encoder of pictures of this file, too.", metavar="FILE")
-@output_form(["text", "json"])
-def check_command(**given: Any) -> int:
+@flags_of(CheckOptions)
+def check_command(options: CheckOptions) -> int:
     """Check tokens and logits against a float64 reference.
 
     Exit code 3 says that numbers are wrong, 1 that an engine did not answer, 130 that Ctrl-C left
     some out.
     """
-    options = CheckOptions(**given)
     if (key := options.cache_type_k) != (value := options.cache_type_v):
         raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
     talk = Messages()

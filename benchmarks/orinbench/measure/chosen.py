@@ -17,8 +17,7 @@ from orinbench.synth import cached_synthetic, told
 
 def model_paths(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
-    given = [Path(name) for text in options.model for name in text.split(",") if name]
-    if given:
+    if given := options.files():
         for name in ("shape", "quant"):
             if (
                 click.get_current_context().get_parameter_source(name)

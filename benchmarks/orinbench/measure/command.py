@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -51,25 +50,12 @@ from orinbench.measure.runner import Runner
 from orinbench.measure.sampled import sampling_of
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
-    ANY_PATH,
-    AT_LEAST_1,
-    Command,
-    backend_options,
-    case_options,
     check_board,
     check_output,
     check_processes,
+    flags_of,
     kept_cache,
-    model_options,
     numbers_of,
-    option,
-    output_options,
-    processes_option,
-    repetitions_option,
-    run_options,
-    sweep_options,
-    tests_of,
-    with_options,
     write_records,
 )
 from orinbench.pictures import Pictures, Seeing
@@ -92,78 +78,16 @@ FIT_SECONDS = 90.0
 FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/performance.md)"
 
 
-def _knob_options(command: Command) -> Command:
-    """Add an option for each of llama-bench's list-valued settings."""
-    both = ("n_threads", "type_k", "type_v")
-    applies = {knob: "" if knob.field in both else " (llama.cpp)" for knob in KNOBS}
-    lists: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
-    return with_options(
-        command,
-        *(
-            option(" ".join([knob.field, *knob.flags]), f"{knob.help}{where}.", **lists)
-            for knob, where in applies.items()
-        ),
-    )
-
-
-def _own_options(command: Command) -> Command:
-    """Add what llama-bench does not have: what is timed, on what, and what else is done."""
-    lists: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
-    text = (
-        "Measure the time to the first text, of prompts of so many tokens; 0: do not. [default: "
-        "the largest -p]"
-    )
-    drawn = (
-        "Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
-        "temperature=0: the most likely ones."
-    )
-    sees = "Also measure the encoder of this file, and the time from a picture to the first text."
-    general = "general: measure tinygrad.llm's own network, not the engine."
-    sms = "Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16."
-    checks = "Check the numbers first. [default: of small models]"
-    cold = (
-        "Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM is "
-        "set]"
-    )
-    prometheus = "Write the figures for node_exporter's textfile collector into DIR."
-    sampling, sizes = "FIELD=NUMBER,...", "Sizes of its pictures. [default: 640x480]"
-    folder = click.Path(path_type=Path, readable=False)
-    return with_options(
-        command,
-        option("n_parallel -npl", "Sequences that -n decodes at once. [default: 1]", **lists),
-        option("texts --ttft", text, **lists),
-        option("sampling --sampling", drawn, multiple=True, metavar=sampling),
-        option("--mmproj", sees, type=ANY_PATH, metavar="FILE"),
-        option("pictures --picture", sizes, multiple=True, metavar="WxH,..."),
-        option("path_ --path", general, type=click.Choice(["auto", "general"]), default="auto"),
-        option("--sms", sms, type=AT_LEAST_1, metavar="N"),
-        option("--check/--no-check", checks, default=None),
-        option("--cold-start/--no-cold-start", cold, default=None),
-        option("--no-warmup", "Skip the warm-up.", is_flag=True),
-        option("--textfile", prometheus, type=folder, metavar="DIR"),
-    )
-
-
 @click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
-@model_options
-@case_options
-@_own_options
-@repetitions_option("Rounds, in each of which every test runs once.")
-@processes_option(f"Fresh processes of each backend that share the rounds. [default: {PROCESSES}]")
-@output_options
-@backend_options
-@sweep_options
-@run_options
 @parity_options
-@_knob_options
-def llama_bench_command(**given: Any) -> int:
+@flags_of(LlamaBenchOptions)
+def llama_bench_command(options: LlamaBenchOptions) -> int:
     """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
 
     It measures prompts (pp), generation (tg) and the time from a prompt's text to the answer's
     first text (ttft). A LIST is 128,256 or 1-4 or 64-512+64 or 32-512*2; its flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
-    options = LlamaBenchOptions.of(given)
     if options.list_devices:
         click.echo(list_all_devices(find_llama_bench(options.llama_bench)))
         return 0
@@ -265,7 +189,7 @@ class PlanOptions:
         self.asks_text = bool(options.texts)
         self.texts = [n for n in numbers_of(options.texts, "--ttft", max(n_prompt)) if n]
         self.parallel = numbers_of(options.n_parallel, "-npl", 1, 1, MOST_SEQUENCES)
-        self.tests = tests_of(options, self.parallel)
+        self.tests = options.tests(self.parallel)
         self.settings = parse_settings(options.knobs)
 
 

@@ -11,15 +11,21 @@ from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.measure.backends.tinygrad_backend import probe_device
 from orinbench.measure.environment import package_version
-from orinbench.measure.plan import KNOBS, TINYGRAD_DEVICES
+from orinbench.measure.plan import KNOBS, TINYGRAD_DEVICES, ListSetting
 from orinbench.options import (
+    ANY_PATH,
+    AT_LEAST_1,
+    LISTS,
     OFFLINE,
+    BackendOptions,
     CaseOptions,
     Command,
     ModelOptions,
+    Option,
     RunOptions,
+    flag,
+    flags,
     option,
-    with_options,
 )
 
 # `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
@@ -27,34 +33,77 @@ NUMA = ("distribute", "isolate", "numactl")
 LIST_SECONDS = 60
 
 
+# Settings of llama-bench that mean something to tinygrad, too.
+_OF_BOTH = ("n_threads", "type_k", "type_v")
+
+
+def _knob_option(knob: ListSetting) -> Option:
+    where = "" if knob.field in _OF_BOTH else " (llama.cpp)"
+    return option(" ".join(knob.flags), f"{knob.help}{where}.", **LISTS)
+
+
 @dataclass(frozen=True, kw_only=True)
-class LlamaBenchOptions(RunOptions, ModelOptions, CaseOptions):
+class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
     """Options of llama-bench; `knobs` are the LISTs of each setting of KNOBS, by field."""
 
-    backends: tuple[str, ...]
-    llama_bench: str | None
-    n_parallel: tuple[str, ...]
-    texts: tuple[str, ...]
-    sampling: tuple[str, ...]
-    mmproj: Path | None
-    pictures: tuple[str, ...]
-    path_: str
-    sms: int | None
-    check: bool | None
-    cold_start: bool | None
-    no_warmup: bool
-    textfile: Path | None
-    list_devices: bool
-    numa: str | None
-    prio: int | None
-    rpc: str | None
-    knobs: Mapping[str, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> "LlamaBenchOptions":
-        """Return them by the names that click gives."""
-        knobs = {knob.field: given.pop(knob.field) for knob in KNOBS}
-        return cls(knobs=knobs, **given)
+    n_parallel: tuple[str, ...] = flag(
+        "-npl", "Sequences that -n decodes at once. [default: 1]", **LISTS
+    )
+    texts: tuple[str, ...] = flag(
+        "--ttft",
+        "Measure the time to the first text, of prompts of so many tokens; 0: do not. [default: "
+        "the largest -p]",
+        **LISTS,
+    )
+    sampling: tuple[str, ...] = flag(
+        "--sampling",
+        "Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
+        "temperature=0: the most likely ones.",
+        multiple=True,
+        metavar="FIELD=NUMBER,...",
+    )
+    mmproj: Path | None = option(
+        "--mmproj",
+        "Also measure the encoder of this file, and the time from a picture to the first text.",
+        type=ANY_PATH,
+        metavar="FILE",
+    ).flag
+    pictures: tuple[str, ...] = flag(
+        "--picture", "Sizes of its pictures. [default: 640x480]", multiple=True, metavar="WxH,..."
+    )
+    path_: str = flag(
+        "--path",
+        "general: measure tinygrad.llm's own network, not the engine.",
+        type=click.Choice(["auto", "general"]),
+        default="auto",
+    )
+    sms: int | None = flag(
+        "--sms",
+        "Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16.",
+        type=AT_LEAST_1,
+        metavar="N",
+    )
+    check: bool | None = flag(
+        "--check/--no-check", "Check the numbers first. [default: of small models]", default=None
+    )
+    cold_start: bool | None = flag(
+        "--cold-start/--no-cold-start",
+        "Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM is "
+        "set]",
+        default=None,
+    )
+    no_warmup: bool = flag("--no-warmup", "Skip the warm-up.", is_flag=True)
+    textfile: Path | None = option(
+        "--textfile",
+        "Write the figures for node_exporter's textfile collector into DIR.",
+        type=click.Path(path_type=Path, readable=False),
+        metavar="DIR",
+    ).flag
+    list_devices: bool = flag("--list-devices", "List the devices and exit.", is_flag=True)
+    numa: str | None = flag("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA))
+    prio: int | None = flag("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3))
+    rpc: str | None = flag("-rpc --rpc", "Passed to llama.cpp.", metavar="LIST")
+    knobs: Mapping[str, tuple[str, ...]] = flags({k.field: _knob_option(k) for k in KNOBS})
 
 
 class WholeFlags(click.Command):
@@ -107,22 +156,18 @@ _INSTEAD = {
 
 
 def parity_options(command: Command) -> Command:
-    """Add the flags of llama-bench that are not settings of a test."""
-    eager: dict[str, Any] = {"expose_value": False, "is_eager": True}
-    refused: dict[str, Any] = {"metavar": "X", "callback": _of_hub, **eager}
+    """Add the flags of llama-bench that end the command, or say how another is read."""
     instead = "Refused, with what does the same."
-    no_hub, versions = "Ask no hub: -hf takes what is here.", "Print the versions and exit."
-    return with_options(
-        command,
-        option("--list-devices", "List the devices and exit.", is_flag=True),
-        option("--offline", no_hub, is_flag=True, callback=_offline, **eager),
-        option("--version", versions, is_flag=True, callback=_version, **eager),
-        option("hf_file -hff --hf-file", instead, **refused),
-        option("hf_token -hft --hf-token", instead, **refused),
-        option("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA)),
-        option("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3)),
-        option("rpc -rpc --rpc", "Passed to llama.cpp.", metavar="LIST"),
-    )
+    for names, what, callback, is_flag in (
+        ("hf_token -hft --hf-token", instead, _of_hub, False),
+        ("hf_file -hff --hf-file", instead, _of_hub, False),
+        ("--version", "Print the versions and exit.", _version, True),
+        ("--offline", "Ask no hub: -hf takes what is here.", _offline, True),
+    ):
+        kind: dict[str, Any] = {"is_flag": True} if is_flag else {"metavar": "X"}
+        eager = option(names, what, callback=callback, expose_value=False, is_eager=True, **kind)
+        command = eager(command)
+    return command
 
 
 def check_passed_on(options: LlamaBenchOptions) -> None:

@@ -1,7 +1,7 @@
 """`orinbench serve-bench`: load on one or several servers of OpenAI's protocol."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +17,16 @@ from orinbench.measure.backends.backend import LeftOutError
 from orinbench.measure.prompt_text import prompt_text, words_text
 from orinbench.measure.ranges import parse_int_list
 from orinbench.options import (
+    ABOVE_0,
     ANY_PATH,
     AT_LEAST_1,
-    Command,
-    Finite,
+    flag,
+    flags,
+    flags_of,
     option,
     output_form,
     seed_option,
     timeout_option,
-    with_options,
 )
 from orinbench.pictures import Pictures
 from orinbench.progress import Messages
@@ -41,92 +42,87 @@ _SEED_STEP = 1_000_003
 _HTTP = ("http", "https")
 
 
+_FILE: dict[str, Any] = {"type": ANY_PATH, "metavar": "FILE"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Options of the command; `flags` are those of each server that can be started."""
 
-    urls: tuple[str, ...]
-    start: str | None
-    model: Path | None
-    model_name: str | None
-    api_key_file: Path | None
-    endpoint: str
-    flags: dict[str, str]
-    picture: str | None
-    mmproj: Path | None
-    input_len: int
-    output_len: int
-    concurrency: str | None
-    rate: str | None
-    burstiness: float
-    requests: int | None
-    goodput: str | None
-    rounds: int
-    seed: int
-    timeout: float  # seconds
-    output: str
-    verbose: bool
-
-
-def _server_options(command: Command) -> Command:
-    names, paths = ", ".join(STARTED), click.Choice(list(PATHS))
-    called = "The model's name. [default: the first that the server lists]"
-    url = "A running server; may be repeated."
-    return with_options(
-        command,
-        option("urls --url", url, multiple=True, metavar="URL"),
-        option("--start", f"Servers to start, in turns: {names}.", metavar="LIST"),
-        option("-m --model", "GGUF file to serve.", type=ANY_PATH, metavar="FILE"),
-        option("--model-name", called, metavar="NAME"),
-        option("--api-key-file", "File with the key.", type=ANY_PATH, metavar="FILE"),
-        option("--endpoint", "The path that is asked.", type=paths, default="completions"),
-        *(
-            option(f"--{name}-flags", f"Flags of {name}, for --start.", default="", metavar="FLAGS")
+    urls: tuple[str, ...] = flag(
+        "--url", "A running server; may be repeated.", multiple=True, metavar="URL"
+    )
+    start: str | None = flag(
+        "--start", f"Servers to start, in turns: {', '.join(STARTED)}.", metavar="LIST"
+    )
+    model: Path | None = option("-m --model", "GGUF file to serve.", **_FILE).flag
+    model_name: str | None = flag(
+        "--model-name",
+        "The model's name. [default: the first that the server lists]",
+        metavar="NAME",
+    )
+    api_key_file: Path | None = option("--api-key-file", "File with the key.", **_FILE).flag
+    endpoint: str = flag(
+        "--endpoint", "The path that is asked.", type=click.Choice([*PATHS]), default="completions"
+    )
+    flags: Mapping[str, str] = flags(
+        {
+            name: option(
+                f"--{name}-flags", f"Flags of {name}, for --start.", default="", metavar="FLAGS"
+            )
             for name in STARTED
-        ),
+        }
     )
-
-
-def _load_options(command: Command) -> Command:
-    picture = "A picture of so many pixels before each prompt, drawn; with --endpoint chat."
-    mmproj = "File with which servers of --start see pictures."
-    closed = "Closed loop: requests at once. [default: 1,8]"
-    bursts = "Arrivals of --rate: below 1 in bursts, above 1 more evenly. [default: 1, Poisson]"
-    requests = "Requests of each load. [default: 4 a user, at least 16]"
-    limits = "Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000."
-    rounds = "Rounds. A verdict takes 7, with several loads up to 10."
-    above_0 = Finite(0, min_open=True)
-    return with_options(
-        command,
-        option("-p --input-len", "Tokens of a prompt.", type=AT_LEAST_1, default=512),
-        option("-n --output-len", "Tokens of an answer.", type=AT_LEAST_1, default=128),
-        option("--picture", picture, metavar="WxH"),
-        option("--mmproj", mmproj, type=ANY_PATH, metavar="FILE"),
-        option("--concurrency", closed, metavar="LIST"),
-        option("--rate", "Open loop: requests a second.", metavar="LIST"),
-        click.option("--burstiness", type=above_0, default=1.0, help=bursts),
-        option("--requests", requests, type=AT_LEAST_1, metavar="N"),
-        option("--goodput", limits, metavar="LIMITS"),
-        option("-r --rounds", rounds, type=AT_LEAST_1, default=3),
+    input_len: int = flag("-p --input-len", "Tokens of a prompt.", type=AT_LEAST_1, default=512)
+    output_len: int = flag("-n --output-len", "Tokens of an answer.", type=AT_LEAST_1, default=128)
+    picture: str | None = flag(
+        "--picture",
+        "A picture of so many pixels before each prompt, drawn; with --endpoint chat.",
+        metavar="WxH",
     )
+    mmproj: Path | None = option(
+        "--mmproj", "File with which servers of --start see pictures.", **_FILE
+    ).flag
+    concurrency: str | None = flag(
+        "--concurrency", "Closed loop: requests at once. [default: 1,8]", metavar="LIST"
+    )
+    rate: str | None = flag("--rate", "Open loop: requests a second.", metavar="LIST")
+    burstiness: float = flag(
+        "--burstiness",
+        "Arrivals of --rate: below 1 in bursts, at 1 Poisson, above 1 more evenly.",
+        type=ABOVE_0,
+        default=1.0,
+    )
+    requests: int | None = flag(
+        "--requests",
+        "Requests of each load. [default: 4 a user, at least 16]",
+        type=AT_LEAST_1,
+        metavar="N",
+    )
+    goodput: str | None = flag(
+        "--goodput", "Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000.", metavar="LIMITS"
+    )
+    rounds: int = flag(
+        "-r --rounds",
+        "Rounds. A verdict takes 7, with several loads up to 10.",
+        type=AT_LEAST_1,
+        default=3,
+    )
+    seed: int = seed_option("texts and arrivals").flag
+    timeout: float = timeout_option("a step", 600.0).flag
+    output: str = output_form(["md", "json"]).flag
+    verbose: bool = flag("-v --verbose", "Show the servers' own output.", is_flag=True)
 
 
 @click.command("serve-bench", context_settings={"max_content_width": 100})
-@_server_options
-@_load_options
-@seed_option("texts and arrivals")
-@timeout_option("a step", 600.0)
-@output_form(["md", "json"])
-@option("-v --verbose", "Show the servers' own output.", is_flag=True)
-def serve_bench_command(**given: Any) -> int:
+@flags_of(ServeOptions)
+def serve_bench_command(options: ServeOptions) -> int:
     """Measure servers that speak OpenAI's protocol, under load.
 
     Prints latencies, throughput and goodput. Give --url, or --start with -m FILE. Each request has
     another random text, with -m of exactly -p tokens, else of -p words. Results go to standard
     output, the rest to standard error. Ctrl-C and SIGTERM print what was measured until then.
     """
-    flags = {name: given.pop(f"{name.replace('-', '_')}_flags") for name in STARTED}
-    options = ServeOptions(flags=flags, **given)
     loads = _loads(options)
     plan = _plan(options, loads)
     servers = _servers(options, plan)

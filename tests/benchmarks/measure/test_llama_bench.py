@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
@@ -25,6 +27,7 @@ from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.llama_flags import LlamaBenchOptions
 from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
 from orinbench.measure.results import RunResult
+from orinbench.options import flags_of
 from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinboard.replay import TreeOnDisk
@@ -245,9 +248,10 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
 
 def options(**given: Any) -> LlamaBenchOptions:
     """The options as click gives them for a command line of nothing, but for these."""
-    context = llama_bench.llama_bench_command.make_context("llama-bench", [])
-    names = {name: value for name, value in context.params.items() if name != "hf"}
-    return LlamaBenchOptions.of({**names, **given})
+    seen: list[LlamaBenchOptions] = []
+    click.command()(flags_of(LlamaBenchOptions)(seen.append)).main([], standalone_mode=False)
+    knobs = {name: given.pop(name, value) for name, value in seen[0].knobs.items()}
+    return replace(seen[0], **given, knobs=knobs)
 
 
 def test_a_beam_search_is_not_repeated_for_a_cold_start(

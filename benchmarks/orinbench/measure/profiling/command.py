@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,7 +20,7 @@ from orinbench.measure.plan import BACKEND_NAMES
 from orinbench.measure.profiling import sass
 from orinbench.measure.profiling.log import KernelTime, read_log
 from orinbench.model import open_model
-from orinbench.options import AT_LEAST_1, ModelOptions, model_options, option, output_form
+from orinbench.options import AT_LEAST_0, AT_LEAST_1, ModelOptions, flag, flags_of, output_form
 from orinbench.progress import Messages
 from orinbench.show.markdown import markdown_table
 
@@ -62,11 +61,22 @@ class Profile:
 class ProfileOptions(ModelOptions):
     """Options of the command."""
 
-    backend: str | None
-    n_prompt: int
-    n_depth: int
-    arch: str | None
-    output: str
+    backend: str | None = flag(
+        "--backend",
+        f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]",
+        metavar="NAME",
+    )
+    n_prompt: int = flag("-p --n-prompt", "Tokens of the prompt.", default=512, type=AT_LEAST_1)
+    n_depth: int = flag(
+        "-d --n-depth", "Tokens in the cache before the prompt.", default=0, type=AT_LEAST_0
+    )
+    arch: str | None = flag(
+        "--arch",
+        "Measure nothing: compile the fused kernels for this GPU, which need not be here (sm_87: "
+        "every Orin), and show registers, main loops and what limits each.",
+        metavar="NAME",
+    )
+    output: str = output_form(["md", "json"]).flag
 
 
 def grouped(kernels: Iterable[KernelTime]) -> list[ClassTime]:
@@ -155,28 +165,14 @@ def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
     ]
 
 
-_BACKEND = f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]"
-_DEPTH = "Tokens in the cache before the prompt. [default: 0]"
-_ARCH = (
-    "Measure nothing: compile the fused kernels for this GPU, which need not be here (sm_87: every "
-    "Orin), and show registers, main loops and what limits each."
-)
-
-
 @click.command("profile", context_settings={"max_content_width": 100})
-@model_options
-@option("--backend", _BACKEND, metavar="NAME")
-@option("-p --n-prompt", "Tokens of the prompt.", default=512, type=AT_LEAST_1)
-@click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help=_DEPTH)
-@option("--arch", _ARCH, metavar="NAME")
-@output_form(["md", "json"])
-def profile_command(**values: Any) -> None:
+@flags_of(ProfileOptions)
+def profile_command(options: ProfileOptions) -> None:
     """Show which kernels take the time.
 
     Kernels are those of a token and of a prompt of the model, on the path that a run takes. On a
     CPU that is one program a token, and there is the wall clock alone.
     """
-    options = ProfileOptions(**values)
     talk, given = Messages(), options.backend
     if options.arch:
         if given:
@@ -200,11 +196,11 @@ def profile_command(**values: Any) -> None:
 
 def _compiled(options: ProfileOptions, arch: str) -> str:
     """Return what the compiler makes of a model's kernels; raises BenchError."""
-    files = options.model
+    files = options.files()
     if len(files) > 1:
         raise BenchError(f"-m {files[1]}: one model is profiled at a time")
     if files:
-        name, found = files[0], sass.launches_of(open_model(Path(files[0])).path, arch)
+        name, found = str(files[0]), sass.launches_of(open_model(files[0]).path, arch)
     else:
         name = f"{options.shape} {options.quant}"
         found = sass.launches(options.shape, options.quant, arch)

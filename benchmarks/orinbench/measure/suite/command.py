@@ -4,7 +4,6 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import click
 
@@ -36,18 +35,15 @@ from orinbench.measure.plan import (
 from orinbench.measure.runner import Runner
 from orinbench.measure.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
 from orinbench.options import (
-    Finite,
+    ABOVE_0,
+    LISTS,
     RunOptions,
     check_board,
     check_output,
     check_processes,
+    flag,
+    flags_of,
     kept_cache,
-    option,
-    output_options,
-    processes_option,
-    repetitions_option,
-    run_options,
-    sweep_options,
     write_records,
 )
 from orinbench.progress import Messages
@@ -59,10 +55,25 @@ from orinllm.gpu.compiler import compiler_note
 class SuiteOptions(RunOptions):
     """Options of the command."""
 
-    select: str
-    devices: tuple[str, ...]
-    max_call: float | None  # seconds
-    roofline: bool
+    select: str = flag(
+        "--select",
+        f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as 'matmul "
+        "bf16*'. -NAME leaves cases out.",
+        default="quick",
+        metavar="LIST",
+    )
+    devices: tuple[str, ...] = flag(
+        "--device", "NV, CUDA, CPU; measured in turns. [default: all that open]", **LISTS
+    )
+    max_call: float | None = flag(
+        "--max-call",
+        "Leave out cases in which one call takes longer. [default: 2; schedule: 30]",
+        type=ABOVE_0,
+        metavar="SECONDS",
+    )
+    roofline: bool = flag(
+        "--roofline/--no-roofline", "Measure the copy bandwidth. [default: yes]", default=True
+    )
 
 
 class SuiteBackend(DeviceBackend):
@@ -100,32 +111,13 @@ class SuiteBackend(DeviceBackend):
         self.end_worker()
 
 
-_CASES = (
-    f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as 'matmul bf16*'. "
-    "-NAME leaves cases out."
-)
-_DEVICES = "NV, CUDA, CPU; measured in turns. [default: all that open]"
-_LONGEST = "Leave out cases in which one call takes longer. [default: 2; schedule: 30]"
-
-
 @click.command("suite", context_settings={"max_content_width": 100})
-@option("--select", _CASES, default="quick", metavar="LIST")
-@repetitions_option("Rounds, in each of which every case runs once.")
-@processes_option(f"Fresh processes of each device that share the rounds. [default: {MIN_UNITS}]")
-@option("devices --device", _DEVICES, multiple=True, metavar="LIST")
-@option("--max-call", _LONGEST, type=Finite(0, min_open=True), metavar="SECONDS")
-@click.option(
-    "--roofline/--no-roofline", default=True, help="Measure the copy bandwidth. [default: yes]"
-)
-@output_options
-@run_options
-@sweep_options
-def suite_command(**given: Any) -> int:
+@flags_of(SuiteOptions)
+def suite_command(options: SuiteOptions) -> int:
     """Run a selection of benchmarks on all devices.
 
     Results go to standard output, everything else to standard error.
     """
-    options = SuiteOptions(**given)
     check_output(options)
     processes = check_processes(options.processes, options.repetitions, MIN_UNITS)
     check_board(options, Roots())
