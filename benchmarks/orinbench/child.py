@@ -163,10 +163,7 @@ def run(
 
     None is as long as it takes. Ctrl-C ends it too. Raises OSError where it cannot be started.
     """
-    with (
-        tempfile.TemporaryFile() as out,
-        Child(command, environment, out=out) as child,
-    ):
+    with tempfile.TemporaryFile() as out, Child(command, environment, out=out) as child:
         status = child.wait(seconds)
         child.end()
         out.seek(0)

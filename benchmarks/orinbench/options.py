@@ -199,10 +199,7 @@ class CaseOptions:
     n_prompt: tuple[str, ...] = flag("-p --n-prompt", "Tokens of a prompt. [default: 512]", **LISTS)
     n_gen: tuple[str, ...] = flag("-n --n-gen", "Tokens to generate. [default: 128]", **LISTS)
     pairs: tuple[str, ...] = flag(
-        "-pg",
-        "A prompt and then a generation, timed together.",
-        multiple=True,
-        metavar="PP,TG",
+        "-pg", "A prompt and then a generation, timed together.", multiple=True, metavar="PP,TG"
     )
     n_depth: tuple[str, ...] = flag(
         "-d --n-depth", "Tokens in the cache before a test. [default: 0]", **LISTS

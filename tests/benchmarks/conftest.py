@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import (
     Bandwidth,
@@ -49,7 +50,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def least_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of one narrow layer that is not quantized: its kernels are soon compiled."""
     path = tmp_path_factory.mktemp("models") / "least.gguf"
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setitem(SHAPES, "least", Shape(1, 64, 64, 2, 1, 32, 320, 128, tied=True))
         write_synthetic(path, "least", "F16", 0, None)
     return path
@@ -68,7 +69,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def fake_llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fake_llama_bench(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """An executable that answers as llama-bench does; `argv.log` beside it keeps the calls.
 
     Its behaviour is the value of FAKE_LLAMA_BENCH; see fake_llama_bench.py.
@@ -81,7 +82,7 @@ def fake_llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def fake_llama_server(fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake_llama_server(fake_llama_bench: Path, monkeypatch: Patch) -> Path:
     """A llama-server beside the fake llama-bench; fake_llama_server.py says what it does."""
     script = fake_llama_bench.with_name("llama-server")
     program = FAKE.with_name("fake_llama_server.py")
@@ -92,14 +93,14 @@ def fake_llama_server(fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_bandwidth(monkeypatch: Patch) -> None:
     """A copy bandwidth without a probe of it, which takes seconds and has a test of its own."""
     found = Bandwidth(1 << 20, [10.0])
     monkeypatch.setattr("orinbench.measure.command.copy_bandwidth", lambda *_: found)
 
 
 @pytest.fixture
-def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeOnDisk]:
+def orin(monkeypatch: Patch) -> Iterator[TreeOnDisk]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
     monkeypatch.setattr("orinbench.measure.board.IDLE_SECONDS", 0.3)
     stage = TreeOnDisk()
@@ -109,14 +110,14 @@ def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeOnDisk]:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: Patch) -> None:
     """No test writes into the user's cache or history, or is told of the user's killed runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("orinbench.measure.command.journal_directory", lambda: tmp_path / "runs")
 
 
 @pytest.fixture
-def no_llama_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_llama_bench(monkeypatch: Patch) -> None:
     """A PATH on which no llama-bench is."""
     path = os.environ["PATH"].split(os.pathsep)
     kept = [folder for folder in path if not Path(folder, "llama-bench").exists()]

@@ -4,6 +4,10 @@ import pytest
 
 from orinbench.cli import main
 
+# Fixtures of pytest, as most tests of the commands take them.
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 
 def orinbench(*arguments: str) -> int:
     """Return the exit code of `orinbench ARGUMENTS`."""

@@ -2,7 +2,7 @@ import io
 import sys
 import time
 
-import pytest
+from tests.benchmarks.orinbench_command import Capture, Patch
 
 from orinbench.progress import Messages, duration
 
@@ -24,7 +24,7 @@ def use(talk: Messages) -> None:
     talk.close()
 
 
-def test_off_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_a_terminal_there_are_plain_lines(capsys: Capture) -> None:
     use(Messages())
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -35,9 +35,7 @@ def test_off_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_the_rest_is_told_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_is_told_now_and_then(capsys: Capture, monkeypatch: Patch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     talk = Messages()
@@ -55,9 +53,7 @@ def test_the_rest_is_told_now_and_then(
     ]
 
 
-def test_details_are_lines_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_details_are_lines_now_and_then(capsys: Capture, monkeypatch: Patch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     talk = Messages()
@@ -69,7 +65,7 @@ def test_details_are_lines_now_and_then(
     assert said == [f"orinbench: {t}" for t in ("checking", "token 10", "token 20", "token 30")]
 
 
-def test_progress_adds_a_line_for_each_repetition(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_adds_a_line_for_each_repetition(capsys: Capture) -> None:
     use(Messages(every=True))
     assert capsys.readouterr().err.splitlines()[-3:] == [
         "orinbench: tinygrad:CPU: process 1 of 2",
@@ -78,7 +74,7 @@ def test_progress_adds_a_line_for_each_repetition(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_on_a_terminal_the_last_line_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_last_line_changes(monkeypatch: Patch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "20")

@@ -17,6 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
@@ -160,9 +161,7 @@ def test_memory_stays_small_whatever_the_tensor(tmp_path: Path) -> None:
     assert peak < 400e6
 
 
-def test_a_full_disk_is_noticed_before_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_noticed_before_writing(tmp_path: Path, monkeypatch: Patch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
     with pytest.raises(BenchError, match=r"8b.gguf: needs 6\.\d\d GB but the disk has 0\.00 GB"):
@@ -170,9 +169,7 @@ def test_a_full_disk_is_noticed_before_writing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_fills_up_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -203,9 +200,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         write(tmp_path / "file" / "m.gguf")
 
 
-def test_the_cache_writes_once_and_mends_what_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_writes_once_and_mends_what_is_broken(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[tuple[int, int]] = []
     path = cached_synthetic("tiny", "Q8_0", 3, lambda done, total: calls.append((done, total)))

@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.arithmetic import (
-    SIXTEEN_BIT_ACTIVATIONS,
-    ChunkReference,
-    RoundedReference,
-)
+from orinbench.check.arithmetic import SIXTEEN_BIT_ACTIVATIONS, ChunkReference, RoundedReference
 from orinbench.check.greedy import Generation
 from orinbench.check.judgement import Verdict
 from orinbench.check.reference import Positions, Reference
@@ -163,11 +159,7 @@ class LayerJudge:
         return f"blk.{layer}.ssm_conv1d.weight" in self._exact.model.tensors
 
     def _layer(
-        self,
-        layer: int,
-        given: tuple[Array, Positions],
-        after: Array,
-        chunks: NDArray[np.bool_],
+        self, layer: int, given: tuple[Array, Positions], after: Array, chunks: NDArray[np.bool_]
     ) -> Way:
         """Collect errors of a layer, given all positions and which are judged.
 

@@ -126,11 +126,7 @@ class Reference:
         return x
 
     def after(
-        self,
-        layer: int,
-        x: Array,
-        forced: Routes | None = None,
-        wanted: Positions = slice(None),
+        self, layer: int, x: Array, forced: Routes | None = None, wanted: Positions = slice(None)
     ) -> Array:
         """Return what a layer makes of x, (tokens, width), the tokens of `embedded`.
 

@@ -10,13 +10,7 @@ from orinbench.jsonfile import is_number, read_text
 from orinbench.judge.identity import own_test
 from orinbench.judge.record import to_json
 from orinbench.judge.samples import summarize
-from orinbench.judge.schema import (
-    SCHEMA_VERSION,
-    Plain,
-    Record,
-    fault_of,
-    record_of,
-)
+from orinbench.judge.schema import SCHEMA_VERSION, Plain, Record, fault_of, record_of
 from orinbench.measure.plan import Case
 
 # Speeds are between these, so that their ratios and roots are numbers.

@@ -58,9 +58,7 @@ def signed_rank(differences: Sequence[float] | Floats, confidence: float = CONFI
 
 
 def rank_sum(
-    ours: Sequence[float] | Floats,
-    theirs: Sequence[float] | Floats,
-    confidence: float = CONFIDENCE,
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, confidence: float = CONFIDENCE
 ) -> RankTest:
     """Return Wilcoxon's rank sum test (Mann and Whitney's) of two samples of at least 1 each.
 

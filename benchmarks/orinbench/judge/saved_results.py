@@ -132,11 +132,7 @@ def compare_saved(
     errors = {(qualified_test(record), record.backend): record.error for record in after}
     gone = old.keys() - {identity(record) for record in new}
     missing = [
-        Missing(
-            labels[case],
-            record.backend,
-            errors.get((qualified_test(record), record.backend)),
-        )
+        Missing(labels[case], record.backend, errors.get((qualified_test(record), record.backend)))
         for case, record in old.items()
         if case in gone
     ]

@@ -115,12 +115,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        client: httpx.AsyncClient,
-        base_url: str,
-        model: str,
-        endpoint: str,
-        timeout: float,
+        self, client: httpx.AsyncClient, base_url: str, model: str, endpoint: str, timeout: float
     ) -> None:
         self._client, self._model, self._endpoint = client, model, endpoint
         self._url = base_url.rstrip("/") + PATHS[endpoint]

@@ -207,10 +207,7 @@ SHORT = [
     FIRST_TEXT,
     PICTURE,
 ]
-MEMORY = [
-    Column("of roofline", _at("roofline_percent", _percent)),
-    Column("memory", memory_text),
-]
+MEMORY = [Column("of roofline", _at("roofline_percent", _percent)), Column("memory", memory_text)]
 ENVELOPE = [
     Column("each", _at("extra/envelope/ms", _ms)),
     Column("at 1.3 GHz *", _at("extra/envelope/orin_ms", _ms)),

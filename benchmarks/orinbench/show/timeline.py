@@ -94,9 +94,7 @@ def read_panels(
 
 
 def _panel(
-    title: str,
-    moments: Sequence[tuple[float, Record, int]],
-    series: Callable[[Record], str],
+    title: str, moments: Sequence[tuple[float, Record, int]], series: Callable[[Record], str]
 ) -> Iterator[Panel]:
     """Yield the panel of a reading, none if nothing tells it; power begins at zero."""
     read = READINGS[title]

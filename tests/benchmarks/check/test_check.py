@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from gguf import GGUFReader
 from tests.benchmarks import fake_llama_server
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 
 from orinbench import progress
 from orinbench.check import (
@@ -300,7 +300,7 @@ def test_llama_server_is_asked_for_one_token_at_a_time(tiny: ModelInfo, server: 
 
 
 def test_of_a_large_vocabulary_the_head_is_compared(
-    tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelInfo, server: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(llama_server, "_MAX_ALTERNATIVES", 5)
     (generation,) = llama_cpp_engine(server, tiny, 60)([[1, 2, 3]], 2)
@@ -318,12 +318,7 @@ def test_of_a_large_vocabulary_the_head_is_compared(
     ],
 )
 def test_a_llama_server_that_fails_is_one_line(
-    tiny: ModelInfo,
-    server: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    timeout: float,
-    message: str,
+    tiny: ModelInfo, server: Path, monkeypatch: Patch, mode: str, timeout: float, message: str
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_SERVER", mode)
     with pytest.raises(BenchError, match=message):
@@ -331,7 +326,7 @@ def test_a_llama_server_that_fails_is_one_line(
 
 
 def test_llama_server_is_found_beside_llama_bench_and_on_path(
-    server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: Path, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_beside("llama-server", server.with_name("llama-bench")) == server
@@ -372,9 +367,7 @@ def test_the_command_prints_a_line_for_each_engine(tiny: ModelInfo, server: Path
     assert report["model"] == str(tiny.path)
 
 
-def test_the_command_says_how_far_it_is(
-    tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_how_far_it_is(tiny: ModelInfo, server: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.0)
     said = run_command(server, "-m", str(tiny.path), "-n", "2").stderr.splitlines()
     for line in (
@@ -407,7 +400,7 @@ def test_results_reach_standard_output_beside_a_terminal(tiny: ModelInfo, server
 
 
 def test_an_interrupted_command_prints_what_it_has(
-    tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     checked: list[Any] = []
 
@@ -426,7 +419,7 @@ def test_an_interrupted_command_prints_what_it_has(
 
 
 def test_the_command_goes_on_after_an_engine_that_dies(
-    tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelInfo, server: Path, monkeypatch: Patch
 ) -> None:
     other = tiny.path.with_name("other.gguf")
     shutil.copy(tiny.path, other)
@@ -444,7 +437,7 @@ def test_the_command_goes_on_after_an_engine_that_dies(
 
 
 def test_the_command_exits_3_for_wrong_numbers(
-    tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     broken = with_wrong_rope(tiny, tmp_path / "broken.gguf")
     script = server.read_text().replace('"$@"', f'"$@" -m {broken.path}')
@@ -463,7 +456,7 @@ def test_the_command_exits_3_for_wrong_numbers(
     ],
 )
 def test_what_cannot_be_checked_is_exit_code_2(
-    tiny: ModelInfo, options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+    tiny: ModelInfo, options: tuple[str, ...], says: str, capsys: Capture
 ) -> None:
     assert orinbench("check", "-m", str(tiny.path), "--backend", "tinygrad:CPU", *options) == 2
     assert says in capsys.readouterr().err

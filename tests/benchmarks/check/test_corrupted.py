@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFReader
 from tests.benchmarks.check.test_gate import perfect
 from tests.benchmarks.gguf_files import write_family
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, orinbench
 
 from orinbench.check import HALF_WEIGHTS, Candidate, require, run_check
 from orinbench.check.greedy import Generation
@@ -199,7 +199,7 @@ def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Pat
 @pytest.mark.usefixtures("no_llama_bench", "known_bandwidth")
 @pytest.mark.parametrize("kind", ["NaN in a down", "a missing tensor"])
 def test_the_command_prints_no_figure(
-    kind: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     corrupt, code, says = KINDS[kind]
     path = tmp_path / "corrupted.gguf"
@@ -212,7 +212,7 @@ def test_the_command_prints_no_figure(
 
 
 def test_nan_of_llama_cpp_is_a_failed_check(
-    whole: Path, fake_llama_server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, fake_llama_server: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     corrupt, code, says = KINDS["NaN in a down"]
     path = tmp_path / "corrupted.gguf"

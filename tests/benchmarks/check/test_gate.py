@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check import gate
 from orinbench.check.gate import Gate
@@ -51,9 +52,7 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
 
 
 @pytest.mark.parametrize("general", [False, True])
-def test_tinygrad_on_the_cpu_passes(
-    lane: LaneResult, general: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tinygrad_on_the_cpu_passes(lane: LaneResult, general: bool, monkeypatch: Patch) -> None:
     # One prompt will do; on the CPU path of more than a chunk and less than two.
     monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (6 if general else 40,))
     backend = TinygradBackend(lane.plan, cold_start=False, timeout=300, general=general)
@@ -67,7 +66,7 @@ def test_tinygrad_on_the_cpu_passes(
 
 
 def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
-    lane: LaneResult, monkeypatch: pytest.MonkeyPatch
+    lane: LaneResult, monkeypatch: Patch
 ) -> None:
     of_bytes = replace(lane.plan, key_type="q8_0")
     backend = TinygradBackend(of_bytes, cold_start=False, timeout=1)
@@ -102,7 +101,7 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
 
 
 def test_an_engine_that_does_not_answer_costs_its_lane(
-    lane: LaneResult, monkeypatch: pytest.MonkeyPatch
+    lane: LaneResult, monkeypatch: Patch
 ) -> None:
     def engine(*_: object) -> list[Generation]:
         raise BenchError("tinygrad on CPU: ended with status -11")
@@ -115,9 +114,7 @@ def test_an_engine_that_does_not_answer_costs_its_lane(
 
 
 def test_llama_cpp_answers_through_its_server(
-    recorded_run: Build,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recorded_run: Build, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     lane = recorded_run({"llama.cpp": {Case(0, 4, 0): []}}).lanes[0]
     backend = cast(Backend, None)
@@ -139,7 +136,7 @@ def test_llama_cpp_answers_through_its_server(
     assert asked == [tmp_path / "llama-server"]
 
 
-def test_what_is_not_checked_says_why(lane: LaneResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_checked_says_why(lane: LaneResult, monkeypatch: Patch) -> None:
     backend = cast(Backend, None)
     assert make(False)(lane, backend) == {"passed": None, "text": "numbers not checked: --no-check"}
     with monkeypatch.context() as small:

@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.benchmarks.gguf_files import write_family
+from tests.benchmarks.orinbench_command import Patch
 from tests.engine.gpu.routing import plant_tie
 from tests.engine.network import hybrid_models
 
-from orinbench.check import (
-    EIGHT_BIT_ACTIVATIONS,
-    HALF_WEIGHTS,
-    Candidate,
-    long_prompt,
-    run_check,
-)
+from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, long_prompt, run_check
 from orinbench.check import sample_prompts as prompts_of
 from orinbench.check.arithmetic import RoundedReference
 from orinbench.check.greedy import Generation
@@ -195,9 +190,7 @@ def test_positions_of_a_layer_are_those_of_all(tmp_path: Path, name: str) -> Non
         x = everywhere
 
 
-def test_a_long_prompt_is_judged_at_some_positions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_judged_at_some_positions(tmp_path: Path, monkeypatch: Patch) -> None:
     """At a border and the end; the others are what these see."""
     small = open_model(write_family(tmp_path / "m.gguf", "llama"))
     monkeypatch.setattr("orinbench.check._CHUNK", 11)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.benchmarks.check.faults import OF_MIXTURES, OUTSIDE, Fault, answers, kinds_of, verdict_on
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check import layers
 from orinbench.model import ModelInfo, open_model
@@ -66,7 +67,7 @@ def test_a_fault_of_a_mixture_is_caught(of: Callable[..., Judged], kind: str) ->
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-mixtral"])
 def test_rounding_alone_is_no_fault(
-    of: Callable[..., Judged], shape: str, monkeypatch: pytest.MonkeyPatch
+    of: Callable[..., Judged], shape: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(layers, "_FLOOR_ON_CPU", layers._FLOOR)  # which would hide the yardstick
     verdict = verdict_on(*of(shape), n_tokens=N_TOKENS)
@@ -77,7 +78,7 @@ def test_rounding_alone_is_no_fault(
 
 
 def test_a_large_activation_is_no_fault(
-    of: Callable[..., Judged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: Callable[..., Judged], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The 31 that share its scale are rounded as coarsely; SmolLM2's last layers have such."""
     monkeypatch.setattr(layers, "_FLOOR_ON_CPU", layers._FLOOR)
@@ -101,7 +102,7 @@ def test_a_fault_of_one_layer_is_named_by_it(of: Callable[..., Judged]) -> None:
     assert f"layer {1 - fault.layer}: " not in " ".join(failures)
 
 
-def test_a_prompts_last_row_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompts_last_row_is_judged(tmp_path: Path, monkeypatch: Patch) -> None:
     """The launch by which a user's first token comes from the prompt's last one."""
 
     def row_before(*of: Any) -> Any:

@@ -10,6 +10,7 @@ from gguf import GGUFReader, GGUFWriter
 from tests.benchmarks.check import transformers_golden
 from tests.benchmarks.check.llama_cpp_golden import CASES, GOLDEN, N_TOKENS, prompt
 from tests.benchmarks.gguf_files import VOCAB, write_family, write_sparse
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check import reference as reference_module
 from orinbench.check.reference import Reference, log_softmax
@@ -66,7 +67,7 @@ def test_it_agrees_with_llama_cpp(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", LLAMA_CPP)
 def test_with_the_other_rotation_it_does_not_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+    tmp_path: Path, monkeypatch: Patch, family: str
 ) -> None:
     arguments, expected = LLAMA_CPP[family]
     other = {name: not turns for name, turns in reference_module._NEIGHBOUR_ROPE.items()}
@@ -212,9 +213,7 @@ def test_later_tokens_change_nothing_before_them(small: Reference) -> None:
         np.testing.assert_allclose(small.logits(PROMPT[:length])[0], whole[length - 1], rtol=1e-10)
 
 
-def test_chunks_of_rows_make_no_difference(
-    small: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_rows_make_no_difference(small: Reference, monkeypatch: Patch) -> None:
     whole = small.logits(PROMPT)
     monkeypatch.setattr(reference_module, "_CHUNK_WEIGHTS", 1000)
     np.testing.assert_allclose(small.logits(PROMPT), whole, rtol=1e-10)

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.judge.identity import identity
 from orinbench.judge.load_results import load_records
@@ -63,9 +64,7 @@ def test_the_key_tells_all_tests_apart_and_is_read_back(
     ]
 
 
-def test_a_graph_switched_off_is_in_the_record(
-    recorded_run: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_switched_off_is_in_the_record(recorded_run: Build, monkeypatch: Patch) -> None:
     run = recorded_run({"llama.cpp": {TG: [8.0] * 6}})
     assert "cuda_graphs" not in make_records(run)[0].extra
     run.lanes[0].identity = replace(run.lanes[0].identity, device="CUDA")  # type: ignore[type-var]

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, orinbench
 
 from orinbench.judge.twin import Fit, MeasuredPair, TimedWork, calibration, fitted, twin_of
 
@@ -78,9 +78,7 @@ def record(**changed: object) -> dict[str, object]:
     }
 
 
-def test_the_command_prints_a_prediction_with_its_interval(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_prediction_with_its_interval(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "run.json"
     prompt, batch = record(n_prompt=512, n_gen=0, test="pp512"), record(n_parallel=8)
     path.write_text(json.dumps([record(), prompt, batch]))
@@ -114,7 +112,7 @@ def test_the_command_prints_a_prediction_with_its_interval(
     ],
 )
 def test_what_the_calibration_does_not_cover_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, object], says: str
+    tmp_path: Path, capsys: Capture, changed: dict[str, object], says: str
 ) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps([record(**changed)]))

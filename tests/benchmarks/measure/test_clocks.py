@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
-import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.judge.samples import WarningKind
 from orinbench.measure.clocks import ClockState, GpuInUse, clock_warnings, read_clocks
@@ -44,7 +44,7 @@ def test_the_gpus_clock_is_the_boards(tmp_path: Path) -> None:
 
 
 def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     board = BoardState(Readings(gpus=tuple(Gpu(n, current_hz=h) for n, h in SEVERAL.items())))
     computing: list[str | None] = [None, "1", None]
@@ -95,7 +95,7 @@ def test_throttling_is_seen_by_counter_and_by_reason() -> None:
     assert kinds([limited], [limited], gpu=True) == [WarningKind.THROTTLED]
 
 
-def test_of_several_gpus_the_visible_one_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_gpus_the_visible_one_is_ours(monkeypatch: Patch) -> None:
     device = MagicMock(**{"ask.return_value": None})
     monkeypatch.setattr(
         "orinboard.sensors.nvml.devices", lambda files: [("0", device), ("1", device)]

@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure import environment
 from orinbench.measure.environment import read_environment
@@ -16,9 +16,7 @@ def test_this_machine() -> None:
     assert found.tinygrad_base is not None and found.tinygrad_base.startswith("0.13")
 
 
-def test_the_version_of_patched_tinygrad_holds_base_and_series(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_version_of_patched_tinygrad_holds_base_and_series(monkeypatch: Patch) -> None:
     versions = {"tinygrad": "0.13.0+orin.0123456789ab"}
     monkeypatch.setattr(environment, "package_version", versions.get)
     found = read_environment()
@@ -32,7 +30,7 @@ def test_the_version_of_patched_tinygrad_holds_base_and_series(
 
 
 def test_variables_that_change_kernels_and_the_flakes_revision_are_recorded(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setenv("JITBEAM", "2")
     monkeypatch.setenv("HOME_ALONE", "1")
@@ -43,9 +41,7 @@ def test_variables_that_change_kernels_and_the_flakes_revision_are_recorded(
     assert found.flake_revision == "abc"
 
 
-def test_a_jetson_says_its_name_and_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jetson_says_its_name_and_release(tmp_path: Path, monkeypatch: Patch) -> None:
     board, release = tmp_path / "model", tmp_path / "nv_tegra_release"
     board.write_bytes(b"NVIDIA Jetson AGX Orin Developer Kit\0")
     release.write_text("# R36 (release), REVISION: 4.3, GCID: 38968081\n# more\n")
@@ -63,7 +59,7 @@ def test_a_jetson_says_its_name_and_release(
     assert environment.gpu_driver() == "R36 (release), REVISION: 4.3, GCID: 38968081"
 
 
-def test_a_discrete_gpus_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_discrete_gpus_driver(tmp_path: Path, monkeypatch: Patch) -> None:
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Fri\nGCC\n")
     monkeypatch.setattr(environment, "NVIDIA_VERSION", version)
@@ -74,7 +70,7 @@ def test_a_discrete_gpus_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert environment.gpu_driver() is None
 
 
-def test_a_discrete_gpus_name_is_nvmls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_discrete_gpus_name_is_nvmls(monkeypatch: Patch, tmp_path: Path) -> None:
     class Nvml:
         NVMLError = RuntimeError
         NVMLError_NotSupported = KeyError
@@ -94,7 +90,7 @@ def test_a_discrete_gpus_name_is_nvmls(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert environment.gpu_name() == name
 
 
-def test_an_os_without_os_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_os_without_os_release(monkeypatch: Patch) -> None:
     def missing() -> dict[str, str]:
         raise OSError
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.benchmarks.interrupted import interrupted
+from tests.benchmarks.orinbench_command import Capture, Patch
 
 from orinbench.child import Child
 from orinbench.interrupts import SIGNALS, Interrupts
@@ -114,7 +115,7 @@ def test_one_goes_through_and_those_behind_it_wait() -> None:
         signal.raise_signal(signal.SIGINT)  # one was enough
 
 
-def test_one_that_python_drops_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_python_drops_comes_again(capsys: Capture) -> None:
     """As in the weak references of asyncio's tasks: Python only says that it was ignored."""
 
     class Freed:
@@ -146,9 +147,7 @@ def test_work_that_something_else_cancels_has_not_ended_well() -> None:
         interrupts.run(loop, cancelled())
 
 
-def test_one_that_comes_again_behind_the_block_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_comes_again_behind_the_block_ends_nothing(monkeypatch: Patch) -> None:
     """Its handler is gone then, and SIGTERM would end the process without a word."""
     gone: list[bool] = []
 

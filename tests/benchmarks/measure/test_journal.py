@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import Sample
 from orinbench.measure.journal import Journal, journal_directory, lost_journals
@@ -110,7 +110,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert journal_directory() == tmp_path / "tinygrad-orin" / "runs"
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 
 from orinbench.cli import main
 from orinbench.judge.schema import FIELDS
@@ -45,9 +45,7 @@ def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
     ]
 
 
-def test_results_go_to_stdout_and_talk_to_stderr(
-    bench: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_go_to_stdout_and_talk_to_stderr(bench: list[str], capsys: Capture) -> None:
     assert run(*bench, "-p", "8,16", "-n", "4", "-r", "2", "-o", "jsonl", "-oe", "csv") == 0
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.out.splitlines()]
@@ -62,7 +60,7 @@ def test_results_go_to_stdout_and_talk_to_stderr(
 
 
 def test_knobs_reach_llama_cpp_and_multiply_its_rows(
-    bench: list[str], fake_llama_bench: Path, capsys: pytest.CaptureFixture[str]
+    bench: list[str], fake_llama_bench: Path, capsys: Capture
 ) -> None:
     flags = ["-b", "128,256", "-fa", "on", "-ngl", "-1", "--prio", "1", "--no-warmup"]
     assert run(*bench, "-p", "8", "-n", "0", "-r", "1", "-o", "json", *flags) == 0
@@ -77,7 +75,7 @@ def test_knobs_reach_llama_cpp_and_multiply_its_rows(
 
 
 def test_a_failing_backend_is_a_row_and_exit_code_1(
-    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     opened = LlamaCppBackend.open
 
@@ -95,7 +93,7 @@ def test_a_failing_backend_is_a_row_and_exit_code_1(
 
 
 def test_nothing_opens_is_exit_code_2(
-    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", "silent")
     assert run(*bench) == 2
@@ -153,7 +151,7 @@ def test_nothing_opens_is_exit_code_2(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    bench: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    bench: list[str], capsys: Capture, arguments: list[str], says: str
 ) -> None:
     assert run(*bench, *arguments) == 2
     captured = capsys.readouterr()
@@ -165,10 +163,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            ["CPU", "-npl", "1,9"],
-            "-npl 9: tinygrad:CPU decodes at most 8 at once on the cpu path",
-        ),
+        (["CPU", "-npl", "1,9"], "-npl 9: tinygrad:CPU decodes at most 8 at once on the cpu path"),
         (
             ["CUDA", "-npl", "2", "--path", "general"],
             "-npl 2: tinygrad:CUDA decodes at most 1 at once on the general path",
@@ -179,7 +174,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     ],
 )
 def test_what_tinygrad_alone_cannot_do_is_refused(
-    tiny_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    tiny_path: Path, capsys: Capture, arguments: list[str], says: str
 ) -> None:
     device, *more = arguments
     assert run("-m", str(tiny_path), "--backend", f"tinygrad:{device}", *more) == 2
@@ -188,7 +183,7 @@ def test_what_tinygrad_alone_cannot_do_is_refused(
 
 
 def test_devices_and_versions_are_listed(
-    fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_llama_bench: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     fake_llama_bench.write_text("#!/bin/sh\necho 'Available devices:'\necho '  CUDA0: H200'\n")
     reasons = {"NV": "no GPU"}
@@ -207,9 +202,7 @@ def test_devices_and_versions_are_listed(
 
 
 def test_an_unknown_backend_lists_what_there_is_and_why_not(
-    bench: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     reasons = {"NV": "no GPU", "CUDA": "no libcuda"}
     monkeypatch.setattr(chosen, "probe_device", reasons.get)
@@ -224,10 +217,7 @@ def test_an_unknown_backend_lists_what_there_is_and_why_not(
 
 
 def test_llama_cpp_without_a_binary(
-    tiny_path: Path,
-    no_llama_bench: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_path: Path, no_llama_bench: None, monkeypatch: Patch, capsys: Capture
 ) -> None:
     assert run("-m", str(tiny_path), "--backend", "llama.cpp") == 2
     assert "no llama-bench on PATH; name it with --llama-bench" in capsys.readouterr().err
@@ -238,7 +228,7 @@ def test_llama_cpp_without_a_binary(
 
 
 def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
-    fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
+    fake_llama_bench: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(chosen, "probe_device", {"NV": "no GPU"}.get)
     backends, binary = chosen.choose_backends([], str(fake_llama_bench), Messages())
@@ -255,7 +245,7 @@ def options(**given: Any) -> LlamaBenchOptions:
 
 
 def test_a_beam_search_is_not_repeated_for_a_cold_start(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_path: Path, monkeypatch: Patch
 ) -> None:
     plan = Lane("tinygrad:CPU", (Case(0, 1, 0),), tiny_path)
 
@@ -280,8 +270,8 @@ def test_tinygrad_against_llama_cpp_for_real(
     fake_llama_bench: Path,
     fake_llama_server: Path,
     tiny_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.1")
     arguments = [
@@ -323,10 +313,7 @@ def test_tinygrad_against_llama_cpp_for_real(
 
 
 def test_without_a_model_there_is_a_synthetic_one(
-    fake_llama_bench: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fake_llama_bench: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     arguments = ["--shape", "tiny", "--backend", "llama.cpp", "--no-check", "-r", "1"]
@@ -341,7 +328,7 @@ def test_without_a_model_there_is_a_synthetic_one(
 
 
 def test_an_unexpected_crash_keeps_what_was_measured(
-    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     measure = LlamaCppBackend.measure
 
@@ -368,17 +355,14 @@ def test_a_reader_that_leaves_is_no_traceback(bench: list[str]) -> None:
 
 
 @pytest.fixture
-def on_the_orin(orin: TreeOnDisk, monkeypatch: pytest.MonkeyPatch) -> TreeOnDisk:
+def on_the_orin(orin: TreeOnDisk, monkeypatch: Patch) -> TreeOnDisk:
     """Let the command find the simulated board's sensors."""
     monkeypatch.setattr(llama_bench, "Roots", lambda: orin.roots)
     return orin
 
 
 def test_a_board_that_is_not_as_required_is_not_measured(
-    bench: list[str],
-    fake_llama_bench: Path,
-    on_the_orin: TreeOnDisk,
-    capsys: pytest.CaptureFixture[str],
+    bench: list[str], fake_llama_bench: Path, on_the_orin: TreeOnDisk, capsys: Capture
 ) -> None:
     assert run(*bench, "--require", "maxn,pinned") == 2
     captured = capsys.readouterr()
@@ -389,11 +373,7 @@ def test_a_board_that_is_not_as_required_is_not_measured(
 
 
 def test_cooling_needs_a_sensor_and_is_given_up(
-    bench: list[str],
-    on_the_orin: TreeOnDisk,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: list[str], on_the_orin: TreeOnDisk, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     quick = [*bench, "-p", "8", "-n", "0", "-r", "1"]
     assert run(*quick, "--cooldown", "90") == 0
@@ -405,11 +385,7 @@ def test_cooling_needs_a_sensor_and_is_given_up(
 
 
 def test_figures_go_into_the_textfile(
-    bench: list[str],
-    on_the_orin: TreeOnDisk,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: list[str], on_the_orin: TreeOnDisk, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     folder = tmp_path / "textfile"
     folder.mkdir()
@@ -425,10 +401,7 @@ def test_figures_go_into_the_textfile(
 
 
 def test_a_killed_run_is_told_of_at_the_next_start(
-    bench: list[str],
-    fake_llama_bench: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    bench: list[str], fake_llama_bench: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     arguments = [*bench, "-p", "8", "-n", "4", "-r", "9", "--delay", "1"]
     process = subprocess.Popen(
@@ -485,7 +458,7 @@ def test_flags_that_tinygrad_ignores_are_said() -> None:
     assert ignored == ["-ctk q8_0", "-ctv q8_0"]
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["-h"])
     assert caught.value.code == 0

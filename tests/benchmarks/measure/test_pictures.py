@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 from tests.engine.vision import tiny
 from tinygrad import Context
 from tinygrad.device import Buffer, Compiler
@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
-    files: Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, monkeypatch: Patch
 ) -> None:
     for owner, name in ((Compiler, "compile_cached"), (Buffer, "allocate")):  # which a run meters
         monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -92,7 +92,7 @@ def test_an_encoder_of_llama_cpp_says_its_time(fake_llama_bench: Path, files: Pa
 
 
 def test_a_first_text_of_llama_server_is_of_a_picture(
-    fake_llama_bench: Path, fake_llama_server: Path, files: Path, monkeypatch: pytest.MonkeyPatch
+    fake_llama_bench: Path, fake_llama_server: Path, files: Path, monkeypatch: Patch
 ) -> None:
     asked = list[Any]()
 
@@ -115,9 +115,7 @@ def test_a_first_text_of_llama_server_is_of_a_picture(
     assert pixels[0].shape == (112, 168, 3) and (pixels[0] != pixels[1]).any()
 
 
-def test_the_rows_of_a_run(
-    fake_llama_bench: Path, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rows_of_a_run(fake_llama_bench: Path, files: Path, capsys: Capture) -> None:
     """A case without a program of this llama.cpp is left out, and no failure."""
     model = ("-m", str(files / "model.gguf"), "--backend", "llama.cpp", "--no-check")
     more = ("--llama-bench", str(fake_llama_bench), "-p", "0", "-n", "0", "--ttft", "0", "-r", "1")
@@ -144,12 +142,7 @@ def test_the_rows_of_a_run(
     ],
 )
 def test_what_cannot_be_seen_is_one_line(
-    files: Path,
-    fake_llama_bench: Path,
-    flags: str,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: Path, fake_llama_bench: Path, flags: str, said: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(files)
     backend = ("--backend", "llama.cpp", "--llama-bench", str(fake_llama_bench))

@@ -122,9 +122,7 @@ def test_context_holds_the_largest_case_in_steps() -> None:
 
 
 @given(
-    st.integers(1, 8),
-    st.integers(0, 2**32),
-    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(1, 8), st.integers(0, 2**32), st.lists(st.integers(1, 4), min_size=1, max_size=3)
 )
 def test_each_round_has_each_case_once_in_a_shuffled_order(
     repetitions: int, seed: int, cases: list[int]

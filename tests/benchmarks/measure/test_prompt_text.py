@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.benchmarks.gguf_files import write_sparse
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import BackendDiedError, LeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
@@ -37,10 +38,7 @@ def llama(binary: Path, model: Path) -> LlamaCppBackend:
 
 
 def test_llama_cpp_answers_a_text_through_its_server(
-    fake_llama_bench: Path,
-    fake_llama_server: Path,
-    tiny_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_llama_bench: Path, fake_llama_server: Path, tiny_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.1")
     backend = llama(fake_llama_bench, tiny_path)
@@ -56,7 +54,7 @@ def test_llama_cpp_answers_a_text_through_its_server(
 
 
 def test_without_a_server_the_row_is_left_out(
-    fake_llama_bench: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_llama_bench: Path, tiny_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LeftOutError, match="no llama-server beside llama-bench or on PATH"):

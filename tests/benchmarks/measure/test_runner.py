@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.judge.record import make_records
@@ -317,9 +318,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_model: ModelInfo) -> None:
 
 def test_a_gpus_bandwidth_is_measured_once_and_serves_llama_cpp(tiny_model: ModelInfo) -> None:
     bench = Bench(
-        tiny_model,
-        ("llama.cpp", "tinygrad:CUDA", "tinygrad:CPU"),
-        ("CUDA", "CUDA", "CPU"),
+        tiny_model, ("llama.cpp", "tinygrad:CUDA", "tinygrad:CPU"), ("CUDA", "CUDA", "CPU")
     )
     run = bench.run()
     assert [line for line in bench.log if "bandwidth" in line] == [
@@ -349,7 +348,7 @@ def test_clocks_stand_around_each_sample(tiny_model: ModelInfo) -> None:
 
 
 def test_a_machine_without_sensors_has_no_board_and_no_energy(
-    tiny_model: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: ModelInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     started: list[EnergySampler] = []
     start = EnergySampler.start
@@ -422,7 +421,7 @@ def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Tree
 
 
 def test_each_repetition_waits_for_a_cool_board(
-    tiny_model: ModelInfo, orin: TreeOnDisk, monkeypatch: pytest.MonkeyPatch
+    tiny_model: ModelInfo, orin: TreeOnDisk, monkeypatch: Patch
 ) -> None:
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=90.0)
     assert not bench.run().partial
@@ -453,9 +452,7 @@ def test_samples_go_into_the_journal_at_once(tiny_model: ModelInfo, tmp_path: Pa
     assert seen == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_the_delay_comes_before_each_repetition(
-    tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_delay_comes_before_each_repetition(tiny_model: ModelInfo, monkeypatch: Patch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("orinbench.measure.runner.time.sleep", slept.append)
     (bench := Bench(tiny_model, delay=3.0)).run()
@@ -463,9 +460,7 @@ def test_the_delay_comes_before_each_repetition(
     assert any(line.endswith(" 26.0 8") for line in bench.talk.lines)
 
 
-def test_numbers_that_are_none_end_a_timed_run(
-    tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_that_are_none_end_a_timed_run(tiny_model: ModelInfo, monkeypatch: Patch) -> None:
     measure = FakeBackend.measure
 
     def nothing(self: FakeBackend, case: Case, seed: int) -> Sample:
@@ -489,9 +484,7 @@ def test_the_gate_looks_where_a_model_begins_with_no_numbers(tiny_model: ModelIn
         assert ("tinygrad:CPU check" in bench.log) == looks
 
 
-def test_a_row_with_wrong_numbers_is_not_timed(
-    tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_with_wrong_numbers_is_not_timed(tiny_model: ModelInfo, monkeypatch: Patch) -> None:
     wrong = WarmedUp(checked=RowChecked(True, 0.9, "a decoded token"))
     monkeypatch.setattr(FakeBackend, "warm_up", lambda *of: wrong)
     bench = Bench(tiny_model)

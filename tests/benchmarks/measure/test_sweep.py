@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, orinbench
 
 from orinbench.errors import BenchError
 from orinbench.judge.record import make_records
@@ -63,9 +63,7 @@ def test_a_sweep_is_compared_with_its_first(recorded_run: Callable[..., RunResul
     assert records[1].extra["variables"] == {"BEAM": "2"}
 
 
-def test_beams_results_are_kept_and_taken_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_beams_results_are_kept_and_taken_again(tmp_path: Path, capsys: Capture) -> None:
     kept = tmp_path / "kept.db"
     searched = []
     for _ in range(2):
@@ -84,9 +82,7 @@ def test_beams_results_are_kept_and_taken_again(
 
 
 @pytest.mark.parametrize("command", ["llama-bench", "suite"])
-def test_a_cache_that_is_none_is_exit_code_2(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_that_is_none_is_exit_code_2(command: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text").write_text("no database here")
     assert orinbench(command, "--kept", str(tmp_path / "text")) == 2
     assert "is no cache of tinygrad" in capsys.readouterr().err

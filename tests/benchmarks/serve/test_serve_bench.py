@@ -22,7 +22,7 @@ import pytest
 import uvicorn
 from PIL import Image
 from tests.benchmarks.interrupted import interrupted
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 from tests.benchmarks.serve import fake_openai
 from tests.benchmarks.serve.fake_openai import FakeOpenAI
 from tests.engine.vision import tiny
@@ -91,7 +91,7 @@ def test_figures_of_known_answers() -> None:
 
 
 def test_closed_loop_figures_are_what_the_server_did(
-    server: tuple[FakeOpenAI, str], capsys: pytest.CaptureFixture[str]
+    server: tuple[FakeOpenAI, str], capsys: Capture
 ) -> None:
     fake, url = server
     arguments = ["--url", url, "--concurrency", "3", "--requests", "7", "-p", "20", "-n", "5"]
@@ -133,7 +133,7 @@ def test_closed_loop_figures_are_what_the_server_did(
 
 
 def test_an_open_loop_does_not_wait_for_answers(
-    server: tuple[FakeOpenAI, str], capsys: pytest.CaptureFixture[str]
+    server: tuple[FakeOpenAI, str], capsys: Capture
 ) -> None:
     fake, url = server
     fake.first_s = 0.5
@@ -193,7 +193,7 @@ def test_verdicts_are_of_all_measures_at_once() -> None:
     assert "a, 1 at once: the client took 90 % of a core" in render_md(results)
 
 
-def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: Patch) -> None:
     seen: list[str] = []
 
     async def measure(results: Results, server: Server, *_: object) -> None:
@@ -271,9 +271,7 @@ def test_a_stream_may_hold_what_json_and_openai_allow() -> None:
 
 
 def test_failures_are_counted_and_said(
-    server: tuple[FakeOpenAI, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: tuple[FakeOpenAI, str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     fake, url = server
     fake.first_s = 30.0
@@ -286,9 +284,7 @@ def test_failures_are_counted_and_said(
 
 
 def test_a_server_that_goes_leaves_the_rounds_before(
-    server: tuple[FakeOpenAI, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: tuple[FakeOpenAI, str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     fake, url = server
     fake.first_s = fake.gap_s = 0.0
@@ -325,7 +321,7 @@ def test_interrupts_print_what_was_measured(
     assert [len(each["rounds"]) >= 40 for each in found["results"]] == [True, True]
 
 
-def test_an_interrupt_cancels_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_cancels_what_is_measured(monkeypatch: Patch) -> None:
     """Raised in the middle of a task, it left others waiting that closing the loop waited for."""
     seen: list[str] = []
 
@@ -347,7 +343,7 @@ def test_an_interrupt_cancels_what_is_measured(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def fake_server_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake_server_binary(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A llama-server on PATH that is the fake."""
     script = tmp_path / "llama-server"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake_openai.__file__}" "$@"\n')
@@ -357,10 +353,7 @@ def fake_server_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_servers_are_started_in_turns_and_compared(
-    server: tuple[FakeOpenAI, str],
-    fake_server_binary: Path,
-    tiny_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: tuple[FakeOpenAI, str], fake_server_binary: Path, tiny_path: Path, capsys: Capture
 ) -> None:
     fake, url = server
     fake.first_s = 0.2  # ten times the other's
@@ -422,7 +415,7 @@ def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    capsys: Capture, arguments: list[str], says: str
 ) -> None:
     assert run(*arguments) == 2
     error = capsys.readouterr().err.splitlines()[-1]
@@ -430,10 +423,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def test_an_unknown_server_and_a_wrong_key(
-    server: tuple[FakeOpenAI, str],
-    tiny_path: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: tuple[FakeOpenAI, str], tiny_path: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     assert run("--start", "vllm", "-m", str(tiny_path)) == 2
     assert "--start vllm: unknown; there are orinllm, llama-server" in capsys.readouterr().err

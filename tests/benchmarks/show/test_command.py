@@ -6,14 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 
 from orinbench.judge.history.store import History, history_path
 from orinbench.judge.schema import Record
 from orinbench.measure.backends.backend import Bandwidth
 from orinbench.show.forms import render_json
-
-Capture = pytest.CaptureFixture[str]
 
 
 def test_files_and_runs_become_a_page(
@@ -62,7 +60,7 @@ def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture)
 
 
 @pytest.fixture
-def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: Patch) -> list[str]:
     bandwidth = Bandwidth(1 << 20, [10.0])
     monkeypatch.setattr("orinbench.measure.command.copy_bandwidth", lambda *_: bandwidth)
     return [
@@ -99,7 +97,7 @@ def test_a_page_that_cannot_be_is_told_before_anything_is_measured(
 
 
 def test_a_disk_that_fills_up_costs_the_page_alone(
-    bench: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    bench: list[str], tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

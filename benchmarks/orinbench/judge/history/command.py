@@ -133,9 +133,7 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
     titles = ("run", "started", "software", trend.unit, "95 % interval", "n", "to the run before",
               "p", "verdict")  # fmt: skip
     table = markdown_table(
-        titles,
-        [_trend_row(point) for point in points],
-        right=("run", trend.unit, "n", "p"),
+        titles, [_trend_row(point) for point in points], right=("run", trend.unit, "n", "p")
     )
     notes = [
         f"- run {point.run} differs from the one before: {difference}"

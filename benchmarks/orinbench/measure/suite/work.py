@@ -197,10 +197,7 @@ RATES = {
     "sm_87": {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float32": 256},
     "sm_90": {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float32": 256},
 }
-_SOURCES = {
-    "sm_87": "Jetson AGX Orin technical brief",
-    "sm_90": "H100 architecture white paper",
-}
+_SOURCES = {"sm_87": "Jetson AGX Orin technical brief", "sm_90": "H100 architecture white paper"}
 
 
 def peak(compute: str) -> tuple[float, str] | None:

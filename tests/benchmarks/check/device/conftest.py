@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.jsonfile import write_whole
 
@@ -13,7 +14,7 @@ from orinbench.jsonfile import write_whole
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_nobody_else(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Programs that the simulator keeps are those of this run."""
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setenv("NVGPUSIM_CACHE", str(tmp_path_factory.mktemp("programs")))
         yield
 

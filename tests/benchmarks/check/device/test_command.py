@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.benchmarks.check.device.conftest import report, written
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import command
 from orinbench.check.device.claims import load_report
@@ -42,7 +43,7 @@ class Fake:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(tmp_path: Path, monkeypatch: Patch) -> Fake:
     (tmp_path / "ctrl").touch()
     fake = Fake()
     monkeypatch.setattr(command, "CTRL", str(tmp_path / "ctrl"))

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tests.benchmarks.check.device.conftest import report, step, written
 from tests.benchmarks.check.device.test_simulated import simulated
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import steps
 from orinbench.check.device.claims import load_claims
@@ -68,7 +69,7 @@ def test_a_verdict_needs_all_runs(
 )
 def test_verify_tells_both_answers_and_none(
     own: Sequence[float] | None, other: Sequence[float] | None, code: int, claim: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: Patch,
 ) -> None:  # fmt: skip
     l2 = next(c for c in load_claims() if c.id == "driver.l2")
     monkeypatch.setattr("orinbench.check.device.command.load_claims", lambda: [l2])
@@ -84,7 +85,7 @@ def test_verify_tells_both_answers_and_none(
     assert (entry["verdict"] == "no answer: no GPU") is (own is None)
 
 
-def test_choices_run_in_turns_until_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_run_in_turns_until_time_ends(monkeypatch: Patch) -> None:
     ran: list[ProbeRun] = []
 
     def ask(_: Check, asked: ProbeRun, seconds: float) -> Found:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device.probes import PROGRAMS, Found, Work, main
 from orinbench.check.device.steps import PROBES
@@ -13,7 +14,7 @@ from orinbench.check.device.steps import PROBES
 
 @pytest.mark.parametrize("error", ["the GPU\nhas stopped", None])
 def test_an_exception_is_what_a_program_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
+    tmp_path: Path, monkeypatch: Patch, error: str | None
 ) -> None:
     def computes(work: Work) -> Found:
         if error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.benchmarks.check.device.conftest import report, step
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import steps
 from orinbench.check.device.claims import Outcome, judge, load_claims
@@ -51,7 +52,7 @@ RECORDS: list[dict[str, Any]] = [
 ]
 
 
-def bench_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> None:
+def bench_of(monkeypatch: Patch, tmp_path: Path, program: str) -> None:
     """Put a program in the place of `python -m orinbench`."""
     script = tmp_path / "bench.py"
     script.write_text(textwrap.dedent(program))
@@ -63,7 +64,7 @@ def bench_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> N
 
 
 def test_llama_bench_keeps_records_and_how_they_compare(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Check, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     bench_of(monkeypatch, tmp_path, f"print({json.dumps(RECORDS)!r})")
     found = steps.llama_bench(check, 60)
@@ -79,7 +80,7 @@ def test_llama_bench_keeps_records_and_how_they_compare(
 
 
 def test_llama_bench_keeps_what_it_has_when_its_time_ends(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Check, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     program = f"""
         import signal, sys, time
@@ -101,7 +102,7 @@ def test_llama_bench_keeps_what_it_has_when_its_time_ends(
 
 @pytest.mark.parametrize(("status", "passed"), [(0, True), (3, False)])
 def test_the_check_of_a_board_keeps_verdicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, passed: bool
+    tmp_path: Path, monkeypatch: Patch, status: int, passed: bool
 ) -> None:
     program = f"""
         import json, os, sys
@@ -120,7 +121,7 @@ def test_the_check_of_a_board_keeps_verdicts(
 
 
 def test_a_check_of_a_board_that_finds_nothing(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Check, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     bench_of(monkeypatch, tmp_path, "import sys; print([]); sys.exit(1)")
     with pytest.raises(RuntimeError, match="did not answer"):
@@ -130,9 +131,7 @@ def test_a_check_of_a_board_that_finds_nothing(
         steps.numbers(check, 1)
 
 
-def test_llama_bench_asks_for_what_a_board_can_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_llama_bench_asks_for_what_a_board_can_do(tmp_path: Path, monkeypatch: Patch) -> None:
     program = "import json, sys; print(json.dumps([{'test': ' '.join(sys.argv[1:])}]))"
     bench_of(monkeypatch, tmp_path, program)
     monkeypatch.setattr(steps, "find_llama_bench", lambda _: Path("llama-bench"))
@@ -151,7 +150,7 @@ def test_llama_bench_asks_for_what_a_board_can_do(
 
 
 def test_a_gpu_program_that_ends_without_a_word(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Check, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def ends_as(*command: str, seconds: float = 60) -> None:
         monkeypatch.setattr(steps, "run", lambda *_: run(command, seconds))
@@ -171,7 +170,7 @@ def test_a_gpu_program_that_ends_without_a_word(
         steps.queue(check, 60)
 
 
-def test_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_log(monkeypatch: Patch) -> None:
     fd = os.open(os.devnull, os.O_RDONLY)
     records: list[bytes | OSError] = [
         b"6,1,500,-;nvgpu: 17000000.gpu too early\n",
@@ -193,7 +192,7 @@ def test_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line == "nvgpu: 17000000.gpu mmu_fault pid <name> comm: <name>"
 
 
-def test_a_closed_kernel_log_is_no_failure(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_kernel_log_is_no_failure(check: Check, monkeypatch: Patch) -> None:
     monkeypatch.setattr(steps, "_KMSG", "/nowhere/kmsg")
     with pytest.raises(NotRun, match=r"/dev/kmsg: No such file.*kernel.dmesg_restrict=0"):
         steps.kernel_log(check, 1)

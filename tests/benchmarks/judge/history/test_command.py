@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, orinbench
 
 from orinbench.judge.history.store import Filter, History
 from orinbench.judge.history.trend import read_trends
@@ -19,7 +19,6 @@ from orinbench.show.forms import render_json
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)
-Capture = pytest.CaptureFixture[str]
 AddRun = Callable[..., None]
 
 

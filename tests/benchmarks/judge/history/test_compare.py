@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, orinbench
 
 from orinbench.judge.history.store import History
 from orinbench.judge.identity import case_key
@@ -60,7 +60,7 @@ def known(files: Callable[[float], tuple[str, str]], tmp_path: Path) -> tuple[st
 
 
 def test_two_files_alone_get_a_difference_and_no_verdict(
-    files: Callable[[float], tuple[str, str]], capsys: pytest.CaptureFixture[str]
+    files: Callable[[float], tuple[str, str]], capsys: Capture
 ) -> None:
     assert run(*files(1.25), "--history", "/nowhere.db") == 0
     text = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_two_files_alone_get_a_difference_and_no_verdict(
 
 
 def test_two_files_are_not_their_own_noise(
-    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: Capture
 ) -> None:
     """The history has them and nothing else, as llama-bench leaves it."""
     given = files(1.25)
@@ -84,9 +84,7 @@ def test_two_files_are_not_their_own_noise(
 
 
 def test_slower_is_exit_code_1(
-    files: Callable[[float], tuple[str, str]],
-    known: tuple[str, str],
-    capsys: pytest.CaptureFixture[str],
+    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
 ) -> None:
     assert run(*files(1.25), *known) == 1
     text = capsys.readouterr().out
@@ -96,9 +94,7 @@ def test_slower_is_exit_code_1(
 
 
 def test_a_warning_blocks_a_verdict(
-    files: Callable[[float], tuple[str, str]],
-    known: tuple[str, str],
-    capsys: pytest.CaptureFixture[str],
+    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
 ) -> None:
     before, after = files(1.25)
     records = load_records(Path(after))
@@ -108,9 +104,7 @@ def test_a_warning_blocks_a_verdict(
 
 
 def test_the_noise_of_one_machine_says_nothing_of_another(
-    files: Callable[[float], tuple[str, str]],
-    known: tuple[str, str],
-    capsys: pytest.CaptureFixture[str],
+    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
 ) -> None:
     before, after = files(1.25)
     records = load_records(Path(before))
@@ -129,7 +123,7 @@ def test_the_noise_of_one_machine_says_nothing_of_another(
 )
 def test_a_setting_with_several_values_is_no_one_measurement(
     files: Callable[[float], tuple[str, str]],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     backend: str, setting: str, values: tuple[Any, Any], flags: tuple[str, str],
 ) -> None:  # fmt: skip
     """Of each file the second row is half as fast: neither is compared with the other."""
@@ -149,9 +143,7 @@ def test_a_setting_with_several_values_is_no_one_measurement(
 
 
 def test_faster_and_the_same_are_fine(
-    files: Callable[[float], tuple[str, str]],
-    known: tuple[str, str],
-    capsys: pytest.CaptureFixture[str],
+    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
 ) -> None:
     assert run(*files(0.5), "-o", "json", *known) == 0
     (result,) = json.loads(capsys.readouterr().out)
@@ -162,7 +154,7 @@ def test_faster_and_the_same_are_fine(
 
 
 def test_what_differs_between_the_machines_is_said(
-    recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded_run: Build, tmp_path: Path, capsys: Capture
 ) -> None:
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [1.0] * 6}}))
     records[0].environment["tinygrad_series"] = "ba9876543210"
@@ -172,9 +164,7 @@ def test_what_differs_between_the_machines_is_said(
     assert "differs: tinygrad_series: ba9876543210 -> 0123456789ab" in capsys.readouterr().out
 
 
-def test_llama_cpps_own_results_can_be_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_llama_cpps_own_results_can_be_compared(tmp_path: Path, capsys: Capture) -> None:
     record: dict[str, Any] = {"model_type": "llama 1B", "n_prompt": 512, "n_gen": 0, "n_depth": 0}
     paths = []
     for name, speed in (("a", 100.0), ("b", 50.0)):
@@ -188,7 +178,7 @@ def test_llama_cpps_own_results_can_be_compared(
 
 
 def test_missing_files_and_nothing_in_common_are_exit_code_2(
-    recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded_run: Build, tmp_path: Path, capsys: Capture
 ) -> None:
     assert run("/nowhere", "/nowhere") == 2
     assert capsys.readouterr().err.startswith("orinbench: /nowhere: no such file, and no run")
@@ -200,7 +190,7 @@ def test_missing_files_and_nothing_in_common_are_exit_code_2(
 
 
 def test_runs_of_the_history_are_named_by_their_ids(
-    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: Capture
 ) -> None:
     path = tmp_path / "history.db"
     with History(path, write=True) as history:
@@ -221,7 +211,7 @@ def test_runs_of_the_history_are_named_by_their_ids(
 
 
 def test_all_tests_of_a_result_are_judged_at_once(
-    recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded_run: Build, tmp_path: Path, capsys: Capture
 ) -> None:
     """A difference that stands alone is no verdict among twenty tests without one."""
     draw = random.Random(0)

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 
 from orinbench.judge.history.store import History, history_path
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
-
-Capture = pytest.CaptureFixture[str]
-
 
 run = partial(orinbench, "llama-bench")
 
@@ -33,7 +30,7 @@ def bench(tiny_path: Path, fake_llama_bench: Path, known_bandwidth: None) -> lis
 
 
 def test_a_run_is_kept_with_its_command(
-    bench: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    bench: list[str], capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/orinbench", "llama-bench", *bench])
     assert run(*bench) == 0
@@ -75,11 +72,7 @@ def test_path_and_off(bench: list[str], tmp_path: Path, capsys: Capture) -> None
 
 @pytest.mark.parametrize("trouble", ["broken", "newer", "locked"])
 def test_trouble_costs_one_line(
-    trouble: str,
-    bench: list[str],
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
+    trouble: str, bench: list[str], tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     path = tmp_path / "history.db"
     monkeypatch.setattr(History.__init__, "__defaults__", (False, 0.05))
@@ -105,7 +98,7 @@ def test_trouble_costs_one_line(
 
 
 def test_what_was_measured_until_ctrl_c_is_kept(
-    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     measure = LlamaCppBackend.measure
     calls: list[int] = []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.judge.identity import context, device_label, identity
@@ -116,7 +117,7 @@ def test_anything_else_is_refused(tmp_path: Path, text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "x"
     with pytest.raises(BenchError, match="cannot be read"):
         load_records(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.judge.history import store
@@ -127,7 +128,7 @@ def test_writers_wait_for_each_other(records: list[Record], path: Path) -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(
-    records: list[Record], path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
         history.add(records[:1], "a")
@@ -145,7 +146,7 @@ def test_an_interrupted_write_leaves_nothing(
 
 
 def test_an_old_file_is_brought_to_the_new_schema(
-    records: list[Record], path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
         history.add(records, "a")
@@ -159,7 +160,7 @@ def test_an_old_file_is_brought_to_the_new_schema(
 
 
 def test_a_migration_that_fails_changes_nothing(
-    records: list[Record], path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
         history.add(records, "a")
@@ -172,7 +173,7 @@ def test_a_migration_that_fails_changes_nothing(
         assert len(history.records(1)) == 3
 
 
-def test_a_newer_file_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_file_is_refused(path: Path, monkeypatch: Patch) -> None:
     History(path, write=True).__exit__()
     monkeypatch.setattr(store, "MIGRATIONS", ())
     with pytest.raises(
@@ -223,7 +224,7 @@ def test_a_locked_file_is_told_after_a_while(records: list[Record], path: Path) 
         assert history.add(records, "a") == (1, True)
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is(monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert history_path() == Path("/state/tinygrad-orin/history.db")
     monkeypatch.delenv("XDG_STATE_HOME")

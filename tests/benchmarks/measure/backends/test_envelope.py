@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 
 from orinbench.errors import BenchError
 from orinbench.judge.record import make_records
@@ -85,9 +85,7 @@ def test_what_goes_wrong_is_one_line(
         preload.sms()
 
 
-def test_a_compiler_that_is_missing_or_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_is_missing_or_fails(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(BenchError, match="--sms: /nowhere/cc does not build its library: "):
         build_preload(tmp_path)
@@ -110,10 +108,7 @@ print(multiprocessors("CUDA"), green.sms, blocks_per_sm("CUDA"))
 
 @pytest.mark.parametrize(
     ("fails", "says"),
-    [
-        ("", "16 16 2"),
-        ("cuGreenCtxCreate", "RuntimeError: cuGreenCtxCreate: CUDA error 801"),
-    ],
+    [("", "16 16 2"), ("cuGreenCtxCreate", "RuntimeError: cuGreenCtxCreate: CUDA error 801")],
 )
 def test_tinygrad_plans_for_its_green_context(cuda: Path, fails: str, says: str) -> None:
     variables = {SMS: "12", "DEV": "CUDA", "LD_LIBRARY_PATH": str(cuda), "FAKE_CUDA_FAILS": fails}
@@ -127,9 +122,7 @@ def test_tinygrad_plans_for_its_green_context(cuda: Path, fails: str, says: str)
     assert (done.stdout + done.stderr).strip().splitlines()[-1] == says
 
 
-def test_only_a_cuda_device_can_be_limited(
-    tiny_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_cuda_device_can_be_limited(tiny_path: Path, capsys: Capture) -> None:
     arguments = ["-m", str(tiny_path), "--sms", "16", "--backend", "tinygrad:CPU"]
     assert orinbench("llama-bench", *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()

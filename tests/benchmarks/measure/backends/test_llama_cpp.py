@@ -3,6 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import BackendDiedError
@@ -105,16 +106,14 @@ def test_it_warms_up_by_itself(fake_llama_bench: Path) -> None:
     ],
 )
 def test_what_goes_wrong_is_one_line(
-    fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch, mode: str, says: str
+    fake_llama_bench: Path, monkeypatch: Patch, mode: str, says: str
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", mode)
     with pytest.raises(BackendDiedError, match=says):
         backend(fake_llama_bench).measure(CASE, 0)
 
 
-def test_a_call_that_hangs_is_ended(
-    fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_hangs_is_ended(fake_llama_bench: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", "hang")
     start = time.monotonic()
     with pytest.raises(BackendDiedError, match=r"did not end in 1 s \(--timeout\)"):
@@ -130,9 +129,7 @@ def test_a_binary_that_does_not_start(tmp_path: Path) -> None:
         backend(broken).open()
 
 
-def test_finding_the_binary(
-    fake_llama_bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finding_the_binary(fake_llama_bench: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     assert find_llama_bench(str(fake_llama_bench)) == fake_llama_bench
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_llama_bench(None) == fake_llama_bench

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import BackendDiedError, Load, Loaded
 from orinbench.measure.backends.process import DONE, FAILED, SAID, WorkerProcess
@@ -113,7 +114,7 @@ def test_asking_the_dead_says_how_it_died() -> None:
                 ask(process)
 
 
-def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: Patch) -> None:
     monkeypatch.setattr("orinbench.measure.backends.process.QUIT_SECONDS", 0.2)
     monkeypatch.setattr("orinbench.measure.backends.process.CLOSE_SECONDS", 0.5)
     script = (

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 from tests.engine.conftest import emulation as emulation
 from tests.engine.conftest import load_emulated
 
@@ -31,7 +32,7 @@ CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1,
 
 
 @pytest.fixture
-def cpu_device(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cpu_device(monkeypatch: Patch) -> Any:
     from tinygrad import Context
 
     with Context(DEV="CPU"):
@@ -97,7 +98,7 @@ def test_the_other_way_cuts_prompts_elsewhere(least_path: Path) -> None:
 
 
 def test_a_batch_is_compared_with_its_sequences_alone(
-    emulation: None, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+    emulation: None, tiny_path: Path, monkeypatch: Patch
 ) -> None:
     from orinllm.batching.fused_runner import FusedRunner
 
@@ -131,7 +132,7 @@ def test_a_batch_is_compared_with_its_sequences_alone(
 
 @pytest.mark.parametrize("fault", ["", "tokens", "prompt"])
 def test_a_stale_page_of_a_long_text_shows(
-    emulation: None, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    emulation: None, tiny_path: Path, monkeypatch: Patch, fault: str
 ) -> None:
     """One of three pages, whose effect on logits was 0.5 %: both ways read it."""
     from orinllm.batching.fused_runner import FusedRunner

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
@@ -89,7 +90,7 @@ def fake() -> FakeRunner:
 
 
 @pytest.fixture
-def runner(fake: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> TinygradRunner:
+def runner(fake: FakeRunner, monkeypatch: Patch) -> TinygradRunner:
     """A runner whose model has been loaded; what synchronizes is noted with the calls."""
     from tinygrad.device import Buffer
 
@@ -122,7 +123,7 @@ def test_tokens_at_a_depth_are_timed_from_the_one_behind_it(
 
 
 def test_the_clock_starts_where_the_first_counted_token_does(
-    runner: TinygradRunner, fake: FakeRunner, monkeypatch: pytest.MonkeyPatch
+    runner: TinygradRunner, fake: FakeRunner, monkeypatch: Patch
 ) -> None:
     """A step of 1000 ns, by a clock that only the model moves."""
     now, collect = [0], fake.collect_tokens
@@ -179,7 +180,7 @@ def test_several_sequences_are_timed_together(runner: TinygradRunner, fake: Fake
 
 
 def test_logits_that_are_no_numbers_are_said(
-    runner: TinygradRunner, fake: FakeRunner, monkeypatch: pytest.MonkeyPatch
+    runner: TinygradRunner, fake: FakeRunner, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(fake, "collect_tokens", lambda: [Drawn(-1)])
     assert not runner.measure(Case(0, 2, 0), seed=5).finite
@@ -206,7 +207,7 @@ class Linking(Plain):
 
 @pytest.mark.parametrize("compiler", [Plain, Linking])
 def test_a_compilation_counts_once_whatever_compiles(
-    compiler: type[Any], monkeypatch: pytest.MonkeyPatch
+    compiler: type[Any], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
     for each in (Plain, Linking):
@@ -219,7 +220,7 @@ def test_a_compilation_counts_once_whatever_compiles(
     assert meter.compile_s >= 0
 
 
-def test_a_compiler_that_raises_is_still_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_raises_is_still_metered(monkeypatch: Patch) -> None:
     class Failing(Compiler):  # type: ignore[misc]  # tinygrad carries no types
         def compile(self, src: str) -> bytes:
             raise RuntimeError(src)

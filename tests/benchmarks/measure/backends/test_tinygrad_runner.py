@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import BackendDiedError, Load
 from orinbench.measure.backends.process import WorkerProcess
@@ -54,10 +55,7 @@ def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProce
     assert (measured.peak_rss_bytes or 0) > (measured.peak_device_bytes or 0)
 
 
-@pytest.mark.parametrize(
-    "test",
-    [Case(40, 0, 0), Case(40, 4, 0), Case(8, 0, 40), Case(0, 2, 40)],
-)
+@pytest.mark.parametrize("test", [Case(40, 0, 0), Case(40, 4, 0), Case(8, 0, 40), Case(0, 2, 40)])
 def test_prompts_and_depths_run_warm(worker: WorkerProcess, test: Case) -> None:
     warm = worker.runner.warm_up(test)
     assert (warm.kernels_per_token is None) == (test.n_gen == 0)
@@ -88,7 +86,7 @@ def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> Non
     assert worker.runner.open().device == "CPU"
 
 
-def test_bandwidth_is_of_this_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_is_of_this_world(monkeypatch: Patch) -> None:
     monkeypatch.setattr("orinbench.measure.backends.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
     found = copy_bandwidth("CPU", 300)
     assert found.n_bytes == 16 << 20
@@ -96,7 +94,7 @@ def test_bandwidth_is_of_this_world(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0.05 < sample < 5000 for sample in found.samples_gb_s)
 
 
-def test_probing_says_why_a_device_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probing_says_why_a_device_does_not_open(monkeypatch: Patch) -> None:
     assert probe_device("CPU") is None
     reason = probe_device("NOSUCH")
     assert reason is not None and "\n" not in reason

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 
 from orinbench.errors import BenchError
 from orinbench.measure.profiling import command as profile
-from orinbench.measure.profiling.command import (
-    Profile,
-    grouped,
-    markdown,
-    profile_command,
-)
+from orinbench.measure.profiling.command import Profile, grouped, markdown, profile_command
 from orinbench.measure.profiling.log import kernel_class, read_log
 from orinllm.gpu.compiler import write_clang
 
@@ -93,12 +88,7 @@ def test_tables_sum_and_compare_with_the_wall_clock() -> None:
     ],
 )
 def test_what_cannot_be_is_said_before_a_device_is_tried(
-    words: str,
-    says: str,
-    tmp_path: Path,
-    least_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, says: str, tmp_path: Path, least_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("orinbench.measure.chosen.probe_device", lambda device: 1 / 0)
     other = tmp_path / "other.gguf"
@@ -114,9 +104,7 @@ def test_a_device_that_does_not_open_is_one_line(least_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_on_the_cpu(
-    least_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_on_the_cpu(least_path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     assert write_clang(tmp_path), "ziglang: missing, install the extra cpu"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))

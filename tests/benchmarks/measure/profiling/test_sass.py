@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
 from orinbench.measure.profiling import sass
@@ -81,7 +82,7 @@ class Compiler:
         return source.encode()
 
 
-def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_come_from_bytes_and_instructions(monkeypatch: Patch) -> None:
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Compiler)
     monkeypatch.setattr(sass, "_tool", lambda name: name)
     monkeypatch.setattr(sass, "_run", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
@@ -116,7 +117,7 @@ def test_a_tile_that_is_not_full_is_not_counted() -> None:
         assert heads == ["LDGSTS", "HMMA", "HMMA", "BRA"]
 
 
-def test_without_tools_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tools_it_says_which(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match="pip install nvidia-cuda-nvdisasm"):
@@ -125,7 +126,7 @@ def test_without_tools_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
         sass._run("false")
 
 
-def test_every_launch_of_a_shape_once(monkeypatch: pytest.MonkeyPatch, tiny_path: Path) -> None:
+def test_every_launch_of_a_shape_once(monkeypatch: Patch, tiny_path: Path) -> None:
     """Names and numbers of weights of a model that has a header and nothing else."""
 
     def compiled(launch: Any, arch: str) -> sass.Compiled:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import BackendDiedError, Prepared
 from orinbench.measure.backends.process import WorkerProcess
@@ -232,7 +233,7 @@ def test_the_rates_give_the_figures_of_their_sources() -> None:
     ],
 )
 def test_a_peak_is_multiprocessors_times_clock_times_rate(
-    name: str, arch: str, hertz: Any, want: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, arch: str, hertz: Any, want: Any, monkeypatch: Patch
 ) -> None:
     class Devices:
         DEFAULT = name

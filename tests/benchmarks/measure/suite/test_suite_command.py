@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
 from tests.patches.conftest import COMPILERS, wheel_file
 
 from orinbench.errors import BenchError
@@ -85,7 +85,7 @@ class FakeSuiteBackend:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSuiteBackend]:
+def fake(monkeypatch: Patch, tmp_path: Path) -> type[FakeSuiteBackend]:
     class Fake(FakeSuiteBackend):
         log: list[str] = []  # noqa: RUF012
         max_calls: list[float] = []  # noqa: RUF012
@@ -98,7 +98,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSuiteBacke
 
 
 @pytest.fixture
-def suite(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[Any], str]]:
+def suite(capsys: Capture) -> Callable[..., tuple[int, list[Any], str]]:
     """Return a function that runs the command: exit code, records, standard error."""
 
     def run(selection: str, *arguments: str) -> tuple[int, list[Any], str]:
@@ -151,7 +151,7 @@ def test_devices_are_interleaved_and_compared_in_pairs(
 
 
 def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
-    fake: type[FakeSuiteBackend], suite: Any, monkeypatch: pytest.MonkeyPatch
+    fake: type[FakeSuiteBackend], suite: Any, monkeypatch: Patch
 ) -> None:
     asked: list[str] = []
 
@@ -207,7 +207,7 @@ def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) ->
 @pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
 def test_ctrl_c_and_a_crash_keep_what_was_measured(
     end: type[BaseException], fake: type[FakeSuiteBackend], suite: Any,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:  # fmt: skip
     def hook(line: str) -> None:
         if line.startswith("CPU measure jit waited") and line.endswith("round 1"):
@@ -243,9 +243,7 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
     assert "orinbench: --device: none opens (tinygrad:CPU: no such thing)" in err
 
 
-def test_all_devices_that_open_are_taken(
-    fake: type[FakeSuiteBackend], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_devices_that_open_are_taken(fake: type[FakeSuiteBackend], monkeypatch: Patch) -> None:
     assert command.choose_devices([], Messages()) == ["CUDA", "CPU"]
     assert command.choose_devices(["CPU,NV", "CPU"], Messages()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
@@ -276,10 +274,7 @@ def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str],
-    says: str,
-    fake: type[FakeSuiteBackend],
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str, fake: type[FakeSuiteBackend], capsys: Capture
 ) -> None:
     assert orinbench("suite", *arguments) == 2
     captured = capsys.readouterr()
