@@ -50,7 +50,7 @@ class Messages:
         """Say what comes now, and that its `left` steps will take at least `seconds`."""
         self._total = self._done + left
         self._timed = self._done, time.monotonic()
-        self.line(announcement(text, seconds))
+        self.line(f"{text}; at least {duration(seconds)}" if seconds >= 1 else text)
 
     def advance(self, text: str) -> None:
         """Count one step as done, and say so as `phase` and `detail` do."""
@@ -66,12 +66,6 @@ class Messages:
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._show("")
-
-
-def announcement(text: str, seconds: float) -> str:
-    """Return what comes, and how long that takes at least, if it takes long."""
-    least = f"; at least {duration(seconds)}" if seconds >= 1 else ""
-    return f"{text}{least}"
 
 
 def duration(seconds: float) -> str:

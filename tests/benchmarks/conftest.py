@@ -82,6 +82,13 @@ def fake_llama_bench(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
+    """Arguments for a run of the fake llama.cpp that takes no time."""
+    flags = "--backend llama.cpp --no-check --ttft 0 --llama-bench".split()
+    return ["-m", str(tiny_path), *flags, str(fake_llama_bench)]
+
+
+@pytest.fixture
 def fake_llama_server(fake_llama_bench: Path, monkeypatch: Patch) -> Path:
     """A llama-server beside the fake llama-bench; fake_llama_server.py says what it does."""
     script = fake_llama_bench.with_name("llama-server")

@@ -15,3 +15,12 @@ def orinbench(*arguments: str) -> int:
         main(arguments)
     assert isinstance(caught.value.code, int)
     return caught.value.code
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    """Return the one line that `orinbench ARGUMENTS` says and nothing else; exit code 2."""
+    assert orinbench(*arguments) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == "" and line.startswith("orinbench: ")
+    return line.removeprefix("orinbench: ")

@@ -106,10 +106,15 @@ def completed_record(plain: Plain) -> Record:
 
 def _name_llama_cpp(record: Record) -> None:
     case = Case(record.n_prompt or 0, record.n_gen or 0, record.n_depth or 0)
-    accelerators = set((record.backends or "").split(",")) - {"CPU", "BLAS", ""}
-    on_cpu = not accelerators or record.n_gpu_layers == 0
+    on_cpu = runs_on_cpu(vars(record))
     record.backend, record.partial = "llama.cpp", False
     record.software = f"llama.cpp {record.build_commit or 'unknown'}"
     record.test, record.work = case.label, case.n_tokens
     record.device = "CPU" if on_cpu else record.backends
     record.device_name = None if on_cpu else record.gpu_info or None
+
+
+def runs_on_cpu(plain: Plain) -> bool:
+    """True if llama-bench's record is of a run on the CPU alone."""
+    accelerators = set(str(plain.get("backends") or "").split(",")) - {"CPU", "BLAS", ""}
+    return not accelerators or plain.get("n_gpu_layers") == 0

@@ -21,6 +21,7 @@ from orinbench.judge.verdict import (
     Verdict,
     adjusted,
     compare_separate,
+    interval_text,
     process_medians,
     ratio_text,
     verdict_text,
@@ -83,7 +84,7 @@ class SavedComparison:
                     test.backend,
                     test.label,
                     ratio_text(test.comparison.ratio),
-                    _interval(test.comparison),
+                    interval_text(test.comparison.ci_low, test.comparison.ci_high, "{} – {}"),
                     str(test.comparison.n),
                     "" if test.comparison.verdict in UNJUDGED else f"{test.comparison.p_value:.2g}",
                     test.comparison.verdict.value,
@@ -172,9 +173,3 @@ def compare_records(record: Record, then: Record, noise: Noise | None) -> Compar
 def medians(record: Record) -> list[float]:
     """Return the medians of a record's processes."""
     return list(process_medians(record.samples_ts, record.processes).values())
-
-
-def _interval(comparison: Comparison) -> str:
-    if comparison.ci_low is None or comparison.ci_high is None:
-        return ""
-    return f"{ratio_text(comparison.ci_low)} – {ratio_text(comparison.ci_high)}"

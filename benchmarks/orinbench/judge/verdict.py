@@ -347,14 +347,11 @@ def verdict_text(
 
     `more` is the flag that gets more of them.
     """
-    low, high = comparison.ci_low, comparison.ci_high
     count = {
         "pair": f"{counted(comparison.n, 'pair')} of processes",
         "process": f"{counted(comparison.n, 'process')} a side",
     }[unit]
-    inside = (
-        "" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)} at 95 %, "
-    )
+    inside = interval_text(comparison.ci_low, comparison.ci_high, "{} to {} at 95 %, ")
     measured = f"{ratio_text(comparison.ratio)} times as fast as {theirs} ({inside}{count})"
     match comparison.verdict:
         case Verdict.FASTER:
@@ -372,6 +369,11 @@ def verdict_text(
             return f"no verdict, since the noise between runs is not known: {ours} is {measured}"
         case Verdict.UNFIT:
             return f"no verdict, since a side has warnings: {ours} is {measured}"
+
+
+def interval_text(low: float | None, high: float | None, form: str = "{} to {}") -> str:
+    """Return an interval of ratios in a form, nothing for none."""
+    return "" if low is None or high is None else form.format(ratio_text(low), ratio_text(high))
 
 
 def ratio_text(ratio: float) -> str:

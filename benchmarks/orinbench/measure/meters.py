@@ -71,6 +71,15 @@ class Meters:
 
         compiler_class.compile = compile_
 
+    def now(self) -> tuple[float, float, int]:
+        """Return seconds in compilers and in BEAM's search, and kernels compiled, until now."""
+        return self.compile_s, self.search_s, self.compiled
+
+    def since(self, before: tuple[float, float, int]) -> dict[str, Any]:
+        """Return what came since a `now`, by the names of `WarmedUp`."""
+        spent = (now - then for now, then in zip(self.now(), before, strict=True))
+        return dict(zip(("compile_s", "search_s", "kernels_compiled"), spent, strict=True))
+
     def sample(self, ns: int, ended_s: float, compiled: int, **extra: Any) -> Sample:
         """Return a repetition of `ns`, before which so many kernels had been compiled."""
         return Sample(

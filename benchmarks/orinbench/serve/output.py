@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from orinbench.judge.verdict import Comparison, Verdict, pairs_needed, ratio_text
+from orinbench.judge.verdict import Comparison, Verdict, interval_text, pairs_needed, ratio_text
 from orinbench.measure.environment import read_environment
 from orinbench.serve.figures import Figures
 from orinbench.serve.load import Load
@@ -125,10 +125,7 @@ def _said(
 
     `needed` is the rounds that a verdict takes.
     """
-    low, high = comparison.ci_low, comparison.ci_high
-    inside = (
-        "" if low is None or high is None else f"95 % {ratio_text(low)} to {ratio_text(high)}, "
-    )
+    inside = interval_text(comparison.ci_low, comparison.ci_high, "95 % {} to {}, ")
     better = {
         Verdict.FASTER: f"{server} is better",
         Verdict.SLOWER: f"{server} is worse",

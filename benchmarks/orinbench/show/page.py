@@ -19,7 +19,7 @@ from orinbench.jsonfile import write_whole
 from orinbench.judge.identity import device_label, identity, test_labels
 from orinbench.judge.saved_results import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record
-from orinbench.judge.verdict import ADVICE, UNJUDGED, ratio_text, verdict_text
+from orinbench.judge.verdict import ADVICE, UNJUDGED, interval_text, ratio_text, verdict_text
 from orinbench.show.table import Table, notes, table_of
 from orinbench.show.timeline import READINGS, Panel, read_panels
 
@@ -379,9 +379,7 @@ def _interval(record: Record, value: Figure) -> tuple[float, float] | None:
 def _verdict_of(run: str, test: JudgedTest, runs: Runs) -> Verdict:
     """Say in a few words what a run shows against the first, below their bars."""
     comparison, verdict = test.comparison, test.comparison.verdict
-    inside = ""
-    if comparison.ci_low is not None and comparison.ci_high is not None:
-        inside = f" ({ratio_text(comparison.ci_low)} to {ratio_text(comparison.ci_high)} at 95 %)"
+    inside = interval_text(comparison.ci_low, comparison.ci_high, " ({} to {} at 95 %)")
     said = f"{run}, {test.backend}: {ratio_text(comparison.ratio)} × {runs.first}{inside}"
     shown = f"no verdict: {verdict.value}" if verdict in UNJUDGED else verdict.value
     return _verdict(verdict.value, f"{said}, {shown}")

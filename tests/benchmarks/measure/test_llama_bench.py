@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import pytest
-from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench, refused
 
 from orinbench.cli import main
 from orinbench.judge.schema import FIELDS
@@ -34,15 +34,6 @@ from orinboard.replay import TreeOnDisk
 
 pytestmark = pytest.mark.usefixtures("known_bandwidth")
 run = partial(orinbench, "llama-bench")
-
-
-@pytest.fixture
-def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
-    """Arguments for a run of the fake llama.cpp that takes no time."""
-    return [
-        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check", "--ttft", "0"),
-        *("--llama-bench", str(fake_llama_bench)),
-    ]
 
 
 def test_results_go_to_stdout_and_talk_to_stderr(bench: list[str], capsys: Capture) -> None:
@@ -153,11 +144,7 @@ def test_nothing_opens_is_exit_code_2(
 def test_bad_input_is_one_line_and_exit_code_2(
     bench: list[str], capsys: Capture, arguments: list[str], says: str
 ) -> None:
-    assert run(*bench, *arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith(f"orinbench: {says}")
+    assert refused(capsys, "llama-bench", *bench, *arguments).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +164,8 @@ def test_what_tinygrad_alone_cannot_do_is_refused(
     tiny_path: Path, capsys: Capture, arguments: list[str], says: str
 ) -> None:
     device, *more = arguments
-    assert run("-m", str(tiny_path), "--backend", f"tinygrad:{device}", *more) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"orinbench: {says}")
+    words = ("llama-bench", "-m", str(tiny_path), "--backend", f"tinygrad:{device}", *more)
+    assert refused(capsys, *words).startswith(says)
 
 
 def test_devices_and_versions_are_listed(
@@ -206,10 +192,9 @@ def test_an_unknown_backend_lists_what_there_is_and_why_not(
 ) -> None:
     reasons = {"NV": "no GPU", "CUDA": "no libcuda"}
     monkeypatch.setattr(chosen, "probe_device", reasons.get)
-    assert run(*bench, "--backend", "tinygrad:TPU") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "llama-bench", *bench, "--backend", "tinygrad:TPU")
     assert line == (
-        "orinbench: --backend tinygrad:TPU: unknown; there are "
+        "--backend tinygrad:TPU: unknown; there are "
         "tinygrad:NV (does not open: no GPU), tinygrad:CUDA (does not open: no libcuda), "
         "tinygrad:CPU, llama.cpp"
     )
@@ -364,12 +349,9 @@ def on_the_orin(orin: TreeOnDisk, monkeypatch: Patch) -> TreeOnDisk:
 def test_a_board_that_is_not_as_required_is_not_measured(
     bench: list[str], fake_llama_bench: Path, on_the_orin: TreeOnDisk, capsys: Capture
 ) -> None:
-    assert run(*bench, "--require", "maxn,pinned") == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.splitlines()
-    assert line.startswith("orinbench: --require maxn,pinned: ")
-    assert "run: sudo jetson_clocks" in line
-    assert captured.out == "" and not fake_llama_bench.with_name("argv.log").exists()
+    line = refused(capsys, "llama-bench", *bench, "--require", "maxn,pinned")
+    assert line.startswith("--require maxn,pinned: ") and "run: sudo jetson_clocks" in line
+    assert not fake_llama_bench.with_name("argv.log").exists()
 
 
 def test_cooling_needs_a_sensor_and_is_given_up(

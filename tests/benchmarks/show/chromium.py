@@ -122,21 +122,16 @@ class Chromium:
 
     def requests(self) -> list[str]:
         """Return the addresses that the page asked for since it was opened."""
-        self.evaluate("0")
-        return [
-            event["params"]["request"]["url"]
-            for event in self._events
-            if event.get("method") == "Network.requestWillBeSent"
-        ]
+        return [of["request"]["url"] for of in self._seen("Network.requestWillBeSent")]
 
     def complaints(self) -> list[str]:
         """Return what the browser's log says of the page."""
+        return [of["entry"]["text"] for of in self._seen("Log.entryAdded")]
+
+    def _seen(self, method: str) -> list[dict[str, Any]]:
+        """Return what events of a kind say, those until now."""
         self.evaluate("0")
-        return [
-            event["params"]["entry"]["text"]
-            for event in self._events
-            if event.get("method") == "Log.entryAdded"
-        ]
+        return [event["params"] for event in self._events if event.get("method") == method]
 
     def screenshot(self, path: Path, whole: bool = True, clip: float | None = None) -> None:
         """Write a PNG of the page, or of its first `clip` CSS pixels."""

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, orinbench, refused
 
 from orinbench.judge.history.store import History, history_path
 from orinbench.judge.schema import Record
-from orinbench.measure.backends.backend import Bandwidth
 from orinbench.show.forms import render_json
 
 
@@ -24,12 +23,7 @@ def test_files_and_runs_become_a_page(
     assert orinbench("report", str(result), "1", "-o", str(page), "--title", "Both") == 0
     assert f"wrote {page}" in capsys.readouterr().err
     text = page.read_text()
-    for said in (
-        "<title>Both</title>",
-        "of the history",
-        "Over the run: a<",
-        "Over the run: run 1",
-    ):
+    for said in ("<title>Both<", "of the history", "Over the run: a<", "Over the run: run 1"):
         assert said in text
     assert list(tmp_path.glob(".orinbench-*")) == [] and page.stat().st_mode & 0o777 == 0o644
 
@@ -48,10 +42,7 @@ def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture)
         ([str(result), "-o", str(result / "a.html")], "cannot be written"),
         ([str(Path(__file__)), "-o", page], "is no result of llama-bench"),
     ):
-        assert orinbench("report", *arguments) == 2
-        captured = capsys.readouterr()
-        assert says in captured.err and "Traceback" not in captured.err
-        assert len(captured.err.splitlines()) == 1 and not Path(page).exists()
+        assert says in refused(capsys, "report", *arguments) and not Path(page).exists()
     assert pipe.is_fifo()
     (tmp_path / "link").unlink()
     (tmp_path / "link").symlink_to(page)
@@ -60,22 +51,8 @@ def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture)
 
 
 @pytest.fixture
-def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: Patch) -> list[str]:
-    bandwidth = Bandwidth(1 << 20, [10.0])
-    monkeypatch.setattr("orinbench.measure.command.copy_bandwidth", lambda *_: bandwidth)
-    return [
-        *(
-            "llama-bench",
-            "-m",
-            str(tiny_path),
-            "--backend",
-            "llama.cpp",
-            "--no-check",
-            "--ttft",
-            "0",
-        ),
-        *("--llama-bench", str(fake_llama_bench), "-p", "8", "-n", "4", "-r", "2"),
-    ]
+def bench(bench: list[str], known_bandwidth: None) -> list[str]:
+    return ["llama-bench", *bench, "-p", "8", "-n", "4", "-r", "2"]
 
 
 def test_a_run_draws_its_page(bench: list[str], tmp_path: Path, capsys: Capture) -> None:
@@ -90,10 +67,8 @@ def test_a_page_that_cannot_be_is_told_before_anything_is_measured(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "no" / "a.html", tmp_path / "pipe"):
-        assert orinbench(*bench, "--report", str(path)) == 2
-        captured = capsys.readouterr()
-        assert captured.err.startswith(f"orinbench: --report {path}: not a file in a folder")
-        assert captured.out == ""
+        line = refused(capsys, *bench, "--report", str(path))
+        assert line.startswith(f"--report {path}: not a file in a folder")
 
 
 def test_a_disk_that_fills_up_costs_the_page_alone(

@@ -197,40 +197,19 @@ def test_hostile_text_stays_text(rich_records: list[Record]) -> None:
 def test_results_of_llama_cpp_and_failed_ones(plain_records: list[Record]) -> None:
     text = render(load_records(DATA / "llama_bench.json"))
     assert "llama ?B Q6_K on AMD EPYC" in text and "measured-0" in text
-    text = render(
-        [
-            replace(
-                record,
-                samples_ts=[],
-                median_ts=None,
-                avg_ts=None,
-                comparisons=[],
-                error="out of memory",
-            )
-            for record in plain_records
-        ]
-    )
+    none: Plain = {"samples_ts": [], "median_ts": None, "avg_ts": None, "comparisons": []}
+    text = render([replace(record, **none, error="out of memory") for record in plain_records])
     assert "<figure" not in text and "llama.cpp tg128 failed: out of memory." in text
 
 
 def test_other_benchmarks_are_read_by_their_fields(plain_records: list[Record]) -> None:
-    products = [
-        completed_record(
-            {
-                "schema_version": 1,
-                "benchmark": "matmul",
-                "test": f"fp16 {size}",
-                "backend": "tinygrad:CPU",
-                "unit": "GFLOPS",
-                "peak_percent": size / 100,
-                "device": "CPU",
-                "samples_ts": [float(size)] * 6,
-                "avg_ts": float(size),
-                "environment": plain_records[0].environment,
-            }
+    shared: Plain = {"device": "CPU", "environment": plain_records[0].environment}
+    products = suite_rows(
+        *(
+            {"test": f"fp16 {size}", "peak_percent": size / 100, "samples_ts": [size] * 6} | shared
+            for size in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
         )
-        for size in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    ]
+    )
     page = Reader(render([*plain_records, *products]))
     assert {"measured-0", "measured-1"} <= set(page.sections())
     said = " ".join(page.text)
@@ -272,12 +251,8 @@ def test_repetitions_of_a_board(rich_records: list[Record]) -> None:
 
 def suite_rows(*rows: Plain) -> list[Record]:
     """Records of a suite's run from what differs."""
-    shared: Plain = {
-        "benchmark": "matmul",
-        "backend": "tinygrad:CPU",
-        "unit": "GFLOPS",
-        "model_type": "",
-    }
+    shared = {"schema_version": 1, "benchmark": "matmul", "backend": "tinygrad:CPU"}
+    shared |= {"unit": "GFLOPS", "model_type": ""}
     return [completed_record({**shared, **row}) for row in rows]
 
 

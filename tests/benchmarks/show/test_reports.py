@@ -32,20 +32,12 @@ def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
 
 # The fields by which llama.cpp's scripts/compare-llama-bench.py joins two commits: use_mmap of
 # builds before 0.5.0, load_mode since.
-JOINED = (
-    *(
-        "cpu_info",
-        "gpu_info",
-        "backends",
-        "n_gpu_layers",
-        "tensor_buft_overrides",
-        "model_filename",
-    ),
-    *("model_type", "n_batch", "n_ubatch", "embeddings", "cpu_mask", "cpu_strict", "poll"),
-    *("n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu"),
-    *("tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth", "n_cpu_moe"),
-    *("fit_target", "fit_min_ctx", "load_mode"),
-)
+JOINED = """
+    cpu_info gpu_info backends n_gpu_layers tensor_buft_overrides model_filename model_type n_batch
+    n_ubatch embeddings cpu_mask cpu_strict poll n_threads type_k type_v use_mmap no_kv_offload
+    split_mode main_gpu tensor_split flash_attn n_prompt n_gen n_depth n_cpu_moe fit_target
+    fit_min_ctx load_mode
+""".split()
 
 
 @pytest.mark.parametrize("form", ["sql", "json", "jsonl"])

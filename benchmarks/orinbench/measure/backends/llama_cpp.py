@@ -17,6 +17,7 @@ from typing import Any
 
 from orinbench.child import PIPE, Child
 from orinbench.errors import BenchError
+from orinbench.judge.load_results import runs_on_cpu
 from orinbench.measure.backends.backend import (
     BackendDiedError,
     FirstToken,
@@ -358,9 +359,3 @@ def batched_arguments(case: Case) -> list[str]:
 def _flags(case: Case) -> list[str]:
     pairs = ((KNOB_BY_FIELD[field].flags[0], str(value)) for field, value in case.settings)
     return [word for pair in pairs for word in pair]
-
-
-def runs_on_cpu(record: dict[str, Any]) -> bool:
-    """True if llama-bench's record is of a run on the CPU alone."""
-    accelerators = set(str(record.get("backends", "")).split(",")) - {"CPU", "BLAS", ""}
-    return not accelerators or record.get("n_gpu_layers") == 0

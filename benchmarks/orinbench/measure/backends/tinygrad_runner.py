@@ -127,16 +127,8 @@ class TinygradRunner:
         else:
             timed.begin(ids, 0)
             timed.token()
-        meters, name = self._meters, timed.name
-        return Loaded(
-            load_s,
-            name,
-            INCLUDED[name],
-            chunk_of(timed),
-            meters.compile_s,
-            meters.compiled,
-            meters.search_s,
-        )
+        spent = self._meters.since((0.0, 0.0, 0))
+        return Loaded(load_s, timed.name, INCLUDED[timed.name], chunk_of(timed), **spent)
 
     def _load(self, load: Load) -> Timed:
         if load.general:
@@ -172,8 +164,7 @@ class TinygradRunner:
         With `check` its numbers are computed in another way, too, at its depth and batch.
         """
         meters, timed = self._meters, self.timed
-        start, compiled, compile_s = time.perf_counter(), meters.compiled, meters.compile_s
-        search_s = meters.search_s
+        start, before = time.perf_counter(), meters.now()
         self._capture(timed, case)
         repetition_start = time.perf_counter()
         finite = self.measure(case, 0, text).finite
@@ -185,9 +176,7 @@ class TinygradRunner:
             checked=None if finite else RowChecked(False, math.inf, "nothing"),
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
-            compile_s=meters.compile_s - compile_s,
-            search_s=meters.search_s - search_s,
-            kernels_compiled=meters.compiled - compiled,
+            **meters.since(before),
             kernels_per_token=kernels,
             launches_per_token=launches,
             type_k=self._cache_type(),
@@ -245,16 +234,14 @@ class TinygradRunner:
             return self._encode(case)
         if isinstance(timed, EngineLoop):
             try:
-                if case.picture:
-                    return self._until_seen(timed, case)
-                if text:
+                if case.text:
                     return self._until_text(timed, case, text)
                 return self._in_loop(timed, case, seed)
             except NoNumbersError:
                 return Sample(1, finite=False)
         if case.n_parallel > 1:
             raise RuntimeError(f"-npl {case.n_parallel}: {timed.name} decodes one at a time")
-        if text:
+        if case.text:
             return self._until_text(timed, case, text)
         draw = random.Random(seed)
         prompt = self._random_ids(draw, case.n_depth + case.n_prompt)
@@ -301,18 +288,19 @@ class TinygradRunner:
         return replace(measured, finite=are_finite(loop.runner.logits()))
 
     def _until_text(self, timed: Timed, case: Case, text: str) -> Sample:
-        """Time from a text to the first text of the answer, as a user waits for it.
+        """Time from a text, or a picture's file and a question, to the answer's first text.
 
-        Inside: the text's tokens, the prompt, the most likely token on the host, its text.
+        Inside, as a user waits for it: the tokens (of a picture its encoder), the prompt, the most
+        likely token on the host, its text.
         """
         tokenizer = tokenizer_of(self._file)
-        answer = tokenizer.stream()
+        answer, data = tokenizer.stream(), self._picture(case) if case.picture else b""
         if isinstance(timed, EngineLoop):
             timed.forget()
         self._synchronize()
         compiled = self._meters.compiled
         start = time.perf_counter_ns()
-        ids = prompt_tokens(tokenizer, text)
+        ids = self._sees.prompt(data) if case.picture else prompt_tokens(tokenizer, text)
         if isinstance(timed, EngineLoop):
             token = timed.answer([[*ids]], 1)[2][0][0]
         else:
@@ -320,9 +308,10 @@ class TinygradRunner:
             token = timed.token()
         answer.push(token)
         ns = time.perf_counter_ns() - start
-        if len(ids) != case.n_prompt:
+        if len(ids) != case.n_prompt and not case.picture:
             raise RuntimeError(f"a text of {len(ids)} tokens, not {case.n_prompt}")
-        return self._measured(ns, compiled)
+        extra = {"prompt_tokens": len(ids)} if case.picture else {}
+        return replace(self._measured(ns, compiled), extra=extra)
 
     def _picture(self, case: Case) -> bytes:
         """Draw a picture that was not seen before: what is encoded once is not encoded again."""
@@ -349,17 +338,6 @@ class TinygradRunner:
             against = "the CPU's encoder"
             wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
         return replace(logit_distance([picture.rows], [wanted], against, []), logits=None)
-
-    def _until_seen(self, timed: EngineLoop, case: Case) -> Sample:
-        """Time from a picture's file and a question to the first text of the answer."""
-        data, answer = self._picture(case), tokenizer_of(self._file).stream()
-        timed.forget()
-        self._synchronize()
-        compiled, start = self._meters.compiled, time.perf_counter_ns()
-        ids = self._sees.prompt(data)
-        answer.push(timed.answer([ids], 1)[2][0][0])
-        ns = time.perf_counter_ns() - start
-        return replace(self._measured(ns, compiled), extra={"prompt_tokens": len(ids)})
 
     def _measured(self, ns: int, compiled: int) -> Sample:
         return self._meters.sample(ns, time.monotonic(), compiled)

@@ -69,12 +69,21 @@ def tensor(values: npt.NDArray[np.float32], dtype: str) -> Any:
     return (made if wanted == dtypes.float32 else made.cast(wanted)).contiguous().realize()
 
 
-class NumpyGpt2:
+class _Gpt2:
+    """Weights by name, of numpy or of tinygrad."""
+
+    def __init__(self, shape: Shape, weights: Mapping[str, Any]) -> None:
+        self.shape, self._weights = shape, weights
+
+    def _linear(self, name: str, x: Any) -> Any:
+        return x @ self._weights[f"{name}.w"] + self._weights[f"{name}.b"]
+
+
+class NumpyGpt2(_Gpt2):
     """The reference: the whole sequence at once, in float64."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        self.shape = shape
-        self._weights = {name: values.astype(np.float64) for name, values in weights.items()}
+        super().__init__(shape, {name: w.astype(np.float64) for name, w in weights.items()})
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """Return the logits after each of `tokens`: (tokens, vocab_size)."""
@@ -101,9 +110,6 @@ class NumpyGpt2:
         out: Array = x + self._linear(f"{layer}.mlp_proj", hidden * (1 + np.tanh(inner)) / 2)
         return out
 
-    def _linear(self, name: str, x: Array) -> Array:
-        return x @ self._weights[f"{name}.w"] + self._weights[f"{name}.b"]
-
     def _norm(self, name: str, x: Array) -> Array:
         centred = x - x.mean(-1, keepdims=True)
         spread = np.sqrt((centred**2).mean(-1, keepdims=True) + _EPSILON)
@@ -111,12 +117,11 @@ class NumpyGpt2:
         return normed
 
 
-class TinygradGpt2:
+class TinygradGpt2(_Gpt2):
     """One token at a time over a cache of keys and values, on tinygrad's default device."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, Any], dtype: str) -> None:
-        self.shape = shape
-        self._weights = {name: tensor(values, dtype) for name, values in weights.items()}
+        super().__init__(shape, {name: tensor(values, dtype) for name, values in weights.items()})
         head = shape.n_embd // shape.n_heads
         self._caches = [
             Tensor.zeros(2, shape.n_heads, shape.context, head, dtype=dtype).contiguous().realize()
@@ -146,9 +151,6 @@ class TinygradGpt2:
         x = x + self._linear(f"{layer}.attn_proj", mixed)
         hidden = self._linear(f"{layer}.mlp", self._norm(f"{layer}.ln2", x)).gelu()
         return x + self._linear(f"{layer}.mlp_proj", hidden)
-
-    def _linear(self, name: str, x: Any) -> Any:
-        return x @ self._weights[f"{name}.w"] + self._weights[f"{name}.b"]
 
     def _norm(self, name: str, x: Any) -> Any:
         normed = x.float().layernorm(eps=_EPSILON).cast(x.dtype)

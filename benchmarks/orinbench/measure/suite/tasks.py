@@ -94,6 +94,17 @@ def expect_close(got: npt.ArrayLike, want: npt.ArrayLike, tolerance: float) -> s
     return f"off from numpy by at most {error:.1e} of its root mean square"
 
 
+class Call:
+    """A call of a function with its arguments; `left` is what the last one has returned."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._function, self._arguments, self.left = function, arguments, cast(Any, None)
+
+    def __call__(self) -> None:
+        """Call it."""
+        self.left = self._function(*self._arguments)
+
+
 def copy(case: Mapping[str, Any], seed: int) -> Task:
     """A copy of random bytes, of which every one is compared afterwards."""
     way, n_bytes = case["way"], case["n_bytes"]
@@ -214,17 +225,13 @@ def matmul(case: Mapping[str, Any], seed: int) -> Task:
     dtype, size = case["dtype"], case["size"]
     draw = np.random.default_rng(seed)
     a, b = (tensor(draw.standard_normal((size, size), np.float32), DTYPES[dtype]) for _ in range(2))
-    jit = TinyJit(lambda left, right: (left @ right).realize())
-    last: list[Any] = [None]
-
-    def call() -> None:
-        last[0] = jit(a, b)
+    call = Call(TinyJit(lambda left, right: (left @ right).realize()), a, b)
 
     def check() -> str:
         # (A B) v = A (B v) for a random v of signs: one wrong tile shows in its rows (Freivalds).
         signs = draw.choice([-1.0, 1.0], size)
         want = matvec_float64(a, matvec_float64(b, signs))
-        return expect_close(matvec_float64(last[0], signs), want, _MATMUL_TOLERANCE[dtype])
+        return expect_close(matvec_float64(call.left, signs), want, _MATMUL_TOLERANCE[dtype])
 
     flops = 2.0 * size**3
     included = "one kernel a product; operands that fit into the L2 cache stay there"
@@ -246,15 +253,12 @@ def gemv(case: Mapping[str, Any], seed: int) -> Task:
         weights = ggml_data_to_tensor(blocks, rows * columns, kind.value).reshape(rows, columns)
         return (weights.half() @ by).realize()
 
-    jit, last = TinyJit(product), [None]
-
-    def call() -> None:
-        last[0] = jit(packed, x)
+    call = Call(jit := TinyJit(product), packed, x)
 
     def check() -> str:
         weights = dequantize(raw.reshape(rows, -1), kind).reshape(rows, columns)
         want = weights.astype(np.float64) @ vector.astype(np.float64)
-        return expect_close(cast(Any, last[0]).float().numpy(), want, _MATMUL_TOLERANCE["fp16"])
+        return expect_close(call.left.float().numpy(), want, _MATMUL_TOLERANCE["fp16"])
 
     included = "reading packed weights, unpacking and the product; small ones stay in a cache"
     n_bytes = float(raw.nbytes)

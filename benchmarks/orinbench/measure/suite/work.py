@@ -58,7 +58,7 @@ class SuiteWork:
         if reason := self._too_slow(case, max_call_s):
             return Prepared(left_out=reason)
         meters, start = self._meters, time.perf_counter()
-        compiled, compile_s, search_s = meters.compiled, meters.compile_s, meters.search_s
+        before = meters.now()
         task = TASKS[case.benchmark](dict(case.parameters), seed)
         task.before(seed)
         took = self._warm(task, max_call_s)
@@ -83,9 +83,7 @@ class SuiteWork:
             included=task.included,
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
-            compile_s=meters.compile_s - compile_s,
-            search_s=meters.search_s - search_s,
-            kernels_compiled=meters.compiled - compiled,
+            **meters.since(before),
             extra={
                 "kernels": kernels,
                 "launches": launches,
@@ -116,12 +114,12 @@ class SuiteWork:
         """
         took = math.inf
         for _ in range(_WARM_CALLS):
-            meters, start = self._meters, time.perf_counter()
-            compile_s, search_s = meters.compile_s, meters.search_s
+            start, before = time.perf_counter(), self._meters.now()
             task.call()
             _synchronize()
             # A search compiles, too.
-            compiling = max(meters.compile_s - compile_s, meters.search_s - search_s)
+            spent = self._meters.since(before)
+            compiling = max(spent["compile_s"], spent["search_s"])
             took = min(took, time.perf_counter() - start - compiling)
             if took > _HOPELESS * limit:
                 break

@@ -20,13 +20,9 @@ run = partial(orinbench, "llama-bench")
 
 
 @pytest.fixture
-def bench(tiny_path: Path, fake_llama_bench: Path, known_bandwidth: None) -> list[str]:
+def bench(bench: list[str], known_bandwidth: None) -> list[str]:
     """A run of the stand-in for llama-bench: two tests, four repetitions, in a second."""
-    return [
-        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check", "--ttft", "0"),
-        *("--llama-bench", str(fake_llama_bench)),
-        *("-p", "8", "-n", "4", "-r", "2", "-o", "json"),
-    ]
+    return [*bench, "-p", "8", "-n", "4", "-r", "2", "-o", "json"]
 
 
 def test_a_run_is_kept_with_its_command(

@@ -25,14 +25,8 @@ class FakeRunner:
     """Notes what is asked of it; its token is 7 (see orinllm's `Runner`)."""
 
     name, context, vocab_size = "general", 256, 1000
-    slots, chunk, prompt_tokens_per_step, most_ahead, most_under_way, most_verified = (
-        2,
-        16,
-        16,
-        0,
-        1,
-        1,
-    )
+    slots, chunk, prompt_tokens_per_step = 2, 16, 16
+    most_ahead, most_under_way, most_verified = 0, 1, 1
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

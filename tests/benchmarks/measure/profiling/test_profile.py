@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.benchmarks.orinbench_command import Capture, Patch, orinbench
+from tests.benchmarks.orinbench_command import Capture, Patch, refused
 
 from orinbench.errors import BenchError
 from orinbench.measure.profiling import command as profile
@@ -93,9 +93,7 @@ def test_what_cannot_be_is_said_before_a_device_is_tried(
     monkeypatch.setattr("orinbench.measure.chosen.probe_device", lambda device: 1 / 0)
     other = tmp_path / "other.gguf"
     other.write_text("no model")
-    assert orinbench(*words.format(other=other, least=least_path).split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
+    assert says in refused(capsys, *words.format(other=other, least=least_path).split())
 
 
 def test_a_device_that_does_not_open_is_one_line(least_path: Path) -> None:

@@ -44,16 +44,7 @@ def test_the_main_loop_is_the_innermost_that_works() -> None:
 
 
 def test_loads_by_their_bytes() -> None:
-    loop = [
-        "LDG.E.U16",
-        "LDGSTS.E.BYPASS.128",
-        "LDGDEPBAR",
-        "LD.E",
-        "LDG.E",
-        "LDS.128",
-        "LDG.E.U8",
-        "LDG.E.64",
-    ]
+    loop = "LDG.E.U16 LDGSTS.E.BYPASS.128 LDGDEPBAR LD.E LDG.E LDS.128 LDG.E.U8 LDG.E.64".split()
     assert sass.load_bytes(loop) == "1x16, 1x8, 2x4, 1x2, 1x1"
 
 
