@@ -3,14 +3,14 @@
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.benchmarks.orinbench_command import Patch
+from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.measure.backends.backend import (
     Bandwidth,
@@ -35,7 +35,6 @@ settings.load_profile("busy")
 
 FAKE = Path(__file__).with_name("fake_llama_bench.py")
 BOARD = Path(__file__).parents[2] / "telemetry/boards/agx-orin"
-RecordedRun = Callable[..., RunResult]
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +131,7 @@ def no_llama_bench(monkeypatch: Patch) -> None:
 
 
 @pytest.fixture
-def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
+def recorded_run(tiny_model: ModelInfo) -> Build:
     """Return a function that builds a run of one or more backends from milliseconds a sample."""
 
     def lane(backend: str, milliseconds: dict[Case, list[float]], **fields: Any) -> LaneResult:

@@ -1,12 +1,17 @@
-"""The `orinbench` command, run in the test's process."""
+"""The `orinbench` command, run in the test's process, and types of fixtures."""
+
+from collections.abc import Callable
 
 import pytest
 
 from orinbench.cli import main
+from orinbench.measure.results import RunResult
 
 # Fixtures of pytest, as most tests of the commands take them.
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
+#: Of conftest.py: makes a run from the milliseconds of samples, by backend and case.
+Build = Callable[..., RunResult]
 
 
 def orinbench(*arguments: str) -> int:

@@ -1,13 +1,13 @@
 """The gate with a real tinygrad:CPU, and with engines that compute wrongly or not at all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.benchmarks.orinbench_command import Patch
+from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.check import gate
 from orinbench.check.gate import Gate
@@ -17,11 +17,9 @@ from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.backend import Backend, BackendDiedError
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.plan import Case
-from orinbench.measure.results import LaneResult, RunResult
+from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
 from orinbench.progress import Messages
-
-Build = Callable[..., RunResult]
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import Patch
+from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.judge.identity import identity
 from orinbench.judge.load_results import load_records
@@ -11,7 +10,6 @@ from orinbench.judge.record import make_records
 from orinbench.judge.schema import FIELDS, LLAMA_FIELDS
 from orinbench.measure.clocks import ClockState
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.forms import render_json
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
@@ -19,7 +17,6 @@ BOTH = {
     "tinygrad:CPU": {PP: [10.0, 11.0, 10.5, 10.2, 10.8, 10.4], TG: [8.0] * 6},
     "llama.cpp": {PP: [1.0, 1.1, 1.05, 1.02, 1.08, 1.04], TG: [8.0, 8.1, 7.9, 8.0, 8.05, 7.95]},
 }
-Build = Callable[..., RunResult]
 
 
 def test_the_schema_is_llama_benchs_then_ours() -> None:
@@ -181,9 +178,7 @@ def test_a_busy_machine_is_said_to_be_one(recorded_run: Build) -> None:
     assert not any(record.warnings for record in make_records(run))
 
 
-def test_every_row_says_of_which_benchmark_it_is_and_in_what_unit(
-    recorded_run: Build,
-) -> None:
+def test_every_row_says_of_which_benchmark_it_is_and_in_what_unit(recorded_run: Build) -> None:
     record = make_records(recorded_run({"tinygrad:CPU": {Case(32, 16, 0): [10.0, 20.0]}}))[0]
     assert (record.benchmark, record.unit, record.work) == ("llama-bench", "tok/s", 48)
     seconds = [ns / 1e9 for ns in record.samples_ns]

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import click
 import pytest
-from tests.benchmarks.orinbench_command import Capture, Patch, orinbench, refused
+from tests.benchmarks.orinbench_command import Build, Capture, Patch, orinbench, refused
 
 from orinbench.cli import main
 from orinbench.judge.schema import FIELDS
@@ -26,7 +25,6 @@ from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.llama_flags import LlamaBenchOptions
 from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
-from orinbench.measure.results import RunResult
 from orinbench.options import flags_of
 from orinbench.progress import Messages
 from orinboard.files import Roots
@@ -409,9 +407,7 @@ def test_a_killed_run_is_told_of_at_the_next_start(
     assert json.loads(lost.read_text().splitlines()[0])["backend"] == "llama.cpp"
 
 
-def test_a_first_run_on_a_cpu_says_what_it_shows(
-    recorded_run: Callable[..., RunResult], tmp_path: Path
-) -> None:
+def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Build, tmp_path: Path) -> None:
     times = {Case(0, 4, 0): [8.0]}
     alone = recorded_run({"tinygrad:CPU": times})
     assert "the kernels are made for GPUs" in (llama_bench.last_words(alone) or "")

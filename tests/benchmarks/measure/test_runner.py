@@ -225,14 +225,6 @@ def test_a_run_that_would_take_too_long_takes_fewer_processes(tiny_model: ModelI
         assert ("instead of" in said) == (taken < planned)
 
 
-def test_a_process_that_does_not_start_again_costs_its_lane(tiny_model: ModelInfo) -> None:
-    bench = Bench(tiny_model, repetitions=4, processes=2, hook=die_at("tinygrad:CPU renew"))
-    run = bench.run()
-    assert run.lanes[0].error == "killed by SIGSEGV" and not run.partial
-    assert [len(row.samples) for row in run.lanes[0].rows] == [2, 2]
-    assert [len(row.samples) for row in run.lanes[1].rows] == [4, 4]
-
-
 def test_a_lane_without_a_row_to_run_is_not_started_again(tiny_model: ModelInfo) -> None:
     def hook(line: str) -> None:
         if line.startswith("tinygrad:CPU measure"):
@@ -250,32 +242,33 @@ def test_a_warm_up_can_be_left_out(tiny_model: ModelInfo) -> None:
     assert all(len(row.samples) == 2 for lane in run.lanes for row in lane.rows)
 
 
-def test_a_backend_that_dies_while_it_is_timed_costs_its_row_alone(tiny_model: ModelInfo) -> None:
-    run = Bench(tiny_model, hook=die_at("tinygrad:CPU measure tg16 seed 8")).run()
+SEGV = "killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("where", "samples", "errors"),
+    [
+        ("open", [0, 0], SEGV),
+        ("first token", [0, 0], SEGV),
+        ("check", [0, 0], SEGV),
+        ("renew", [2, 2], SEGV),
+        ("warm up pp32", [0, 4], [SEGV, None]),
+        ("measure tg16 seed 8", [4, 1], [None, SEGV]),
+    ],
+)
+def test_what_dies_costs_its_row_or_its_lane_and_not_the_others(
+    tiny_model: ModelInfo, where: str, samples: list[int], errors: str | list[str | None]
+) -> None:
+    bench = Bench(tiny_model, repetitions=4, processes=2, hook=die_at(f"tinygrad:CPU {where}"))
+    run = bench.run()
     ours, theirs = run.lanes
-    assert [len(row.samples) for row in ours.rows] == [2, 1]
-    assert [row.error for row in ours.rows] == [None, "killed by SIGSEGV"]
-    assert [len(row.samples) for row in theirs.rows] == [2, 2]
+    assert [len(row.samples) for row in ours.rows] == samples
+    assert [len(row.samples) for row in theirs.rows] == [4, 4]
+    assert (ours.error or [row.error for row in ours.rows]) == errors
     assert run.failed and not run.partial
-
-
-@pytest.mark.parametrize("where", ["open", "first token", "check"])
-def test_a_backend_that_dies_early_leaves_the_others(tiny_model: ModelInfo, where: str) -> None:
-    bench = Bench(tiny_model, hook=die_at(f"tinygrad:CPU {where}"))
-    run = bench.run()
-    assert run.lanes[0].error == "killed by SIGSEGV"
-    assert not any(row.samples for row in run.lanes[0].rows)
-    assert [len(row.samples) for row in run.lanes[1].rows] == [2, 2]
-    assert "tinygrad:CPU: killed by SIGSEGV" in bench.talk.lines
-    assert not any(line.startswith("tinygrad:CPU measure") for line in bench.log)
-
-
-def test_a_warm_up_that_fails_costs_its_row(tiny_model: ModelInfo) -> None:
-    bench = Bench(tiny_model, hook=die_at("tinygrad:CPU warm up pp32"))
-    run = bench.run()
-    assert run.lanes[0].rows[0].error == "killed by SIGSEGV"
-    assert len(run.lanes[0].rows[1].samples) == 2
-    assert not any("tinygrad:CPU measure pp32" in line for line in bench.log)
+    assert (f"tinygrad:CPU: {SEGV}" in bench.talk.lines) == (errors == SEGV)
+    for test, count in zip(("pp32", "tg16"), samples, strict=True):
+        assert any(f"tinygrad:CPU measure {test}" in line for line in bench.log) == (count > 0)
 
 
 def test_nothing_that_opens_is_an_error_with_every_reason(tiny_model: ModelInfo) -> None:

@@ -3,17 +3,15 @@
 import json
 import os
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import Capture, orinbench
+from tests.benchmarks.orinbench_command import Build, Capture, orinbench
 
 from orinbench.errors import BenchError
 from orinbench.judge.record import make_records
 from orinbench.measure.plan import Case, Lane, lanes_by_environment, parse_variables
-from orinbench.measure.results import RunResult
 
 TG = Case(0, 4, 0)
 
@@ -48,7 +46,7 @@ def test_what_is_no_variable_is_one_line(texts: list[str], says: str) -> None:
         parse_variables(texts)
 
 
-def test_a_sweep_is_compared_with_its_first(recorded_run: Callable[..., RunResult]) -> None:
+def test_a_sweep_is_compared_with_its_first(recorded_run: Build) -> None:
     run = recorded_run({"tinygrad:CPU": {TG: [10.0] * 8}, "llama.cpp": {TG: [5.0] * 8}})
     first, other = run.lanes
     plans = lanes_by_environment([first.plan], ["BEAM=0,2"])

@@ -41,10 +41,11 @@ from orinbench.serve.servers import Room, command_of
 
 run = partial(orinbench, "serve-bench")
 FIRST_S, GAP_S = 0.05, 0.02
+Served = tuple[FakeOpenAI, str]
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[FakeOpenAI, str]]:
+def server() -> Iterator[Served]:
     """A running server in a thread, and its address."""
     fake = FakeOpenAI(FIRST_S, GAP_S)
     with socket.socket() as listener:
@@ -90,9 +91,7 @@ def test_figures_of_known_answers() -> None:
     assert nothing.ttft_ms == {} and nothing.goodput_s is None and nothing.output_tokens_s == 0
 
 
-def test_closed_loop_figures_are_what_the_server_did(
-    server: tuple[FakeOpenAI, str], capsys: Capture
-) -> None:
+def test_closed_loop_figures_are_what_the_server_did(server: Served, capsys: Capture) -> None:
     fake, url = server
     arguments = ["--url", url, "--concurrency", "3", "--requests", "7", "-p", "20", "-n", "5"]
     assert run(*arguments, "-r", "2", "-o", "json", "--goodput", "e2el:60000") == 0
@@ -132,9 +131,7 @@ def test_closed_loop_figures_are_what_the_server_did(
     assert figures["e2e_ms"]["p50"] >= 1e3 * (FIRST_S + 4 * GAP_S * 0.9)
 
 
-def test_an_open_loop_does_not_wait_for_answers(
-    server: tuple[FakeOpenAI, str], capsys: Capture
-) -> None:
+def test_an_open_loop_does_not_wait_for_answers(server: Served, capsys: Capture) -> None:
     fake, url = server
     fake.first_s = 0.5
     arguments = ["--url", url, "--rate", "40", "--requests", "12", "-p", "4", "-n", "2", "-r", "1"]
@@ -270,9 +267,7 @@ def test_a_stream_may_hold_what_json_and_openai_allow() -> None:
     assert asked(WORD, USAGE, b"data: [DONE]", b"data: 5").error is None
 
 
-def test_failures_are_counted_and_said(
-    server: tuple[FakeOpenAI, str], monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_failures_are_counted_and_said(server: Served, monkeypatch: Patch, capsys: Capture) -> None:
     fake, url = server
     fake.first_s = 30.0
     words = ["--url", url, "--concurrency", "4", "--requests", "4", "-n", "1", "-r", "1"]
@@ -284,7 +279,7 @@ def test_failures_are_counted_and_said(
 
 
 def test_a_server_that_goes_leaves_the_rounds_before(
-    server: tuple[FakeOpenAI, str], monkeypatch: Patch, capsys: Capture
+    server: Served, monkeypatch: Patch, capsys: Capture
 ) -> None:
     fake, url = server
     fake.first_s = fake.gap_s = 0.0
@@ -306,9 +301,7 @@ def test_a_server_that_goes_leaves_the_rounds_before(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_interrupts_print_what_was_measured(
-    server: tuple[FakeOpenAI, str], number: signal.Signals
-) -> None:
+def test_interrupts_print_what_was_measured(server: Served, number: signal.Signals) -> None:
     """Several of them, as `timeout` and a person in a hurry send; the rounds before are kept."""
     fake, url = server
     fake.first_s = fake.gap_s = 0.0
@@ -353,7 +346,7 @@ def fake_server_binary(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 def test_servers_are_started_in_turns_and_compared(
-    server: tuple[FakeOpenAI, str], fake_server_binary: Path, tiny_path: Path, capsys: Capture
+    server: Served, fake_server_binary: Path, tiny_path: Path, capsys: Capture
 ) -> None:
     fake, url = server
     fake.first_s = 0.2  # ten times the other's
@@ -423,7 +416,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def test_an_unknown_server_and_a_wrong_key(
-    server: tuple[FakeOpenAI, str], tiny_path: Path, tmp_path: Path, capsys: Capture
+    server: Served, tiny_path: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     assert run("--start", "vllm", "-m", str(tiny_path)) == 2
     assert "--start vllm: unknown; there are orinllm, llama-server" in capsys.readouterr().err
@@ -435,7 +428,7 @@ def test_an_unknown_server_and_a_wrong_key(
     assert Load(4).label == "4 at once" and Load(rate=2.5).label == "2.5/s"
 
 
-def test_each_request_has_another_picture(server: tuple[FakeOpenAI, str], tmp_path: Path) -> None:
+def test_each_request_has_another_picture(server: Served, tmp_path: Path) -> None:
     fake, url = server
     asked = ("--url", url, "--endpoint", "chat", "--picture", "60x45")
     assert run(*asked, "--concurrency", "2", "--requests", "3", "-r", "1", "-n", "2") == 0

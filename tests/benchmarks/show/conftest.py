@@ -2,16 +2,15 @@
 
 import copy
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import Build
 
 from orinbench.judge.record import make_records
 from orinbench.judge.schema import Record
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.page import render
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 0)
@@ -25,7 +24,7 @@ def figures_of(page: str) -> list[str]:
 
 
 @pytest.fixture
-def plain_records(recorded_run: Callable[..., RunResult]) -> list[Record]:
+def plain_records(recorded_run: Build) -> list[Record]:
     """Two backends, two tests, eight rounds, and nothing that a sensor tells."""
     wobble = (0.0, 0.02, -0.02, 0.01, -0.01, 0.03, 0.0, -0.03)
     lanes = {

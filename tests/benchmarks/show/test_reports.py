@@ -2,16 +2,15 @@ import csv
 import io
 import json
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.benchmarks.orinbench_command import Build
 
 from orinbench.judge.record import make_records
 from orinbench.judge.schema import FIELDS
 from orinbench.measure.backends.backend import Loaded
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.forms import RENDERERS, render_csv, render_json, render_jsonl, render_sql
 from orinbench.show.table import render_md
 
@@ -20,7 +19,6 @@ BOTH = {
     "tinygrad:CPU": {PP: [10.0] * 6, TG: [8.0] * 6},
     "llama.cpp": {PP: [1.0, 1.1, 1.05, 1.02, 1.08, 1.04], TG: [4.0] * 6},
 }
-Build = Callable[..., RunResult]
 
 
 def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:

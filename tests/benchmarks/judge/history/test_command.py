@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import Capture, orinbench
+from tests.benchmarks.orinbench_command import Build, Capture, orinbench
 
 from orinbench.judge.history.store import Filter, History
 from orinbench.judge.history.trend import read_trends
 from orinbench.judge.record import make_records
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.forms import render_json
 
 DATA = Path(__file__).with_name("data")
@@ -32,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def add_run(recorded_run: Callable[..., RunResult], path: Path) -> AddRun:
+def add_run(recorded_run: Build, path: Path) -> AddRun:
     """Return a function that keeps a run whose sample takes so many milliseconds."""
 
     def add(day: int, milliseconds: float, series: str = "a" * 12, **fields: Any) -> None:
@@ -139,7 +138,7 @@ def test_a_fall_that_was_made_good_is_none(add_run: AddRun, path: Path, capsys: 
 
 
 def test_a_test_that_fails_now_is_no_success(
-    recorded_run: Callable[..., RunResult], path: Path, tmp_path: Path, capsys: Capture
+    recorded_run: Build, path: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     whole = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6, Case(8, 0, 0): [5.0] * 6}}))
     later = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6, Case(8, 0, 0): []}}))

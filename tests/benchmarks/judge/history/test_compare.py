@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import Capture, orinbench
+from tests.benchmarks.orinbench_command import Build, Capture, orinbench
 
 from orinbench.judge.history.store import History
 from orinbench.judge.identity import case_key
@@ -16,11 +16,9 @@ from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise, Verdict
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.forms import render_json
 
 TG = Case(0, 16, 0)
-Build = Callable[..., RunResult]
 
 
 def saved(path: Path, records: list[Record]) -> Path:

@@ -1,19 +1,17 @@
 """Files of results: ours and those that llama.cpp's llama-bench wrote (data/, build 0c1e570)."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import Patch
+from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.errors import BenchError
 from orinbench.judge.identity import context, device_label, identity
 from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.record import make_records
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.forms import RENDERERS, as_llama_bench
 from orinbench.show.table import render_md
 
@@ -22,9 +20,7 @@ TG = Case(0, 16, 0)
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])
-def test_our_own_forms_come_back_whole(
-    form: str, recorded_run: Callable[..., RunResult], tmp_path: Path
-) -> None:
+def test_our_own_forms_come_back_whole(form: str, recorded_run: Build, tmp_path: Path) -> None:
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0, 11.0, 12.0] * 2}}))
     path = tmp_path / f"a.{form}"
     path.write_text(RENDERERS[form](records))
@@ -48,7 +44,7 @@ def test_an_old_record_gets_the_defaults_of_new_fields() -> None:
     assert completed_record(vars(record)) == record
 
 
-def test_what_came_of_a_model_is_no_identity(recorded_run: Callable[..., RunResult]) -> None:
+def test_what_came_of_a_model_is_no_identity(recorded_run: Build) -> None:
     (record,) = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6}}))
     general, fused = (
         replace(record, decode_path=path, n_ubatch=chunk, type_k=kind)

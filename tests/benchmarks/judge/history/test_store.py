@@ -3,14 +3,13 @@
 import multiprocessing
 import os
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.benchmarks.orinbench_command import Patch
+from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.errors import BenchError
 from orinbench.judge.history import store
@@ -19,14 +18,13 @@ from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.record import make_records
 from orinbench.judge.schema import Record
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.forms import render_json, render_jsonl
 
 TG, PP = Case(0, 16, 0), Case(16, 0, 0)
 
 
 @pytest.fixture
-def records(recorded_run: Callable[..., RunResult]) -> list[Record]:
+def records(recorded_run: Build) -> list[Record]:
     samples = [10.0, 10.1, 9.9, 10.0, 10.05, 9.95]
     lanes = {"tinygrad:CPU": {TG: samples, PP: samples}, "llama.cpp": {TG: samples}}
     return make_records(recorded_run(lanes))

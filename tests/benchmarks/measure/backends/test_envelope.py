@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.orinbench_command import Capture, Patch, refused
+from tests.benchmarks.orinbench_command import Build, Capture, Patch, refused
 
 from orinbench.errors import BenchError
 from orinbench.judge.record import make_records
 from orinbench.measure.backends.envelope import SMS, Preload, build_preload, envelope_estimate
 from orinbench.measure.plan import Case
-from orinbench.measure.results import RunResult
 from orinbench.show.table import render_md
 
 FAKE = Path(__file__).with_name("fake_cuda.c")
@@ -130,7 +129,7 @@ def test_only_a_cuda_device_can_be_limited(tiny_path: Path, capsys: Capture) -> 
     )
 
 
-def test_estimates_stand_beside_the_time(recorded_run: Callable[..., RunResult]) -> None:
+def test_estimates_stand_beside_the_time(recorded_run: Build) -> None:
     cases = {Case(0, 4, 0, sms=16): [8.0] * 6, Case(512, 0, 0, sms=16): [50.0] * 6}
     records = make_records(recorded_run({"llama.cpp": cases}))
     token, prompt = (record.extra["envelope"] for record in records)

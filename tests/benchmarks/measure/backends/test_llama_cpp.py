@@ -8,11 +8,7 @@ from tests.benchmarks.orinbench_command import Patch
 from orinbench.errors import BenchError
 from orinbench.judge.load_results import runs_on_cpu
 from orinbench.measure.backends.backend import BackendDiedError
-from orinbench.measure.backends.llama_cpp import (
-    LlamaCppBackend,
-    case_arguments,
-    find_llama_bench,
-)
+from orinbench.measure.backends.llama_cpp import LlamaCppBackend, case_arguments, find_llama_bench
 from orinbench.measure.plan import Case, Lane
 
 CASE = Case(0, 16, 0)

@@ -84,8 +84,11 @@ class FakeSuiteBackend:
         self.log.append(f"{self.device} close")
 
 
+Fakes = type[FakeSuiteBackend]
+
+
 @pytest.fixture
-def fake(monkeypatch: Patch, tmp_path: Path) -> type[FakeSuiteBackend]:
+def fake(monkeypatch: Patch, tmp_path: Path) -> Fakes:
     class Fake(FakeSuiteBackend):
         log: list[str] = []  # noqa: RUF012
         max_calls: list[float] = []  # noqa: RUF012
@@ -109,9 +112,7 @@ def suite(capsys: Capture) -> Callable[..., tuple[int, list[Any], str]]:
     return run
 
 
-def test_throughput_is_work_by_time_and_shares_are_of_the_device(
-    fake: type[FakeSuiteBackend], suite: Any
-) -> None:
+def test_throughput_is_work_by_time_and_shares_are_of_the_device(fake: Fakes, suite: Any) -> None:
     code, records, _ = suite("copy ?2? 4 KiB,-copy d2d*", "--device", "CUDA,CPU", "-r", "6")
     assert code == 0
     assert [(r["backend"], r["test"]) for r in records] == [
@@ -132,9 +133,7 @@ def test_throughput_is_work_by_time_and_shares_are_of_the_device(
     assert gpu["model_type"] is gpu["n_prompt"] is gpu["token_read_bytes"] is None
 
 
-def test_devices_are_interleaved_and_compared_in_pairs(
-    fake: type[FakeSuiteBackend], suite: Any
-) -> None:
+def test_devices_are_interleaved_and_compared_in_pairs(fake: Fakes, suite: Any) -> None:
     _, records, _ = suite("alloc * 4 KiB", "--device", "CUDA,CPU", "-r", "7", "--processes", "7")
     lines = [line for line in fake.log if "measure" in line]
     for round_ in range(7):
@@ -151,7 +150,7 @@ def test_devices_are_interleaved_and_compared_in_pairs(
 
 
 def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
-    fake: type[FakeSuiteBackend], suite: Any, monkeypatch: Patch
+    fake: Fakes, suite: Any, monkeypatch: Patch
 ) -> None:
     asked: list[str] = []
 
@@ -169,7 +168,7 @@ def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
 
 
 def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figure(
-    fake: type[FakeSuiteBackend], suite: Any
+    fake: Fakes, suite: Any
 ) -> None:
     def hook(line: str) -> None:
         if line == "CPU warm up cached 4 KiB":
@@ -190,7 +189,7 @@ def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figur
     assert "| left out |" in text.replace("  ", "") and "cached 4 KiB left out: one" in text
 
 
-def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) -> None:
+def test_every_form_holds_every_row(fake: Fakes, suite: Any) -> None:
     _, records, _ = suite("tiny,-schedule", "--device", "CUDA,CPU", "-r", "2")
     rows = list(map(completed_record, records))
     for render in RENDERERS.values():
@@ -206,7 +205,7 @@ def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) ->
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
 def test_ctrl_c_and_a_crash_keep_what_was_measured(
-    end: type[BaseException], fake: type[FakeSuiteBackend], suite: Any,
+    end: type[BaseException], fake: Fakes, suite: Any,
     capsys: Capture,
 ) -> None:  # fmt: skip
     def hook(line: str) -> None:
@@ -230,9 +229,7 @@ def test_ctrl_c_and_a_crash_keep_what_was_measured(
     assert 2 <= sum(len(record["samples_ns"]) for record in launches) < 6
 
 
-def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
-    fake: type[FakeSuiteBackend], suite: Any
-) -> None:
+def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(fake: Fakes, suite: Any) -> None:
     def hook(line: str) -> None:
         if line.endswith("open"):
             raise BackendDiedError("no such thing")
@@ -243,7 +240,7 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
     assert "orinbench: --device: none opens (tinygrad:CPU: no such thing)" in err
 
 
-def test_all_devices_that_open_are_taken(fake: type[FakeSuiteBackend], monkeypatch: Patch) -> None:
+def test_all_devices_that_open_are_taken(fake: Fakes, monkeypatch: Patch) -> None:
     assert command.choose_devices([], Messages()) == ["CUDA", "CPU"]
     assert command.choose_devices(["CPU,NV", "CPU"], Messages()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
@@ -252,7 +249,7 @@ def test_all_devices_that_open_are_taken(fake: type[FakeSuiteBackend], monkeypat
 
 
 def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
-    fake: type[FakeSuiteBackend], suite: Any
+    fake: Fakes, suite: Any
 ) -> None:
     """Scheduling takes seconds of Python on a slow processor; a kernel that does is too slow."""
     flags = ("--device", "CPU", "-r", "1", "--no-roofline")
@@ -271,7 +268,7 @@ def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], says: str, fake: type[FakeSuiteBackend], capsys: Capture
+    arguments: list[str], says: str, fake: Fakes, capsys: Capture
 ) -> None:
     assert refused(capsys, "suite", *arguments).startswith(says) and fake.log == []
 
