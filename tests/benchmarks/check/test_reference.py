@@ -52,6 +52,8 @@ LLAMA_CPP: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
     ),
 }
 
+Models = Callable[[str], Path]  # the file of a shape
+
 
 def error_against_llama_cpp(path: Path, expected: dict[int, float]) -> float:
     got = log_softmax(Reference(open_model(path)).logits(PROMPT))[0]
@@ -77,7 +79,7 @@ def test_with_the_other_rotation_it_does_not_agree(
 
 
 @pytest.fixture(scope="module")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("tiny")
 
     def path_of(shape: str) -> Path:
@@ -108,7 +110,7 @@ def error_of(path: Path, case: str, context: int, file: Path = GOLDEN) -> float:
 
 
 @pytest.mark.parametrize("shape", transformers_golden.CASES)
-def test_it_agrees_with_transformers(tiny_models: Callable[[str], Path], shape: str) -> None:
+def test_it_agrees_with_transformers(tiny_models: Models, shape: str) -> None:
     """Both in float64, so that what is left is the six digits of the file."""
     file, context = transformers_golden.GOLDEN, transformers_golden.CONTEXT
     assert error_of(tiny_models(shape), shape, context, file) < 2e-6
@@ -118,14 +120,14 @@ def test_it_agrees_with_transformers(tiny_models: Callable[[str], Path], shape: 
     ("shape", "context"), [(shape, context) for shape in CASES for context in CASES[shape]]
 )
 def test_every_architecture_agrees_with_llama_cpp(
-    tiny_models: Callable[[str], Path], shape: str, context: int
+    tiny_models: Models, shape: str, context: int
 ) -> None:
     # llama.cpp looks gelu up in a table of 16-bit floats: 8e-4 here for gemma3.
     bound = 3e-3 if shape == "tiny-gemma3" else 3e-5
     assert error_of(tiny_models(shape), f"{shape} {context}", context) < bound
 
 
-def test_longrope_depends_on_the_context(tiny_models: Callable[[str], Path]) -> None:
+def test_longrope_depends_on_the_context(tiny_models: Models) -> None:
     assert error_of(tiny_models("tiny-phi3"), "tiny-phi3 256", 512) > 0.1
 
 
@@ -154,11 +156,7 @@ def test_longrope_depends_on_the_context(tiny_models: Callable[[str], Path]) -> 
     ],
 )
 def test_every_key_matters(
-    tiny_models: Callable[[str], Path],
-    unchanged: dict[str, Array],
-    shape: str,
-    key: str,
-    value: Any,
+    tiny_models: Models, unchanged: dict[str, Array], shape: str, key: str, value: Any
 ) -> None:
     model = open_model(tiny_models(shape))
     tensors = {name: info for name, info in model.tensors.items() if "rope_factors" not in name}
@@ -172,7 +170,7 @@ def test_every_key_matters(
     assert np.abs(unchanged[shape] - got).max() > 0.01
 
 
-def test_a_soft_cap_bounds_the_logits(tiny_models: Callable[[str], Path]) -> None:
+def test_a_soft_cap_bounds_the_logits(tiny_models: Models) -> None:
     model = open_model(tiny_models("tiny-gemma3"))
     plain = Reference(model).logits(prompt())
     key = {"gemma3.final_logit_softcapping": 5.0}

@@ -19,6 +19,8 @@ from orinbench.measure.plan import Case
 from orinbench.show.forms import render_json
 
 TG = Case(0, 16, 0)
+#: Saves two runs, the second so many times as long a sample; returns their files.
+Files = Callable[[float], tuple[str, str]]
 
 
 def saved(path: Path, records: list[Record]) -> Path:
@@ -30,7 +32,7 @@ run = partial(orinbench, "compare")
 
 
 @pytest.fixture
-def files(recorded_run: Build, tmp_path: Path) -> Callable[[float], tuple[str, str]]:
+def files(recorded_run: Build, tmp_path: Path) -> Files:
     """Return a function that saves two runs, the second `factor` times as long a sample."""
 
     def save(factor: float) -> tuple[str, str]:
@@ -45,7 +47,7 @@ def files(recorded_run: Build, tmp_path: Path) -> Callable[[float], tuple[str, s
 
 
 @pytest.fixture
-def known(files: Callable[[float], tuple[str, str]], tmp_path: Path) -> tuple[str, str]:
+def known(files: Files, tmp_path: Path) -> tuple[str, str]:
     """`--history` and one of six runs of the same software, 0.3 % apart."""
     path = tmp_path / "known.db"
     with History(path, write=True) as history:
@@ -57,17 +59,13 @@ def known(files: Callable[[float], tuple[str, str]], tmp_path: Path) -> tuple[st
     return "--history", str(path)
 
 
-def test_two_files_alone_get_a_difference_and_no_verdict(
-    files: Callable[[float], tuple[str, str]], capsys: Capture
-) -> None:
+def test_two_files_alone_get_a_difference_and_no_verdict(files: Files, capsys: Capture) -> None:
     assert run(*files(1.25), "--history", "/nowhere.db") == 0
     text = capsys.readouterr().out
     assert "no verdict, since the noise between runs is not known: B is 0.8 times" in text
 
 
-def test_two_files_are_not_their_own_noise(
-    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: Capture
-) -> None:
+def test_two_files_are_not_their_own_noise(files: Files, tmp_path: Path, capsys: Capture) -> None:
     """The history has them and nothing else, as llama-bench leaves it."""
     given = files(1.25)
     for hour, name in enumerate(given):
@@ -81,9 +79,7 @@ def test_two_files_are_not_their_own_noise(
     assert "no verdict, since the noise between runs is not known" in capsys.readouterr().out
 
 
-def test_slower_is_exit_code_1(
-    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
-) -> None:
+def test_slower_is_exit_code_1(files: Files, known: tuple[str, str], capsys: Capture) -> None:
     assert run(*files(1.25), *known) == 1
     text = capsys.readouterr().out
     assert "B is slower: 0.8 times as fast as A" in text
@@ -91,9 +87,7 @@ def test_slower_is_exit_code_1(
     assert run(*files(1.002), *known) == 0
 
 
-def test_a_warning_blocks_a_verdict(
-    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
-) -> None:
+def test_a_warning_blocks_a_verdict(files: Files, known: tuple[str, str], capsys: Capture) -> None:
     before, after = files(1.25)
     records = load_records(Path(after))
     records[0].warnings = [{"kind": "busy_machine", "text": "busy", "detail": ""}]
@@ -102,7 +96,7 @@ def test_a_warning_blocks_a_verdict(
 
 
 def test_the_noise_of_one_machine_says_nothing_of_another(
-    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
+    files: Files, known: tuple[str, str], capsys: Capture
 ) -> None:
     before, after = files(1.25)
     records = load_records(Path(before))
@@ -120,7 +114,7 @@ def test_the_noise_of_one_machine_says_nothing_of_another(
     ],
 )
 def test_a_setting_with_several_values_is_no_one_measurement(
-    files: Callable[[float], tuple[str, str]],
+    files: Files,
     capsys: Capture,
     backend: str, setting: str, values: tuple[Any, Any], flags: tuple[str, str],
 ) -> None:  # fmt: skip
@@ -141,7 +135,7 @@ def test_a_setting_with_several_values_is_no_one_measurement(
 
 
 def test_faster_and_the_same_are_fine(
-    files: Callable[[float], tuple[str, str]], known: tuple[str, str], capsys: Capture
+    files: Files, known: tuple[str, str], capsys: Capture
 ) -> None:
     assert run(*files(0.5), "-o", "json", *known) == 0
     (result,) = json.loads(capsys.readouterr().out)
@@ -188,7 +182,7 @@ def test_missing_files_and_nothing_in_common_are_exit_code_2(
 
 
 def test_runs_of_the_history_are_named_by_their_ids(
-    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: Capture
+    files: Files, tmp_path: Path, capsys: Capture
 ) -> None:
     path = tmp_path / "history.db"
     with History(path, write=True) as history:
