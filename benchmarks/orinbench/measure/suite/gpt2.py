@@ -90,7 +90,8 @@ class NumpyGpt2(_Gpt2):
         x = self._weights["wte"][list(tokens)] + self._weights["wpe"][: len(tokens)]
         for layer in range(self.shape.n_layers):
             x = self.block(layer, x)
-        return self._norm("ln", x) @ self._weights["wte"].T
+        logits: Array = self._norm("ln", x) @ self._weights["wte"].T
+        return logits
 
     def block(self, layer: int, x: npt.NDArray[Any]) -> Array:
         """Return what a layer makes of x (tokens, n_embd)."""
