@@ -162,6 +162,7 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("preempt.class", e.EINVAL, "only compute and graphics classes have preemption modes"),
         ("preempt.no-context", e.EINVAL, "the context is mapped in the channel's address space"),
         ("channel.no-tsg", e.EINVAL, "CHANNEL_PREEMPT of a channel in a TSG"),
+        ("reschedule.privilege", e.EPERM, "RESCHEDULE_RUNLIST needs CAP_SYS_NICE"),
         ("syncpt.none-left", e.ENOMEM, "a syncpoint is left"),
         ("syncpt.same", 0, "GET_USER_SYNCPOINT returns the same id every time"),
         ("wait.dead", e.ETIMEDOUT, "WAIT and SUBMIT on an unserviceable channel"),

@@ -348,6 +348,11 @@ class ChannelFile(File):
         if self.tsg is None and self.kernel.abi.profile != "r35":
             raise self.refuse("channel.no-tsg")
 
+    @handler("NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST")
+    def reschedule_runlist(self, _: bytearray) -> None:
+        """Refused: the model's client is an ordinary user."""
+        raise self.refuse("reschedule.privilege")
+
     @handler("NVGPU_IOCTL_CHANNEL_FORCE_RESET")
     def force_reset(self, _: bytearray) -> None:
         """Notifier 43 for the whole TSG; nothing for a channel without one."""
