@@ -16,6 +16,7 @@ says, and of several the one that reads least: what equal code reads, every sour
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -33,7 +34,6 @@ from ...errors import SimError
 from ...locks import Lock
 from ...options import cache_directory
 from ...ptx import Code, PtxError, compile_kernel, parse
-from ...ptx.parser.syntax import Module
 from . import clients
 
 R_64, R_LO, R_HI = 2, 0x38, 0x39
@@ -120,14 +120,7 @@ def best_program(programs: Sequence[Program], bank0: int) -> Program:
     return programs[0] if len(programs) == 1 else min(programs, key=rank)
 
 
-_modules: dict[str, Module] = {}
-
-
-def _parsed(ptx: str) -> Module:
-    key = hashlib.sha256(ptx.encode()).hexdigest()
-    if key not in _modules:
-        _modules[key] = parse(ptx)
-    return _modules[key]
+_parsed = functools.cache(parse)
 
 
 def _blank(text: bytes, holes: Sequence[int]) -> bytes:
@@ -270,7 +263,7 @@ class Programs:
     def register(self, cubin: bytes, ptx: str | bytes, *, keep: bool = True) -> list[Program]:
         """Know `cubin` by its PTX; `keep`: write the pair to the directory."""
         text = (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
-        key = hashlib.sha256(cubin + text.encode()).hexdigest()
+        key = _digest(cubin + text.encode())
         with self._lock:
             if key in self._seen:
                 return []

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ... import l2
 from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller_lines
 from ..abi import Record
-from ..rules import KernelError
 from .allocator import Buddy
 from .board import MAP_FLAGS
 from .channel import ChannelFile
@@ -23,8 +22,6 @@ PDE = 0x200000
 KERNEL_REGION = 1 << 32
 """NVGPU kernel VMA: 4 GiB after va_range_end."""
 MMU_LIMIT = 1 << 49
-DEFAULT_BIG_PAGE = 0x10000
-"""Request that opening the `as` node stands for; L4T has no big pages."""
 U64 = (1 << 64) - 1
 FIXED = 1
 TEGRA_RAW, MAPPABLE_COMPBITS = 0x1000, 0x40
@@ -129,38 +126,26 @@ class AsFile(File):
 
     kind, letter = "as", "A"
 
-    def __init__(self, kernel: Kernel, vm: Vm) -> None:
-        super().__init__(kernel)
-        self.vm = vm
-
-    @classmethod
-    def default(cls, kernel: Kernel) -> AsFile:
-        """Opening the `as` node asks for 64 KiB pages, which L4T does not have."""
-        raise KernelError("as.node", f"{DEFAULT_BIG_PAGE:#x}")
-
-    @classmethod
-    def from_args(cls, kernel: Kernel, args: Record) -> AsFile:
+    def __init__(self, kernel: Kernel, args: Record) -> None:
         """ALLOC_AS."""
+        super().__init__(kernel)
         start, end = args["va_range_start"], args["va_range_end"]
-        file = cls.__new__(cls)
-        File.__init__(file, kernel)
         if args["big_page_size"]:
-            raise file.refuse("as.big-page", f"{args['big_page_size']:#x}")
+            raise self.refuse("as.big-page", f"{args['big_page_size']:#x}")
         if not start or start % PDE or end % PDE or start >= end:
-            raise file.refuse("as.range", f"[{start:#x}, {end:#x})")
+            raise self.refuse("as.range", f"[{start:#x}, {end:#x})")
         if args["va_range_split"]:
-            raise file.refuse("as.split")
+            raise self.refuse("as.split")
         if end + KERNEL_REGION > MMU_LIMIT:
-            raise file.refuse("as.limit", f"{end:#x}")
+            raise self.refuse("as.limit", f"{end:#x}")
         if args["flags"] & ~3:
-            file.follow("as.flags")
+            self.follow("as.flags")
         if end + KERNEL_REGION > 1 << 40:
             kernel.journal.note(
                 f"va_range_end {end:#x} puts part of the kernel region above 2^40: "
-                f"host addresses are cut to 40 bits (at most 0xff00000000 is safe); {file.line}"
+                f"host addresses are cut to 40 bits (at most 0xff00000000 is safe); {self.line}"
             )
-        file.vm = Vm(kernel, start, end)
-        return file
+        self.vm = Vm(kernel, start, end)
 
     def release(self) -> None:
         """The AS fd is gone; channels may still hold the space."""

@@ -32,7 +32,6 @@ from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
 from ..report import Journal
 from ..rules import KernelError
-from .address_space import AsFile
 from .board import GpuShape
 from .channel import ChannelFile
 from .ctrl import CtrlFile
@@ -220,7 +219,7 @@ class Kernel:
                 case "ctrl":
                     file: File = CtrlFile(self)
                 case "as":
-                    file = AsFile.default(self)
+                    raise KernelError("as.node")
                 case "tsg":
                     file = TsgFile(self)
                 case "channel":

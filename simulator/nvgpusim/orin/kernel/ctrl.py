@@ -156,8 +156,7 @@ class CtrlFile(File):
     @handler("NVGPU_GPU_IOCTL_ALLOC_AS")
     def alloc_as(self, args: Record) -> None:
         """A new address space."""
-        file = AsFile.from_args(self.kernel, args)
-        args["as_fd"] = self._give(file)
+        args["as_fd"] = self._give(AsFile(self.kernel, args))
 
     @handler("NVGPU_GPU_IOCTL_OPEN_TSG")
     def open_tsg(self, args: Record) -> None:

@@ -17,7 +17,6 @@ from .syntax import (
     Reg,
     Special,
     Sym,
-    Variable,
     Vec,
     number,
     type_bits,
@@ -104,8 +103,7 @@ class Body:
         elif tok.text == ".loc":
             self.source = self.location([t.text for t in p.rest_of_line()])
         elif tok.text == ".pragma":
-            while p.next().text != ";":
-                pass
+            p.skip_to(";")
         elif tok.kind == "id" and p.peek().text == ":":
             p.at += 1
             if p.peek().text == ".branchtargets":
@@ -124,14 +122,8 @@ class Body:
     def prototype(self) -> list[str]:
         """The functions that fit `(results) _ (parameters)`, of those that have an address."""
         p = self.p
-        lists: list[list[Variable]] = [[], []]
-        if p.peek().text == "(":
-            lists[0] = p.parameters()
-        p.next()
-        if p.peek().text == "(":
-            lists[1] = p.parameters()
-        while p.next().text != ";":
-            pass
+        _, *lists = p.signature()
+        p.skip_to(";")
         want = shape(*lists)
         return [n for n, f in p.functions.items() if n in p.taken and f.shape == want]
 
@@ -327,13 +319,11 @@ class Body:
             return Imm(32, "int")
         if tok.kind != "id":
             raise p.error(f"unexpected {tok.text!r}", tok)
-        offset = 0
         if p.take("["):  # tinygrad writes local0[0]
             offset = p.integer()
             p.expect("]")
-        elif p.peek().text in "+-":
-            sign = 1 if p.next().text == "+" else -1
-            offset = sign * p.integer()
+        else:
+            offset = p.displacement()
         return Sym(self.param(tok.text), offset)
 
     def address(self) -> Addr:
@@ -342,10 +332,7 @@ class Body:
         if isinstance(base, Sym):
             base, offset = Sym(base.name), base.offset
         elif isinstance(base, (Imm, Reg)):
-            offset = 0
-            if self.p.peek().text in ("+", "-"):
-                sign = 1 if self.p.next().text == "+" else -1
-                offset = sign * self.p.integer()
+            offset = self.p.displacement()
         else:
             raise self.p.error("this is no address", self.p.peek())
         self.p.expect("]")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .body import Body
 from .reader import Function, Reader, shape
-from .syntax import Kernel, Module, PtxError, Variable
+from .syntax import Kernel, Module, PtxError
 from .taint import compared_reads
 
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -66,12 +66,10 @@ class Parser(Reader):
                     self.module.variables[variable.name] = variable
                 self.expect(";")
             elif tok.text == ".section":
-                while self.next().text != "{":
-                    pass
+                self.skip_to("{")
                 self.skip_block()
             elif tok.text == ".pragma":
-                while self.next().text != ";":
-                    pass
+                self.skip_to(";")
             elif tok.kind == "bad":
                 self.next()
             else:
@@ -90,24 +88,13 @@ class Parser(Reader):
 
     def skip_function(self) -> None:
         """Step over a function; calls take it from `functions`."""
-        while (tok := self.next()).text not in ("{", ";"):
-            if tok.kind == "end":
-                raise self.error("function without body", tok)
-        if tok.text == "{":
+        if self.skip_to("{", ";", lacking="function without body").text == "{":
             self.skip_block()
 
     def function(self) -> None:
         """Note where a function's body begins and what its parameters are called."""
-        lists: list[list[Variable]] = [[], []]
-        if self.peek().text == "(":
-            lists[0] = self.parameters()
-        name = self.next().text
-        if self.peek().text == "(":
-            lists[1] = self.parameters()
-        while (tok := self.next()).text not in ("{", ";"):
-            if tok.kind == "end":
-                raise self.error("function without body", tok)
-        if tok.text == "{":
+        name, *lists = self.signature()
+        if self.skip_to("{", ";", lacking="function without body").text == "{":
             results, params = ([v.name for v in some] for some in lists)
             self.functions[name] = Function(results, params, self.at, shape(*lists))
             if name not in self.module.functions:

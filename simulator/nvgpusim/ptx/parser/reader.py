@@ -120,6 +120,19 @@ class Reader:
         if tok.text != text:
             raise self.error(f"expected {text!r}, found {tok.text!r}", tok)
 
+    def skip_to(self, *ends: str, lacking: str = "the text ends here") -> Token:
+        """Take all tokens to one of `ends`, which is returned."""
+        while (tok := self.next()).text not in ends:
+            if tok.kind == "end":
+                raise self.error(lacking, tok)
+        return tok
+
+    def displacement(self) -> int:
+        """Take `+ n` or `- n`; 0 where there is none."""
+        if self.peek().text not in ("+", "-"):
+            return 0
+        return self.integer() if self.next().text == "+" else -self.integer()
+
     def error(self, what: str, tok: Token) -> PtxError:
         """An error at a token."""
         text = self.lines[tok.line - 1].strip() if tok.line <= len(self.lines) else ""
@@ -154,6 +167,12 @@ class Reader:
             found += self.variable("param", many=False)
             self.take(",")
         return found
+
+    def signature(self) -> tuple[str, list[Variable], list[Variable]]:
+        """A function's name, results and parameters: `(results) name (parameters)`."""
+        results = self.parameters() if self.peek().text == "(" else []
+        name = self.next().text
+        return name, results, self.parameters() if self.peek().text == "(" else []
 
     def variable(self, space: str, many: bool = True) -> list[Variable]:
         """Variables of one declaration, without the semicolon."""
@@ -213,11 +232,7 @@ class Reader:
                     self.expect("(")
                     name = self.next().text
                     self.expect(")")
-                more = 0
-                if self.peek().text in ("+", "-"):
-                    sign = 1 if self.next().text == "+" else -1
-                    more = sign * self.integer()
-                variable.references.append((len(data), name, more))
+                variable.references.append((len(data), name, self.displacement()))
                 data.extend(bytes(width))
                 return
             negative = self.take("-")

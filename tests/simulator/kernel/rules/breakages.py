@@ -43,8 +43,8 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
          'args["gpu_characteristics_buf_addr"], len(out.raw), bytes(out.raw)'),
     ],
     "as.flags": [
-        ("orin/kernel/address_space.py", 'file.follow("as.flags")',
-         'raise file.refuse("as.range")'),
+        ("orin/kernel/address_space.py", 'self.follow("as.flags")',
+         'raise self.refuse("as.range")'),
     ],
     "engine.size": [
         ("orin/kernel/ctrl.py", '["engine_info_buf_size"] = len(data)',

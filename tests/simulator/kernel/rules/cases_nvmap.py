@@ -209,7 +209,8 @@ def _anonymous(size: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) ->
 @case("fromva.vma")
 def _(kernel: Kernel, board: Board) -> None:
     read_only = _anonymous(8192, mmap.PROT_READ)
-    _from_va(board, read_only, 4096, rc.TAG | 1 << 9)
+    handle = _from_va(board, read_only, 4096, rc.TAG | RO)
+    assert _parameters(board, handle)["access_flags"] == RO
     fails(22, _from_va, board, 0x1000, 4096)
     _from_va(board, read_only, 4096)
 
