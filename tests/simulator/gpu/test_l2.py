@@ -24,20 +24,6 @@ def lanes(*offsets: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
     return np.array(offsets, np.uint64) + np.uint64(VA)
 
 
-def test_reads_keep_lines(space: tuple[GpuAddressSpace, DmaBuf, bool]) -> None:
-    pages, buf, kept = space
-    assert pages.view(VA + 200, 4, "read").tolist() == [1] * 4
-    assert pages.load(lanes(4096, 4104), 4).tolist() == [[1] * 4] * 2
-    buf.array[:] = 2
-    old = 1 if kept else 2
-    assert pages.view(VA + 128, 1, "read")[0] == old  # the line of byte 200
-    assert pages.view(VA + 127, 1, "read")[0] == 2
-    assert pages.load(lanes(4100), 4).tolist() == [[old] * 4]
-    l2.board().flush(invalidate=True)
-    assert pages.view(VA + 128, 1, "read")[0] == 2
-    assert pages.load(lanes(4100), 4).tolist() == [[2] * 4]
-
-
 def test_stores_stay_until_they_are_written_back(
     space: tuple[GpuAddressSpace, DmaBuf, bool],
 ) -> None:
@@ -114,13 +100,3 @@ def test_the_policy_all_keeps_volatile_lines_but_the_hosts_own() -> None:
         assert buf.array[[0, 256]].tolist() == [1, 4]
     finally:
         l2.power_on("keep", 0)
-
-
-def test_odd_widths_and_places(space: tuple[GpuAddressSpace, DmaBuf, bool]) -> None:
-    pages, buf, kept = space
-    buf.array[:] = np.arange(8192) % 251
-    want = [[(at + i) % 251 for i in range(3)] for at in (5, 127, 8189)]
-    assert pages.load(lanes(5, 127, 8189), 3).tolist() == want
-    buf.array[:] = 0
-    found = pages.load(lanes(5, 127, 8189), 3).tolist()
-    assert found == (want if kept else [[0, 0, 0]] * 3)

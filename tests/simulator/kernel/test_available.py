@@ -13,24 +13,13 @@ from tests.simulator.kernel.conftest import fork_status, simulated
 from tests.simulator.kernel.rawclient import Board
 from tests.simulator.kernel.rules.cases import R35Board
 
-from nvgpusim.orin.kernel.available import CMA, SYSTEM
-
-NANO4 = 4 << 30
+from nvgpusim.orin.kernel.available import CMA
 
 
 def available() -> int:
     """MemAvailable as the process reads it, in bytes."""
     text = Path("/proc/meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) << 10
-
-
-def test_meminfo_is_the_boards() -> None:
-    with simulated(board="nano4"):
-        board = Board()
-        before = available()
-        assert before <= NANO4 - SYSTEM
-        rc.alloc(board.nvmap, rc.create(board.nvmap, 1 << 30))
-        assert before - available() == 1 << 30
 
 
 @pytest.mark.parametrize(("profile", "killed"), [("r35", True), ("r36", True), ("r39", False)])
@@ -49,15 +38,6 @@ def test_more_than_there_is(profile: str, killed: bool) -> None:
             assert fork_status(lambda: rc.alloc(board.nvmap, handle)) == signal.SIGKILL
         else:
             ask()
-
-
-def test_more_than_the_board_has_is_refused_by_all() -> None:
-    for profile in ("r36", "r39"):
-        with simulated(board="nano4", profile=profile):
-            board = Board()
-            with pytest.raises(OSError) as raised:
-                rc.alloc(board.nvmap, rc.create(board.nvmap, NANO4 + 4096))
-            assert raised.value.errno == errno.ENOMEM
 
 
 def lines() -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 from tests.simulator.kernel import rawclient as rc
@@ -31,21 +30,6 @@ from nvgpusim.orin.inject import Injection
 def test_bad_specifications(text: str, says: str) -> None:
     with pytest.raises(SimError, match=says.replace(".", r"\.")):
         Injection.parse(text)
-
-
-def _map(board: Board) -> int:
-    return rc.map_buffer(board.as_fd, board.dmabuf())
-
-
-def test_the_nth_call_fails_once() -> None:
-    with simulated(inject=("ENOMEM@AS_MAP_BUFFER_EX:n=3",)) as kernel:
-        board = Board()
-        _map(board)
-        _map(board)
-        with pytest.raises(OSError, match="Cannot allocate"):
-            _map(board)
-        _map(board)
-        assert kernel.injector.log == ["ENOMEM at AS_MAP_BUFFER_EX, match 3"]
 
 
 def test_every_and_short_names() -> None:
@@ -86,19 +70,6 @@ def test_open_and_mmap_can_fail() -> None:
         board = Board()
         with pytest.raises(OSError, match="busy"):
             rc.do_mmap(board.dmabuf(), 4096)
-
-
-def test_a_lost_doorbell_is_never_heard() -> None:
-    with simulated(inject=("lost-doorbell:n=2",)) as kernel:
-        channel = Board().channel()
-        channel.submit(0x1000000, 1)
-        assert until(lambda: kernel.usermode.rings == 1)
-        channel.submit(0x1000000, 1)
-        assert until(lambda: kernel.usermode.rings == 2)
-        time.sleep(0.02)
-        assert kernel.executor.rings == [511]  # type: ignore[union-attr]
-        channel.ring_bell()
-        assert until(lambda: kernel.executor.rings == [511, 511])  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("spec", "code"), [("channel-error=13", 13), ("timeout", 8)])

@@ -61,15 +61,6 @@ def test_the_file_is_whole(sequences: list[Sequence]) -> None:
     assert sum(len(s.calls) for s in sequences) == 115_000
 
 
-def test_a_wrong_errno_is_a_difference(sequences: list[Sequence]) -> None:
-    changed = altered(pick(sequences, "36.4.3", "rule/as/alloc"))
-    changed.calls[1]["ret"] = -12
-    (verdict,) = judge([changed])
-    number, text = verdict.differences[0]
-    assert number == 1
-    assert text == "ALLOC_AS: nvgpu ENOMEM, model EINVAL (start 0)"
-
-
 def test_a_wrong_address_is_a_difference_and_a_masked_byte_is_none(
     sequences: list[Sequence],
 ) -> None:

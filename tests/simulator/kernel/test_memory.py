@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault, fill_resident, map_pages
 from nvgpusim.options import PLACES
-from nvgpusim.orin.kernel.allocator import PAGE, WINDOWS, Buddy
+from nvgpusim.orin.kernel.allocator import PAGE, Buddy
 
 
 def buffer(size: int, name: str = "buf") -> DmaBuf:
@@ -111,19 +111,6 @@ def test_poison_touches_only_what_exists() -> None:
         map_pages(fd, 4096)
 
 
-def test_the_kernels_placement() -> None:
-    buddy = Buddy(0x200000, 0xFFFFE00000)
-    sizes = (4096, 64 << 20, 512 << 20, 4 << 30)
-    assert [hex(buddy.alloc(s) or 0) for s in sizes] == [
-        "0xffffa00000",
-        "0xfff8200000",
-        "0xffc0200000",
-        "0xfe00200000",
-    ]
-    assert buddy.alloc(4096) == 0xFFFFA01000
-    assert buddy.alloc(17 << 20) is not None and buddy.taken()[-1][1] <= 32 << 20
-
-
 def test_reuse_gives_the_block_freed_last() -> None:
     buddy = Buddy(1 << 21, 1 << 32, "reuse")
     blocks = [buddy.alloc(PAGE) for _ in range(8)]
@@ -173,10 +160,3 @@ def test_nothing_overlaps(
         assert buddy.free(va)
     buddy.check_invariants()
     assert buddy.taken() == []
-
-
-def test_windows_first() -> None:
-    buddy = Buddy(0x200000, 0xFFFFE00000, "windows")
-    for size in (4096, 1 << 30, 64 << 20):
-        va = buddy.alloc(size)
-        assert va is not None and va < WINDOWS[1] and WINDOWS[0] < va + size

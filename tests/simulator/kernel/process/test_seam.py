@@ -49,24 +49,6 @@ def test_directories(kernel: Kernel) -> None:
     assert "null" in os.listdir("/dev")
 
 
-def test_what_the_model_lacks_is_absent(kernel: Kernel) -> None:
-    with pytest.raises(FileNotFoundError):
-        os.open("/dev/nvgpu/igpu0/dbg", os.O_RDWR)
-
-
-def test_legacy_nodes_are_the_same_devices(kernel: Kernel) -> None:
-    ctrl, tsg, channel = (
-        os.open(f"/dev/{name}", os.O_RDWR)
-        for name in ("nvhost-ctrl-gpu", "nvhost-tsg-gpu", "nvhost-gpu")
-    )
-    space = rc.alloc_as(ctrl)
-    rc.as_bind(space, channel)
-    rc.tsg_bind(tsg, channel, 0)
-    region = (ctypes.c_ulonglong * 3)()
-    rc.call(space, "A", 8, "QII", ctypes.addressof(region), 24, 0)
-    assert region[0] == 0x200000
-
-
 def test_a_table_answers_what_has_no_handler(kernel: Kernel) -> None:
     ctrl = os.open(rc.CTRL, os.O_RDWR)
     assert rc.call(ctrl, "G", 1, "I", 0, direction="r") == (0x10000,)
@@ -223,44 +205,6 @@ def test_short_buffer_lets_the_kernel_read_garbage(kernel: Kernel) -> None:
     with pytest.raises(OSError, match="Invalid"):
         fcntl.ioctl(fd, rc.iowr("G", 9, 24), bytearray(8))
     assert kernel.journal.refusals[-1]["rule"] == "tsg.share"
-
-
-def test_partial_unmap_keeps_the_rest(kernel: Kernel) -> None:
-    board = Board()
-    fd = board.dmabuf(3 * 4096)
-    at = rc.do_mmap(fd, 3 * 4096)
-    os.close(fd)
-    rc.do_munmap(at + 4096, 4096)
-    rc.view(at, 4096)[0] = 1
-    rc.view(at + 8192, 4096)[0] = 1
-    assert kernel.journal.in_use == 3 * 4096
-    rc.do_munmap(at, 4096)
-    rc.do_munmap(at + 8192, 4096)
-    assert kernel.journal.in_use == 0
-
-
-def test_the_teardown_leaves_nothing(kernel: Kernel) -> None:
-    for _ in range(2):
-        board = Board()
-        channels = [board.channel(), board.channel()]
-        board.buffer(1 << 20)
-        rc.alloc_space(board.as_fd, 16, 0x10000000)
-        assert {c.token for c in channels} == {511, 510}
-        board.close()
-        assert kernel.leaks() == [] and kernel.files == {} and kernel.journal.in_use == 0
-        assert set(kernel.executor.log[-2:]) == {"detach 511", "detach 510"}  # type: ignore[union-attr]
-        kernel.check_invariants()
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
-def test_teardown_in_any_order(kernel: Kernel, order: tuple[int, ...]) -> None:
-    board = Board()
-    channel = board.channel()
-    fds = (channel.fd, board.tsg, board.as_fd, board.ctrl)
-    for index in order:
-        os.close(fds[index])
-        kernel.check_invariants()
-    assert kernel.ports == {} and sorted(kernel.channel_ids) == list(range(512))
 
 
 def test_leaks_are_named(kernel: Kernel) -> None:
