@@ -5,11 +5,11 @@
 
 Writes docs/reference/simulator-rules-noticed.csv: of the ways to break a rule (breakages.py), how
 many the judge notices (an answer is not nvgpu's) and, unless it notices all, how many the tests of
-tests/simulator/kernel and gpu, without the judge's, do. The judge is asked the sequences, and
-pytest the tests, that come by the rule: which ones is found out first and kept in
-build/noticed.json, until a file of the model or of the tests is younger. Each breakage runs in a
-forked process that has the changed functions' code, so that a program which a test starts meets the
-whole model: it notices nothing.
+tests/simulator/kernel and gpu, without the judge's, do. The judge is asked the sequences that come
+by the rule, pytest the rule's case, and else the tests that come by: which ones is found out first
+and kept in build/noticed-*.json, until a file of the model or of the tests is younger. Each
+breakage runs in a forked process that has the changed functions' code, so that a program which a
+test starts meets the whole model: it notices nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import fnmatch
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -43,7 +44,6 @@ sys.path.insert(0, str(HERE))
 from breakages import ROOT, Breakage, breakages  # type: ignore[import-not-found]  # noqa: E402
 
 TABLE = REPOSITORY / "docs" / "reference" / "simulator-rules-noticed.csv"
-MAP = REPOSITORY / "build" / "noticed.json"
 TESTS = ["tests/simulator/kernel", "tests/simulator/gpu"]
 OPTIONS = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--ignore-glob=*/test_judge.py",
            "--ignore-glob=*/test_pages.py"]  # fmt: skip
@@ -86,29 +86,36 @@ class Current:
         self.name = item.nodeid
 
 
-def reach(sequences: list[judge.Sequence]) -> tuple[Reached, Reached]:
-    """The sequences (by number) and tests that come by each place."""
+@cache
+def sequences() -> list[judge.Sequence]:
+    """The recorded answers."""
+    return judge.load(HERE.parent / "data" / "nvgpu-answers.json.gz")
+
+
+@cache
+def reached(who: str) -> Reached:
+    """The sequences (by number) of the judge, or the tests, that come by each place."""
+    kept, found = REPOSITORY / "build" / f"noticed-{who}.json", Reached()
     files = [
         *ROOT.rglob("*.py"),
         *HERE.parent.rglob("[!br]*.py"),
         *HERE.parents[1].glob("gpu/*.py"),
     ]
-    if MAP.is_file() and MAP.stat().st_mtime > max(f.stat().st_mtime for f in files):
-        kept = json.loads(MAP.read_text())
-        return {k: set(v) for k, v in kept[0].items()}, {k: set(v) for k, v in kept[1].items()}
-    judged: Reached = {}
-    tested: Reached = {}
-    for number, sequence in enumerate(sequences):
-        with watching(judged, lambda number=number: str(number)):  # type: ignore[misc]
-            for verdict in judge.judge([sequence]):
-                assert not verdict.differences, verdict
-    current = Current()
-    with watching(tested, lambda: current.name):
-        if pytest.main([*OPTIONS, *TESTS], [current]):
-            raise SystemExit("the tests fail with nothing broken")
-    MAP.parent.mkdir(exist_ok=True)
-    MAP.write_text(json.dumps([{k: sorted(v) for k, v in r.items()} for r in (judged, tested)]))
-    return judged, tested
+    if kept.is_file() and kept.stat().st_mtime > max(f.stat().st_mtime for f in files):
+        return {k: set(v) for k, v in json.loads(kept.read_text()).items()}
+    if who == "judge":
+        for number, sequence in enumerate(sequences()):
+            with watching(found, lambda number=number: str(number)):  # type: ignore[misc]
+                for verdict in judge.judge([sequence]):
+                    assert not verdict.differences, verdict
+    else:
+        current = Current()
+        with watching(found, lambda: current.name):
+            if pytest.main([*OPTIONS, *TESTS], [current]):
+                raise SystemExit("the tests fail with nothing broken")
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(json.dumps({k: sorted(v) for k, v in found.items()}))
+    return found
 
 
 def functions(code: CodeType) -> Iterator[CodeType]:
@@ -154,29 +161,42 @@ def notices(breakage: Breakage, ask: Callable[[], object]) -> bool:
     return status != 0
 
 
-def asked(breakage: Breakage, reached: Reached) -> set[str]:
+def asked(breakage: Breakage, who: str) -> list[str]:
     """Return what comes by the broken line, or by the rule where that has none."""
     there = f"{Path(breakage.file).name}:{breakage.line}"
-    return reached.get(there) or reached.get(breakage.rule, set())
+    return sorted(reached(who).get(there) or reached(who).get(breakage.rule, set()))
 
 
-def row(rule: str, ways: list[Breakage], reached: tuple[Reached, Reached],
-        sequences: list[judge.Sequence]) -> dict[str, object]:  # fmt: skip
+def judge_notices(way: Breakage) -> bool:
+    """True if an answer of a sequence is another one."""
+    chosen = [sequences()[n] for n in sorted(map(int, asked(way, "judge")))]
+    return notices(way, lambda: any(v.differences for v in judge.judge(chosen)))
+
+
+def tests_notice(way: Breakage) -> bool:
+    """True if the rule's case fails, or another test that comes by."""
+
+    def fail(names: list[str]) -> bool:
+        return bool(names) and notices(way, partial(pytest.main, [*OPTIONS, *names]))
+
+    case = [f"{TESTS[0]}/rules/test_rules.py::test_rule[{way.rule}]"]
+    return (way.rule in cases() and fail(case)) or fail(asked(way, "tests"))
+
+
+@cache
+def cases() -> set[str]:
+    """Rules that have a case."""
+    texts = [file.read_text() for file in HERE.glob("cases_*.py")]
+    return set(re.findall(r'case\("([^"]+)"', "".join(texts)))
+
+
+def row(rule: str, ways: list[Breakage]) -> dict[str, object]:
     """The table's row: who notices the ways in which a rule is broken.
 
     Of a rule that the judge notices in every way the tests are not asked: it needs no case.
     """
-    judged, tested = [], []
-    for way in ways:
-        chosen = [sequences[int(number)] for number in sorted(asked(way, reached[0]), key=int)]
-        judged.append(notices(way, lambda: any(v.differences for v in judge.judge(chosen))))  # noqa: B023
-    for way in ways if not all(judged) else ():
-        tests = sorted(asked(way, reached[1]))
-        own = [name for name in tests if name.endswith(f"test_rule[{rule}]")]
-        tried = [names for names in (own, tests) if names]
-        tested.append(
-            any(notices(way, partial(pytest.main, [*OPTIONS, *names])) for names in tried)
-        )
+    judged = [judge_notices(way) for way in ways]
+    tested = [] if all(judged) else [tests_notice(way) for way in ways]
     either = zip(ways, judged, tested or judged, strict=True)
     missed = [way.what for way, *noticed in either if not any(noticed)]
     counts = sum(judged), sum(tested) if tested else ""
@@ -210,8 +230,7 @@ def main() -> int:
     parser.add_argument("--new", action="store_true", help="only rules not in the table or missed")
     options = parser.parse_args()
     os.chdir(REPOSITORY)
-    begin, sequences = time.monotonic(), judge.load(HERE.parent / "data" / "nvgpu-answers.json.gz")
-    reached, ways, rows = reach(sequences), breakages(), table()
+    begin, ways, rows = time.monotonic(), breakages(), table()
     chosen = [
         rule
         for rule in fnmatch.filter(sorted(RULES), options.only)
@@ -221,7 +240,7 @@ def main() -> int:
         if time.monotonic() - begin > options.seconds:
             print(f"stopped before {rule}")
             break
-        rows[rule] = row(rule, [way for way in ways if way.rule == rule], reached, sequences)
+        rows[rule] = row(rule, [way for way in ways if way.rule == rule])
         write(rows)
     return int(any(r["missed"] for r in rows.values()))
 
