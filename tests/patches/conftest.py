@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patches.tegra.copies import LATE, Copies
 from tests.patches.tegra.device import PRELUDE, Run, Tegra
 
 from orinllm.gpu.compiler import write_clang
@@ -33,6 +34,13 @@ def tinygrad_root() -> Path:
     spec = importlib.util.find_spec("tinygrad")
     assert spec is not None and spec.origin is not None, "tinygrad is not installed"
     return Path(spec.origin).resolve().parents[1]
+
+
+MODELLED = {
+    "DEV": "TEGRA+NV",
+    "HCQDEV_WAIT_TIMEOUT_MS": "20000",
+    "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,17 +77,22 @@ def clang(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def environment(clang: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment for tinygrad in a fresh process: compilers at hand, empty caches."""
+@pytest.fixture(scope="session")
+def settings(clang: Path) -> dict[str, str]:
+    """An environment for tinygrad in a fresh process: compilers at hand."""
     drop = ["DEV", "BEAM", "DEBUG", "CACHEDB", "PARALLEL", "CCACHE"]
     # tinygrad is not what coverage is of, and the tracer doubles the time of a simulated launch.
     drop += ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"]
     return {k: v for k, v in os.environ.items() if k not in drop} | {
         "PATH": f"{clang}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(tinygrad_root()),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
+
+
+@pytest.fixture
+def environment(settings: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """That with empty caches."""
+    return settings | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -99,12 +112,11 @@ def python(environment: dict[str, str], tmp_path: Path) -> Python:
         give_up: str | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        paths = {name: tmp_path / f"python.{name}" for name in ("stdin", "stdout", "stderr")}
-        paths["stdin"].write_text(stdin)
+        paths = _streams(tmp_path, stdin)
         with (
-            paths["stdin"].open() as fin,
-            paths["stdout"].open("w") as fout,
-            paths["stderr"].open("w") as ferr,
+            paths[0].open() as fin,
+            paths[1].open("w") as fout,
+            paths[2].open("w") as ferr,
             subprocess.Popen(
                 [sys.executable, *map(str, args)],
                 stdin=fin,
@@ -115,25 +127,49 @@ def python(environment: dict[str, str], tmp_path: Path) -> Python:
                 start_new_session=True,
             ) as process,
         ):
-            deadline = time.monotonic() + timeout
-            while process.poll() is None:
-                err = paths["stderr"].read_text()
-                gone_wrong = give_up is not None and give_up in err
-                if gone_wrong or time.monotonic() > deadline:
-                    # The workers of a pool must go too: they are of its session.
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    pytest.fail(f"killed after {timeout} s or at '{give_up}': {err[-2000:]}")
-                time.sleep(0.05)
-        out, err = paths["stdout"].read_text(), paths["stderr"].read_text()
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+            return _ended(process.poll, process.pid, paths, timeout, give_up)
 
     return run
 
 
+def _streams(folder: Path, stdin: str = "") -> list[Path]:
+    """Files for a process's standard streams."""
+    paths = [folder / f"python.{name}" for name in ("stdin", "stdout", "stderr")]
+    for path, text in zip(paths, (stdin, "", ""), strict=True):
+        path.write_text(text)
+    return paths
+
+
+def _ended(
+    poll: Callable[[], int | None], pid: int, paths: list[Path], timeout: float, give_up: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Wait for a process with a session of its own, and end it when it is known to hang."""
+    deadline, killed = time.monotonic() + timeout, ""
+    while (status := poll()) is None:
+        err = paths[2].read_text()
+        if not killed and ((give_up and give_up in err) or time.monotonic() > deadline):
+            # The workers of a pool must go too: they are of its session.
+            os.killpg(pid, signal.SIGKILL)
+            killed = f"killed after {timeout} s or at '{give_up}': {err[-2000:]}"
+        time.sleep(0.05)
+    if killed:
+        pytest.fail(killed)
+    return subprocess.CompletedProcess([], status, *(path.read_text() for path in paths[1:]))
+
+
+@pytest.fixture(scope="session")
+def copies(settings: dict[str, str]) -> Iterator[Copies]:
+    """Copies of a process that has imported tinygrad for the model."""
+    copied = Copies(settings | MODELLED)
+    yield copied
+    copied.close()
+
+
 @pytest.fixture
-def tegra(python: Python, tmp_path: Path) -> Tegra:
-    """Run a script on the model: tegra(script, *options, clean=True, seconds=300, **env).
+def tegra(python: Python, copies: Copies, environment: dict[str, str], tmp_path: Path) -> Tegra:
+    """Run a script on the model: tegra(script, *options, clean=True, seconds=570, **env).
+
+    In a copy of a process with the modules, or, with a variable that they read, in one that starts.
 
     With `clean`, the script has to succeed without a GPU error and without leaving anything open.
     """
@@ -142,21 +178,20 @@ def tegra(python: Python, tmp_path: Path) -> Tegra:
         script: str,
         *options: str,
         clean: bool = True,
-        seconds: float = 300,
+        seconds: float = 570,
         give_up: str | None = None,
         **variables: str,
     ) -> Run:
         path, report = tmp_path / "script.py", tmp_path / "report.jsonl"
         path.write_text(PRELUDE + script)
-        environment = {
-            "DEV": "TEGRA+NV",
-            "HCQDEV_WAIT_TIMEOUT_MS": "20000",
-            "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
-        } | variables
-        command = ("-m", "nvgpusim", "--quiet", "--report", report, *options, "--", path)
-        done: subprocess.CompletedProcess[str] = python(
-            *command, timeout=seconds, give_up=give_up, **environment
-        )
+        command = ["-m", "nvgpusim", "--quiet", "--report", str(report), *options, "--", str(path)]
+        settings = MODELLED | variables
+        if variables.keys() <= LATE:
+            paths = _streams(tmp_path)
+            pid = copies.start(command[2:], tmp_path, environment | settings, paths)
+            done = _ended(copies.poll, pid, paths, seconds, give_up)
+        else:
+            done = python(*command, timeout=seconds, give_up=give_up, **settings)
         said: dict[str, Any] = {}
         for line in done.stdout.splitlines():
             if line.startswith("SAYS "):
