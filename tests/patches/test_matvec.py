@@ -110,7 +110,7 @@ def reduces(target: str) -> Iterator[tuple[tuple[list[int], list[int]], str]]:
                 seen.append(k)
                 return matvec.patched_rule(k)
 
-            opts = matvec.picks(call.src[0], renderer, note)
+            (opts,) = matvec.picks(call.src[0], renderer, note)
             shape = tuple(
                 [r.vmax + 1 for r in seen[0].ranges_of(kind)]
                 for kind in (AxisType.GLOBAL, AxisType.REDUCE)
@@ -153,7 +153,7 @@ def test_registers_without_spills(name: str, target: str, tmp_path: Path) -> Non
 
     ast = matvec.layer(name, *matvec.SHAPES["gate/up"])
     renderer = matvec.null_renderer(target)
-    opts = matvec.picks(ast, renderer, matvec.patched_rule)
+    (opts,) = matvec.picks(ast, renderer, matvec.patched_rule)
     assert opts is not None
     source = matvec.compiled(ast, renderer, opts).src[3].arg
     compiler = PTXCompiler("sm_87") if ":PTX:" in target else NVRTCCompiler("sm_87", ptx=True)
@@ -192,7 +192,7 @@ def test_result_under_the_rule(name: str) -> None:
         out = x.linear(weights.transpose())
         linear, variables = Tensor.linear_with_vars(out)
         ast = [call for call in linear.src if call.src[0].op.name == "SINK"][-1].src[0]
-        opts = matvec.picks(ast, Device["PYTHON"].renderer, matvec.patched_rule)
+        (opts,) = matvec.picks(ast, Device["PYTHON"].renderer, matvec.patched_rule)
         assert "GROUP(" in matvec.spell(opts)
         run_linear(linear, variables)
         got = out.numpy().reshape(-1).astype(np.float64)

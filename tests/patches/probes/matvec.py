@@ -160,14 +160,14 @@ def swapped(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _PickedError(Exception):
-    def __init__(self, opts: list[Opt] | None) -> None:
+    def __init__(self, opts: list[list[Opt] | None]) -> None:
         self.opts = opts
 
 
-def picks(ast: UOp, renderer: Renderer, rule: Rule) -> list[Opt] | None:
-    """The opts that a rule gives a kernel; None where it does not apply.
+def picks(ast: UOp, renderer: Renderer, *rules: Rule) -> list[list[Opt] | None]:
+    """The opts that each rule gives a kernel; None where it does not apply.
 
-    The rule sees the kernel that the optimizer sees, after tinygrad has split its axes, and
+    The rules see the kernel that the optimizer sees, after tinygrad has split its axes, and
     nothing is rendered.
     """
     from tinygrad.codegen import full_rewrite_to_sink
@@ -177,8 +177,8 @@ def picks(ast: UOp, renderer: Renderer, rule: Rule) -> list[Opt] | None:
 
     def spy(k: Scheduler) -> Scheduler:
         with swapped(heuristic, "hand_coded_optimizations", original):
-            found = rule(k)
-        raise _PickedError(None if found is None else list(found.applied_opts))
+            found = [rule(k.copy()) for rule in rules]
+        raise _PickedError([None if one is None else list(one.applied_opts) for one in found])
 
     try:
         with swapped(heuristic, "hand_coded_optimizations", spy):
@@ -222,7 +222,7 @@ def opts_table(renderer: Renderer, types: Sequence[str]) -> Iterator[tuple[str, 
     for name in types:
         for shape, (rows, columns) in SHAPES.items():
             ast = layer(name, rows, columns)
-            before, after = (picks(ast, renderer, rule) for rule in (stock_rule, patched_rule))
+            before, after = picks(ast, renderer, stock_rule, patched_rule)
             yield name, shape, spell(before), spell(after)
 
 

@@ -99,7 +99,7 @@ extern "C" __global__ void spill(int* out, int n) {
   for (int i = SIZE; i > 0; i -= SIZE / 8) sum += a[(i - 1) / (SIZE / 8) * (SIZE / 8)];
   out[threadIdx.x] = sum;
 }'''
-libs = {size: d.compiler.compile(SOURCE.replace("SIZE", str(size))) for size in (64, 256)}
+libs = {size: d.compiler.compile(SOURCE.replace("SIZE", str(size))) for size in (16, 64)}
 def sums(n): return [sum(i + t for i in range(0, n, n // 8)) for t in range(4)]
 def launch(size):
     out = d.allocator.alloc(4096, spec := BufferSpec(nolru=True))
@@ -120,10 +120,10 @@ def from_nothing(*sizes):
     try: return all(launch(size) for size in sizes)
     finally: forget()
 forget()
-every_call(lambda: from_nothing(64, 256), right)
+every_call(lambda: from_nothing(16, 64), right)
 grown = failures + healed
-launch(256)
-every_call(lambda: launch(64), right)
+launch(64)
+every_call(lambda: launch(16), right)
 say(grown=grown, later=failures + healed - grown)
 done()
 """
