@@ -9,11 +9,9 @@ from tests.engine.models import metadata, tokenizer
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Sequence as SplitSequence
 from tokenizers.pre_tokenizers import Split
-from transformers.models.bert import tokenization_bert_legacy
 
 from orinllm.text.pretokenizers import pre_tokenizer
 
-_BERT = metadata("bert-bge")["tokenizer.ggml.tokens"]
 PLAIN = "a wOrd 1234 中文b!\n   c"
 
 
@@ -64,8 +62,11 @@ def _random_texts() -> list[str]:
 
 def test_bert_cuts_as_the_original() -> None:
     """The witness is Google's tokenizer in Python; llama.cpp drops Hangul's vowels, and ि."""
-    whole = [token.replace("▁", "") if token[0] == "▁" else f"##{token}" for token in _BERT]
-    known = {word: i for i, word in enumerate(whole)} | {"[UNK]": _BERT.index("[UNK]")}
+    from transformers.models.bert import tokenization_bert_legacy  # takes seconds
+
+    tokens = metadata("bert-bge")["tokenizer.ggml.tokens"]
+    whole = [token.replace("▁", "") if token[0] == "▁" else f"##{token}" for token in tokens]
+    known = {word: i for i, word in enumerate(whole)} | {"[UNK]": tokens.index("[UNK]")}
     original: Any = tokenization_bert_legacy
     basic, pieces = original.BasicTokenizer(), original.WordpieceTokenizer(known, "[UNK]", 100)
     texts = [*_random_texts(), "한국어 Élan", "दिल्ली", "a\ufffd\x01국", "b" * 100, "b" * 101]

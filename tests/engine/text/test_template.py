@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tests.engine.models import metadata, smollm2, templates, tokenizer
-from transformers.utils import chat_template_utils
 
 import orinllm.text.template
 from orinllm.errors import BadInput
@@ -84,11 +83,13 @@ class _Noon(datetime.datetime):
 @pytest.fixture(autouse=True)
 def noon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orinllm.text.template, "datetime", _Noon)
-    monkeypatch.setattr(chat_template_utils, "datetime", _Noon)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Noon)
 
 
 def _reference(source: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str | None:
     """Return what transformers renders with GPT-2's tokens, None if the template refuses."""
+    from transformers.utils import chat_template_utils  # takes seconds
+
     given = {"add_generation_prompt": True, "bos_token": "<|endoftext|>", **variables}
     try:
         rendered: Any = chat_template_utils.render_jinja_template(

@@ -1,4 +1,7 @@
-"""Pictures of odd sizes and kinds, against `transformers`' own processors; and what is refused."""
+"""Pictures of odd sizes and kinds, against `transformers`' own processors; and what is refused.
+
+Only the tests that ask transformers import it: that takes seconds.
+"""
 
 import io
 import math
@@ -15,13 +18,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from tests.engine.vision import tiny, tiny_qwen
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import (
-    Idefics3ImageProcessorPil,
-    get_resize_output_image_size,
-)
-from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -93,6 +89,9 @@ def normed(tiles: list[Image.Image], size: int) -> np.ndarray:
 
 
 def test_tiles_are_those_of_transformers() -> None:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
     size = {"height": TILE, "width": TILE}
     square = Gemma3ImageProcessorPil(size=size, image_mean=MEAN, image_std=STD)
     tiled: Any = Idefics3ImageProcessorPil(
@@ -116,6 +115,8 @@ def test_tiles_are_those_of_transformers() -> None:
 
 def test_patches_of_blocks_are_those_of_transformers() -> None:
     """With limits that enlarge some pictures and make others smaller."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
     patch, sizes = 14, {"cell": 28, "least": 6 * 28**2, "most": 60 * 28**2}
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": sizes["least"], "longest_edge": sizes["most"]},
@@ -146,15 +147,19 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
 
 def test_a_longer_side_is_that_of_transformers() -> None:
     """Also where a file asks for more than 4,096 pixels."""
+    from transformers.models.idefics3 import image_processing_pil_idefics3 as published
+
     for longest in (168, 1456, 4096, 4097, 5000, 9000):
         for width, height in (*SIZES, (300, 7), (7, 300), (1000, 999), (9999, 1)):
             image = np.broadcast_to(np.uint8(0), (3, height, width))
-            wanted = get_resize_output_image_size(image, longest)
+            wanted = published.get_resize_output_image_size(image, longest)
             assert _longest_side((width, height), longest) == wanted[::-1]
 
 
 @pytest.mark.parametrize("grid", [(0, 0), (1, 2), (3, 2)])
 def test_the_text_around_tiles_is_that_of_transformers(grid: tuple[int, int]) -> None:
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
     said = SimpleNamespace(
         fake_image_token="<fake_token_around_image>",
         global_image_tag="<global-img>",
