@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,8 @@ def _location(file: str, line: int, root: Path) -> dict[str, Any]:
 
 def sarif(findings: Iterable[Finding], root: Path) -> str:
     """SARIF 2.1.0 of findings; files below `root` are named relative to it."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         release = version("nvgpusim")
     except PackageNotFoundError:  # as a part of tinygrad-orin
