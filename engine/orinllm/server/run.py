@@ -37,6 +37,9 @@ _BACKLOG = 512
 _LAST_SECONDS = 5.0
 # Seconds for what is under way to hear that its client is gone.
 _LAST_MOMENT = 0.5
+# Seconds in which the request of a connection that was made before the end must be here, and
+# between looks at it.
+_ARRIVAL_SECONDS, _LOOK_SECONDS = 1.0, 0.01
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Tell = Callable[[str], None]
@@ -51,14 +54,30 @@ class _Server(uvicorn.Server):
     deaf: Callable[[], None]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what listens and what is idle; whoever asked until now gets an answer."""
-        asyncio.get_running_loop().call_soon(self.deaf)  # the first pause comes behind the closing
+        """Close what listens and what is idle; whoever asked until now gets an answer.
+
+        So does who has just connected: the request is on its way.
+        """
+        loop = asyncio.get_running_loop()
+        for server in self.servers:
+            server.close()
+        end = loop.time() + _ARRIVAL_SECONDS
+        await asyncio.sleep(_LOOK_SECONDS)
+        while any(map(_is_unasked, self.server_state.connections)) and loop.time() < end:
+            await asyncio.sleep(_LOOK_SECONDS)
+        loop.call_soon(self.deaf)  # the first pause comes behind the closing
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+
+def _is_unasked(connection: object) -> bool:
+    """Say whether a client has connected and sent nothing yet."""
+    assert isinstance(connection, LimitedConnection)
+    return connection.cycle is None and not connection.transport.is_closing()
 
 
 def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:

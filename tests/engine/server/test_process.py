@@ -305,6 +305,22 @@ def test_a_device_that_does_not_open_is_found_while_loading(tmp_path: Path) -> N
     assert "--device CUDA:77: does not open" in done.stderr.splitlines()[-1]
 
 
+def test_who_has_just_connected_is_answered_before_the_end(tmp_path: Path) -> None:
+    """Its request is on its way; closed at once, it would be told of a reset."""
+    body = b'{"prompt": "One two", "max_tokens": 2}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with command(smollm2(), tmp_path / "log", *FLAGS) as started:
+        where = urlsplit(started.url)
+        with socket.create_connection((where.hostname, where.port), timeout=PATIENCE) as late:
+            assert httpx.get(f"{started.url}/health").status_code == 200  # it is accepted, too
+            started.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "stopping" in (tmp_path / "log").read_text(), "the signal")
+            time.sleep(0.2)  # the server looks ten times a second whether it shall end
+            late.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert late.recv(12) == b"HTTP/1.1 200"
+        assert started.process.wait(PATIENCE) == 0
+
+
 def test_new_keys_a_new_model_and_an_upgrade_fail_no_request(tmp_path: Path) -> None:
     """Three clients ask without a pause; systemd's socket stays while one server follows another.
 
