@@ -36,11 +36,13 @@ def tinygrad_root() -> Path:
     return Path(spec.origin).resolve().parents[1]
 
 
-MODELLED = {
-    "DEV": "TEGRA+NV",
-    "HCQDEV_WAIT_TIMEOUT_MS": "20000",
-    "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
-}
+def modelled() -> dict[str, str]:
+    """Variables of tinygrad on the modelled board."""
+    return {
+        "DEV": "TEGRA+NV",
+        "HCQDEV_WAIT_TIMEOUT_MS": "20000",
+        "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
+    }
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -160,7 +162,7 @@ def _ended(
 @pytest.fixture(scope="session")
 def copies(settings: dict[str, str]) -> Iterator[Copies]:
     """Copies of a process that has imported tinygrad for the model."""
-    copied = Copies(settings | MODELLED)
+    copied = Copies(settings | modelled())
     yield copied
     copied.close()
 
@@ -185,7 +187,7 @@ def tegra(python: Python, copies: Copies, environment: dict[str, str], tmp_path:
         path, report = tmp_path / "script.py", tmp_path / "report.jsonl"
         path.write_text(PRELUDE + script)
         command = ["-m", "nvgpusim", "--quiet", "--report", str(report), *options, "--", str(path)]
-        settings = MODELLED | variables
+        settings = modelled() | variables
         if variables.keys() <= LATE:
             paths = _streams(tmp_path)
             pid = copies.start(command[2:], tmp_path, environment | settings, paths)
