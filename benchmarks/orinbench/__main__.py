@@ -15,12 +15,12 @@ def main() -> None:
     """Import the commands, which takes a second in which Ctrl-C is silent, and run one."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from orinbench.cli import main as run
-    from orinbench.interrupts import ending_signals
+    from orinbench.interrupts import signals_that_end
 
     if isinstance(sys.stdout.buffer, io.FileIO):  # PYTHONUNBUFFERED loses what a signal cuts off
         raw = sys.stdout.buffer
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", line_buffering=True)
-    signals = ending_signals()
+    signals = signals_that_end()
     _handle(signals, signal.default_int_handler)  # none leaves anything half written
     try:
         try:

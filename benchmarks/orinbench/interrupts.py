@@ -13,7 +13,7 @@ AGAIN_SECONDS = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def ending_signals() -> list[signal.Signals]:
+def signals_that_end() -> list[signal.Signals]:
     """Return the signals that end a run: without SIGHUP where nohup has it ignored."""
     return [
         number
@@ -41,7 +41,9 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self._dropped, sys.unraisablehook = sys.unraisablehook, self._drop
-        self._before = {number: signal.signal(number, self._handle) for number in ending_signals()}
+        self._before = {
+            number: signal.signal(number, self._handle) for number in signals_that_end()
+        }
         return self
 
     def __exit__(self, *_: object) -> None:

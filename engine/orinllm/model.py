@@ -321,7 +321,7 @@ class Model:
         stops = _stop_texts(stop)
         pieces = _Pieces(self.tokenizer, stops)
         ends = frozenset(self.tokenizer.end_ids)
-        how = how.without(self.tokenizer.suppressed)
+        how = how.without_tokens(self.tokenizer.suppressed)
         sequence = Sequence(ids, how, most, ends, pieces, constraint)
         try:
             self._scheduler.submit([sequence])

@@ -83,7 +83,7 @@ def test_labels(records: Sequence[Record]) -> dict[str, str]:
     return labels
 
 
-def own_test(record: Record) -> str:
+def test_suffix(record: Record) -> str:
     """Return what stands behind the model's name where llama-bench's fields do not say the test.
 
     Those are sequences at once, sampling, time to first text and a part of the multiprocessors.

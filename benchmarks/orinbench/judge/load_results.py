@@ -7,7 +7,7 @@ from typing import Any
 
 from orinbench.errors import BenchError
 from orinbench.jsonfile import is_number, read_text
-from orinbench.judge.identity import own_test
+from orinbench.judge.identity import test_suffix
 from orinbench.judge.record import to_json
 from orinbench.judge.samples import summarize
 from orinbench.judge.schema import SCHEMA_VERSION, Plain, Record, fault_of, record_of
@@ -91,7 +91,7 @@ def completed_record(plain: Plain) -> Record:
     """
     record = record_of(plain)
     if record.model_type is not None:
-        record.model_type = record.model_type.removesuffix(own_test(record))
+        record.model_type = record.model_type.removesuffix(test_suffix(record))
     if not record.backend:
         _name_llama_cpp(record)
     if len(record.processes) != len(record.samples_ts):

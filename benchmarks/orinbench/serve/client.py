@@ -79,7 +79,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Details:
+class PromptTokensDetails:
     """Details of a prompt's tokens, as OpenAI's usage has them."""
 
     cached_tokens: int | None = None
@@ -91,7 +91,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    prompt_tokens_details: Details | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
     @property
     def cached_tokens(self) -> int | None:

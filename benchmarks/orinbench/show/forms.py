@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orinbench.judge.identity import own_test
+from orinbench.judge.identity import test_suffix
 from orinbench.judge.record import to_json
 from orinbench.judge.schema import FIELDS, LLAMA_DEFAULTS, Plain, Record
 from orinbench.show.table import render_md
@@ -25,7 +25,7 @@ def as_llama_bench(record: Record) -> Plain:
         name: LLAMA_DEFAULTS.get(name) if value is None else value
         for name, value in vars(record).items()
     }
-    whole["model_type"] = f"{record.model_type or ''}{own_test(record)}"
+    whole["model_type"] = f"{record.model_type or ''}{test_suffix(record)}"
     series = record.environment.get("tinygrad_series")
     if series and record.backend.startswith("tinygrad"):
         whole["build_commit"] = series

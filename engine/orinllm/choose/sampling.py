@@ -80,7 +80,7 @@ class Sampling:
             raise BadInput(f"logit_bias: {token!r}: {bias!r}; numbers by token were expected")
         return biases
 
-    def without(self, tokens: Collection[int]) -> "Sampling":
+    def without_tokens(self, tokens: Collection[int]) -> "Sampling":
         """Return the same parameters with tokens that are never drawn."""
         if not tokens:
             return self

@@ -240,7 +240,7 @@ def _run(
         post.put(run.events, event)
 
     held = form.matcher is not None or common.min_tokens > 0
-    sampling = common.sampling.without(engine.tokenizer.suppressed)
+    sampling = common.sampling.without_tokens(engine.tokenizer.suppressed)
     for ids in prompts:
         first: Job | None = None
         for n in range(common.n):

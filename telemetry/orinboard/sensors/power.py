@@ -273,7 +273,7 @@ class PowerReader:
             meter.supply = self._supplies.setdefault(key, meter.supply)
             self._meters.append(meter)
         nodes = dict.fromkeys((c.node, c.chip, c.device) for c in found)
-        self.sensors = tuple(sensor_of(files, *node) for node in nodes)
+        self.sensors = tuple(read_sensor_averaging(files, *node) for node in nodes)
         self.update_seconds = max(
             (s.update_seconds or 0.0 for s in self.sensors if s.chip != "ina238"), default=0.0
         )
@@ -307,7 +307,7 @@ def open_meter(files: Files, channel: Channel) -> Meter:
     return meter
 
 
-def sensor_of(files: Files, node: str, chip: str, device: str) -> Sensor:
+def read_sensor_averaging(files: Files, node: str, chip: str, device: str) -> Sensor:
     """Read a chip's averaging from its driver."""
     milliseconds = files.number(f"{node}/update_interval", MOST_MILLISECONDS)
     samples = files.number(f"{node}/samples", MOST_SAMPLES)

@@ -129,10 +129,10 @@ def test_any_kind_of_number_is_one() -> None:
 
 
 def test_tokens_that_are_never_drawn_leave_other_biases() -> None:
-    how = Sampling(temperature=0, logit_bias={2: 9.0}).without({1, 3})
+    how = Sampling(temperature=0, logit_bias={2: 9.0}).without_tokens({1, 3})
     assert sample(LOGITS, how, [], 0) == 2
-    assert sample(LOGITS, Sampling(temperature=0).without({1, 3}), [], 0) == 0
-    assert Sampling().without(()).logit_bias == {}
+    assert sample(LOGITS, Sampling(temperature=0).without_tokens({1, 3}), [], 0) == 0
+    assert Sampling().without_tokens(()).logit_bias == {}
 
 
 def test_min_p_keeps_what_is_just_at_it() -> None:

@@ -145,7 +145,7 @@ class _Decoded:
             self.misdrawn += token != sample(logits, of.sampling, of.before, position + 1)
 
 
-def check_network_row(network: TransformerExecutor, case: Case, tokens: Ids) -> RowChecked:
+def check_row_of_tinygrad_llm(network: TransformerExecutor, case: Case, tokens: Ids) -> RowChecked:
     """Compute tinygrad.llm's logits behind the tokens, with a prompt of the case's and without."""
     ways = []
     for read in (case.n_depth + case.n_prompt, len(tokens) - 1):

@@ -34,7 +34,7 @@ from orinbench.measure.backends.envelope import limit_cuda
 from orinbench.measure.backends.row_check import (
     are_finite,
     check_engine_row,
-    check_network_row,
+    check_row_of_tinygrad_llm,
     logit_distance,
 )
 from orinbench.measure.backends.timed_models import (
@@ -198,7 +198,7 @@ class TinygradRunner:
         if isinstance(timed, EngineLoop):
             timed.forget()  # what slots keep is overwritten
             return check_engine_row(timed.runner, case, rows)
-        return check_network_row(timed, case, rows[0])
+        return check_row_of_tinygrad_llm(timed, case, rows[0])
 
     def _capture(self, timed: Timed, case: Case) -> None:
         """Run what the case needs until tinygrad has captured it, with a short prompt."""

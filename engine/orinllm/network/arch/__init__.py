@@ -119,7 +119,7 @@ def config_of(
     trained = header.count("context_length")
     header = Header(metadata, tensors, vector, trained if max_context is None else max_context)
     family = ARCHITECTURES[name]
-    header.without({k: why for k, why in _FOREIGN_KEYS.items() if k not in family.reads})
+    header.refuse_keys({k: why for k, why in _FOREIGN_KEYS.items() if k not in family.reads})
     config = family.config(header)
     if config.layers:
         check_tensors(config, tensors, family.rope_tensors, header.count("block_count"))

@@ -92,7 +92,7 @@ def experts_of(
             f"{header.architecture}.expert_used_count is {used} of {count} experts; "
             f"at most {count} was expected"
         )
-    header.without({key: what for key, what in _BESIDE.items() if key not in reads})
+    header.refuse_keys({key: what for key, what in _BESIDE.items() if key not in reads})
     if header.has("expert_group_count") and header.count("expert_group_count") > 1:
         raise BadInput(f"{header.architecture}.expert_group_count: groups are not supported")
     # llama.cpp takes a scale of 0 for 1.

@@ -133,7 +133,7 @@ class Header:
             )
         return layers
 
-    def without(self, keys: Mapping[str, str]) -> None:
+    def refuse_keys(self, keys: Mapping[str, str]) -> None:
         """Refuse the file if one of `keys` is set and not 0; each says what it would stand for."""
         for key, meaning in keys.items():
             if self.has(key) and np.any(np.asarray(self.get(key)) != 0):

@@ -58,7 +58,7 @@ def granite(header: Header) -> Config:
         raise BadInput(
             f"{header.architecture}.logit_scale is 0; a number other than 0 was expected"
         )
-    header.without({"deepstack_mapping": "a vision model's projector"})
+    header.refuse_keys({"deepstack_mapping": "a vision model's projector"})
     parts = _parts(
         header,
         scale=header.number("attention.scale", 0.0) or None,

@@ -26,7 +26,7 @@ def upstream_config(header: Header) -> Config:
         raise BadInput(
             f"{name}.rope.scaling.type is {scaling!r}: {name} is supported without scaling only"
         )
-    header.without({"rope.scaling.factor": "rotary scaling of this architecture"})
+    header.refuse_keys({"rope.scaling.factor": "rotary scaling of this architecture"})
     if header.has("expert_group_count") and header.count("expert_group_count") > 1:
         raise BadInput(f"{name}.expert_group_count: groups of experts are not supported")
     biased = any(tensor.endswith("exp_probs_b.bias") for tensor in header.tensors)

@@ -212,7 +212,7 @@ class Kernel:
 
     def open(self, path: str) -> int:
         """open() of a node in NODES; raises OSError."""
-        with self.lock, self.errors("open", f"open of {path}"):
+        with self.lock, self.raise_os_errors("open", f"open of {path}"):
             self.sweep()
             self.injector.raise_if_due(f"OPEN_{NODES[path].upper()}")
             match NODES[path]:
@@ -237,7 +237,7 @@ class Kernel:
     def ioctl(self, fd: int, request: int, arg: int) -> int:
         """ioctl() on a device or dmabuf of the model; raises OSError."""
         request &= 0xFFFFFFFF
-        with self.lock, self.errors("ioctl", self.abi.name(request), request):
+        with self.lock, self.raise_os_errors("ioctl", self.abi.name(request), request):
             self.sweep()
             found = self.lookup(fd)
             if isinstance(found, DmaBuf):
@@ -257,7 +257,7 @@ class Kernel:
 
         Follow it with :meth:`mapped` once the host kernel has mapped the returned fd.
         """
-        with self.lock, self.errors("mmap", f"mmap of fd {fd}"):
+        with self.lock, self.raise_os_errors("mmap", f"mmap of fd {fd}"):
             self.sweep()
             found = self.lookup(fd)
             if found is None:
@@ -307,11 +307,11 @@ class Kernel:
 
     def msync(self, address: int) -> None:
         """msync() at `address`; raises OSError for a dmabuf's mapping."""
-        with self.lock, self.errors("msync", f"msync of {address:#x}"):
+        with self.lock, self.raise_os_errors("msync", f"msync of {address:#x}"):
             if self.cpu_maps.at(address) is not None:
                 raise KernelError("dmabuf.msync")
 
-    def errors(
+    def raise_os_errors(
         self, call: str, what: str, request: int = 0
     ) -> contextlib.AbstractContextManager[None]:
         """Turn KernelError into OSError, and count both."""
