@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compile import Jump
-from .instructions.warp import reduce_blocks
-from .state import Lanes, merged
+from .parser.syntax import Operand
+from .state import Lanes, State, merged
 
 if TYPE_CHECKING:
     from .run import Front, Run
@@ -28,21 +28,20 @@ class BlockBarriers:
 
     def barrier(self, at: int, jump: Jump) -> int | None:
         """bar.sync, bar.red, bar.arrive."""
-        st = self.run.st
-        assert jump.bar is not None
-        instr = jump.instr
+        st, instr = self.run.st, jump.instr
         assert instr is not None
-        number, count = jump.bar[0](st), jump.bar[1](st) if jump.bar[1] is not None else None
-        whole = count is None or (count.ndim == 0 and int(count) == st.threads)
-        if st.m is None and whole and number.ndim == 0 and not self.parked and jump.kind == "bar":
-            if jump.reduce is not None:
-                reduce_blocks(st, jump.reduce, np.arange(st.n))
-            if st.shadow is not None:
-                st.shadow.barrier(np.arange(st.n))
-            return at + 1
         lanes = st.lanes()
-        numbers = st.spread(number).astype(np.int64)
-        counts = np.full(len(lanes), -1) if count is None else st.spread(count).astype(np.int64)
+        numbers = st.read(jump.number, 32).astype(np.int64)
+        counts = np.full(len(lanes), -1)
+        if jump.count is not None:
+            counts = st.read(jump.count, 32).astype(np.int64)
+        whole = (numbers == numbers[0]).all() and ((counts < 0) | (counts == st.threads)).all()
+        if st.m is None and whole and not self.parked and jump.kind == "bar":
+            if jump.reduce is not None:
+                reduce_blocks(st, jump.reduce, lanes)
+            if st.shadow is not None:
+                st.shadow.barrier(lanes)
+            return at + 1
         uneven = (counts >= 0) & (counts % 32 != 0)
         if uneven.any():
             lane = int(np.flatnonzero(uneven)[0])
@@ -138,3 +137,14 @@ class BlockBarriers:
                 gone = np.flatnonzero(~st.live[block * st.threads : (block + 1) * st.threads])
                 if len(gone):
                     st.shadow.left(int(lane), int(gone[0]), len(gone), jump.instr)
+
+
+def reduce_blocks(st: State, reduce: tuple[str, Operand, Operand], lanes: Lanes) -> None:
+    """bar.red: combine the predicate of all threads of each block."""
+    kind, pred, goal = reduce
+    st.m = None if len(lanes) == st.n else lanes
+    block = lanes // st.threads
+    ones = np.bincount(block, weights=st.read(pred, 1), minlength=st.blocks).astype(np.uint32)
+    everyone = np.bincount(block, minlength=st.blocks)
+    out = {"popc": ones, "or": ones > 0, "and": ones == everyone}[kind]
+    st.write(goal, out[block])

@@ -1,98 +1,101 @@
-"""A kernel as basic blocks of closures, made once per kernel."""
+"""A kernel as pieces of code that C runs or the host serves, made once per kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-import numpy as np
-
-from .instructions.bit import BIT_OPS
-from .instructions.cvt import cvt
-from .instructions.driver_calls import DRIVER_CALLS
-from .instructions.float import FLOAT_OPS
-from .instructions.lower import PRED, TYPES, U32, Op, Read, Site
-from .instructions.mem import MEM_OPS
-from .instructions.tensor import TENSOR_OPS
-from .instructions.video import VIDEO_OPS
-from .instructions.warp import WARP_OPS
-from .parser.syntax import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
+from .native.plan import GROUPS, TABLE, Text, used_registers, write
+from .native.values import Frame
+from .operands import TYPES, Site
+from .parser.syntax import (
+    Imm,
+    Instr,
+    Kernel,
+    Module,
+    Operand,
+    PtxError,
+    Reg,
+    Sym,
+    Variable,
+    registers,
+    type_bits,
+)
 from .spaces import SHARED_RESERVED
-from .state import CONTAINER, State
 
-_TABLE: dict[str, Callable[[Site], Op]] = {
-    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,
-    **DRIVER_CALLS, "cvt": cvt,
-}  # fmt: skip
-
-
-def _ignored(site: Site) -> Op:
-    return lambda st: None
-
-
-for _name in ("nanosleep", "pmevent", "griddepcontrol"):
-    _TABLE[_name] = _ignored
-
-T = TypeVar("T")
 END = 1 << 30
 """Number of the block after the last one: the thread is done."""
+CHAIN, STORE, GROUP, BARRIER, EVENT = range(5)
+"""Kinds of blocks: what each lane runs on its own; one store to memory; one instruction that all
+lanes do together; bar.sync of the whole block; what the host serves."""
+CALLS = ("vprintf", "__assertfail", "__recursion", "malloc", "free", "trap")
+"""Opcodes that the host serves: calls of what the driver provides, and trap."""
+_JUMPS = ("bra", "brx", "exit", "ret", "bar", "barrier")
+_MEMORY = (
+    "ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "wmma", "fence", "membar", "mbarrier",
+)  # fmt: skip
+_POLLS = ("volatile", "relaxed", "acquire", "test_wait", "try_wait")
+WHOLE = ("mma", "ldmatrix", "wmma")
+MASKED = {"shfl": 4, "vote": 2, "match": 2, "redux": 2}
+"""Operand that holds the membermask."""
+EVERYONE = Imm(0xFFFFFFFF, "int")
+"""The mask of a whole warp."""
 
 
 @dataclass
 class Jump:
-    """Ending of a block: "next", "bra", "exit", "bar" (see `Code`)."""
+    """Ending of a block: "next", "bra", "brx", "exit", "bar", "arrive" or "warp" (a barrier).
 
-    kind: str
-    target: int = END
-    guard: Read | None = None
-    bar: tuple[Read, Read | None] | None = None
+    Of a barrier: its number and how many threads it is for, or the mask; `reduce`: how bar.red
+    combines which predicate, and where the outcome goes.
+    """
+
+    kind: str = "next"
     targets: tuple[int, ...] = ()
-    index: Read | None = None
-    reduce: tuple[str, Read, Any] | None = None
     instr: Instr | None = None
+    number: Operand | None = None
+    count: Operand | None = None
+    reduce: tuple[str, Operand, Operand] | None = None
 
 
 @dataclass
 class Block:
-    """Straight-line operations and the jump after them.
+    """Straight-line instructions, and the jump after them, which is the last one's if it is one.
 
     `meet`: mask of the lanes that its first instruction needs together, where it needs any.
-    `polls`: it looks at what other threads may store. `cost`: CPU seconds of a turn on numpy, and
-    of a lane in it, about.
+    `alone`: all lanes do it before any goes on. `polls`: it looks at what other threads may store.
     """
 
-    meet: Read | None = None
+    kind: int
+    instrs: list[Instr]
+    jump: Jump
+    meet: Operand | None = None
+    alone: bool = False
     polls: bool = False
-    cost: tuple[float, float] = (0.0, 0.0)
-    ops: list[Op] = field(default_factory=list)
-    instrs: list[Instr] = field(default_factory=list)
-    jump: Jump = field(default_factory=lambda: Jump("next"))
+    alive: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
 
-
-@dataclass
-class Heat:
-    """CPU seconds that a kernel has cost numpy, about; its compiled form, if that was `tried`."""
-
-    spent: float = 0.0
-    tried: bool = False
-    native: Any = None
+    @property
+    def body(self) -> list[Instr]:
+        """The instructions without the jump."""
+        return self.instrs[: len(self.instrs) - (self.jump.instr is not None)]
 
 
 @dataclass
 class Code:
-    """A kernel ready to run.
+    """A kernel ready to be compiled to C.
 
-    `dynamic`: it has shared memory whose size the launch gives. Fine code also has its memory
-    instructions (`sites`) and the widest pieces, by space, that none of its accesses splits
-    (`granules`, bytes). `starts`: the number of each block's first instruction. `heat`: what it has
-    cost so far.
+    `texts`: C by id of the instruction. `kept`: registers that live between blocks; of a block's
+    start and in it: `alive`, `writes`. `dynamic`: it has shared memory whose size the launch gives.
+    Watched code also has its memory instructions (`sites`) and the widest pieces, by space, that
+    none of its accesses splits (`granules`, bytes). `native`: the compiled kernel, once it is.
     """
 
     kernel: Kernel
     module: Module
+    frame: Frame
     blocks: list[Block]
-    registers: list[Any]
+    texts: dict[int, Text]
+    kept: list[int]
     shared: dict[str, int]
     shared_bytes: int
     local: dict[str, int]
@@ -100,38 +103,16 @@ class Code:
     dynamic: bool = False
     sites: list[Instr] = field(default_factory=list)
     granules: dict[str, int] = field(default_factory=dict)
-    starts: list[int] = field(default_factory=list)
-    heat: Heat = field(default_factory=Heat)
+    native: object = None
+    plain: Code | None = None
 
-
-def _guarded(op: Op, read: Read) -> Op:
-    """Run `op` in the lanes whose predicate holds."""
-
-    def run(st: State) -> None:
-        p = read(st)
-        if p.ndim == 0:
-            if p:
-                op(st)
-            return
-        mask = st.m
-        if mask is None:
-            lanes = np.flatnonzero(p)
-            if len(lanes) == st.n:
-                op(st)
-                return
-        else:
-            lanes = mask[p]
-        if len(lanes):
-            st.m = lanes
-            try:
-                op(st)
-            except Exception:
-                st.fault_mask = lanes
-                raise
-            finally:
-                st.m = mask
-
-    return run
+    def unwatched(self) -> Code:
+        """The same code for a launch that no sanitizer watches."""
+        if not self.frame.watched:
+            return self
+        if self.plain is None:
+            self.plain = _compiled(self.module, self.kernel, None, self.frame.turns)
+        return self.plain
 
 
 def _layout(variables: list[Variable], start: int) -> tuple[dict[str, int], int]:
@@ -143,82 +124,19 @@ def _layout(variables: list[Variable], start: int) -> tuple[dict[str, int], int]
     return out, start
 
 
-_JUMPS = ("bra", "brx", "exit", "ret", "bar", "barrier", "trap")
-_MEMORY = (
-    "ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "wmma", "fence", "membar", "mbarrier",
-)  # fmt: skip
-_POLLS = ("volatile", "relaxed", "acquire", "test_wait", "try_wait")
-_WHOLE = ("mma", "ldmatrix", "wmma")
-TURN_S = 5e-6
-"""CPU seconds of a piece of code on numpy, beside its instructions."""
-MASK_S, MASK_LANE_S = 2e-6, 4e-9
-"""The same of an instruction that a part of a chunk's lanes executes, and of each of the chunk's:
-its result is merged into a copy of the register (numpy 2.4, x86-64, 2026-11-28)."""
-_COSTS = {
-    "match": (2e-4, 2e-6), "ldmatrix": (1e-4, 3e-8), **dict.fromkeys(("atom", "red"), (6e-5, 1e-6)),
-    **dict.fromkeys(("shfl", "vote", "redux"), (4e-5, 1e-7)), "mma": (1e-4, 3e-7),
-}  # fmt: skip
-"""CPU seconds on numpy of an instruction and of one of its lanes, more than others take, measured
-with loops of 32 to 4096 threads, whole warps and halves (numpy 2.4, x86-64, 2026-11-27)."""
-
-
-def _cost(op: str, fine: bool) -> tuple[float, float]:
-    """CPU seconds of an instruction on numpy, and of a lane; `fine`: under the sanitizer."""
-    if op in _COSTS:
-        return _COSTS[op]
-    if op in _MEMORY:
-        return (8e-5, 3e-8) if fine else (1e-5, 4e-9)
-    return 2e-6, 2e-9
-
-
-MASKED = {"shfl": 4, "vote": 2, "match": 2, "redux": 2}
-"""Operand that holds the membermask."""
-
-
-def _meeting(site: Site) -> Read | None:
+def _meeting(instr: Instr) -> Operand | None:
     """The mask of lanes that must execute this together, if it names one."""
-    instr = site.i
     if instr.guard is not None:
         return None
-    if instr.op in _WHOLE or (instr.op in ("bar", "barrier") and not site.has("warp", "arrive")):
-        if instr.op == "barrier" and "aligned" not in instr.mods:
+    if instr.op in ("bar", "barrier"):
+        if "warp" in instr.mods or "arrive" in instr.mods:
             return None
-        everyone = np.uint32(0xFFFFFFFF)
-        return lambda st: everyone
-    if instr.op in MASKED and site.has("sync"):
-        return site.read(site.arg(MASKED[instr.op]), U32)
+        return None if instr.op == "barrier" and "aligned" not in instr.mods else EVERYONE
+    if instr.op in WHOLE:
+        return EVERYONE
+    if instr.op in MASKED and "sync" in instr.mods:
+        return instr.args[MASKED[instr.op]]
     return None
-
-
-def _noted(op: Op, instr: Instr, number: int) -> Op:
-    """Leave a trace of which instruction runs."""
-
-    def run(st: State) -> None:
-        st.at, st.site = instr, number
-        op(st)
-
-    return run
-
-
-def _understood(site: Site, lower: Callable[[Site], T]) -> T:
-    """An instruction, lowered; PtxError for a form that nobody has thought of."""
-    try:
-        return lower(site)
-    except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as e:
-        raise site.error(f"this form is not supported ({e})") from e
-
-
-def _starts(kernel: Kernel, fine: bool) -> set[int]:
-    """Starts of the pieces of code: labels, after jumps, at instructions that lanes meet for."""
-    starts = {0, *kernel.labels.values()}
-    for at, instr in enumerate(kernel.instrs):
-        if instr.op in _JUMPS:
-            starts.add(at + 1)
-        if instr.op in (*_WHOLE, *MASKED, "bar", "barrier"):
-            starts.add(at)
-        if fine and instr.op in _MEMORY:
-            starts.add(at + 1)
-    return starts
 
 
 def _granules(kernel: Kernel) -> dict[str, int]:
@@ -240,131 +158,162 @@ def _granules(kernel: Kernel) -> dict[str, int]:
     return out
 
 
-def compile_kernel(
-    module: Module,
-    kernel: Kernel,
-    fine: bool = False,
-    turns: bool = True,
-    cuts: Collection[int] = (),
-) -> Code:
-    """Lower every instruction. Raises PtxError naming the first one that is unknown.
+def compile_kernel(module: Module, kernel: Kernel, fine: bool = False, turns: bool = True) -> Code:
+    """Write every instruction as C. Raises PtxError naming the first one that is unknown.
 
-    `fine`: every memory instruction leaves its name; and, with `turns`, ends a piece of code, so
-    that warps can change places there. `cuts`: numbers of more instructions that begin one.
+    `fine`: for a sanitizer, which knows each memory instruction; and, with `turns`, each ends a
+    piece of code, so that warps can change places there.
     """
     if kernel.refusal:
         raise PtxError(kernel.refusal)
-    starts = _starts(kernel, fine and turns) | set(cuts)
-    sites = [i for i in kernel.instrs if fine and i.op in _MEMORY]
-    order = sorted(s for s in starts if s < len(kernel.instrs))
-    number = {at: n for n, at in enumerate(order)}
-    blocks = []
-    for n, at in enumerate(order):
-        end = order[n + 1] if n + 1 < len(order) else len(kernel.instrs)
-        block = Block()
-        block.meet = _understood(Site(kernel.instrs[at], kernel, module), _meeting)
-        for instr in kernel.instrs[at:end]:
-            site = Site(instr, kernel, module)
-            jump = _understood(site, lambda site: _jump(site, kernel, number))
-            if jump is not None:
-                block.jump = jump
-                block.instrs.append(instr)
-                break
-            if instr.op not in _TABLE:
-                raise PtxError(
-                    f"PTX line {instr.line}: unknown instruction {instr.op!r}: {instr.text!r} "
-                    f"(kernel {kernel.name})"
-                )
-            op = _understood(site, _TABLE[instr.op])
-            if instr.op == "shfl" or (fine and instr.op in _MEMORY):
-                op = _noted(op, instr, sites.index(instr) + 1 if instr in sites else 0)
-            if instr.guard is not None:
-                op = _guarded(op, _guard(site))
-            block.ops.append(op)
-            block.instrs.append(instr)
-            block.polls |= instr.op == "atom" or any(m in _POLLS for m in instr.mods)
-            turn, lane = _cost(instr.op, fine)
-            turn += block.cost[0] or TURN_S
-            block.cost = turn, block.cost[1] + lane
-        blocks.append(block)
+    sites = [i for i in kernel.instrs if i.op in _MEMORY] if fine else None
+    return _compiled(module, kernel, sites, fine and turns)
+
+
+def _compiled(module: Module, kernel: Kernel, sites: list[Instr] | None, turns: bool) -> Code:
+    frame = Frame(kernel, module, sites, turns)
+    texts = {
+        id(i): write(i, frame)
+        for i in kernel.instrs
+        if i.op not in CALLS and (i.op not in _JUMPS or "warp" in i.mods)
+    }
+    blocks = _blocks(frame, texts)
+    kept = _flow(kernel, blocks, texts)
     variables = [*module.variables.values(), *kernel.variables.values()]
     fixed = [v for v in variables if v.space == "shared" and v.size]
     open_ended = [v for v in variables if v.space == "shared" and not v.size]
     shared, end = _layout(fixed, SHARED_RESERVED)
     shared.update(_layout(open_ended, -(-end // 16) * 16)[0])
     local, depth = _layout([v for v in variables if v.space == "local"], 0)
-    registers = [np.zeros((), _container(reg))[()] for reg in kernel.regs]
     return Code(
-        kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16,
-        bool(open_ended), sites, _granules(kernel) if fine else {}, order,
+        kernel, module, frame, blocks, texts, kept, shared, end, local, -(-depth // 16) * 16,
+        bool(open_ended), sites or [], _granules(kernel) if frame.watched else {},
     )  # fmt: skip
 
 
-def _container(reg: Reg) -> Any:
-    return CONTAINER[reg.bits]
+def _starts(frame: Frame, texts: dict[int, Text]) -> set[int]:
+    """Starts of the pieces of code: labels, after jumps, at what lanes do together."""
+    kernel = frame.kernel
+    starts = {0, *kernel.labels.values()}
+    for at, instr in enumerate(kernel.instrs):
+        text = texts.get(id(instr))
+        if instr.op in _JUMPS and instr.op not in ("bar", "barrier"):
+            starts.add(at + 1)
+        elif text is None or text.store or text.group or text.alone:
+            starts |= {at, at + 1}
+        if frame.turns and instr.op in _MEMORY:
+            starts.add(at + 1)
+    return starts
 
 
-def _guard(site: Site) -> Read:
-    reg = site.i.guard
-    read = site.read(reg, PRED)
-    if site.i.guard_not:
-        return lambda st: ~read(st)
-    return read
+def _blocks(frame: Frame, texts: dict[int, Text]) -> list[Block]:
+    kernel = frame.kernel
+    order = sorted(s for s in _starts(frame, texts) if s < len(kernel.instrs))
+    number = {at: n for n, at in enumerate(order)}
+    blocks = []
+    for at, end in zip(order, [*order[1:], len(kernel.instrs)], strict=True):
+        instrs = kernel.instrs[at:end]
+        site, text = Site(instrs[-1], kernel, frame.module), texts.get(id(instrs[0]))
+        jump = _jump(site, number)
+        kind = CHAIN
+        if jump.kind in ("bar", "arrive") or instrs[0].op in CALLS:
+            plain = jump.kind == "bar" and isinstance(jump.number, Imm) and not jump.count
+            kind = BARRIER if plain and not jump.reduce and not site.i.guard else EVENT
+        elif text is not None and (text.store or text.group):
+            kind = STORE if text.store else GROUP
+        block = Block(kind, instrs, jump, _meeting(instrs[0]))
+        block.alone = text is not None and text.alone
+        block.polls = any(i.op == "atom" or any(m in _POLLS for m in i.mods) for i in instrs)
+        blocks.append(block)
+    return blocks
 
 
-def _jump(site: Site, kernel: Kernel, number: dict[int, int]) -> Jump | None:
+def _jump(site: Site, number: dict[int, int]) -> Jump:
+    """The ending of a block whose last instruction is this."""
     instr = site.i
-    guard = _guard(site) if instr.guard is not None else None
-    if instr.op == "bra":
-        return Jump("bra", _target(site, kernel, number), guard, instr=instr)
-    if instr.op in ("exit", "ret"):
-        return Jump("exit", guard=guard, instr=instr)
-    if instr.op == "trap":
-        return Jump("trap", guard=guard, instr=instr)
-    if instr.op == "brx":
-        table = site.i.args[1]
-        if not isinstance(table, Sym) or table.name not in kernel.tables:
-            raise site.error("unknown branch table")
-        names = kernel.tables[table.name]
-        targets = tuple(_label(site, kernel, number, name) for name in names)
-        return Jump("brx", guard=guard, targets=targets, index=site.src(0, U32), instr=instr)
-    if instr.op in ("bar", "barrier"):
-        jump = _barrier(site)
-        jump.guard = guard
-        return jump
-    return None
+    match instr.op:
+        case "bra":
+            return Jump("bra", (_target(site, number, instr.args[0]),), instr)
+        case "exit" | "ret":
+            return Jump("exit", (END,), instr)
+        case "brx":
+            table = instr.args[1]
+            if not isinstance(table, Sym) or table.name not in site.kernel.tables:
+                raise site.error("unknown branch table")
+            names = site.kernel.tables[table.name]
+            targets = tuple(_target(site, number, Sym(name)) for name in names)
+            return Jump("brx", targets, instr, site.arg(0))
+        case "bar" | "barrier":
+            return _barrier(site)
+    return Jump()
 
 
 def _barrier(site: Site) -> Jump:
     args = site.i.args
     if site.has("warp"):
-        return Jump("warp", index=site.src(0, U32), instr=site.i)
+        return Jump("warp", (), site.i, site.arg(0))
     if site.has("red"):
         kind = next(m for m in site.mods if m in ("popc", "and", "or"))
         values = [a for a in args[1:] if a is not None]
-        pred = site.read(values[-1], PRED)
-        bar = (site.read(values[0], U32), site.read(values[1], U32) if len(values) > 2 else None)
-        put = site.dst(0, U32 if kind == "popc" else PRED)
-        return Jump("bar", bar=bar, reduce=(kind, pred, put), instr=site.i)
+        if not args[0] or len(values) < 2:
+            raise site.error()
+        count = values[1] if len(values) > 2 else None
+        return Jump("bar", (), site.i, values[0], count, (kind, values[-1], args[0]))
     if not site.has("sync", "arrive"):
         raise site.error()
-    bar = (site.src(0, U32), site.src(1, U32) if len(args) > 1 else None)
-    return Jump("arrive" if site.has("arrive") else "bar", bar=bar, instr=site.i)
+    count = site.arg(1) if len(args) > 1 else None
+    return Jump("arrive" if site.has("arrive") else "bar", (), site.i, site.arg(0), count)
 
 
-def _target(site: Site, kernel: Kernel, number: dict[int, int]) -> int:
-    arg = site.i.args[0]
+def _target(site: Site, number: dict[int, int], arg: Operand | None) -> int:
     if not isinstance(arg, Sym):
         raise site.error("a branch needs a label")
-    return _label(site, kernel, number, arg.name)
+    if arg.name not in site.kernel.labels:
+        raise site.error(f"unknown label {arg.name}")
+    return number.get(site.kernel.labels[arg.name], END)
 
 
-def _label(site: Site, kernel: Kernel, number: dict[int, int], name: str) -> int:
-    if name not in kernel.labels:
-        raise site.error(f"unknown label {name}")
-    return number.get(kernel.labels[name], END)
+def successors(blocks: list[Block], n: int) -> list[int]:
+    """Blocks that may follow block n, the next one last."""
+    block, out = blocks[n], list(blocks[n].jump.targets)
+    jump = block.jump
+    falls = jump.kind not in ("bra", "exit", "brx") or jump.instr is None
+    if falls or (jump.instr is not None and jump.instr.guard is not None):
+        out.append(n + 1)
+    elif jump.kind == "brx":
+        out.append(END)  # for an index beyond the table
+    return [t if t < len(blocks) else END for t in out]
+
+
+def _flow(kernel: Kernel, blocks: list[Block], texts: dict[int, Text]) -> list[int]:
+    """Find what lives where, by the usual backward iteration; registers that live at any start."""
+    each = []
+    for block in blocks:
+        one = [used_registers(i, kernel, texts.get(id(i))) for i in block.body]
+        if (last := block.jump.instr) is not None:
+            reads = {r for arg in last.args for r in registers(arg)} if last.op != "bra" else set()
+            made: set[int] = set()
+            if block.jump.reduce is not None and isinstance(last.args[0], Reg):
+                made = {last.args[0].index}
+            if last.guard is not None:
+                reads.add(last.guard.index)
+            one.append((reads, made, set()))
+        each.append(one)
+        block.writes = {r for _, may, _ in one for r in may}
+    changed = True
+    while changed:
+        changed = False
+        for n in reversed(range(len(blocks))):
+            live: set[int] = set()
+            for t in successors(blocks, n):
+                live |= blocks[t].alive if t != END else set()
+            for reads, _, sure in reversed(each[n]):
+                live = (live - sure) | reads
+            if live != blocks[n].alive:
+                blocks[n].alive, changed = live, True
+    return sorted(set().union(*(b.alive for b in blocks)))
 
 
 def supported() -> list[str]:
     """All opcodes that can be run, those that end a piece of code included."""
-    return sorted({*_TABLE, *_JUMPS, "call"} - {*DRIVER_CALLS})
+    return sorted({*TABLE, *GROUPS, *_JUMPS, "call", "trap"})

@@ -30,7 +30,6 @@ PIECES = 1000
 HOUR_NS = 3_600_000_000_000
 TOLD = 4
 """Places that the message names."""
-Look = tuple[Instr, str, Any, Lanes]
 
 
 class EndlessWaits:
@@ -62,7 +61,7 @@ class EndlessWaits:
         for front in fronts:
             front.clear()
         kept, left, stuck = run.groups, dict[int, Lanes | None](), True
-        looks: list[Look] = []
+        looks: list[Any] = []
         run.launch.later += HOUR_NS
         if self.timed is None:
             self.timed = timed(run.launch.code.kernel)
@@ -80,7 +79,7 @@ class EndlessWaits:
             self.stuck_at = None
             return
         self.stuck_at = self.stuck_at or self.since
-        outside = any(space == "global" for _, space, _, _ in looks)
+        outside = any(space == ord("g") for _, space, _, _ in looks)
         if not outside or self.since - self.stuck_at >= OTHERS_S:
             raise self.fault(looks) if looks else self.endless(left)
 
@@ -91,20 +90,20 @@ class EndlessWaits:
             self.run.push(at, lanes)
         self.run.groups = kept
 
-    def comes_round(self, at: int, lanes: Lanes | None, looks: list[Look]) -> bool:
+    def comes_round(self, at: int, lanes: Lanes | None, looks: list[Any]) -> bool:
         """True if the group is again where it was and has changed nothing."""
-        run, st, launch = self.run, self.run.st, self.run.launch
+        run, st, machine = self.run, self.run.st, self.run.machine
         waiting = len(run.barriers.parked), len(run.waiting), len(run.meeting)
         alive = None if st.live is None else int(st.live.sum())
         before = self.registers(lanes)
-        launch.changes, launch.looks = 0, looks
         here = 0 if lanes is None else len(lanes)
+        machine.look(True)
         try:
             for _ in range(PIECES):
                 first = min(run.groups)
                 st.m = run.groups.pop(first)
                 run.follow(first)
-                if launch.changes or waiting != (
+                if machine.call.changes or waiting != (
                     len(run.barriers.parked), len(run.waiting), len(run.meeting),
                 ):  # fmt: skip
                     return False
@@ -116,13 +115,14 @@ class EndlessWaits:
                 if (0 if now is None else len(now)) == here and _same(before, self.registers(now)):
                     return True
         finally:
-            launch.looks = None
+            looks += machine.looks[: machine.call.look_count].tolist()
+            machine.look(False)
         return False
 
     def registers(self, lanes: Lanes | None) -> list[Any]:
         """The registers of a group, but for those that depend on a clock."""
-        kept = [v for k, v in enumerate(self.run.st.R) if k not in (self.timed or ())]
-        return [v if v.ndim == 0 or lanes is None else v[lanes] for v in kept]
+        kept = [v for k, v in self.run.st.R.items() if k not in (self.timed or ())]
+        return [v.copy() if lanes is None else v[lanes] for v in kept]
 
     def endless(self, groups: dict[int, Lanes | None]) -> KernelFault:
         """The fault of a loop that looks at nothing."""
@@ -136,38 +136,37 @@ class EndlessWaits:
         self.run.st.name(fault, instrs[0] if instrs else None)
         return fault
 
-    def fault(self, looks: list[Look]) -> KernelFault:
+    def fault(self, looks: list[Any]) -> KernelFault:
         """The fault of those who wait: at what, and where."""
         st, launch = self.run.st, self.run.launch
         told: dict[tuple[int, int], str] = {}
         more: Counter[tuple[int, int]] = Counter()
-        for instr, space, address, lanes in looks:
-            for lane, where in zip(
-                lanes.tolist(), np.broadcast_to(address, len(lanes)).tolist(), strict=True
-            ):
-                key = instr.line, where
-                more[key] += 1
-                if key in told or len(told) == TOLD:
-                    continue
-                block, thread = int(st.first_block[lane // st.threads]), lane % st.threads
-                source = f" ({instr.source[0]}:{instr.source[1]})" if instr.source else ""
-                told[key] = (
-                    f"{launch.name_thread(block, thread)}{{more}}: waiting at PTX line "
-                    f"{instr.line}: {instr.text}{source} for {_word(st, space, where)}"
-                )
+        instrs = launch.code.kernel.instrs
+        for at, space, lane, where in looks:
+            instr = instrs[at]
+            key = instr.line, where
+            more[key] += 1
+            if key in told or len(told) == TOLD:
+                continue
+            block, thread = int(st.first_block[lane // st.threads]), lane % st.threads
+            source = f" ({instr.source[0]}:{instr.source[1]})" if instr.source else ""
+            told[key] = (
+                f"{launch.name_thread(block, thread)}{{more}}: waiting at PTX line "
+                f"{instr.line}: {instr.text}{source} for {_word(st, chr(space), where)}"
+            )
         also = {key: f" and {n - 1} more" if n > 1 else "" for key, n in more.items()}
         what = "sync: deadlock: all threads that are left wait for what none of them changes; "
         what += "; ".join(text.replace("{more}", also[key]) for key, text in told.items())
         if st.n < launch.threads:
             what += " (blocks that start later cannot help: they wait for room)"
-        st.m = looks[0][3][:1]
-        return self._named(KernelFault(0, what), [looks[0][0]])
+        st.m = np.array([looks[0][2]])
+        return self._named(KernelFault(0, what), [instrs[looks[0][0]]])
 
 
 def _word(st: State, space: str, where: int) -> str:
     """A word of memory and what it is in."""
     launch = st.launch
-    if space == "shared":
+    if space == "s":
         names = [(v, k) for k, v in launch.code.shared.items() if v <= where]
         return f"shared {max(names)[1]}+{where - max(names)[0]}" if names else f"shared {where:#x}"
     extent = None if launch.watch is None else launch.watch.find(where)

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import MmuFault
 from .compile import Code
-from .instructions.floats import Value
-from .instructions.mem import source
-from .instructions.warp import ballot
-from .native.hot import put_back, start_compiled
-from .parser.syntax import Instr
-from .run import Front, Run
+from .judge import ballot
+from .native.machine import KEPT, NativeChunk, native_of
+from .operands import Value
+from .run import Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import UNWRITTEN, Heap, KernelFault, Lanes, Memory, State
+from .state import UNWRITTEN, Heap, KernelFault, Memory, State
 
 if TYPE_CHECKING:
     from .sanitizer.sanitize import Sanitizer
@@ -78,11 +75,8 @@ class Launch:
     bytes a block may touch from the start of its window. `local`: makes the local memory of b
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables. `warps`:
     seed of the order in which warps run (None: in step). `watch`: the sanitizer; its code is
-    compiled with `fine`. `compiled`: run as C from the start (True) or never (False), by default
-    when the kernel has cost more than its compilation. `steps`: pieces of code that have run;
-    `steps_in_c`: those of compiled code, but for one a call, which costs what one on numpy does and
-    is what `max_steps` counts: a kernel may wait in C as long as on numpy. `looks`: while
-    `progress` looks at a group, what it has read; `changes`: how often it has changed memory.
+    compiled with `fine`. `steps`: pieces of code that have run; `steps_in_c`: those of one call
+    of C, but for the first: `max_steps` counts calls.
     """
 
     code: Code
@@ -110,14 +104,10 @@ class Launch:
     moved: int = 0
     steps: int = 0
     steps_in_c: int = 0
-    cost: float = 0.0
     thread_instrs: int = 0
     findings: dict[str, str] = field(default_factory=dict)
     warps: int | None = None
     watch: Sanitizer | None = None
-    compiled: bool | None = None
-    changes: int = 0
-    looks: list[tuple[Instr, str, Any, Lanes]] | None = None
 
     # for compiled instructions
 
@@ -201,8 +191,7 @@ class Launch:
         """Per active lane: bits of its warp's lanes that have not exited."""
         lanes, mask = st.lanes(), st.m
         st.m = None
-        alive = np.ones(st.n, bool) if st.live is None else st.live
-        full = ballot(st, alive)
+        full = ballot(st, np.ones(st.n, bool) if st.live is None else st.live)
         st.m = mask
         return full[lanes]
 
@@ -240,7 +229,9 @@ class Launch:
         per = max(1, self.chunk_lanes // threads)
         order: NDArray[np.int64] | None = None
         draws = None if self.warps is None else (self.warps,)
-        if self.watch is not None:
+        if self.watch is None:
+            self.code = self.code.unwatched()
+        else:
             self.watch.begin(self)
         if self.shuffle is not None and total > 1:
             order = np.random.default_rng(self.shuffle).permutation(total)
@@ -248,27 +239,27 @@ class Launch:
             for first in range(0, total, per):
                 last = min(first + per, total)
                 ids = np.arange(first, last) if order is None else order[first:last]
-                ready = start_compiled(self, ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
-                if ready is None:
-                    self._run(Run(self, self.chunk(ids, threads), rng), {0: None})
-                    continue
-                key, machine = ready
-                if groups := machine.run_from_start():
-                    run = Run(self, machine.st, rng)
-                    run.hot.adopt(machine)
-                    self._run(run, groups)
-                put_back(key, machine)
+                self._run(ids, threads, rng)
 
-    def _run(self, run: Run, groups: Front) -> None:
-        """Run a chunk from where its groups are."""
-        run.run_to_end(groups)
-        for copy in run.st.copies:  # that nobody waited for: they still read their sources
-            try:
-                source(run.st, copy)
-            except (KernelFault, MmuFault) as e:
-                run.st.name(e, copy.instr)
-                raise
+    def _run(self, ids: NDArray[np.int64], threads: int, rng: np.random.Generator | None) -> None:
+        """Run some blocks, in memory of a chunk that has ended, where there is one like it."""
+        native = native_of(self.code)
+        shape = self.grid, self.block, self.ntid, self.nctaid
+        key = shape, self.shared_bytes, self.workspace, ids.tobytes()
+        machine = native.idle.pop(key, None)
+        if machine is None:
+            machine = NativeChunk(native, self, self.chunk(ids, threads))
+        else:
+            machine.renew(self)
+        Run(machine, rng).run_to_end({0: None})
+        machine.end()
+        if self.code.local_bytes:
+            return
+        machine.rest()
+        if len(native.idle) >= KEPT:
+            native.idle.pop(next(iter(native.idle)), None)
+        native.idle[key] = machine
 
     def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""
@@ -288,7 +279,7 @@ class Launch:
             n=blocks * threads,
             threads=threads,
             blocks=blocks,
-            R=self.code.registers.copy(),
+            R={},
             thread=thread,
             lane=lane,
             warp=warp,

@@ -1,7 +1,8 @@
 """One chunk of blocks, from the first instruction to the last exit.
 
-All threads run as lanes of numpy arrays. Where they diverge, the group with the smallest block of
-code runs first (min-PC), so that groups meet again at the join. Instructions for a whole warp or
+C runs its threads, lanes of a group, from a place in the kernel as far as they stay together. Where
+they diverge, the group with the smallest block of code runs first (min-PC), so that groups meet
+again at the join. Instructions for a whole warp or
 for the lanes of a mask wait, as on Volta and later, until those lanes are there: a group that lacks
 some is set aside, the others go on.
 
@@ -15,14 +16,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import MmuFault
 from .barriers import BlockBarriers
-from .compile import END, MASK_LANE_S, MASK_S, MASKED, Block, Jump
+from .calls import serve
+from .compile import BARRIER, CALLS, EVENT, MASKED, Block, Jump
 from .endless_waits import EndlessWaits
-from .instructions.warp import ballot
-from .native.hot import Hot
+from .judge import ballot, fault_of, look
+from .native.machine import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
 from .parser.syntax import Instr
-from .state import Grid, KernelFault, Lanes, State, merged
+from .state import KernelFault, Lanes, merged
 
 PATIENCE = 256
 """Pieces of code that a group may run while others wait behind it."""
@@ -40,9 +41,9 @@ Front = dict[int, Lanes | None]
 class Run:
     """The lanes of a chunk and where they stand."""
 
-    def __init__(self, launch: Grid, st: State, rng: np.random.Generator | None) -> None:
-        self.launch, self.st, self.rng = launch, st, rng
-        self.blocks: list[Block] = launch.code.blocks
+    def __init__(self, machine: NativeChunk, rng: np.random.Generator | None) -> None:
+        self.machine, self.launch, self.st, self.rng = machine, machine.launch, machine.st, rng
+        self.blocks: list[Block] = machine.native.code.blocks
         self.fronts: list[Front] = []
         self.groups: Front = {}
         self.meeting: dict[int, Lanes] = {}
@@ -51,15 +52,12 @@ class Run:
         self.owing: dict[int, NDArray[np.bool_]] = {}
         self.spun = False
         self.barriers = BlockBarriers(self)
-        self.hot = Hot(self)
         self.progress = EndlessWaits(self)
 
     def run_to_end(self, groups: Front) -> None:
         """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
         self.distribute_to_fronts(groups)
         while True:
-            if self.hot.ripe:
-                self.hot.change_over()
             if self.progress.ripe:
                 self.progress.judge()
             if self.spun and (self.barriers.parked or self.waiting or self.meeting):
@@ -72,7 +70,6 @@ class Run:
                     continue
                 if not self.barriers.parked:
                     self.stuck()
-                    self.hot.end()
                     return
                 self.barriers.release()
                 continue
@@ -131,65 +128,121 @@ class Run:
 
     def follow(self, at: int) -> None:
         """Run the current group until it splits, waits, ends or meets another."""
-        st, launch, blocks, hot = self.st, self.launch, self.blocks, self.hot
-        judging = self.progress.judging
-        left, alone = PATIENCE, False
+        left = PATIENCE
         while True:
-            if at >= len(blocks):
+            if at >= len(self.blocks):
                 self.st.exit()
                 return
-            if hot.compiled and hot.compiled[at] and not judging:
-                following = hot.step(at)
-                if following is None:
-                    return
-                if self.progress.due():
-                    self.push(following, st.m)
-                    return
-                at, alone = following, hot.rest
-                if not alone:
-                    left -= hot.steps
-                    if self.gives_way(at, left):
-                        return
-                    continue
-            block = blocks[at]
-            divided = st.m is not None or st.live is not None
-            if block.meet is not None and divided and not self.meet(at, block):
-                return
-            launch.steps += 1
-            count = st.count()
-            launch.cost += block.cost[0] + block.cost[1] * count
-            if st.m is not None:
-                launch.cost += len(block.ops) * (MASK_S + MASK_LANE_S * st.n)
-            launch.thread_instrs += len(block.instrs) * count
-            if launch.steps % 16 == 0:
-                launch.check_limits()
-                if hot.due() or self.progress.due():
-                    self.push(at, st.m)
-                    return
-            k = -1
-            try:
-                for k, op in enumerate(block.ops):
-                    if judging:
-                        st.at = block.instrs[k]
-                    op(st)
-            except (KernelFault, MmuFault) as e:
-                st.name(e, block.instrs[k])
-                raise
-            following = self.jump(at, block.jump)
+            block, before = self.blocks[at], self.launch.steps
+            if block.kind in (BARRIER, EVENT):
+                following = self.serve(at, block)
+                left -= SPINNING if block.polls else 1
+            else:
+                following = self.advance(at)
+                left -= self.launch.steps - before
             if following is None:
                 return
             at = following
-            left -= SPINNING if block.polls else 1
+            if self.progress.due():
+                self.push(at, self.st.m)
+                return
             if self.gives_way(at, left):
                 return
+
+    # steps of the current group: they return the block where it goes on, or None if it is no more
+
+    def serve(self, at: int, block: Block) -> int | None:
+        """A barrier, or what the host does."""
+        st, launch = self.st, self.launch
+        if not self.meets(at, block):
+            return None
+        launch.steps += 1
+        launch.thread_instrs += len(block.instrs) * st.count()
+        if launch.steps % 16 == 0:
+            launch.check_limits()
+        if block.instrs[0].op in CALLS:
+            serve(st, block.instrs[0])
+            return at + 1
+        return self.wait(at, block.jump)
+
+    def advance(self, at: int, trusted: bool = False) -> int | None:
+        """What C runs from block `at` on."""
+        st, launch, c = self.st, self.launch, self.machine.call
+        limit, budget = min(self.groups) if self.groups else NO_LIMIT, PATIENCE
+        if self.rng is not None:
+            limit, budget = 0, int(self.rng.integers(round(2 / SWITCH)))
+        if self.owing:  # C is to stop where lanes are owed
+            limit = min([limit, *(n for n in self.owing if n > at)])
+        lanes = st.lanes() if at in self.owing else None
+        c.whole = st.m is None and st.live is None and not self.barriers.parked
+        how = self.machine.run(at, limit, budget, trusted)
+        launch.steps += c.steps
+        launch.steps_in_c += max(0, c.steps - 1)
+        launch.check_limits()
+        if lanes is not None and how != LOOK:
+            self.owing[at][lanes] = False
+        if c.note >= 0:
+            self.tell()
+        if how == WHOLE:
+            return int(c.entry)
+        if how == LOOK:
+            return self.consider(int(c.entry), trusted and c.entry == at)
+        if how == WRONG:
+            raise self.wrong()
+        self.divide()
+        return None
+
+    def consider(self, at: int, again: bool) -> int | None:
+        """Look at the first instruction of block `at`, which C has not done, and let C do it."""
+        c, block = self.machine.call, self.blocks[at]
+        if c.why == ROOM:
+            self.machine.make_room()
+            return self.advance(at, again)
+        if c.why or again:
+            raise self.wrong()
+        if not again and not self.meets(at, block):
+            return None
+        if block.jump.kind == "warp":
+            return self.wait(at, block.jump)
+        look(self.st, block.instrs[0])
+        return self.advance(at, True)
+
+    def divide(self) -> None:
+        """The lanes of the group are at different blocks."""
+        for n, lanes in self.machine.arrived():
+            self.push(n, lanes)
+
+    def wrong(self) -> Exception:
+        """The fault of a lane that C could not go on with."""
+        st, c = self.st, self.machine.call
+        instr, lane = self.launch.code.kernel.instrs[c.at], int(c.lane)
+        if c.why != ARRIVALS:
+            return fault_of(st, instr, lane, int(c.address), c.why == SOURCE)
+        fault, st.m = (
+            KernelFault(0, "more arrivals at an mbarrier than it expects"),
+            np.array([lane]),
+        )
+        st.name(fault, instr)
+        return fault
+
+    def tell(self) -> None:
+        """What C has found."""
+        st, c, kept = self.st, self.machine.call, self.st.m
+        st.at, st.m = self.launch.code.kernel.instrs[c.note_at], np.array([c.note])
+        if st.at.op == "shfl":
+            what = "sync: shfl reads a lane that does not take part (undefined value)"
+            self.launch.find(st, what, f", {st.who(0)}")
+        else:
+            what = f"sync: an mbarrier's phase has {c.expected} arrivals, but {c.arrived}"
+            who = f", {st.who(0)} among them, for the next phase"
+            self.launch.find(st, f"{what} threads arrive together", who)
+        st.m = kept
 
     def gives_way(self, at: int, left: int) -> bool:
         """Set the current group aside at block `at` where it is another one's turn."""
         if self.progress.judging:
             self.push(at, self.st.m)
             return True
-        if left >= 0 and at in self.hot.inner and at not in self.groups:
-            return False
         behind = bool(self.groups) and at >= min(self.groups)
         others = self.groups or self.barriers.parked or self.waiting or self.meeting
         tired = left < 0 and (self.rng is not None or bool(others))
@@ -209,10 +262,14 @@ class Run:
 
     # lanes that wait for each other
 
-    def meet(self, at: int, block: Block) -> bool:
-        """Keep the lanes whose whole mask is here in the current group, set the others aside."""
+    def meets(self, at: int, block: Block) -> bool:
+        """Keep the lanes whose whole mask is here in the current group, set the others aside.
+
+        False if none is left.
+        """
         st = self.st
-        assert block.meet is not None
+        if block.meet is None or (st.m is None and st.live is None):
+            return True
         before = self.meeting.pop(at, None)
         if before is not None:
             st.m = None if st.m is None else merged(st.m, before)
@@ -237,7 +294,7 @@ class Run:
         """Of each active lane the mask that its block asks for, and who of it is not here."""
         st = self.st
         assert block.meet is not None
-        masks = st.spread(block.meet(st)).astype(np.uint32, copy=False)
+        masks = st.read(block.meet, 32)
         here = ballot(st, np.ones(st.count(), bool))
         return masks, masks & ~here & self.launch.alive_mask(st)
 
@@ -259,7 +316,11 @@ class Run:
         if at >= len(self.blocks):
             return True
         block = self.blocks[at]
-        return not block.ops and block.jump.kind == "exit" and block.jump.guard is None
+        return (
+            block.jump.kind == "exit"
+            and block.jump.instr is block.instrs[0]
+            and not (block.instrs[0].guard)
+        )
 
     def absent(self, at: int, lanes: Lanes) -> None:
         """Tell the sanitizer of lanes that were to execute block `at`'s first instruction."""
@@ -279,9 +340,8 @@ class Run:
     def warp_barrier(self, at: int, jump: Jump) -> int | None:
         """bar.warp.sync: go on when all lanes of the mask wait at one, anywhere."""
         st = self.st
-        assert jump.index is not None and jump.instr is not None
-        lanes = st.lanes()
-        masks = st.spread(jump.index(st)).astype(np.uint32, copy=False)
+        assert jump.instr is not None
+        lanes, masks = st.lanes(), st.read(jump.number, 32)
         own = np.uint32(1) << st.lane[lanes]
         if ((masks & own) == 0).any():
             lane = int(np.flatnonzero((masks & own) == 0)[0])
@@ -374,57 +434,21 @@ class Run:
             mask = int(self.masks[lanes[0]])
             raise self.fail(f"not all lanes of membermask {mask:#x} reach this barrier", instr)
 
-    # the end of a piece of code
-
-    def jump(self, at: int, jump: Jump) -> int | None:
-        """The next block of the current group, or None if it was split, parked or ended."""
-        st = self.st
-        if jump.kind == "next":
-            return at + 1
-        mask, rest = st.m, None
-        if jump.guard is not None:
-            p = jump.guard(st)
-            if p.ndim == 0:
-                if not p:
-                    return at + 1
-            else:
-                hits = int(np.count_nonzero(p))
-                if hits == 0:
-                    return at + 1
-                if hits < len(p):
-                    lanes = st.lanes()
-                    mask, rest = lanes[p], lanes[~p]
-        st.m = mask
-        if rest is not None:
-            self.push(at + 1, rest)
-        if jump.kind == "bra":
-            if rest is None:
-                return jump.target
-            self.push(jump.target, mask)
-            return None
-        if jump.kind == "exit":
-            self.st.exit()
-            return None
-        if jump.kind == "trap":
-            fault = KernelFault(0x9, "trap")
-            self.st.name(fault, jump.instr)
-            raise fault
-        if jump.kind == "brx":
-            return self.table(jump)
+    def wait(self, at: int, jump: Jump) -> int | None:
+        """Let the lanes wait at a barrier in which its guard holds; the others go on."""
+        st, instr = self.st, jump.instr
+        assert instr is not None
+        every, st.m = st.m, st.willing(instr)
+        if st.m is not every:
+            assert st.m is not None
+            if not len(st.m):
+                st.m = every
+                return at + 1
+            lanes = np.arange(st.n) if every is None else every
+            self.push(at + 1, np.setdiff1d(lanes, st.m, assume_unique=True))
         wait = self.warp_barrier if jump.kind == "warp" else self.barriers.barrier
         following = wait(at, jump)
-        if following is not None and rest is not None:
+        if following is not None and st.m is not every:
             self.push(following, st.m)
             return None
         return following
-
-    def table(self, jump: Jump) -> int | None:
-        """A branch by index."""
-        st = self.st
-        assert jump.index is not None
-        index = st.spread(jump.index(st))
-        lanes = st.lanes()
-        for value in np.unique(index):
-            target = jump.targets[int(value)] if int(value) < len(jump.targets) else END
-            self.push(target, lanes[index == value])
-        return None

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
-from .instructions.floats import Value
+from .operands import Value
 from .state import KernelFault, State
 
 OUT_OF_RANGE, MISALIGNED, WRONG_SPACE, BAD_CONSTANT = 0xE, 0xF, 0x10, 0x12
 SHARED_RESERVED = 0x400
 WINDOW_BYTES = 1 << 32
 LOCAL_SPAN = 1 << 24
-SPACES = ("global", "shared", "local", "const", "param")
-_U64 = np.dtype(np.uint64)
+UNPLACED = 0x7E0000000000
+"""Start of the addresses of variables that no relocation has placed, 4 GiB each."""
 
 
 def aligned(st: State, addr: Value, size: int) -> None:
@@ -129,89 +129,44 @@ def flat(st: State, space: str, lanes: Any, addr: Value, size: int) -> tuple[Any
     return st.local.bytes, _flat_local(st, lanes, addr, size)
 
 
-def constant(st: State, space: str, addr: Value, size: int) -> tuple[Any, Any]:
-    """Bytes of the constant bank behind `ld.param` or `ld.const`, and the offsets in them."""
+def constant(st: State, space: str, addr: Value, size: int) -> None:
+    """Trap an access beyond the constant bank behind `ld.param` or `ld.const`."""
     bank = st.launch.banks.get(st.launch.bank_of(space))
     if bank is None:
         raise KernelFault(BAD_CONSTANT, f"constant bank {st.launch.bank_of(space)} is not valid")
-    data = np.frombuffer(bank, np.uint8)
-    top = int(addr.max()) if addr.ndim else int(addr)
-    if top + size > len(data):
+    top = int(addr.max())
+    if top + size > len(bank):
         raise KernelFault(
-            BAD_CONSTANT, f"invalid constant address {top:#x}: the bank has {len(data):#x} bytes"
+            BAD_CONSTANT, f"invalid constant address {top:#x}: the bank has {len(bank):#x} bytes"
         )
-    return data, addr.astype(np.int64)
 
 
-def parameter(st: State, at: int, dt: np.dtype[Any], count: int) -> list[Value]:
-    """Values of the kernel's parameters at an aligned offset, the same in all lanes."""
-    bank, start = st.launch.banks.get(0), st.launch.param_base + at
-    if bank is None or start + dt.itemsize * count > len(bank):
-        return load(st, "param", np.uint64(start), dt, count)  # which says what is wrong
-    return list(np.frombuffer(bank, dt, count, start))
-
-
-def gather(data: Any, offsets: Any, dt: np.dtype[Any], count: int) -> list[Value]:
-    """`count` consecutive elements at each byte offset of `data`, aligned to their total size."""
-    total = dt.itemsize * count
-    table = data[: len(data) // total * total].view(dt)
-    index = offsets >> (total.bit_length() - 1)
-    if index.ndim == 0:  # take would hand the interpreter's lock to another thread
-        return list(table[index * count : (index + 1) * count])
-    if count == 1:
-        return [table.take(index)]
-    rows = table.reshape(-1, count).take(index, 0)
-    return list(np.ascontiguousarray(rows.T))
-
-
-def load(st: State, space: str, addr: Value, dt: np.dtype[Any], count: int) -> list[Value]:
-    """`count` values of type dt per lane. Raises KernelFault or MmuFault."""
-    total = dt.itemsize * count
-    aligned(st, addr, total)
+def reach(st: State, space: str, addr: NDArray[np.uint64], size: int, access: Access) -> None:
+    """Find what is wrong with the active lanes' accesses. Raises KernelFault or MmuFault."""
+    _placed(st, addr)
+    aligned(st, addr, size)
     if space in ("param", "const"):
-        data, offsets = constant(st, space, addr, total)
-        return gather(data, offsets, dt, count)
-    parts = split(st, space, addr)
-    if len(parts) == 1:
-        name, _, where = parts[0]
-        return _load_one(st, name, None, where, dt, count)
-    out = [np.zeros(st.count(), dt) for _ in range(count)]
-    for name, lanes, where in parts:
-        for column, value in zip(out, _load_one(st, name, lanes, where, dt, count), strict=True):
-            column[lanes] = value
-    return out
-
-
-def _load_one(
-    st: State, space: str, lanes: Any, addr: Value, dt: np.dtype[Any], count: int
-) -> list[Value]:
-    total = dt.itemsize * count
-    if st.launch.looks is not None and space != "local":
-        st.looks_at(space, lanes, addr)
-    if space != "global":
-        data, offsets = flat(st, space, lanes, addr, total)
-        if st.shadow is not None:
-            st.shadow.load(space, lanes, offsets, total)
-        return gather(data, offsets, dt, count)
-    st.launch.moved += total * (len(addr) if addr.ndim else 1)
-    if st.shadow is not None and not st.shadow.is_repeat(lanes, addr):
-        st.shadow.reach(lanes, addr, total, "read")
-        st.shadow.global_load(lanes, addr, total)
-    if addr.ndim == 0:
-        check_global(st, addr.reshape(1))
-        view = st.launch.vm.view(int(addr), total, "read")
-        return list(np.frombuffer(view, dt, count))
-    low, high = check_global(st, addr)
-    high += total
-    try:
-        data = np.frombuffer(st.launch.vm.view(low, high - low, "read"), np.uint8)
-    except MmuFault:
-        try:  # another mapping, or a fault that must name its lane
-            got = st.launch.vm.load(addr, total)
+        if access != "read":
+            raise KernelFault(WRONG_SPACE, f"store to .{space}")
+        constant(st, space, addr, size)
+        return
+    for name, lanes, where in split(st, space, addr):
+        if name != "global":
+            flat(st, name, lanes, where, size)
+            continue
+        check_global(st, where)
+        try:
+            st.launch.vm.load(where, size, access)
         except MmuFault as e:
             raise at_lane(e, lanes) from None
-        return list(np.ascontiguousarray(got.view(dt).T))
-    return gather(data, (addr - np.uint64(low)).astype(np.int64), dt, count)
+
+
+def _placed(st: State, addr: NDArray[np.uint64]) -> None:
+    """Trap an access to a variable that has no address."""
+    number = int(addr[0]) - UNPLACED >> 32
+    symbols = st.launch.code.frame.symbols
+    if 0 <= number < len(symbols):
+        st.launch.symbol(symbols[number][1])
 
 
 def at_lane(fault: MmuFault, lanes: Any) -> MmuFault:
@@ -221,83 +176,13 @@ def at_lane(fault: MmuFault, lanes: Any) -> MmuFault:
     return fault
 
 
-def store(st: State, space: str, addr: Value, values: list[Value]) -> None:
-    """Store one value (or vector) per lane; of several to one address the last lane's stays."""
-    dt, count = values[0].dtype, len(values)
-    total = dt.itemsize * count
-    aligned(st, addr, total)
-    if space in ("param", "const"):
-        raise KernelFault(WRONG_SPACE, f"store to .{space}")
-    watched = st.launch.looks is not None
-    for name, lanes, where in split(st, space, addr):
-        if watched and _changes(st, name, lanes, where, values, dt):
-            st.launch.changes += 1
-        part = values if lanes is None else [v if v.ndim == 0 else v[lanes] for v in values]
-        _store_one(st, name, lanes, where, part, dt, total)
-
-
-def _changes(
-    st: State, space: str, lanes: Any, addr: Value, values: list[Value], dt: np.dtype[Any]
-) -> bool:
-    """True if a store changes memory, or fails."""
-    looks, shadow, st.launch.looks, st.shadow = st.launch.looks, st.shadow, None, None
-    try:
-        now = _load_one(st, space, lanes, addr, dt, len(values))
-    except (KernelFault, MmuFault):
-        return True
-    finally:
-        st.launch.looks, st.shadow = looks, shadow
-    part = values if lanes is None else [v if v.ndim == 0 else v[lanes] for v in values]
-    return any((old != new).any() for old, new in zip(now, part, strict=True))
-
-
-def _rows(values: list[Value], n: int, dt: np.dtype[Any]) -> NDArray[Any]:
-    if len(values) == 1:
-        v = values[0]
-        return v if v.ndim else np.full(n, v)
-    rows = np.empty((n, len(values)), dt)
-    for k, v in enumerate(values):
-        rows[:, k] = v
-    return rows
-
-
-def _store_one(
-    st: State,
-    space: str,
-    lanes: Any,
-    addr: Value,
-    values: list[Value],
-    dt: np.dtype[Any],
-    total: int,
-) -> None:
-    n = st.count() if lanes is None else len(lanes)
-    if space != "global":
-        data, offsets = flat(st, space, lanes, addr, total)
-        rows = _rows(values, len(offsets), dt)
-        if st.shadow is not None:
-            st.shadow.store(space, lanes, offsets, rows, total, data)
-            return
-        scatter(data, offsets, rows, total)
-        return
-    st.launch.moved += total * n
-    if addr.ndim == 0:
-        addr = np.full(n, addr)
-    low, high = check_global(st, addr)
-    high += total
-    rows = _rows(values, n, dt)
-    if st.shadow is not None:
-        st.shadow.reach(lanes, addr, total, "write")
-        if st.shadow.global_store(lanes, addr, rows, total):
-            return
-    try:
-        data = np.frombuffer(st.launch.vm.view(low, high - low, "write"), np.uint8)
-    except MmuFault:
-        try:
-            st.launch.vm.store(addr, rows.reshape(n, -1).view(np.uint8).reshape(n, total))
-        except MmuFault as e:
-            raise at_lane(e, lanes) from None
-        return
-    scatter(data, (addr - np.uint64(low)).astype(np.int64), rows, total)
+def peek(st: State, address: int, size: int) -> bytes:
+    """Bytes at a generic address of the one active lane. Raises KernelFault or MmuFault."""
+    ((name, _, where),) = split(st, "generic", np.array([address], np.uint64))
+    if name == "global":
+        return st.launch.vm.load(where, size).tobytes()
+    data, offsets = flat(st, name, None, where, size)
+    return bytes(data[offsets[0] : offsets[0] + size])
 
 
 def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
@@ -306,53 +191,3 @@ def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
     if rows.ndim == 2:
         table = table.reshape(-1, rows.shape[1])
     table[offsets >> (total.bit_length() - 1)] = rows
-
-
-def window_view(
-    st: State, space: str, lanes: Any, addr: NDArray[np.uint64], size: int, access: Access
-) -> tuple[Any, NDArray[np.int64]]:
-    """Bytes and offsets of a read-modify-write of shared or local memory, or of one mapping."""
-    ((_, data, offsets),) = windows(st, space, lanes, addr, size, access)
-    return data, offsets
-
-
-def windows(
-    st: State, space: str, lanes: Any, addr: NDArray[np.uint64], size: int, access: Access
-) -> list[tuple[Any, Any, NDArray[np.int64]]]:
-    """For each mapping: which of the accesses are in it (all: a slice), its bytes, the offsets."""
-    if st.launch.looks is not None:
-        st.looks_at(space, lanes, addr)
-    if space != "global":
-        data, offsets = flat(st, space, lanes, addr, size)
-        if st.shadow is not None and access == "atomic" and not st.shadow.is_repeat(lanes, offsets):
-            st.shadow.atomic(space, lanes, offsets, size)
-        return [(slice(None), data, offsets)]
-    low, high = check_global(st, addr)
-    if st.shadow is not None and access == "atomic" and not st.shadow.is_repeat(lanes, addr):
-        st.shadow.reach(lanes, addr, size, "atomic")
-        st.shadow.global_atomic(lanes, addr, size)
-    try:
-        data = np.frombuffer(st.launch.vm.view(low, high + size - low, access), np.uint8)
-    except MmuFault:
-        try:
-            st.launch.vm.load(addr, size, access)
-        except MmuFault as e:
-            raise at_lane(e, lanes) from None
-        return _apart(st, np.argsort(addr, kind="stable"), addr, size, access)
-    return [(slice(None), data, (addr - np.uint64(low)).astype(np.int64))]
-
-
-def _apart(
-    st: State, some: NDArray[np.intp], addr: NDArray[np.uint64], size: int, access: Access
-) -> list[tuple[Any, Any, NDArray[np.int64]]]:
-    """Accesses in rising order of address by the mapping that they are in."""
-    where = addr[some]
-    try:
-        span = int(where[-1]) + size - int(where[0])
-        data = np.frombuffer(st.launch.vm.view(int(where[0]), span, access), np.uint8)
-    except MmuFault:
-        cut = int(np.argmax(np.diff(where))) + 1  # mappings lie apart: the widest gap is no loss
-        first = _apart(st, some[:cut], addr, size, access)
-        return first + _apart(st, some[cut:], addr, size, access)
-    order = np.sort(some)  # lanes act in their order
-    return [(order, data, (addr[order] - where[0]).astype(np.int64))]

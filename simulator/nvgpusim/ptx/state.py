@@ -1,12 +1,11 @@
 """State of a running group of threads: registers, mask, place in the grid.
 
-Registers hold one numpy array of all lanes of the chunk, or a numpy scalar where the value is the
-same in all lanes. The mask `m` is None (all lanes) or the sorted indices of the active ones.
+Registers that live between pieces of code are numpy arrays of all lanes of the chunk, which C reads
+and writes. The mask `m` is None (all lanes) or the sorted indices of the active ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,21 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
-from .instructions.floats import Value
-from .parser.syntax import Instr, Kernel, Module
+from .operands import CONTAINER, Site, Value, literal
+from .parser.syntax import Imm, Instr, Kernel, Module, Neg, Operand, Reg, Special, Sym
 
 Lanes = NDArray[np.intp]
-CONTAINER = {
-    1: np.dtype(np.bool_),
-    8: np.dtype(np.uint8),
-    16: np.dtype(np.uint16),
-    32: np.dtype(np.uint32),
-    64: np.dtype(np.uint64),
-}
-"""numpy type that keeps a register of so many bits."""
-
-
-NO_COMMITS = np.zeros(0, np.int64)
 UNWRITTEN = 0xDB
 """Byte that shared memory holds at a block's start."""
 
@@ -53,32 +41,6 @@ class KernelFault(Exception):  # noqa: N818 - the hardware's name
         self.esr, self.what, self.lane, self.address = esr, what, lane, address
         self.where = ""
         self.kind = ""
-
-
-@dataclass
-class Async:
-    """One cp.async of some lanes, not yet done.
-
-    `group`: the lanes' commits before it. `begun`: its source when it was issued, if watched.
-    """
-
-    lanes: Lanes
-    group: NDArray[np.int64]
-    dst: NDArray[np.uint64]
-    src: NDArray[np.uint64]
-    size: int
-    source_size: NDArray[np.int64]
-    instr: Instr
-    site: int
-    begun: NDArray[np.uint32] | None = None
-
-    def part(self, which: NDArray[np.bool_]) -> Async:
-        """The copies of some of the lanes."""
-        return Async(
-            self.lanes[which], self.group[which], self.dst[which], self.src[which], self.size,
-            self.source_size[which], self.instr, self.site,
-            None if self.begun is None else self.begun[which],
-        )  # fmt: skip
 
 
 class Memory(Protocol):
@@ -108,14 +70,16 @@ class Compiled(Protocol):
     kernel: Kernel
     module: Module
     blocks: list[Any]
+    frame: Any
+    texts: dict[int, Any]
+    kept: list[int]
     shared: dict[str, int]
     shared_bytes: int
     local_bytes: int
     dynamic: bool
     sites: list[Instr]
     granules: dict[str, int]
-    starts: list[int]
-    heat: Any
+    native: Any
 
 
 class Heap(Protocol):
@@ -142,15 +106,11 @@ class Grid(Protocol):
     moved: int
     steps: int
     steps_in_c: int
-    cost: float
     thread_instrs: int
-    compiled: bool | None
     watch: Any
     findings: dict[str, str]
-    changes: int
     heap: Heap | None
     later: int
-    looks: list[tuple[Instr, str, Any, Lanes]] | None
 
     @property
     def code(self) -> Compiled:
@@ -239,9 +199,6 @@ class Observer(Protocol):
     def copy_ends(self, flat: Any, size: int) -> None:
         """cp.async has landed."""
 
-    def copy_read(self, copy: Async, now: Any) -> None:
-        """cp.async reads its source."""
-
     def fence(self) -> None:
         """A fence by the active lanes."""
 
@@ -272,7 +229,7 @@ class State:
     n: int
     threads: int
     blocks: int
-    R: list[Value]
+    R: dict[int, Value]
     thread: NDArray[np.uint32]
     lane: NDArray[np.uint32]
     warp: NDArray[np.intp]
@@ -284,60 +241,54 @@ class State:
     m: Lanes | None = None
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None
-    begun: list[Async] = field(default_factory=list)
-    handed_over: Callable[[], list[Async]] | None = None
-    commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
     at: Instr | None = None
     site: int = 0
     shadow: Observer | None = None
-
-    @property
-    def copies(self) -> list[Async]:
-        """Copies that cp.async has begun, here or in C, which hands them over."""
-        if self.handed_over is not None:
-            self.begun += self.handed_over()
-        return self.begun
-
-    @copies.setter
-    def copies(self, left: list[Async]) -> None:
-        self.begun = left
 
     def lanes(self) -> Lanes:
         """Indices of the active lanes."""
         return np.arange(self.n) if self.m is None else self.m
 
-    def looks_at(self, space: str, part: Any, addr: Any) -> None:
-        """Tell `progress` what lanes read, if it listens."""
-        if self.launch.looks is not None and self.at is not None and len(self.launch.looks) < 64:
-            lanes = self.lanes() if part is None else self.lanes()[part]
-            self.launch.looks.append((self.at, space, addr, lanes))
-
     def count(self) -> int:
         """Number of active lanes."""
         return self.n if self.m is None else len(self.m)
 
-    def spread(self, value: Value) -> Value:
-        """A value of the active lanes as an array."""
-        return value if value.ndim else np.full(self.count(), value)
+    def read(self, arg: Operand | None, bits: int) -> Value:
+        """An operand of the active lanes, unsigned, or bool for a predicate."""
+        kind = CONTAINER[bits]
+        if isinstance(arg, Neg):
+            return ~self.read(arg.reg, 1)
+        if isinstance(arg, Reg):
+            value = self.R[arg.index]
+            return (value if self.m is None else value[self.m]).astype(kind, copy=False)
+        if isinstance(arg, Special):
+            value = np.broadcast_to(self.launch.special(arg.name, self), self.n)
+            return value[self.lanes()].astype(kind)
+        if isinstance(arg, Sym):
+            word = self.launch.symbol(arg.name) + arg.offset & (1 << bits) - 1
+        else:
+            assert isinstance(arg, Imm)
+            word = int(arg.value) & (1 << bits) - 1
+        return np.full(self.count(), word, kind)
 
-    def put(self, index: int, value: Value) -> None:
-        """Write a register in the active lanes; `value` has the register's width."""
-        if self.m is None:
-            self.R[index] = value
-            return
-        old = self.R[index]
-        new = np.full(self.n, old) if old.ndim == 0 else old.copy()
-        if new.dtype != value.dtype:
-            new = new.view(value.dtype)
-        new[self.m] = value
-        self.R[index] = new
+    def words(self, arg: Operand | None, site: Site) -> Value:
+        """What the active lanes store, as bits of the instruction's type."""
+        if isinstance(arg, Imm):
+            word = np.asarray(literal(arg, site.t, site)).reshape(1)
+            return np.full(self.count(), word.view(f"u{word.itemsize}")[0])
+        return self.read(arg, site.t.bits)
 
-    def full(self, index: int, dtype: np.dtype[Any]) -> Value:
-        """A register of all lanes, active or not, as an array."""
-        value = self.R[index]
-        if value.ndim == 0:
-            value = np.full(self.n, value)
-        return value.view(dtype)
+    def write(self, arg: Operand | None, value: Value) -> None:
+        """Write a register of the active lanes, if anybody reads it."""
+        if isinstance(arg, Reg) and arg.index in self.R:
+            self.R[arg.index][self.lanes()] = value
+
+    def willing(self, instr: Instr) -> Lanes | None:
+        """The active lanes in which an instruction's guard holds."""
+        if instr.guard is None:
+            return self.m
+        holds = self.read(instr.guard, 1) != instr.guard_not
+        return self.m if holds.all() else self.lanes()[holds]
 
     def who(self, lane: int) -> str:
         """Block and thread of an active lane, by its position among the active ones."""

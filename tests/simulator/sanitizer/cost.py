@@ -53,7 +53,7 @@ def matmul(codes: dict[Sanitizer | None, Code], watch: Sanitizer) -> Make:
     return lambda who: Launch(codes[who], vm, (bench.N, 2, 1), (128, 1, 1), bank, watch=who)
 
 
-def ratio(case: Case | None, compiled: bool) -> tuple[float, float, float]:
+def ratio(case: Case | None) -> tuple[float, float, float]:
     """CPU time with the sanitizer divided by that without: median, least, most. None: matmul."""
     source, name = (parse(bench.MATMUL), "matmul") if case is None else (module(), case.kernel)
     if name in MODULE.kernels:
@@ -72,7 +72,6 @@ def ratio(case: Case | None, compiled: bool) -> tuple[float, float, float]:
         for who, times in spent.items():
             buf.array[:] = 0
             launch = make(who)
-            launch.compiled = compiled
             start = time.process_time()
             launch.run()
             if turn >= WARM:
@@ -86,12 +85,12 @@ if __name__ == "__main__":
     found: dict[bool, list[float]] = {True: [], False: []}
     for case in [*CASES, *ATTACKS]:
         if not case.fault:
-            found[case.kernel in LOCKS].append(ratio(case, False)[0])
+            found[case.kernel in LOCKS].append(ratio(case)[0])
             print(f"{case.kernel:20} {found[case.kernel in LOCKS][-1]:.1f}")
     for locks, ratios in found.items():
         what = "locks and flags" if locks else "others"
         middle = statistics.median(ratios)
         print(f"{what}: {min(ratios):.1f} to {max(ratios):.1f}, median {middle:.1f}")
     for hot in (None, *HOT):
-        middle, least, most = ratio(hot, True)
+        middle, least, most = ratio(hot)
         print(f"C: {hot.kernel if hot else 'matmul':20} {middle:.1f} ({least:.1f} to {most:.1f})")

@@ -1,4 +1,4 @@
-"""Runs the kernels of planted.ptx on the interpreter under the sanitizer."""
+"""Runs the kernels of planted.ptx under the sanitizer."""
 
 from __future__ import annotations
 
@@ -100,12 +100,8 @@ def run(
     seed: int | None = None,
     checks: tuple[str, ...] = CHECKS,
     flags: int = 0,
-    compiled: bool | None = None,
 ) -> Outcome:
-    """One launch; `seed` draws the order of warps; without `checks` nothing is watched.
-
-    `compiled`: all of it as C, or nothing.
-    """
+    """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
     vm, buf = memory(flags)
     watch = Sanitizer(frozenset(checks), Extents()) if checks else None
     launch = prepare(
@@ -115,7 +111,7 @@ def run(
         buf,
         watch,
     )
-    launch.warps, launch.compiled = seed, compiled
+    launch.warps = seed
     fault, kinds = "", set()
     try:
         launch.run()

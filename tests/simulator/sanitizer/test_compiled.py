@@ -1,4 +1,4 @@
-"""The sanitizer beside compiled code finds what it finds beside the interpreter, word by word."""
+"""What the sanitizer finds in programs that nobody has written, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -10,64 +10,15 @@ from hypothesis import given
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import STORE, kernel
 from tests.simulator.ptx.test_native import BLOCKS, DRAWN, SEEDS, SOME_PROGRAMS, THREADS, body
-from tests.simulator.sanitizer import launching
-from tests.simulator.sanitizer.cases import CASES, Case
-from tests.simulator.sanitizer.launching import Outcome
-from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
 from nvgpusim.extents import Extents
-from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
-from nvgpusim.ptx.native import build
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
-SOME = [(), ("race",), ("init", "bounds")]
-"""Checks that are left out of the runs of each case."""
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler takes half the time, the code is slower and the same."""
-    flags = tuple("-O0" if flag == "-O2" else flag for flag in build.FLAGS)
-    monkeypatch.setattr(build, "FLAGS", flags)
-
-
-def told(found: Outcome) -> Any:
-    """An outcome but for the order of its findings."""
-    return sorted(found.texts), found.fault, found.memory
-
-
-@pytest.mark.parametrize("case", [*CASES, *ATTACKS], ids=lambda case: case.kernel)
-def test_all_kernels_are_judged_alike(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = MODULE if case.kernel in MODULE.kernels else launching.module()
-    code = compile_kernel(module, module.kernels[case.kernel], True, False)
-    monkeypatch.setattr(launching, "code", lambda *_: code)
-    for off in SOME if case.fault else SOME[:1]:
-        checks, flags = tuple(c for c in CHECKS if c not in off), 0 if off else CACHEABLE
-        want, got = (launching.run(case, None, checks, flags, n) for n in (False, True))
-        assert told(got) == told(want)
-    assert code.heat.native is not None and code.heat.native.watched
-
-
-ALONE = [f"clean_{name}" for name in ("saxpy", "reduce", "tile", "transpose", "shuffle")]
-
-
-@pytest.mark.parametrize("kernel", ALONE)
-def test_clean_kernels_need_no_interpreter(kernel: str) -> None:
-    """Barriers, shared memory and buffers: C alone records and judges them."""
-    case = next(c for c in CASES if c.kernel == kernel)
-    watch, (vm, buf) = Sanitizer(frozenset(CHECKS)), launching.memory()
-    for _ in range(2):
-        launch = launching.prepare(launching.code(kernel), case, vm, buf, watch)
-        launch.compiled = True
-        launch.run()
-    assert launch.cost == 0 and launch.thread_instrs > 0
-    assert not launch.findings
-
-
-def watched(code: Code, compiled: bool) -> Any:
+def watched(code: Code, watch: bool = True) -> Any:
     """Findings, fault and memory of a kernel that gets a fresh buffer and one written in part."""
     memory, extents, size = FlatMemory(), Extents(), 4 * THREADS * BLOCKS
     out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
@@ -76,15 +27,14 @@ def watched(code: Code, compiled: bool) -> Any:
     extents.written_by_host(data, SEEDS.nbytes - 600)
     bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
     launch = Launch(
-        code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, compiled=compiled,
-        shared_bytes=code.shared_bytes, watch=Sanitizer(frozenset(CHECKS), extents),
+        code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, shared_bytes=code.shared_bytes,
+        watch=Sanitizer(frozenset(CHECKS), extents) if watch else None,
     )  # fmt: skip
     fault = ""
     try:
         launch.run()
     except (KernelFault, MmuFault) as e:
         fault = f"{e} {e.where}"
-    assert (code.heat.native is not None) >= compiled
     return launch.findings, fault, memory.read(out, size).tobytes(), memory.read(data, SEEDS.nbytes)
 
 
@@ -94,17 +44,15 @@ FOUND: set[str] = set()
 @SOME_PROGRAMS
 @given(body(), body())
 def random_programs(first: str, second: str) -> None:
-    """Most of them race, read what nobody wrote and reach beyond the ends."""
+    """Most of them race, read what nobody wrote and reach beyond the ends: it changes nothing."""
     memory = ".local .align 4 .b8 d[8]; .shared .align 4 .b8 s[1024]; setp.gt.s32 %p1, %r28, 9;"
     text = f"{memory}\n{DRAWN}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
-    # A lane that C sets aside for its value alone may be the first to be told of.
-    text = text.replace("ex2.approx.f32", "abs.f32").replace("0x7FF80000", "0x3FF80000")
     module = parse(kernel(text))
     code = compile_kernel(module, module.kernels["k"], True, False)
-    want, got = watched(code, False), watched(code, True)
-    assert got[:3] == want[:3]
-    assert (got[3] == want[3]).all()
-    FOUND.update(key.split()[0] for key in want[0])
+    want, got = watched(code, False), watched(code)
+    if not got[1]:  # a shared address beyond the kernel's own bytes faults under the sanitizer
+        assert got[1:3] == want[1:3] and (got[3] == want[3]).all()
+    FOUND.update(key.split()[0] for key in got[0])
 
 
 WRITES = {
@@ -126,11 +74,9 @@ add.u32 %r7, %r7, %r5; ld.shared.u32 %r1, [%r7]; {write} ld.shared.u32 %r3, [%r7
 add.u32 %r1, %r1, %r3; {STORE}"""
     module = parse(kernel(text))
     code = compile_kernel(module, module.kernels["k"], True, False)
-    want, got = watched(code, False), watched(code, True)
-    assert got[1:3] == want[1:3] and sorted(got[0].values()) == sorted(want[0].values())
-    assert len(want[0]) == WRITES[write]
+    assert len(watched(code)[0]) == WRITES[write]
 
 
-def test_random_programs_are_judged_alike() -> None:
+def test_random_programs_are_judged() -> None:
     random_programs()
     assert {"race", "init", "bounds"} <= FOUND

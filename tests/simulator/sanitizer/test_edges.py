@@ -42,7 +42,7 @@ class Setup(NamedTuple):
     warps: int | None = None
 
 
-def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
+def path(text: str, watched: bool, how: Setup) -> Any:
     """Words of the output, fault, kinds of what was found, its texts; two blocks run."""
     module = parse(text)
     code = compile_kernel(module, module.kernels["k"], watched, False)
@@ -60,7 +60,7 @@ def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
         mapping.buf.asked = FULL + how.size
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)
     launch = Launch(
-        code, memory, (2, 1, 1), (how.threads, 1, 1), {0: bank}, compiled=compiled,
+        code, memory, (2, 1, 1), (how.threads, 1, 1), {0: bank},
         shared_bytes=2048 if watched else code.shared_bytes,
         watch=Sanitizer(frozenset(how.checks), extents) if watched else None, warps=how.warps,
     )  # fmt: skip
@@ -69,21 +69,15 @@ def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
         launch.run()
     except (KernelFault, MmuFault) as e:
         fault = str(e)
-    assert (code.heat.native is not None) == compiled
     words = memory.read(out, 8 * how.threads).view(np.uint32).tolist()
     kinds = sorted(told.split(": ")[1] for told in launch.findings.values())
     return words, fault, kinds, sorted(launch.findings.values())
 
 
 def judged(body: str, **options: Any) -> Any:
-    """Return that on which numpy and C agree, without the sanitizer and with it."""
+    """What happens without the sanitizer and with it."""
     text, how = kernel(body), Setup(**options)
-    plain, watched = (
-        [path(text, compiled, seen, how) for compiled in (False, True)] for seen in (False, True)
-    )
-    assert plain[1] == plain[0]
-    assert watched[1] == watched[0]
-    return plain[0], watched[0]
+    return path(text, False, how), path(text, True, how)
 
 
 @pytest.mark.parametrize(("more", "kinds"), [("", []), ("st.global.u32 [%i], 1;", ["sync"])])
@@ -91,7 +85,7 @@ def test_lanes_of_a_mask_that_exit(more: str, kinds: list[str]) -> None:
     """PTX ISA, redux.sync: it waits for the lanes of its mask that have not exited."""
     text = kernel(f"""and.b32 %r2, %r30, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra END;
 redux.sync.add.u32 %r3, %r30, -1; st.global.u32 [%i], %r3; exit; END: {more}""")
-    words, fault, found, _ = path(text, False, True, Setup(threads=32))
+    words, fault, found, _ = path(text, True, Setup(threads=32))
     assert words[1::2] == 32 * [sum(range(1, 32, 2))]
     assert (fault, found) == ("", kinds)
 
@@ -107,8 +101,7 @@ redux.sync.add.u32 %r3, %r30, -1; st.global.u32 [%i], %r3; exit; END: {more}""")
 def test_plain_read_behind_the_last_atomic(own: str, kinds: list[str]) -> None:
     """Others may come later; a thread that saw what its atomic returned may know that none does."""
     body = f"{own} setp.ne.u32 %p1, %r28, 127; @%p1 bra END; ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; END:"
-    for compiled in (False, True):
-        assert path(kernel(body), compiled, True, Setup())[2] == kinds
+    assert path(kernel(body), True, Setup())[2] == kinds
 
 
 WRITES = {
@@ -200,7 +193,7 @@ def test_an_mbarrier_for_fewer_than_arrive_together() -> None:
     body = """.shared .align 8 .b8 b[8]; mov.u32 %r2, b; setp.eq.u32 %p0, %r30, 0;
 @%p0 mbarrier.init.shared.b64 [%r2], COUNT; bar.sync 0; mbarrier.arrive.shared.b64 %rd1, [%r2];"""
     for count, found in ((64, False), (32, True)):
-        *_, texts = path(kernel(body.replace("COUNT", str(count))), False, True, Setup())
+        *_, texts = path(kernel(body.replace("COUNT", str(count))), True, Setup())
         told = [t for t in texts if f"has {count} arrivals, but 64 threads arrive together" in t]
         assert bool(told) == found
 
@@ -225,7 +218,7 @@ def test_an_mbarrier_waits_for_copies(arrive: str) -> None:
     body = COPIED.replace("ARRIVE", arrive)
     waits = judged(body.replace("WAIT", WAITS))[1]
     assert (waits[1], waits[2]) == ("", [])
-    goes_on = path(kernel(body.replace("WAIT", "setp.eq.u32 %p1, 0, 0")), False, True, Setup())
+    goes_on = path(kernel(body.replace("WAIT", "setp.eq.u32 %p1, 0, 0")), True, Setup())
     assert "race" in goes_on[2]
 
 
@@ -247,7 +240,7 @@ JOIN: {op} @%p1 bra END; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 2; @%p2 bra 
 st.global.u32 [%i], %r2; bra END; WORK: st.global.u32 [%i], 5; bra JOIN; END:"""
     barrier = f"{odd} @%p1 bra PAST; bar.sync 0; PAST: st.global.u32 [%i], 5;"
     for seed in (None, 0, 1, 2, 3):
-        found = [path(kernel(x), False, True, Setup(warps=seed))[3] for x in (early, late, barrier)]
+        found = [path(kernel(x), True, Setup(warps=seed))[3] for x in (early, late, barrier)]
         assert found[:2] == [[], []]
         assert ["never reach" in text for text in found[2]] == [True]
 
@@ -267,11 +260,8 @@ st.global.u32 [%i], %r30;""")
 
 
 @pytest.mark.parametrize(("last", "kinds"), [(2, []), (3, ["init"])])
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("space", ["shared", "local"])
-def test_half_of_a_vector_that_nobody_reads(
-    space: str, compiled: bool, last: int, kinds: list[str]
-) -> None:
+def test_half_of_a_vector_that_nobody_reads(space: str, last: int, kinds: list[str]) -> None:
     """Compilers load four elements where two are asked for: the rest may be anything."""
     size = 1024 if space == "shared" else 16
     declared = f".{space} .align 16 .b8 s[{size}]; mov.u32 %r6, s;"
@@ -279,14 +269,13 @@ def test_half_of_a_vector_that_nobody_reads(
         declared += "mad.lo.u32 %r6, %r30, 16, %r6;"
     body = f"""{declared} st.{space}.v2.u32 [%r6], {{%r30, %r30}};
 ld.{space}.v4.u32 {{%r1, %r2, %r3, %r4}}, [%r6]; add.u32 %r1, %r1, %r{last}; st.global.u32 [%i], %r1;"""
-    assert path(kernel(body), compiled, True, Setup())[2] == kinds
+    assert path(kernel(body), True, Setup())[2] == kinds
 
 
 @pytest.mark.parametrize(("last", "kinds"), [(2, []), (3, ["init"])])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_half_of_a_vector_of_a_buffer(compiled: bool, last: int, kinds: list[str]) -> None:
+def test_half_of_a_vector_of_a_buffer(last: int, kinds: list[str]) -> None:
     body = f"ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%in+1008]; add.u32 %r1, %r1, %r{last}; st.global.u32 [%i], %r1;"
-    assert path(kernel(body), compiled, True, Setup(wrote=1016))[2] == kinds
+    assert path(kernel(body), True, Setup(wrote=1016))[2] == kinds
 
 
 LOOKS = {
@@ -296,12 +285,11 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("first", [True, False])
-def test_a_plain_look_at_a_word(look: str, first: bool, compiled: bool) -> None:
+def test_a_plain_look_at_a_word(look: str, first: bool) -> None:
     """A word that others exchange is whole, and an old value costs another turn."""
     text, kinds = LOOKS[look]
     sides = f"setp.{'lt' if first else 'ge'}.u32 %p1, %r28, 64; @%p1 bra A; {text} bra E;"
     body = f"{sides} A: ld.global.u32 %r1, [%in]; E: st.global.u32 [%i], %r1;"
-    assert path(kernel(body), compiled, True, Setup())[2] == kinds
+    assert path(kernel(body), True, Setup())[2] == kinds

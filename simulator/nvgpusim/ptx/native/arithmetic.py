@@ -1,11 +1,11 @@
-"""Integers, bits and moves as C, to the bit what `instructions/int.py` and `bit.py` compute."""
+"""Integers, bits and moves as C (PTX ISA 9.7.1, 9.7.2, 9.7.8, 9.7.9)."""
 
 from __future__ import annotations
 
-from ..instructions.lower import PRED, TYPES, U32, Type
+from ..operands import PRED, TYPES, U32, Type
 from ..parser.syntax import Imm, Pair, Vec
 from . import floating as fl
-from .values import Emit, Unknown, Words, unsigned
+from .values import Emit, Words, unsigned
 
 S32 = TYPES["s32"]
 
@@ -26,12 +26,13 @@ def _sum(w: Words) -> str:
     sign = "-" if op.startswith("sub") else "+"
     if t.kind in "fx":
         return fl.arithmetic(w, f"{{}} {sign} {{}}", 2)
+    w.only("cc", "sat")
     u = TYPES[f"u{t.bits}"]
     if w.has("cc") or op in ("addc", "subc"):
         return _with_carry(w, f"{op[:3]}_carry{t.bits}({w.a(1, u)}, {w.a(2, u)}", u)
     if w.has("sat"):
         return w.d(f"clamp_s32((int64_t){w.a(1)} {sign} {w.a(2)})")
-    return w.d(f"({_wide(t)}){w.a(1, u)} {sign} ({_wide(t)}){w.a(2, u)}")
+    return w.d(f"({_wide(t)}){w.a(1)} {sign} ({_wide(t)}){w.a(2)}")
 
 
 def _with_carry(w: Words, call: str, u: Type) -> str:
@@ -53,7 +54,7 @@ def _product(w: Words, t: Type) -> tuple[str, Type]:
         both = f"(({'' if t.kind == 's' else 'u'}int{2 * t.bits}_t){w.a(1)} * {w.a(2)})"
         return (both, wide) if w.has("wide") else (f"({both} >> {t.bits})", t)
     if not w.has("lo"):
-        raise Unknown
+        raise w.error("mul needs .lo, .hi or .wide")
     return f"(({_wide(t)}){w.a(1, u)} * ({_wide(t)}){w.a(2, u)})", t
 
 
@@ -97,7 +98,7 @@ def _extreme(w: Words) -> str:
     if t.kind in "fx":
         return fl.extreme(w)
     if t.kind not in "us" or w.has("relu"):
-        raise Unknown
+        raise w.error("min and max need a signed or unsigned type")
     sign = "<" if op == "min" else ">"
     return f"{{ __auto_type x = {w.a(1)}; __auto_type y = {w.a(2)}; {w.d(f'x {sign} y ? x : y')} }}"
 
@@ -146,8 +147,13 @@ def _logic(w: Words) -> str:
 
 def _lop3(w: Words) -> str:
     table = w.constant(4)
+    kind = next((m for m in w.mods if m in ("and", "or")), None)
     if table is None:
-        raise Unknown
+        raise w.error("the table must be a literal")
+    if isinstance(w.i.args[0], Pair) and kind is None:
+        raise w.error("a predicate needs .and or .or")
+    if kind is not None and not isinstance(w.i.args[0], Pair):
+        raise w.error("two destinations are needed")
     terms = []
     for row in range(8):
         if table >> row & 1:
@@ -230,6 +236,7 @@ def _mask(w: Words) -> str:
 
 
 def _mov(w: Words) -> str:
+    w.only()
     t = w.t
     d, s = w.i.args[0], w.i.args[1]
     wide = TYPES[f"u{t.bits}"] if t.kind != "p" else PRED

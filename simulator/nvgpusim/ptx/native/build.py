@@ -1,4 +1,7 @@
-"""C to machine code: the machine's compiler, and a folder of what it has made."""
+"""C to machine code: the machine's compiler, and a folder of what it has made.
+
+A kernel is compiled at once, quickly (-O0), and once more, well (-O2), when it has run for long.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ import signal
 import stat
 import struct
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from functools import lru_cache
@@ -24,7 +26,7 @@ from ...options import cache_directory
 
 HEADERS = sorted((Path(__file__).parent / "c").glob("*.h"))
 FLAGS = (
-    "-std=gnu11", "-O2", "-fPIC", "-shared", "-march=native", "-fwrapv", "-ffp-contract=off",
+    "-std=gnu11", "-fPIC", "-shared", "-march=native", "-fwrapv", "-ffp-contract=off",
     "-fno-math-errno", "-fno-strict-aliasing", "-falign-jumps=32", "-w",
 )  # fmt: skip
 """No -ffast-math: what is fused or reordered is written so. Jumps: a matmul takes 12 % longer
@@ -33,37 +35,33 @@ PROBE = "".join(f"#include <{h}.h>\n" for h in ("fenv", "math", "stdint", "strin
 PROBE += "_Float16 half;\n"
 """The C that numbers.h needs: a compiler that refuses it is passed over."""
 SECONDS = 120
-"""A compiler that takes longer is ended, and not asked again by this process."""
+"""A compiler that takes longer is ended."""
 KEPT = 4096
 """Libraries in the folder, of 16 to 50 KiB; those that were used last stay."""
 
-_told: set[str] = set()
-_hung: set[tuple[str, ...]] = set()
+QUICK, WELL = "-O0", "-O2"
+HOT = 20_000_000
+"""Thread instructions of a kernel after which it is compiled well."""
 
 
-def tell_not_compiled(line: str) -> None:
-    """Say on stderr, once, why kernels are not compiled."""
-    if line not in _told:
-        _told.add(line)
-        print(f"nvgpusim: {line}; kernels run on numpy alone, slower", file=sys.stderr)
+class NoCompilerError(Exception):
+    """Kernels cannot be compiled; the message is one line that says what would help."""
 
 
 @lru_cache
 def compiler() -> tuple[str, ...]:
     """The C compiler's command: $CC, or of clang, gcc, cc of PATH and ziglang's clang the first
-    that knows the C that is written here; () for none."""
+    that knows the C that is written here. Raises NoCompilerError."""
     try:
         asked = shlex.split(os.environ.get("CC", ""))
     except ValueError as e:
-        tell_not_compiled(f"CC={os.environ['CC']}: {e}")
-        return ()
+        raise NoCompilerError(f"CC={os.environ['CC']}: {e}") from None
     if asked:
         if found := shutil.which(asked[0]):
             return found, *asked[1:]
-        tell_not_compiled(
+        raise NoCompilerError(
             f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)"
         )
-        return ()
     names = ("clang", "gcc", "cc")
     known: list[tuple[str, ...]] = [(found,) for name in names if (found := shutil.which(name))]
     ziglang = importlib.util.find_spec("ziglang")
@@ -73,7 +71,9 @@ def compiler() -> tuple[str, ...]:
         with suppress(subprocess.SubprocessError, OSError):
             version(command)
             return command
-    return known[0] if known else ()
+    if known:
+        return known[0]
+    raise NoCompilerError("no C compiler: install gcc or clang, or `pip install ziglang`")
 
 
 @lru_cache
@@ -83,7 +83,7 @@ def version(command: tuple[str, ...]) -> str:
     # Not -fsyntax-only: zig 0.17 fails for want of an object file. Not -o -: it writes a file `-`.
     with tempfile.TemporaryDirectory() as folder:
         assembly = str(Path(folder, "probe.s"))
-        said = _call([*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE)
+        said = _call([*command, *FLAGS, QUICK, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE)
     # A line with -o is a command; it names a file that is another each time.
     return "\n".join(x for x in said.splitlines() if "version" in x and " -o " not in x)
 
@@ -99,41 +99,58 @@ def _machine() -> bytes:
     return repr((platform.machine(), platform.processor(), known)).encode()
 
 
-def load_compiled(text: str) -> Any:
-    """The function `run` of a C file, compiled now or found in the folder; None if it cannot be."""
+class Library:
+    """The compiled function `run` of a C file. Raises NoCompilerError."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.spent = text, 0
+        self.run: Any = None
+        for level in (WELL, QUICK):
+            if self.run is None:
+                self.run = load_compiled(text, level, level == QUICK)
+                self.well = level == WELL
+
+    def account(self, instructions: int) -> None:
+        """Note what has run; compile the file well once that is worth it."""
+        self.spent += instructions
+        if self.spent > HOT and not self.well:
+            self.well = True
+            with suppress(NoCompilerError):  # it runs on as it is
+                self.run = load_compiled(self.text, WELL, True)
+
+
+def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any:
+    """The function `run` of a C file, found in the folder or, if asked, compiled now; else None.
+
+    Raises NoCompilerError.
+    """
     command = compiler()
-    if command in _hung:
-        return None
-    if not command:
-        if not os.environ.get("CC"):
-            tell_not_compiled("no C compiler (install clang or gcc, or `pip install ziglang`)")
-        return None
     directory = cache_directory() / "native"
     try:
-        made = repr((command, FLAGS, version(command))).encode()
+        made = repr((command, FLAGS, level, version(command))).encode()
         parts = [text.encode(), *(h.read_bytes() for h in HEADERS), made, _machine()]
         library = directory / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _mine(directory, directory.stat()):
-            tell_not_compiled(f"{directory}: others may write there (it must be yours, mode 0700)")
-            return None
+            raise NoCompilerError(
+                f"{directory}: others may write there (it must be yours, mode 0700)"
+            )
         run = _kept(library)
+        if run is None and not compile_it:
+            return None
         if run is None:
-            _compile(command, text, library)
+            _compile([*command, *FLAGS, level], text, library)
             run = ctypes.PyDLL(str(library)).run
             _prune(directory)
     except subprocess.CalledProcessError as e:
         said = e.stderr.decode(errors="replace").splitlines()
         error = next((n for n in said if "error:" in n or "failed:" in n), "no message")
-        tell_not_compiled(f"{command[0]} cannot compile a kernel ({error})")
-        return None
+        raise NoCompilerError(f"{command[0]} cannot compile a kernel ({error})") from None
     except subprocess.TimeoutExpired:
-        _hung.add(command)
-        tell_not_compiled(f"{command[0]} was ended: it had not compiled a kernel in {SECONDS} s")
-        return None
+        what = f"{command[0]} was ended: it had not compiled a kernel in {SECONDS} s"
+        raise NoCompilerError(what) from None
     except (OSError, AttributeError) as e:
-        tell_not_compiled(f"{directory}: {e}")
-        return None
+        raise NoCompilerError(f"{directory}: {e}") from None
     run.argtypes, run.restype = [ctypes.c_void_p], ctypes.c_int
     return run
 
@@ -163,12 +180,12 @@ def _kept(library: Path) -> Any:
     return run
 
 
-def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
+def _compile(command: list[str], text: str, library: Path) -> None:
     """Compile beside and move, so that nobody loads a part of a file."""
     handle, name = tempfile.mkstemp(".so", dir=library.parent)
     os.close(handle)
     try:
-        _call([*command, *FLAGS, f"-I{HEADERS[0].parent}", "-x", "c", "-", "-o", name, "-lm"], text)
+        _call([*command, f"-I{HEADERS[0].parent}", "-x", "c", "-", "-o", name, "-lm"], text)
         os.chmod(name, 0o600)
         os.replace(name, library)
     finally:

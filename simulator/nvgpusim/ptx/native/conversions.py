@@ -1,10 +1,9 @@
-"""cvt and cvta as C, to the bit what `instructions/cvt.py` computes."""
+"""cvt and cvta as C (PTX ISA 9.7.9)."""
 
 from __future__ import annotations
 
-from ..instructions.lower import TYPES, U32, Type
-from ..spaces import SPACES
-from .floating import after, in_mode, mode_of
+from ..operands import SPACES, TYPES, U32, Type
+from .floating import MODES, after, in_mode, mode_of
 from .values import Emit, Unknown, Words, unsigned
 
 INTEGRAL = {"rni": "nearbyint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
@@ -21,8 +20,9 @@ def cvt(w: Words) -> str:
     """cvt with one source, or two packed into .f16x2/.bf16x2, or cvt.pack."""
     if w.has("pack"):
         return _pack_integers(w)
+    w.only("ftz", "sat", "relu", "rn", "rna", *MODES, *INTEGRAL)
     if len(w.types) != 2:
-        raise Unknown
+        raise w.error("cvt needs two types")
     to, frm = w.types
     if to.name in ("f16x2", "bf16x2"):
         low, high = (_narrow(w, to.name[:-2], w.a(n, TYPES["f32"])) for n in (2, 1))
@@ -139,7 +139,7 @@ def cvta(w: Words) -> str:
     """Generic addresses from and to those of a space."""
     space = next((m for m in w.mods if m in SPACES), None)
     if space is None:
-        raise Unknown
+        raise w.error("no state space")
     base = w.frame.symbol("base", space)
     u = TYPES[f"u{w.t.bits}"]
     return w.d(f"({unsigned(u.bits)})({w.a(1, u)} {'-' if w.has('to') else '+'} {base})", u)

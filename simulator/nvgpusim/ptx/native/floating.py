@@ -1,10 +1,10 @@
-"""Floating point and comparisons as C, to the bit what `instructions/float.py` computes."""
+"""Floating point and comparisons as C (PTX ISA 9.7.3 to 9.7.6)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..instructions.lower import PRED, TYPES, U32
+from ..operands import PRED, TYPES, U32
 from ..parser.syntax import Pair
 from .values import Emit, Unknown, Words
 
@@ -67,6 +67,7 @@ def arithmetic(w: Words, form: str, count: int, wide: str = "") -> str:
 
     `wide`: the operation on halves whose result is a float64, rounded to odd.
     """
+    w.only("ftz", "sat", "relu", "approx", "full", "NaN", "xorsign", "abs", "rn", *MODES)
     name, mode = w.t.name, mode_of(w)
     if name == "f32":
         return w.d(after(w, f"canon({in_mode(mode, 'float', form, *_inputs(w, count))})"))
@@ -153,9 +154,10 @@ def sign(w: Words) -> str:
     top = f"({one} << {t.bits - 1})"
     if op == "copysign":
         return w.d(f"{w.a(2, u)} & ~{top} | {w.a(1, u)} & {top}", u)
-    bits = f"{w.a(1, u)} ^ {top}" if op == "neg" else f"{w.a(1, u)} & ~{top}"
+    raw = f"as_u{t.bits}({w.a(1)})"
+    bits = f"{raw} ^ {top}" if op == "neg" else f"{raw} & ~{top}"
     if t.bits == 64:
-        return w.d(f"{w.a(1)} != {w.a(1)} ? {w.a(1, u)} | 1ull << 51 : {bits}", u)
+        return w.d(f"{w.a(1)} != {w.a(1)} ? {raw} | 1ull << 51 : {bits}", u)
     if not w.has("ftz"):
         return w.d(bits, u)
     return w.d(f"canon({'-' if op == 'neg' else 'fabsf'}(flush({w.a(1)})))")
@@ -183,10 +185,7 @@ def approximate(w: Words) -> str:
     if op in ("rcp", "sqrt", "rsqrt"):
         wide = {"rcp": "1.0 / {}", "sqrt": "sqrt({})", "rsqrt": "1.0 / sqrt({})"}[op]
         return arithmetic(w, f"(float)({wide.format('(double)({})')})", 1)
-    sure = (
-        f"({{{{ double y = {_LIBRARY[op]}({{}}); if (unlikely(!sure(y))) goto odd; (float)y; }}}})"
-    )
-    return arithmetic(w, f"canon({sure})", 1)
+    return arithmetic(w, f"canon((float){_LIBRARY[op]}({{}}))", 1)
 
 
 def _upper(w: Words) -> str:

@@ -1,8 +1,7 @@
-"""Instructions that all lanes of a group do together as C: of whole warps, and atomics.
+"""Instructions that all lanes of a group do together as C: of whole warps, atomics, mbarriers.
 
-Each is a call of groups.h that first looks whether everything is plain, and else does nothing, so
-that the interpreter runs the instruction: lanes that name others than are here with them, memory
-that needs a look.
+Each is a call of groups.h that first looks whether everything is right, and else does nothing:
+lanes may name others than are here with them, addresses lead nowhere.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..instructions.lower import TYPES, literal
-from ..instructions.mem import space_of
-from ..parser.syntax import Addr, Imm, Neg, Operand, Pair, Reg
-from .memory import base_of
-from .values import Unknown, Words
+from ..operands import HINTS, SPACES, TYPES, literal, space_of
+from ..parser.syntax import Addr, Imm, Neg, Operand, Pair, Reg, Special, Sym
+from .memory import SPACE, base_of
+from .values import CLOCKS, Unknown, Words
 
 Place = Callable[[int], str]
 """The memory of a register, "0" for one that nobody reads."""
@@ -41,15 +39,26 @@ def column(w: Words, arg: Operand | None, bits: int) -> Callable[[Place], str]:
         word = np.asarray(literal(arg, TYPES[f"u{bits}"], w)).reshape(1)
         raw = int(word.view(f"u{word.itemsize}")[0])
         return lambda place: f"(Source){{0, {raw:#x}ull}}"
+    if isinstance(arg, Special) and not arg.name.startswith(tuple(CLOCKS)):
+        number = w.frame.special(arg.name)
+        return lambda place: f"special(c, {number})"
+    if isinstance(arg, Sym):
+        address = w.address_of(arg, bits)
+        return lambda place: f"(Source){{0, {address}}}"
     raise Unknown
 
 
-def address_of(w: Words, arg: Addr) -> tuple[Callable[[Place], str], int, int]:
-    """The base of an address as a Source, whether it has 64 bits, and what is added to it."""
+def address_of(w: Words, n: int) -> Callable[[Place], str]:
+    """Operand n, an address, as a Place of groups.h."""
+    arg = w.arg(n)
+    if not isinstance(arg, Addr):
+        raise Unknown
     base, offset = base_of(w, arg)
     if isinstance(base, str):
-        return (lambda place: f"(Source){{0, {base}}}"), 1, offset
-    return column(w, base, base.bits), int(base.bits == 64), offset & (1 << base.bits) - 1
+        return lambda place: f"(Place){{{{0, {base}}}, 1, {offset:#x}ull}}"
+    source, bits = column(w, base, base.bits), base.bits
+    offset &= (1 << bits) - 1
+    return lambda place: f"(Place){{{source(place)}, {int(bits == 64)}, {offset:#x}ull}}"
 
 
 def _flag(arg: Operand | None) -> Callable[[Place], str]:
@@ -60,11 +69,15 @@ def _flag(arg: Operand | None) -> Callable[[Place], str]:
     if isinstance(arg, Reg) and arg.bits == 1:
         number = arg.index
         return lambda place: f"(Flag){{{place(number)}, 0}}"
+    if isinstance(arg, Imm):
+        inverted = int(arg.value != 0)
+        return lambda place: f"(Flag){{0, {inverted}}}"
     raise Unknown
 
 
 def goal(arg: Operand | None, bits: int) -> Callable[[Place], str]:
     """Text of the place of a result."""
+    arg = arg.first if isinstance(arg, Pair) else arg
     if arg is None:
         return lambda place: "0"
     if not isinstance(arg, Reg) or arg.bits != bits:
@@ -113,35 +126,76 @@ def _redux(w: Words) -> Group:
     return Group(lambda place: _call(f"reduce(c, {kind}", parts, place))
 
 
+def _real(w: Words, op: str | None) -> str:
+    """The kind of an atomic: of sums of floats, or of integers."""
+    kinds = {"f16": "H", "f16x2": "H", "bf16": "B", "f32": "F", "f64": "F"}
+    if w.t.name in kinds and op == "add":
+        return f"K_{kinds[w.t.name]}"
+    if w.t.kind not in "usb":
+        raise Unknown
+    return "K_S" if w.t.kind == "s" else "K_U"
+
+
+NOTHING = "(Source){0, 0}"
+
+
 def _atom(w: Words) -> Group:
-    """Atomics of 32 and 64 bits on integers, and sums of f32."""
+    """atom and red."""
     red = w.i.op == "red"
     op = next((m for m in w.mods if m in _ATOMIC), None)
-    arg, t = w.i.args[0 if red else 1], w.t
-    space = {"global": "g", "shared": "s", "generic": "a"}.get(space_of(w))
-    real = t.name == "f32" and op == "add"
-    if op is None or space is None or t.bits not in (32, 64) or not (real or t.kind in "usb"):
+    space = SPACE.get(space_of(w))
+    if op is None or space is None or w.t.bits not in (16, 32, 64) or w.has("v2", "v4", "v8"):
         raise Unknown
-    if w.has("v2", "v4", "v8"):
-        raise Unknown
-    if not isinstance(arg, Addr):
-        raise Unknown
-    address, wide, offset = address_of(w, arg)
-    first = 1 if red else 2
-    none: Callable[[Place], str] = lambda place: "(Source){0, 0}"  # noqa: E731
+    w.only(*HINTS, *SPACES, op, "noftz")
+    first, bits = 1 if red else 2, w.t.bits
+    where = address_of(w, first - 1)
     parts = (
-        (lambda place: "0") if red else goal(w.i.args[0], t.bits),
-        address,
-        column(w, w.arg(first), t.bits),
-        column(w, w.arg(first + 1), t.bits) if op == "cas" else none,
+        (lambda place: "0") if red else goal(w.i.args[0], bits),
+        where,
+        column(w, w.arg(first), bits),
+        column(w, w.arg(first + 1), bits) if op == "cas" else lambda place: NOTHING,
     )
-    kind = "F" if real else "S" if t.kind == "s" else "U"
-    head = f"atomic{t.bits}(c, {_ATOMIC[op]}, K_{kind}, '{space}', {wide}, {offset:#x}ull"
+    head = f"{_told(w)}atomic{bits}(c, {_ATOMIC[op]}, {_real(w, op)}, '{space}'"
+    return Group(lambda place: _call(head.replace("@", where(place)), parts, place))
+
+
+def _told(w: Words, size: int = 0) -> str:
+    """What tells the sanitizer of an atomic at @ before it is done."""
     if not w.frame.watched:
-        return Group(lambda place: _call(head, parts, place))
-    tell = f"tell_atomic(c, {w.frame.site(w.i)}, '{space}', "
-    ends = f", {wide}, {offset:#x}ull}}, {t.bits // 8}) && "
-    return Group(lambda place: f"{tell}(Place){{{address(place)}{ends}{_call(head, parts, place)}")
+        return ""
+    size = size or w.t.bits // 8
+    return f"tell_atomic(c, {w.frame.site(w.i)}, '{SPACE[space_of(w)]}', @, {size}) && "
+
+
+def mbarrier(w: Words) -> Group:
+    """init, inval, arrive, arrive_drop, test_wait, try_wait."""
+    generic = int(space_of(w) == "generic")
+    if w.has("init", "inval"):
+        count = column(w, w.arg(1), 32) if w.has("init") else lambda place: NOTHING
+        parts, head = (address_of(w, 0), count), f"barrier_init(c, {generic}"
+        if not w.frame.watched:
+            return Group(lambda place: _call(head, parts, place))
+        tell = f"tell_init(c, {w.frame.site(w.i)}, '{SPACE[space_of(w)]}'"
+        return Group(lambda place: f"{_call(tell, parts, place)} && {_call(head, parts, place)}")
+    if w.has("test_wait", "try_wait"):
+        parity, where = w.has("parity"), address_of(w, 1)
+        tests = goal(w.i.args[0], 1), where, column(w, w.arg(2), 32 if parity else 64)
+        head = f"{_told(w, 8)}barrier_test(c, {generic}, {int(parity)}"
+        return Group(lambda place: _call(head.replace("@", where(place)), tests, place))
+    if not w.has("arrive", "arrive_drop") or w.has("expect_tx"):
+        raise Unknown
+    return Group(_arrival(w))
+
+
+def _arrival(w: Words) -> Callable[[Place], str]:
+    at = 0 if len(w.i.args) == 1 else 1
+    one, where = "(Source){0, 1}", address_of(w, at)
+    given = column(w, w.arg(at + 1), 32) if len(w.i.args) > at + 1 else lambda place: one
+    parts = goal(w.i.args[0], 64) if at else lambda place: "0", where, given
+    fence = f"tell_fence(c, {w.frame.site(w.i)}) && " if w.frame.watched else ""
+    head = f"barrier_arrive(c, {int(space_of(w) == 'generic')}, {int(w.has('arrive_drop'))}"
+    head = fence + _told(w, 8) + head
+    return lambda place: _call(head.replace("@", where(place)), parts, place)
 
 
 def _active(w: Words) -> Group:
@@ -161,46 +215,49 @@ def _match(w: Words) -> Group:
 
 def _warp_barrier(w: Words) -> Group:
     """bar.warp.sync, of which the sanitizer keeps the order."""
-    if not w.has("warp"):
-        raise Unknown
-    mask = column(w, w.arg(0), 32)
-    if not w.frame.watched:
-        return Group(lambda place: f"!odd_warps(c, {mask(place)})")
-    return Group(lambda place: f"!odd_warps(c, {mask(place)}) && tell_meeting(c, {mask(place)})")
+    mask, tell = column(w, w.arg(0), 32), " && tell_meeting(c, @)" if w.frame.watched else ""
+    return Group(lambda place: f"!odd_warps(c, @){tell}".replace("@", mask(place)))
 
 
 def _copies(w: Words) -> Group:
-    """cp.async, its commits and waits."""
+    """cp.async, its commits, waits and arrivals at an mbarrier."""
+    told = "_told" if w.frame.watched else ""
     if w.has("mbarrier"):
-        raise Unknown
+        return _copies_arrive(w, f"end_copies{told}(c, -1) && ")
     if w.has("commit_group"):
         return Group(lambda place: "commit_copies(c)")
     if w.has("wait_group", "wait_all"):
         keep = -1 if w.has("wait_all") else w.constant(0)
         if keep is None:
             raise Unknown
-        told = "_told" if w.frame.watched else ""
         return Group(lambda place: f"end_copies{told}(c, {keep})")
-    size, (dst, src) = w.constant(2), w.i.args[:2]
-    given = w.arg(3) if len(w.i.args) > 3 else None
-    if size not in (4, 8, 16) or not isinstance(dst, Addr) or not isinstance(src, Addr):
+    size = w.constant(2)
+    if not w.has("shared", "shared::cta") or not w.has("global"):
         raise Unknown
-    if given is not None and not isinstance(given, Reg):
+    if size not in (4, 8, 16) or (w.has("cg") and size != 16):
+        raise w.error("cp-size must be 4, 8 or 16 (.cg: 16)")
+    real = column(w, w.arg(3), 32) if len(w.i.args) > 3 else lambda place: f"(Source){{0, {size}}}"
+    parts = address_of(w, 0), address_of(w, 1), real
+    tell = f" && tell_copies(c, {w.frame.site(w.i)})" if told else ""
+    return Group(lambda place: _call(f"begin_copies(c, {size}", parts, place) + tell)
+
+
+def _copies_arrive(w: Words, land: str) -> Group:
+    """cp.async.mbarrier.arrive: the copies land at once, the earliest that may be.
+
+    Without .noinc, the barrier expects one arrival more, which the landed copies make.
+    """
+    if not w.has("async") or not w.has("arrive") or w.has("shared::cluster"):
         raise Unknown
-    ends = [address_of(w, arg) for arg in (dst, src)]
-    real = (lambda place: "(Source){0, 0}") if given is None else column(w, given, 32)
-    number = w.kernel.instrs.index(w.i)
-    site = w.frame.site(w.i) if w.frame.watched else 0
-
-    def text(place: Place) -> str:
-        to, frm = (f"(Place){{{base(place)}, {wide}, {off:#x}ull}}" for base, wide, off in ends)
-        begin = f"begin_copies(c, {size}, {number}, {to}, {frm}, {real(place)})"
-        return begin + (f" && tell_copies(c, {site})" if site else "")
-
-    return Group(text)
+    if w.has("noinc"):
+        arrives = _arrival(w)
+        return Group(lambda place: land + arrives(place))
+    generic, place_of = int(space_of(w) == "generic"), address_of(w, 0)
+    return Group(lambda place: f"{land}barriers(c, {generic}, {place_of(place)})")
 
 
 GROUPS: dict[str, Callable[[Words], Group]] = {
     "shfl": _shfl, "vote": _vote, "redux": _redux, "activemask": _active, "match": _match,
     "atom": _atom, "red": _atom, "bar": _warp_barrier, "barrier": _warp_barrier, "cp": _copies,
+    "mbarrier": mbarrier,
 }  # fmt: skip

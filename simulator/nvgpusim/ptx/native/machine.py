@@ -1,34 +1,40 @@
-"""A chunk on compiled code: the registers in memory that both sides share, and the calls."""
+"""A chunk on compiled code: the registers in memory that C and the host share, and the calls."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from ..compile import END
-from ..spaces import WINDOW_BYTES
-from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, Async, Lanes, State
-from . import build
-from .plan import CHAIN, GROUP, STORE, Plan, cut_kernel
-from .text import ODD, source
+from ..compile import Code
+from ..operands import CONTAINER
+from ..spaces import UNPLACED, WINDOW_BYTES
+from ..state import UNWRITTEN, Grid, KernelFault, Lanes, State
+from .build import Library
+from .text import source
 from .values import at
 from .watch import Watcher
 
-if TYPE_CHECKING:
-    from ..state import Compiled, Grid
-
-BUDGET = 256
-"""Turns of loops after which a lane lets others run (as run.PATIENCE)."""
 NO_LIMIT = 1 << 40
-COPIES = 64
-"""Copies of a lane that may be under way in C."""
-COPY = np.dtype([(name, np.int64) for name in ("to", "from")] + [
-    (name, np.uint64) for name in ("dst", "src")] + [
-    (name, np.int64) for name in ("lane", "group", "size", "real", "instr", "issue", "site")] + [
+COPIES = 4
+"""Copies of a lane that may be under way, before there is room for more."""
+COPY = np.dtype([(name, np.int64) for name in ("to", "from", "src")] + [
+    (name, np.int64) for name in ("lane", "group", "size", "real", "site")] + [
     ("begun", np.uint8, 16)])  # fmt: skip
 """`Copy` of machine.h."""
+KEPT = 4
+"""Chunks of a kernel whose memory is kept for the next launch."""
+LOOK, WHOLE, SPLIT, WRONG = range(4)
+"""What `run` returns (see `text._driver`)."""
+LOOKS = 64
+"""Looks at memory of a lane that a search for endless waits remembers."""
+ONE_LOOK = np.dtype([(name, np.int64) for name in ("at", "space", "lane")] + [
+    ("address", np.uint64)])  # fmt: skip
+"""`Look` of machine.h."""
+NONE, ADDRESS, SOURCE, ARRIVALS, ROOM = range(5)
+"""Why an instruction cannot go on: W_NONE to W_ROOM of machine.h."""
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
 
@@ -38,127 +44,110 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         *((name, _INT) for name in (
-            "entry", "n", "whole", "limit", "budget", "done", "steps", "instructions", "moved",
+            "entry", "n", "whole", "limit", "budget", "trusted", "done", "steps", "instructions",
+            "moved", "at", "lane", "why",
         )),
+        ("address", ctypes.c_uint64),
+        *((name, _INT) for name in ("note", "note_at", "expected", "arrived")),
+        *((name, ctypes.c_uint64) for name in ("ticks", "later")),
         *((name, _POINTER) for name in (
-            "lanes", "next", "scratch", "reg", "special", "special_mask", "symbol", "shared",
+            "lanes", "next", "scratch", "some", "ended", "live", "reg", "special", "special_mask",
+            "symbol", "shared",
         )),
         ("shared_bytes", _INT), ("threads", _INT), ("local", _POINTER), ("rows", _POINTER),
-        ("depth", _INT), ("param", _POINTER), ("bank3", _POINTER), ("bank3_bytes", _INT),
-        ("shared_window", _INT), ("local_window", _INT), ("extents", _POINTER),
-        ("extent_count", _INT), ("watch", _POINTER), ("copies", _POINTER), ("commits", _POINTER),
-        *((name, _INT) for name in ("copy_count", "copy_room", "issued", "other_copies")),
+        ("depth", _INT), ("bank0", _POINTER), ("bank0_bytes", _INT), ("param", _POINTER),
+        ("param_bytes", _INT), ("bank3", _POINTER), ("bank3_bytes", _INT), ("shared_window", _INT),
+        ("local_window", _INT), ("extents", _POINTER), ("extent_count", _INT),
+        ("watch", _POINTER), ("copies", _POINTER), ("commits", _POINTER), ("copy_count", _INT),
+        ("copy_room", _INT), ("looks", _POINTER),
+        *((name, _INT) for name in ("look_count", "look_room", "changes")),
     ]  # fmt: skip
 
 
 class Native:
-    """A kernel that C runs: its pieces, the function, chunks that have ended (`idle`).
+    """A kernel as C: its library, chunks that have ended (`idle`).
 
-    `inner`: blocks that begin within one of the interpreter's. `widest`: granules of its widest
-    store, for watched code.
+    `widest`: granules of its widest store, for watched code.
     """
 
-    def __init__(self, plan: Plan, function: Any, old: Compiled) -> None:
-        self.plan, self.function = plan, function
-        self.watched = plan.frame.watched
-        grain = min(plan.code.granules.values(), default=1)
-        self.widest = max([s.size * len(s.values) // grain for s in plan.stores()], default=1)
-        self.code = plan.code
+    def __init__(self, code: Code) -> None:
+        self.code, self.text = code, source(code)
+        self.library = Library(self.text)
+        self.looking: Library | None = None
+        self.watched = code.frame.watched
+        grain = min(code.granules.values(), default=1)
+        stores = [text.store for text in code.texts.values() if text.store is not None]
+        self.widest = max([s.size * len(s.values) // grain for s in stores], default=1)
         self.idle: dict[Any, NativeChunk] = {}
-        self.compiled = [kind in (CHAIN, STORE, GROUP) for kind in plan.kinds]
-        starts = {start: n for n, start in enumerate(plan.code.starts)}
-        self.number = [starts[s] for s in old.starts]
-        self.inner = frozenset(starts.values()).difference(self.number)
-        regs = plan.code.kernel.regs
-        self.types = [CONTAINER[regs[k].bits] for k in plan.kept]
-        self.copying = any(i.op == "cp" for i in plan.code.kernel.instrs)
+        self.types = [CONTAINER[code.kernel.regs[k].bits] for k in code.kept]
+        self.copying = any(i.op == "cp" for i in code.kernel.instrs)
         self.zeros = {
-            n for n, k in enumerate(plan.kept) if plan.alive and k in plan.alive[0]
+            n for n, k in enumerate(code.kept) if code.blocks and k in code.blocks[0].alive
         }  # read before they are written, in some lane
 
-    def block(self, number: int) -> int:
-        """The number here of a block of the code that numpy ran."""
-        return self.number[number] if number < len(self.number) else END
 
-
-def compile_native(code: Compiled, watched: bool) -> Native | None:
-    """Compile a kernel; None where there is no compiler or nothing to compile.
-
-    `watched`: for launches under the sanitizer.
-    """
-    plan = cut_kernel(code.module, code.kernel, code.starts, code.sites if watched else None)
-    if not any(kind in (CHAIN, STORE, GROUP) for kind in plan.kinds):
-        return None
-    function = build.load_compiled(source(plan))
-    return None if function is None else Native(plan, function, code)
+def native_of(code: Code) -> Native:
+    """A kernel, compiled. Raises NoCompilerError."""
+    if code.native is None:
+        code.native = Native(code)
+    assert isinstance(code.native, Native)
+    return code.native
 
 
 class NativeChunk:
-    """The state of one chunk as C sees it; `fresh`: nothing of it has run."""
+    """The state of one chunk as C sees it."""
 
-    def __init__(self, native: Native, launch: Grid, st: State, fresh: bool = False) -> None:
+    def __init__(self, native: Native, launch: Grid, st: State) -> None:
         self.native, self.launch, self.st = native, launch, st
         self.call = Call()
         self.argument = ctypes.addressof(self.call)
         self.next = np.empty(st.n, np.int32)
-        self.scratch = np.empty(st.n, np.uint64)
+        self.scratch, self.some, self.ended = (np.empty(st.n, np.uint64) for _ in range(3))
         self.extents: Any = None
         self.watcher: Watcher | None = None
         if native.watched:
             self.watcher = Watcher(native.widest, st)
             self.call.watch = self.watcher.address
+        self.copies = np.zeros(0, COPY)
+        self.looks: Any = None
         if native.copying:
-            self._copies()
+            self.commits = np.zeros(st.n, np.int64)
+            self.call.commits = at(self.commits)
+            self.make_room()
         self._registers()
         self._places()
         self._constants()
-        for n, (index, mine) in enumerate(self.own):
-            if not fresh or n in native.zeros:
-                mine[...] = st.full(index, mine.dtype)
-            st.R[index] = mine
+        self._start()
 
-    def _copies(self) -> None:
-        """Room for copies that C begins."""
-        st, c = self.st, self.call
-        self.copies = np.zeros(COPIES * st.n, COPY)
-        if not len(st.commits):
-            st.commits = np.zeros(st.n, np.int64)
-        c.copies, c.copy_room, c.commits = at(self.copies), len(self.copies), at(st.commits)
-        st.handed_over = self.hand_over
-
-    def hand_over(self) -> list[Async]:
-        """The copies that C has begun and not done, which are the interpreter's now."""
-        rows, instrs = self.copies[: self.call.copy_count].copy(), self.st.launch.code.kernel.instrs
-        self.call.copy_count = 0
-        out = []
-        for issue in np.unique(rows["issue"]):
-            some = rows[rows["issue"] == issue]
-            head = some[0]
-            size = int(head["size"])
-            begun = np.ascontiguousarray(some["begun"][:, :size]).view(np.uint32)
-            out.append(Async(
-                some["lane"], some["group"], some["dst"], some["src"], size, some["real"],
-                instrs[int(head["instr"])], int(head["site"]), begun if head["site"] else None,
-            ))  # fmt: skip
-        return out
+    def make_room(self) -> None:
+        """Room for as many copies once more."""
+        c = self.call
+        more = np.zeros(max(2 * len(self.copies), COPIES * self.st.n), COPY)
+        more[: c.copy_count] = self.copies[: c.copy_count]
+        self.copies, c.copies, c.copy_room = more, at(more), len(more)
 
     def _registers(self) -> None:
         """One piece of memory for all registers that live between blocks."""
         st, native = self.st, self.native
         sizes = [t.itemsize * st.n + 63 & ~63 for t in native.types]
         self.memory = np.empty(sum(sizes) + 64, np.uint8)
-        self.own: list[tuple[int, Any]] = []
         first = at(self.memory)
         start, places = -first % 64, []
-        for index, t, size in zip(native.plan.kept, native.types, sizes, strict=True):
-            self.own.append((index, self.memory[start : start + t.itemsize * st.n].view(t)))
+        for index, t, size in zip(native.code.kept, native.types, sizes, strict=True):
+            st.R[index] = self.memory[start : start + t.itemsize * st.n].view(t)
             places.append(first + start)
             start += size
         self.places = np.array(places, np.uint64)
 
+    def _start(self) -> None:
+        """Registers that a kernel reads and has not written are 0."""
+        for n, index in enumerate(self.native.code.kept):
+            if n in self.native.zeros:
+                self.st.R[index][...] = 0
+
     def _places(self) -> None:
         """Set what stays from launch to launch of one geometry."""
-        st, launch, frame, c = self.st, self.launch, self.native.plan.frame, self.call
+        st, launch, frame, c = self.st, self.launch, self.native.code.frame, self.call
         known = st.special
         made = [known[n] if n in known else launch.special(n, st) for n in frame.specials]
         self.specials = [np.ascontiguousarray(v, np.uint32) for v in made]
@@ -166,22 +155,32 @@ class NativeChunk:
         self.masks = np.array([-1 if v.ndim else 0 for v in made], np.int64)
         self.symbols = np.zeros(len(frame.symbols), np.uint64)
         c.next, c.scratch, c.reg = at(self.next), at(self.scratch), at(self.places)
+        c.some, c.ended = at(self.some), at(self.ended)
         c.special, c.special_mask, c.symbol = at(self.special_at), at(self.masks), at(self.symbols)
         c.shared, c.shared_bytes, c.threads = at(st.shared), st.shared.shape[1], st.threads
         if st.local is not None:
             c.local, c.rows, c.depth = at(st.local.bytes), at(st.local.rows), st.local.shape[1]
 
     def _constants(self) -> None:
-        """Set what each launch has of its own. Raises KernelFault: a variable has no address."""
+        """Set what each launch has of its own."""
         launch, c = self.launch, self.call
-        for n, (kind, name) in enumerate(self.native.plan.frame.symbols):
-            value = launch.symbol(name) if kind == "symbol" else launch.window_base(name)
+        for n, (kind, name) in enumerate(self.native.code.frame.symbols):
+            value = launch.window_base(name) if kind == "base" else self._address(n, name)
             self.symbols[n] = value & (1 << 64) - 1
-        zero, three = launch.banks.get(0) or b"\0", launch.banks.get(3, b"")
-        self.banks = np.frombuffer(zero, np.uint8), np.frombuffer(three or b"\0", np.uint8)
+        zero, three = launch.banks.get(0, b""), launch.banks.get(3, b"")
+        self.banks = np.frombuffer(zero or b"\0", np.uint8), np.frombuffer(three or b"\0", np.uint8)
+        c.bank0, c.bank0_bytes = at(self.banks[0]), len(zero)
         c.param = at(self.banks[0]) + launch.param_base
+        c.param_bytes = max(0, len(zero) - launch.param_base)
         c.bank3, c.bank3_bytes = at(self.banks[1]), len(three)
         c.shared_window, c.local_window = launch.shared_window, launch.local_window
+
+    def _address(self, n: int, name: str) -> int:
+        """Address of a variable, or one where nothing lies, whose accesses say so."""
+        try:
+            return self.launch.symbol(name)
+        except KernelFault:
+            return UNPLACED + (n << 32)
 
     def renew(self, launch: Grid) -> None:
         """Take the chunk of another launch of the same geometry."""
@@ -189,19 +188,19 @@ class NativeChunk:
         self.launch = st.launch = launch
         self._constants()
         st.m = st.live = st.fault_mask = st.at = None
-        st.begun = []
-        if st.handed_over is None:
-            st.commits = NO_COMMITS
-        else:
-            st.commits[:] = self.call.copy_count = 0
+        if self.native.copying:
+            self.commits[:] = self.call.copy_count = 0
         st.shared.fill(UNWRITTEN)
         if self.watcher is not None:
             st.shadow = launch.watch.chunk(st)
             self.watcher.renew(st)
-        for n, (index, mine) in enumerate(self.own):
-            if n in self.native.zeros:
-                mine[...] = 0
-            st.R[index] = mine
+        self._start()
+
+    def end(self) -> None:
+        """The chunk has ended: copies that nobody waited for still read their sources."""
+        count = self.call.copy_count
+        if self.watcher is not None and count:
+            self.watcher.read_sources(self.copies[:count])
 
     def rest(self) -> None:
         """Nothing of a watched launch is kept: neither its buffers nor their records."""
@@ -209,45 +208,30 @@ class NativeChunk:
             self.watcher.rest()
             self.st.shadow = None
 
-    def run_from_start(self) -> dict[int, Lanes | None]:
-        """Run a chunk from its start as far as C goes; where its lanes are then, {} at the end."""
-        how = self.run(0, NO_LIMIT, True)
-        c = self.call
-        self.launch.steps += c.steps
-        if how == 1:
-            return {} if c.entry >= len(self.native.compiled) else {c.entry: None}
-        out: dict[int, Lanes | None] = {}
-        left = [np.arange(c.done, self.st.n)]
-        for n, lanes in self.arrived() if c.done else ():
-            if n == ODD:
-                left.insert(0, lanes)
-            else:
-                out[n] = lanes
-        rest = np.concatenate(left)
-        if len(rest):
-            out[c.entry] = rest if len(rest) < self.st.n else None
-        return out
-
-    def share(self) -> None:
-        """Bring registers that the interpreter has replaced back to their memory."""
-        replaced = [(k, mine) for k, mine in self.own if self.st.R[k] is not mine]
-        if not replaced:
+    def look(self, on: bool) -> None:
+        """Begin or end to note what lanes read, and how often they change memory."""
+        native, c = self.native, self.call
+        c.look_count = c.changes = 0
+        if not on:
+            self.looks = None
             return
-        R = self.st.R  # noqa: N806 - its name
-        values = [R[k].copy() if len(replaced) > 1 and R[k].ndim else R[k] for k, _ in replaced]
-        for (k, mine), value in zip(replaced, values, strict=True):
-            mine[...] = value.view(mine.dtype)
-            R[k] = mine
+        if native.looking is None:
+            native.looking = Library("#define LOOKING\n" + native.text)
+        if self.looks is None:
+            self.looks = np.zeros(LOOKS * self.st.n, ONE_LOOK)
+            c.looks, c.look_room = at(self.looks), len(self.looks)
 
-    def run(self, entry: int, limit: int, whole: bool) -> int:
-        """Run the active lanes: 0 a lane is not plainly right, 1 all at `entry`, 2 split."""
-        st, c = self.st, self.call
-        self.share()
-        table = self.launch.vm.extents()
+    def run(self, entry: int, limit: int, budget: int, trusted: bool = False) -> int:
+        """Run the active lanes from block `entry` on, below block `limit`.
+
+        `budget`: turns of loops after which a lane lets others run. `trusted`: what the first
+        instruction does has been looked at.
+        """
+        st, c, launch = self.st, self.call, self.launch
+        table = launch.vm.extents()
         if table is not self.extents:
             self.extents = table
-            rows = _outside(table, self.launch)
-            self.rows = rows
+            self.rows = rows = _outside(table, launch)
             c.extents, c.extent_count = at(rows), len(rows)
         mask = st.m
         if mask is None:
@@ -255,33 +239,48 @@ class NativeChunk:
         else:
             mask = np.ascontiguousarray(mask, np.int64)
             c.n, c.lanes = len(mask), at(mask)
-        c.other_copies = len(st.begun)
-        c.entry, c.limit, c.whole, c.budget = entry, limit, whole, BUDGET
+        c.live = 0 if st.live is None else at(st.live)
+        c.entry, c.limit, c.budget, c.trusted = entry, limit, budget, trusted
+        c.ticks, c.later = launch.thread_instrs, launch.later
         if self.watcher is not None:
             self.watcher.before(self.rows)
-        how: int = self.native.function(self.argument)
+        library = self.native.library
+        if self.looks is not None and self.native.looking is not None:
+            c.limit, c.budget, library = 0, 0, self.native.looking  # a piece at a time
+        how: int = library.run(self.argument)
         if self.watcher is not None:
             self.watcher.after()
-        self.launch.thread_instrs += c.instructions
-        self.launch.moved += c.moved
+        launch.thread_instrs += c.instructions
+        self.native.library.account(c.instructions)
+        launch.moved += c.moved
         return how
 
-    def arrived(self) -> list[tuple[int, Lanes]]:
-        """Blocks where the lanes that are done go on, and which lanes."""
-        done = self.call.done
-        lanes, where = self.st.lanes()[:done], self.next[:done]
-        out = []
+    def arrived(self) -> Iterator[tuple[int, Lanes]]:
+        """Blocks where the lanes go on, and which lanes."""
+        lanes, where = self.st.lanes(), self.next[: self.call.n]
         while len(where):  # few places: faster than to sort
             same = where == where[0]
-            out.append((int(where[0]), lanes[same]))
+            yield int(where[0]), lanes[same]
             lanes, where = lanes[~same], where[~same]
-        return out
 
 
 def _outside(table: Any, launch: Grid) -> Any:
-    """Mappings that no window hides from global accesses."""
-    bad = np.zeros(len(table), bool)
+    """Mappings, without the parts that windows hide from global accesses."""
+    rows = table
     for base in (launch.shared_window, launch.local_window):
-        ends = table[:, 0] + table[:, 1]
-        bad |= (ends > base) & (table[:, 0] < base + WINDOW_BYTES)
-    return np.ascontiguousarray(table[~bad]) if bad.any() else table
+        starts, ends = rows[:, 0], rows[:, 0] + rows[:, 1]
+        hit = (ends > base) & (starts < base + WINDOW_BYTES)
+        if not hit.any():
+            continue
+        parts = [rows[~hit]]
+        for row in rows[hit]:
+            start, end = int(row[0]), int(row[0] + row[1])
+            for first, last in ((start, min(end, base)), (max(start, base + WINDOW_BYTES), end)):
+                if first < last and not int(row[4]):
+                    skip = np.uint64(first - start)
+                    part = row + np.array([skip, 0, skip, 0, 0, 0], np.uint64)
+                    part[1] = last - first
+                    parts.append(part[None])
+        rows = np.concatenate(parts)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return np.ascontiguousarray(rows)

@@ -1,4 +1,4 @@
-"""Loads and stores as C: an address that is not plainly right goes to the interpreter."""
+"""Loads and stores as C, which checks each address."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..instructions.lower import PRED, TYPES, Type, literal
-from ..instructions.mem import space_of
+from ..operands import HINTS, PRED, SPACES, TYPES, Type, literal, space_of
 from ..parser.syntax import Addr, Imm, Reg, Sym
 from .values import Emit, Unknown, Words, unsigned
 
 ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 """Accesses that the sanitizer orders others by; without it they are as any other."""
+
+
 SPACE = {"global": "g", "shared": "s", "local": "l", "generic": "a"}
 """Letters of spaces in C."""
+MISS = "@MISS@"
+"""Stands for the statement that gives up at address a of an access."""
 
 
 def ordered(w: Words) -> bool:
@@ -24,25 +27,26 @@ def ordered(w: Words) -> bool:
 
 def _shape(w: Words) -> tuple[Type, int, str]:
     """Type (as bits unless it is a float), number of elements, state space."""
-    if w.has("v8"):
-        raise Unknown
+    w.only(*HINTS, *SPACES)
     t = w.t
     t = t if t.name in ("f32", "f64") or t.kind == "s" else TYPES[f"u{t.bits}"]
-    return t, next((int(m[1:]) for m in w.mods if m in ("v2", "v4")), 1), space_of(w)
+    return t, next((int(m[1:]) for m in w.mods if m in ("v2", "v4", "v8")), 1), space_of(w)
 
 
 def _slot(w: Words, n: int) -> Reg | None:
     """The register of a call's parameter, where operand n is one."""
     arg = w.i.args[n]
     if isinstance(arg, Addr) and isinstance(arg.base, Sym) and "@" in arg.base.name:
+        if w.has("v2", "v4", "v8"):
+            raise w.error("vector parameters of calls are not supported")
         return w.kernel.slot(arg.base.name, arg.offset, w.t.bits)
     return None
 
 
 def _address(w: Words, n: int) -> str:
-    arg = w.i.args[n]
+    arg = w.arg(n)
     if not isinstance(arg, Addr):
-        raise Unknown
+        raise w.error(f"operand {n + 1} must be an address")
     if isinstance(arg.base, Sym):
         return f"(uint64_t){w.address_of(Sym(arg.base.name, arg.offset), 64)}"
     if isinstance(arg.base, Imm):
@@ -52,27 +56,42 @@ def _address(w: Words, n: int) -> str:
     return f"(uint64_t)({unsigned(bits)})({w.bits_of(arg.base)} + {offset})"
 
 
-def _pointer(w: Words, space: str, size: int) -> str:
-    """The checked place of address a, 0 where it is not plainly right."""
-    if w.frame.watched and space in ("global", "shared", "local", "generic"):
-        if ordered(w):
-            return f"load_told(c, i, '{SPACE[space]}', a, {size}, {w.frame.site(w.i)})"
+def _pointer(w: Words, space: str, size: int, hit: str) -> str:
+    """The checked place of address a, 0 where it is not right."""
+    match space:
+        case "global":
+            return f"global(c, {hit}, a, {size}, 0)"
+        case "shared":
+            return f"shared(c, block, a, {size})"
+        case "local":
+            return f"local(c, i, a, {size})"
+        case "const":
+            return f"constant(c, a, {size})"
+        case "param":
+            return f"parameter(c, a, {size})"
+    return f"generic(c, {hit}, i, block, a, {size}, 0)"
+
+
+def _found(w: Words, space: str, size: int) -> str:
+    """Statements that declare q, the place of address a."""
+    if w.frame.watched and space in SPACE:
+        site = w.frame.site(w.i)
         before = {
-            "global": f"{w.frame.hit()}, &og, i", "shared": "&os, i, block", "local": "i",
-            "generic": f"{w.frame.hit()}, &og, &os, i, block",
+            "global": "HIT, &og, i", "shared": "&os, i, block", "local": "i",
+            "generic": "HIT, &og, &os, i, block",
         }[space]  # fmt: skip
-        return f"load_{space}(c, {before}, a, {size}, {w.frame.site(w.i)})"
+        where = f"load_{space}(c, {before}, a, {size}, {site})"
+        if ordered(w):
+            where = f"load_told(c, i, '{SPACE[space]}', a, {size}, {site})"
+        if "HIT" in where:
+            where = where.replace("HIT", w.frame.hit())
+        return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
+    hit = w.frame.hit() if space in ("global", "generic") else ""
+    where = _pointer(w, space, size, hit)
     if space == "global":
-        return f"global(c, {w.frame.hit()}, a, {size}, 0)"
-    if space == "shared":
-        return f"shared(c, block, a, {size})"
-    if space == "local":
-        return f"local(c, i, a, {size})"
-    if space == "const":
-        return f"constant(c, a, {size})"
-    if space != "generic":
-        raise Unknown
-    return f"generic(c, {w.frame.hit()}, i, block, a, {size}, 0)"
+        near = f"likely(hit({hit}, a, {size})) ? ({hit})->base + (a - ({hit})->start)"
+        where = f"{near} : {where}"
+    return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
 
 
 def _c(t: Type) -> str:
@@ -87,28 +106,25 @@ def load(w: Words) -> str:
         return w.d(w.value(slot, w.t))
     t, count, space = _shape(w)
     size, items = t.bits // 8, w.items(0)
+    if len(items) != count:
+        raise w.error(f"{count} destinations are needed")
     puts = []
     for k, item in enumerate(items):
         puts.append(f"{{ {_c(t)} v; memcpy(&v, q + {size * k}, {size}); {w.put(item, t, 'v')} }}")
     arg = w.i.args[1]
-    if space == "param":
-        known = isinstance(arg, Addr) and isinstance(arg.base, Sym)
-        param = w.kernel.params.get(arg.base.name) if known else None  # type: ignore[union-attr]
-        at = 0 if param is None else param.offset + arg.offset  # type: ignore[union-attr]
-        if param is None or at < 0 or at % (size * count):
-            raise Unknown
-        w.frame.param_end = max(w.frame.param_end, at + size * count)
-        return f"{{ const uint8_t *q = c->param + {at}; {' '.join(puts)} }}"
-    where = _pointer(w, space, size * count)
+    if space == "param" and isinstance(arg, Addr) and isinstance(arg.base, Sym):
+        param = w.kernel.params.get(arg.base.name)
+        at = arg.offset + (param.offset if param is not None else 0)
+        if param is not None and at >= 0 and at % (size * count) == 0:
+            end = at + size * count
+            miss = f"{{ uint64_t a = c->param - c->bank0 + {at}; {MISS} }}"
+            test = f"if (unlikely(c->param_bytes < {end})) {miss}"
+            return f"{{ {test} const uint8_t *q = c->param + {at}; {' '.join(puts)} }}"
     moved = f"moved += {size * count}; " if space in ("global", "generic") else ""
-    slow = f"const uint8_t *q = {where}; if (unlikely(!q)) goto miss;"
-    if space == "global" and not w.frame.watched:
-        near = where[where.index("&h") : where.index("]") + 1]
-        slow = (
-            f"const uint8_t *q; if (likely(hit({near}, a, {size * count}))) "
-            f"q = ({near})->base + (a - ({near})->start); else if (!(q = {where})) goto miss;"
-        )
-    return f"{{ uint64_t a = {_address(w, 1)}; {slow} {moved}{' '.join(puts)} }}"
+    found = _found(w, space, size * count)
+    if space in SPACE and space != "local":
+        found += f" seen(c, {w.frame.numbers[id(w.i)]}, '{SPACE[space]}', i, a);"
+    return f"{{ uint64_t a = {_address(w, 1)}; {found} {moved}{' '.join(puts)} }}"
 
 
 def store_call_parameter(w: Words) -> str:
@@ -136,10 +152,10 @@ def store(w: Words) -> Store:
     """st to memory."""
     t, count, space = _shape(w)
     items, arg = w.items(1), w.i.args[0]
-    if not isinstance(arg, Addr) or len(items) != count:
-        raise Unknown
-    if space not in ("global", "shared", "local", "generic"):
-        raise Unknown
+    if not isinstance(arg, Addr):
+        raise w.error("operand 1 must be an address")
+    if len(items) != count:
+        raise w.error(f"{count} sources are needed")
     address, offset = base_of(w, arg)
     values: list[Reg | int] = []
     for item in items:
@@ -149,7 +165,7 @@ def store(w: Words) -> Store:
             word = np.asarray(literal(item, t, w))
             values.append(int(word.reshape(1).view(f"u{word.itemsize}")[0]))
         else:
-            raise Unknown
+            raise w.error("this operand cannot be stored")
     return Store(space, address, offset, t.bits // 8, values)
 
 

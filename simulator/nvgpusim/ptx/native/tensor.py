@@ -1,15 +1,25 @@
-"""mma and ldmatrix as C: calls of tensor.h."""
+"""mma, ldmatrix and wmma as C: calls of tensor.h."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..instructions.mem import space_of
-from ..instructions.warp import MMA_SHAPES
-from ..parser.syntax import Addr, Operand
-from .groups import Group, Place, address_of, column, goal
+from ..operands import Site, space_of
+from ..parser.syntax import Operand
+from .groups import NOTHING, Group, Place, address_of, column, goal
+from .memory import SPACE
 from .values import Unknown, Words
 
+MMA_SHAPES = {
+    "m16n8k16": (16, 16), "m16n8k8": (16, 8), "m16n8k4": (16, 4), "m16n8k32": (16, 32),
+    "m8n8k16": (8, 16), "m8n8k4": (8, 4),
+}  # fmt: skip
+"""Rows and depth; all have eight columns."""
+WMMA_SHAPES = {
+    "m16n16k16": (16, 16, 16), "m32n8k16": (32, 8, 16), "m8n32k16": (8, 32, 16),
+    "m16n16k8": (16, 16, 8), "m8n8k4": (8, 8, 4),
+}  # fmt: skip
+_BYTES = {"f16": 2, "bf16": 2, "s8": 1, "u8": 1, "tf32": 4, "f64": 8, "f32": 4, "s32": 4}
 _ELEMENTS = {"f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "s8": 8, "u8": 8}
 
 
@@ -33,9 +43,14 @@ def mma(w: Words) -> Group:
         raise Unknown
     rows, depth = MMA_SHAPES[shape]
     td, ta, tb, tc = (t.name for t in w.types)
-    if ta not in _ELEMENTS or tb not in _ELEMENTS or any(r is None for r in w.items(0)):
+    if (shape, ta) == ("m8n8k4", "f16"):
+        raise w.error("this shape of the first tensor cores is not supported")
+    if ta not in _ELEMENTS or tb not in _ELEMENTS:
         raise Unknown
     per = (64 if ta == "f64" else 32) // _ELEMENTS[ta]
+    held = [rows * depth // 32 // per, depth // 4 // per, rows // (8 if tc == "f16" else 4)]
+    if [len(w.items(n)) for n in (1, 2, 3)] != held:
+        raise w.error("wrong number of registers")
     parts = (
         _goals(w, 64 if td == "f64" else 32), _fragment(w, w.items(1), ta, per),
         _fragment(w, w.items(2), tb, per), _fragment(w, w.items(3), tc, 2 if tc == "f16" else 1),
@@ -46,18 +61,79 @@ def mma(w: Words) -> Group:
 
 def ldmatrix(w: Words) -> Group:
     """ldmatrix .m8n8 .x1/.x2/.x4, with or without .trans."""
-    items, arg = w.items(0), w.i.args[1]
-    space = {"shared": "s", "generic": "a"}.get(space_of(w))
-    if not isinstance(arg, Addr) or space is None or any(item is None for item in items):
+    items, space = w.items(0), space_of(w)
+    if not w.has("m8n8") or not w.has("b16") or space not in ("shared", "generic"):
         raise Unknown
-    address, wide, offset = address_of(w, arg)
-    goals = _goals(w, 32)
-    site = w.frame.site(w.i) if w.frame.watched else 0
+    if len(items) != next((int(m[1:]) for m in w.mods if m in ("x1", "x2", "x4")), 0):
+        raise w.error("wrong number of destinations")
+    place_of, goals = address_of(w, 1), _goals(w, 32)
     head = (
-        f"load_matrices(c, {len(items)}, {int(w.has('trans'))}, '{space}', {wide}, "
-        f"{offset:#x}ull, {site}"
+        f"load_matrices(c, {len(items)}, {int(w.has('trans'))}, {int(space == 'generic')}, "
+        f"{w.frame.site(w.i)}"
     )
-    return Group(lambda place: f"{head}, {address(place)}, (uint32_t *const *){goals(place)})")
+    return Group(lambda place: f"{head}, (uint32_t *const *){goals(place)}, {place_of(place)})")
 
 
-TENSOR: dict[str, Callable[[Words], Group]] = {"mma": mma, "ldmatrix": ldmatrix}
+def _shape(w: Site) -> tuple[int, int, int]:
+    name = next((m for m in w.mods if m in WMMA_SHAPES), None)
+    if name is None:
+        raise w.error("this shape of wmma is not supported")
+    return WMMA_SHAPES[name]
+
+
+def _bits(kind: str) -> int:
+    return 64 if kind == "f64" else 32
+
+
+def matrix_of(w: Site) -> tuple[int, int, int]:
+    """Rows, columns and bytes of an element of the matrix that wmma loads or stores."""
+    m, n, k = _shape(w)
+    which, kind = next(x for x in w.mods if x in "abcd"), w.mods[-1]
+    if kind not in _BYTES:
+        raise w.error(f"wmma of .{kind} is not supported")
+    return *{"a": (m, k), "b": (k, n)}.get(which, (m, n)), _BYTES[kind]
+
+
+def wmma(w: Words) -> Group:
+    """wmma.load, wmma.store, wmma.mma."""
+    if w.has("mma") and not w.has("popc"):
+        return _wmma_multiply(w)
+    if not w.has("load", "store"):
+        raise Unknown
+    (rows, columns, size), bits = matrix_of(w), _bits(w.mods[-1])
+    at, stride_at = (0, 2) if w.has("store") else (1, 2)
+    dense = len(w.i.args) <= stride_at
+    stride = (lambda place: NOTHING) if dense else column(w, w.arg(stride_at), 32)
+    items, address, space = w.items(1 - at), address_of(w, at), SPACE.get(space_of(w))
+    if space is None:
+        raise Unknown
+    shape = f"{rows}, {columns}, {int(w.has('col'))}, {size}"
+    held = _fragment(w, items, "f64" if bits == 64 else "f32", 1) if at == 0 else _goals(w, bits)
+    head = f"wmma_{'load' if at else 'store'}(c, '{space}', {w.frame.site(w.i)}"
+    return Group(
+        lambda place: (
+            f"{head}, &(Matrix){{{shape}, {stride(place)}, {int(dense)}}}, {bits // 8}, "
+            f"{len(items)}, {held(place)}, {address(place)})"
+        )
+    )
+
+
+def _wmma_multiply(w: Words) -> Group:
+    m, n, k = _shape(w)
+    kinds = [x for x in w.mods if x in _BYTES]
+    if len(kinds) == 2:  # .d.c of f16
+        kinds = [kinds[0], "f16", "f16", kinds[1]]
+    if len(kinds) != 4 or kinds[1] not in _ELEMENTS or kinds[2] not in _ELEMENTS:
+        raise Unknown
+    counts = ", ".join(str(len(w.items(at))) for at in range(4))
+    parts = (
+        _goals(w, _bits(kinds[0])), *(_fragment(w, w.items(at), kinds[at], 1) for at in (1, 2, 3))
+    )  # fmt: skip
+    head = (
+        f"wmma_multiply(c, {m}, {n}, {k}, E_{kinds[0].upper()}, {int(w.has('satfinite'))}, "
+        f"(const int []){{{counts}}}"
+    )
+    return Group(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
+
+
+TENSOR: dict[str, Callable[[Words], Group]] = {"mma": mma, "ldmatrix": ldmatrix, "wmma": wmma}

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from ..compile import END
+from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, Code, successors
+from ..operands import U32
 from ..parser.syntax import Instr, Reg
-from .memory import ORDERED
-from .plan import ALIEN, ALONE, BARRIER, CHAIN, GROUP, STORE, Plan, guard, successors
+from .memory import MISS, ORDERED, SPACE
+from .plan import guard
+from .values import Words
 
 Lines = list[str]
-LANES = (CHAIN, ALONE)
-"""What each lane runs on its own."""
-ODD = -1
-"""Next block of a lane that C gave up and undid, for the interpreter to run."""
 
 
-def source(plan: Plan) -> str:
+def source(code: Code) -> str:
     """The text of the C file."""
-    stores = [n for n, kind in enumerate(plan.kinds) if kind in (STORE, GROUP)]
-    headers = ["machine", "groups", *(["watch"] if plan.frame.watched else []), "tensor"]
+    headers = ["machine", "groups", *(["watch"] if code.frame.watched else []), "tensor"]
     lines = [f'#include "{name}.h"' for name in headers]
-    lines.append(f"#define HITS {max(1, plan.frame.hits)}")
-    lines += _chain(plan)
-    lines += _driver(plan, stores)
+    lines.append(f"#define HITS {max(1, code.frame.hits)}")
+    lines.append("#define ticks (c->ticks + c->later + c->instructions + count - counted)")
+    lines += _chain(code)
+    lines += _driver(code)
     return "\n".join(lines) + "\n"
 
 
-def _name(plan: Plan, index: int) -> str:
-    return plan.frame.c_type(plan.code.kernel.regs[index])
+def _name(code: Code, index: int) -> str:
+    return code.frame.c_type(code.kernel.regs[index])
 
 
-def _pointer(plan: Plan, index: int) -> str:
-    at = plan.kept.index(index)
-    return f"{_name(plan, index)} *const restrict R{index} = c->reg[{at}];"
+def _pointer(code: Code, index: int) -> str:
+    return f"{_name(code, index)} *const restrict R{index} = {_place(code, index)};"
 
 
-def _read(plan: Plan, index: int) -> str:
-    if plan.code.kernel.regs[index].bits == 1:
+def _read(code: Code, index: int) -> str:
+    if code.kernel.regs[index].bits == 1:
         return f"r{index} = R{index}[i] != 0;"
     return f"r{index} = R{index}[i];"
 
@@ -45,72 +42,83 @@ WHO = "const Who og = who(c, i, 0), os = who(c, i, 1); (void)og, (void)os;"
 BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
 
 
-def _place(plan: Plan, index: int) -> str:
+def _place(code: Code, index: int) -> str:
     """The memory of a register, "0" for one that nobody reads."""
-    return f"c->reg[{plan.kept.index(index)}]" if index in plan.kept else "0"
+    return f"c->reg[{code.kept.index(index)}]" if index in code.kept else "0"
 
 
-def _store(plan: Plan, n: int) -> str:
+def _together(code: Code, n: int) -> str:
     """A case of the driver: the store, or what the lanes do together, that is block n."""
-    instr: Instr = plan.code.blocks[n].instrs[0]
-    group = plan.texts[id(instr)].group
-    if group is not None:
-        return f"case {n}: ok = {group.text(lambda index: _place(plan, index))}; break;"
-    store = plan.texts[id(instr)].store
+    instr = code.blocks[n].instrs[0]
+    head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
+    group = code.texts[id(instr)].group
+    if group is None:
+        return f"{head} {_store(code, instr)} break;"
+    call = group.text(lambda index: _place(code, index))
+    if instr.guard is None:
+        return f"{head} ok = {call}; break;"
+    whole = (
+        f"const Group all = narrow(c, {_place(code, instr.guard.index)}, {int(instr.guard_not)});"
+    )
+    return f"{head} {{ {whole} ok = !c->n || {call}; c->n = all.n; c->lanes = all.lanes; }} break;"
+
+
+def _store(code: Code, instr: Instr) -> str:
+    store = code.texts[id(instr)].store
     assert store is not None
 
-    def column(value: Reg | int) -> str:
+    def column(value: Reg | int | str) -> str:
+        if isinstance(value, str):
+            return value
         if isinstance(value, int):
             return f"{{&(uint64_t){{{value:#x}ull}}, 0}}"
-        return f"{{c->reg[{plan.kept.index(value.index)}], {max(8, value.bits) // 8}}}"
+        return f"{{{_place(code, value.index)}, {max(8, value.bits) // 8}}}"
 
     values = ", ".join(column(v) for v in store.values)
-    g = instr.guard
-    guarded = "0" if g is None else f"c->reg[{plan.kept.index(g.index)}]"
-    space = {"global": "g", "shared": "s", "local": "l", "generic": "a"}[store.space]
+    guarded = "0" if instr.guard is None else _place(code, instr.guard.index)
+    space = SPACE.get(store.space, "x")
     address, wide, offset = "{0, 0}", 1, f"{store.offset:#x}ull"
     if isinstance(store.address, str):
         offset = f"{store.address} + {offset}"
     else:
         address, wide = column(store.address), int(store.address.bits == 64)
-    put, site, strong = "put", "", 0
-    if plan.frame.watched:
-        put, site = "put_watched", f", {plan.frame.site(instr)}"
-        strong = int(not set(ORDERED).isdisjoint(instr.mods))
-    return (
-        f"case {n}: ok = {put}(c, &(Put){{'{space}', {address}, {wide}, {offset}, {guarded}, "
-        f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}, {strong}}}"
-        f"{site}); break;"
+    strong = int(not set(ORDERED).isdisjoint(instr.mods))
+    put = (
+        f"&(Put){{'{space}', {address}, {wide}, {offset}, {guarded}, {int(instr.guard_not)}, "
+        f"{store.size}, {len(store.values)}, {{{values}}}, {strong}}}"
     )
+    if not code.frame.watched:
+        return f"ok = put(c, {put});"
+    return f"ok = put_watched(c, {put}, {code.frame.site(instr)});"
 
 
-def _modified(plan: Plan) -> list[set[int]]:
+def _modified(code: Code) -> list[set[int]]:
     """By block: registers that C may have changed by its end, since the lane entered."""
-    count = len(plan.kinds)
-    out = [set(w) if k in LANES else set() for w, k in zip(plan.writes, plan.kinds, strict=True)]
+    blocks = code.blocks
+    out = [set(b.writes) if b.kind == CHAIN else set() for b in blocks]
     changed = True
     while changed:
         changed = False
-        for n in range(count):
-            if plan.kinds[n] != CHAIN:
+        for n, block in enumerate(blocks):
+            if block.kind != CHAIN:
                 continue
-            for t in successors(plan.code, n):
-                if t != END and plan.kinds[t] == CHAIN and not out[n] <= out[t]:
+            for t in successors(blocks, n):
+                if t != END and blocks[t].kind == CHAIN and not out[n] <= out[t]:
                     out[t] |= out[n]
                     changed = True
     return out
 
 
-def _arrivals(plan: Plan) -> list[int]:
+def _arrivals(code: Code) -> list[int]:
     """By block: number of its predecessors."""
-    out = [0] * len(plan.kinds)
-    for n in range(len(plan.kinds)):
-        for t in {*successors(plan.code, n)} - {END}:
+    out = [0] * len(code.blocks)
+    for n in range(len(out)):
+        for t in {*successors(code.blocks, n)} - {END}:
             out[t] += 1
     return out
 
 
-def _overtakes(plan: Plan, n: int, t: int) -> bool:
+def _overtakes(code: Code, n: int, t: int) -> bool:
     """True if a lane that jumps from block n to t may pass others that still store or meet.
 
     Lanes in step wait for them there. They are in a branch that it jumps over, or in a loop that it
@@ -120,72 +128,96 @@ def _overtakes(plan: Plan, n: int, t: int) -> bool:
         return False
     spans = [(n + 1, t - 1)]
     spans += [
-        (first, last) for last in range(n, t) for first in successors(plan.code, last) if first <= n
+        (first, last)
+        for last in range(n, t)
+        for first in successors(code.blocks, last)
+        if first <= n
     ]
-    return any(plan.kinds[k] != CHAIN for first, last in spans for k in range(first, last + 1))
+    return any(
+        code.blocks[k].kind != CHAIN for first, last in spans for k in range(first, last + 1)
+    )
 
 
-def _chain(plan: Plan) -> Lines:
-    """C that runs each lane from the entry to a block of the interpreter, a store or a barrier."""
-    modified = _modified(plan)
-    joins = [count > 1 for count in _arrivals(plan)]
-    exits: dict[int, set[int]] = {}
+class _Chain:
+    """C that runs each lane from the entry to a store, or what lanes do together."""
 
-    def leave(n: int, t: int) -> str:
+    def __init__(self, code: Code) -> None:
+        self.code, self.blocks = code, code.blocks
+        self.modified = _modified(code)
+        self.arrivals = _arrivals(code)
+        self.exits: dict[int, set[int]] = {}
+
+    def leave(self, n: int, t: int) -> str:
+        """Give the lane back before block t."""
         if t == END:
             return f"{{ next = {END}; goto done; }}"
-        exits.setdefault(t, set()).update(modified[n] & plan.alive[t])
+        self.exits.setdefault(t, set()).update(self.modified[n] & self.blocks[t].alive)
         return f"goto X{t};"
 
-    def jump(n: int, t: int) -> str:
-        alone = plan.kinds[n] == ALONE
-        if t == END or alone or plan.kinds[t] != CHAIN or _overtakes(plan, n, t):
-            return leave(n, t)
-        if t == n + 1 and not joins[t]:
+    def jump(self, n: int, t: int) -> str:
+        """Go on at block t."""
+        alone = self.blocks[n].alone
+        if t == END or alone or self.blocks[t].kind != CHAIN or self.blocks[t].alone:
+            return self.leave(n, t)
+        if _overtakes(self.code, n, t):
+            return self.leave(n, t)
+        if t == n + 1 and self.arrivals[t] < 2 and not self.code.frame.turns:
             return f"goto B{t};"
         test = "--left < 0" if t <= n else f"unlikely(limit <= {t})"
-        return f"{{ if ({test}) {leave(n, t)} goto B{t}; }}"
+        return f"{{ if ({test}) {self.leave(n, t)} goto B{t}; }}"
 
-    body: Lines = []
-    inside = [n for n, kind in enumerate(plan.kinds) if kind in LANES]
+    def body(self, n: int) -> Lines:
+        """Block n."""
+        code, block = self.code, self.blocks[n]
+        lines = [f"B{n}: count += {len(block.instrs)};"]
+        for instr in block.body:
+            text = code.texts[id(instr)].lines
+            miss = f"{{ c->at = {code.frame.numbers[id(instr)]}; bad = a; goto miss; }}"
+            lines.append(text.replace(MISS, miss))
+        targets, jump = successors(self.blocks, n), block.jump.instr
+        if block.jump.kind == "brx":
+            assert jump is not None
+            index = Words(jump, code.frame).value(jump.args[0], U32)
+            cases = [f"case {k}: {self.jump(n, t)}" for k, t in enumerate(targets[:-1])]
+            table = f"switch ({index}) {{ {' '.join(cases)} default: {self.jump(n, END)} }}"
+            lines.append(f"if ({guard(jump)}) {{ {table} }}" if jump.guard else table)
+        elif len(targets) > 1:
+            assert jump is not None
+            lines.append(f"if ({guard(jump)}) {self.jump(n, targets[0])}")
+        return [*lines, self.jump(n, targets[-1])]
+
+
+def _chain(code: Code) -> Lines:
+    chain, body = _Chain(code), []
+    inside = [n for n, block in enumerate(code.blocks) if block.kind == CHAIN]
     for n in inside:
-        block = plan.code.blocks[n]
-        body.append(f"B{n}: count += {len(block.instrs)};")
-        body += [plan.texts[id(i)].lines for i in block.instrs[: len(block.ops)]]
-        targets = successors(plan.code, n)
-        if len(targets) > 1:
-            assert block.jump.instr is not None
-            body.append(f"if ({guard(block.jump.instr)}) {jump(n, targets[0])}")
-        body.append(jump(n, targets[-1]))
-    for t, regs in exits.items():
+        body += chain.body(n)
+    for t, regs in chain.exits.items():
         saves = " ".join(f"R{r}[i] = r{r};" for r in sorted(regs))
         body.append(f"X{t}: {saves} next = {t}; goto done;")
     entries = []
     for n in inside:
-        live = " ".join(_read(plan, r) for r in sorted(plan.alive[n]))
+        live = " ".join(_read(code, r) for r in sorted(code.blocks[n].alive))
         entries.append(f"case {n}: {live} goto B{n};")
-    return _lanes(plan, entries, body)
+    return _lanes(code, entries, body)
 
 
-def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
-    regs = range(len(plan.code.kernel.regs))
-    who = WHO if plan.frame.watched else ""
-    named = sorted({r for n, kind in enumerate(plan.kinds) if kind in LANES for r in _of(plan, n)})
-    told = "tell(c->watch);" if plan.frame.watched else ""
+def _lanes(code: Code, entries: Lines, body: Lines) -> Lines:
+    inside = [n for n, block in enumerate(code.blocks) if block.kind == CHAIN]
+    who, told = (WHO, "tell(c->watch);") if code.frame.watched else ("", "")
+    named = sorted({r for n in inside for r in _of(code, n)})
     return [
         "static int chain(Call *c) {",
         "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
-        "const int64_t limit = c->limit;",
+        "const int64_t limit = c->limit; uint64_t bad = 0;",
         "Hit h[HITS]; memset(h, 0, sizeof h);",
-        *(_pointer(plan, r) for r in plan.kept if r in named),
+        *(_pointer(code, r) for r in code.kept if r in named),
         f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK} {who}",
-        "int64_t left = c->budget; const int64_t counted = count, had = moved; int32_t next;",
-        *(f"{_name(plan, r)} r{r};" for r in named if r in regs),
+        "int64_t left = c->budget; const int64_t counted = count; int32_t next;",
+        *(f"{_name(code, r)} r{r};" for r in named),
         "switch (entry) {", *entries, "default: __builtin_unreachable(); }",
         *body,
-        "miss: c->done = j; c->moved += had; c->instructions += counted; c->steps += steps;",
-        f"{told} return 0;",
-        f"odd: count = counted; moved = had; c->next[j] = {ODD}; same = 0; continue;",
+        f"miss: wrong(c, i, bad); {told} return 3;",
         "done: c->next[j] = next; if (next != c->next[0]) same = 0;",
         "if (c->budget - left >= steps) steps = c->budget - left + 1; }",
         "c->done = c->n; c->moved += moved; c->instructions += count; c->steps += steps;",
@@ -193,69 +225,69 @@ def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
     ]  # fmt: skip
 
 
-def _of(plan: Plan, n: int) -> set[int]:
-    out = plan.alive[n] | plan.writes[n]
-    for t in successors(plan.code, n):
-        out |= plan.alive[t] if t != END else set()
+def _of(code: Code, n: int) -> set[int]:
+    out = code.blocks[n].alive | code.blocks[n].writes
+    for t in successors(code.blocks, n):
+        out |= code.blocks[t].alive if t != END else set()
     return out
 
 
-def _calm(plan: Plan) -> list[int]:
-    """By block: 1 for a barrier behind which no shared memory is written before the next one.
-
-    What the interpreter runs may write it, and so may atomics and copies.
-    """
+def _calm(code: Code) -> list[int]:
+    """By block: 1 for a barrier behind which no shared memory is written before the next one."""
+    blocks = code.blocks
     writing = {
-        n
-        for n, kind in enumerate(plan.kinds)
-        if kind == ALIEN
-        or (kind == STORE and _space(plan, n) in ("shared", "generic"))
-        or (kind == GROUP and plan.code.blocks[n].instrs[0].op in ("atom", "red", "cp"))
+        n for n, block in enumerate(blocks) if _writes_shared(code, n) or block.kind == EVENT
     }
     out = []
-    for n, kind in enumerate(plan.kinds):
+    for n, block in enumerate(blocks):
         seen: set[int] = set()
-        ahead = [*successors(plan.code, n)] if kind == BARRIER else []
+        ahead = [*successors(blocks, n)] if block.kind == BARRIER else []
         while ahead:
             t = ahead.pop()
-            if t != END and t not in seen and plan.kinds[t] != BARRIER:
+            if t != END and t not in seen and blocks[t].kind != BARRIER:
                 seen.add(t)
-                ahead += successors(plan.code, t)
-        out.append(int(kind == BARRIER and not seen & writing))
+                ahead += successors(blocks, t)
+        out.append(int(block.kind == BARRIER and not seen & writing))
     return out
 
 
-def _space(plan: Plan, n: int) -> str:
-    store = plan.texts[id(plan.code.blocks[n].instrs[0])].store
-    return "" if store is None else store.space
+def _writes_shared(code: Code, n: int) -> bool:
+    """True if a block may write shared memory."""
+    store = code.texts[id(code.blocks[n].instrs[0])].store if code.blocks[n].kind == STORE else None
+    if store is not None:
+        return store.space in ("shared", "generic")
+    writers = ("atom", "red", "cp", "mbarrier", "wmma")
+    return code.blocks[n].kind == GROUP and code.blocks[n].instrs[0].op in writers
 
 
-def _driver(plan: Plan, stores: list[int]) -> Lines:
+def _driver(code: Code) -> Lines:
     """The whole group while it stays together.
 
-    0: the interpreter must run block `entry` for the lanes that are not done, 1: all lanes are at
-    `entry`, where it is the interpreter's turn, 2: the lanes are at different blocks.
+    0: the first instruction of block `entry` cannot go on, or somebody has to look at it, 1: all
+    lanes are at `entry`, where it is the host's turn, 2: the lanes are at different blocks, 3: a
+    lane's access is wrong.
     """
-    kinds = ", ".join(map(str, plan.kinds)) or "0"
-    cross, calm = "c->whole", ""
-    if plan.frame.watched:
-        cross += " && cross(c, calm[c->entry])"
-        calm = f"static const uint8_t calm[] = {{{', '.join(map(str, _calm(plan))) or '0'}}};"
+    blocks, watched = code.blocks, code.frame.watched
+    kinds = ", ".join(str(block.kind) for block in blocks) or "0"
+    calm = ", ".join(map(str, _calm(code))) if watched else ""
+    tables = f"static const uint8_t calm[] = {{{calm}}};"
+    cross = "c->whole && cross(c, calm[c->entry])" if watched else "c->whole"
+    together = [_together(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
     return [
-        f"enum {{ END = {len(plan.kinds)}, STORE = {STORE}, BARRIER = {BARRIER}, "
-        f"ALIEN = {ALIEN}, GROUP = {GROUP} }};",
-        f"int run(Call *c) {{ static const uint8_t kind[] = {{{kinds}}}; {calm}",
-        "c->done = 0; c->steps = 0; c->instructions = 0; c->moved = 0;",
+        f"enum {{ END = {len(blocks)}, STORE = {STORE}, BARRIER = {BARRIER}, EVENT = {EVENT}, "
+        f"GROUP = {GROUP} }};",
+        f"int run(Call *c) {{ static const uint8_t kind[] = {{{kinds}}}; {tables * watched}",
+        "c->done = 0; c->steps = 0; c->instructions = 0; c->moved = 0; c->why = 0; c->note = -1;",
         "for (;;) {",
         "if (kind[c->entry] == STORE || kind[c->entry] == GROUP) {",
-        "int ok = 0; switch (c->entry) {",
-        *(_store(plan, n) for n in stores),
-        "} if (!ok) { c->done = 0; return 0; }",
-        "c->instructions += c->n; c->steps++; c->entry++;",
-        "} else { int how = chain(c); if (how != 1) return how; c->entry = c->next[0]; }",
+        "int ok = 0; switch (c->entry) {", *together,
+        "} if (!ok) return 0;",
+        "c->instructions += c->n; c->steps++; c->entry++; c->trusted = 0;",
+        "} else { int how = chain(c); c->trusted = 0; if (how != 1) return how; ",
+        "c->entry = c->next[0]; }",
         f"for (; c->entry < END && kind[c->entry] == BARRIER && {cross}; c->entry++)",
         "c->instructions += c->n;",
-        "if (c->entry >= END || kind[c->entry] == BARRIER || kind[c->entry] == ALIEN) return 1;",
+        "if (c->entry >= END || kind[c->entry] == BARRIER || kind[c->entry] == EVENT) return 1;",
         "if (c->entry >= c->limit || c->steps >= c->budget) return 1;",
         "} }",
-    ]
+    ]  # fmt: skip

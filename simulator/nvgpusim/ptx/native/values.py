@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ..instructions.lower import SPECIALS, TYPES, Site, Type, literal
+from ..operands import SPECIALS, TYPES, Site, Type, literal
 from ..parser.syntax import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
 from ..sanitizer.records import SITES
 
 
-class Unknown(Exception):  # noqa: N818 - no error: the interpreter runs it
-    """A form that stays with the interpreter."""
+class Unknown(Exception):  # noqa: N818 - PtxError names line and text
+    """A form that nobody has written."""
 
 
 NEUTRAL = ("mov", "ld", "ldu", "st", "selp", "shfl")
 """Opcodes that move bits: their types do not say what a register holds."""
-CHANGING = ("%clock", "%globaltimer")
+CLOCKS = {"%clock": "ticks", "%globaltimer": "nanoseconds(c)"}
+"""Special registers that differ from one look to the next, as C."""
 
 
 def at(array: Any) -> int:
@@ -52,12 +53,17 @@ def float_registers(kernel: Kernel) -> set[int]:
 class Frame:
     """One kernel being written: its special registers and symbols by number.
 
-    `sites`: its memory instructions, where a sanitizer watches them.
+    `sites`: its memory instructions, where a sanitizer watches them. `turns`: warps may change
+    places after each of them.
     """
 
-    def __init__(self, kernel: Kernel, module: Module, sites: list[Instr] | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, module: Module, sites: list[Instr] | None = None, turns: bool = False
+    ) -> None:
         self.kernel, self.module = kernel, module
         self.watched, self.sites = sites is not None, sites or []
+        self.turns = turns
+        self.numbers = {id(instr): n for n, instr in enumerate(kernel.instrs)}
         self.real = float_registers(kernel)
         self.specials: list[str] = []
         self.symbols: list[tuple[str, str]] = []
@@ -66,8 +72,6 @@ class Frame:
 
     def special(self, name: str) -> int:
         """Number of a special register."""
-        if name not in SPECIALS or name.startswith(CHANGING):
-            raise Unknown
         if name not in self.specials:
             self.specials.append(name)
         return self.specials.index(name)
@@ -79,8 +83,9 @@ class Frame:
         return f"c->symbol[{self.symbols.index((kind, name))}]"
 
     def site(self, instr: Instr) -> int:
-        """Number of a memory instruction in records."""
-        return min(self.sites.index(instr) + 1, SITES)
+        """Number of a memory instruction in records, 0 for one that is none."""
+        number = next((n for n, other in enumerate(self.sites) if other is instr), -1)
+        return min(number + 1, SITES)
 
     def hit(self) -> str:
         """A place for the last mapping of a memory instruction."""
@@ -111,7 +116,7 @@ class Words(Site):
         """An operand as a C expression of type t: float, double, integer; f16 and packed: bits."""
         if isinstance(arg, Reg):
             if arg.bits < t.bits or (1 in (arg.bits, t.bits) and arg.bits != t.bits):
-                raise Unknown
+                raise self.error(f"{arg.name} has {arg.bits} bits, .{t.name} needs {t.bits}")
             if arg.index in self.frame.real and t.kind == "f" and arg.bits == t.bits:
                 return f"r{arg.index}"
             return self._typed(f"({unsigned(t.bits)}){self.bits_of(arg)}", t)
@@ -122,17 +127,27 @@ class Words(Site):
             raw = int(word.reshape(1).view(f"u{word.itemsize}")[0])
             return self._typed(f"({unsigned(t.bits)}){raw:#x}u{'ll' if t.bits == 64 else ''}", t)
         if isinstance(arg, Special):
+            if arg.name not in SPECIALS:
+                raise self.error(f"unknown special register {arg.name}")
+            for name, now in CLOCKS.items():
+                if arg.name.startswith(name):
+                    shown = f"({now} >> {32 * arg.name.endswith('_hi')})"
+                    if arg.name not in ("%clock64", "%globaltimer"):
+                        shown = f"(uint32_t){shown}"
+                    return self._typed(f"({unsigned(t.bits)}){shown}", t)
             n = self.frame.special(arg.name)
             read = f"((const uint32_t *)c->special[{n}])[i & c->special_mask[{n}]]"
             return self._typed(f"({unsigned(t.bits)}){read}", t)
         if isinstance(arg, Sym):
             return self._typed(f"({unsigned(t.bits)}){self.address_of(arg, t.bits)}", t)
-        raise Unknown
+        raise self.error("this operand cannot be read")
 
     def address_of(self, sym: Sym, bits: int) -> str:
         """The address of a variable."""
-        if bits not in (32, 64) or not self.known(sym.name):
-            raise Unknown
+        if bits not in (32, 64):
+            raise self.error("an address needs 32 or 64 bits")
+        if not self.known(sym.name):
+            raise self.error(f"unknown name {sym.name}")
         return f"({self.frame.symbol('symbol', sym.name)} + {sym.offset & (1 << 64) - 1:#x}ull)"
 
     @staticmethod
@@ -151,8 +166,10 @@ class Words(Site):
             arg = arg.first
         if arg is None:
             return ""
-        if not isinstance(arg, Reg) or arg.bits < t.bits or (t.bits == 1 != arg.bits):
-            raise Unknown
+        if not isinstance(arg, Reg):
+            raise self.error("this operand cannot be written")
+        if arg.bits < t.bits or (t.bits == 1 != arg.bits):
+            raise self.error(f"{arg.name} has {arg.bits} bits, .{t.name} has {t.bits}")
         real = arg.index in self.frame.real
         if t.name in ("f32", "f64"):
             if real and arg.bits == t.bits:

@@ -1,8 +1,8 @@
-"""Video instructions as C, to the bit what `instructions/video.py` computes."""
+"""Video instructions as C (PTX ISA 9.7.17, 9.7.18), without lane selectors."""
 
 from __future__ import annotations
 
-from ..instructions.lower import U32
+from ..operands import U32
 from .floating import ORDERED
 from .values import Emit, Unknown, Words
 
@@ -14,6 +14,7 @@ _TWO = {
 
 def simd(w: Words) -> str:
     """vadd2 and the like: each half or quarter on its own; .add sums them up onto c."""
+    w.only("sat", "add", *ORDERED)
     op, bits = w.i.op[:-1], {"2": 16, "4": 8}[w.i.op[-1]]
     kinds = ["int" if t.kind == "s" else "uint" for t in w.types]
     compare = next((ORDERED[m] for m in w.mods if m in ORDERED), "")
@@ -35,7 +36,8 @@ def simd(w: Words) -> str:
 
 def whole_words(w: Words) -> str:
     """vadd, vsub, vabsdiff, vmin, vmax, vshl, vshr of whole words."""
-    if len(w.i.args) != 3 or w.has("sat"):
+    w.only("clamp", "wrap")
+    if len(w.i.args) != 3:
         raise Unknown
     x, y = (
         f"({'' if t.kind == 's' else 'u'}int32_t){w.a(n, U32)}"

@@ -170,6 +170,14 @@ class Watcher:
         if raised is not None:
             raise raised
 
+    def read_sources(self, copies: Any) -> None:
+        """Copies (see `machine.COPY`) read their sources."""
+        told = np.zeros(len(copies), TOLD)
+        told["lane"], told["at"], told["site"] = copies["lane"], copies["src"], copies["site"]
+        told["size"], told["what"], told["space"] = copies["real"], ord("r"), ord("g")
+        if len(told := told[told["size"] > 0]):
+            heard(self.shadow, told)
+
     def tell(self) -> None:
         """C tells of barriers, of reads that it keeps no record of, and of other accesses."""
         w = self.struct

@@ -9,7 +9,7 @@ import numpy as np
 from ...l2 import DIRTY
 from ..parser.syntax import Instr
 from ..spaces import scatter
-from ..state import Async, Lanes, State
+from ..state import Lanes, State
 from .access_checks import place_of
 from .clocks import Watch
 from .fenced_writes import Words
@@ -231,12 +231,6 @@ class Shadow(Races):
         if self.shared.flight is not None:
             index, _ = self._index(flat, size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
-
-    def copy_read(self, copy: Async, now: Any) -> None:
-        """cp.async reads its source at any time until its wait: by then it is what it was."""
-        changed = (now != copy.begun).any(1)
-        if np.count_nonzero(changed):
-            self.source_changed(copy.lanes[changed], copy.instr)
 
     def source_changed(self, lanes: Lanes, instr: Instr) -> None:
         """The sources of lanes' copies are not what they were when the copies began."""

@@ -27,15 +27,15 @@ def _split(array: Any, forms: int) -> list[Any]:
     return list(array.reshape(forms, grammar.LANES))
 
 
-def compared(number: int, compiled: bool | None = None) -> list[str]:
-    """The forms of a group that are not as recorded; `compiled`: see `interpret`."""
+def compared(number: int) -> list[str]:
+    """The forms of a group that are not as recorded."""
     group = GROUPS[number]
     kind, ins, limit = group[0].signature
     inputs = tuple(grammar.inputs(ins, limit))
     text = grammar.HEAD + grammar.kernel("k", group)
     bits, count = grammar.width(kind), grammar.LANES * len(group)
     case = Case(f"g{number}", text, inputs, bits, count, kind, grid=1, block=grammar.LANES)
-    got = _split(interpret(case, compiled), len(group))
+    got = _split(interpret(case), len(group))
     want = _split(RECORDED[case.name], len(group))
     lines = []
     for form, mine, gpu in zip(group, got, want, strict=True):

@@ -1,5 +1,7 @@
 // What the C of compiled kernels shares: the call's context, checked addresses,
 // loads and stores.
+#include <time.h>
+
 #include "numbers.h"
 
 typedef struct {
@@ -9,22 +11,43 @@ typedef struct {
   uint64_t writable;
 } Extent;
 
-// A cp.async of a lane that has not been done: places, addresses, its lane's
-// commits before it, bytes, and of these those that are read.
+// A cp.async of a lane that has not been done: places, the source's address, its
+// lane's commits before it, bytes, and of these those that are read.
 typedef struct {
   uint8_t* to;
   const uint8_t* from;
-  uint64_t dst, src;
-  int64_t lane, group, size, real, instr, issue, site;
+  uint64_t src;
+  int64_t lane, group, size, real, site;
   uint8_t begun[16];  // what the source held when the copy began, if watched
 } Copy;
 
+// In a search for threads that wait for ever (LOOKING): what a lane has read.
 typedef struct {
-  int64_t entry, n, whole, limit, budget;    // of the call
-  int64_t done, steps, instructions, moved;  // what it did
+  int64_t at, space, lane;
+  uint64_t address;
+} Look;
+
+// Why an instruction cannot go on: an address, the source of a copy, too many
+// arrivals at an mbarrier, no room for copies.
+enum { W_NONE, W_ADDRESS, W_SOURCE, W_ARRIVALS, W_ROOM };
+
+// `trusted`: somebody has looked at what the first instruction does; `some`:
+// room for lanes; at, lane, address, why: what cannot go on; note, note_at: the
+// first lane with a finding and its instruction, of an mbarrier with how many it
+// expects and have arrived together.
+typedef struct {
+  int64_t entry, n, whole, limit, budget, trusted;  // of the call
+  int64_t done, steps, instructions, moved;         // what it did
+  int64_t at, lane, why;
+  uint64_t address;
+  int64_t note, note_at, expected, arrived;
+  uint64_t ticks, later;  // clocks: instructions before, what is added
   const int64_t* lanes;
   int32_t* next;
   uint8_t** scratch;
+  int64_t* some;
+  uint8_t** ended;  // barriers whose phases have ended
+  const uint8_t* live;  // by lane, 0 while none has exited
   void* const* reg;
   void* const* special;
   const uint64_t* special_mask;
@@ -34,7 +57,10 @@ typedef struct {
   uint8_t* local;
   const int64_t* rows;
   uint64_t depth;
+  const uint8_t* bank0;
+  uint64_t bank0_bytes;
   const uint8_t* param;
+  uint64_t param_bytes;
   const uint8_t* bank3;
   uint64_t bank3_bytes;
   uint64_t shared_window, local_window;
@@ -43,8 +69,39 @@ typedef struct {
   struct Watch* watch;  // the sanitizer's side (watch.h)
   Copy* copies;
   int64_t* commits;
-  int64_t copy_count, copy_room, issued, other_copies;
+  int64_t copy_count, copy_room;
+  Look* looks;
+  int64_t look_count, look_room, changes;  // changes: of memory, while LOOKING
 } Call;
+
+#ifdef LOOKING
+static inline __attribute__((noinline)) void seen(Call* c, int64_t at, char space, int64_t i, uint64_t a) {
+  if (space == 'a') {
+    space = a - c->shared_window < 1ull << 32 ? 's' : a - c->local_window < 1ull << 32 ? 'l' : 'g';
+    if (space == 's') a -= c->shared_window;
+  }
+  if (space != 'l' && c->look_count < c->look_room)
+    c->looks[c->look_count++] = (Look){at, space, i, a};
+}
+#define CHANGED(place, value, size) (c->changes += !!memcmp(place, value, size))
+#else
+#define seen(c, at, space, i, a)
+#define CHANGED(place, value, size)
+#endif
+
+static inline __attribute__((noinline)) int wrong(Call* c, int64_t i, uint64_t a) {
+  c->lane = i, c->address = a, c->why = W_ADDRESS;
+  return 0;
+}
+static inline __attribute__((noinline)) int wrong_source(Call* c, int64_t i, uint64_t a) {
+  wrong(c, i, a), c->why = W_SOURCE;
+  return 0;
+}
+static inline uint64_t nanoseconds(const Call* c) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec + c->later;
+}
 
 // Where the last access of an instruction was; lim: first offset that does not
 // fit; skip: bytes of the mapping before start.
@@ -73,7 +130,7 @@ static inline uint8_t* enter(const Extent* e, Hit* h, uint64_t start, uint64_t r
   return h->base + (a - start);
 }
 
-static __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a, uint64_t size,
+static inline __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a, uint64_t size,
                                                int write) {
   if (a & (size - 1)) return 0;
   int64_t low = 0, high = c->extent_count;
@@ -118,9 +175,15 @@ static inline uint8_t* generic(const Call* c, Hit* h, int64_t lane, uint64_t blo
   return global(c, h, a, size, write);
 }
 
+static inline const uint8_t* within(const uint8_t* bank, uint64_t bytes, uint64_t a,
+                                    uint64_t size) {
+  return unlikely((a & (size - 1)) || a >= bytes || a + size > bytes) ? 0 : bank + a;
+}
 static inline const uint8_t* constant(const Call* c, uint64_t a, uint64_t size) {
-  if (unlikely((a & (size - 1)) || a >= c->bank3_bytes || a + size > c->bank3_bytes)) return 0;
-  return c->bank3 + a;
+  return within(c->bank3, c->bank3_bytes, a, size);
+}
+static inline const uint8_t* parameter(const Call* c, uint64_t a, uint64_t size) {
+  return within(c->bank0, c->bank0_bytes, a, size);
 }
 
 // A store of `count` registers or literals of `size` bytes by all lanes: 0 and
@@ -137,7 +200,7 @@ typedef struct {
   uint64_t offset;
   const uint8_t* guard;
   int negate, size, count;
-  Column value[4];
+  Column value[8];
   int strong;  // it orders threads: the sanitizer is to be told of it
 } Put;
 
@@ -151,14 +214,16 @@ static inline int target(const Put* p, int64_t i, uint64_t* a) {
 }
 
 // Write the values of all lanes to their places in scratch.
-static void fill(const Call* c, const Put* p) {
+static inline void fill(Call* c, const Put* p) {
 #define WRITE(bytes)                                                                          \
   for (int64_t j = 0; j < c->n; j++) {                                                        \
     int64_t i = c->lanes ? c->lanes[j] : j;                                                   \
     if (!c->scratch[j]) continue;                                                             \
-    for (int k = 0; k < p->count; k++)                                                        \
-      memcpy(c->scratch[j] + bytes * k, (const char*)p->value[k].at + i * p->value[k].stride, \
-             bytes);                                                                          \
+    for (int k = 0; k < p->count; k++) {                                                      \
+      const char* value = (const char*)p->value[k].at + i * p->value[k].stride;               \
+      CHANGED(c->scratch[j] + bytes * k, value, bytes);                                       \
+      memcpy(c->scratch[j] + bytes * k, value, bytes);                                        \
+    }                                                                                         \
   }
   switch (p->size) {
     case 1:
@@ -172,7 +237,7 @@ static void fill(const Call* c, const Put* p) {
   }
 }
 
-static __attribute__((noinline)) int put(Call* c, const Put* p) {
+static inline __attribute__((noinline)) int put(Call* c, const Put* p) {
   Hit h = {0};
   uint64_t whole = (uint64_t)p->size * p->count, moved = 0;
   for (int64_t j = 0; j < c->n; j++) {
@@ -184,8 +249,9 @@ static __attribute__((noinline)) int put(Call* c, const Put* p) {
     uint8_t* q = p->space == 'g'   ? global(c, &h, a, whole, 1)
                  : p->space == 's' ? shared(c, block, a, whole)
                  : p->space == 'l' ? local(c, i, a, whole)
+                 : p->space == 'x' ? 0
                                    : generic(c, &h, i, block, a, whole, 1);
-    if (!q) return 0;
+    if (!q) return wrong(c, i, a);
     moved += whole;
     c->scratch[j] = q;
   }

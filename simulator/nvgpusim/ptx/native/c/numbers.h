@@ -1,4 +1,4 @@
-// Arithmetic of one lane, to the bit that of the interpreter (instructions/).
+// Arithmetic of one lane, to the bit that of an H200.
 #include <fenv.h>
 #include <math.h>
 #include <stdint.h>
@@ -257,10 +257,6 @@ static inline uint64_t insert_u64(uint64_t a, uint64_t b, uint32_t pos, uint32_t
 }
 static inline uint64_t reverse64(uint64_t x) {
   return (uint64_t)reverse32(x) << 32 | reverse32(x >> 32);
-}
-static inline int sure(double y) {  // float32 is the same for every y of this precision
-  double e = 0x1p-48;
-  return (float)(y * (1 - e)) == (float)(y * (1 + e)) || y != y;
 }
 
 static inline int32_t saturated(int32_t a, int32_t b) { return clamp_s32((int64_t)a + b); }

@@ -65,12 +65,12 @@ typedef struct Watch {
 } Watch;
 
 // Let Python know of all that is still to be told.
-static __attribute__((noinline)) void tell(Watch* w) {
+static inline __attribute__((noinline)) void tell(Watch* w) {
   if (w->told_count || w->lost_count) w->tell(w->token);
   w->told_count = w->lost_count = 0;
 }
 
-static __attribute__((noinline)) Told* note_told(Watch* w, char what, char space, int64_t lane,
+static inline __attribute__((noinline)) Told* note_told(Watch* w, char what, char space, int64_t lane,
                                                  uint64_t at, uint64_t size, uint64_t site) {
   if (w->told_count == w->told_room) tell(w);
   Told* t = &w->told[w->told_count++];
@@ -125,7 +125,7 @@ static inline int stale(const Who* o, const Watch* w, uint64_t threads, uint64_t
   return w->whole_warps ? other / 32 == o->me / 32 : other == o->me;
 }
 
-static __attribute__((noinline)) void lose(Watch* w, const Piece* p, uint64_t g, uint64_t record) {
+static inline __attribute__((noinline)) void lose(Watch* w, const Piece* p, uint64_t g, uint64_t record) {
   w->lost[w->lost_count++] = (Lost){p->number, g, record};
 }
 
@@ -178,7 +178,7 @@ static inline int write_one(const Watch* w, const Piece* p, const Who* o, uint64
 }
 
 // The piece of an address.
-static __attribute__((noinline)) Piece* piece(Watch* w, uint64_t a, int write) {
+static inline __attribute__((noinline)) Piece* piece(Watch* w, uint64_t a, int write) {
   for (int again = 0; again < 2; again++) {
     for (int64_t k = 0; k < w->piece_count; k++) {
       Piece* p = &w->pieces[k];
@@ -189,7 +189,7 @@ static __attribute__((noinline)) Piece* piece(Watch* w, uint64_t a, int write) {
   return 0;
 }
 
-static __attribute__((noinline)) uint8_t* look(const Call* c, Hit* h, uint64_t a, uint64_t size,
+static inline __attribute__((noinline)) uint8_t* look(const Call* c, Hit* h, uint64_t a, uint64_t size,
                                                int write) {
   Piece* p = a & (size - 1) ? 0 : piece(c->watch, a, write);
   if (!p) return 0;
@@ -200,7 +200,7 @@ static __attribute__((noinline)) uint8_t* look(const Call* c, Hit* h, uint64_t a
 
 // Where an address of any space leads, 0 where a lane must not go. `space`: 'a' for
 // a generic address; becomes the space that it is in, *at its place as in `Told`.
-static __attribute__((noinline)) uint8_t* place_of(const Call* c, Hit* h, int64_t i, char* space,
+static inline __attribute__((noinline)) uint8_t* place_of(const Call* c, Hit* h, int64_t i, char* space,
                                                    uint64_t a, uint64_t size, int write,
                                                    uint64_t* at) {
   uint8_t* q;
@@ -223,7 +223,7 @@ static __attribute__((noinline)) uint8_t* place_of(const Call* c, Hit* h, int64_
 }
 
 // A read that is not surely right, or that orders threads.
-static __attribute__((noinline)) uint8_t* load_told(const Call* c, int64_t i, char space,
+static inline __attribute__((noinline)) uint8_t* load_told(const Call* c, int64_t i, char space,
                                                     uint64_t a, uint64_t size, uint64_t site) {
   Hit h = {0};
   uint64_t at;
@@ -246,7 +246,7 @@ static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, int64_t 
   return q;
 }
 
-static __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, int64_t i,
+static inline __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, int64_t i,
                                                    uint64_t block, uint64_t a, uint64_t size,
                                                    uint64_t site) {
   Watch* w = c->watch;
@@ -369,7 +369,7 @@ static inline void forget(const Goal* goal, uint64_t size) {
   }
 
 // Whether memory holds what active lane j writes.
-static int holds(const Call* c, const Put* p, int64_t j) {
+static inline int holds(const Call* c, const Put* p, int64_t j) {
   const int64_t i = c->lanes ? c->lanes[j] : j;
   for (int k = 0; k < p->count; k++)
     if (memcmp(c->scratch[j] + p->size * k,
@@ -380,7 +380,7 @@ static int holds(const Call* c, const Put* p, int64_t j) {
 
 // A store of all lanes that is not surely right, or that orders threads: 0, and
 // nothing is done, where one lane must not go.
-static __attribute__((noinline)) int put_told(Call* c, const Put* p, uint64_t site) {
+static inline __attribute__((noinline)) int put_told(Call* c, const Put* p, uint64_t site) {
   Watch* w = c->watch;
   Hit h = {0};
   uint64_t whole = (uint64_t)p->size * p->count, a, at;
@@ -390,7 +390,7 @@ static __attribute__((noinline)) int put_told(Call* c, const Put* p, uint64_t si
     char space = p->space;
     if (!(c->scratch[j] = place_of(c, &h, i, &space, a, whole, 1, &at))) {
       w->told_count = 0;
-      return 0;
+      return wrong(c, i, a);
     }
     note_told(w, 'w', space, i, at, whole, site)->same = (uint8_t)holds(c, p, j);
     if (space == 'g') c->moved += whole;
@@ -404,7 +404,7 @@ static __attribute__((noinline)) int put_told(Call* c, const Put* p, uint64_t si
 }
 
 // A store of all lanes.
-static __attribute__((noinline)) int put_watched(Call* c, const Put* p, uint64_t site) {
+static inline __attribute__((noinline)) int put_watched(Call* c, const Put* p, uint64_t site) {
   Hit h = {0};
   Goal goal;
   uint64_t whole = (uint64_t)p->size * p->count, moved = 0, a;
@@ -433,14 +433,14 @@ static __attribute__((noinline)) int put_watched(Call* c, const Put* p, uint64_t
 }
 
 // What a copy reads: as C's accesses are, in whole words or byte by byte.
-static void tell_source(Watch* w, const Copy* x) {
+static inline void tell_source(Watch* w, const Copy* x) {
   const int64_t whole = x->real == 4 || x->real == 8 || x->real == 16;
   for (int64_t k = 0; k < x->real; k += whole ? x->real : 1)
     note_told(w, 'r', 'g', x->lane, x->src + k, whole ? x->real : 1, x->site);
 }
 
 // An atomic of all lanes, told of before it is done.
-static __attribute__((noinline)) int tell_atomic(const Call* c, uint64_t site, char space,
+static inline __attribute__((noinline)) int tell_atomic(const Call* c, uint64_t site, char space,
                                                  Place place, uint64_t size) {
   Watch* w = c->watch;
   Hit h = {0};
@@ -457,7 +457,7 @@ static __attribute__((noinline)) int tell_atomic(const Call* c, uint64_t site, c
 }
 
 // The copies that the lanes have just begun.
-static int tell_copies(Call* c, uint64_t site) {
+static inline int tell_copies(Call* c, uint64_t site) {
   Watch* w = c->watch;
   Copy* first = &c->copies[c->copy_count - c->n];
   tell(w);
@@ -473,9 +473,8 @@ static int tell_copies(Call* c, uint64_t site) {
 }
 
 // end_copies: each copy reads its source once more, and writes.
-static int end_copies_told(Call* c, int64_t keep) {
+static inline int end_copies_told(Call* c, int64_t keep) {
   Watch* w = c->watch;
-  if (c->other_copies) return 0;
   tell(w);
   for (int64_t start = 0; start < c->copy_count; start += w->told_room) {
     Copy *x, *first = &c->copies[start], *last = &c->copies[c->copy_count];
@@ -500,8 +499,36 @@ static int end_copies_told(Call* c, int64_t keep) {
   return end_copies(c, keep);
 }
 
+// A write of one lane, of which no other lane's is behind it.
+static inline __attribute__((noinline)) void write_told(const Call* c, int64_t i, char space, uint64_t a,
+                                                 uint64_t size, uint64_t site, const void* value) {
+  Hit h = {0};
+  uint64_t at;
+  const uint8_t* q = place_of(c, &h, i, &space, a, size, 1, &at);
+  if (q) note_told(c->watch, 'w', space, i, at, size, site)->same = 2 | !memcmp(q, value, size);
+}
+// A fence of all lanes.
+static inline __attribute__((noinline)) int tell_fence(const Call* c, uint64_t site) {
+  for (int64_t j = 0; j < c->n; j++)
+    note_told(c->watch, 'f', 0, c->lanes ? c->lanes[j] : j, 0, 0, site);
+  tell(c->watch);
+  return 1;
+}
+// The writes of barrier_init.
+static inline __attribute__((noinline)) int tell_init(const Call* c, uint64_t site, char space,
+                                               Place place, Source count) {
+  tell(c->watch);
+  for (int64_t j = 0; j < c->n; j++) {
+    const int64_t i = c->lanes ? c->lanes[j] : j;
+    const uint64_t n = get32(count, i) & FIELD, word = n | n << 20;
+    write_told(c, i, space, placed(&place, i), 8, site, &word);
+  }
+  tell(c->watch);
+  return 1;
+}
+
 // All lanes of their masks are here, at a barrier of the warp.
-static __attribute__((noinline)) int tell_meeting(const Call* c, Source mask) {
+static inline __attribute__((noinline)) int tell_meeting(const Call* c, Source mask) {
   Watch* w = c->watch;
   tell(w);
   for (int64_t j = 0; j < c->n; j++) {

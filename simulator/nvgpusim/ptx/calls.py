@@ -1,0 +1,163 @@
+"""What kernels ask the host for: printf (vprintf), assert (__assertfail), malloc, free, trap."""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from ..memory import MmuFault
+from .judge import site_of
+from .operands import Site, Value
+from .parser.syntax import Instr, Sym
+from .spaces import peek
+from .state import Heap, KernelFault, State
+
+_SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsaAeEfFgGp%])")
+NOBODY = np.zeros(0, np.uint64)
+"""A parameter that is not read."""
+_MOST = 1 << 16
+"""Bytes of a string that are looked at."""
+
+
+def _text(st: State, address: int) -> str:
+    """The C string at a generic address."""
+    out = bytearray()
+    while len(out) < _MOST and (byte := peek(st, address + len(out), 1)) != b"\0":
+        out += byte
+    return out.decode(errors="replace")
+
+
+def formatted(st: State, form: str, buffer: int) -> str:
+    """printf's text; its arguments lie in `buffer`, each aligned to its size."""
+    place = buffer
+
+    def take(size: int, kind: str) -> float | int:
+        nonlocal place
+        place = -(-place // size) * size
+        (value,) = struct.unpack(f"<{kind}", peek(st, place, size))
+        place += size
+        return value  # type: ignore[no-any-return]
+
+    def one(match: re.Match[str]) -> str:
+        flags, width, precision, length, kind = match.groups()
+        if kind == "%":
+            return "%"
+        if width == "*":
+            width = str(take(4, "i"))
+        if precision == "*":
+            precision = str(take(4, "i"))
+        spec = "%" + flags + (width or "") + (f".{precision}" if precision is not None else "")
+        wide = length in ("l", "ll", "z", "j", "t")
+        if kind == "s":
+            return (spec + "s") % _text(st, int(take(8, "Q")))
+        if kind == "c":
+            return (spec + "s") % chr(int(take(4, "i")) & 255)
+        if kind == "p":
+            return (spec + "s") % hex(int(take(8, "Q")))
+        if kind in "di":
+            return (spec + "d") % take(8, "q") if wide else (spec + "d") % take(4, "i")
+        if kind in "ouxX":
+            code = "d" if kind == "u" else kind
+            return (spec + code) % (take(8, "Q") if wide else take(4, "I"))
+        return (spec + kind.lower().replace("a", "e")) % take(8, "d")
+
+    return _SPEC.sub(one, form)
+
+
+def _arguments(site: Site, st: State) -> list[Value]:
+    """The call's parameters in the active lanes."""
+    regs = [site.kernel.slots[arg.name, 0] for arg in site.i.args if isinstance(arg, Sym)]
+    return [st.read(reg, reg.bits) if reg.index in st.R else NOBODY for reg in regs]
+
+
+def _answer(site: Site, st: State, value: Value) -> None:
+    """Give the call's result."""
+    arg = site.i.args[0]
+    assert isinstance(arg, Sym)
+    st.write(site.kernel.slots[arg.name, 0], value)
+
+
+def vprintf(site: Site, st: State) -> None:
+    """printf: thread after thread, to the program's output."""
+    _, forms, buffers = _arguments(site, st)
+    lanes = st.lanes()
+    for lane, form, buffer in zip(lanes, forms.tolist(), buffers.tolist(), strict=True):
+        st.m = np.array([lane])
+        sys.stdout.write(formatted(st, _text(st, form), buffer))
+    st.m = lanes
+    sys.stdout.flush()
+    _answer(site, st, np.full(len(lanes), 1, np.uint32))
+
+
+def assertfail(site: Site, st: State) -> None:
+    """assert: the kernel ends with the message of the first thread."""
+    message, file, line, function = (int(v[0]) for v in _arguments(site, st)[:4])
+    st.m = st.lanes()[:1]
+    what, where, name = (_text(st, v) for v in (message, file, function))
+    fault = KernelFault(0x9, f"{where}:{line}: {name}: Assertion `{what}' failed")
+    fault.kind = "assert"
+    raise fault
+
+
+def malloc(site: Site, st: State) -> None:
+    """malloc: thread after thread, from the launch's heap; 0 where that has no room."""
+    _, sizes = _arguments(site, st)
+    heap, line = _heap(site, st), _line(site)
+    _answer(site, st, np.array([heap.malloc(n, line) for n in sizes.tolist()], np.uint64))
+
+
+def free(site: Site, st: State) -> None:
+    """free: thread after thread; a finding where malloc has not given the address."""
+    (addresses,) = _arguments(site, st)
+    heap, line = _heap(site, st), _line(site)
+    place = f"PTX line {site.i.line}{line and ', ' + line}"
+    for n, at in enumerate(addresses.tolist()):
+        if at and (what := heap.free(at, line)):
+            text = f"{site.kernel.name}: bounds: free ({place}) by {st.who(n)}: {what}"
+            st.launch.findings.setdefault(f"free {site.i.line}", text)
+    if st.shadow is not None:
+        st.shadow.freed()
+
+
+def _heap(site: Site, st: State) -> Heap:
+    if st.launch.heap is None:
+        raise site.error("this GPU has no heap for kernels")
+    return st.launch.heap
+
+
+def _line(site: Site) -> str:
+    return f"{site.i.source[0]}:{site.i.source[1]}" if site.i.source else ""
+
+
+def recursion(site: Site, st: State) -> None:
+    """A function that calls itself, behind a call by address: a gap once a thread is there."""
+    raise site.error("a function that calls itself is not supported")
+
+
+def trap(site: Site, st: State) -> None:
+    """trap: the kernel ends."""
+    raise KernelFault(0x9, "trap")
+
+
+_CALLS: dict[str, Callable[[Site, State], None]] = {
+    "vprintf": vprintf, "__assertfail": assertfail, "__recursion": recursion,
+    "malloc": malloc, "free": free, "trap": trap,
+}  # fmt: skip
+
+
+def serve(st: State, instr: Instr) -> None:
+    """Do what the active lanes ask the host for. Raises KernelFault and MmuFault."""
+    kept, st.m = st.m, st.willing(instr)
+    try:
+        if st.m is None or len(st.m):
+            st.at = instr
+            _CALLS[instr.op](site_of(st, instr), st)
+    except (KernelFault, MmuFault) as e:
+        st.name(e, instr)
+        raise
+    finally:
+        st.m = kept

@@ -1,1 +1,0 @@
-"""Instructions as functions over all lanes, on numpy arrays."""

@@ -1,0 +1,126 @@
+"""What is wrong where C cannot go on: with an access, or with lanes that are to act together."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory import Access, MmuFault
+from .compile import MASKED, WHOLE
+from .native.tensor import matrix_of
+from .operands import Site, space_of
+from .parser.syntax import Instr
+from .spaces import reach
+from .state import KernelFault, Lanes, State
+
+
+def site_of(st: State, instr: Instr) -> Site:
+    """An instruction with what is known of its kernel."""
+    return Site(instr, st.launch.code.kernel, st.launch.code.module)
+
+
+def size_of(site: Site) -> int:
+    """Bytes of an access of a lane."""
+    if site.i.op == "cp":
+        return site.constant(2) or 8
+    if site.i.op in ("mbarrier", "ldmatrix"):
+        return 16 if site.i.op == "ldmatrix" else 8
+    if site.i.op == "wmma":
+        return matrix_of(site)[2]
+    return site.t.bits // 8 * next((int(m[1:]) for m in site.mods if m in ("v2", "v4", "v8")), 1)
+
+
+def access_of(instr: Instr) -> Access:
+    """What an instruction does to memory."""
+    if instr.op == "st" or (instr.op == "wmma" and "store" in instr.mods):
+        return "write"
+    return "atomic" if instr.op in ("atom", "red") else "read"
+
+
+def fault_of(st: State, instr: Instr, lane: int, at: int, copied: bool) -> Exception:
+    """What is wrong with a lane's access to an address; `copied`: of cp.async the source."""
+    site, st.m = site_of(st, instr), np.array([lane])
+    space, where = space_of(site), np.array([at], np.uint64)
+    if instr.op in ("cp", "mbarrier"):
+        space = "global" if copied else "shared"
+    if instr.op == "ldmatrix" and space == "generic":
+        where -= np.uint64(st.launch.shared_window)
+    space = "shared" if instr.op == "ldmatrix" else space
+    st.fault_mask = None
+    try:
+        reach(st, space, where, size_of(site), access_of(instr))
+    except (KernelFault, MmuFault) as e:
+        st.name(e, instr)
+        return e
+    fault = KernelFault(0, f"no access of {size_of(site)} bytes to {at:#x} ({space}) is possible")
+    st.name(fault, instr)
+    return fault
+
+
+def look(st: State, instr: Instr) -> None:
+    """Look at the lanes that are to do something together. Raises KernelFault."""
+    kept, st.m = st.m, st.willing(instr)
+    try:
+        st.at = instr
+        if instr.op in WHOLE:
+            whole_warps(st)
+        elif instr.op in MASKED and ("sync" in instr.mods or instr.op in ("match", "redux")):
+            members(st, st.read(instr.args[MASKED[instr.op]], 32))
+    except KernelFault as e:
+        st.name(e, instr)
+        raise
+    finally:
+        st.m = kept
+
+
+# lanes of a warp
+
+
+def ballot(st: State, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Per active lane: bits of the active lanes of its warp whose flag is set."""
+    warp = st.warp[st.lanes()]
+    bits = np.where(flag, np.uint32(1) << st.lane[st.lanes()], np.uint32(0))
+    return np.bincount(warp, bits).astype(np.uint32)[warp]  # no bit is there twice
+
+
+def members(st: State, masks: NDArray[np.uint32]) -> None:
+    """Trap a membermask that misses the executing lane or names one that is not here; note lanes
+    that name each other with other masks."""
+    lanes = st.lanes()
+    missing_own = (masks & np.uint32(1) << st.lane[lanes]) == 0
+    if missing_own.any():
+        lane = int(np.flatnonzero(missing_own)[0])
+        raise KernelFault(0, f"membermask {int(masks[lane]):#x} misses the executing lane", lane)
+    alive = st.launch.alive_mask(st)
+    missing = masks & ~ballot(st, np.ones(len(lanes), bool)) & alive
+    if missing.any():
+        lane = int(np.flatnonzero(missing)[0])
+        raise KernelFault(
+            0,
+            f"membermask {int(masks[lane]):#x} names lanes {int(missing[lane]):#x} that do not "
+            f"execute this instruction together with it",
+            lane,
+        )
+    same = np.zeros(len(lanes), np.uint32)
+    for mask in np.unique(masks):
+        here = masks == mask
+        same[here] = ballot(st, here)[here]
+    other = masks & ~same & alive
+    if other.any():
+        lane = int(np.flatnonzero(other)[0])
+        what = (
+            f"sync: membermask {int(masks[lane]):#x} names lanes {int(other[lane]):#x} that "
+            f"give another membermask (undefined)"
+        )
+        st.launch.find(st, what, f", {st.who(lane)}")
+
+
+def whole_warps(st: State) -> None:
+    """Trap a warp-wide instruction that not all 32 threads of each warp execute."""
+    lanes: Lanes = st.lanes()
+    ok = len(lanes) % 32 == 0
+    if ok:
+        rows = lanes.reshape(-1, 32)
+        ok = bool((rows == rows[:, :1] + np.arange(32)).all() and (st.lane[rows[:, 0]] == 0).all())
+    if not ok:
+        raise KernelFault(0, "a warp-wide instruction is not executed by all 32 threads of a warp")
