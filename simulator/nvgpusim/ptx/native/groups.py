@@ -181,7 +181,14 @@ def mbarrier(w: Words) -> Group:
         parity, where = w.has("parity"), address_of(w, 1)
         tests = goal(w.i.args[0], 1), where, column(w, w.arg(2), 32 if parity else 64)
         head = f"{_told(w, 8)}barrier_test(c, {generic}, {int(parity)}"
-        return Group(lambda place: _call(head.replace("@", where(place)), tests, place))
+
+        def text(place: Place) -> str:
+            test = _call(head.replace("@", where(place)), tests, place)
+            ended = tests[0](place)
+            tell = w.frame.watched and ended != "0"
+            return f"{test} && tell_lanes(c, 'p', {ended})" if tell else test
+
+        return Group(text)
     if not w.has("arrive", "arrive_drop") or w.has("expect_tx"):
         raise Unknown
     return Group(_arrival(w))
@@ -223,14 +230,14 @@ def _copies(w: Words) -> Group:
     """cp.async, its commits, waits and arrivals at an mbarrier."""
     told = "_told" if w.frame.watched else ""
     if w.has("mbarrier"):
-        return _copies_arrive(w, f"end_copies{told}(c, -1) && ")
+        return _copies_arrive(w, f"end_copies{told}(c, -1{', 1' if told else ''}) && ")
     if w.has("commit_group"):
         return Group(lambda place: "commit_copies(c)")
     if w.has("wait_group", "wait_all"):
         keep = -1 if w.has("wait_all") else w.constant(0)
         if keep is None:
             raise Unknown
-        return Group(lambda place: f"end_copies{told}(c, {keep})")
+        return Group(lambda place: f"end_copies{told}(c, {keep}{', 0' if told else ''})")
     size = w.constant(2)
     if not w.has("shared", "shared::cta") or not w.has("global"):
         raise Unknown

@@ -71,7 +71,7 @@ class Watch(ctypes.Structure):
             "gid", "thread", "passed", "warped", "local", "saved", "lost",
         )),
         ("lost_count", _INT), ("lost_room", _INT), ("piece_count", _INT),
-        ("told", _POINTER), ("told_count", _INT), ("told_room", _INT),
+        ("told", _POINTER), ("told_count", _INT), ("told_room", _INT), ("bound", _INT),
         ("locate", _CALLED), ("tell", _TOLD), ("own", Piece), ("pieces", Piece * PIECES),
     ]  # fmt: skip
 
@@ -153,7 +153,7 @@ class Watcher:
     def _agree(self) -> None:
         """Let C know of the time, and of memories that have begun to remember more."""
         w, shadow = self.struct, self.shadow
-        w.tick, w.crossed = self.o.tick, 0
+        w.tick, w.crossed, w.bound = self.o.tick, 0, len(shadow.bound)
         w.can_cross = not w.crowded and shadow.knows is None and shadow.shared.crowd is None
         if self.shapes != Slots.shapes:
             self.shapes = Slots.shapes

@@ -69,5 +69,11 @@ def _one(shadow: Shadow, what: str, space: str, rows: Any) -> None:
             shadow.copy_begins(lanes, where, size)
         case "e", _:
             shadow.copy_ends(where, size)
+        case "b", _:
+            shadow.copies_bound(lanes, where, size)
+        case "p", _:
+            shadow.waited(lanes, shadow.st.threads)
+        case "o", _:
+            shadow.waited(lanes, 1)
         case "x", _ if (instr := shadow.st.at) is not None:
             shadow.source_changed(lanes, instr)

@@ -68,6 +68,7 @@ class Shadow(Races):
         self.local = np.zeros(size if self.init else 0, bool)
         self.polls: dict[int, Poll] = {}
         self.poll: tuple[bytes, bytes] | None = None
+        self.bound: list[tuple[Lanes, Any]] = []
 
     def is_repeat(self, part: Any, where: Any) -> bool:
         """True if the lanes did the same to the same words and nothing has happened since.
@@ -231,6 +232,25 @@ class Shadow(Races):
         if self.shared.flight is not None:
             index, _ = self._index(flat, size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
+
+    def copies_bound(self, lanes: Lanes, flat: Any, size: int) -> None:
+        """Copies are under way until somebody of the block has waited for an mbarrier."""
+        if self.race:
+            index, count = self._index(flat, size, self.grain)
+            many = np.repeat(lanes, count)
+            self.shared.begin_flight(index, many)
+            self.bound.append((many, index))
+
+    def waited(self, lanes: Lanes, of: int) -> None:
+        """Such copies are done: the lanes' own (`of` 1), or all of their blocks of `of` threads."""
+        kept = []
+        for many, index in self.bound:
+            done = np.isin(many // of, lanes // of)
+            if self.shared.flight is not None:
+                self.shared.flight[index[done]] = 0
+            if not done.all():
+                kept.append((many[~done], index[~done]))
+        self.bound = kept
 
     def source_changed(self, lanes: Lanes, instr: Instr) -> None:
         """The sources of lanes' copies are not what they were when the copies began."""

@@ -29,7 +29,9 @@ typedef struct {
 
 // What Python is told of: an access of a lane (`what`: 'r' a read, 'w' a write,
 // 'a' an atomic), a fence 'f', a meeting of the warp's lanes 'm' (`at`: their
-// mask), a copy that begins 'c', ends 'e' or whose source has changed 'x'. `at`:
+// mask), a copy that begins 'c', ends 'e' or whose source has changed 'x', one of
+// whose end an mbarrier will tell 'b', a lane that has waited for such a barrier
+// 'p' or for its own copies 'o'. `at`:
 // an address of global memory 'g', a byte of all blocks' shared memory 's' or of
 // all lanes' local memory 'l'. `same`: bit 0, memory held what a write wrote, bit
 // 1, it does so after the writes of all lanes.
@@ -58,6 +60,7 @@ typedef struct Watch {
   int64_t lost_count, lost_room, piece_count;
   Told* told;
   int64_t told_count, told_room;
+  int64_t bound;  // whether copies are under way of which an mbarrier tells the end
   int (*locate)(uint64_t token, uint64_t address, int write);
   void (*tell)(uint64_t token);
   Piece own;
@@ -472,10 +475,22 @@ static inline int tell_copies(Call* c, uint64_t site) {
   return 1;
 }
 
+// Lanes have waited; `ended`: those whose barrier's phase is over, 0 for all.
+static inline int tell_lanes(const Call* c, char what, const uint8_t* ended) {
+  Watch* w = c->watch;
+  for (int64_t j = 0; w->bound && j < c->n; j++) {
+    const int64_t i = c->lanes ? c->lanes[j] : j;
+    if (!ended || ended[i]) note_told(w, what, 0, i, 0, 0, 0);
+  }
+  tell(w);
+  return 1;
+}
+
 // end_copies: each copy reads its source once more, and writes.
-static inline int end_copies_told(Call* c, int64_t keep) {
+static inline int end_copies_told(Call* c, int64_t keep, int bound) {
   Watch* w = c->watch;
   tell(w);
+  if (!bound) tell_lanes(c, 'o', 0);
   for (int64_t start = 0; start < c->copy_count; start += w->told_room) {
     Copy *x, *first = &c->copies[start], *last = &c->copies[c->copy_count];
     int64_t n = 0;
@@ -494,6 +509,8 @@ static inline int end_copies_told(Call* c, int64_t keep) {
         !memcmp(x->to, x->begun, x->size);
     LANDING memcpy(x->to, x->begun, x->size);
     LANDING w->told[n++].same |= (uint8_t)(!memcmp(x->to, x->begun, x->size) << 1);
+    tell(w);
+    if (bound) LANDING note_told(w, 'b', 's', x->lane, x->to - c->shared, x->size, x->site);
     tell(w);
   }
   return end_copies(c, keep);
