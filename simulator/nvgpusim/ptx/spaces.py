@@ -185,9 +185,3 @@ def peek(st: State, address: int, size: int) -> bytes:
     return bytes(data[offsets[0] : offsets[0] + size])
 
 
-def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
-    """Write rows at byte offsets; numpy lets the last of equal indices win."""
-    table = data[: len(data) // total * total].view(rows.dtype)
-    if rows.ndim == 2:
-        table = table.reshape(-1, rows.shape[1])
-    table[offsets >> (total.bit_length() - 1)] = rows

@@ -164,44 +164,6 @@ class Observer(Protocol):
     def freed(self) -> None:
         """A kernel has freed memory."""
 
-    def is_repeat(self, part: Any, where: Any) -> bool:
-        """True if the lanes did the same to the same words and nothing has happened since."""
-        ...
-
-    def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
-        """A global access before it is done."""
-
-    def load(self, space: str, part: Any, offsets: Any, total: int) -> None:
-        """A read of shared or local memory."""
-
-    def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
-        """A write of shared or local memory, which it does."""
-
-    def atomic(self, space: str, part: Any, offsets: Any, size: int) -> None:
-        """An atomic of shared memory."""
-
-    def global_load(self, part: Any, addr: Any, total: int) -> None:
-        """A read of global memory."""
-
-    def global_store(self, part: Any, addr: Any, rows: Any, total: int) -> bool:
-        """A write of global memory; whether it was done here."""
-        ...
-
-    def global_atomic(self, part: Any, addr: Any, size: int) -> None:
-        """An atomic of global memory."""
-
-    def flat(self, lanes: Lanes, dst: Any) -> Any:
-        """Bytes of all blocks' shared memory by those of lanes' blocks."""
-
-    def copy_begins(self, lanes: Lanes, flat: Any, size: int) -> None:
-        """cp.async is issued."""
-
-    def copy_ends(self, flat: Any, size: int) -> None:
-        """cp.async has landed."""
-
-    def fence(self) -> None:
-        """A fence by the active lanes."""
-
     def barrier(self, lanes: Lanes) -> None:
         """Whole blocks passed a barrier."""
 

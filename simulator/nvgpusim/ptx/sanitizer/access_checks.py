@@ -70,16 +70,14 @@ class AccessChecks(Clocks):
         """Block and thread of a lane."""
         return self.who(int(self.gid[lane]))
 
-    def _active(self, part: Any) -> Lanes:
-        return self.st.lanes() if part is None else self.st.lanes()[part]
-
     def freed(self) -> None:
         """A kernel has freed memory: pieces that accesses remember may be gone."""
         self.pieces.clear()
         Slots.shapes += 1
 
-    def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
-        """A global access before it is done: ends of buffers, reads of what nobody wrote."""
+    def reach(self, where: Any, total: int, access: str) -> None:
+        """A global access of the active lanes: ends of buffers, reads of what nobody wrote."""
+        addr, lanes = where, self.st.lanes()
         low, high = int(addr.min()), int(addr.max()) + total
         extent = self.pieces.get(self.st.site)
         if extent is None or not extent.va <= low < extent.end:
@@ -87,20 +85,19 @@ class AccessChecks(Clocks):
             if extent is not None:
                 self.pieces[self.st.site] = extent
         if extent is not None and high <= extent.end:
-            self._fresh(extent, part, addr, total, access)
+            self._fresh(extent, lanes, addr, total, access)
             return
-        where = np.atleast_1d(addr)
         mapping = self.o.mapping(low)
         whole = mapping is not None and high <= mapping.end
         if whole and not self.o.extents.has_piece_in(mapping.va, mapping.end):
-            self._asked(part, where, total, access, mapping)
+            self._asked(lanes, where, total, access, mapping)
             return
         left = np.arange(len(where))
         while len(left):
             va = int(where[left[0]])
             extent = self.o.find(va)
             if extent is None or va + total > extent.end:
-                self._outside(part, where, int(left[0]), total, access)
+                self._outside(int(lanes[left[0]]), va, total, access)
                 beyond = extent.end if extent is not None else self.o.extents.after(va)
                 gone = (where[left] >= where[left[0]]) & (
                     where[left] < np.uint64(max(beyond, va + 1))
@@ -109,11 +106,10 @@ class AccessChecks(Clocks):
                 continue
             here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
             inside = left[here]
-            lanes = inside if part is None else part[inside]
-            self._fresh(extent, lanes, where[inside], total, access)
+            self._fresh(extent, lanes[inside], where[inside], total, access)
             left = left[~here]
 
-    def _asked(self, part: Any, where: Any, total: int, access: str, mapping: Any) -> None:
+    def _asked(self, lanes: Lanes, where: Any, total: int, access: str, mapping: Any) -> None:
         """A buffer of which only the driver knows the size."""
         asked = mapping.va - mapping.buf_offset + mapping.buf.asked
         over = where + np.uint64(total) > asked
@@ -121,23 +117,23 @@ class AccessChecks(Clocks):
             n = int(np.flatnonzero(over)[0])
             va = max(int(where[n]), asked)
             what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
-            self._tell("bounds", part, where, n, total, access, what)
+            self._tell("bounds", int(lanes[n]), total, access, what)
 
-    def _outside(self, part: Any, where: Any, n: int, total: int, access: str) -> None:
-        va = int(where[n])
+    def _outside(self, lane: int, va: int, total: int, access: str) -> None:
         mapping = self.o.mapping(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
         kind, what = self.o.extents.address_story(va, self.o.now)
         if not self.o.extents.has_piece_in(mapping.va, mapping.end) and kind != "free":
-            self._asked(part, where[n : n + 1], total, access, mapping)
+            one = np.array([va], np.uint64)
+            self._asked(np.array([lane]), one, total, access, mapping)
             return
         last = self.o.find(va)
         if last is not None:
             if access == "read" and not self.used(total)[last.end - va :].any():
                 return
             kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
-        self._tell(kind, part, where, n, total, access, what)
+        self._tell(kind, lane, total, access, what)
 
     def used(self, total: int) -> NDArray[np.bool_]:
         """Select the bytes of the current access that the kernel uses."""
@@ -146,18 +142,14 @@ class AccessChecks(Clocks):
             return np.ones(total, bool)
         return bytes_used(code.sites[self.st.site - 1], code.kernel.instrs, total)
 
-    def _tell(
-        self, kind: str, part: Any, where: Any, n: int, total: int, access: str, what: str
-    ) -> None:
-        lanes = self._active(part)
-        who = self.me(int(lanes[n if where.size == len(lanes) else 0]))
+    def _tell(self, kind: str, lane: int, total: int, access: str, what: str) -> None:
         place = self.place(self.st.site, access)
-        self.report(kind, self.st.site, f"{place} of {total} bytes by {who}: {what}")
+        self.report(kind, self.st.site, f"{place} of {total} bytes by {self.me(lane)}: {what}")
 
-    def _fresh(self, extent: Extent, part: Any, addr: Any, total: int, access: str) -> None:
+    def _fresh(self, extent: Extent, lanes: Lanes, addr: Any, total: int, access: str) -> None:
         if extent.wrote is None or not self.init:
             return
-        first = ((np.atleast_1d(addr) - np.uint64(extent.va)) // np.uint64(WORD)).astype(np.int64)
+        first = ((addr - np.uint64(extent.va)) // np.uint64(WORD)).astype(np.int64)
         index = first[:, None] + np.arange(max(1, total // WORD))
         if access == "write":
             extent.wrote[index] = True
@@ -167,7 +159,7 @@ class AccessChecks(Clocks):
             known |= ~self.used(total).reshape(-1, WORD).any(1)
         if not known.all():
             n = int(np.flatnonzero(~known.all(1))[0])
-            lane = int(self._active(part)[n])
+            lane = int(lanes[n])
             self.report(
                 "init",
                 self.st.site,

@@ -44,23 +44,23 @@ def _one(shadow: Shadow, what: str, space: str, rows: Any) -> None:
         where = where.view(np.int64)
     match what, space:
         case "r", "global":
-            if not shadow.is_repeat(None, where):
-                shadow.reach(None, where, size, "read")
-                shadow.global_load(None, where, size)
+            if not shadow.is_repeat(where):
+                shadow.reach(where, size, "read")
+                shadow.global_load(where, size)
         case "r", _:
-            shadow.load(space, None, where, size)
+            shadow.load(space, where, size)
         case "w", "global":
-            shadow.reach(None, where, size, "write")
-            shadow.global_stored(where, size, rows["same"])
+            shadow.reach(where, size, "write")
+            shadow.global_store(where, size, rows["same"])
         case "w", _:
-            shadow.stored(space, None, where, size, Written(rows["same"]))
+            shadow.store(space, where, size, Written(rows["same"]))
         case "a", "global":
-            if not shadow.is_repeat(None, where):
-                shadow.reach(None, where, size, "atomic")
-                shadow.global_atomic(None, where, size)
+            if not shadow.is_repeat(where):
+                shadow.reach(where, size, "atomic")
+                shadow.global_atomic(where, size)
         case "a", _:
-            if not shadow.is_repeat(None, where):
-                shadow.atomic(space, None, where, size)
+            if not shadow.is_repeat(where):
+                shadow.atomic(where, size)
         case "f", _:
             shadow.fence()
         case "m", _:

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...l2 import DIRTY
 from ..parser.syntax import Instr
-from ..spaces import scatter
 from ..state import Lanes, State
 from .access_checks import place_of
 from .clocks import Watch
@@ -44,21 +42,6 @@ class Written:
         return self.flags & self.bit > 0
 
 
-class Storing:
-    """A store to `table` (bytes) that numpy is about to do."""
-
-    def __init__(self, table: Any, offsets: Any, rows: Any, total: int) -> None:
-        self.table, self.offsets, self.rows, self.total = table, offsets, rows, total
-
-    def do(self) -> None:
-        """Write; of several lanes the last one's value stays."""
-        scatter(self.table, self.offsets, self.rows, self.total)
-
-    def same(self) -> Any:
-        """Mask of the lanes whose value memory holds."""
-        return _equal(self.table, self.offsets, self.rows, self.total)
-
-
 class Shadow(Races):
     """A chunk's lanes as their instructions see it, and who wrote its local memory."""
 
@@ -70,7 +53,7 @@ class Shadow(Races):
         self.poll: tuple[bytes, bytes] | None = None
         self.bound: list[tuple[Lanes, Any]] = []
 
-    def is_repeat(self, part: Any, where: Any) -> bool:
+    def is_repeat(self, where: Any) -> bool:
         """True if the lanes did the same to the same words and nothing has happened since.
 
         Whoever polls a word finds what it found, and its record there still holds: what the lanes
@@ -79,7 +62,7 @@ class Shadow(Races):
         self.poll = None
         if not self.race or not self._strong():
             return False
-        lanes = self._active(part)
+        lanes = self.st.lanes()
         if len(lanes) > POLLERS:
             return False
         self.poll = lanes.tobytes(), where.tobytes()
@@ -101,11 +84,11 @@ class Shadow(Races):
             left = [(s, at, s.write[at], _released(s, at)) for s, at in words]
             self.polls[self.st.site] = Poll(*self.poll, left, self.events)
 
-    # what loads and stores call
+    # accesses of the active lanes
 
-    def load(self, space: str, part: Any, offsets: Any, total: int) -> None:
+    def load(self, space: str, offsets: Any, total: int) -> None:
         """A read of shared or local memory at byte offsets of its backing."""
-        lanes = self._active(part)
+        lanes = self.st.lanes()
         if space == "local":
             self._local(lanes, offsets, total, False)
             return
@@ -128,15 +111,9 @@ class Shadow(Races):
                 self.hear(np.repeat(lanes, count), self.shared, index)
             self._read(self.shared, space, lanes, index, count, None)
 
-    def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
-        """A write of shared or local memory, which `table` (bytes) is made to hold."""
-        self.stored(space, part, offsets, total, Storing(table, offsets, rows, total))
-
-    def stored(
-        self, space: str, part: Any, offsets: Any, total: int, store: Storing | Written
-    ) -> None:
+    def store(self, space: str, offsets: Any, total: int, store: Written) -> None:
         """A write of shared or local memory."""
-        lanes = self._active(part)
+        lanes = self.st.lanes()
         if space == "local":
             self._local(lanes, offsets, total, True)
             store.do()
@@ -152,7 +129,7 @@ class Shadow(Races):
 
     def _write(
         self, slots: Slots, space: str, lanes: Lanes, place: tuple[Any, int],
-        store: Storing | Written, mapping: Any,
+        store: Written, mapping: Any,
     ) -> None:  # fmt: skip
         index, count = place
         many = np.repeat(lanes, count) if count > 1 else lanes
@@ -191,11 +168,9 @@ class Shadow(Races):
                 f"the thread has not written it",
             )
 
-    def atomic(self, space: str, part: Any, offsets: Any, size: int) -> None:
+    def atomic(self, offsets: Any, size: int) -> None:
         """An atomic of shared memory."""
-        if space != "shared":
-            return
-        lanes = self._active(part)
+        lanes = self.st.lanes()
         index, count = self._index(offsets, size, self.grain)
         many = np.repeat(lanes, count) if count > 1 else lanes
         if self.init and (self.shared.write[index] == 0).any():
@@ -203,16 +178,16 @@ class Shadow(Races):
             self.report(
                 "init",
                 self.st.site,
-                f"{self.place(self.st.site, 'atomic')} on {self._what(space, int(index[n]), None)} "
-                f"by {self.me(int(many[n]))}: nobody has written it",
+                f"{self.place(self.st.site, 'atomic')} on "
+                f"{self._what('shared', int(index[n]), None)} by {self.me(int(many[n]))}: nobody has written it",
             )
         if self.race:
-            self._before_write(self.shared, space, many, index, None, None)
+            self._before_write(self.shared, "shared", many, index, None, None)
         self._publish(many, self.shared, index)
         at = self.st.at
         if at is not None and (at.op == "atom" or any(m in WAITS for m in at.mods)):
             self.hear(many, self.shared, index)
-        self.shared.atomic(index, self._mine(many, space, True), self.facts.blind[self.st.site])
+        self.shared.atomic(index, self._mine(many, "shared", True), self.facts.blind[self.st.site])
         self._remember([(self.shared, index)])
 
     def copy_begins(self, lanes: Lanes, flat: Any, size: int) -> None:
@@ -262,10 +237,6 @@ class Shadow(Races):
                 "before the copy was waited for",
             )
 
-    def flat(self, lanes: Lanes, dst: Any) -> Any:
-        """Bytes of all blocks' shared memory by those of lanes' blocks."""
-        return lanes // self.st.threads * self.limit + dst.astype(np.int64)
-
     # global memory
 
     def _runs(self, addr: Any) -> list[tuple[Any, Any]]:
@@ -286,18 +257,16 @@ class Shadow(Races):
             left = left[~here]
         return out
 
-    def global_load(self, part: Any, addr: Any, total: int) -> None:
+    def global_load(self, addr: Any, total: int) -> None:
         """A read of global memory."""
         if not self.race:
             return
-        if not addr.ndim:
-            addr = np.full(len(self._active(part)), addr)
         written, strong, words = self.o.written, self._strong(), []
         for mapping, some in self._runs(addr):
             still = written is not None and id(mapping.buf) not in written
             if still and not strong:
                 continue
-            lanes, where, slots = self._active(part), addr, self.o.slots(mapping)
+            lanes, where, slots = self.st.lanes(), addr, self.o.slots(mapping)
             if some is not None:
                 lanes, where = lanes[some], addr[some]
             index, count = self._index(self._offsets(mapping, where), total, self.o.grain)
@@ -311,56 +280,27 @@ class Shadow(Races):
     def _offsets(self, mapping: Any, where: Any) -> Any:
         return (where - np.uint64(mapping.va - mapping.buf_offset)).astype(np.int64)
 
-    def global_stored(self, addr: Any, total: int, flags: Any) -> None:
+    def global_store(self, addr: Any, total: int, flags: Any) -> None:
         """A write of global memory that C has done (see `Written`)."""
         if not self.race:
             return
         for mapping, some in self._runs(addr):
-            where = addr if some is None else addr[some]
-            done = Written(flags if some is None else flags[some])
-            self._store_to(mapping, some, self._offsets(mapping, where), total, done)
+            if self.o.written is not None:
+                self.o.written.add(id(mapping.buf))
+            which = slice(None) if some is None else some
+            lanes, where = self.st.lanes()[which], addr[which]
+            index, count = self._index(self._offsets(mapping, where), total, self.o.grain)
+            slots = self.o.slots(mapping)
+            if self._strong():
+                self._publish(np.repeat(lanes, count), slots, index)
+            done = Written(flags[which])
+            self._write(slots, "global", lanes, (index, count), done, mapping)
 
-    def _store_to(
-        self, mapping: Any, lanes: Any, offsets: Any, total: int, store: Storing | Written
-    ) -> None:
-        """A write to one buffer by some of the active lanes."""
-        if self.o.written is not None:
-            self.o.written.add(id(mapping.buf))
-        lanes = self._active(lanes)
-        index, count = self._index(offsets, total, self.o.grain)
-        slots = self.o.slots(mapping)
-        if self._strong():
-            self._publish(np.repeat(lanes, count), slots, index)
-        self._write(slots, "global", lanes, (index, count), store, mapping)
-
-    def global_store(self, part: Any, addr: Any, rows: Any, total: int) -> bool:
-        """A write of global memory; whether it was done here."""
-        if not self.race:
-            return False
-        runs = self._runs(addr)
-        if (
-            not runs
-            or any(m.read_only for m, _ in runs)
-            or sum(len(addr) if some is None else len(some) for _, some in runs) < len(addr)
-        ):
-            return False
-        if (addr + np.uint64(total) > np.array([m.end for m, _ in runs], np.uint64).max()).any():
-            return False
-        for mapping, some in runs:
-            where, values = (addr, rows) if some is None else (addr[some], rows[some])
-            lanes = part if some is None else some if part is None else part[some]
-            offsets = self._offsets(mapping, where)
-            low = int(offsets.min())
-            memory = mapping.whole(low, int(offsets.max()) + total - low, DIRTY)
-            storing = Storing(memory, offsets, values, total)
-            self._store_to(mapping, lanes, offsets, total, storing)
-        return True
-
-    def global_atomic(self, part: Any, addr: Any, size: int) -> None:
+    def global_atomic(self, addr: Any, size: int) -> None:
         """An atomic of global memory."""
         if not self.race:
             return
-        lanes, words = self._active(part), []
+        lanes, words = self.st.lanes(), []
         for mapping, some in self._runs(addr):
             mine = lanes if some is None else lanes[some]
             where = addr if some is None else addr[some]
@@ -394,14 +334,3 @@ def _released(slots: Slots, index: Any) -> Any:
     return None if slots.released is None else slots.released[:, index]
 
 
-def _pieces(data: Any, total: int) -> Any:
-    """Bytes as (values, words): words of at most 8 bytes."""
-    word = min(total, 8)
-    flat = data[: len(data) // total * total].view(f"u{word}")
-    return flat.reshape(-1, total // word)
-
-
-def _equal(table: Any, offsets: Any, rows: Any, total: int) -> Any:
-    """Mask of the rows that the table already holds."""
-    values = _pieces(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), total)
-    return (_pieces(table, total)[np.asarray(offsets) // total] == values).all(1)
