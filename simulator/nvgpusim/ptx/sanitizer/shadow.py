@@ -179,7 +179,8 @@ class Shadow(Races):
                 "init",
                 self.st.site,
                 f"{self.place(self.st.site, 'atomic')} on "
-                f"{self._what('shared', int(index[n]), None)} by {self.me(int(many[n]))}: nobody has written it",
+                f"{self._what('shared', int(index[n]), None)} by {self.me(int(many[n]))}: "
+                "nobody has written it",
             )
         if self.race:
             self._before_write(self.shared, "shared", many, index, None, None)
