@@ -93,4 +93,4 @@ if __name__ == "__main__":
         print(f"{what}: {min(ratios):.1f} to {max(ratios):.1f}, median {middle:.1f}")
     for hot in (None, *HOT):
         middle, least, most = ratio(hot)
-        print(f"C: {hot.kernel if hot else 'matmul':20} {middle:.1f} ({least:.1f} to {most:.1f})")
+        print(f"{hot.kernel if hot else 'matmul':20} {middle:.1f} ({least:.1f} to {most:.1f})")

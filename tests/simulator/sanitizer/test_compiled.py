@@ -1,4 +1,4 @@
-"""What the sanitizer finds in programs that nobody has written, and what it leaves alone."""
+"""What C records itself is what the checks record when it tells of every access."""
 
 from __future__ import annotations
 
@@ -10,15 +10,65 @@ from hypothesis import given
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import STORE, kernel
 from tests.simulator.ptx.test_native import BLOCKS, DRAWN, SEEDS, SOME_PROGRAMS, THREADS, body
+from tests.simulator.sanitizer import launching
+from tests.simulator.sanitizer.cases import CASES, Case
+from tests.simulator.sanitizer.launching import Outcome
+from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
 from nvgpusim.extents import Extents
+from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx.native import build
+from nvgpusim.ptx.native.watch import Watcher
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
+SOME = [(), ("race",), ("init", "bounds")]
+"""Checks that are left out of the runs of each case."""
 
-def watched(code: Code, watch: bool = True) -> Any:
+
+FLAGS = {True: build.FLAGS, False: (*build.FLAGS, "-DSURE=0")}
+"""By whether C keeps records of what is surely right."""
+
+
+def told(found: Outcome) -> Any:
+    """An outcome but for the order of its findings."""
+    return sorted(found.texts), found.fault, found.memory
+
+
+@pytest.mark.parametrize("case", [*CASES, *ATTACKS], ids=lambda case: case.kernel)
+def test_all_kernels_are_judged_alike(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = MODULE if case.kernel in MODULE.kernels else launching.module()
+    found: dict[bool, list[Any]] = {True: [], False: []}
+    for sure, flags in FLAGS.items():
+        code = compile_kernel(module, module.kernels[case.kernel], True, False)
+        monkeypatch.setattr(launching, "code", lambda *_, code=code: code)
+        monkeypatch.setattr(build, "FLAGS", flags)
+        for off in SOME if case.fault else SOME[:1]:
+            checks, memory = tuple(c for c in CHECKS if c not in off), 0 if off else CACHEABLE
+            found[sure].append(told(launching.run(case, None, checks, memory)))
+    assert found[True] == found[False]
+
+
+ALONE = [f"clean_{name}" for name in ("saxpy", "reduce", "tile", "transpose", "shuffle")]
+
+
+@pytest.mark.parametrize("kernel", ALONE)
+def test_clean_kernels_are_not_told_of(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Barriers, shared memory and buffers: C alone records and judges them."""
+    told: list[int] = []
+    monkeypatch.setattr(Watcher, "tell", lambda watcher: told.append(watcher.struct.told_count))
+    case = next(c for c in CASES if c.kernel == kernel)
+    watch, (vm, buf) = Sanitizer(frozenset(CHECKS)), launching.memory()
+    for _ in range(2):
+        launch = launching.prepare(launching.code(kernel), case, vm, buf, watch)
+        launch.run()
+    assert launch.thread_instrs > 0
+    assert not told and not launch.findings
+
+
+def watched(code: Code) -> Any:
     """Findings, fault and memory of a kernel that gets a fresh buffer and one written in part."""
     memory, extents, size = FlatMemory(), Extents(), 4 * THREADS * BLOCKS
     out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
@@ -27,8 +77,8 @@ def watched(code: Code, watch: bool = True) -> Any:
     extents.written_by_host(data, SEEDS.nbytes - 600)
     bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
     launch = Launch(
-        code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, shared_bytes=code.shared_bytes,
-        watch=Sanitizer(frozenset(CHECKS), extents) if watch else None,
+        code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank},
+        shared_bytes=code.shared_bytes, watch=Sanitizer(frozenset(CHECKS), extents),
     )  # fmt: skip
     fault = ""
     try:
@@ -44,15 +94,24 @@ FOUND: set[str] = set()
 @SOME_PROGRAMS
 @given(body(), body())
 def random_programs(first: str, second: str) -> None:
-    """Most of them race, read what nobody wrote and reach beyond the ends: it changes nothing."""
+    """Most of them race, read what nobody wrote and reach beyond the ends."""
     memory = ".local .align 4 .b8 d[8]; .shared .align 4 .b8 s[1024]; setp.gt.s32 %p1, %r28, 9;"
     text = f"{memory}\n{DRAWN}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
-    module = parse(kernel(text))
-    code = compile_kernel(module, module.kernels["k"], True, False)
-    want, got = watched(code, False), watched(code)
-    if not got[1]:  # a shared address beyond the kernel's own bytes faults under the sanitizer
-        assert got[1:3] == want[1:3] and (got[3] == want[3]).all()
-    FOUND.update(key.split()[0] for key in got[0])
+    want, got = both(text)
+    assert got[:3] == want[:3]
+    assert (got[3] == want[3]).all()
+    FOUND.update(key.split()[0] for key in want[0])
+
+
+def both(text: str) -> list[Any]:
+    """What is found where C tells of every access, and where it does not."""
+    found = []
+    for sure in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "FLAGS", FLAGS[sure])
+            module = parse(kernel(text))
+            found.append(watched(compile_kernel(module, module.kernels["k"], True, False)))
+    return found
 
 
 WRITES = {
@@ -72,11 +131,11 @@ cvt.u64.u32 %rd2, %r6; cvta.shared.u64 %rd1, %rd2; st.shared.u32 [%r6], %r30;
 st.shared.u32 [%r6+256], %r30; bar.sync 0; xor.b32 %r7, %r30, 33; shl.b32 %r7, %r7, 2;
 add.u32 %r7, %r7, %r5; ld.shared.u32 %r1, [%r7]; {write} ld.shared.u32 %r3, [%r7+256];
 add.u32 %r1, %r1, %r3; {STORE}"""
-    module = parse(kernel(text))
-    code = compile_kernel(module, module.kernels["k"], True, False)
-    assert len(watched(code)[0]) == WRITES[write]
+    want, got = both(text)
+    assert got[1:3] == want[1:3] and sorted(got[0].values()) == sorted(want[0].values())
+    assert len(want[0]) == WRITES[write]
 
 
-def test_random_programs_are_judged() -> None:
+def test_random_programs_are_judged_alike() -> None:
     random_programs()
     assert {"race", "init", "bounds"} <= FOUND

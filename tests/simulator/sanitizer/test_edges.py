@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - PTX stays one instruction a line
-"""Ends of memories and rare records: numpy, C, and both under the sanitizer tell the same."""
+"""Ends of memories and rare records, of which C tells and of which it does not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ from nvgpusim.ptx.native import build
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 FULL = 4096
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler takes half the time, the code is slower and the same."""
-    flags = tuple("-O0" if flag == "-O2" else flag for flag in build.FLAGS)
-    monkeypatch.setattr(build, "FLAGS", flags)
 
 
 class Setup(NamedTuple):
@@ -75,9 +68,13 @@ def path(text: str, watched: bool, how: Setup) -> Any:
 
 
 def judged(body: str, **options: Any) -> Any:
-    """What happens without the sanitizer and with it."""
+    """Without the sanitizer and with it, which finds the same where C tells of every access."""
     text, how = kernel(body), Setup(**options)
-    return path(text, False, how), path(text, True, how)
+    plain, watched = path(text, False, how), path(text, True, how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", (*build.FLAGS, "-DSURE=0"))
+        assert path(text, True, how) == watched
+    return plain, watched
 
 
 @pytest.mark.parametrize(("more", "kinds"), [("", []), ("st.global.u32 [%i], 1;", ["sync"])])
@@ -101,7 +98,7 @@ redux.sync.add.u32 %r3, %r30, -1; st.global.u32 [%i], %r3; exit; END: {more}""")
 def test_plain_read_behind_the_last_atomic(own: str, kinds: list[str]) -> None:
     """Others may come later; a thread that saw what its atomic returned may know that none does."""
     body = f"{own} setp.ne.u32 %p1, %r28, 127; @%p1 bra END; ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; END:"
-    assert path(kernel(body), True, Setup())[2] == kinds
+    assert judged(body)[1][2] == kinds
 
 
 WRITES = {
@@ -222,6 +219,25 @@ def test_an_mbarrier_waits_for_copies(arrive: str) -> None:
     assert "race" in goes_on[2]
 
 
+@pytest.mark.parametrize(
+    ("arrive", "wait", "kinds"),
+    [
+        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];", "", ["race"]),
+        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];", f"L: {WAITS}; @!%p1 bra L;", []),
+        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];", "cp.async.wait_all;", []),
+        ("cp.async.wait_all;", "", []),
+    ],
+    ids=["no wait", "a wait for the barrier", "a wait for the copies", "no barrier"],
+)
+def test_a_threads_own_copy_of_which_a_barrier_tells(
+    arrive: str, wait: str, kinds: list[str]
+) -> None:
+    """Its arrival does not make it land."""
+    start = COPIED[: COPIED.index("L: WAIT")].replace("ARRIVE", arrive)
+    body = f"{start} {wait} ld.shared.u32 %r5, [%r4]; st.global.u32 [%i], %r5;"
+    assert judged(body)[1][2] == kinds
+
+
 @pytest.mark.parametrize("op", ["redux.sync.add.s32 %r2, %r30,", "vote.sync.ballot.b32 %r2, !%p1,"])
 def test_lanes_that_exit_without_what_others_wait_for(op: str) -> None:
     """Who returns early is not waited for; who goes past the instruction was meant to be there."""
@@ -269,13 +285,13 @@ def test_half_of_a_vector_that_nobody_reads(space: str, last: int, kinds: list[s
         declared += "mad.lo.u32 %r6, %r30, 16, %r6;"
     body = f"""{declared} st.{space}.v2.u32 [%r6], {{%r30, %r30}};
 ld.{space}.v4.u32 {{%r1, %r2, %r3, %r4}}, [%r6]; add.u32 %r1, %r1, %r{last}; st.global.u32 [%i], %r1;"""
-    assert path(kernel(body), True, Setup())[2] == kinds
+    assert judged(body)[1][2] == kinds
 
 
 @pytest.mark.parametrize(("last", "kinds"), [(2, []), (3, ["init"])])
 def test_half_of_a_vector_of_a_buffer(last: int, kinds: list[str]) -> None:
     body = f"ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%in+1008]; add.u32 %r1, %r1, %r{last}; st.global.u32 [%i], %r1;"
-    assert path(kernel(body), True, Setup(wrote=1016))[2] == kinds
+    assert judged(body, wrote=1016)[1][2] == kinds
 
 
 LOOKS = {
@@ -292,4 +308,4 @@ def test_a_plain_look_at_a_word(look: str, first: bool) -> None:
     text, kinds = LOOKS[look]
     sides = f"setp.{'lt' if first else 'ge'}.u32 %p1, %r28, 64; @%p1 bra A; {text} bra E;"
     body = f"{sides} A: ld.global.u32 %r1, [%in]; E: st.global.u32 [%i], %r1;"
-    assert path(kernel(body), True, Setup())[2] == kinds
+    assert judged(body)[1][2] == kinds
