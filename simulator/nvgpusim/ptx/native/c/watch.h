@@ -240,56 +240,73 @@ static inline __attribute__((noinline)) uint8_t* load_told(const Call* c, int64_
   return q;
 }
 
-static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, int64_t i, uint64_t a,
-                                   uint64_t size, uint64_t site) {
+// The place of a read that is surely right, which is recorded; else 0.
+static inline uint8_t* sure_global(const Call* c, Hit* h, const Who* o, uint64_t a, uint64_t size,
+                                   uint64_t site) {
   Watch* w = c->watch;
   uint8_t* q = likely(hit(h, a, size)) ? h->base + (a - h->start) : look(c, h, a, size, 0);
   const Piece* p = h->piece;
-  if (unlikely(!q)) return load_told(c, i, 'g', a, size, site);
-  if (likely(!p)) return q;
+  if (!q || likely(!p)) return q;
   for (uint64_t at = (a - p->origin) / WORD, k = 0; p->wrote && k < (size + 3) / WORD; k++)
-    if (unlikely(!p->wrote[at + k])) return load_told(c, i, 'g', a, size, site);
+    if (unlikely(!p->wrote[at + k])) return 0;
   if (p->records && !read_all(w, p, o, c->threads, a - p->base, size, w->global_grain, site))
-    return load_told(c, i, 'g', a, size, site);
+    return 0;
   return q;
 }
 
-static inline __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o, int64_t i,
-                                                   uint64_t block, uint64_t a, uint64_t size,
-                                                   uint64_t site) {
+static inline __attribute__((noinline)) uint8_t* recorded(const Call* c, const Who* o,
+                                                          uint64_t block, uint64_t a,
+                                                          uint64_t size, uint64_t site) {
   Watch* w = c->watch;
   uint8_t* q = shared(c, block, a, size);
   if (!q || a + size > w->shared_end) return 0;
   uint64_t at = q - c->shared, g = at >> w->shared_grain;
   for (uint64_t k = granules(size, w->shared_grain); w->init && k; k--, g++)
-    if (unlikely(!w->own.write[g])) return load_told(c, i, 's', a, size, site);
-  if (w->race && !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site))
-    return load_told(c, i, 's', a, size, site);
+    if (unlikely(!w->own.write[g])) return 0;
+  if (w->race && !read_all(w, &w->own, o, c->threads, at, size, w->shared_grain, site)) return 0;
   return q;
 }
 
 // Of a calm read nobody will ask: it leaves no record.
-static inline __attribute__((always_inline)) uint8_t* load_shared(const Call* c, const Who* o,
-                                                                  int64_t i, uint64_t block,
-                                                                  uint64_t a, uint64_t size,
-                                                                  uint64_t site) {
-  if (!o->calm) return recorded(c, o, i, block, a, size, site);
+static inline __attribute__((always_inline)) uint8_t* sure_shared(const Call* c, const Who* o,
+                                                                  uint64_t block, uint64_t a,
+                                                                  uint64_t size, uint64_t site) {
+  if (!o->calm) return recorded(c, o, block, a, size, site);
   if (unlikely((a & (size - 1)) || a >= o->end || a + size > o->end)) return 0;
   uint64_t at = o->first + a, g = at >> o->grain;
   for (uint64_t k = o->write ? granules(size, o->grain) : 0; k; k--, g++)
-    if (unlikely(!o->write[g])) return load_told(c, i, 's', a, size, site);
+    if (unlikely(!o->write[g])) return 0;
   return o->memory + at;
 }
 
-static inline uint8_t* load_local(const Call* c, int64_t i, uint64_t a, uint64_t size,
-                                  uint64_t site) {
+static inline uint8_t* sure_local(const Call* c, int64_t i, uint64_t a, uint64_t size) {
   uint8_t* q = local(c, i, a, size);
   if (!q) return 0;
   const uint8_t* known = c->watch->local;
   if (known) known += i * c->depth + (q - c->local - c->rows[i]);
   for (uint64_t k = 0; known && k < size; k++)
-    if (!known[k]) return load_told(c, i, 'l', a, size, site);
+    if (!known[k]) return 0;
   return q;
+}
+
+static inline uint8_t* load_global(const Call* c, Hit* h, const Who* o, int64_t i, uint64_t a,
+                                   uint64_t size, uint64_t site) {
+  uint8_t* q = sure_global(c, h, o, a, size, site);
+  return likely(q) ? q : load_told(c, i, 'g', a, size, site);
+}
+
+static inline __attribute__((always_inline)) uint8_t* load_shared(const Call* c, const Who* o,
+                                                                  int64_t i, uint64_t block,
+                                                                  uint64_t a, uint64_t size,
+                                                                  uint64_t site) {
+  uint8_t* q = sure_shared(c, o, block, a, size, site);
+  return likely(q) ? q : load_told(c, i, 's', a, size, site);
+}
+
+static inline uint8_t* load_local(const Call* c, int64_t i, uint64_t a, uint64_t size,
+                                  uint64_t site) {
+  uint8_t* q = sure_local(c, i, a, size);
+  return likely(q) ? q : load_told(c, i, 'l', a, size, site);
 }
 
 static inline uint8_t* load_generic(const Call* c, Hit* h, const Who* o, const Who* shared,
