@@ -139,7 +139,7 @@ class Run:
                 left -= SPINNING if block.polls else 1
             else:
                 following = self.advance(at)
-                left -= self.launch.steps - before
+                left -= max(self.launch.steps - before, SPINNING if block.polls else 1)
             if following is None:
                 return
             at = following
