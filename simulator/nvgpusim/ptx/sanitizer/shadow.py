@@ -333,5 +333,3 @@ class Shadow(Races):
 
 def _released(slots: Slots, index: Any) -> Any:
     return None if slots.released is None else slots.released[:, index]
-
-
