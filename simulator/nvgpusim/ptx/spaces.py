@@ -183,5 +183,3 @@ def peek(st: State, address: int, size: int) -> bytes:
         return st.launch.vm.load(where, size).tobytes()
     data, offsets = flat(st, name, None, where, size)
     return bytes(data[offsets[0] : offsets[0] + size])
-
-
