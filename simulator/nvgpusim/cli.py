@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from .compilers import compiler_commands
 from .cuda.cli import cuda, run_source
 from .errors import SimError
 from .options import (
@@ -83,6 +84,7 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     for spec in options.inject:
         Injection.parse(spec)
     argv = python_command(command)
+    compiler_commands()  # a kernel that cannot run would be found much later
     _check_memfd()
     for path in filter(None, (options.record, options.report)):
         _check_writable(path)

@@ -19,11 +19,11 @@ from tests.simulator.ptx.recorded import grammar
 from tests.simulator.ptx.recorded.test_grammar import GROUPS, RECORDED
 
 from nvgpusim import l2
+from nvgpusim.compilers import NoCompilerError
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import DmaBuf, Mapping, MmuFault
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.native.build import NoCompilerError
 
 THREADS, BLOCKS = 64, 3
 SEEDS = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from nvgpusim.cli import main
+from nvgpusim.compilers import NoCompilerError
 from nvgpusim.ptx.native import build
 
 
@@ -46,7 +48,7 @@ def test_a_library_that_others_can_write_is_not_loaded(folder: Path, capsys: Any
         assert not mine.is_symlink() and mine.stat().st_mode & 0o777 == 0o600
     assert not capsys.readouterr().err
     folder.chmod(0o777)
-    with pytest.raises(build.NoCompilerError, match="others may write there"):
+    with pytest.raises(NoCompilerError, match="others may write there"):
         build.load_compiled(c(1))
 
 
@@ -77,7 +79,7 @@ def test_a_compiler_that_hangs_is_asked_once(
     script.chmod(0o755)
     monkeypatch.setattr(build, "compiler", lambda: (str(script),))
     monkeypatch.setattr(build, "SECONDS", 2)
-    with pytest.raises(build.NoCompilerError, match="was ended"):
+    with pytest.raises(NoCompilerError, match="was ended"):
         build.load_compiled(c(1))
     (child,) = pids.read_text().split()
     state = Path(f"/proc/{child}/stat")
@@ -95,12 +97,15 @@ def test_cc_may_have_options_and_must_exist(
 ) -> None:
     monkeypatch.setenv("CC", "sh -e")
     assert build.compiler.__wrapped__() == (shutil.which("sh"), "-e")
-    monkeypatch.setenv("CC", "no-such-compiler -O1")
-    assert build.compiler.__wrapped__() == ()
-    assert "CC=no-such-compiler is no program of PATH" in capsys.readouterr().err
-    monkeypatch.setenv("CC", "'gcc")
-    assert build.compiler.__wrapped__() == ()
-    assert "CC='gcc: No closing quotation" in capsys.readouterr().err
+    for wrong, why in (
+        ("no-such-compiler -O1", "CC=no-such-compiler is no program of PATH"),
+        ("'gcc", "CC='gcc: No closing quotation"),
+    ):
+        monkeypatch.setenv("CC", wrong)
+        with pytest.raises(NoCompilerError, match=why):
+            build.compiler.__wrapped__()
+        assert main(["--", "-c", "pass"]) == 2
+        assert f"nvgpusim: error: {why}" in capsys.readouterr().err
 
 
 def compiler_script(path: Path, kind: str) -> None:

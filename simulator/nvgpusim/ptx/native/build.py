@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import platform
-import shlex
-import shutil
 import signal
 import stat
 import struct
@@ -22,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...compilers import NoCompilerError, compiler_commands
 from ...options import cache_directory
 
 HEADERS = sorted((Path(__file__).parent / "c").glob("*.h"))
@@ -44,36 +42,16 @@ HOT = 20_000_000
 """Thread instructions of a kernel after which it is compiled well."""
 
 
-class NoCompilerError(Exception):
-    """Kernels cannot be compiled; the message is one line that says what would help."""
-
-
 @lru_cache
 def compiler() -> tuple[str, ...]:
-    """The C compiler's command: $CC, or of clang, gcc, cc of PATH and ziglang's clang the first
-    that knows the C that is written here. Raises NoCompilerError."""
-    try:
-        asked = shlex.split(os.environ.get("CC", ""))
-    except ValueError as e:
-        raise NoCompilerError(f"CC={os.environ['CC']}: {e}") from None
-    if asked:
-        if found := shutil.which(asked[0]):
-            return found, *asked[1:]
-        raise NoCompilerError(
-            f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)"
-        )
-    names = ("clang", "gcc", "cc")
-    known: list[tuple[str, ...]] = [(found,) for name in names if (found := shutil.which(name))]
-    ziglang = importlib.util.find_spec("ziglang")
-    if ziglang is not None and ziglang.submodule_search_locations:
-        known.append((str(Path(ziglang.submodule_search_locations[0]) / "zig"), "cc"))
-    for command in known:
+    """The C compiler's command: of compiler_commands() the first that knows the C that is written
+    here; one command alone is not asked. Raises NoCompilerError."""
+    known = compiler_commands()
+    for command in known if len(known) > 1 else ():
         with suppress(subprocess.SubprocessError, OSError):
             version(command)
             return command
-    if known:
-        return known[0]
-    raise NoCompilerError("no C compiler: install gcc or clang, or `pip install ziglang`")
+    return known[0]
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""What compiled code tells of its accesses (`Told` of watch.h), to the checks."""
+"""The accesses that compiled code tells of (`Told` of watch.h), to the checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _alike(rows: Any) -> Iterator[Any]:
 
 
 def _one(shadow: Shadow, what: str, space: str, rows: Any) -> None:
-    """What some lanes have done with one instruction."""
+    """The work of some lanes with one instruction."""
     lanes, size = rows["lane"], int(rows[0]["size"])
     where = np.ascontiguousarray(rows["at"])
     if space in ("shared", "local"):
