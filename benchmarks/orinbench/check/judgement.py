@@ -18,7 +18,7 @@ from orinbench.check.reference import log_softmax
 from orinbench.check.reference_rope import Array
 
 # Limits, as multiples of the yardstick. docs/models.md has the largest values that right engines
-# reach, and what each of 40 planted faults reaches.
+# reach, and what each planted fault reaches.
 MOST_WIDE = 1.6  # rms of all errors
 MOST_WIDE_POSITION = 3.0  # rms of one position's, as in a layer
 MOST_ELEMENT = 12.0  # one logit's, of the scale of its row and position

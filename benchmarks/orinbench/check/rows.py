@@ -1,8 +1,8 @@
 """The gate for each row at its own depth and batch, once a run.
 
 A worker hands over the last logits of a row and the same ones computed in another way
-(measure/backends/rows.py). Where the model is small for its context, the float64 reference judges
-the row's own, too.
+(measure/backends/row_check.py). Where the model is small for its context, the float64 reference
+judges the row's own, too.
 """
 
 import numpy as np

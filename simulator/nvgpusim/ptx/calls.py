@@ -1,4 +1,4 @@
-"""What kernels ask the host for: printf (vprintf), assert (__assertfail), malloc, free, trap."""
+"""Services of the host for kernels: printf (vprintf), assert (__assertfail), malloc, free, trap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong where C cannot go on: with an access, or with lanes that are to act together."""
+"""The fault where C cannot go on: with an access, or with lanes that are to act together."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def size_of(site: Site) -> int:
 
 
 def access_of(instr: Instr) -> Access:
-    """What an instruction does to memory."""
+    """The access that an instruction makes."""
     if instr.op == "st" or (instr.op == "wmma" and "store" in instr.mods):
         return "write"
     return "atomic" if instr.op in ("atom", "red") else "read"
 
 
 def fault_of(st: State, instr: Instr, lane: int, at: int, copied: bool) -> Exception:
-    """What is wrong with a lane's access to an address; `copied`: of cp.async the source."""
+    """The fault of a lane's access to an address; `copied`: of cp.async the source."""
     site, st.m = site_of(st, instr), np.array([lane])
     space, where = space_of(site), np.array([at], np.uint64)
     if instr.op in ("cp", "mbarrier"):

@@ -1,4 +1,4 @@
-"""What all tables of instructions share: types, operands, literals, special registers."""
+"""The base of all tables of instructions: types, operands, literals, special registers."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Run:
         return self.wait(at, block.jump)
 
     def advance(self, at: int, trusted: bool = False) -> int | None:
-        """What C runs from block `at` on."""
+        """Let C run from block `at` on."""
         st, launch, c = self.st, self.launch, self.machine.call
         limit, budget = min(self.groups) if self.groups else NO_LIMIT, PATIENCE
         if self.rng is not None:
@@ -226,7 +226,7 @@ class Run:
         return fault
 
     def tell(self) -> None:
-        """What C has found."""
+        """Report the finding of C."""
         st, c, kept = self.st, self.machine.call, self.st.m
         st.at, st.m = self.launch.code.kernel.instrs[c.note_at], np.array([c.note])
         if st.at.op == "shfl":

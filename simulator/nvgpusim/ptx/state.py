@@ -234,7 +234,7 @@ class State:
         return np.full(self.count(), word, kind)
 
     def words(self, arg: Operand | None, site: Site) -> Value:
-        """What the active lanes store, as bits of the instruction's type."""
+        """The values that the active lanes store, as bits of the instruction's type."""
         if isinstance(arg, Imm):
             word = np.asarray(literal(arg, site.t, site)).reshape(1)
             return np.full(self.count(), word.view(f"u{word.itemsize}")[0])

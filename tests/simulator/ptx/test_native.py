@@ -162,7 +162,7 @@ OPS: tuple[str, ...] = (
 ALONE = tuple(
     op for op in OPS if not any(word in op for word in ("ex2", "shfl", "bar.", "%laneid"))
 )
-"""What the evaluator knows, and a thread does on its own."""
+"""Opcodes that the evaluator knows, and a thread does on its own."""
 OPS += (
     "shr.u32 %r20, {r}, 24; shl.b32 %r20, %r20, 2; add.u32 %r20, %r20, %r21; ld.shared.b32 {r}, [%r20];",
     "shr.u32 %r20, {r}, 24; shl.b32 %r20, %r20, 2; add.u32 %r20, %r20, %r21; st.shared.b32 [%r20], {r};",

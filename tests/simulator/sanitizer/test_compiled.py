@@ -1,4 +1,4 @@
-"""What C records itself is what the checks record when it tells of every access."""
+"""C itself records what the checks record when it tells of every access."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def random_programs(first: str, second: str) -> None:
 
 
 def both(text: str) -> list[Any]:
-    """What is found where C tells of every access, and where it does not."""
+    """The findings where C tells of every access, and where it does not."""
     found = []
     for sure in (False, True):
         with pytest.MonkeyPatch.context() as patch:

@@ -160,7 +160,7 @@ def _atom(w: Words) -> Group:
 
 
 def _told(w: Words, size: int = 0) -> str:
-    """What tells the sanitizer of an atomic at @ before it is done."""
+    """C that tells the sanitizer of an atomic at @ before it is done."""
     if not w.frame.watched:
         return ""
     size = size or w.t.bits // 8
