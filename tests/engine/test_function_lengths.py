@@ -41,15 +41,6 @@ def function_lengths(text: str) -> dict[str, int]:
     return found
 
 
-def test_a_long_function_is_found() -> None:
-    body = "  x(f(2), '{');  // }\n" * 59
-    text = (
-        "#define M(a) \\\n  { a\nstruct S {\n  int a;\n  S(int b)\n      : a(b) {}\n};\n"
-        f"template<int N>\nvoid f(int a) {{\n{body}}}\nint g();\n"
-    )
-    assert function_lengths(text) == {"S at 5": 2, "f at 8": 62}
-
-
 def test_functions_and_files_are_short() -> None:
     assert len(SOURCES) > 20
     long: dict[str, int] = {}

@@ -7,46 +7,6 @@ from orinllm.batching.checkpoints import StateSlots
 from orinllm.gpu.kernels.buffers import PAGE
 
 
-def test_the_end_of_a_text_is_forgotten_before_its_beginning() -> None:
-    store, ids = PagedStore(4), prompt(1, 3 * PAGE + 1)
-    lease = store.begin(ids, len(ids))
-    assert lease is not None
-    store.commit(lease, ids, 3 * PAGE)
-    store.end(lease)
-    other = store.begin(prompt(2, PAGE + 1), PAGE + 1)  # one free page, and one that is known
-    assert other is not None
-    store.end(other)
-    again = store.begin(ids, len(ids))
-    assert again is not None
-    assert again.cached == 2 * PAGE
-
-
-def test_a_page_is_known_by_its_tokens_and_all_before_them() -> None:
-    store = PagedStore(16)
-    a, b, c, d = (prompt(i, PAGE) for i in range(4))
-    for ids, steps in (([*a, *b, 1], (PAGE, 2 * PAGE)), ([*c, *d, 1], (2 * PAGE,))):
-        lease = store.begin(ids, len(ids))
-        assert lease is not None and lease.cached == 0
-        for done in steps:
-            store.commit(lease, ids, done)
-        store.end(lease)
-    for ids, cached in (([*a, *b], 2), ([*c, *d], 2), ([*c, *b], 1), ([*b, *a], 0), ([*d], 0)):
-        lease = store.begin([*ids, 1], len(ids) + 1)
-        assert lease is not None and lease.cached == cached * PAGE
-        store.end(lease)
-    # Two that began together have pages of their own, of which one is found, and both can go.
-    store, ids = PagedStore(4), [*a, 1]
-    pair = [store.begin(ids, len(ids)) for _ in range(2)]
-    for lease in pair:
-        assert lease is not None
-        store.commit(lease, ids, PAGE)
-    for lease in pair:
-        assert lease is not None
-        store.end(lease)
-    assert store.begin([*b, *c, *d, 1], 4 * PAGE) is not None
-    assert store.used == 4
-
-
 def test_the_last_page_is_kept_for_who_goes_on_behind_all_of_it() -> None:
     store, ids = PagedStore(3), prompt(1, PAGE + 9)
 
@@ -156,19 +116,6 @@ def test_a_slot_that_is_taken_has_no_texts_states() -> None:
     slots.end(0, "a")
     slots.end(1, None)
     assert slots.take("a") == 0 and not slots.has("a")
-
-
-def test_states_two_steps_behind_a_text_are_nobodys() -> None:
-    """A step passed the token that ended it, and another one a token that nobody knows."""
-    for ahead, cached in ((1, 6), (2, 0)):
-        store, ids = PagedStore(4, StateSlots(2, 1)), prompt(1, 5)
-        lease = store.begin(ids, len(ids))
-        assert lease is not None
-        store.commit(lease, ids, len(ids))
-        lease.started, lease.last = len(ids) + ahead, 7
-        store.end(lease)
-        again = store.begin([*ids, 7, 8], 7)
-        assert again is not None and again.cached == cached
 
 
 def test_each_slot_has_a_context_of_pages() -> None:

@@ -1,6 +1,6 @@
 """A step of several requests on the fused kernels: each token is the one that the host draws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,36 +116,17 @@ def test_penalties_count_the_text_of_their_own_request(
 
 
 class Asked:
-    """An executor that notes what it is asked to fill, and how."""
+    """An executor that notes which states it is asked to copy."""
 
     chunk, prompt_tokens_per_step, context, vocab_size, begins = 512, 64, 1024, 100, True
 
     memory = SimpleNamespace(slots=4)
 
     def __init__(self) -> None:
-        self.filled: list[tuple[str, int]] = []
         self.copied: list[tuple[int, int]] = []
 
     def copy_states(self, start: int, to: int) -> None:
         self.copied.append((start, to))
-
-    def place(self, pages: Sequence[int], states: int) -> None: ...
-
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        self.filled.append(("fill", end - start))
-
-    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
-        self.filled.append(("fill_piece", end - start))
-
-
-def test_a_deterministic_server_has_no_pieces_of_its_own() -> None:
-    """Its numbers are the same beside other answers: small pieces are rounded otherwise."""
-    executor = Asked()
-    for deterministic in (False, True):
-        runner = FusedRunner(executor, 1, deterministic)  # type: ignore[arg-type]
-        for end in (64, 65):
-            runner.fill([0, 1], range(70), 0, end)
-    assert executor.filled == [("fill_piece", 64), ("fill", 65), ("fill", 64), ("fill", 65)]
 
 
 def test_states_go_to_their_checkpoint_behind_all_slots_and_back() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -44,21 +44,6 @@ def refused(path: Path) -> str:
     text = str(found.value)
     assert text.startswith(f"{path}: ") and "\n" not in text
     return text
-
-
-def test_what_is_in_a_file(path: Path) -> None:
-    opened = GGUF.open(path)
-    assert opened.metadata["some.words"] == ["one", "two", "", "drei"]
-    assert opened.metadata["some.numbers"] == [1, -2, 3]
-    assert opened.metadata.length("some.words") == 4
-    assert opened.metadata.length("a.float") is None
-    assert (opened.metadata["a.float"], opened.metadata["a.bool"]) == (0.5, True)
-    assert "nothing" not in opened.metadata
-    tensor = opened.tensors["blk.1.weight"]
-    assert (tensor.type, tensor.shape) == (GGMLQuantizationType.F16, (2, 32))
-    assert opened.size_bytes == 64 * 4 + 64 * 2
-    for name in opened.tensors:
-        np.testing.assert_array_equal(opened.vector(name), MATRIX)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence, Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.gpu.kernels.buffers import PAGE, Q8_0
+from orinllm.gpu.kernels.buffers import Q8_0
 
 # Of the logits' norm: errors of halves, and of keys and values in bytes.
 HALVES, EIGHT_BIT_KEYS = 0.004, 0.02
@@ -213,52 +213,3 @@ def test_a_preempted_answer_goes_on(emulated: Load, written: Write) -> None:
         asked = answer(executor, store, prompts)
     assert counted and wrong(path, asked) == []
     assert store.free == 5
-
-
-def test_states_go_where_their_text_goes() -> None:
-    """A text's slot is found by all of the text alone; a checkpoint by its pages."""
-    store = PagedStore(8, StateSlots(2, 1))
-    ids = list(range(100, 100 + 2 * PAGE + 9))
-    first = store.begin(ids, len(ids))
-    assert first is not None and store.piece_end(first, 0, len(ids)) == 2 * PAGE
-    first.started = 2 * PAGE
-    store.commit(first, ids, 2 * PAGE)
-    assert store.checkpoint_to_save(first) == 0 and store.checkpoint_to_save(first) is None
-    second = store.begin([*ids[: 2 * PAGE], 1], len(ids))
-    assert second is not None and second.cached == 2 * PAGE
-    assert second.pages[:2] == first.pages[:2] and second.pages.slot != first.pages.slot
-    assert store.checkpoint_to_restore(second) == 0 and store.checkpoint_to_restore(second) is None
-    store.end(second)
-    first.started = len(ids)
-    store.commit(first, ids, len(ids) - 1)  # a step of its last token is under way
-    slot = first.pages.slot
-    store.end(first)
-    again = store.begin([*ids, 1, 2], len(ids) + 2)
-    assert again is not None and again.cached == 2 * PAGE  # its states are nobody's text
-    again.started = len(ids)
-    store.commit(again, [*ids, 1, 2], len(ids))
-    slot = again.pages.slot
-    store.end(again)
-    part = store.begin(ids[: 2 * PAGE + 4], len(ids))
-    assert part is not None and part.cached == PAGE * 2  # states do not go back
-    store.end(part)
-    whole = store.begin([*ids, 3], len(ids) + 1)
-    assert whole is not None
-    assert (whole.cached, whole.pages.slot, whole.resumes) == (len(ids), slot, None)
-    alike = store.begin([*ids, 3], len(ids) + 1)
-    assert alike is not None and alike.cached == 2 * PAGE and alike.pages.slot != slot
-
-
-def test_a_text_whose_states_are_gone_begins_anew() -> None:
-    """Its pages are known still, the last one too; without states none of them is of use."""
-    store, ids = PagedStore(8, StateSlots(1, 0)), list(range(100, 100 + 2 * PAGE + 9))
-    held = list[set[int]]()
-    for text in (ids, [1, 2, 3]):
-        lease = store.begin(text, len(text))
-        assert lease is not None
-        held.append({*lease.pages})
-        lease.started = len(text)
-        store.commit(lease, text, len(text))
-        store.end(lease)
-    again = store.begin([*ids, 7], len(ids) + 1)
-    assert again is not None and again.cached == 0 and not held[0] & {*again.pages}

@@ -254,13 +254,3 @@ def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.Monkey
         if name != "qwen35":  # which tinygrad.llm knows
             with pytest.raises(BadInput, match="--device CPU runs it"):
                 make_runner(network, plan)
-
-
-def test_blocks_that_propose_tokens_are_left_alone(tmp_path: Path) -> None:
-    """Qwen3.5's files may carry one behind the layers."""
-    keys = {**MODELS["qwen35"][1], "nextn_predict_layers": 1}
-    layers = [*MODELS["qwen35"][2], {"nextn.eh_proj.weight": (64, 128)}]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "qwen35", ("qwen35", keys, layers))
-        hybrid_models.write(tmp_path / "m.gguf", "qwen35")
-    assert len(Network.read(tmp_path / "m.gguf").config.layers) == 2

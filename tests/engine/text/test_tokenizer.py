@@ -179,12 +179,6 @@ def test_a_real_vocabulary_s_unions_come_in_the_order_of_scores() -> None:
         assert [tokens[i] for i in ids] == list(itertools.chain(*spelled))
 
 
-def test_equal_scores_grow_a_run_from_its_left_end() -> None:
-    words = {"▁": -1.0} | {"▁" * n: -1000.0 for n in range(2, 6)}
-    source = Tokenizer.from_metadata(_sentencepiece(words, add_space_prefix=False))
-    assert [len(word) for word in _texts(source, source.encode(" " * 13))] == [5, 5, 3]
-
-
 def test_signs_outside_the_vocabulary_become_bytes() -> None:
     source = Tokenizer.from_metadata(_sentencepiece({"▁": -1.0, "a": -2.0}))
     assert _texts(source, source.encode("a🦙")) == [b" ", b"a", b"\xf0", b"\x9f", b"\xa6", b"\x99"]
@@ -241,13 +235,6 @@ def test_a_guarded_text_is_words_within_a_template_s_text(name: str) -> None:
     assert source.guard("nothing of that kind") == "nothing of that kind"
 
 
-def test_user_defined_tokens_always_match() -> None:
-    source = Tokenizer.from_metadata(
-        _byte_level(["<x>", "<y>"], ["a b"], token_type=[_NORMAL] * 96 + [_USER, _CONTROL])
-    )
-    assert _texts(source, source.encode("a<x>b<y>")) == [b"a", b"<x>", b"b", b"<", b"y", b">"]
-
-
 def test_what_merges_may_not_make_matches_as_a_whole_in_a_template() -> None:
     """Control, unknown and ending tokens, of whatever kind; of equal texts the last, as llama.cpp.
 
@@ -261,20 +248,6 @@ def test_what_merges_may_not_make_matches_as_a_whole_in_a_template() -> None:
     source = Tokenizer.from_metadata(keys)
     assert _texts(source, source.encode("abcdefghij")) == [*map(str.encode, "abcdefgh"), b"ij"]
     assert source.encode("abcdefghij", special=True) == [101, 97, 98, 99, 100]
-
-
-def test_a_byte_may_end_an_answer_and_be_a_word() -> None:
-    newline = 3 + ord("\n")
-    source = Tokenizer.from_metadata(_sentencepiece({"a": -1.0}, eot_token_id=newline))
-    assert newline in source.end_ids
-    assert _texts(source, source.encode("a\n"))[-2:] == [b"a", b"\n"]
-
-
-def test_the_longest_whole_token_matches_first_then_the_leftmost() -> None:
-    finder = WholeFinder(["ab", "bcd", "aa", "aaa"])
-    assert list(finder.partition("abcd", frozenset())) == [("a", False), ("bcd", True)]
-    assert list(finder.partition("aaaaa", frozenset())) == [("aaa", True), ("aa", True)]
-    assert list(finder.partition("", frozenset())) == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -302,13 +275,6 @@ def test_harmony_s_end_of_a_message_is_not_the_end_of_an_answer() -> None:
 
 
 # -- back to text ----------------------------------------------------------------------------------
-
-
-def test_a_stream_gives_whole_characters_only() -> None:
-    source = Tokenizer.from_metadata(_sentencepiece({"▁": -1.0, "a": -2.0}))
-    stream = source.stream()
-    assert [stream.push(i) for i in source.encode("🦙a")] == [" ", "", "", "", "🦙", "a"]
-    assert stream.flush() == ""
 
 
 def test_a_stream_says_what_is_no_utf_8() -> None:

@@ -21,7 +21,6 @@ from orinllm.gpu.kernels.attention import (
     AttentionInputs,
     attend_chunk,
     attend_token,
-    most_splits,
     rotate_chunk,
     store_keys,
 )
@@ -409,21 +408,6 @@ def test_a_chunk(case: Case, start: int, tokens: int, rng: np.random.Generator) 
         for i in range(heads):
             want = layer.attended(qkv[t], i, start + t, new)
             np.testing.assert_allclose(got[t, i], want, rtol=0.02, atol=0.01)
-
-
-@pytest.mark.parametrize(
-    ("machine", "sequences", "splits"),
-    [(132, 1, 33), (16, 1, 8), (14, 1, 7), (132, 8, 8), (16, 32, 1), (8, 1, 4)],
-)
-def test_splits_fill_a_machine(
-    machine: int, sequences: int, splits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four blocks on each multiprocessor, of a large machine two."""
-    monkeypatch.setattr("orinllm.gpu.kernels.attention.multiprocessors", lambda device: machine)
-    heads = Heads(Case(64, 8, 4).attention(), 65536, sequences)
-    assert most_splits("EMU", heads) == splits
-    short = replace(heads, context=128)
-    assert most_splits("EMU", short) == min(splits, 2)
 
 
 def test_the_end_of_the_largest_pool(rng: np.random.Generator) -> None:

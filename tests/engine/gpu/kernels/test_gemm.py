@@ -17,8 +17,7 @@ from orinbench.check.arithmetic import halves_of
 from orinllm.file.ggml import KernelType
 from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
 from orinllm.gpu.kernels.gemm import RowProduct, Splits, adjacent_matrices, tiled
-from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, piece_tile, tile_for
-from orinllm.gpu.kernels.tile import TILES as ALL_TILES
+from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, piece_tile
 from orinllm.gpu.launch import Graph
 
 pytestmark = pytest.mark.usefixtures("emulation")
@@ -177,24 +176,6 @@ def test_gated(tile: Tile, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiprocessors", "rows", "tile"),
-    [
-        (14, 2048, (128, 128, 1)),  # AGX Orin 32GB
-        (16, 2048, (128, 128, 1)),
-        (16, 576, (128, 64, 1)),  # 20 tiles of the largest kind, 40 of this
-        (132, 16384, (128, 128, 1)),
-        (132, 6144, (128, 64, 1)),
-        (132, 4096, (128, 64, 1)),
-        (132, 2048, (64, 64, 2)),
-        (132, 1024, (64, 64, 2)),
-    ],
-)
-def test_tiles_by_machine(multiprocessors: int, rows: int, tile: tuple[int, int, int]) -> None:
-    found = tile_for(multiprocessors, rows, CHUNK)
-    assert (found.rows, found.tokens, found.k_warps) == tile
-
-
-@pytest.mark.parametrize(
     ("row_blocks", "cols", "splits"),
     [
         (448, 4096, 1),  # gate and up of 8B fill 132 multiprocessors
@@ -209,8 +190,3 @@ def test_blocks_share_columns_to_fill_a_machine(row_blocks: int, cols: int, spli
     assert (found.splits, found.rows, found.tokens) == (splits, 64, PIECE_TOKENS)
     sums, arrived = Splits.sizes(132)
     assert splits == 1 or (row_blocks * splits * 64 * 64 <= sums and row_blocks <= arrived)
-
-
-def test_sizes_of_a_tile() -> None:
-    assert (ALL_TILES[0].threads, ALL_TILES[0].rows, ALL_TILES[0].tokens) == (128, 128, 128)
-    assert (ALL_TILES[-1].threads, ALL_TILES[-1].rows, ALL_TILES[-1].tokens) == (256, 64, 64)
