@@ -4,7 +4,7 @@ import time
 
 from tests.benchmarks.orinbench_command import Capture, Patch
 
-from orinbench.progress import Messages, duration
+from orinbench.progress import Messages
 
 
 class Terminal(io.StringIO):
@@ -22,17 +22,6 @@ def use(talk: Messages) -> None:
     talk.advance("tinygrad:CPU tg16")
     talk.advance("tinygrad:CPU pp32")
     talk.close()
-
-
-def test_off_a_terminal_there_are_plain_lines(capsys: Capture) -> None:
-    use(Messages())
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines() == [
-        "orinbench: opening tinygrad:CPU",
-        "orinbench: a line that stays",
-        "orinbench: 1 round of 2 tests; at least 5 min",
-    ]
 
 
 def test_the_rest_is_told_now_and_then(capsys: Capture, monkeypatch: Patch) -> None:
@@ -87,7 +76,3 @@ def test_on_a_terminal_the_last_line_changes(monkeypatch: Patch) -> None:
     ]
     shown = terminal.getvalue().split("\r\x1b[K")
     assert "a detail" in shown and "100%, about 0 s lef" in shown, "a long one is cut"
-
-
-def test_durations() -> None:
-    assert (duration(3.4), duration(119.0), duration(600.0)) == ("3 s", "119 s", "10 min")

@@ -6,7 +6,6 @@ import os
 import shutil
 import tracemalloc
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
-from orinbench.labels import type_label
 from orinbench.model import SUPPORTED_TYPES, open_model
 from orinbench.synth import cached_synthetic, synth_command, write_synthetic
 from orinbench.synth.random_blocks import SYNTHETIC_TYPES, random_rows
@@ -108,13 +106,6 @@ def test_the_same_seed_gives_the_same_bytes_for_ever(tmp_path: Path) -> None:
     assert digest == TINY_Q6_K_SEED_0, "raise synth.GENERATION, or cached models lie"
 
 
-def test_another_seed_and_another_tensor_give_other_bytes(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "1.gguf", seed=1), write(tmp_path / "2.gguf", seed=2)
-    assert tensor_bytes(one) != tensor_bytes(two)
-    tensors = {tensor.name: tensor.data for tensor in GGUFReader(one).tensors}
-    assert not np.array_equal(tensors["blk.0.attn_q.weight"], tensors["blk.1.attn_q.weight"])
-
-
 def test_a_medium_file_mixes_types(tmp_path: Path) -> None:
     model = open_model(write(tmp_path / "m.gguf", quant="Q4_K_M"))
     types = Counter(tensor.type.name for tensor in model.tensors.values())
@@ -194,12 +185,6 @@ def test_ctrl_c_leaves_nothing_half_and_the_old_file_whole(tmp_path: Path) -> No
     assert path.read_bytes() == b"old"
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BenchError, match="cannot be written"):
-        write(tmp_path / "file" / "m.gguf")
-
-
 def test_the_cache_writes_once_and_mends_what_is_broken(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[tuple[int, int]] = []
@@ -257,11 +242,6 @@ def test_the_command_says_what_it_wrote_and_does_not_replace_a_file(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe")
     result = CliRunner().invoke(synth_command, ["--force", *arguments[:-1], str(tmp_path / "pipe")])
     assert "is no regular file" in str(result.exception) and (tmp_path / "pipe").is_fifo()
-
-
-def test_a_new_architecture_needs_no_size_classes(tmp_path: Path) -> None:
-    model = open_model(write(tmp_path / "m.gguf"))
-    assert type_label(replace(model, architecture="new")) == "new ?B Q6_K"
 
 
 def test_no_folder_is_made_silently(tmp_path: Path) -> None:

@@ -211,11 +211,3 @@ def test_a_long_prompt_is_judged_at_some_positions(tmp_path: Path, monkeypatch: 
     assert len(long_prompt(small, 24, 1, 0)[0]) == 24 and not long_prompt(small, 0, 1, 0)
     with pytest.raises(BenchError, match=r"-d 24: needs a context of 26 tokens; .* has 25"):
         long_prompt(replace(small, context_length=25), 24, 1, 0)
-
-
-def test_an_engine_that_does_not_say_is_judged_as_a_whole(tiny: ModelInfo) -> None:
-    engine = engine_of(tiny)
-    silent = lambda *of: [replace(one, layers=None) for one in engine(*of)]  # noqa: E731
-    verdict = verdict_on(tiny, silent)
-    assert verdict.passed and "; layers not seen" in verdict.line()
-    assert verdict.layer_error is None

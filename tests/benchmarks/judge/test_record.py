@@ -30,21 +30,6 @@ def test_the_schema_is_llama_benchs_then_ours() -> None:
     assert kinds == ["REAL", "INTEGER", "INTEGER", "TEXT", "TEXT"]
 
 
-def test_statistics_of_a_row(recorded_run: Build) -> None:
-    record = make_records(recorded_run(BOTH))[0]
-    assert record.samples_ns == [10**7, 11 * 10**6, 10500000, 10200000, 10800000, 10400000]
-    assert record.samples_ts[0] == pytest.approx(3200.0)
-    assert record.avg_ns == pytest.approx(sum(record.samples_ns) / 6, abs=1)
-    assert record.avg_ts == pytest.approx(sum(record.samples_ts) / 6)
-    assert record.ci95_low_ts and record.ci95_high_ts
-    assert record.ci95_low_ts <= record.centre <= record.ci95_high_ts
-    assert record.rounds == [0, 1, 2, 3, 4, 5]
-    assert (record.kernels_per_token, record.launches_per_token) == (38, 4)
-    assert (record.ttft_cold_s, record.ttft_warm_s, record.load_s) == (9.0, 1.5, 0.2)
-    assert (record.peak_device_bytes, record.peak_rss_bytes) == (5 << 20, 100 << 20)
-    assert record.excluded and "sampling" not in record.excluded
-
-
 def test_the_key_tells_all_tests_apart_and_is_read_back(
     recorded_run: Build, tmp_path: Path
 ) -> None:
@@ -68,14 +53,6 @@ def test_a_graph_switched_off_is_in_the_record(recorded_run: Build, monkeypatch:
     assert make_records(run)[0].extra["cuda_graphs"] == "as llama.cpp decides"
     monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "1")
     assert make_records(run)[0].extra["cuda_graphs"].startswith("off")
-
-
-def test_llama_cpps_own_fields_are_kept(recorded_run: Build) -> None:
-    record = make_records(recorded_run(BOTH))[2]
-    assert (record.backend, record.backends, record.n_ubatch) == ("llama.cpp", "CPU", 512)
-    assert (record.build_commit, record.build_number) == ("abc", 1)
-    assert record.discarded_ns[0] == 2_000_000
-    assert record.kernels_per_token is None and record.ttft_cold_s is None
 
 
 def test_tinygrads_knobs_say_what_really_ran(recorded_run: Build) -> None:
@@ -124,13 +101,6 @@ def test_verdicts_name_the_faster_one(recorded_run: Build) -> None:
     assert faster.startswith("tinygrad:CPU is faster: 10 times as fast as llama.cpp")
 
 
-def test_without_llama_cpp_the_first_backend_is_the_baseline(recorded_run: Build) -> None:
-    lanes = {"tinygrad:CUDA": {TG: [1.0] * 6}, "tinygrad:CPU": {TG: [9.0] * 6}}
-    cuda, cpu = make_records(recorded_run(lanes))
-    assert cuda.comparisons == []
-    assert cpu.comparisons[0]["baseline"] == "tinygrad:CUDA"
-
-
 def test_a_dead_lane_has_rows_with_its_error(recorded_run: Build) -> None:
     dead = {"error": "killed by SIGSEGV", "identity": None, "first_token": None, "bandwidth": None}
     run = recorded_run(
@@ -141,11 +111,6 @@ def test_a_dead_lane_has_rows_with_its_error(recorded_run: Build) -> None:
     assert record.avg_ts is None and record.samples_ns == []
     assert record.model_type and record.build_commit is None
     assert other.error is None and run.failed
-
-
-def test_partial_rows_are_marked(recorded_run: Build) -> None:
-    run = recorded_run({"tinygrad:CPU": {PP: [1.0] * 6, TG: [1.0] * 4}}, partial=True)
-    assert [record.partial for record in make_records(run)] == [False, True]
 
 
 def test_warnings_of_a_row(recorded_run: Build) -> None:

@@ -18,29 +18,6 @@ from orinbench.judge.verdict import MIN_UNITS
 VALUES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=30)
 
 
-def test_the_statistics_of_a_known_sample() -> None:
-    summary = summarize([1.0, 2.0, 3.0, 4.0, 10.0])
-    assert (summary.n, summary.mean, summary.median) == (5, 4.0, 3.0)
-    assert summary.sd == pytest.approx(3.5355339)  # n - 1, as llama-bench
-    assert summary.p5 == pytest.approx(1.2)
-    assert summary.p95 == pytest.approx(8.8)
-
-
-def test_one_sample_has_no_spread_and_no_interval() -> None:
-    summary = summarize([7.0])
-    assert (summary.sd, summary.ci_low, summary.ci_high) == (0.0, None, None)
-
-
-def test_an_interval_takes_six_processes_however_many_samples() -> None:
-    samples = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.2, 0.8, 1.0, 1.0, 1.1, 1.0]
-    assert summarize(samples).ci_low is not None
-    five = summarize(samples, processes=[index % 5 for index in range(12)])
-    assert (five.ci_low, five.ci_high) == (None, None)
-    six = summarize(samples, processes=[index % 6 for index in range(12)])
-    assert six.ci_low is not None and six.ci_high is not None
-    assert six.ci_low <= six.median <= six.ci_high
-
-
 def test_samples_of_one_process_are_no_evidence_for_the_next() -> None:
     """Thirty quiet samples of six lucky and unlucky processes: as wide as their luck."""
     luck = [90.0, 95.0, 99.0, 101.0, 105.0, 110.0]
@@ -81,14 +58,6 @@ def test_outliers_are_ten_sigma_off() -> None:
     # A quarter of 1,000 runs of 10 normal samples have one beyond 3.5; hardly one beyond 10.
     draw = np.random.default_rng(0)
     assert sum(bool(outliers(draw.normal(100, 2, 10).tolist())) for _ in range(1000)) < 10
-
-
-def test_drift_is_a_trend_and_not_noise() -> None:
-    falling = [100.0 * 0.99**i for i in range(10)]
-    assert drift(falling) == pytest.approx(0.99**9 - 1)
-    assert drift(falling[::-1]) > 0
-    assert drift([100.0, 99.0, 101.0, 100.0, 99.5, 100.5, 100.0, 99.8]) == 0.0
-    assert drift(falling[: MIN_UNITS - 1]) == 0.0
 
 
 def test_drift_of_a_long_run_is_found_in_little_memory() -> None:

@@ -7,7 +7,7 @@ from tests.benchmarks.orinbench_command import Patch
 from orinbench.judge.samples import WarningKind
 from orinbench.measure.clocks import ClockState, GpuInUse, clock_warnings, read_clocks
 from orinboard.board import BoardState
-from orinboard.readings import Cooling, Gpu, Readings
+from orinboard.readings import Gpu, Readings
 from orinboard.sensors import nvml
 
 SEVERAL = {"0": 345_000_000, "1": 1_980_000_000}
@@ -36,13 +36,6 @@ def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
     assert read_clocks(None, tmp_path) == ClockState((), None, None, None)
 
 
-def test_the_gpus_clock_is_the_boards(tmp_path: Path) -> None:
-    coolings = (Cooling("gpu0-sw-thermal-slowdown", 1.0), Cooling("gpu0-hw-slowdown", 0.0))
-    board = BoardState(Readings(gpus=(Gpu("0", current_hz=1_980_000_000),), coolings=coolings))
-    state = read_clocks(board, tmp_path)
-    assert state == ClockState((), None, None, 1980, ("gpu0-sw-thermal-slowdown",))
-
-
 def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -57,13 +50,6 @@ def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
 
 def kinds(before: list[ClockState], after: list[ClockState], gpu: bool) -> list[WarningKind]:
     return [warning.kind for warning in clock_warnings(before, after, gpu)]
-
-
-def test_pinned_clocks_are_silent() -> None:
-    assert kinds([STATE], [STATE], gpu=False) == []
-    gpu = replace(STATE, gpu_mhz=1300)
-    assert kinds([gpu] * 2, [gpu] * 2, gpu=True) == []
-    assert kinds([], [], gpu=True) == []
 
 
 def test_a_governor_that_moves_the_clock_is_named() -> None:

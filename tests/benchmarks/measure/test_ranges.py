@@ -9,26 +9,6 @@ from orinbench.measure.ranges import MAX_VALUES, parse_int_list, parse_pair
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("512", [512]),
-        ("0", [0]),
-        ("128,256,512", [128, 256, 512]),
-        ("1-4", [1, 2, 3, 4]),
-        ("10-35+5", [10, 15, 20, 25, 30, 35]),
-        ("32-512*2", [32, 64, 128, 256, 512]),
-        ("1-8*2,3", [1, 2, 4, 8, 3]),
-        ("5-5", [5]),
-        ("5-5*1", [5]),
-        ("0-0*2", [0]),
-        ("8-10+4", [8]),
-    ],
-)
-def test_lists_and_ranges(text: str, values: list[int]) -> None:
-    assert parse_int_list(text, "-p") == values
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "neither a number nor a range"),
@@ -50,12 +30,6 @@ def test_malformed_ranges_name_the_flag(text: str, says: str) -> None:
         parse_int_list(text, "-p")
     assert str(caught.value).startswith(f"-p {text}: ")
     assert "\n" not in str(caught.value)
-
-
-def test_negative_numbers_where_they_mean_something() -> None:
-    assert parse_int_list("-1,0,99", "-ngl", -1) == [-1, 0, 99]
-    with pytest.raises(BenchError, match="-2 is too small"):
-        parse_int_list("-2", "-ngl", -1)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))

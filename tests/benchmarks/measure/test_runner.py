@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.errors import BenchError, CheckFailed
+from orinbench.errors import CheckFailed
 from orinbench.judge.record import make_records
 from orinbench.measure.backends.backend import (
     Backend,
@@ -271,19 +271,6 @@ def test_what_dies_costs_its_row_or_its_lane_and_not_the_others(
         assert any(f"tinygrad:CPU measure {test}" in line for line in bench.log) == (count > 0)
 
 
-def test_nothing_that_opens_is_an_error_with_every_reason(tiny_model: ModelInfo) -> None:
-    def hook(line: str) -> None:
-        if line.endswith("open"):
-            raise BackendDiedError(f"no {line}")
-
-    bench = Bench(tiny_model, hook=hook)
-    with pytest.raises(BenchError, match=r"none opens \(tinygrad:CPU: no .*; llama\.cpp: no"):
-        bench.run()
-    assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
-    # The error says why; nothing has said it before.
-    assert not any("no tinygrad" in line for line in bench.talk.lines)
-
-
 def test_a_failed_check_stops_before_anything_is_timed(tiny_model: ModelInfo) -> None:
     bench = Bench(tiny_model, hook=die_at("tinygrad:CPU check", CheckFailed("wrong")))
     with pytest.raises(CheckFailed):
@@ -309,15 +296,6 @@ def test_ctrl_c_keeps_what_was_measured(tiny_model: ModelInfo) -> None:
     assert bench.talk.lines[-1] == "close"
 
 
-def test_a_gpus_bandwidth_is_measured_once_and_serves_llama_cpp(tiny_model: ModelInfo) -> None:
-    names = ("llama.cpp", "tinygrad:CUDA", "tinygrad:CPU")
-    bench = Bench(tiny_model, names, ("CUDA", "CUDA", "CPU"))
-    run = bench.run()
-    measured = [line for line in bench.log if "bandwidth" in line]
-    assert measured == ["CUDA bandwidth", "CPU bandwidth"]
-    assert all(lane.bandwidth for lane in run.lanes)
-
-
 def test_a_gpu_that_only_llama_cpp_sees_has_no_roofline(tiny_model: ModelInfo) -> None:
     bench = Bench(tiny_model, ("llama.cpp",), ("Vulkan",))
     assert bench.run().lanes[0].bandwidth is None
@@ -329,12 +307,6 @@ def test_a_probe_that_dies_costs_the_roofline_alone(tiny_model: ModelInfo) -> No
     assert [lane.bandwidth for lane in run.lanes] == [None, None]
     assert [line for line in bench.log if "bandwidth" in line] == ["CPU bandwidth"]
     assert not run.failed
-
-
-def test_clocks_stand_around_each_sample(tiny_model: ModelInfo) -> None:
-    run = Bench(tiny_model).run()
-    samples = [sample for lane in run.lanes for row in lane.rows for sample in row.samples]
-    assert all(sample.clocks_before and sample.clocks_after for sample in samples)
 
 
 def test_a_machine_without_sensors_has_no_board_and_no_energy(
@@ -392,22 +364,6 @@ def test_the_board_and_its_energy_stand_around_each_sample(
     assert whose in table
     assert "that is the module, without carrier board and power supply" in table
     assert "6.6 W before the first backend opened, not subtracted" in table
-
-
-def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: TreeOnDisk) -> None:
-    (counter,) = (path for path in orin.tree if path.endswith("oc3_event_cnt"))
-    events = 0
-
-    def hook(line: str) -> None:
-        nonlocal events
-        if "measure" in line:
-            events += 5
-            orin.apply({counter: f"{events}\n"})
-
-    bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), hook=hook, roots=orin.roots)
-    for record in make_records(bench.run()):
-        (warning,) = [w for w in record.warnings if w["kind"] == "throttled"]
-        assert warning["text"].startswith("throttled: ") and warning["detail"] == "5"
 
 
 def test_each_repetition_waits_for_a_cool_board(

@@ -9,9 +9,8 @@ from tests.benchmarks.orinbench_command import Build
 
 from orinbench.judge.record import make_records
 from orinbench.judge.schema import FIELDS
-from orinbench.measure.backends.backend import Loaded
 from orinbench.measure.plan import Case
-from orinbench.show.forms import RENDERERS, render_csv, render_json, render_jsonl, render_sql
+from orinbench.show.forms import RENDERERS, render_csv, render_sql
 from orinbench.show.table import render_md
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
@@ -19,13 +18,6 @@ BOTH = {
     "tinygrad:CPU": {PP: [10.0] * 6, TG: [8.0] * 6},
     "llama.cpp": {PP: [1.0, 1.1, 1.05, 1.02, 1.08, 1.04], TG: [4.0] * 6},
 }
-
-
-def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
-    records = make_records(recorded_run(BOTH))
-    array = json.loads(render_json(records))
-    assert [json.loads(line) for line in render_jsonl(records).splitlines()] == array
-    assert array[0]["samples_ts"] == [3200.0] * 6
 
 
 # The fields by which llama.cpp's scripts/compare-llama-bench.py joins two commits: use_mmap of
@@ -183,16 +175,3 @@ def test_every_form_prints_a_run_that_never_started(recorded_run: Build, form: s
     nothing = dict.fromkeys(("identity", "first_token", "bandwidth", "check"))
     run = recorded_run({"llama.cpp": {TG: []}}, partial=True, **{"llama.cpp": nothing})
     assert "llama.cpp" in RENDERERS[form](make_records(run))
-
-
-def test_the_notes_say_what_a_timed_region_holds(recorded_run: Build) -> None:
-    run = recorded_run({"tinygrad:CUDA": {PP: [10.0] * 6, TG: [8.0] * 6}, "llama.cpp": {TG: [1.0]}})
-    lane = run.lanes[0]
-    assert lane.first_token is not None
-    lane.first_token = replace(lane.first_token, warm=Loaded(0.2, "fused", "the forward pass", 512))
-    records = make_records(run)
-    assert [record.decode_path for record in records] == ["fused", "fused", None]
-    assert [record.n_ubatch for record in records] == [512, 512, 512]
-    text = render_md(records)
-    assert text.count("- Timed of tinygrad:CUDA (fused path): the forward pass.") == 1
-    assert "J/token" not in text and "Energy" not in text

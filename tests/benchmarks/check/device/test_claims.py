@@ -16,7 +16,6 @@ from orinbench.check.device.claims import (
     ReportCheck,
     judge,
     load_claims,
-    values_at,
 )
 from orinbench.check.device.steps import STEPS
 from orinbench.cli import orinbench
@@ -99,16 +98,6 @@ def test_two_values_of_a_report_are_the_same() -> None:
     assert outcome is Outcome.REFUTED and because.endswith(f'"{"/".join(sms)}"')
     del other["steps"]["abi"]
     assert judge(same, other) == (Outcome.NOT_TESTED, "abi was not taken")
-
-
-def test_each_of_several_values_has_to_hold() -> None:
-    faults = {"a": {"works": True}, "b": {"works": False}}
-    assert values_at({"faults": faults}, ("faults", "*", "works")) == [True, False]
-    assert values_at([{"x": 1}, {}], ("*", "x")) == [1]
-    path = ("faults", "result", "*", "works")
-    claim = claim_of(ReportCheck(path, "equals", True))
-    assert judge(claim, report(faults=step(faults)))[0] is Outcome.REFUTED
-    assert values_at({"faults": 5}, ("faults", "*")) == []
 
 
 def verify(tmp_path: Path, whole: dict[str, Any]) -> tuple[int, str]:

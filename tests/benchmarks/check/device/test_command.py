@@ -146,10 +146,6 @@ def test_all_steps_fit_into_an_hour() -> None:
     assert sum(step.seconds for step in STEPS) < 3600
 
 
-def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert load_report(written(tmp_path / "folder", report())) == report()
-
-
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [

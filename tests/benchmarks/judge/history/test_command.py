@@ -160,16 +160,6 @@ def test_a_test_that_fails_now_is_no_success(
         assert f"- {line}" in capsys.readouterr().out
 
 
-def test_compare_and_history_say_the_same(add_run: AddRun, path: Path, capsys: Capture) -> None:
-    for day, milliseconds in ((1, 10.0), (2, 12.5), (3, 9.5), (4, 11.5), (5, 10.0), (6, 12.0)):
-        add_run(day, milliseconds)
-    said = verdicts(path)
-    for before in range(1, 6):
-        orinbench("compare", str(before), str(before + 1), "--history", str(path), "-o", "json")
-        (judged,) = json.loads(capsys.readouterr().out)
-        assert judged["verdict"] == said[before]
-
-
 def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
     for day, milliseconds in ((-2, 10.0), (-1, 10.01), (1, 10.02), (2, 12.0), (3, 12.01)):
         add_run(day + 3, milliseconds)

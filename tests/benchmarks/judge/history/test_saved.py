@@ -12,21 +12,10 @@ from orinbench.judge.identity import context, device_label, identity
 from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.record import make_records
 from orinbench.measure.plan import Case
-from orinbench.show.forms import RENDERERS, as_llama_bench
 from orinbench.show.table import render_md
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)
-
-
-@pytest.mark.parametrize("form", ["json", "jsonl"])
-def test_our_own_forms_come_back_whole(form: str, recorded_run: Build, tmp_path: Path) -> None:
-    records = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0, 11.0, 12.0] * 2}}))
-    path = tmp_path / f"a.{form}"
-    path.write_text(RENDERERS[form](records))
-    (loaded,) = load_records(path)
-    (record,) = (completed_record(json.loads(json.dumps(as_llama_bench(r)))) for r in records)
-    assert loaded == record
 
 
 def test_llama_cpps_json_gets_our_names_and_statistics() -> None:

@@ -35,22 +35,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "history.db"
 
 
-def test_a_run_is_kept_whole_and_once(records: list[Record], path: Path) -> None:
-    with History(path, write=True) as history:
-        assert history.add(records, "orinbench llama-bench") == (1, True)
-        assert history.add(records, "again") == (1, False)
-        later = [replace(record, test_time="2026-11-22T00:00:00Z") for record in records]
-        assert history.add(later, "later") == (2, True)
-    with History(path) as history:
-        first, second = history.runs()
-        assert (first.id, first.origin, first.n_records) == (1, "orinbench llama-bench", 3)
-        assert list(first.cases["llama-bench"]) == ["tg16", "pp16"] and not first.partial
-        assert first.started == records[0].test_time and second.id == 2
-        kept = history.records(1)
-        assert [record.samples_ts for record in kept] == [r.samples_ts for r in records]
-        assert history.ids() == {1, 2}
-
-
 def test_a_field_that_is_new_does_not_make_a_run_another(records: list[Record], path: Path) -> None:
     new = ("extra", "unit")
     older = [completed_record({n: v for n, v in vars(r).items() if n not in new}) for r in records]
@@ -78,17 +62,6 @@ def test_filters_look_for_words(records: list[Record], path: Path) -> None:
         assert len(history.measurements(Filter(test="TG"))) == 2
         assert len(history.measurements(Filter(test="tg", device="no such"))) == 0
         assert history.runs(Filter(device="%' OR 1 --")) == []
-
-
-def test_failed_rows_are_kept_and_are_no_measurement(records: list[Record], path: Path) -> None:
-    empty = replace(records[0], median_ts=None, avg_ts=None, samples_ts=[], error="it died")
-    failed = [replace(empty, partial=True), *records[1:]]
-    with History(path, write=True) as history:
-        history.add(failed, "a")
-        (run,) = history.runs()
-        assert run.partial and run.n_records == 3
-        assert len(history.measurements()) == 2
-        assert history.records(1)[0].error == "it died"
 
 
 def test_remove(records: list[Record], path: Path) -> None:

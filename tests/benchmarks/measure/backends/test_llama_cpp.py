@@ -84,13 +84,6 @@ def test_several_sequences_are_llama_batched_benchs(fake_llama_bench: Path) -> N
     assert given == f"-m m.gguf --numa isolate {wanted}\n"
 
 
-def test_it_warms_up_by_itself(fake_llama_bench: Path) -> None:
-    lane = backend(fake_llama_bench)
-    assert lane.warm_up(CASE) is None
-    lane.close()
-    assert not fake_llama_bench.with_name("argv.log").exists()
-
-
 @pytest.mark.parametrize(
     ("mode", "says"),
     [

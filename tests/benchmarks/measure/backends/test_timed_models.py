@@ -1,6 +1,5 @@
 """The engine path's calls of an executor, and the timed part of them."""
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,22 +97,6 @@ def runner(fake: FakeRunner, monkeypatch: Patch) -> TinygradRunner:
 
 def test_kernels_inside_graphs_count_and_a_graph_is_one_launch() -> None:
     assert kernels_of(linear(graph(30), call(), graph(3))) == (34, 3)
-
-
-def test_tokens_at_a_depth_are_timed_from_the_one_behind_it(
-    runner: TinygradRunner, fake: FakeRunner
-) -> None:
-    """The depth is read before the timed part; tokens stand at their positions."""
-    done = runner.measure(Case(0, 3, 4), seed=5)
-    draw = random.Random(5)
-    depth = [draw.randrange(1000) for _ in range(4)]
-    steps = [call for at in (4, 5, 6) for call in (("step", [7], [at]), "token")]
-    assert fake.calls == [
-        *(("begin", depth, 0), "token", "sync"),  # not timed
-        *(("step", [depth[-1]], [3]), "token"),  # the depth's own: the clock starts behind it
-        *steps,
-    ]
-    assert done.ns > 0 and done.kernels_compiled == 0
 
 
 def test_the_clock_starts_where_the_first_counted_token_does(

@@ -11,7 +11,6 @@ from orinbench.measure.backends.process import (
     DONE,
     FAILED,
     NO_NUMBERS,
-    SAID,
     SIZE_BYTES,
     WorkerProcess,
 )
@@ -46,13 +45,6 @@ def answers(*calls: tuple[Any, ...]) -> list[tuple[str, Any]]:
     while size := out.read(SIZE_BYTES):
         found.append(pickle.loads(out.read(int.from_bytes(size))))
     return found
-
-
-def test_each_call_has_one_answer_until_the_pipe_closes() -> None:
-    assert answers() == []
-    assert answers(("double", 3), ("made.double", 4)) == [
-        *((SAID, "doubling 3"), (DONE, 6), (SAID, "doubling 4"), (DONE, 8))
-    ]
 
 
 def test_an_exception_is_an_answer_and_not_the_end() -> None:

@@ -32,16 +32,6 @@ llm: output_norm.weight GGML type 0 2048: fused kernels
 """
 
 
-def test_log_is_read_by_section_and_class() -> None:
-    kernels = read_log(LOG.splitlines())
-    assert [k.section for k in kernels] == ["prompt of 512", "warm-up", *["token"] * 5]
-    assert kernels[0].kind == "GEMM gate_up Q6_K"
-    assert kernels[0].seconds == pytest.approx(218.91e-6)
-    assert kernels[0].n_bytes == pytest.approx(126e9 * 218.91e-6)
-    assert kernels[-1].seconds == pytest.approx(1.5e-3)
-    assert kernels[-1].n_bytes == pytest.approx(2e12 * 1.5e-3)
-
-
 @pytest.mark.parametrize(
     ("name", "metadata", "kind"),
     [
