@@ -1,6 +1,5 @@
 """tools/series: checkout, export, status, wrong use."""
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -34,15 +33,6 @@ def test_export_of_checkout_is_identical_and_stable(
     out = capsys.readouterr().out
     assert out == f"{again}: tinygrad 0.13.0 and 2 patches\nnothing changed\n"
     assert files == {path.name: path.read_bytes() for path in repository.folder.iterdir()}
-
-
-def test_two_checkouts_have_the_same_commits(repository: Repository, tmp_path: Path) -> None:
-    repository.series()
-    heads = set()
-    for name in ("one", "two"):
-        assert repository.run("checkout", tmp_path / name) == 0
-        heads.add(repository.git(tmp_path / name, "rev-parse", "HEAD"))
-    assert len(heads) == 1
 
 
 def test_a_new_commit_is_the_projects(repository: Repository, monkeypatch: MonkeyPatch) -> None:
@@ -194,16 +184,6 @@ def test_status_is_what_the_headers_say(repository: Repository, capsys: Capture)
     assert repository.run("status") == 0
     out = capsys.readouterr().out
     assert "0004  set: m is 1\n      fix, needs 0001; upstream: Pending\n" in out
-
-
-def test_hash_covers_base_series_and_patches(repository: Repository, edit: Edit) -> None:
-    repository.series()
-    series = read_series(repository.root)
-    names = ("base.json", "series", "0001-set-b.patch", "0004-set-m.patch")
-    want = hashlib.sha256(b"".join((repository.folder / n).read_bytes() for n in names))
-    assert series.installed_version() == f"0.13.0+orin.{want.hexdigest()[:12]}"
-    edit("What was wrong", "What went wrong")
-    assert read_series(repository.root).hash() != want.hexdigest()
 
 
 # *** the command line ***

@@ -46,22 +46,6 @@ def test_verify_sees_a_test_that_always_passes(repository: Repository, capsys: C
     assert "0001 left out fails its tests" in found and "does not notice" in found
 
 
-def test_verify_runs_no_further_case_of_a_test_that_has_failed(
-    repository: Repository, tmp_path: Path
-) -> None:
-    repository.series()
-    cases = tmp_path / "cases"
-    (repository.root / "tests/patches/test_b.py").write_text(
-        "import pytest, tinygrad\n"
-        "@pytest.mark.parametrize('case', range(3))\n"
-        "def test_value(case):\n"
-        f"  with open({str(cases)!r}, 'a') as f: f.write(f'{{tinygrad.b}} ')\n"
-        "  assert tinygrad.b == 1\n"
-    )
-    assert repository.run("verify", "0001", "-j", "1") == 0
-    assert sorted(cases.read_text().split()) == ["0", "1", "1", "1"]
-
-
 @pytest.mark.parametrize("body", ["assert False", "import pytest; pytest.skip()"])
 def test_verify_sees_a_test_that_fails_or_skips(
     repository: Repository, capsys: Capture, body: str

@@ -18,7 +18,7 @@ from tests.telemetry.conftest import HWMON, Tree, idle
 
 from orinboard.energy import ASK_SECONDS, EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.meter import Meter, Sample, samples_between
+from orinboard.meter import Meter, Sample
 from orinboard.readings import Rail, Readings
 from orinboard.sampling import Clock, Outbox, Sampling, Status
 from orinboard.sensors.hwmon import read_rails
@@ -146,19 +146,6 @@ def test_a_hardware_counter_bridges_gaps_and_wraps() -> None:
     assert energy.total_joules == pytest.approx(13.0)
     assert energy.gap_seconds == 0
     assert energy.summed == ("package-0",)
-
-
-def test_a_window_is_cut_out_of_the_samples() -> None:
-    """A ramp of 10 W/s: from 1.23 s to 4.57 s it draws what the integral says."""
-    samples = [sample(t / 10, t) for t in range(100)]
-    energy = run(samples_between(samples, 1.23, 4.57)).energy()
-    assert energy.total_joules == pytest.approx(5 * (4.57**2 - 1.23**2))
-    assert energy.seconds == pytest.approx(3.34)
-    # Shorter than the distance of two samples.
-    energy = run(samples_between(samples, 2.31, 2.36)).energy()
-    assert energy.total_joules == pytest.approx(5 * (2.36**2 - 2.31**2))
-    counters = [counter(0.0, 10.0), counter(1.0, 20.0), counter(2.0, 40.0)]
-    assert run(samples_between(counters, 0.5, 1.5)).energy().total_joules == pytest.approx(15.0)
 
 
 def test_a_window_outside_the_samples_is_a_gap() -> None:
@@ -290,17 +277,6 @@ def test_a_call_that_holds_the_lock_takes_nothing(show: Callable[[Tree], Roots])
     inside = [s for s in sampler.samples if began + 0.1 < s.awake < ended - 0.1]
     # Some 40; a thread of this process would have none, a process on a busy machine has a few.
     assert len(inside) >= 3
-
-
-def test_samples_wait_until_a_figure_is_asked_for(show: Callable[[Tree], Roots]) -> None:
-    """Nobody is woken for each; whoever asks gets all until now."""
-    with EnergySampler(show(idle()), 100, keep=True) as sampler:
-        before, asked = sampler._meter.samples, time.monotonic()
-        time.sleep(0.5)
-        assert sampler._meter.samples == before
-        # A machine that is busy takes few.
-        assert sampler.energy().samples >= before + 5
-        assert sampler.samples[-1].awake > asked + 0.3
 
 
 def test_a_process_that_is_stopped_holds_nobody_up(show: Callable[[Tree], Roots]) -> None:

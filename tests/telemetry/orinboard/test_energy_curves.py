@@ -4,7 +4,6 @@
 has its totals.
 """
 
-import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -19,9 +18,8 @@ from tests.telemetry.orinboard.chips import Ina238, Ina3221, VirtualClock
 from orinboard.energy import BENCHMARK_HERTZ
 from orinboard.files import Files
 from orinboard.meter import Energy, Meter, Sample
-from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Clock, Sampling, Status, due_times
+from orinboard.sampling import Clock, Sampling, Status
 from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
@@ -389,26 +387,3 @@ def test_joules_by_phase_on_a_chip_that_waits(
     assert abs(off["prefill"]) < 0.03 * true["prefill"]
     assert abs(off["decode"]) < 0.03 * true["decode"]
     assert abs(off[IDLE]) < 0.01 * sum(true.values())
-
-
-def test_few_samples_have_no_interval_and_more_a_wider_one() -> None:
-    def meter(*watts: float) -> Meter:
-        found = Meter(1.0)
-        for number, value in enumerate(watts):
-            found.add(Sample(0.1 * number, 0.1 * number, (Rail("VDD_IN", "1", watts=value),)))
-        return found
-
-    assert meter(10, 20).energy().half_width is None
-    three, many = meter(10, 20, 10).half_width, meter(*[10, 20] * 50).half_width
-    assert three is not None and many is not None
-    # Student's distribution with one degree of freedom, as against the normal one.
-    assert three / math.sqrt(2) > 2 * many / math.sqrt(99)
-
-
-def test_the_schedule_has_one_moment_anywhere_in_each_period() -> None:
-    times = due_times(5.0, lambda: 0.1, random.Random(3))
-    found = [next(times) for _ in range(2000)]
-    assert all(5 + 0.1 * n <= at < 5 + 0.1 * (n + 1) for n, at in enumerate(found))
-    phases = [(at - 5) % 0.1 / 0.1 for at in found]
-    counts = [sum(n / 10 <= phase < (n + 1) / 10 for phase in phases) for n in range(10)]
-    assert min(counts) > 140 and max(counts) < 260

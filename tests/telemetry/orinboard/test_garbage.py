@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.telemetry.conftest import HWMON, Show, Tree, idle, root, thor
 
 from orinboard.energy import EnergySampler
-from orinboard.files import Failure, Files, Link, Roots, integer
+from orinboard.files import Failure, Files, Link, Roots
 from orinboard.meter import Meter
 from orinboard.readings import Rail, Readings
 from orinboard.replay import TreeOnDisk
@@ -231,12 +231,3 @@ def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.Monk
         text = exporter.exposition()[1].decode()
     assert "jetson_module_power_watts 6.6" in text
     assert 'jetson_read_errors_total{errno="OverflowError",source="exposition"}' in text
-
-
-def test_what_is_a_number() -> None:
-    assert [integer(text) for text in ("7", "-7", "+7", "007", "0x1F", "0XfF")] == [
-        7, -7, 7, 7, 31, 255,
-    ]  # fmt: skip
-    for text in ("", "-", "1_0", "1.0", "٣", "9" * 20, "0x", "0x" + "f" * 17, "1 2", "1\n"):
-        with pytest.raises(ValueError, match="is no number"):
-            integer(text)

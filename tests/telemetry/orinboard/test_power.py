@@ -67,18 +67,6 @@ def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: TreeOnDisk) ->
         reader.close()
 
 
-def test_voltages_are_read_in_turns(show: Show, stage: TreeOnDisk) -> None:
-    now = [0.0]
-    files, reader = Files(show(idle())), PowerReader(clock=lambda: now[0])
-    reader(files)
-    stage.apply({f"{HWMON}/hwmon1/in{n}_input": "10000\n" for n in (1, 2, 3)})
-    for _ in range(9):
-        now[0] += 0.1
-        rails = reader(files).rails
-    counting = [rail.volts for rail in rails if rail.name in AGX_ORIN_INPUTS]
-    assert counting == [10.0] * 3
-
-
 def test_a_supply_that_gives_way(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     """A voltage is read now and then: P = (E - R I) I of a current that goes to and fro.
 
@@ -121,21 +109,6 @@ def test_a_supply_that_gives_way(show: Show, monkeypatch: pytest.MonkeyPatch) ->
     watts()
     amperes[0] = 1.0
     assert watts() == pytest.approx(volts() * amperes[0], rel=5e-3)
-
-
-def test_a_chip_that_went_and_came_back(show: Show, stage: TreeOnDisk) -> None:
-    tree = idle()
-    files, reader = Files(show(tree)), PowerReader()
-    reader(files)
-    stage.show(
-        {path: node for path, node in tree.items() if not path.startswith(f"{HWMON}/hwmon1/")}
-    )
-    reader(files)
-    assert [rail.name for rail in reader(files).rails] == ["VDDQ_VDD2_1V8AO"]
-    stage.show(tree)
-    reader._next_look_up = 0.0
-    assert len(reader(files).rails) == 4
-    reader.close()
 
 
 def test_what_the_chip_says_of_its_averaging(show: Show) -> None:

@@ -1,33 +1,17 @@
 """Readers on boards that change, lack things, or are no Jetson."""
 
-import os
-from pathlib import Path
-
 import pytest
 from tests.telemetry.conftest import BOARDS, THERMAL, Show, Tree, idle, maxn_load
 
-from orinboard.files import GARBAGE, Files, Roots
+from orinboard.files import Files, Roots
 from orinboard.readings import Clock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
 from orinboard.sensors.gpu import sm_count
-from orinboard.sensors.hwmon import nodes_named
 from orinboard.sensors.rapl import read_rapl
-from orinboard.sensors.system import cpu_list, read_identity, read_power_mode
+from orinboard.sensors.system import read_power_mode
 from orinboard.sensors.thermal import read_coolings, read_zones
 from orinboard.sources import SOURCES, Board
-
-
-def test_a_zone_that_fails_otherwise_is_an_error(show: Show, stage: TreeOnDisk) -> None:
-    roots = show(idle())
-    path = roots.locate(f"{THERMAL}/thermal_zone0/temp")
-    os.unlink(path)
-    os.mkdir(path)
-    files = Files(roots)
-    assert "cpu" not in {zone.name for zone in read_zones(files).zones}
-    assert files.errors == ["EISDIR"]
-    os.rmdir(path)
-    Path(path).touch()
 
 
 def test_two_zones_of_one_type_are_told_apart(show: Show) -> None:
@@ -68,16 +52,6 @@ def errors(roots: Roots) -> set[tuple[str, str]]:
     return found
 
 
-def test_a_node_that_vanishes_after_it_was_listed(
-    show: Show, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    roots = show(idle())
-    listed = Files.entries
-    monkeypatch.setattr(Files, "entries", lambda self, path: [*listed(self, path), "hwmon77"])
-    files = Files(roots)
-    assert len(nodes_named(files, "ina3221")[0]) == 2 and files.errors == []
-
-
 @pytest.mark.parametrize(
     ("board", "mask", "sms"),
     [
@@ -96,24 +70,6 @@ def test_multiprocessors_from_sysfs(board: str, mask: int | None, sms: int | Non
 
 
 @pytest.mark.parametrize(
-    ("text", "l4t"),
-    [
-        ("# R36 (release), REVISION: 4.3, GCID: 1", "36.4.3"),
-        ("# R39 (release), REVISION: 2.0, GCID: 1", "39.2.0"),
-        ("something else", None),
-        (None, None),
-    ],
-)
-def test_any_release_is_named_and_none_is_needed(
-    text: str | None, l4t: str | None, show: Show
-) -> None:
-    tree = idle()
-    tree["etc/nv_tegra_release"] = text or ""
-    identity = read_identity(Files(show(tree))).identity
-    assert identity and identity.l4t == l4t
-
-
-@pytest.mark.parametrize(
     ("conf", "name"),
     [
         ("", None),
@@ -124,22 +80,6 @@ def test_any_release_is_named_and_none_is_needed(
 def test_a_mode_and_its_name(conf: str, name: str | None, show: Show) -> None:
     tree = idle() | {"etc/nvpmodel.conf": conf}
     assert read_power_mode(Files(show(tree))).power_mode == PowerMode(0, name)
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [
-        ("0-3,8", (0, 1, 2, 3, 8)),
-        ("0", (0,)),
-        *((text, None) for text in ("", "0-", "a", "0,,1")),
-    ],
-)
-def test_cpu_list(text: str, cpus: tuple[int, ...] | None) -> None:
-    if cpus:
-        assert cpu_list(text) == cpus
-    else:
-        with pytest.raises(ValueError, match="is no number"):
-            cpu_list(text)
 
 
 def test_pinned_needs_every_clock(show: Show) -> None:
@@ -181,13 +121,6 @@ def test_a_file_that_root_keeps_is_a_failure_that_shows(
     monkeypatch.setattr(Files, "raw", closed)
     files = Files(roots)
     assert read_rapl(files) == Readings() and files.errors == ["EACCES"]
-
-
-def test_numbers(show: Show) -> None:
-    roots = show({"sys/a": "0x1f\n", "sys/b": " 12 \n", "sys/c": "1.5\n", "sys/d": ""})
-    files = Files(roots)
-    assert [files.number(f"sys/{name}") for name in "abcde"] == [31, 12, None, None, None]
-    assert files.errors == [GARBAGE, GARBAGE]
 
 
 def test_a_file_of_procfs_comes_in_pieces(show: Show) -> None:

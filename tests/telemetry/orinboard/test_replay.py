@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import BOARDS, DEVFREQ, FRAMES, THERMAL, Show, exposition, gated, idle
+from tests.telemetry.conftest import BOARDS, DEVFREQ, FRAMES, Show, exposition, idle
 
-from orinboard.files import Failure, Files, Roots
+from orinboard.files import Files, Roots
 from orinboard.replay import (
     FILE,
     Frame,
@@ -86,18 +86,6 @@ def test_nothing_private_is_recorded(show: Show) -> None:
     for part in ("SECRET", "1423222012345", "48:b0", "7777777"):
         assert part not in text
     assert "NvMapMemUsed" in text
-
-
-def test_a_gate_opens_and_closes_again(stage: TreeOnDisk) -> None:
-    path = f"{THERMAL}/thermal_zone1/temp"
-    stage.show(gated())
-    with pytest.raises(BlockingIOError):
-        Files(stage.roots).raw(path)
-    stage.apply({path: "50000\n"})
-    assert Files(stage.roots).number(path) == 50000
-    stage.apply({path: Failure("EAGAIN")})
-    with pytest.raises(BlockingIOError):
-        Files(stage.roots).raw(path)
 
 
 def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:

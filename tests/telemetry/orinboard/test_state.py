@@ -72,11 +72,6 @@ def test_the_driver_is_asked_for_its_multiprocessors(
     assert (state.sms, state.sms_source) == (sms, "nvgpu")
 
 
-def test_without_the_device_sysfs_says_it(show: Show) -> None:
-    state = read_state(show(cores_off()), masks(15, 15))
-    assert (state.sms, state.sms_source) == (8, "sysfs")
-
-
 @pytest.mark.parametrize("call", [masks(15, 15, error=errno.ENOTTY), masks(15, 15, result=8)])
 def test_a_driver_that_refuses_is_named(call: nvgpu.Ioctl, show: Show) -> None:
     state = read_state(show(with_device(idle())), call)
@@ -187,12 +182,6 @@ def test_requirements(
         assert command is None or f"; run: {command}" in str(caught.value)
 
 
-def test_a_requirement_that_does_not_exist() -> None:
-    with pytest.raises(BenchError, match="no condition is called 'cold': there are maxn, pinned"):
-        board.require_board("maxn,cold")
-    assert require.parse_conditions("MAXN, pinned,maxn") == ("maxn", "pinned")
-
-
 def test_warnings_of_a_run(show: Show) -> None:
     before = board.board_state(show(idle()))
     roots = show(maxn_load())
@@ -242,22 +231,6 @@ def test_a_board_that_does_not_cool_down(show: Show, monkeypatch: pytest.MonkeyP
         board.cooldown(50, roots=show({}))
 
 
-def test_energy_of_a_region(show: Show) -> None:
-    roots = show(idle())
-    with board.measure_energy(roots, hertz=2) as run:
-        time.sleep(0.5)
-    fields = run.fields(tokens=100)
-    energy = fields["energy"]
-    assert energy["summed"] == ["VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"]
-    assert energy["joules"] == pytest.approx(6.6075 * energy["seconds"], rel=0.001)
-    assert fields["joules_per_token"] == pytest.approx(energy["joules"] / 100)
-    assert fields["tokens_per_joule"] == pytest.approx(100 / energy["joules"])
-    assert 0.5 <= energy["ended"] - energy["started"] < 60
-    assert run.fields(tokens=0)["joules_per_token"] is None
-    time.sleep(0.1)
-    assert run.fields(tokens=100)["energy"]["joules"] == energy["joules"]
-
-
 def test_only_the_timed_part_of_a_repetition_counts(show: Show) -> None:
     """A worker prepares for a while, and answers with what the timing took."""
     roots = show(idle() | supply(30, 5, 5, 1))
@@ -284,12 +257,6 @@ def test_the_fields_of_a_row(tmp_path: Path) -> None:
     assert board.energy_fields([None, {}, gap]) == {}
     text = board.write_textfile([RECORD | board.energy_fields([*runs, None])], tmp_path).read_text()
     assert 'test="tg128"} 2.0\n' in text.partition("orinbench_run_joules{")[2]
-
-
-def test_no_sensor_no_energy(show: Show) -> None:
-    with board.measure_energy(show({})) as run:
-        pass
-    assert run.fields(tokens=100) == {}
 
 
 def test_energy_with_gaps_is_not_put_on_tokens(show: Show, stage: TreeOnDisk) -> None:
@@ -341,8 +308,3 @@ def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
 def test_rows_that_would_be_one_series(tmp_path: Path) -> None:
     text = board.write_textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path).read_text()
     assert text.count("orinbench_tokens_per_second{") == 1 and "} 50.0" in text
-
-
-def test_a_textfile_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"--textfile .*nowhere: no such directory"):
-        board.write_textfile([RECORD], tmp_path / "nowhere")

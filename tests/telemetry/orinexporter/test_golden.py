@@ -29,10 +29,6 @@ def test_exposition(name: str, show: Show) -> None:
     assert text == file.read_text()
 
 
-def test_every_golden_file_has_a_board() -> None:
-    assert {file.stem for file in GOLDEN.glob("*.prom")} == set(BOARDS)
-
-
 def test_numbers_of_nodes_mean_nothing(show: Show) -> None:
     assert exposition(show(permuted())) == exposition(show(idle()))
 
