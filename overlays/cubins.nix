@@ -1,5 +1,4 @@
-# The kernels that the engine compiles for a model, made ahead on any machine: no GPU is asked for. The
-# values of the weights do not matter to them.
+# The kernels that the engine compiles for a model, made ahead on any machine: no GPU, no values of weights.
 {
   lib,
   runCommand,
@@ -42,8 +41,7 @@ in
     { model, ... }@arguments:
     build (removeAttrs arguments [ "model" ] // { prepare = "model=${model}"; });
 
-  # ofShape { shape = "1b"; quant = "Q6_K"; }: those of a shape that `orinbench synth` knows, without its
-  # gigabytes of weights from the network.
+  # ofShape { shape = "1b"; quant = "Q6_K"; }: those of a shape of `orinbench synth`, without its gigabytes.
   ofShape =
     { shape, quant, ... }@arguments:
     build (

@@ -16,8 +16,7 @@ let
     }
   );
 
-  # What a machine has to be: our modules, without the thousand of NixOS that have no say in it. Each of
-  # those takes half a second.
+  # What a machine has to be: our modules. With the thousand of NixOS each would take half a second.
   bareWith =
     pkgs: module:
     lib.evalModules {

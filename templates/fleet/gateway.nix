@@ -38,8 +38,7 @@ in
         "orin-2"
         "orin-3"
       ];
-      # To the board with the fewest under way, and to another when one fails before its first token; a board
-      # that has failed rests.
+      # To the board with the fewest under way, or another if it fails before its first token; it rests then.
       router_settings = {
         routing_strategy = "least-busy";
         num_retries = 2;

@@ -1,5 +1,4 @@
-# The series on the sdist by plain Nix (2.8 suffices) without nixpkgs: applied to the line, imported.
-# Built by test_plain_nix.py.
+# The series on the sdist by plain Nix (2.8), without nixpkgs: test_plain_nix.py applies and imports it.
 {
   # The sdist, as a store path: pip downloads it, `builtins.path` puts it here.
   sdist,

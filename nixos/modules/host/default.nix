@@ -180,8 +180,7 @@ in
       exit 1
     '';
 
-    # Values that another module may have its own of are defaults, so that this one fits into a
-    # configuration that exists.
+    # Defaults where another module may have its own: this one fits into a configuration that exists.
     boot.loader = {
       systemd-boot = {
         enable = lib.mkDefault true;

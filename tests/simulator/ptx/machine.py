@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.simulator.ptx.flat import FlatMemory
 
-from nvgpusim.ptx import KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 
 HEAD = """.version 8.0
 .target sm_87, debug
@@ -35,11 +35,15 @@ ret;
 """
 
 
+def code_of(text: str) -> Code:
+    """Kernel k of a module."""
+    module = parse(text)
+    return compile_kernel(module, module.kernels["k"])
+
+
 def run(text: str, threads: int = 32, blocks: int = 1, data: Any = None, **options: Any) -> Any:
     """Run kernel k; returns the output, one u32 a thread."""
-    module = parse(text)
-    code = compile_kernel(module, module.kernels["k"])
-    memory = FlatMemory()
+    code, memory = code_of(text), FlatMemory()
     out = memory.add(np.zeros(4 * threads * blocks, np.uint8))
     given = np.zeros(16, np.uint32) if data is None else np.asarray(data, np.uint32)
     into = memory.add(given.view(np.uint8))
