@@ -77,6 +77,24 @@ def judged(body: str, **options: Any) -> Any:
     return plain, watched
 
 
+# Block 1 reads what each thread of block 0 has written before the signal.
+SIGNAL = """setp.eq.u32 %p1, %r30, 0; setp.ne.u32 %p2, %r31, 0; @%p2 bra B; st.global.u32 [%i], 7; MORE
+bar.sync 0; @%p1 red.release.gpu.global.add.s32 [%in], 1; bra END;
+B: @!%p1 bra C; L: ld.acquire.gpu.global.s32 %r1, [%in]; setp.lt.s32 %p3, %r1, 1; @%p3 bra L; C:
+bar.sync 0; sub.u64 %rd1, %i, 256; ld.global.u32 %r1, [%rd1]; st.global.u32 [%i], %r1; END:"""
+MANY = " ".join(["ld.global.u32 %r5, [%in+64];"] * 520)
+"""More memory instructions than a record has numbers for."""
+
+
+@pytest.mark.parametrize("more", ["", MANY], ids=["few", "many"])
+def test_a_signal_orders_what_was_before_it(more: str) -> None:
+    body = SIGNAL.replace("MORE", more)
+    plain, watched = judged(body)
+    assert plain[:3] == watched[:3] == (128 * [7], "", [])
+    unordered = body.replace(".release", ".relaxed").replace(".acquire", ".relaxed")
+    assert judged(unordered)[1][2] == ["race"]
+
+
 @pytest.mark.parametrize(("more", "kinds"), [("", []), ("st.global.u32 [%i], 1;", ["sync"])])
 def test_lanes_of_a_mask_that_exit(more: str, kinds: list[str]) -> None:
     """PTX ISA, redux.sync: it waits for the lanes of its mask that have not exited."""

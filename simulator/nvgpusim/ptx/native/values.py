@@ -9,7 +9,6 @@ import numpy as np
 
 from ..operands import SPECIALS, TYPES, Site, Type, literal
 from ..parser.syntax import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
-from ..sanitizer.records import SITES
 
 
 class Unknown(Exception):  # noqa: N818 - PtxError names line and text
@@ -61,13 +60,13 @@ class Frame:
         self, kernel: Kernel, module: Module, sites: list[Instr] | None = None, turns: bool = False
     ) -> None:
         self.kernel, self.module = kernel, module
-        self.watched, self.sites = sites is not None, sites or []
+        self.watched = sites is not None
+        self.sites = {id(instr): n for n, instr in enumerate(sites or [], 1)}
         self.turns = turns
         self.numbers = {id(instr): n for n, instr in enumerate(kernel.instrs)}
         self.real = float_registers(kernel)
         self.specials: list[str] = []
         self.symbols: list[tuple[str, str]] = []
-        self.param_end = 0
         self.hits = 0
 
     def special(self, name: str) -> int:
@@ -83,9 +82,8 @@ class Frame:
         return f"c->symbol[{self.symbols.index((kind, name))}]"
 
     def site(self, instr: Instr) -> int:
-        """Number of a memory instruction in records, 0 for one that is none."""
-        number = next((n for n, other in enumerate(self.sites) if other is instr), -1)
-        return min(number + 1, SITES)
+        """Number of a memory instruction, 0 for one that is none."""
+        return self.sites.get(id(instr), 0)
 
     def hit(self) -> str:
         """A place for the last mapping of a memory instruction."""

@@ -63,7 +63,7 @@ class Races(AccessChecks):
         if space == "shared":
             thread = int(self.gid[thread])
         mine = self.place(self.st.site, verb)
-        theirs = self.place(site, other)
+        theirs = self.place(site if site < SITES else 0, other)
         self.report(
             "race",
             (self.st.site, site, verb, other),
@@ -130,9 +130,9 @@ class Races(AccessChecks):
 
     def _exchanged(self, records: Words) -> NDArray[np.bool_]:
         """Select records of compare-and-swap."""
-        found: NDArray[np.bool_] = self.facts.compares[
-            (records >> np.uint64(SITE)).astype(np.int64) & SITES
-        ]
+        which = (records >> np.uint64(SITE)).astype(np.int64) & SITES
+        found: NDArray[np.bool_] = self.facts.compares[which]
+        found |= (which == SITES) & self.facts.compares[SITES:].any()
         return found
 
     def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:

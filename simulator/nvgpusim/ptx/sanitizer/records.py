@@ -17,6 +17,7 @@ TICK, STRONG, SITE = 37, 36, 27
 THREADS = np.uint64((1 << SITE) - 1)
 ATOMIC = np.uint64(1 << STRONG)
 SITES = (1 << STRONG - SITE) - 1
+"""The instruction of a record; the last number is that of all from there on."""
 EQUAL = 8
 """Writes of one value to one granule that are remembered, beside the last."""
 CROWD = 1 << 18

@@ -3,7 +3,7 @@
 // surely right; any other is done and told to it (`Told`), and so is all that
 // orders threads.
 
-enum { TICK = 37, SITE = 27, EQUAL = 8, SYSTEM = 0x400, PIECES = 64, WORD = 4 };
+enum { TICK = 37, SITE = 27, SITES = 511, EQUAL = 8, SYSTEM = 0x400, PIECES = 64, WORD = 4 };
 #define THREAD ((1ull << SITE) - 1)
 #define ATOMIC (1ull << 36)
 #define WATCHED
@@ -70,6 +70,11 @@ typedef struct Watch {
   Piece own;
   Piece pieces[PIECES];
 } Watch;
+
+// An instruction in a record, which has room for the first few only.
+static inline uint64_t in_record(uint64_t site) {
+  return (site < SITES ? site : SITES) << SITE;
+}
 
 // Let Python know of all that is still to be told.
 static inline __attribute__((noinline)) void tell(Watch* w) {
@@ -168,7 +173,7 @@ static inline uint64_t granules(uint64_t size, uint64_t grain) {
 static inline int read_all(Watch* w, const Piece* p, const Who* o, uint64_t threads, uint64_t at,
                            uint64_t size, uint64_t grain, uint64_t site) {
   for (uint64_t g = at >> grain, k = granules(size, grain); k; k--, g++)
-    if (unlikely(!read_one(w, p, o, threads, g, o->mine | site << SITE))) return 0;
+    if (unlikely(!read_one(w, p, o, threads, g, o->mine | in_record(site)))) return 0;
   return 1;
 }
 
@@ -358,7 +363,7 @@ static inline int stamp(const Call* c, int64_t i, const Goal* goal, uint64_t siz
                         int64_t* count) {
   Watch* w = c->watch;
   const Who o = who(c, i, goal->is_shared);
-  uint64_t mine = w->race ? o.mine | site << SITE : w->tick << TICK;
+  uint64_t mine = w->race ? o.mine | in_record(site) : w->tick << TICK;
   for (uint64_t g = goal->at >> goal->grain, k = granules(size, goal->grain); k; k--, g++) {
     if (w->race && unlikely(!write_one(w, goal->p, &o, c->threads, g))) return 0;
     w->saved[(*count)++] = (Saved){&goal->p->write[g], goal->p->write[g]};
