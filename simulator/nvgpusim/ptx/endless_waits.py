@@ -3,7 +3,8 @@
 Now and then each group of lanes goes on alone for a while. One that comes back to the same piece of
 code with the same registers, and has changed nothing in memory, will do so for ever, unless another
 one changes what it reads. If all of them are such, none will. What was computed from a clock
-is not compared: for the look all clocks go on by an hour, so that every time limit is over.
+is not compared, so a wait with a time limit comes round too: if all do, all clocks go on by an
+hour, which ends every time limit, and they are looked at once more.
 """
 
 from __future__ import annotations
@@ -54,6 +55,22 @@ class EndlessWaits:
 
     def judge(self) -> None:
         """Let each group go on alone. Raises KernelFault if all of them wait for ever."""
+        stuck, looks = self.all_come_round()
+        if not stuck:
+            self.stuck_at = None
+            return
+        self.stuck_at = self.stuck_at or self.since
+        outside = any(space == ord("g") for _, space, _, _ in looks)
+        if outside and self.since - self.stuck_at < OTHERS_S:
+            return
+        # Only now: a clock that went on before would end waits that another group is to end.
+        self.run.launch.later += HOUR_NS
+        stuck, looks = self.all_come_round()
+        if stuck:
+            raise self.fault(looks) if looks else self.endless()
+
+    def all_come_round(self) -> tuple[bool, list[Any]]:
+        """True if no group gets on, and what they looked at."""
         run = self.run
         self.ripe, self.judging = False, True
         fronts = run.fronts or [run.groups]
@@ -62,7 +79,6 @@ class EndlessWaits:
             front.clear()
         kept, left, stuck = run.groups, dict[int, Lanes | None](), True
         looks: list[Any] = []
-        run.launch.later += HOUR_NS
         if self.timed is None:
             self.timed = timed(run.launch.code.kernel)
         while todo and stuck:
@@ -75,13 +91,7 @@ class EndlessWaits:
         for at, lanes in [*todo, *left.items()]:
             run.push(at, lanes)
         self.since, self.after = time.monotonic(), run.launch.steps + FIRST
-        if not stuck or not (left or looks):
-            self.stuck_at = None
-            return
-        self.stuck_at = self.stuck_at or self.since
-        outside = any(space == ord("g") for _, space, _, _ in looks)
-        if not outside or self.since - self.stuck_at >= OTHERS_S:
-            raise self.fault(looks) if looks else self.endless(left)
+        return stuck and bool(left or looks), looks
 
     def gather(self, left: dict[int, Lanes | None], groups: dict[int, Lanes | None]) -> None:
         """Put groups beside others that are at the same places."""
@@ -124,9 +134,9 @@ class EndlessWaits:
         kept = [v for k, v in self.run.st.R.items() if k not in (self.timed or ())]
         return [v.copy() if lanes is None else v[lanes] for v in kept]
 
-    def endless(self, groups: dict[int, Lanes | None]) -> KernelFault:
+    def endless(self) -> KernelFault:
         """The fault of a loop that looks at nothing."""
-        at, lanes = next(iter(groups.items()))
+        at, lanes = next(iter(self.run.groups.items()))
         st, self.run.st.m = self.run.st, lanes
         instrs = self.run.blocks[at].instrs
         return self._named(KernelFault(0, f"sync: an endless loop of {st.count()} threads"), instrs)

@@ -2,9 +2,8 @@
 
 C runs its threads, lanes of a group, from a place in the kernel as far as they stay together. Where
 they diverge, the group with the smallest block of code runs first (min-PC), so that groups meet
-again at the join. Instructions for a whole warp or
-for the lanes of a mask wait, as on Volta and later, until those lanes are there: a group that lacks
-some is set aside, the others go on.
+again at the join. Instructions for a whole warp or for the lanes of a mask wait, as on Volta and
+later, until those lanes are there: a group that lacks some is set aside, the others go on.
 
 With a generator (`--warps`), warps do not run in step: at the start and at every barrier they are
 dealt into up to four fronts, the fronts run in a drawn order and change places at memory
@@ -58,12 +57,10 @@ class Run:
         """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
         self.distribute_to_fronts(groups)
         while True:
+            if self.spun or self.progress.ripe:
+                self.let_go()
             if self.progress.ripe:
                 self.progress.judge()
-            if self.spun and (self.barriers.parked or self.waiting or self.meeting):
-                self.reconsider()
-                if self.barriers.parked and (passing := self.barriers.completed_lanes()).any():
-                    self.barriers.set_free(passing)
             self.choose_front()
             if not self.groups:
                 if self.reconsider():
@@ -200,7 +197,7 @@ class Run:
             return self.advance(at, again)
         if c.why or again:
             raise self.wrong()
-        if not again and not self.meets(at, block):
+        if not self.meets(at, block):
             return None
         if block.jump.kind == "warp":
             return self.wait(at, block.jump)
@@ -319,7 +316,7 @@ class Run:
         return (
             block.jump.kind == "exit"
             and block.jump.instr is block.instrs[0]
-            and not (block.instrs[0].guard)
+            and block.instrs[0].guard is None
         )
 
     def absent(self, at: int, lanes: Lanes) -> None:
@@ -391,6 +388,13 @@ class Run:
         for at, some in going.items():
             self.push(at, some)
         return True
+
+    def let_go(self) -> None:
+        """Lanes that wait for each other go on where all of them are there."""
+        if self.waiting or self.meeting:
+            self.reconsider()
+        if self.barriers.parked and (passing := self.barriers.completed_lanes()).any():
+            self.barriers.set_free(passing)
 
     def reconsider(self) -> bool:
         """Nobody can run: lanes may have left for which others wait."""

@@ -19,7 +19,7 @@ from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, endless_waits, parse
 from nvgpusim.ptx.native import build
 from nvgpusim.ptx.native.watch import Watcher
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
@@ -49,6 +49,20 @@ def test_all_kernels_are_judged_alike(case: Case, monkeypatch: pytest.MonkeyPatc
             checks, memory = tuple(c for c in CHECKS if c not in off), 0 if off else CACHEABLE
             found[sure].append(told(launching.run(case, None, checks, memory)))
     assert found[True] == found[False]
+
+
+@pytest.mark.parametrize("kernel", ["clean_blocks_flag", "c_release", "w_scope_release"])
+def test_a_look_for_endless_waits_changes_nothing(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = next(case for case in [*CASES, *ATTACKS] if case.kernel == kernel)
+    module = MODULE if kernel in MODULE.kernels else launching.module()
+    code = compile_kernel(module, module.kernels[kernel], True, False)
+    monkeypatch.setattr(launching, "code", lambda *_: code)
+    found = told(launching.run(case))
+    monkeypatch.setattr(endless_waits, "FIRST", 0)
+    monkeypatch.setattr(endless_waits, "AGAIN_S", 0)
+    assert told(launching.run(case)) == found
 
 
 ALONE = [f"clean_{name}" for name in ("saxpy", "reduce", "tile", "transpose", "shuffle")]
