@@ -22,8 +22,8 @@ from .state import KernelFault, Lanes, State
 if TYPE_CHECKING:
     from .run import Run
 
-FIRST, AGAIN_S = 8192, 1.0
-"""Pieces of code before the first look, seconds between two."""
+FIRST, AGAIN_S = 8192, 0.5
+"""Pieces of code and seconds before a look: the code that looks has to be compiled, too."""
 OTHERS_S = 3.0
 """Seconds in which the CPU or another channel could still write what a kernel waits for."""
 PIECES = 1000
@@ -42,7 +42,7 @@ class EndlessWaits:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.ripe = self.judging = False
-        self.since = 0.0
+        self.since = time.monotonic()
         self.stuck_at: float | None = None
         self.after = run.launch.steps + FIRST
         self.timed: set[int] | None = None

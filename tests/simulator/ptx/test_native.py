@@ -307,7 +307,7 @@ mad.lo.u32 %r1, %r1, 5, %r2; st.global.u32 [%i], %r1; NEXT: setp.lt.u32 %p2, %r2
     monkeypatch.setattr(build, "HOT", 1 << 60)
     cold = code_of(text)
     want = outcome(cold)
-    monkeypatch.setattr(build, "HOT", 100_000)
+    monkeypatch.setattr(build, "HOT", 5)
     hot = code_of(text)
     assert outcome(hot)[:2] == want[:2]
     assert hot.native.library.well and not cold.native.library.well  # type: ignore[attr-defined]

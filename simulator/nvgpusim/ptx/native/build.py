@@ -38,8 +38,10 @@ KEPT = 4096
 """Libraries in the folder, of 16 to 50 KiB; those that were used last stay."""
 
 QUICK, WELL = "-O0", "-O2"
-HOT = 20_000_000
-"""Thread instructions of a kernel after which it is compiled well."""
+HOT = 1000
+"""Thread instructions for each byte of a kernel's C after which it is compiled well. What has run
+by then took about as long as that does: 10 to 20 us a byte, 10 to 50 ns an instruction (gcc 12.2,
+EPYC)."""
 
 
 @lru_cache
@@ -91,7 +93,7 @@ class Library:
     def account(self, instructions: int) -> None:
         """Note what has run; compile the file well once that is worth it."""
         self.spent += instructions
-        if self.spent > HOT and not self.well:
+        if self.spent > HOT * len(self.text) and not self.well:
             self.well = True
             with suppress(NoCompilerError):  # it runs on as it is
                 self.run = load_compiled(self.text, WELL, True)
