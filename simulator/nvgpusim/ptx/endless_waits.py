@@ -113,6 +113,8 @@ class EndlessWaits:
                 first = min(run.groups)
                 st.m = run.groups.pop(first)
                 run.follow(first)
+                if not run.groups:  # it ended, or waits elsewhere
+                    return False
                 if machine.call.changes or waiting != (
                     len(run.barriers.parked), len(run.waiting), len(run.meeting),
                 ):  # fmt: skip
