@@ -63,6 +63,8 @@ class Block:
 
     `meet`: mask of the lanes that its first instruction needs together, where it needs any.
     `alone`: all lanes do it before any goes on. `polls`: it looks at what other threads may store.
+    Registers: `alive` ones at its start, `reads` before it writes them, `writes` in some or all
+    lanes, `kills` in all.
     """
 
     kind: int
@@ -72,7 +74,9 @@ class Block:
     alone: bool = False
     polls: bool = False
     alive: set[int] = field(default_factory=set)
+    reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
+    kills: set[int] = field(default_factory=set)
 
     @property
     def body(self) -> list[Instr]:
@@ -287,7 +291,6 @@ def successors(blocks: list[Block], n: int) -> list[int]:
 
 def _flow(kernel: Kernel, blocks: list[Block], texts: dict[int, Text]) -> list[int]:
     """Find what lives where, by the usual backward iteration; registers that live at any start."""
-    each = []
     for block in blocks:
         one = [used_registers(i, kernel, texts.get(id(i))) for i in block.body]
         if (last := block.jump.instr) is not None:
@@ -298,17 +301,16 @@ def _flow(kernel: Kernel, blocks: list[Block], texts: dict[int, Text]) -> list[i
             if last.guard is not None:
                 reads.add(last.guard.index)
             one.append((reads, made, set()))
-        each.append(one)
         block.writes = {r for _, may, _ in one for r in may}
+        for reads, _, sure in reversed(one):
+            block.reads = (block.reads - sure) | reads
+            block.kills |= sure
     changed = True
     while changed:
         changed = False
         for n in reversed(range(len(blocks))):
-            live: set[int] = set()
-            for t in successors(blocks, n):
-                live |= blocks[t].alive if t != END else set()
-            for reads, _, sure in reversed(each[n]):
-                live = (live - sure) | reads
+            after = [blocks[t].alive for t in successors(blocks, n) if t != END]
+            live = set[int]().union(*after) - blocks[n].kills | blocks[n].reads
             if live != blocks[n].alive:
                 blocks[n].alive, changed = live, True
     return sorted(set().union(*(b.alive for b in blocks)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, Code, successors
 from ..operands import U32
 from ..parser.syntax import Instr, Reg
@@ -92,18 +94,32 @@ def _store(code: Code, instr: Instr) -> str:
     return f"ok = put_watched(c, {put}, {code.frame.site(instr)});"
 
 
-def _modified(code: Code) -> list[set[int]]:
+def _goes_on(code: Code) -> list[list[int]]:
+    """By block: those that may follow it before the lane is given back."""
+    blocks = code.blocks
+
+    def follow(n: int, t: int) -> bool:
+        apart = t == END or blocks[t].kind != CHAIN or blocks[t].alone
+        return not apart and not _overtakes(code, n, t)
+
+    return [
+        [t for t in successors(blocks, n) if follow(n, t)]
+        if block.kind == CHAIN and not block.alone
+        else []
+        for n, block in enumerate(blocks)
+    ]
+
+
+def _modified(code: Code, goes_on: list[list[int]]) -> list[set[int]]:
     """By block: registers that C may have changed by its end, since the lane entered."""
     blocks = code.blocks
     out = [set(b.writes) if b.kind == CHAIN else set() for b in blocks]
     changed = True
     while changed:
         changed = False
-        for n, block in enumerate(blocks):
-            if block.kind != CHAIN:
-                continue
-            for t in successors(blocks, n):
-                if t != END and blocks[t].kind == CHAIN and not out[n] <= out[t]:
+        for n, following in enumerate(goes_on):
+            for t in following:
+                if not out[n] <= out[t]:
                     out[t] |= out[n]
                     changed = True
     return out
@@ -143,23 +159,23 @@ class _Chain:
 
     def __init__(self, code: Code) -> None:
         self.code, self.blocks = code, code.blocks
-        self.modified = _modified(code)
+        self.goes_on = _goes_on(code)
+        self.modified = _modified(code, self.goes_on)
         self.arrivals = _arrivals(code)
         self.exits: dict[int, set[int]] = {}
+        self.left = defaultdict[int, set[int]](set)
 
     def leave(self, n: int, t: int) -> str:
         """Give the lane back before block t."""
         if t == END:
             return f"{{ next = {END}; goto done; }}"
         self.exits.setdefault(t, set()).update(self.modified[n] & self.blocks[t].alive)
+        self.left[n].add(t)
         return f"goto X{t};"
 
     def jump(self, n: int, t: int) -> str:
         """Go on at block t."""
-        alone = self.blocks[n].alone
-        if t == END or alone or self.blocks[t].kind != CHAIN or self.blocks[t].alone:
-            return self.leave(n, t)
-        if _overtakes(self.code, n, t):
+        if t not in self.goes_on[n]:
             return self.leave(n, t)
         if t == n + 1 and self.arrivals[t] < 2 and not self.code.frame.turns:
             return f"goto B{t};"
@@ -186,6 +202,19 @@ class _Chain:
             lines.append(f"if ({guard(jump)}) {self.jump(n, targets[0])}")
         return [*lines, self.jump(n, targets[-1])]
 
+    def needed(self) -> list[set[int]]:
+        """By block: registers that are read, or given back, by a lane that enters there."""
+        out: list[set[int]] = [set() for _ in self.blocks]
+        changed = True
+        while changed:
+            changed = False
+            for n in reversed(range(len(out))):
+                after = [self.exits[t] for t in self.left[n]] + [out[t] for t in self.goes_on[n]]
+                need = set[int]().union(*after) - self.blocks[n].kills | self.blocks[n].reads
+                if need != out[n]:
+                    out[n], changed = need, True
+        return out
+
 
 def _chain(code: Code) -> Lines:
     chain, body = _Chain(code), []
@@ -195,10 +224,11 @@ def _chain(code: Code) -> Lines:
     for t, regs in chain.exits.items():
         saves = " ".join(f"R{r}[i] = r{r};" for r in sorted(regs))
         body.append(f"X{t}: {saves} next = {t}; goto done;")
-    entries = []
+    entries, needed = [], chain.needed()
     for n in inside:
-        live = " ".join(_read(code, r) for r in sorted(code.blocks[n].alive))
-        entries.append(f"case {n}: {live} goto B{n};")
+        if n in chain.exits or not n or code.blocks[n - 1].kind != CHAIN:
+            loads = " ".join(_read(code, r) for r in sorted(needed[n]))
+            entries.append(f"case {n}: {loads} goto B{n};")
     return _lanes(code, entries, body)
 
 
