@@ -1,4 +1,4 @@
-"""Which C compiler of this machine may compile kernels."""
+"""The C compilers of this machine that may compile kernels."""
 
 from __future__ import annotations
 

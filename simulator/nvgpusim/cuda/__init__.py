@@ -1,1 +1,1 @@
-"""CUDA programs on the interpreter, unchanged: stand-ins for libcudart and libcuda."""
+"""CUDA programs on the simulator, unchanged: stand-ins for libcudart and libcuda."""

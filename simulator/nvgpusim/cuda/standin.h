@@ -1,5 +1,5 @@
 // What libcudart's and libcuda's stand-ins share: how a process asks the
-// interpreter.
+// simulator.
 //
 // Device memory is one memfd, which the process maps at the addresses that
 // kernels see: copies are the process's own. Everything else is a request over

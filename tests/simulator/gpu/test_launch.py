@@ -78,7 +78,7 @@ def test_blocks_start_in_a_drawn_order_as_many_as_the_sms_hold(
     order = [block for wave in started for block in wave]
     assert sorted(order) == list(range(blocks)) != order
     # 48 warps an SM, 8 a block [CUDA guide, compute capability 8.7], on all of the board's SMs;
-    # the interpreter takes no more than 16384 threads at a time.
+    # a chunk takes no more than 16384 threads at a time.
     assert max(map(len, started)) == min(6 * 2 * rig.gpu.tpcs, 64)
 
 

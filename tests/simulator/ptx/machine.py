@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - PTX stays one instruction a line
-"""A kernel of a few lines, run on the interpreter: for tests of its rules."""
+"""A kernel of a few lines, run on the simulator: for tests of its rules."""
 
 from __future__ import annotations
 

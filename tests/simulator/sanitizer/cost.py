@@ -1,7 +1,7 @@
 """Cost of the sanitizer: `python -m tests.simulator.sanitizer.cost`.
 
-CPU time of the clean kernels' launches with all checks and without any, in turns: on the
-interpreter alone, then large launches as C.
+CPU time of the clean kernels' launches with all checks and without any, in turns:
+small ones, then large ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Speed of the simulator: `python -m nvgpusim.orin.gpu.bench`.
 
-Two kernels on the interpreter: a naive fp32 matmul of 256 x 256 x 256, one thread an output
+Two kernels: a naive fp32 matmul of 256 x 256 x 256, one thread an output
 element, and one that does nothing, for the cost of a launch.
 """
 

@@ -77,7 +77,7 @@ class Program:
 
     @property
     def code(self) -> Code:
-        """The kernel ready to run. Raises PtxError for PTX that the interpreter does not know."""
+        """The kernel ready to run. Raises PtxError for PTX that is not known."""
         return self.compiled(fine=False)
 
     def compiled(self, *, fine: bool, turns: bool = False) -> Code:

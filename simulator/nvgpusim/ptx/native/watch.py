@@ -195,7 +195,7 @@ class Watcher:
         self._agree()
 
     def locate(self, address: int, write: bool) -> bool:
-        """Enter the piece that holds an address; False: the interpreter judges the access."""
+        """Enter the piece that holds an address; False: C tells of the access."""
         w, o = self.struct, self.o
         mapping = o.mapping(address)
         row = int(np.searchsorted(self.rows[:, 0], np.uint64(address), "right")) - 1

@@ -8,7 +8,7 @@ _SIZES = {"8": 8, "16": 16, "32": 32, "64": 64, "128": 128}
 
 
 class PtxError(Exception):
-    """The text is not PTX that this interpreter knows; the message has line and text."""
+    """The text is not PTX that is known here; the message has line and text."""
 
 
 @dataclass(frozen=True)

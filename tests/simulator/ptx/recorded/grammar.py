@@ -4,7 +4,7 @@
 A rule is a line of PTX ISA 8.5, chapter 9.7: `{.a|.b}` may be there, `(.a|.b)` must. Which of the
 expansions exist on sm_87 is ptxas's word, kept in `refused.txt.gz` (`python
 tests/simulator/ptx/recorded/grammar.py --check PTXAS` writes it). All others run on a GPU
-(`record_oracle.py --grammar`) and on the interpreter (`test_grammar.py`), so that no form is
+(`record_oracle.py --grammar`) and on the simulator (`test_grammar.py`), so that no form is
 without a case. Inputs: corner values by twos and threes, then random bits that depend on the types alone.
 """
 
@@ -129,7 +129,7 @@ RULES: list[tuple[str, str, str]] = [
      "video", "exact"),
     ("(vset2|vset4)(.u32|.s32)(.u32|.s32)(.eq|.ne|.lt|.le|.gt|.ge){.add}", "video", "exact"),
     # scalar .sat is left out: what the driver makes of it contradicts the ISA (vadd.u32.sat of
-    # 0xffffffff and 1 gives 0), and the interpreter refuses it
+    # 0xffffffff and 1 gives 0), and the simulator refuses it
     ("(vadd|vsub|vabsdiff|vmin|vmax)(.u32|.s32)(.u32|.s32)(.u32|.s32)", "scalar", "exact"),
     ("(vshl|vshr)(.u32|.s32).u32.u32(.clamp|.wrap)", "scalar", "exact"),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - PTX lines and case tables stay on one line
 """The kernels of the oracle: one instruction (or a small pattern) each, with seeded inputs.
 
-`record_oracle.py` runs them on a GPU, `test_oracle.py` on the interpreter.
+`record_oracle.py` runs them on a GPU, `test_oracle.py` on the simulator.
 """
 
 from __future__ import annotations
