@@ -9,6 +9,8 @@ import time
 import pytest
 from tests.simulator.ptx.machine import STORE, fails, kernel, run
 
+from nvgpusim.ptx import endless_waits
+
 SHARED = ".shared .align 4 .b8 l[8];"
 CLEAR = "mov.u32 %r2, l; setp.eq.u32 %p0, %r30, 0; @%p0 st.shared.u32 [%r2], 0; @%p0 st.shared.u32 [%r2+4], 0; bar.sync 0;"
 ABBA = f"""{CLEAR}
@@ -72,3 +74,18 @@ def test_who_will_be_served_is_not_accused(seed: int | None) -> None:
     body = f"""{CLEAR} setp.ge.u32 %p1, %r30, 32; @%p1 bra M; L: ld.volatile.shared.u32 %r1, [%r2]; setp.eq.u32 %p1, %r1, 0; @%p1 bra L; bra E;
 M: mov.u32 %r3, 0; H: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 5000; @%p2 bra H; st.volatile.shared.u32 [%r2], 5; ld.shared.u32 %r1, [%r2]; E: {STORE}"""
     assert set(run(kernel(body, SHARED), 64, warps=seed).tolist()) == {5}
+
+
+def test_threads_that_meet_others_while_they_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a warp comes where half of another waits already for the rest of its mask."""
+
+    def due(waits: endless_waits.EndlessWaits) -> bool:
+        waits.ripe = not waits.judging and bool(waits.run.meeting)
+        return waits.ripe
+
+    monkeypatch.setattr(endless_waits.EndlessWaits, "due", due)
+    body = f"""and.b32 %r2, %r30, 16; shr.u32 %r3, %r30, 5; shr.u32 %r2, %r2, 3; add.u32 %r2, %r2, %r3; mul.lo.u32 %r2, %r2, 5000;
+mov.u32 %r1, 0; setp.eq.u32 %p2, %r2, 0; @%p2 bra E; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, %r2; @%p1 bra L;
+E: shfl.sync.bfly.b32 %r1, %r1, 16, 31, -1; {STORE}"""
+    want = [5000 * (2 * (n % 32 < 16) + n // 32) for n in range(64)]
+    assert run(kernel(body), 64).tolist() == want
