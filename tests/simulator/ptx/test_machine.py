@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.simulator.ptx.flat import FlatMemory
-from tests.simulator.ptx.machine import STORE, fails, kernel, run
+from tests.simulator.ptx.machine import STORE, code_of, fails, kernel, run
 
 from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx.native.text import source
 
 # control flow
 
@@ -265,3 +266,26 @@ def test_blocks_that_wait_need_tickets() -> None:
     assert run(by_block, **options).tolist() == list(range(6))
     what = fails(by_block, shuffle=1, **(options | {"threads": 1})).what
     assert "did not end" in what or "deadlock" in what  # which is first is a matter of time
+
+
+LANES = f"mov.u32 %r1, %r30; mov.u32 %r2, 16; mov.u32 %r3, 31; mov.u32 %r4, -1; X shfl.sync.down.b32 %r5, %r1, %r2, %r3, %r4; add.u32 %r1, %r1, %r5; Y {STORE}"
+
+
+def test_literals_that_name_lanes_stand_in_the_c() -> None:
+    text = source(code_of(kernel(LANES.replace("X", "").replace("Y", ""))))
+    assert "(Source){0, 0x10ull}, (Source){0, 0x1full}, (Source){0, 0xffffffffull})" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "want"),
+    [
+        ("L:", "shr.u32 %r2, %r2, 1; setp.ne.u32 %p1, %r2, 0; @%p1 bra L;", 496),
+        ("shr.u32 %r2, %r2, 2;", "", 4),
+        ("setp.eq.u32 %p1, %r30, 0; @%p1 mov.u32 %r2, 3;", "", 3),
+        ("setp.eq.u32 %p1, %r30, 0; @!%p1 bra L; mov.u32 %r2, 5; L:", "", 5),
+        ("mov.u32 %r2, %r3;", "", 31),
+    ],
+)
+def test_register_that_names_lanes_may_change(before: str, after: str, want: int) -> None:
+    text = kernel(LANES.replace("X", before).replace("Y", after))
+    assert run(text)[0] == want

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .body import Body
+from .literals import write_literals
 from .reader import Function, Reader, shape
 from .syntax import Kernel, Module, PtxError
 from .taint import compared_reads
@@ -164,6 +165,7 @@ class Parser(Reader):
         for n in compared_reads(kernel):
             instr = kernel.instrs[n]
             kernel.instrs[n] = replace(instr, mods=(*instr.mods, "relaxed"))
+        write_literals(kernel)
         self.module.kernels[kernel.name] = kernel
 
 

@@ -1,0 +1,41 @@
+"""Literals for registers that hold one: compilers put masks of warp instructions in registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .syntax import Imm, Instr, Kernel, Operand, Reg, registers
+
+_FIRST = {"shfl": 2, "vote": 2, "match": 2, "redux": 2}
+"""Operand from which on an instruction of a warp names lanes."""
+_BITS32 = {"b32", "u32", "s32"}
+
+
+def write_literals(kernel: Kernel) -> None:
+    """Replace registers that a mov has set, with no label between."""
+    labels, known = set(kernel.labels.values()), dict[int, Imm]()
+    for at, instr in enumerate(kernel.instrs):
+        if at in labels:
+            known.clear()
+        first = _FIRST.get(instr.op)
+        if first is not None and known:
+            rest = (_literal(arg, known) for arg in instr.args[first:])
+            kernel.instrs[at] = replace(instr, args=(*instr.args[:first], *rest))
+        for index in registers(instr.args[0]) if instr.args else ():
+            known.pop(index, None)
+        if (moved := _moved(instr)) is not None:
+            known.update([moved])
+
+
+def _literal(arg: Operand | None, known: dict[int, Imm]) -> Operand | None:
+    return known.get(arg.index, arg) if isinstance(arg, Reg) else arg
+
+
+def _moved(instr: Instr) -> tuple[int, Imm] | None:
+    """The 32-bit register that surely holds an integer now, and which."""
+    if instr.op != "mov" or _BITS32.isdisjoint(instr.mods) or len(instr.args) != 2:
+        return None
+    to, what = instr.args
+    if instr.guard is not None or not isinstance(to, Reg) or to.bits != 32:
+        return None
+    return (to.index, what) if isinstance(what, Imm) and what.kind == "int" else None
