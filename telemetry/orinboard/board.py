@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from orinboard.boundary import module_watts
 from orinboard.files import GATED, Roots
+from orinboard.power_boundary import module_watts
 from orinboard.readings import Identity, PowerMode, Readings, Throttle
 from orinboard.sensors import nvgpu
 from orinboard.sources import SOURCES, UNPRIVILEGED, Board

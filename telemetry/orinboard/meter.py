@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from orinboard.boundary import Boundary, energy_boundary, rail_keys
+from orinboard.power_boundary import PowerBoundary, energy_boundary, rail_keys
 from orinboard.readings import Rail
 from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 
@@ -164,7 +164,7 @@ class Meter:
     choice: tuple[str, ...] = ()
     joules: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
-    within: Boundary | None = None
+    within: PowerBoundary | None = None
     seconds: float = 0.0
     gap_seconds: float = 0.0
     samples: int = 0

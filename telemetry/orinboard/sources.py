@@ -20,9 +20,9 @@ from orinboard.sensors.nvml import read_nvml
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import (
     read_cpu,
+    read_gpu_memory,
     read_host,
     read_identity,
-    read_memory,
     read_power_mode,
 )
 from orinboard.sensors.thermal import read_coolings, read_zones
@@ -37,7 +37,7 @@ SOURCES: Mapping[str, Reader] = {
     "cooling": read_coolings,
     "throttle": read_throttle,
     "fan": read_fans,
-    "memory": read_memory,
+    "memory": read_gpu_memory,
     "cpu": read_cpu,
     "host": read_host,
     "power_mode": read_power_mode,

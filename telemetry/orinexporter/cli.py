@@ -15,9 +15,9 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from orinboard.boundary import check_rail_choice
 from orinboard.energy import EnergySampler
 from orinboard.files import Roots
+from orinboard.power_boundary import check_rail_choice
 from orinboard.replay import (
     FILE,
     Player,

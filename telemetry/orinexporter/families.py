@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from orinboard.boundary import module_watts
+from orinboard.power_boundary import module_watts
 from orinboard.readings import Readings
 
 Value = float | int | bool | None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orinboard.board import BoardState
-from orinboard.boundary import rail_keys
+from orinboard.power_boundary import rail_keys
 from orinboard.readings import Core, Readings
 
 #: A point every so many seconds, and how many are kept: ten minutes.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orinboard.board import BoardState
-from orinboard.boundary import energy_boundary
+from orinboard.power_boundary import energy_boundary
 from orinboard.readings import Readings
 from orinboard.sources import Snapshot
 from orinexporter.history import Point, core_loads, counted_events

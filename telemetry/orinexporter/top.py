@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orinboard.board import BoardState
-from orinboard.boundary import energy_boundary
+from orinboard.power_boundary import energy_boundary
 from orinboard.readings import Core, Readings
 from orinboard.sources import Board
 from orinexporter.history import core_loads

@@ -20,10 +20,10 @@ from orinbench.errors import BenchError
 from orinbench.jsonfile import write_whole
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
-from orinboard.boundary import check_rail_choice
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import COVERAGE, Energy
+from orinboard.power_boundary import check_rail_choice
 from orinboard.require import maxn, pinned, unmet
 from orinboard.sensors.thermal import read_zones
 

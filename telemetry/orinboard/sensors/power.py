@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from orinboard.boundary import energy_boundary, rail_keys
 from orinboard.files import Files, integer
+from orinboard.power_boundary import energy_boundary, rail_keys
 from orinboard.readings import Rail, Readings
 from orinboard.sensors.hwmon import (
     INA238_SECONDS,

@@ -15,7 +15,7 @@ MOST_CPUS = 8192
 MOST_ORDERS = 64
 
 
-def read_memory(files: Files) -> Readings:
+def read_gpu_memory(files: Files) -> Readings:
     """GPU allocations and the largest free block; nothing on a system that shows neither."""
     found = re.search(
         r"^NvMapMemUsed:\s+(\d{1,15}) kB", files.text("proc/meminfo") or "", flags=re.MULTILINE

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from tests.telemetry.conftest import HWMON, Show, idle, nc_rail, orin_nx, thor
 
-from orinboard.boundary import (
+from orinboard.energy import EnergySampler
+from orinboard.files import Files, Roots
+from orinboard.meter import Meter, Sample
+from orinboard.power_boundary import (
     AGX_ORIN_INPUTS,
     check_rail_choice,
     energy_boundary,
     module_watts,
     rail_keys,
 )
-from orinboard.energy import EnergySampler
-from orinboard.files import Files, Roots
-from orinboard.meter import Meter, Sample
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import Clock, Sampling, Status

@@ -25,7 +25,7 @@ THOR_WORDS = "whole system at the carrier board's input, without power supply; m
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class PowerBoundary:
     """The rails whose sum is the machine's power, by key, and what they measure in words.
 
     `module` says that it is a Jetson module's whole power.
@@ -49,7 +49,7 @@ def _rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     return tuple(key if twice[key] == 1 else f"{key}#{number}" for number, key in enumerate(keys))
 
 
-def energy_boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> Boundary | None:
+def energy_boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> PowerBoundary | None:
     """The rails that count; None where nobody knows which, and then there is no sum.
 
     `choice` names them (`VDD_IN`, or `VIN@1-0041` where two share a name) and is obeyed as it is.
@@ -60,33 +60,33 @@ def energy_boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> Boun
 @lru_cache(maxsize=64)
 def _boundary(
     identities: tuple[tuple[str, str, str], ...], choice: tuple[str, ...]
-) -> Boundary | None:
+) -> PowerBoundary | None:
     rails = tuple(Rail(name, device, chip=chip) for name, device, chip in identities)
     keys = rail_keys(rails)
     if choice:
         there = set(choice) <= set(keys)
-        return Boundary(f"the chosen rails {', '.join(choice)}", choice) if there else None
+        return PowerBoundary(f"the chosen rails {', '.join(choice)}", choice) if there else None
     if MODULE_INPUT in keys:
-        return Boundary(MODULE_WORDS, (MODULE_INPUT,), module=True)
+        return PowerBoundary(MODULE_WORDS, (MODULE_INPUT,), module=True)
     if set(AGX_ORIN_INPUTS) <= set(keys):
-        return Boundary(AGX_ORIN_WORDS, AGX_ORIN_INPUTS, module=True)
+        return PowerBoundary(AGX_ORIN_WORDS, AGX_ORIN_INPUTS, module=True)
     if set(AGX_XAVIER_INPUTS) <= set(keys):
-        return Boundary(MODULE_WORDS, AGX_XAVIER_INPUTS, module=True)
+        return PowerBoundary(MODULE_WORDS, AGX_XAVIER_INPUTS, module=True)
     by_chip = {
         chip: tuple(key for key, rail in zip(keys, rails, strict=True) if rail.chip == chip)
         for chip in ("ina238", "nvml", "rapl")
     }
     if by_chip["ina238"] == (THOR_INPUT,):
-        return Boundary(THOR_WORDS, (THOR_INPUT,), module=True)
+        return PowerBoundary(THOR_WORDS, (THOR_INPUT,), module=True)
     if any(rail.chip == "ina3221" for rail in rails):
         return None
     if by_chip["nvml"]:
         one = len(by_chip["nvml"]) == 1
         words = "graphics card, without processor, memory and power supply"
-        return Boundary(words, by_chip["nvml"]) if one else None
+        return PowerBoundary(words, by_chip["nvml"]) if one else None
     if by_chip["rapl"]:
         # Packages and their memory are apart from each other (kernel, power/powercap).
-        return Boundary("processors and their memory, without the rest", by_chip["rapl"])
+        return PowerBoundary("processors and their memory, without the rest", by_chip["rapl"])
     return None
 
 
