@@ -19,11 +19,11 @@ from typing import Any
 
 import click
 
+from .boards import BOARDS
 from .compilers import compiler_commands
 from .cuda.cli import cuda, run_source
 from .errors import SimError
 from .options import (
-    BOARDS,
     KEPT,
     PROFILES,
     STRICT_EXIT,

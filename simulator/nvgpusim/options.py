@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .boards import BOARDS
 from .errors import SimError
 
 KEPT = 2
@@ -22,14 +23,6 @@ CHECKS = ("race", "init", "sync", "bounds")
 """Faults that `--sanitize` can watch kernels for."""
 STRICT_EXIT = 3
 """Exit status of --strict: the program succeeded, the GPU did not."""
-BOARDS: dict[str, tuple[int, int]] = {
-    "agx64": (8, 64),
-    "agx32": (7, 32),
-    "nx16": (4, 16),
-    "nano8": (4, 8),
-    "nano4": (2, 4),
-}
-"""Jetson Orin modules: enabled TPCs (of 2 GPC x 4), GiB of memory [NVIDIA product data]."""
 
 
 CUDA_CHECKS = (*CHECKS, "calls", "leaks")

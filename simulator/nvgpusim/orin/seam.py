@@ -57,12 +57,12 @@ class Backend:
     def closed(self, fd: int) -> None:
         """`fd` has been closed."""
 
-    def closing(self, fd: int) -> Any:
-        """`fd` is about to be closed; the result is given to `closed_after`."""
+    def before_close(self, fd: int) -> Any:
+        """`fd` is about to be closed; the result is given to `after_close`."""
         return None
 
-    def closed_after(self, token: Any) -> None:
-        """The close that `closing` saw is done."""
+    def after_close(self, token: Any) -> None:
+        """The close that `before_close` saw is done."""
 
     def ioctl(self, fd: int, request: int, arg: int, size: int) -> Any:
         """The result of ioctl; `size` bytes at `arg` are known to be valid (0: not known)."""
@@ -177,10 +177,10 @@ class Seam:
         return self.real.io_open(file, mode, *args, **kwargs)
 
     def _os_close(self, fd: int) -> None:
-        token = self.backend.closing(fd)
+        token = self.backend.before_close(fd)
         self.real.close(fd)
         self.backend.closed(fd)
-        self.backend.closed_after(token)
+        self.backend.after_close(token)
 
     def _os_posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
         self.real.posix_fadvise(fd, offset, length, advice)
@@ -344,10 +344,10 @@ class Seam:
         return real(*args)
 
     def _c_close(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        token = self.backend.closing(_int(args[0]))
+        token = self.backend.before_close(_int(args[0]))
         result = real(*args)
         self.backend.closed(_int(args[0]))
-        self.backend.closed_after(token)
+        self.backend.after_close(token)
         return result
 
     def _c_ioctl(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:

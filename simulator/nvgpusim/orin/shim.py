@@ -67,11 +67,11 @@ class SimBackend(Backend):
         """The page cache has so much less; a piece that is given up again is gone already."""
         self.kernel.journal.given_up[piece] = size
 
-    def closing(self, fd: int) -> Any:
+    def before_close(self, fd: int) -> Any:
         """Remember what a descriptor was."""
         return self.kernel.lookup(fd), fd
 
-    def closed_after(self, token: Any) -> None:
+    def after_close(self, token: Any) -> None:
         """Release what has no descriptor any more."""
         found, fd = token
         if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .native.plan import GROUPS, TABLE, Text, used_registers, write
+from .native.instructions import GROUPS, TABLE, Text, used_registers, write
 from .native.values import Frame
 from .operands import TYPES, Site
 from .parser.syntax import (

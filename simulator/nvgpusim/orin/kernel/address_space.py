@@ -10,9 +10,9 @@ from ... import l2
 from ...memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller_lines
 from ..abi import Record
 from .allocator import Buddy
-from .board import MAP_FLAGS
 from .channel import ChannelFile
 from .file import File, handler
+from .ga10b import MAP_FLAGS
 
 if TYPE_CHECKING:
     from .core import Kernel

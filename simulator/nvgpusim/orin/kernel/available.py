@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .board import JETPACK7
+from .ga10b import JETPACK7
 
 if TYPE_CHECKING:
     from .core import Kernel

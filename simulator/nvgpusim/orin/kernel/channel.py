@@ -12,8 +12,8 @@ from ..abi import Record
 from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
-from .board import GR_RUNLIST, RUNLISTS
 from .file import File, handler
+from .ga10b import GR_RUNLIST, RUNLISTS
 from .gpu_classes import check_runqueues, known
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
 from ..report import Journal
 from ..rules import KernelError
-from .board import GpuShape
 from .channel import ChannelFile
 from .ctrl import CtrlFile
 from .file import File, Key
+from .ga10b import GpuShape
 from .handles import NvMapState
 from .nvmap import NvMapFile
 from .tsg import TsgFile

@@ -14,9 +14,9 @@ from ... import l2
 from .. import ctxsw
 from ..abi import Record
 from .address_space import AsFile
-from .board import JETPACK7, MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
 from .channel import ChannelFile
 from .file import File, handler
+from .ga10b import JETPACK7, MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
 from .tsg import TsgFile
 from .usermode import SIZE as USERMODE_SIZE
 

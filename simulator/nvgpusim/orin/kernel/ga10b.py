@@ -1,4 +1,4 @@
-"""The board by its release and GPU: rules of nvgpu that differ by L4T, and the shape of ga10b.
+"""ga10b: runlists, the TPCs that a board enables, and flags of mappings, which differ by L4T.
 
 Rules have their place in the source: K35 is OE4T/linux-nvgpu at l4t-r35.6.0 (3de579438eda), K36 at
 jetson_36.4.3 (8a0a5345705e); paths are below drivers/gpu/nvgpu. r38 and r39 are

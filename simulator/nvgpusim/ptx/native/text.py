@@ -7,8 +7,8 @@ from collections import defaultdict
 from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, Code, successors
 from ..operands import U32
 from ..parser.syntax import Instr, Reg
+from .instructions import guard
 from .memory import MISS, ORDERED, SPACE
-from .plan import guard
 from .values import Words
 
 Lines = list[str]
