@@ -13,7 +13,7 @@ from PIL import Image
 from orinbench.errors import BenchError
 from orinllm.errors import BadInput
 from orinllm.loader import Network
-from orinllm.model import Header
+from orinllm.model import ModelDescription
 from orinllm.network.vision.pictures import Picture
 from orinllm.network.vision.prepare import MOST_PIXELS, prepare
 from orinllm.sight import Sight, let_see, read_projector, with_pictures
@@ -78,7 +78,7 @@ class Seeing:
     """A model that sees on a device, as what is timed needs it; raises BadInput for others."""
 
     def __init__(self, network: Network, mmproj: Path, device: str) -> None:
-        template = Header.of(network).template
+        template = ModelDescription.of(network).template
         let_see(template, mmproj, network, device)
         assert template is not None and template.sight is not None
         self._template = template

@@ -53,7 +53,7 @@ class AnswerToken:
 
 
 @dataclass(frozen=True)
-class Header:
+class ModelDescription:
     """A file's model and its text, as the file describes them; nothing of it is on a device."""
 
     network: Network
@@ -61,12 +61,12 @@ class Header:
     template: ChatTemplate | None  # None: the model continues text and does not chat
 
     @staticmethod
-    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "Header":
+    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "ModelDescription":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
-        return Header.of(Network.read(path, context, kv))
+        return ModelDescription.of(Network.read(path, context, kv))
 
     @staticmethod
-    def of(network: Network) -> "Header":
+    def of(network: Network) -> "ModelDescription":
         """Read the text's part of a file; raises BadInput, one line that begins with its path."""
         path, metadata = network.gguf.path, network.gguf.metadata
         has_template = "tokenizer.chat_template" in metadata
@@ -82,7 +82,7 @@ class Header:
                 f"{path}: its vocabulary has {tokenizer.vocab_size} tokens and its matrices {rows} "
                 "rows; a row for each token was expected"
             )
-        return Header(network, tokenizer, template)
+        return ModelDescription(network, tokenizer, template)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Model:
     that serves (batching/scheduler.py), and each `generate` one of its requests.
     """
 
-    def __init__(self, header: Header, plan: Plan, runner: Runner, store: Store) -> None:
+    def __init__(self, header: ModelDescription, plan: Plan, runner: Runner, store: Store) -> None:
         self.header, self.plan, self.runner = header, plan, runner
         self.tokenizer, self.template = header.tokenizer, header.template
         self._guesses = SpeculatingRunner(runner)
@@ -229,7 +229,8 @@ class Model:
 
             network = with_pictures(network, mmproj)
         with ThreadPoolExecutor(1) as pool:
-            header = pool.submit(Header.of, network)  # while the device opens and takes the weights
+            # While the device opens and takes the weights.
+            header = pool.submit(ModelDescription.of, network)
             plan = plan_network(network, device() if callable(device) else open_device(device))
             runner = make_runner(network, plan, general, say=say)
         if mmproj is not None:
@@ -401,7 +402,7 @@ def check_guesses(runner: Runner, plan: Plan, what: str) -> None:
     )
 
 
-def load_mtp_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> MtpBlock:
+def load_mtp_block(header: ModelDescription, plan: Plan, runner: Runner, gguf: GGUF) -> MtpBlock:
     """Load a model's block that proposes, which is in a file, for what runs the model.
 
     Raises BadInput where there is none, or the path takes one token at a time.
@@ -423,10 +424,10 @@ def load_mtp_block(header: Header, plan: Plan, runner: Runner, gguf: GGUF) -> Mt
 
 
 def load_draft(
-    header: Header, path: str | Path, device: str, general: bool = False, say: Say = quiet
+    header: ModelDescription, path: str | Path, device: str, general: bool = False, say: Say = quiet
 ) -> Draft:
     """Load a smaller model of a model's vocabulary, which proposes; raises BadInput for others."""
-    drafts = Header.read(path, None)
+    drafts = ModelDescription.read(path, None)
     own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (header, drafts))
     if own is None or other is None or list(own) != list(other):
         raise BadInput(

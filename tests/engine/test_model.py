@@ -22,7 +22,7 @@ from orinllm.batching.cache import SlotStore
 from orinllm.choose.sampling import Drawn, Sampling
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.loader import make_store
-from orinllm.model import Generation, Header, Model
+from orinllm.model import Generation, Model, ModelDescription
 from orinllm.text.tokenizer import Tokenizer
 
 GREEDY = Sampling(temperature=0)
@@ -365,7 +365,7 @@ def changed(source: Path, target: Path, key: str, value: str) -> Path:
 def test_bad_metadata_is_one_line(tmp_path: Path, key: str, value: str, says: str) -> None:
     path = changed(smollm2(), tmp_path / "bad.gguf", key, value)
     with pytest.raises(BadInput) as found:
-        template = Header.read(path, 64).template
+        template = ModelDescription.read(path, 64).template
         assert template is not None
         template.encode([{"role": "user", "content": "x"}])
     assert re.search(says, str(found.value))

@@ -27,9 +27,9 @@ def show(source: Source) -> None:
     from orinllm.gpu.device import open_device
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.gpu.plan import cache_bytes, make_plan, type_name
-    from orinllm.model import Header
+    from orinllm.model import ModelDescription
 
-    header = Header.read(source.model, source.context, KEY_TYPES[source.kv])
+    header = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
     network = header.network
     plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
     for line in _summary(header, plan, cache_bytes(plan, network.context)):

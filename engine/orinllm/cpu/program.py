@@ -197,7 +197,7 @@ class Program:
         return self.floats("rows of per_layer_token_embd", self._most * wide)
 
     def _head(self) -> Op:
-        own = self.config.matrix("output").tensor in self._gguf.tensors
+        own = self.config.tensor_rows("output").tensor in self._gguf.tensors
         head = "output" if own else "token_embd"
         norm = self._vector(f"{self.config.final_norm}.weight")
         part = self._part(head, self.logits)
@@ -421,7 +421,7 @@ class Program:
         return address
 
     def _part(self, name: str, out: int, stride: int | None = None) -> Part:
-        where = self.config.matrix(name)
+        where = self.config.tensor_rows(name)
         tensor = self._gguf.tensors[where.tensor]
         rows = where.rows or (tensor.shape[-2] if len(tensor.shape) > 1 else 1) - where.first_row
         size = row_bytes(tensor)

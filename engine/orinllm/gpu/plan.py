@@ -128,7 +128,7 @@ def _not_fused(config: Config) -> dict[str, str]:
 def _matrices(gguf: GGUF, config: Config) -> Iterator[TensorInfo]:
     """Yield the file's matrices that the network computes with, each once."""
     wanted = (each for each in wanted_tensors(config) if each.is_matrix)
-    names = (config.matrix(each.name.removesuffix(".weight")).tensor for each in wanted)
+    names = (config.tensor_rows(each.name.removesuffix(".weight")).tensor for each in wanted)
     yield from (gguf.tensors[name] for name in dict.fromkeys(names) if name in gguf.tensors)
 
 
@@ -142,7 +142,7 @@ def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
     for index, layer in enumerate(config.layers):
         if layer.mixture is not None and layer.mixture.experts.gated:
             gate, up = (
-                gguf.tensors[config.matrix(f"{config.prefix(index)}ffn_{name}_exps").tensor]
+                gguf.tensors[config.tensor_rows(f"{config.prefix(index)}ffn_{name}_exps").tensor]
                 for name in ("gate", "up")
             )
             if gate.type != up.type:

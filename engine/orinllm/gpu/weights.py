@@ -69,7 +69,7 @@ def _parted(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
 
 
 class Weights:
-    """Views of a file's parts, a buffer each. Names are logical: those of `Config.matrix`.
+    """Views of a file's parts, a buffer each. Names are logical: those of `Config.tensor_rows`.
 
     The buffers are there at once, what is in them after `arriving`. `others` has, of the same file,
     what is on the device already.
@@ -142,7 +142,7 @@ class Weights:
 
     def matrix(self, name: str) -> Weight:
         """Return the matrix of a logical name; of stacked experts, all from the first one's row."""
-        where = self._config.matrix(name)
+        where = self._config.tensor_rows(name)
         tensor = self._gguf.tensors[where.tensor]
         floats_ = tensor.type == GgmlType.F32
         type_ = kernel_types()[int(GgmlType.F16 if floats_ else tensor.type)]
@@ -173,7 +173,7 @@ class Weights:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
         from orinllm.gpu.kernels.experts import ExpertMatrices  # dense models do not wait for it
 
-        where = self._config.matrix(name)
+        where = self._config.tensor_rows(name)
         tensor = self._gguf.tensors[where.tensor]
         whole = self.matrix(name)
         rows = where.rows or tensor.shape[-2] - where.first_row
@@ -226,7 +226,7 @@ class Weights:
 
     def bias(self, name: str) -> Buffer | None:
         """Return the bias of a logical matrix: of a fused tensor, its rows' part."""
-        where = self._config.matrix(name)
+        where = self._config.tensor_rows(name)
         whole = where.tensor.removesuffix(".weight") + ".bias"
         if not self.has(whole):
             return None

@@ -15,7 +15,7 @@ LAYERS = "layers"
 
 
 @dataclass(frozen=True)
-class Matrix:
+class TensorRows:
     """Rows of one tensor of the file: `rows` rows from `first_row`, None for all of them.
 
     Of stacked experts (3-D tensors) rows are those of each expert.
@@ -41,9 +41,9 @@ class Config:
     whole_pictures: bool = False  # rows of a picture see those behind them, too
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: they stay
     # Fused tensors of the file by logical name, such as blk.0.attn_q:
-    # Matrix("blk.0.attn_qkv.weight", 0, 3072). A logical name without an entry is the tensor
+    # TensorRows("blk.0.attn_qkv.weight", 0, 3072). A logical name without an entry is the tensor
     # NAME.weight itself.
-    matrices: dict[str, Matrix] = field(default_factory=dict)
+    matrices: dict[str, TensorRows] = field(default_factory=dict)
     final_norm: str = "output_norm"  # the vector of the norm before the logits
     # Elements of an embedding of each token for each layer, which the value LAYERS has; 0: none.
     layer_embedding: int = 0
@@ -104,9 +104,9 @@ class Config:
         """Return what the names of a layer's tensors begin with."""
         return f"blk.{self.first + layer}."
 
-    def matrix(self, name: str) -> Matrix:
+    def tensor_rows(self, name: str) -> TensorRows:
         """Return where the matrix of a logical name, such as blk.0.attn_q, is in the file."""
-        return self.matrices.get(name, Matrix(f"{name}.weight"))
+        return self.matrices.get(name, TensorRows(f"{name}.weight"))
 
 
 def no_room(tokens: int, start: int, context: int) -> BadInput:

@@ -27,7 +27,7 @@ from orinllm.loader import (
     plan_network,
     state_bytes,
 )
-from orinllm.model import Header, check_guesses, load_draft, load_mtp_block
+from orinllm.model import ModelDescription, check_guesses, load_draft, load_mtp_block
 from orinllm.network.config import Config
 from orinllm.progress import Say, quiet
 from orinllm.server.options import EngineOptions
@@ -55,10 +55,10 @@ class Engine:
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
-def read_header(options: EngineOptions) -> tuple[Header, ChatTemplate | None]:
+def read_header(options: EngineOptions) -> tuple[ModelDescription, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
     network = Network.read(options.model, options.context, KEY_TYPES[options.kv])
-    header = Header.of(with_pictures(network, options.mmproj))
+    header = ModelDescription.of(with_pictures(network, options.mmproj))
     if options.template is None:
         return header, header.template
     try:
@@ -127,7 +127,9 @@ def _check_steps(options: EngineOptions) -> None:
         raise BadInput(f"{flag}: steps of several sizes, which --deterministic excludes")
 
 
-def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> Proposer | None:
+def _proposer(
+    options: EngineOptions, header: ModelDescription, plan: Plan, say: Say
+) -> Proposer | None:
     """Load what guesses tokens, unless it is a block, which comes once the model is there.
 
     Its memory is taken before keys and values get theirs.

@@ -35,7 +35,7 @@ from orinllm.gpu.kernels.buffers import PAGE, pages_of
 from orinllm.gpu.mtp_block import FusedMtpBlock
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
-from orinllm.model import Generation, Header, Model
+from orinllm.model import Generation, Model, ModelDescription
 from orinllm.server.engine import _pages
 from orinllm.server.options import EngineOptions
 
@@ -290,7 +290,7 @@ def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
 
 def test_a_model_asks_its_own_block(apt: Path) -> None:
     network, runner, _ = opened(apt)
-    header = Header(network, tokenizer("gpt-2"), None)
+    header = ModelDescription(network, tokenizer("gpt-2"), None)
     model = Model(header, plan_network(network, "CPU"), runner, make_store(runner, network))
     alone = model.generate(TEXT, GREEDY, max_tokens=20)
     text = alone.text
@@ -405,7 +405,7 @@ def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
     path = write_apt(tmp_path / "m.gguf", "F16")
     network, executor = Network.read(path, 128), emulated(path, 128, slots=(1, 1))
     runner = FusedRunner(executor, 1)
-    header = Header(network, tokenizer("gpt-2"), None)
+    header = ModelDescription(network, tokenizer("gpt-2"), None)
     model = Model(header, plan_network(network, "EMU"), runner, make_store(runner, network))
 
     def ask(how: Sampling) -> Generation:

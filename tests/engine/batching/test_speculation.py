@@ -13,7 +13,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.loader import Network, make_store, plan_network
-from orinllm.model import Header, Model
+from orinllm.model import Model, ModelDescription
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(66)]
 GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=9.0, seed=5)
@@ -50,7 +50,7 @@ def model(path: Path, executor: FusedExecutor) -> Model:
     network = Network.read(path, 128)
     plan = plan_network(network, "EMU")
     runner = FusedRunner(executor, 1)
-    header = Header(network, tokenizer("gpt-2"), None)
+    header = ModelDescription(network, tokenizer("gpt-2"), None)
     return Model(header, plan, runner, make_store(runner, network))
 
 

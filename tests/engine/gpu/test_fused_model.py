@@ -22,7 +22,7 @@ from orinllm.gpu.memory import Memory
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network, make_runner, make_store, plan_network
-from orinllm.model import Header, Model
+from orinllm.model import Model, ModelDescription
 from orinllm.network.layer import Attend, Layer
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
@@ -34,7 +34,7 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
     plan = plan_network(network, "EMU")
     assert plan.fused
     runner = FusedRunner(executor, 2)
-    header = Header(network, tokenizer("gpt-2"), None)
+    header = ModelDescription(network, tokenizer("gpt-2"), None)
     return Model(header, plan, runner, make_store(runner, network))
 
 
@@ -73,7 +73,7 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
     assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
     assert (
         content(weights.matrix("token_embd").buffer)
-        == gguf.bytes(config.matrix("token_embd").tensor).tobytes()
+        == gguf.bytes(config.tensor_rows("token_embd").tensor).tobytes()
     )
 
 
@@ -171,7 +171,7 @@ def test_weights_arrive_while_launches_are_built(
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)
     found = made.executor.memory.weights.matrix("token_embd").buffer
-    where = network.config.matrix("token_embd").tensor
+    where = network.config.tensor_rows("token_embd").tensor
     assert content(found) == network.gguf.bytes(where).tobytes()
     assert len(copied) > 3
     built.clear()

@@ -206,7 +206,7 @@ from tests.engine.vision import tiny
 from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
 
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
-from orinllm.model import Header, Model
+from orinllm.model import Model, ModelDescription
 from orinllm.sight import Sight, with_pictures
 
 folder, kind = Path(sys.argv[1]), "qwen3vl"
@@ -216,7 +216,7 @@ network = with_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.ggu
 plan = plan_network(network, "NV")
 assert plan.fused, plan.obstacles
 runner = make_runner(network, plan, share=Share(slots=1))
-model = Model(Header.of(network), plan, runner, make_store(runner, network))
+model = Model(ModelDescription.of(network), plan, runner, make_store(runner, network))
 sight = Sight.read(folder / "mmproj.gguf", network, "NV")
 found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
 assert found == list(RECORDED[f"{kind}.tokens"][:3]), found

@@ -25,7 +25,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.loader import Network, Share, make_runner, make_store, plan_network
-from orinllm.model import Header, check_guesses, load_draft
+from orinllm.model import ModelDescription, check_guesses, load_draft
 
 RECURRENT = [name for name in MODELS if not name.startswith("gemma4")]
 Open = Callable[..., tuple[Network, CpuRunner]]
@@ -221,8 +221,8 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
 def test_who_cannot_go_back_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     network, runner = opened("lfm2")
     network.gguf.metadata.add("tokenizer.ggml.tokens", lambda: ["a", "b"])
-    header = Header(network, tokenizer("gpt-2"), None)
-    monkeypatch.setattr(Header, "read", lambda *given: header)
+    header = ModelDescription(network, tokenizer("gpt-2"), None)
+    monkeypatch.setattr(ModelDescription, "read", lambda *given: header)
     with pytest.raises(BadInput, match=r"m\.gguf: lfm2 has recurrent states, .* a draft model has"):
         load_draft(header, "m.gguf", "CPU")
     plan = plan_network(network, "CPU")

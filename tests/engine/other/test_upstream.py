@@ -13,7 +13,7 @@ from orinbench.measure.backends.timed_models import OneSequence
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.compiler import compiler_path
 from orinllm.loader import Network, make_runner, make_store, plan_network
-from orinllm.model import Header, Model
+from orinllm.model import Model, ModelDescription
 
 WANTED = json.loads(upstream_models.GOLDEN.read_text())
 
@@ -49,7 +49,7 @@ def test_a_recurrent_state_does_not_go_back(tmp_path: Path) -> None:
     """A prompt that differs in the middle begins anew; one that goes on reads the rest alone."""
     upstream_models.write(tmp_path / "m.gguf", "qwen35")
     network = Network.read(tmp_path / "m.gguf", upstream_models.CONTEXT)
-    plan, header = plan_network(network, "CPU"), Header(network, tokenizer("gpt-2"), None)
+    plan, header = plan_network(network, "CPU"), ModelDescription(network, tokenizer("gpt-2"), None)
     runner = make_runner(network, plan, general=True)
     model = Model(header, plan, runner, make_store(runner, network))
 

@@ -21,7 +21,7 @@ from orinllm.batching.sequence import Watch
 from orinllm.choose.hidden_states import Pooling
 from orinllm.choose.sampling import Draw, Drawn, Floats, Logprobs, draw_token
 from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.model import Header
+from orinllm.model import ModelDescription
 from orinllm.server.engine import Engine
 from orinllm.text.grammar import Grammars
 from orinllm.text.template import ChatTemplate
@@ -152,13 +152,13 @@ class ToyRunner:
         return list(cells.ravel()[:end].tolist())
 
 
-HEADER: list[Header] = []
+HEADER: list[ModelDescription] = []
 
 
-def header() -> Header:
+def header() -> ModelDescription:
     """The words of SmolLM2, which the toy speaks."""
     if not HEADER:
-        HEADER.append(Header.read(smollm2(), 2048))
+        HEADER.append(ModelDescription.read(smollm2(), 2048))
     return HEADER[0]
 
 

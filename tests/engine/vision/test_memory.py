@@ -9,7 +9,7 @@ from orinllm.errors import BadInput
 from orinllm.gpu.encoder import FusedEncoder
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import Network, plan_network
-from orinllm.model import Header
+from orinllm.model import ModelDescription
 from orinllm.server.engine import _pages
 from orinllm.server.options import EngineOptions
 from orinllm.sight import let_see, projector_of, taken_by, with_pictures
@@ -45,7 +45,7 @@ def test_pages_and_context_leave_room_for_an_encoder(
 def test_a_server_has_room_for_the_largest_picture_at_its_start(
     network: Network, tmp_path: Path
 ) -> None:
-    template = Header.of(network).template
+    template = ModelDescription.of(network).template
     assert template is not None
     let_see(template, tmp_path / "mmproj.gguf", network, "EMU", at_once=True)
     assert template.sight is not None

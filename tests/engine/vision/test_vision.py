@@ -15,7 +15,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.errors import BadInput
 from orinllm.loader import Network, make_store, plan_network
-from orinllm.model import AnswerToken, Header, Model
+from orinllm.model import AnswerToken, Model, ModelDescription
 from orinllm.sight import Sight, read_projector, with_pictures
 
 GREEDY = Sampling(temperature=0)
@@ -137,7 +137,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     """In chunks that would cut pictures, from the start and behind what is known."""
     monkeypatch.setattr("orinllm.gpu.fused.CHUNK", 40)
     network = with_pictures(Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf")
-    header, plan = Header.of(network), plan_network(network, "EMU")
+    header, plan = ModelDescription.of(network), plan_network(network, "EMU")
     assert plan.fused, plan.obstacles
     executor = load_emulated(network.gguf.path, network.context)
     runner = FusedRunner(executor, 2)

@@ -8,7 +8,7 @@ import numpy as np
 
 from orinllm.errors import BadInput
 from orinllm.network.arch.header import Header
-from orinllm.network.config import Config, Matrix
+from orinllm.network.config import Config, TensorRows
 from orinllm.network.layer import (
     Activate,
     Activation,
@@ -213,7 +213,7 @@ def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
     matrices = {"token_embd": embedding, "output": own(*head, "token_embd")}
     return replace(
         config,
-        matrices=config.matrices | {of: Matrix(f"{n}.weight") for of, n in matrices.items()},
+        matrices=config.matrices | {of: TensorRows(f"{n}.weight") for of, n in matrices.items()},
         final_norm=own("shared_head_norm", "output_norm"),
         first=index,
         joined=f"{prefix}eh_proj",
@@ -239,14 +239,14 @@ def config_with(header: Header, layers: tuple[Layer, ...], first: int = 0) -> Co
     )
 
 
-def _fused(header: Header, layers: tuple[Layer, ...], first_layer: int) -> dict[str, Matrix]:
+def _fused(header: Header, layers: tuple[Layer, ...], first_layer: int) -> dict[str, TensorRows]:
     """Return the parts of fused tensors: q, k and v in attn_qkv, gate and up of the experts."""
-    matrices: dict[str, Matrix] = {}
+    matrices: dict[str, TensorRows] = {}
 
     def split(prefix: str, fused: str, parts: Iterable[tuple[str, int]]) -> None:
         first = 0
         for name, rows in parts if f"{prefix}{fused}.weight" in header.tensors else ():
-            matrices[f"{prefix}{name}"] = Matrix(f"{prefix}{fused}.weight", first, rows)
+            matrices[f"{prefix}{name}"] = TensorRows(f"{prefix}{fused}.weight", first, rows)
             first += rows
 
     for index, layer in enumerate(layers, first_layer):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from orinllm.network.arch.decoder import LayerParts, attentions, decoder, dense, heads_of
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import rope_of
-from orinllm.network.config import Config, Matrix
+from orinllm.network.config import Config, TensorRows
 from orinllm.network.layer import Activation
 
 
@@ -22,6 +22,6 @@ def phi3(header: Header) -> Config:
     matrices = dict(config.matrices)
     for index, hidden in enumerate(header.counts("feed_forward_length")):
         both = f"blk.{index}.ffn_up.weight"
-        matrices[f"blk.{index}.ffn_gate"] = Matrix(both, 0, hidden)
-        matrices[f"blk.{index}.ffn_up"] = Matrix(both, hidden, hidden)
+        matrices[f"blk.{index}.ffn_gate"] = TensorRows(both, 0, hidden)
+        matrices[f"blk.{index}.ffn_up"] = TensorRows(both, hidden, hidden)
     return replace(config, matrices=matrices)

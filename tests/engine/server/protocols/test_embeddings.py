@@ -33,7 +33,7 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.gpu.compiler import compiler_path
 from orinllm.loader import Network
-from orinllm.model import Header
+from orinllm.model import ModelDescription
 from orinllm.other.tinygrad_llm import UpstreamExecutor
 
 TEXTS = ["The capital of France is Paris.", "Un café, s'il vous plaît."]
@@ -50,7 +50,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def test_vectors_are_the_means_of_the_references_states(api: openai.OpenAI) -> None:
-    words = Header.read(smollm2(), 512).tokenizer
+    words = ModelDescription.read(smollm2(), 512).tokenizer
     ids = [words.encode(text) for text in TEXTS]
     reference = Reference(open_model(smollm2()), context=512)
     want = unit(reference.hidden_states(ids[1]).mean(0))
@@ -264,7 +264,7 @@ def test_pooling_is_the_files_unless_it_is_asked_for(
 
 
 def test_a_whole_text_ends_as_the_file_wants() -> None:
-    words = Header.read(smollm2(), 512).tokenizer
+    words = ModelDescription.read(smollm2(), 512).tokenizer
     plain = words.encode("Hi")
     assert words.encode_whole("Hi") == plain
     words.add_bos = words.add_eos = True

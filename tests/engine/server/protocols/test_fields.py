@@ -14,15 +14,15 @@ from tests.engine.server.conftest import MODEL
 from tests.engine.server.live import Live, Started, live, metric
 from tests.engine.server.toy import toy
 
-from orinllm.model import Header
+from orinllm.model import ModelDescription
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
 
 @pytest.fixture(scope="module")
-def words() -> Header:
-    return Header.read(smollm2(), 512)
+def words() -> ModelDescription:
+    return ModelDescription.read(smollm2(), 512)
 
 
 def ask(api: openai.OpenAI, **fields: Any) -> Any:
@@ -41,7 +41,7 @@ def complete(api: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
     return api.completions.create(**given)
 
 
-def test_an_answer_and_its_counts(api: openai.OpenAI, words: Header) -> None:
+def test_an_answer_and_its_counts(api: openai.OpenAI, words: ModelDescription) -> None:
     answer = ask(api)
     choice, usage = answer.choices[0], answer.usage
     assert (choice.message.content, choice.finish_reason) == (ANSWER, "stop")
@@ -114,7 +114,7 @@ def test_truncation_leaves_the_most_likely(api: openai.OpenAI, field: dict[str, 
     assert text(api, temperature=2, seed=3, max_tokens=6, **field) == ANSWER[:-1]
 
 
-def test_logprobs(api: openai.OpenAI, words: Header) -> None:
+def test_logprobs(api: openai.OpenAI, words: ModelDescription) -> None:
     choice = ask(api, logprobs=True, top_logprobs=3).choices[0]
     entries = choice.logprobs.content
     assert "".join(entry.token for entry in entries) == ANSWER
@@ -148,7 +148,7 @@ def test_a_token_that_the_file_suppresses_is_in_no_answer(monkeypatch: pytest.Mo
     assert other and words.encode(other) != [first]
 
 
-def test_logit_bias_and_penalties(api: openai.OpenAI, words: Header) -> None:
+def test_logit_bias_and_penalties(api: openai.OpenAI, words: ModelDescription) -> None:
     (paris,) = words.tokenizer.encode(" Paris")
     assert "Paris" not in text(api, logit_bias={str(paris): -100}, max_tokens=12)
     (the,) = words.tokenizer.encode(" the")
@@ -162,7 +162,7 @@ def test_logit_bias_and_penalties(api: openai.OpenAI, words: Header) -> None:
         assert complete(api, "a a a a a a a a", max_tokens=8, **field).choices[0].text != plain
 
 
-def test_completions(api: openai.OpenAI, words: Header) -> None:
+def test_completions(api: openai.OpenAI, words: ModelDescription) -> None:
     prompt = "The capital of France is"
     answer = complete(api, prompt)
     assert answer.choices[0].text.startswith(" Paris")
@@ -201,7 +201,9 @@ def test_messages(api: openai.OpenAI) -> None:
     assert text(api, messages=as_system, max_tokens=24) == answer.choices[0].message.content
 
 
-def test_models_tokens_and_health(api: openai.OpenAI, smol: Started, words: Header) -> None:
+def test_models_tokens_and_health(
+    api: openai.OpenAI, smol: Started, words: ModelDescription
+) -> None:
     assert [model.id for model in api.models.list()] == [MODEL]
     assert api.models.retrieve(MODEL).owned_by == "orinllm"
     url, sentence = smol.url, "Größe: 3 <|im_end|>"
@@ -412,7 +414,7 @@ def test_ignored_fields_are_counted_and_labels_are_few(smol: Started) -> None:
     assert "x-ignored-fields" not in post(smol.url, {}).headers
 
 
-def test_names_of_vllm_and_llama_server(api: openai.OpenAI, words: Header) -> None:
+def test_names_of_vllm_and_llama_server(api: openai.OpenAI, words: ModelDescription) -> None:
     assert text(api, extra_body={"repetition_penalty": 1.0, "max_tokens": -1}) == ANSWER
     wanted = complete(api, "a a a a a a a a", extra_body={"repeat_penalty": 5}).choices[0].text
     found = complete(api, "a a a a a a a a", extra_body={"repetition_penalty": 5})

@@ -9,12 +9,12 @@ from tests.engine.models import smollm2
 from tests.engine.server.conftest import MODEL
 from tests.engine.server.live import Started
 
-from orinllm.model import Header
+from orinllm.model import ModelDescription
 
 
 @pytest.fixture(scope="module")
-def words() -> Header:
-    return Header.read(smollm2(), 512)
+def words() -> ModelDescription:
+    return ModelDescription.read(smollm2(), 512)
 
 
 def complete(smol: Started, prompt: Any, **fields: Any) -> Any:
@@ -22,7 +22,7 @@ def complete(smol: Started, prompt: Any, **fields: Any) -> Any:
     return smol.client().completions.create(**given)
 
 
-def test_logprobs_of_a_prompt(smol: Started, words: Header) -> None:
+def test_logprobs_of_a_prompt(smol: Started, words: ModelDescription) -> None:
     """Each is what the model says of the token behind the tokens before it, which are a prompt."""
     ids = words.tokenizer.encode("The capital of France is Paris.")
     found = complete(smol, ids, echo=True, logprobs=1, max_tokens=0).choices[0]
@@ -38,7 +38,7 @@ def test_logprobs_of_a_prompt(smol: Started, words: Header) -> None:
         assert found.logprobs.top_logprobs[at].keys() == one.top_logprobs[0].keys()
 
 
-def test_what_lm_eval_asks_for_its_loglikelihoods(smol: Started, words: Header) -> None:
+def test_what_lm_eval_asks_for_its_loglikelihoods(smol: Started, words: ModelDescription) -> None:
     """The body of its local-completions model, and how it reads the answer (parse_logprobs)."""
     end = min(words.tokenizer.end_ids)
     texts = [words.tokenizer.encode(t) for t in ("One, two, three, four", "Hello", "Yes. No")]
