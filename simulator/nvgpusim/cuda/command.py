@@ -46,7 +46,7 @@ def cuda_headers() -> Path:
 
 def build_stand_in(include: Path, cache: Path) -> Path:
     """The folder with the stand-in, made with $CC (cc) where it is not there yet."""
-    sources = [(HERE / name).read_bytes() for name in ("standin.h", *SOURCES)]
+    sources = [(HERE / name).read_bytes() for name in ("standin.h", "cudart.h", *SOURCES)]
     version = (include / "cuda.h").read_bytes()
     key = hashlib.sha256(b"\0".join((*sources, version, str(include).encode()))).hexdigest()[:16]
     folder = cache / f"cuda-{key}"

@@ -1,10 +1,148 @@
-// libcudart's stand-in, continued: volumes, hints for managed memory, the pool
-// of cudaMallocAsync.
-#include <cuda_runtime_api.h>
+// libcudart's stand-in, continued: memory, copies, volumes, hints for managed
+// memory, the pool of cudaMallocAsync.
+#include <sys/mman.h>
 
-#include "standin.h"
+#include "cudart.h"
 
-#define API __attribute__((visibility("default")))
+// Memory
+
+API cudaError_t cudaMalloc(void** p, size_t size) {
+  return done(sim_malloc((uint64_t*)p, size, 0));
+}
+API cudaError_t cudaMallocManaged(void** p, size_t size, unsigned flags) {
+  const int error = sim_malloc((uint64_t*)p, size, 1);
+  if (!error) sim_pin(*p, size, MANAGED);
+  return done(error);
+}
+API cudaError_t cudaMallocAsync(void** p, size_t size, cudaStream_t s) {
+  return done(sim_malloc_in((uint64_t*)p, size, (Stream*)s));
+}
+API cudaError_t cudaMallocPitch(void** p, size_t* pitch, size_t width, size_t height) {
+  *pitch = (width + 511) / 512 * 512;
+  return cudaMalloc(p, *pitch * height);
+}
+API cudaError_t cudaFree(void* p) {
+  const int error = sim_wait_all();
+  const size_t managed = sim_pinned(p);
+  const int failed = sim_free((uint64_t)p);
+  if (!failed) sim_unpin(p);
+  if (!failed && managed) allow((uint64_t)p, managed, 0);
+  return done(error ? error : failed);
+}
+API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) {
+  return done(sim_free_in((uint64_t)p, (Stream*)s));
+}
+API cudaError_t cudaMallocHost(void** p, size_t size) {
+  // Pages of its own: what happens to them concerns nobody else.
+  *p = mmap(0, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (*p == MAP_FAILED) return done(cudaErrorMemoryAllocation);
+  sim_pin(*p, size ? size : 1, PAGES);
+  return done(0);
+}
+API cudaError_t cudaHostAlloc(void** p, size_t size, unsigned flags) {
+  if (!(flags & cudaHostAllocMapped)) return cudaMallocHost(p, size);
+  return cudaMallocManaged(p, size, 0);  // at the same address for both
+}
+API cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags) {
+  *device = host;
+  return done(is_device(host) ? 0 : cudaErrorInvalidValue);
+}
+API cudaError_t cudaFreeHost(void* p) {
+  if (is_device(p) && !sim_pinned(p)) {
+    wrong("cudaFreeHost of %p, which cudaMalloc has given", p);
+    return done(cudaErrorInvalidValue);
+  }
+  if (is_device(p) || !p) return cudaFree(p);
+  const int error = sim_wait_all();
+  const size_t size = sim_pinned(p);
+  if (sim_unpin(p)) {
+    wrong("cudaFreeHost of %p, which cudaMallocHost has not given", p);
+    return done(cudaErrorInvalidValue);
+  }
+  munmap(p, size);
+  return done(error);
+}
+API cudaError_t cudaHostRegister(void* p, size_t size, unsigned flags) {
+  // Memory that is the program's alone is locked already, for all that it can
+  // see.
+  if (!p) return done(cudaErrorInvalidValue);
+  if (flags & cudaHostRegisterMapped) return done(cudaErrorNotSupported);
+  sim_pin(p, size, LOCKED_PART);
+  return done(0);
+}
+API cudaError_t cudaHostUnregister(void* p) {
+  const int error = sim_wait_all();
+  return done(sim_unpin(p) ? cudaErrorHostMemoryNotRegistered : error);
+}
+static int right_way(const void* to, const void* from, enum cudaMemcpyKind kind) {
+  const int to_device = is_device(to), from_device = is_device(from);
+  return kind == cudaMemcpyHostToDevice     ? to_device
+         : kind == cudaMemcpyDeviceToHost   ? from_device
+         : kind == cudaMemcpyDeviceToDevice ? to_device && from_device
+                                            : 1;
+}
+static cudaError_t copy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind,
+                        int ready, cudaStream_t s) {
+  if (sticky) return done(0);
+  if (size && !right_way(to, from, kind)) {
+    const char *names[] = {"host", "device"}, *a = names[kind & 1], *b = names[kind >> 1 & 1];
+    if (kind == cudaMemcpyHostToDevice) a = "host", b = "device";
+    if (kind == cudaMemcpyDeviceToHost) a = "device", b = "host";
+    wrong("a copy from %s to %s is said to be from %s to %s", names[!!is_device(from)],
+          names[!!is_device(to)], a, b);
+    return done(cudaErrorInvalidValue);
+  }
+  return done(sim_copy(to, from, size, ready, (Stream*)s));
+}
+API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {
+  return copy(to, from, size, kind, 1, 0);
+}
+API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind,
+                                cudaStream_t s) {
+  return copy(to, from, size, kind, 0, s);
+}
+static cudaError_t copy_rows(char* to, size_t to_pitch, const char* from, size_t from_pitch,
+                             size_t width, size_t height, enum cudaMemcpyKind kind, int ready,
+                             cudaStream_t s) {
+  cudaError_t error = cudaSuccess;
+  if (width > to_pitch || width > from_pitch) {
+    wrong("rows of %zu bytes do not fit pitches of %zu and %zu", width, from_pitch, to_pitch);
+    return done(cudaErrorInvalidPitchValue);
+  }
+  for (size_t y = 0; y < height && !error; y++)
+    error = copy(to + y * to_pitch, from + y * from_pitch, width, kind, ready, s);
+  return error;
+}
+API cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                             size_t width, size_t height, enum cudaMemcpyKind kind) {
+  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind, 1, 0);
+}
+API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                  size_t width, size_t height, enum cudaMemcpyKind kind,
+                                  cudaStream_t s) {
+  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind, 0, s);
+}
+API cudaError_t cudaMemsetAsync(void* p, int value, size_t size, cudaStream_t s) {
+  return sticky ? done(0) : done(sim_set(p, (unsigned)value, 1, size, (Stream*)s));
+}
+API cudaError_t cudaMemset(void* p, int value, size_t size) {
+  return cudaMemsetAsync(p, value, size, 0);
+}
+API cudaError_t cudaMemset2DAsync(void* p, size_t pitch, int value, size_t width, size_t height,
+                                  cudaStream_t s) {
+  cudaError_t error = cudaSuccess;
+  if (width > pitch) return done(cudaErrorInvalidPitchValue);
+  for (size_t y = 0; y < height && !error; y++)
+    error = cudaMemsetAsync((char*)p + y * pitch, value, width, s);
+  return error;
+}
+API cudaError_t cudaMemset2D(void* p, size_t pitch, int value, size_t width, size_t height) {
+  return cudaMemset2DAsync(p, pitch, value, width, height, 0);
+}
+API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  *total = arena_size;
+  return done(sim_info((uint64_t*)free_bytes));
+}
 
 // Volumes: rows of layers, of linear memory alone
 
