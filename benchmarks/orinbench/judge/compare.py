@@ -23,7 +23,7 @@ from orinbench.options import history_option, output_form
 @output_form(["md", "json"])
 @history_option("Database in which runs are looked up.")
 def compare_command(before: str, after: str, output: str, history: Path | None) -> int:
-    """Show for each test if B is faster or slower than A.
+    """Compare two results: which tests are slower or faster in B?
 
     A and B are results: files of -o json or jsonl, ours or llama.cpp's, and ids or pinned names of
     runs of the history.

@@ -78,7 +78,12 @@ FIT_SECONDS = 90.0
 FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/performance.md)"
 
 
-@click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
+@click.command(
+    "llama-bench",
+    cls=WholeFlags,
+    short_help="Measure a model on tinygrad and llama.cpp.",
+    context_settings={"max_content_width": 100},
+)
 @parity_options
 @flags_of(LlamaBenchOptions)
 def llama_bench_command(options: LlamaBenchOptions) -> int:

@@ -16,7 +16,11 @@ from orinbench.show.markdown import markdown_table
 _SMS = 16
 
 
-@click.command("twin", context_settings={"max_content_width": 100})
+@click.command(
+    "twin",
+    short_help="Predict times on an AGX Orin from another GPU's.",
+    context_settings={"max_content_width": 100},
+)
 @click.argument("results", metavar="RESULT...", nargs=-1, required=True, type=Path)
 @output_form(["md", "json"])
 def twin_command(results: tuple[Path, ...], output: str) -> None:

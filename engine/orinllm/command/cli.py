@@ -354,7 +354,10 @@ def serve(source: Source, **given: Any) -> None:
 
 @cli.command(name="list")
 def list_() -> None:
-    """List the models of the hub's cache, by the names that other commands take."""
+    """List the models of the hub's cache.
+
+    Their names are those that other commands take.
+    """
     from orinllm.file.hub import kept_models
 
     for kept in kept_models():
@@ -364,7 +367,10 @@ def list_() -> None:
 @cli.command()
 @click.argument("name")
 def rm(name: str) -> None:
-    """Remove a model from the hub's cache: orinllm rm hf.co/OWNER/REPO:QUANT."""
+    """Remove a model from the hub's cache.
+
+    orinllm rm hf.co/OWNER/REPO:QUANT
+    """
     from orinllm.file.hub import remove
 
     kept = remove(name)
