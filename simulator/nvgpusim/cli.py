@@ -36,6 +36,17 @@ from .orin.inject import Injection
 from .orin.rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
+_OTHERS = """\b
+Other commands, nvgpusim NAME, each with --help:
+  run FILE.cu         compile a CUDA program with nvcc, and run it
+  cuda PROGRAM        run a compiled CUDA program
+  programs CUBIN PTX  keep a compiled kernel's PTX, for runs that load it
+  report [FILE]       show what a run has found: the last one, or FILE
+  rules               list the checks of nvgpu and nvmap
+  recorder FILE.pyz   write the recorder for a real board
+  replay FILE         compare the model with a recording
+  judge FILE          compare the model with answers of NVIDIA's driver code
+"""
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,8 +77,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     "nvgpusim",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-    epilog="Other commands: nvgpusim replay FILE, judge FILE, report [FILE], recorder FILE.pyz, "
-    "programs CUBIN PTX, run FILE.cu, cuda PROGRAM, rules. Each has --help.",
+    epilog=_OTHERS,
 )
 @_flags
 @click.option("--quiet", is_flag=True, help="No summary at the end.")
@@ -364,7 +374,8 @@ def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     command, rest = (_COMMANDS[args[0]], args[1:]) if args and args[0] in _COMMANDS else (run, args)
     try:
-        return int(command.main(rest, prog_name=command.name, standalone_mode=False) or 0)
+        given: dict[str, Any] = {"prog_name": command.name, "help_option_names": ["-h", "--help"]}
+        return int(command.main(rest, standalone_mode=False, **given) or 0)
     except SimError as error:
         click.echo(f"nvgpusim: error: {error}", err=True)
         return error.exit_code
