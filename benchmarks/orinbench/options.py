@@ -73,7 +73,7 @@ class Option:
     @property
     def flag(self) -> Any:
         """A dataclass's field that has its value."""
-        return flags({"": self})
+        return flag_field({"": self})
 
 
 def option(names: str, what: str, **given: Any) -> Option:
@@ -86,7 +86,7 @@ def flag(names: str, what: str, **given: Any) -> Any:
     return option(names, what, **given).flag
 
 
-def flags(of: Mapping[str, Option]) -> Any:
+def flag_field(of: Mapping[str, Option]) -> Any:
     """Return a dataclass's field that has the values of several options, by their keys."""
     return field(metadata={"options": of})
 

@@ -24,7 +24,7 @@ from orinbench.options import (
     Option,
     RunOptions,
     flag,
-    flags,
+    flag_field,
     option,
 )
 
@@ -103,7 +103,7 @@ class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
     numa: str | None = flag("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA))
     prio: int | None = flag("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3))
     rpc: str | None = flag("-rpc --rpc", "Passed to llama.cpp.", metavar="LIST")
-    knobs: Mapping[str, tuple[str, ...]] = flags({k.field: _knob_option(k) for k in KNOBS})
+    knobs: Mapping[str, tuple[str, ...]] = flag_field({k.field: _knob_option(k) for k in KNOBS})
 
 
 class WholeFlags(click.Command):

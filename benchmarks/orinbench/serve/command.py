@@ -21,7 +21,7 @@ from orinbench.options import (
     ANY_PATH,
     AT_LEAST_1,
     flag,
-    flags,
+    flag_field,
     flags_of,
     option,
     output_form,
@@ -65,7 +65,7 @@ class ServeOptions:
     endpoint: str = flag(
         "--endpoint", "The path that is asked.", type=click.Choice([*PATHS]), default="completions"
     )
-    flags: Mapping[str, str] = flags(
+    flags: Mapping[str, str] = flag_field(
         {
             name: option(
                 f"--{name}-flags", f"Flags of {name}, for --start.", default="", metavar="FLAGS"

@@ -26,8 +26,8 @@ from orinllm.network.config import Config, no_room
 from orinllm.network.layer import Delta
 from orinllm.network.vision.pictures import (
     Turns,
+    picture_rows_ahead,
     pieces_of,
-    rows_ahead,
     rows_of,
     text_turns,
     turns_of,
@@ -246,7 +246,7 @@ class CpuExecutor:
         """Put rows of pictures where the others are embedded, and say what they see."""
         n, width = len(tokens), self.config.dim
         whole = self.config.whole_pictures
-        self._state.ahead[:n] = rows_ahead(tokens) if whole else [0] * n
+        self._state.ahead[:n] = picture_rows_ahead(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
             places, rows = rows_of(tokens)
             beside = map(self._lowered.picture_rows_address, range(self.config.deepstack))

@@ -26,7 +26,13 @@ from orinllm.gpu.launch import Graph, Launch
 from orinllm.gpu.memory import LastHiddenStates, Memory, floats_of, slot_floats
 from orinllm.gpu.steps.prompt import ChunkList, PieceList
 from orinllm.gpu.steps.tokens import TokenList, copy_ints
-from orinllm.network.vision.pictures import pieces_of, position_shift, rows_ahead, rows_of, turns_of
+from orinllm.network.vision.pictures import (
+    picture_rows_ahead,
+    pieces_of,
+    position_shift,
+    rows_of,
+    turns_of,
+)
 
 # Fewer tokens of a prompt are faster one by one than in a chunk, or in a piece.
 _LEAST_CHUNK, _LEAST_PIECE = 8, 3
@@ -241,7 +247,7 @@ class FusedExecutor:
             copy_ints(chunk.turns, turns_of(text, start, end).T.reshape(-1).tolist())
         copy_ints(chunk.chunk, [start, len(tokens), *(max(token, -1) for token in tokens)])
         if chunk.ahead is not None:
-            copy_ints(chunk.ahead, rows_ahead(tokens))
+            copy_ints(chunk.ahead, picture_rows_ahead(tokens))
         if any(token < 0 for token in tokens):
             self._put_pictures(chunk, tokens)
         graph.run()

@@ -300,7 +300,7 @@ class Server:
 
     # launches
 
-    def check(self, a: tuple[int, ...]) -> int:
+    def check_launch(self, a: tuple[int, ...]) -> int:
         """The error of a launch that cannot be, 0 if it can."""
         grid, block, dynamic = _sizes(a)
         if a[0] & LOW >= len(self.kernels):
@@ -326,7 +326,7 @@ class Server:
 
     def launch(self, a: tuple[int, ...], data: bytes) -> int:
         """Run a grid to its end; an error of CUDA's, 0 for none. `data`: parameters, clock."""
-        if error := self.check(a):
+        if error := self.check_launch(a):
             return error
         grid, block, dynamic = _sizes(a)
         params, clock = data[: -4 * STREAMS], data[-4 * STREAMS :]
@@ -401,7 +401,7 @@ class Server:
         if op == LAUNCH:
             return self.launch(a, data), b""
         if op == CHECK:
-            return self.check(a), b""
+            return self.check_launch(a), b""
         if op == MALLOC:
             at = self.malloc(a[0], fresh=not a[1])  # the CPU's stores are not seen
             return (0 if at else NO_MEMORY), struct.pack("<Q", at)

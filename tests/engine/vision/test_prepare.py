@@ -28,9 +28,9 @@ from orinllm.network.vision.pictures import (
     Prepared,
     end_between_pictures,
     picture_of,
+    picture_rows_ahead,
     pictures_in,
     pieces_of,
-    rows_ahead,
 )
 from orinllm.network.vision.places import patches_of
 from orinllm.network.vision.prepare import _longest_side, decode, prepare
@@ -457,7 +457,7 @@ def test_pieces_cut_no_picture() -> None:
         range(-(9 << 20) - 1, -(9 << 20) - 6, -1),
     )
     ids = [1, 2, *first, *second, 3, 4, 5]
-    assert rows_ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
+    assert picture_rows_ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
     for start in range(len(ids)):
         for most in range(1, 7):
             found = list(pieces_of(ids, start, len(ids), most, whole=True))

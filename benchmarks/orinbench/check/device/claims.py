@@ -20,7 +20,7 @@ FORMAT = "tinygrad-orin device-check 3"
 
 
 @dataclass(frozen=True)
-class Entry:
+class StepEntry:
     """A step in a report, beside its `result`: an object as the step makes it, or null."""
 
     status: str  # done, failed, not run, out of time
@@ -35,7 +35,7 @@ class Report:
     started: str  # UTC
     simulated: bool  # taken on nvgpusim, not on a board
     versions: dict[str, str | None]
-    steps: dict[str, Entry]
+    steps: dict[str, StepEntry]
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
             yield int(at), picture.shape
 
 
-def rows_ahead(ids: Sequence[int]) -> list[int]:
+def picture_rows_ahead(ids: Sequence[int]) -> list[int]:
     """Return for each token of a prompt's piece how many rows of its own picture follow it."""
     found = [0] * len(ids)
     for at in range(len(ids) - 2, -1, -1):
