@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.patches.conftest import wheel_file
+from tests.simulator.cuda.hecbench import judged
 
 from nvgpusim.api import Module
 from nvgpusim.errors import SimError
@@ -165,3 +166,13 @@ def test_a_wheel_of_its_own(source: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
     assert f"{source}:{WRITE}" in done.stderr
+
+
+def test_a_program_that_did_nothing_has_not_passed() -> None:
+    """Its calls and kernels failed, and two buffers that nobody wrote are the same."""
+    end = "nvgpusim: {} launches, 9 thread instructions, {} findings\n"
+    assert judged(0, "PASS\n", end.format(2, 0)) == "pass"
+    fault = "nvgpusim: note: kernel k: MMU fault: atomic of 0x0: unmapped\n" + end.format(1, 1)
+    assert judged(0, "PASS\n", fault).startswith("found: note: kernel k")
+    assert judged(0, "PASS\n", end.format(0, 0)).startswith("ends with 0")
+    assert judged(0, "PASS\nFAIL\n", end.format(2, 0)).startswith("ends with 0")
