@@ -1,7 +1,7 @@
 """Cost of the sanitizer: `python -m tests.simulator.sanitizer.cost`.
 
-CPU time of the clean kernels' launches with all checks and without any, in turns:
-small ones, then large ones.
+CPU time of the clean kernels' launches with all checks and without any, in turns: of a few hundred
+threads, then large ones, with thread instructions a CPU second without checks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HOT = [
     Case("clean_saxpy", "", "d:2.5 i:262144 i:262144 s:65536", "256", 256),
     Case("clean_lock", "", "z:4 z:4", "32", 64),
 ]
-"""Launches large enough to be compiled."""
+"""Large launches."""
 N = 4 * bench.N**2
 
 
@@ -53,8 +53,9 @@ def matmul(codes: dict[Sanitizer | None, Code], watch: Sanitizer) -> Make:
     return lambda who: Launch(codes[who], vm, (bench.N, 2, 1), (128, 1, 1), bank, watch=who)
 
 
-def ratio(case: Case | None) -> tuple[float, float, float]:
-    """CPU time with the sanitizer divided by that without: median, least, most. None: matmul."""
+def ratio(case: Case | None) -> tuple[float, float, float, float]:
+    """CPU time with the sanitizer divided by that without: median, least, most; thread instructions
+    a second without. None: matmul."""
     source, name = (parse(bench.MATMUL), "matmul") if case is None else (module(), case.kernel)
     if name in MODULE.kernels:
         source = MODULE
@@ -78,7 +79,9 @@ def ratio(case: Case | None) -> tuple[float, float, float]:
                 times.append(time.process_time() - start)
             assert not launch.findings, launch.findings
     each = sorted(on / off for on, off in zip(spent[watch], spent[None], strict=True))
-    return statistics.median(spent[watch]) / statistics.median(spent[None]), each[0], each[-1]
+    plain = statistics.median(spent[None])
+    ran = launch.thread_instrs / plain
+    return statistics.median(spent[watch]) / plain, each[0], each[-1], ran
 
 
 if __name__ == "__main__":
@@ -92,5 +95,6 @@ if __name__ == "__main__":
         middle = statistics.median(ratios)
         print(f"{what}: {min(ratios):.1f} to {max(ratios):.1f}, median {middle:.1f}")
     for hot in (None, *HOT):
-        middle, least, most = ratio(hot)
-        print(f"{hot.kernel if hot else 'matmul':20} {middle:.1f} ({least:.1f} to {most:.1f})")
+        middle, least, most, ran = ratio(hot)
+        name = hot.kernel if hot else "matmul"
+        print(f"{name:20} {middle:.1f} ({least:.1f} to {most:.1f}), {ran:.2e} a second")
