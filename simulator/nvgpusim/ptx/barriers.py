@@ -80,15 +80,27 @@ class BlockBarriers:
                 if need < 0:
                     need = int(live[here].sum())
                 if have >= need:
+                    if have > need:
+                        waiting = self._first_come(here, waiting, need - have)
                     passing[here] |= waiting
                     self.arrived.pop((int(block), int(number)), None)
-                    if st.shadow is not None:
+                    if st.shadow is not None and waiting.any():
                         st.shadow.named_barrier(
                             block * st.threads + np.flatnonzero(waiting), int(number)
                         )
         if st.shadow is not None and simple.any():
             st.shadow.barrier(np.flatnonzero(passing & np.repeat(simple, st.threads)))
         return passing
+
+    def _first_come(
+        self, here: slice, waiting: NDArray[np.bool_], surplus: int
+    ) -> NDArray[np.bool_]:
+        """Of a block's lanes that wait those that complete the barrier; others wait again."""
+        came = [lanes[(lanes >= here.start) & (lanes < here.stop)] for _, lanes, *_ in self.parked]
+        order = np.concatenate(came) - here.start
+        first = np.zeros(len(waiting), bool)
+        first[order[waiting[order]][:surplus]] = True
+        return first
 
     def release(self) -> None:
         """Nobody can run: complete the barriers that are complete, or report why none is."""

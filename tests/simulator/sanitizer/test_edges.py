@@ -327,3 +327,17 @@ def test_a_plain_look_at_a_word(look: str, first: bool) -> None:
     sides = f"setp.{'lt' if first else 'ge'}.u32 %p1, %r28, 64; @%p1 bra A; {text} bra E;"
     body = f"{sides} A: ld.global.u32 %r1, [%in]; E: st.global.u32 [%i], %r1;"
     assert judged(body)[1][2] == kinds
+
+
+@pytest.mark.parametrize(
+    ("threads", "body", "fault"),
+    [
+        (96, "bar.sync 1, 64;", "never completes"),
+        (128, "bar.sync 1, 64;", ""),
+        (64, "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; bar.sync 1, 64; bra E; A: bar.arrive 1, 64; bar.arrive 1, 64; E:", "never completes"),
+    ],
+    ids=["a warp too many", "two times two", "two arrivals for one"],
+)
+def test_a_barrier_passes_as_many_as_it_counts(threads: int, body: str, fault: str) -> None:
+    ends = judged(f"{body} st.global.u32 [%i], 5;", threads=threads)
+    assert all((fault in end[1]) and bool(fault) == bool(end[1]) for end in ends), ends
