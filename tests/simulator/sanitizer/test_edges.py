@@ -334,10 +334,32 @@ def test_a_plain_look_at_a_word(look: str, first: bool) -> None:
     [
         (96, "bar.sync 1, 64;", "never completes"),
         (128, "bar.sync 1, 64;", ""),
-        (64, "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; bar.sync 1, 64; bra E; A: bar.arrive 1, 64; bar.arrive 1, 64; E:", "never completes"),
+        (
+            64,
+            "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; bar.sync 1, 64; bra E; A: bar.arrive 1, 64; bar.arrive 1, 64; E:",
+            "never completes",
+        ),
     ],
     ids=["a warp too many", "two times two", "two arrivals for one"],
 )
 def test_a_barrier_passes_as_many_as_it_counts(threads: int, body: str, fault: str) -> None:
     ends = judged(f"{body} st.global.u32 [%i], 5;", threads=threads)
     assert all((fault in end[1]) and bool(fault) == bool(end[1]) for end in ends), ends
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kinds"),
+    [
+        ("atom.global.add.u64 %rd1, [%in], 3;", "atom.global.add.u32 %r1, [%in+4], 5;", ["race"]),
+        ("atom.global.add.u32 %r1, [%in], 5;", "ld.relaxed.gpu.global.u64 %rd1, [%in];", ["race"]),
+        ("atom.global.add.u64 %rd1, [%in], 3;", "atom.global.add.u32 %r1, [%in+8], 5;", []),
+        ("atom.global.add.u64 %rd1, [%in], 3;", "ld.relaxed.gpu.global.u64 %rd1, [%in];", []),
+        ("atom.global.cas.b32 %r1, [%in], 3, 4;", "ld.relaxed.gpu.global.u8 %r1, [%in];", []),
+    ],
+)
+def test_atomics_of_half_a_word(one: str, other: str, kinds: list[str]) -> None:
+    """Accesses overlap in part: PTX has them race; libcu++ exchanges the word of a byte."""
+    body = (
+        f"setp.lt.u32 %p1, %r28, 64; @%p1 bra A; {one} bra E; A: {other} E: st.global.u32 [%i], 5;"
+    )
+    assert judged(body)[1][2] == kinds

@@ -19,7 +19,8 @@ class Facts:
 
     `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
     instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone), `blind`
-    (an atomic whose result nobody reads), `compares` (compare-and-swap).
+    (an atomic whose result nobody reads), `compares` (compare-and-swap), `wide` (of 64 bits).
+    `mixed`: strong ones are of 64 bits and of fewer.
     """
 
     def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
@@ -34,6 +35,8 @@ class Facts:
         )
         self.blind = [False, *(_blind(instr, named) for instr in sites)]
         self.compares = np.array([False, *("cas" in instr.mods for instr in sites)])
+        self.wide = np.array([False, *(_wide(instr) for instr in sites)])
+        self.mixed = len({bool(w) for w, s in zip(self.wide, self.strong, strict=True) if s}) > 1
         self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
 
 
@@ -43,6 +46,10 @@ def _atomic(instr: Instr) -> bool:
         or (instr.op == "mbarrier" and "init" not in instr.mods)
         or not _ORDERED.isdisjoint(instr.mods)
     )
+
+
+def _wide(instr: Instr) -> bool:
+    return instr.op == "mbarrier" or any(m in ("b64", "u64", "s64", "f64") for m in instr.mods)
 
 
 def _blind(instr: Instr, named: Counter[int]) -> bool:

@@ -126,7 +126,16 @@ class Races(AccessChecks):
                 near = theirs // self.st.threads == self.gid[lanes] // self.st.threads
                 sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
                 fine &= near | ~(self.narrow() | np.isin(sites, self.facts.scoped))
+            if self.facts.mixed:
+                fine &= self._as_wide(records)
             bad &= ~fine
+
+    def _as_wide(self, records: Words) -> NDArray[np.bool_]:
+        """Select records of accesses as wide as this one: half of a word is no atomic access."""
+        which = (records >> np.uint64(SITE)).astype(np.int64) & SITES
+        wide = self.facts.wide
+        found: NDArray[np.bool_] = (wide[which] == wide[self.st.site]) | (which == SITES)
+        return found
 
     def _exchanged(self, records: Words) -> NDArray[np.bool_]:
         """Select records of compare-and-swap."""
@@ -233,7 +242,8 @@ class Races(AccessChecks):
         strong = self._flag(space)
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "write")
-        exempt = strong and (space == "global" or self._atomic()) and not self.facts.scoped
+        exempt = strong and (space == "global" or self._atomic())
+        exempt &= not (self.facts.scoped or self.facts.mixed)
         last, equals = self._last(slots, space, lanes, index), slots.equals(index)
         unchanged = np.zeros(len(index), bool)
         for records, other in (
