@@ -363,3 +363,15 @@ def test_atomics_of_half_a_word(one: str, other: str, kinds: list[str]) -> None:
         f"setp.lt.u32 %p1, %r28, 64; @%p1 bra A; {one} bra E; A: {other} E: st.global.u32 [%i], 5;"
     )
     assert judged(body)[1][2] == kinds
+
+
+def test_waits_at_an_mbarrier_release_nothing() -> None:
+    """However often a warp looks whether a phase has ended, it knows what the arrivals tell."""
+    body = """.shared .align 8 .b8 s[512]; mov.u32 %r2, s; setp.eq.u32 %p0, %r30, 0;
+@%p0 mbarrier.init.shared.b64 [%r2], 32; bar.sync 0; xor.b32 %r3, %r30, 63; and.b32 %r3, %r3, 31;
+mad.lo.u32 %r3, %r3, 4, %r2; setp.ge.u32 %p1, %r30, 32; @%p1 bra WAIT; mov.u32 %r4, 0;
+SLOW: add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, 2500; @%p2 bra SLOW;
+st.shared.u32 [%r3+64], %r30; mbarrier.arrive.shared.b64 %rd1, [%r2]; bra END;
+WAIT: mbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
+ld.shared.u32 %r5, [%r3+64]; st.global.u32 [%i], %r5; END:"""
+    assert path(kernel(body), True, Setup())[3] == []

@@ -184,9 +184,11 @@ class Shadow(Races):
             )
         if self.race:
             self._before_write(self.shared, "shared", many, index, None, None)
-        self._publish(many, self.shared, index)
         at = self.st.at
-        if at is not None and (at.op == "atom" or any(m in WAITS for m in at.mods)):
+        waits = at is not None and any(m in WAITS for m in at.mods)
+        if not waits:
+            self._publish(many, self.shared, index)
+        if waits or (at is not None and at.op == "atom"):
             self.hear(many, self.shared, index)
         self.shared.atomic(index, self._mine(many, "shared", True), self.facts.blind[self.st.site])
         self._remember([(self.shared, index)])
