@@ -36,7 +36,7 @@ NO_IMAGE, ILLEGAL_ADDRESS, ASSERTED, MISALIGNED, BAD_SPACE = 209, 700, 710, 716,
 LAUNCH_FAILED, NOT_SUPPORTED = 719, 801
 """Numbers of CUresult and cudaError_t, which are the same."""
 ESR = {0xF: MISALIGNED, 0x10: BAD_SPACE, 0xE: ILLEGAL_ADDRESS}
-BASE, SIZE = 0x1000000000, 4 << 30
+BASE, SIZE, SMALL = 0x1000000000, 4 << 30, 1 << 20
 """Device memory: below 2^40, far from the shader windows and from what Linux hands out."""
 MOST_PARAMS = 256
 SHARED_MOST, THREADS_MOST = 164 << 10, 1024
@@ -81,7 +81,7 @@ class Server:
         self.known: dict[tuple[int, str], int] = {}
         self.mappings: dict[int, Mapping] = {}
         self.pinned: dict[int, tuple[str, int]] = {}
-        self.free_runs = [(BASE, BASE + SIZE)]
+        self.free_runs, self.turn = [(BASE, BASE + SIZE)], BASE
         self.findings: list[str] = []
         self.told: set[tuple[int, str]] = set()
         self.launches = self.instructions = self.workspace = 0
@@ -115,14 +115,24 @@ class Server:
         return start
 
     def _map(self, size: int, name: str) -> int:
-        """Whole pages for `size` bytes, and a free one behind them."""
-        room = -(-max(size, 1) // PAGE) * PAGE
-        for index, (start, end) in enumerate(self.free_runs):
-            if end - start >= room + PAGE:
-                self.free_runs[index] = (start + room + PAGE, end)
+        """Whole pages for `size` bytes, and a free one behind them.
+
+        Small buffers go through all addresses in turn: pointers to freed ones stay wrong for long.
+        """
+        room = -(-max(size, 1) // PAGE) * PAGE + PAGE
+        floor = self.turn if room <= SMALL else BASE
+        for index, (first, end) in enumerate(self.free_runs):
+            start = max(first, floor)
+            if end - start >= room:
+                rest = (first, start), (start + room, end)
+                self.free_runs[index : index + 1] = [run for run in rest if run[0] < run[1]]
                 break
         else:
-            return 0
+            if floor == BASE:
+                return 0
+            self.turn = BASE
+            return self._map(size, name)
+        self.turn, room = max(self.turn, start + room), room - PAGE
         buf = DmaBuf(max(size, 1), name)
         buf.array = self.arena[start - BASE : start - BASE + room]
         self.mappings[start] = Mapping(start, room, buf)
@@ -139,6 +149,8 @@ class Server:
             return INVALID
         self.vm.unmap(mapping, "cudaFree")
         self.extents.free(va, self.line or "cudaFree")
+        if mapping.end - va <= SMALL:
+            self.pages.madvise(mmap.MADV_REMOVE, va - BASE, mapping.end - va)
         insort(self.free_runs, (va, mapping.end + PAGE))
         joined: list[tuple[int, int]] = []
         for start, end in self.free_runs:

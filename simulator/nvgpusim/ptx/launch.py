@@ -111,13 +111,18 @@ class Launch:
 
     # for compiled instructions
 
+    @property
+    def local_end(self) -> int:
+        """Where a thread's variables end: behind them is nothing, but for what a driver keeps."""
+        return LOCAL_SPAN if self.local is None else self.stack_top
+
     def symbol(self, name: str) -> int:
         """Address of a variable within its space; parameters: offset in bank 0."""
         code = self.code
         if name in code.shared:
             return code.shared[name]
         if name in code.local:
-            return self.stack_top - code.local_bytes + code.local[name]
+            return self.local_end - code.local_bytes + code.local[name]
         if name in code.kernel.params:
             return self.param_base + code.kernel.params[name].offset
         if name not in self.symbols and (at := code.module.function(name)):
@@ -272,7 +277,7 @@ class Launch:
             local = (
                 self.local(blocks, threads)
                 if self.local is not None
-                else private_local(blocks * threads, depth + LOCAL_SPAN - self.stack_top)
+                else private_local(blocks * threads, depth)
             )
         st = State(
             launch=self,

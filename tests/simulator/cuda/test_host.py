@@ -11,6 +11,7 @@ from tests.simulator.cuda.test_cuda import FLAGS, run
 
 from nvgpusim.cuda.command import build_stand_in
 from nvgpusim.cuda.lines import SourceLines
+from nvgpusim.cuda.server import SIZE, Server
 
 SOURCE = Path(__file__).parent / "host.cu"
 FAULTS = {
@@ -128,3 +129,15 @@ def test_a_template_has_its_callers_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert SourceLines("program").source_line((1, 2)) == "x.cu:47"
     monkeypatch.setenv("ADDED", "_start\n??:?\n")
     assert SourceLines("program").source_line((1, 2)) == "/tmp/tmpxft_1-6_x.cudafe1.cpp:10"
+
+
+def test_a_freed_address_comes_again_late() -> None:
+    """A kernel that uses a freed pointer must not find the next buffer there."""
+    server = Server()
+    first = server.malloc(4000)
+    server.arena[:4000] = 7
+    assert server.free(first) == 0 and not server.arena[:4000].any()
+    assert server.malloc(4000) > first
+    large = server.malloc(SIZE // 2)
+    assert server.free(large) == 0 and server.malloc(SIZE // 2) in (first, large)
+    assert not any(server.free(server.malloc(1 << 19)) for _ in range(SIZE >> 19))

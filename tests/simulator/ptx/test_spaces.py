@@ -94,6 +94,7 @@ setp.eq.u32 %p4, %r3, 2; @%p4 atom.add.u32 %r7, [%rd4], 1; cvta.to.local.u64 %rd
     [
         (".shared .b8 s[8]; mov.u32 %r2, s; ld.shared.u32 %r1, [%r2+65536];", 0xE),
         (".local .align 4 .b8 d[8]; mov.u64 %rd1, d; ld.local.u32 %r1, [%rd1+0x400000];", 0xE),
+        (".local .align 4 .b8 d[8]; mov.u64 %rd1, d; ld.local.u32 %r1, [%rd1+16];", 0xE),
         ("mov.u64 %rd1, 0xFE00000000; ld.global.u32 %r1, [%rd1];", 0x10),
         ("mov.u64 %rd1, 0xFD00001000; st.global.u32 [%rd1], %r1;", 0x10),
         ("mov.u64 %rd1, 0xFD00001000; red.global.add.u32 [%rd1], %r1;", 0x10),
