@@ -220,6 +220,8 @@ def test_memory_comes_back() -> None:
     assert server.free(second + 4) == INVALID
     assert server.free(second) == 0
     assert server.free(first) == 0
+    rest = SIZE - (third + 8192 - BASE)
+    assert server.malloc(rest - 4096) == third + 8192
     assert server.malloc(12000) == BASE  # both places in one
     assert server.malloc(SIZE) == 0
     assert server.vm.find(third) is not None
