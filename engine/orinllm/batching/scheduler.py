@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orinllm.batching.cache import Store
-from orinllm.batching.fair_queue import FairQueue
 from orinllm.batching.runner import Row, Runner
-from orinllm.batching.sequence import Sequence, Stopwatch, Watch, fail, unreadable
+from orinllm.batching.sequence import FairQueue, Sequence, Stopwatch, Watch, fail, unreadable
 from orinllm.choose.sampling import Logprobs
 from orinllm.network.vision.pictures import end_between_pictures
 
