@@ -117,10 +117,11 @@ class Server:
     def _map(self, size: int, name: str) -> int:
         """Whole pages for `size` bytes, and a free one behind them.
 
-        Small buffers go through all addresses in turn: pointers to freed ones stay wrong for long.
+        Small buffers go through the first quarter in turn, where they find room: pointers to freed
+        ones stay wrong for long, and large ones find room behind.
         """
         room = -(-max(size, 1) // PAGE) * PAGE + PAGE
-        floor = self.turn if room <= SMALL else BASE
+        floor = self.turn if room <= SMALL and self.turn < BASE + SIZE // 4 else BASE
         for index, (first, end) in enumerate(self.free_runs):
             start = max(first, floor)
             if end - start >= room:
@@ -132,7 +133,8 @@ class Server:
                 return 0
             self.turn = BASE
             return self._map(size, name)
-        self.turn, room = max(self.turn, start + room), room - PAGE
+        self.turn = start + room if room <= SMALL else self.turn
+        room -= PAGE
         buf = DmaBuf(max(size, 1), name)
         buf.array = self.arena[start - BASE : start - BASE + room]
         self.mappings[start] = Mapping(start, room, buf)

@@ -228,6 +228,17 @@ def test_memory_comes_back() -> None:
     assert server.vm.find(third + 4096) is None  # a page that belongs to nobody
 
 
+def test_small_buffers_leave_room_for_large_ones() -> None:
+    """9,000 come and go, every thousandth stays."""
+    server = Server()
+    for n in range(9000):
+        at = server.malloc(500 << 10)
+        assert at and (n % 1000 == 0 or server.free(at) == 0)
+    assert server.malloc(1 << 30) and server.malloc(1 << 30)
+    taken = [server.malloc(500 << 10) for _ in range(3000)]  # beyond the quarter, too
+    assert all(taken) and len({*taken}) == 3000
+
+
 def test_a_piece_of_kernels_heap_keeps_its_room() -> None:
     heap = DeviceHeap(4096, 4160, Extents())
     for size in (40, 8, 40):
