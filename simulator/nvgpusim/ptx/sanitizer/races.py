@@ -124,22 +124,28 @@ class Races(AccessChecks):
             if space == "global" and self.facts.scoped:
                 theirs = (records & THREADS).astype(np.int64)
                 near = theirs // self.st.threads == self.gid[lanes] // self.st.threads
-                sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
-                fine &= near | ~(self.narrow() | np.isin(sites, self.facts.scoped))
+                sites = self._sites(records)
+                scoped = np.isin(sites, self.facts.scoped) & (sites < SITES)
+                fine &= near | ~(self.narrow() | scoped)
             if self.facts.mixed:
                 fine &= self._as_wide(records)
             bad &= ~fine
 
+    def _sites(self, records: Words) -> NDArray[np.int64]:
+        """The instructions of records; 0 for those that another launch has left."""
+        sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
+        return np.where(records < self.o.start, 0, sites)
+
     def _as_wide(self, records: Words) -> NDArray[np.bool_]:
         """Select records of accesses as wide as this one: half of a word is no atomic access."""
-        which = (records >> np.uint64(SITE)).astype(np.int64) & SITES
+        which = self._sites(records)
         wide = self.facts.wide
         found: NDArray[np.bool_] = (wide[which] == wide[self.st.site]) | (which == SITES)
         return found
 
     def _exchanged(self, records: Words) -> NDArray[np.bool_]:
         """Select records of compare-and-swap."""
-        which = (records >> np.uint64(SITE)).astype(np.int64) & SITES
+        which = self._sites(records)
         found: NDArray[np.bool_] = self.facts.compares[which]
         found |= (which == SITES) & self.facts.compares[SITES:].any()
         return found
