@@ -48,13 +48,38 @@ class BlockBarriers:
             what = f"a barrier for {int(counts[lane])} threads: no multiple of 32"
             raise self.run.fail(what, instr, lane)
         if jump.kind == "arrive":
-            for block, n in zip((lanes // st.threads).tolist(), numbers.tolist(), strict=True):
-                self.arrived[block, n] = self.arrived.get((block, n), 0) + 1
             if st.shadow is not None:
                 st.shadow.arrive(lanes, numbers)
+            blocks = lanes // st.threads
+            for key in sorted({*zip(blocks.tolist(), numbers.tolist(), strict=True)}):
+                mine = (blocks == key[0]) & (numbers == key[1])
+                self.arrive(key, int(mine.sum()), int(counts[mine].max()))
             return at + 1
         self.parked.append((at + 1, lanes, numbers, counts, jump))
         return None
+
+    def arrive(self, key: tuple[int, int], threads: int, need: int) -> None:
+        """Count threads that arrive at a block's barrier: each `need` of them, with those that
+        wait, complete it, and the next ones are of its next phase."""
+        st, block = self.run.st, key[0]
+        while threads:
+            waiting = sum(
+                int(((lanes // st.threads == block) & (numbers == key[1])).sum())
+                for _, lanes, numbers, *_ in self.parked
+            )
+            here = self.arrived.get(key, 0)
+            left = max(0, need - waiting - here)
+            if need <= 0 or threads < left:
+                self.arrived[key] = here + threads
+                return
+            threads -= left
+            self.arrived[key] = here + left
+            if not waiting:
+                del self.arrived[key]
+                continue
+            kept = st.m
+            self.set_free(self.completed_lanes())
+            st.m = kept
 
     def completed_lanes(self) -> NDArray[np.bool_]:
         """Lanes whose barriers are complete."""

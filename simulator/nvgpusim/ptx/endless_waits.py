@@ -68,6 +68,7 @@ class EndlessWaits:
         stuck, looks = self.all_come_round()
         if stuck:
             raise self.fault(looks) if looks else self.endless()
+        self.stuck_at = None
 
     def all_come_round(self) -> tuple[bool, list[Any]]:
         """True if no group gets on, and what they looked at."""

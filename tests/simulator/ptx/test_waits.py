@@ -89,3 +89,22 @@ mov.u32 %r1, 0; setp.eq.u32 %p2, %r2, 0; @%p2 bra E; L: add.u32 %r1, %r1, 1; set
 E: shfl.sync.bfly.b32 %r1, %r1, 16, 31, -1; {STORE}"""
     want = [5000 * (2 * (n % 32 < 16) + n // 32) for n in range(64)]
     assert run(kernel(body), 64).tolist() == want
+
+
+def test_a_wait_behind_one_that_its_time_limit_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait has its three seconds: somebody else may still write the word."""
+    monkeypatch.setattr(endless_waits, "OTHERS_S", 0.5)
+    monkeypatch.setattr(endless_waits, "AGAIN_S", 0.1)
+    looks = []
+    old = endless_waits.EndlessWaits.judge
+
+    def judge(waits: endless_waits.EndlessWaits) -> None:
+        looks.append(waits.stuck_at)
+        old(waits)
+        looks.append(waits.stuck_at)
+
+    monkeypatch.setattr(endless_waits.EndlessWaits, "judge", judge)
+    body = f"""mov.u64 %rd2, %globaltimer; L: ld.volatile.global.u32 %r1, [%in]; mov.u64 %rd3, %globaltimer;
+sub.u64 %rd3, %rd3, %rd2; setp.gt.u64 %p1, %rd3, 600000000000; @!%p1 bra L; {STORE}"""
+    assert set(run(kernel(body)).tolist()) == {0}
+    assert looks[0] is None and looks[1] is not None and looks[-1] is None

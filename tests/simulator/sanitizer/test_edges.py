@@ -329,18 +329,22 @@ def test_a_plain_look_at_a_word(look: str, first: bool) -> None:
     assert judged(body)[1][2] == kinds
 
 
+ARRIVES = "bar.arrive 1, 64;"
+ARRIVE = f"setp.ge.u32 %p1, %r30, 32; @%p1 bra W; {ARRIVES}"
+WAIT_FIRST = "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; bar.sync 1, 64; bra E; A:"
+
+
 @pytest.mark.parametrize(
     ("threads", "body", "fault"),
     [
         (96, "bar.sync 1, 64;", "never completes"),
         (128, "bar.sync 1, 64;", ""),
-        (
-            64,
-            "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; bar.sync 1, 64; bra E; A: bar.arrive 1, 64; bar.arrive 1, 64; E:",
-            "never completes",
-        ),
+        (64, f"{ARRIVE} bra E; W: bar.sync 1, 64; E:", ""),
+        (64, f"{ARRIVE} {ARRIVES} bra E; W: bar.sync 1, 64; E:", "never completes"),
+        (64, f"{ARRIVE} {ARRIVES} {ARRIVES} bra E; W: bar.sync 1, 64; E:", ""),
+        (64, f"{WAIT_FIRST} {ARRIVES} {ARRIVES} E:", ""),
+        (64, f"{WAIT_FIRST} {ARRIVES} {ARRIVES} {ARRIVES} E:", ""),
     ],
-    ids=["a warp too many", "two times two", "two arrivals for one"],
 )
 def test_a_barrier_passes_as_many_as_it_counts(threads: int, body: str, fault: str) -> None:
     ends = judged(f"{body} st.global.u32 [%i], 5;", threads=threads)
@@ -375,3 +379,30 @@ st.shared.u32 [%r3+64], %r30; mbarrier.arrive.shared.b64 %rd1, [%r2]; bra END;
 WAIT: mbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
 ld.shared.u32 %r5, [%r3+64]; st.global.u32 [%i], %r5; END:"""
     assert path(kernel(body), True, Setup())[3] == []
+
+
+def test_records_of_a_launch_with_more_instructions() -> None:
+    """They stay in the buffer; the next kernel has not so many instructions as they name."""
+    memory, extents = FlatMemory(), Extents()
+    buffers = [memory.add(np.zeros(FULL, np.uint8)) for _ in range(2)]
+    for at in buffers:
+        extents.alloc(at, FULL, "buffer", "test.py:1")
+        extents.written_by_host(at, FULL)
+    bank = bytes(0x160) + b"".join(at.to_bytes(8, "little") for at in buffers) + bytes(8)
+    watch, kinds = Sanitizer(frozenset(CHECKS), extents), []
+    many = "ld.global.u32 %r1, [%in+64];" * 70
+    half = "setp.ne.u32 %p1, %r28, 0; @%p1 bra R; st.global.u32 [%in], 7; bra E; R: ld.global.u64 %rd1, [%in]; E:"
+    for body in (f"{many} setp.eq.u32 %p1, %r28, 0; @%p1 st.global.u64 [%in], 5;", half):
+        module = parse(kernel(body))
+        code = compile_kernel(module, module.kernels["k"], True, False)
+        launch = Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank}, watch=watch)
+        launch.run()
+        kinds.append({told.split(": ")[1] for told in launch.findings.values()})
+    assert kinds == [set(), {"race"}]
+
+
+def test_atomics_behind_the_last_number_of_a_record() -> None:
+    """The 511th is of the block's scope; those behind it have its number in records alone."""
+    many = "ld.global.u32 %r1, [%in+64];" * 508  # behind two of parameters
+    block = "@%p7 red.relaxed.cta.global.add.u32 [%in+128], 1;"
+    assert judged(f"{many} {block} {2 * 'red.relaxed.gpu.global.add.u32 [%in], 1;'}")[1][2] == []
