@@ -20,7 +20,7 @@ static void all(int out, const void* data, size_t size) {
   for (char* p = (char*)data; size;) {
     const ssize_t n = out ? write(channel, p, size) : read(channel, p, size);
     if (n <= 0) {
-      fprintf(stderr, "nvgpusim: the interpreter has gone\n");
+      fprintf(stderr, "nvgpusim: the simulator has gone\n");
       _exit(125);
     }
     p += n;

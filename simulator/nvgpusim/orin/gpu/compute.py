@@ -314,7 +314,7 @@ class Compute:
         except KernelFault as e:
             raise sm(e, qmd.program, **found) from e
         except PtxError as e:
-            what = f"the interpreter cannot run this kernel: {e}"
+            what = f"the simulator cannot run this kernel: {e}"
             raise simulator_gap(what, **found) from e
 
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:

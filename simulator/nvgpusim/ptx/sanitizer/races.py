@@ -5,9 +5,9 @@ write and the reads of the lowest and the highest thread since, and all others w
 order some threads without those between them, as one word each (see `records`). Two accesses of
 different threads, one of them a write, race unless something orders them: a barrier of the block or
 of the warp that both passed, a named barrier, or a release that the second knows of (see
-`fenced_writes`). Two volatile or atomic accesses of global memory do not race, nor do two writes of
-the same value, as compute-sanitizer has it, nor a plain read and a compare-and-swap: what looks at
-a word that others exchange, an old value costs another turn.
+`fenced_writes`). Two volatile or atomic accesses of global memory do not race (one of 64 bits and
+one of fewer do), nor do two writes of the same value, as compute-sanitizer has it, nor a plain read
+and a compare-and-swap: what looks at a word that others exchange, an old value costs another turn.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def test_no_memfd_is_one_line(
 
 def test_help_names_the_other_commands() -> None:
     run = sim("--help")
-    assert run.returncode == 0 and "\n  replay FILE " in run.stdout
+    assert run.returncode == 0 and "  replay FILE " in run.stdout
     rules = sim("rules").stdout.splitlines()
     assert any(line.startswith("getfd.full\tBad address\t") for line in rules)
 
