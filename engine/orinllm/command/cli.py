@@ -315,7 +315,7 @@ def serve(source: Source, **given: Any) -> None:
     for --grace seconds.
     """
     from orinllm.choose.sampling import Sampling
-    from orinllm.server.options import EngineOptions, HttpOptions, parse_grace, parse_share
+    from orinllm.server.options import EngineOptions, HttpOptions, parse_seconds, parse_share
     from orinllm.server.run import serve as run_server
     from orinllm.server.web.security import check_host, check_origin, read_keys
 
@@ -345,7 +345,7 @@ def serve(source: Source, **given: Any) -> None:
         keys,
         tuple(map(check_host, given["allow_host"])),
         tuple(map(check_origin, given["allow_origin"])),
-        parse_grace(given["grace"]),
+        parse_seconds(given["grace"]),
         given["strict"],
         given["api_key_file"],
     )

@@ -10,7 +10,7 @@ from orinllm.batching.sequence import Constraint
 from orinllm.errors import BadInput
 from orinllm.server.engine import Engine
 from orinllm.server.errors import invalid
-from orinllm.server.fields import FieldNotes
+from orinllm.server.fields import Notes
 from orinllm.server.protocols.common import AnswerShape, ChatRequest
 from orinllm.text.grammar import AtLeast, call_schema
 from orinllm.text.reasoning import TAGS
@@ -46,12 +46,12 @@ def constraint(
     return AtLeast(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
 
 
-def requested_form(engine: Engine, shape: AnswerShape, notes: FieldNotes) -> Form:
+def requested_form(engine: Engine, shape: AnswerShape, notes: Notes) -> Form:
     """Return the form that a request asks for; raises ApiError for one that cannot be."""
     return Form(_matcher(engine, shape, notes))
 
 
-def _matcher(engine: Engine, shape: AnswerShape, notes: FieldNotes) -> LLMatcher:
+def _matcher(engine: Engine, shape: AnswerShape, notes: Notes) -> LLMatcher:
     def loose(path: str) -> None:
         notes.ignore(path, "cannot be held")
 

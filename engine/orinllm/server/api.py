@@ -15,7 +15,7 @@ from orinllm.errors import printable
 from orinllm.server.choices import Event
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
-from orinllm.server.fields import FieldNotes, Fields, client_of, read_request
+from orinllm.server.fields import Fields, Notes, client_of, read_request
 from orinllm.server.jobs import (
     RequestJob,
     prepare_chat,
@@ -136,9 +136,9 @@ class Api:
     def __init__(self, service: Service, model: str, strict: bool) -> None:
         self.service, self.name, self._strict = service, model, strict
 
-    def field_notes(self) -> FieldNotes:
-        """Return what takes the names of a new request's fields that have no effect."""
-        return FieldNotes(self._strict, self.name)
+    def notes(self) -> Notes:
+        """Return the notes of a new request."""
+        return Notes(self._strict, self.name)
 
     async def chat(self, request: Request) -> Response:
         """Answer POST /v1/chat/completions."""
@@ -148,9 +148,7 @@ class Api:
         self, request: Request, reader: Callable[[Fields], ChatRequest], make: MakeAnswer
     ) -> Response:
         """Answer a chat of any protocol."""
-        return await self.answer(
-            request, await read_request(request, reader, self.field_notes()), make
-        )
+        return await self.answer(request, await read_request(request, reader, self.notes()), make)
 
     async def answer(
         self, request: Request, asked: ChatRequest | CompletionRequest, make: MakeAnswer
@@ -173,7 +171,7 @@ class Api:
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions."""
-        asked = await read_request(request, read_completion, self.field_notes())
+        asked = await read_request(request, read_completion, self.notes())
         common, engine = asked.common, self.engine_of(asked.common.model)
         who, post = client_of(request), self.service.post
         run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
@@ -211,7 +209,7 @@ class Api:
 
     async def embed(self, request: Request) -> Response:
         """Answer POST /v1/embeddings."""
-        asked = await read_request(request, read_embeddings, self.field_notes())
+        asked = await read_request(request, read_embeddings, self.notes())
         return self.reply(await self.embedded(request, asked), asked.notes)
 
     async def embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
@@ -220,11 +218,11 @@ class Api:
         answer = Embeddings(engine, asked, client_of(request), self.service.post)
         return await wait_for_answer(request.receive, engine.scheduler, answer.run, answer.whole())
 
-    def reply(self, value: Any, notes: FieldNotes) -> Response:
+    def reply(self, value: Any, notes: Notes) -> Response:
         """Return an answer; its header names what was ignored."""
         return JSONResponse(value, headers=self._headers(notes))
 
-    def _headers(self, notes: FieldNotes) -> dict[str, str]:
+    def _headers(self, notes: Notes) -> dict[str, str]:
         self.service.metrics.ignore(notes.ignored)
         return {IGNORED: notes.header} if notes.ignored else {}
 
@@ -272,7 +270,7 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Answer POST /tokenize."""
-        notes = self.field_notes()
+        notes = self.notes()
         asked = await read_request(request, read_tokenize, notes)
         engine = self.engine_of(asked.model)
         ids = await asyncio.to_thread(tokens_of_request, engine, asked)
@@ -281,7 +279,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer POST /detokenize."""
-        notes = self.field_notes()
+        notes = self.notes()
         model, tokens = await read_request(request, read_detokenize, notes)
         text = await asyncio.to_thread(text_of_tokens, self.engine_of(model), tokens)
         return self.reply({"content": text}, notes)

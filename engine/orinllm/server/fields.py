@@ -31,7 +31,7 @@ _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 _MOST_NAMED, _LONGEST_NAME = 32, 96
 
 
-class FieldNotes:
+class Notes:
     """The names of a request's fields that have no effect. strict: there must be none.
 
     served: the model whom a request means that names none, as llama-server's clients do.
@@ -63,8 +63,8 @@ class Fields:
     `notes` hears which have no effect.
     """
 
-    def __init__(self, body: Any, where: str = "", notes: FieldNotes | None = None) -> None:
-        self._where, self.notes = where, FieldNotes() if notes is None else notes
+    def __init__(self, body: Any, where: str = "", notes: Notes | None = None) -> None:
+        self._where, self.notes = where, Notes() if notes is None else notes
         if not isinstance(body, Mapping):
             if not where:
                 raise ApiError(400, "the body is no JSON object", code="invalid_json")
@@ -258,7 +258,7 @@ def client_of(request: Request) -> str:
     return key or (request.client.host if request.client else "")
 
 
-async def read_request(request: Request, reader: Callable[[Fields], T], notes: FieldNotes) -> T:
+async def read_request(request: Request, reader: Callable[[Fields], T], notes: Notes) -> T:
     """Read a request; raises ApiError for what it cannot be. `notes` hears what is ignored."""
     raw = await _body(request)
     if len(raw) <= _MUCH:

@@ -52,7 +52,7 @@ class HttpOptions:
     key_file: Path | None = None
 
 
-def parse_grace(value: float) -> float:
+def parse_seconds(value: float) -> float:
     """Return the value of --grace; a day is longer than any answer."""
     if not 0 <= value <= 86400:
         raise BadInput(f"--grace {value:g}: seconds from 0 to 86400 were expected")

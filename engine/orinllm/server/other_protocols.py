@@ -37,25 +37,25 @@ class OtherApis:
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer POST /v1/messages/count_tokens."""
-        asked = await read_request(request, read_count, self._api.field_notes())
+        asked = await read_request(request, read_count, self._api.notes())
         engine = self._api.engine_of(asked.common.model)
         ids = await asyncio.to_thread(tokens_of_chat, engine, asked)
         return self._api.reply({"input_tokens": len(ids)}, asked.common.notes)
 
     async def rerank(self, request: Request) -> Response:
         """Answer POST /v1/rerank, and its other versions: Cohere's /v2, vLLM's without one."""
-        asked = await read_request(request, read_rerank, self._api.field_notes())
+        asked = await read_request(request, read_rerank, self._api.notes())
         found = await self._api.embedded(request, asked.embeddings)
         return self._api.reply(rerank_answer(asked, found), asked.embeddings.notes)
 
     async def ollama_chat(self, request: Request) -> Response:
         """Answer POST /api/chat."""
-        asked = await read_request(request, ollama.read_chat, self._api.field_notes())
+        asked = await read_request(request, ollama.read_chat, self._api.notes())
         return await self._ollama(request, asked, chat=True)
 
     async def ollama_generate(self, request: Request) -> Response:
         """Answer POST /api/generate."""
-        asked = await read_request(request, ollama.read_generate, self._api.field_notes())
+        asked = await read_request(request, ollama.read_generate, self._api.notes())
         if isinstance(asked, ChatRequest):
             return await self._ollama(request, asked, chat=False)
         return await self._api.answer(request, asked, _GENERATED)
@@ -68,7 +68,7 @@ class OtherApis:
 
     async def ollama_embed(self, request: Request) -> Response:
         """Answer POST /api/embed."""
-        asked = await read_request(request, ollama.read_embed, self._api.field_notes())
+        asked = await read_request(request, ollama.read_embed, self._api.notes())
         found = await self._api.embedded(request, asked)
         said = {
             "model": asked.model,
@@ -80,7 +80,7 @@ class OtherApis:
 
     async def ollama_embeddings(self, request: Request) -> Response:
         """Answer POST /api/embeddings, the older form of /api/embed."""
-        asked = await read_request(request, ollama.read_embed, self._api.field_notes())
+        asked = await read_request(request, ollama.read_embed, self._api.notes())
         found = await self._api.embedded(request, asked)
         return self._api.reply({"embedding": found["data"][0]["embedding"]}, asked.notes)
 
@@ -101,7 +101,7 @@ class OtherApis:
             fields.boolean("verbose", False)
             return ollama.plain_name(found)
 
-        engine = self._api.engine_of(await read_request(request, name, self._api.field_notes()))
+        engine = self._api.engine_of(await read_request(request, name, self._api.notes()))
         can = ["completion", "embedding"] + ["tools"] * (engine.template is not None)
         if engine.template is not None and "enable_thinking" in engine.template.reads:
             can.append("thinking")

@@ -1,8 +1,8 @@
 """POST /v1/completions: texts that go on."""
 
 from orinllm.server.fields import Fields, read_texts
-from orinllm.server.protocols.chat import read_shape, refuse_foreign
-from orinllm.server.protocols.common import CompletionRequest, read_common, read_length
+from orinllm.server.protocols.chat import read_common, read_length, read_shape, refuse_foreign
+from orinllm.server.protocols.common import CompletionRequest
 
 # OpenAI's limit, and its length of an answer; a chat has none.
 _MOST_TOP, _TOKENS = 5, 16

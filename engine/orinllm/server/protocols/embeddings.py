@@ -15,7 +15,7 @@ from orinllm.errors import BadInput
 from orinllm.server.choices import EndSink, EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, failed, invalid, unsupported
-from orinllm.server.fields import FieldNotes, Fields, read_texts
+from orinllm.server.fields import Fields, Notes, read_texts
 from orinllm.server.jobs import RequestJob, check_tokens, refuse_too_long, submit
 
 # OpenAI's limit of texts in a request.
@@ -31,7 +31,7 @@ class EmbeddingRequest:
     base64: bool
     dimensions: int | None
     client: str = ""
-    notes: FieldNotes = field(default_factory=FieldNotes)
+    notes: Notes = field(default_factory=Notes)
 
 
 def read_embeddings(fields: Fields) -> EmbeddingRequest:

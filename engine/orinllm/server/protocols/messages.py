@@ -11,17 +11,16 @@ from orinllm.server.errors import ApiError, invalid, unsupported
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
-from orinllm.server.protocols.chat import drop_hosted, named_tools, read_effort
-from orinllm.server.protocols.common import (
+from orinllm.server.protocols.chat import (
     MOST_TOKENS,
-    AnswerShape,
-    ChatRequest,
-    CommonFields,
-    OfferedTools,
+    drop_hosted,
+    named_tools,
     new_seed,
+    read_effort,
     read_length,
     read_stop,
 )
+from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
 from orinllm.server.protocols.request_pictures import READS, picture_at, picture_of, read_content
 from orinllm.text.tokenizer import Tokenizer
 

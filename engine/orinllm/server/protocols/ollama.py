@@ -12,15 +12,12 @@ from orinllm.server.errors import ApiError, invalid
 from orinllm.server.fields import Fields, read_texts
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer
-from orinllm.server.protocols.chat import read_tools
+from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop, read_tools
 from orinllm.server.protocols.common import (
-    MOST_TOKENS,
     AnswerShape,
     ChatRequest,
     CommonFields,
     CompletionRequest,
-    new_seed,
-    read_stop,
 )
 from orinllm.server.protocols.embeddings import EmbeddingRequest
 from orinllm.server.protocols.request_pictures import picture_of

@@ -12,17 +12,13 @@ from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer, sse
 from orinllm.server.protocols.chat import (
     read_effort,
-    read_named_schema,
-    read_tools,
-)
-from orinllm.server.protocols.common import (
-    AnswerShape,
-    ChatRequest,
-    CommonFields,
     read_length,
+    read_named_schema,
     read_sampling,
     read_stop,
+    read_tools,
 )
+from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields
 from orinllm.server.protocols.request_pictures import READS, picture_at, read_content
 from orinllm.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from tests.engine.server.toy import header, toy
 
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields
-from orinllm.server.protocols import chat, common, messages, ollama, responses
+from orinllm.server.protocols import chat, messages, ollama, responses
 from orinllm.server.protocols.common import ChatRequest, CommonFields
 
 SCHEMA = WEATHER["function"]["parameters"]
@@ -110,17 +110,17 @@ def test_items_of_a_response_s_request() -> None:
 
 def test_common_fields() -> None:
     def read(**more: Any) -> CommonFields:
-        return common.read_common(Fields({"model": "m", **more}), None, None)
+        return chat.read_common(Fields({"model": "m", **more}), None, None)
 
     assert read(seed=-1).sampling.seed == 2**64 - 1
     assert read(top_k=-1).sampling.top_k == 0
     assert read(repetition_penalty=1.5).sampling.repeat_penalty == 1.5
     assert len(read(stop=["a"] * 16).stop) == 16
-    assert common.read_length(Fields({"n": -1}), "n") is None
-    assert common.read_length(Fields({"n": 1}), "n") == 1
+    assert chat.read_length(Fields({"n": -1}), "n") is None
+    assert chat.read_length(Fields({"n": 1}), "n") == 1
     for wrong in ({"n": 0}, {"n": -2}):
         with pytest.raises(ApiError):
-            common.read_length(Fields(wrong), "n")
+            chat.read_length(Fields(wrong), "n")
     for two in ({"grammar": "a", "json_schema": {}}, {"guided_regex": "a", "guided_json": {}}):
         with pytest.raises(ApiError, match="ask for two forms"):
             chat.read_shape(Fields(two))
