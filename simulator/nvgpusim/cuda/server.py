@@ -36,8 +36,10 @@ NO_IMAGE, ILLEGAL_ADDRESS, ASSERTED, MISALIGNED, BAD_SPACE = 209, 700, 710, 716,
 LAUNCH_FAILED, NOT_SUPPORTED = 719, 801
 """Numbers of CUresult and cudaError_t, which are the same."""
 ESR = {0xF: MISALIGNED, 0x10: BAD_SPACE, 0xE: ILLEGAL_ADDRESS}
-BASE, SIZE, SMALL = 0x1000000000, 4 << 30, 1 << 20
+BASE, SIZE = 0x1000000000, 4 << 30
 """Device memory: below 2^40, far from the shader windows and from what Linux hands out."""
+SMALL = 1 << 20
+"""Bytes of a buffer whose address is late to come again."""
 MOST_PARAMS = 256
 SHARED_MOST, THREADS_MOST = 164 << 10, 1024
 GRID_MOST, BLOCK_MOST = (0x7FFFFFFF, 65535, 65535), (1024, 1024, 64)
@@ -133,7 +135,8 @@ class Server:
                 return 0
             self.turn = BASE
             return self._map(size, name)
-        self.turn = start + room if room <= SMALL else self.turn
+        if room <= SMALL:
+            self.turn = start + room
         room -= PAGE
         buf = DmaBuf(max(size, 1), name)
         buf.array = self.arena[start - BASE : start - BASE + room]

@@ -113,7 +113,7 @@ class Launch:
 
     @property
     def local_end(self) -> int:
-        """Where a thread's variables end: behind them is nothing, but for what a driver keeps."""
+        """End of a thread's variables: behind it is nothing, but for what a driver keeps."""
         return LOCAL_SPAN if self.local is None else self.stack_top
 
     def symbol(self, name: str) -> int:

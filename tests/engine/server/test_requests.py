@@ -7,7 +7,6 @@ sources give it; Open WebUI's (0.12.4) were written by its sources.
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.engine.models import smollm2
-from tests.engine.server.live import Live, live
+from tests.engine.server.live import Live, live, wait_until
 from tests.engine.server.toy import toy
 
 import orinboard
 import orinllm
+from orinboard import connection
 from orinllm.progress import quiet
 from orinllm.server.engine import load
 from orinllm.server.options import EngineOptions
@@ -120,9 +120,6 @@ def test_a_streamed_chat_goes_through_few_files() -> None:
             reply = client.post(f"{server.url}/v1/chat/completions", json=body)
             assert reply.text.endswith("data: [DONE]\n\n")
         # The connection is told last, and may be later than the client.
-        deadline = time.monotonic() + 60
-        while not any(path.endswith("connection.py") for path in found):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: connection.__file__ in found, "the connection")
         went = sorted(found)
     assert len(went) <= MOST_FILES, "\n".join(went)
