@@ -13,7 +13,7 @@ BENCH_FLAGS ?= -p 32 -n 32 -r 6
 # Of `make serve`: SERVE_FLAGS='--port 9000' and the like.
 SERVE_FLAGS ?=
 
-.PHONY: chat serve bench test takes lint types unit kernel coverage verify upstream-tests boot-menu mutations telemetry-demo clean
+.PHONY: chat serve bench modules test takes lint types unit kernel coverage verify upstream-tests boot-menu mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
@@ -62,6 +62,11 @@ TESTS_mtp := batching/test_mtp_block.py::test_a_gpus_block_says_what_the_referen
 TESTS_norm_rope := gpu/kernels/test_attention.py::test_a_chunk
 TESTS_recurrent := gpu/test_hybrid_fused.py::test_logits_are_the_references[qwen35]
 TESTS_sample := gpu/kernels/test_draws.py
+
+# Each module with the first line of what it says of itself: make modules | grep -i attention
+modules:
+	@git ls-files '*.py' '*.c' '*.cu' '*.cuh' '*.h' '*.nix' ':!tests' ':!templates' ':!flake.nix' | \
+	  xargs awk 'FNR == 1 && /^#!/ {getline} {gsub(/^[^[:alnum:]`{]+|"+$$/, ""); print FILENAME ": " $$0; nextfile}'
 
 # The tests of one kernel, in about ten seconds: make kernel K=gemv
 kernel: .venv/.dev

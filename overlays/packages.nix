@@ -1,4 +1,4 @@
-# `nix build .#NAME`.
+# The packages of `nix build .#NAME`.
 { self, pkgs }:
 let
   inherit (pkgs.python3Packages) tinygrad;

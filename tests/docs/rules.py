@@ -81,6 +81,10 @@ RULES: list[tuple[str, Answer]] = [
         r"make kernel K=gemv",
         Elsewhere("tests/tools/test_makefile.py::test_every_kernel_has_tests_of_its_own"),
     ),
+    (
+        r"make modules",
+        Elsewhere("tests/tools/test_makefile.py::test_every_module_says_what_it_is_for"),
+    ),
     (r"pytest tests/docs", Elsewhere("Makefile", "$(BIN)/pytest")),
     (r"make boot-menu", Elsewhere("Makefile", "$(BIN)/pytest tests/nixos/upgrade/boot_menu.py")),
     # docs/nixos.md

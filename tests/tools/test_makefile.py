@@ -75,6 +75,17 @@ def test_the_chosen_python_is_no_device_of_tinygrad(clone: Path) -> None:
     assert "\nPATH=" in done.stdout and "\nPYTHON=" not in done.stdout
 
 
+def test_every_module_says_what_it_is_for() -> None:
+    done = make(ROOT, "modules")
+    modules = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert modules["engine/orinllm/gpu/cuda/gate.cu"].startswith("What becomes of a product where")
+    assert modules["nixos/install/install.py"].startswith("Install a host of a flake")  # no #!
+    assert {"engine", "benchmarks", "simulator", "telemetry", "nixos"} <= {
+        name.partition("/")[0] for name in modules
+    }
+    assert [name for name, text in modules.items() if " " not in text] == []
+
+
 KERNEL_ROWS = re.compile(r"(?m)^TESTS_(\w+) := (.+)$")
 
 

@@ -24,6 +24,14 @@ MOST_BYTES = 8 << 20
 _MUCH = 1 << 16
 #: Seconds in which a request must be here.
 BODY_SECONDS = 30.0
+#: Fields of the protocols that only hint, by which metrics.py counts what had no effect. Clients'
+#: own words are no labels: there would be no end.
+HINTS = frozenset(
+    "annotations cache_control include include_obfuscation keep_alive metadata output_config "
+    "prediction prompt_cache_key prompt_cache_retention reasoning_effort refusal "
+    "safety_identifier service_tier store stream_options summary thinking truncation type "
+    "verbosity".split()
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # As JSON writes one; a pair of them is a character.
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")

@@ -11,21 +11,13 @@ from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.batching.sequence import Watch
 from orinllm.server.energy import PhaseEnergy, measure_phases
+from orinllm.server.fields import HINTS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Seconds: vLLM's borders, of first tokens, of gaps and of whole requests.
 _FIRST = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAP = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-
-
-#: Fields of the protocols that only hint. Clients' own words are no labels: there would be no end.
-HINTS = frozenset(
-    "annotations cache_control include include_obfuscation keep_alive metadata output_config "
-    "prediction prompt_cache_key prompt_cache_retention reasoning_effort refusal "
-    "safety_identifier service_tier store stream_options summary thinking truncation type "
-    "verbosity".split()
-)
 
 
 class Metrics(Watch):

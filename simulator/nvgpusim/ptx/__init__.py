@@ -1,4 +1,4 @@
-"""PTX on numpy: parse, compile to closures, run grids."""
+"""PTX: parse it, compile it to C, run grids of it."""
 
 from .compile import Code, compile_kernel
 from .launch import Launch, Local, private_local
