@@ -74,12 +74,12 @@ class Job(NamedTuple):
     supplicant: bool = False
 
     @property
-    def begun(self) -> str:
+    def marker_text(self) -> str:
         """Text of BEGUN: whose installation it is."""
         return f"{self.host} {self.flake} {self.system}\n"
 
 
-def disks(root: Path) -> list[Disk]:
+def installable_disks(root: Path) -> list[Disk]:
     """Disks that are there, but the one that this program runs from; the best kind first."""
     found = []
     stick = re.findall(r"(?m)^(\S+) /iso ", (root / "proc/self/mounts").read_text())
@@ -107,7 +107,7 @@ def choose_disk(there: list[Disk], wanted: str | None) -> Disk:
     return fitting[0]
 
 
-def refuse_twins(labels: list[str], device: str) -> None:
+def refuse_duplicate_labels(labels: list[str], device: str) -> None:
     """Raise InstallError where another disk has one of the labels."""
     command = ["lsblk", "--json", "--list", "--output", "PATH,LABEL,PARTLABEL,PKNAME"]
     listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -120,14 +120,14 @@ def refuse_twins(labels: list[str], device: str) -> None:
             )
 
 
-def run(what: str, *command: str) -> None:
+def run_step(what: str, *command: str) -> None:
     """Run a step; raises InstallError that names it."""
     print(f"orin-install: {what}", flush=True)
     if code := subprocess.run(command).returncode:
         raise InstallError(f"{what} failed with {code}; the reason is above", code=1)
 
 
-def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
+def try_mount_unfinished(job: Job, disk: Disk, root: Path) -> bool:
     """Mount what an installation of this job has left on the disk; False if there is none."""
     mount = root / MOUNT
     links = {name: root / "dev/disk/by-partlabel" / label for name, label in PARTITIONS.items()}
@@ -138,16 +138,17 @@ def mount_begun(job: Job, disk: Disk, root: Path) -> bool:
         if subprocess.run(["mount", links["root"], mount], capture_output=True).returncode:
             return False
     # Another system's, a finished one's, or on a damaged file system.
-    if subprocess.run(["cat", mount / BEGUN], capture_output=True).stdout != job.begun.encode():
+    found = subprocess.run(["cat", mount / BEGUN], capture_output=True).stdout
+    if found != job.marker_text.encode():
         subprocess.run(["umount", mount], check=True)
         return False
     (boot := mount / "boot").mkdir(exist_ok=True)
     if not boot.is_mount():
-        run("mounting its boot", "mount", "-o", "umask=0077", str(links["boot"]), str(boot))
+        run_step("mounting its boot", "mount", "-o", "umask=0077", str(links["boot"]), str(boot))
     return True
 
 
-def make_disk(job: Job, disk: Disk, root: Path) -> None:
+def erase_and_mount(job: Job, disk: Disk, root: Path) -> None:
     """Erase and mount; from then on a rerun goes on."""
     mount, link = root / MOUNT, root / TARGET
     subprocess.run(["umount", "--recursive", "--quiet", mount])
@@ -156,13 +157,13 @@ def make_disk(job: Job, disk: Disk, root: Path) -> None:
     link.symlink_to(disk.device)
     making = (f"making file systems on {disk.device}", job.script, "--yes-wipe-all-disks")
     try:
-        run(*making)
+        run_step(*making)
     except InstallError:
         # sgdisk fails where it mends a table that a power cut has left half written.
-        run(*making)
+        run_step(*making)
     mount.mkdir(exist_ok=True)
     new = mount / f"{BEGUN}.new"
-    new.write_text(job.begun)
+    new.write_text(job.marker_text)
     os.sync()
     new.replace(mount / BEGUN)
     os.sync()
@@ -183,7 +184,7 @@ def supplicant_network(path: Path) -> str:
     return made.stdout.decode().replace("#psk=", sae)
 
 
-def keep_networks(job: Job, root: Path, mount: Path) -> None:
+def copy_networks(job: Job, root: Path, mount: Path) -> None:
     """Keep the networks that the installer was told of, Wi-Fi above all, passwords with it; says
     which a host of systemd-networkd cannot keep."""
     files = sorted(path for path in (root / CONNECTIONS).glob("*") if path.is_file())
@@ -203,31 +204,31 @@ def keep_networks(job: Job, root: Path, mount: Path) -> None:
 def install(job: Job, disk: Disk, root: Path, erase: bool = False) -> None:
     """Erase unless it goes on, copy, install; raises InstallError with the step that failed."""
     mount = root / MOUNT
-    if not erase and mount_begun(job, disk, root):
+    if not erase and try_mount_unfinished(job, disk, root):
         print("orin-install: going on with what was begun", flush=True)
     else:
-        make_disk(job, disk, root)
+        erase_and_mount(job, disk, root)
     nixos = mount / "etc/nixos"
     # Writable, so that it can be edited there; anew, as a copy that was cut has links already.
     copy = 'rm -rf "$1"; mkdir -p "${1%/*}"; cp -r "$0" "$1"; chmod -R u+w "$1"'
-    run(f"copying {job.flake}", "sh", "-ec", copy, job.flake, str(nixos))
-    keep_networks(job, root, mount)
+    run_step(f"copying {job.flake}", "sh", "-ec", copy, job.flake, str(nixos))
+    copy_networks(job, root, mount)
     built = ["--flake", f"path:{nixos}#{job.host}"]
     what = built if job.system is None else ["--system", job.system]
     flags = ("--no-root-passwd", "--no-channel-copy")
-    run(f"installing {job.host}", "nixos-install", "--root", str(mount), *what, *flags)
+    run_step(f"installing {job.host}", "nixos-install", "--root", str(mount), *what, *flags)
     os.sync()
     (mount / BEGUN).unlink()
     os.sync()
 
 
-def state() -> str:
+def unit_state() -> str:
     """The unit: `activating` while it works, `active` once it has installed, or another."""
     command = ["systemctl", "is-active", UNIT]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def watch(verb: str) -> int:
+def start_and_follow_unit(verb: str) -> int:
     """Start the unit, or join who has, and show its journal; its exit code. Who leaves stops
     nothing."""
     print("orin-install: leave whenever you like; sudo orin-install shows it again", flush=True)
@@ -244,10 +245,10 @@ def watch(verb: str) -> int:
         shown.terminate()
 
 
-def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
+def ask_for_disk(job: Job, options: argparse.Namespace, root: Path) -> Disk:
     """The disk, after all questions; raises InstallError."""
-    disk = choose_disk(disks(root), options.disk)
-    if not options.erase and mount_begun(job, disk, root):
+    disk = choose_disk(installable_disks(root), options.disk)
+    if not options.erase and try_mount_unfinished(job, disk, root):
         print(f"orin-install: going on with the installation of {job.host} on {disk.device}")
         return disk
     model = root / "proc/device-tree/model"
@@ -255,7 +256,7 @@ def asked(job: Job, options: argparse.Namespace, root: Path) -> Disk:
     source = "builds and fetches it" if job.system is None else "from this stick, without a network"
     said = PLAN.format(job=job, disk=disk, board=board, size=disk.size / 1e9, source=source)
     print(said, end="", flush=True)
-    refuse_twins(job.labels, disk.device)
+    refuse_duplicate_labels(job.labels, disk.device)
     shown = subprocess.run("ip -4 route; ip -6 route", shell=True, stdout=subprocess.PIPE).stdout
     # Linux has one for IPv6 that leads nowhere, "unreachable default".
     if job.system is None and not re.search(rb"(?m)^default ", shown):
@@ -278,24 +279,25 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
     options = parser.parse_args(arguments)
     try:
         if options.work:
-            install(job, choose_disk(disks(root), options.disk), root, options.erase)
+            install(job, choose_disk(installable_disks(root), options.disk), root, options.erase)
             print(f"orin-install: done. ssh {job.user}@{job.name}.local", flush=True)
             if not options.no_reboot:
                 subprocess.run(["systemctl", "--no-block", "reboot"], check=True)
             return
-        if (now := state()) == "active" and not options.erase:
+        if (now := unit_state()) == "active" and not options.erase:
             # Who asks again, after a line that dropped, wants to know this and not to begin anew.
             print(f"orin-install: {job.host} is installed: reboot, or --erase to begin anew")
             return
         verb = "start"
         if now != "activating":
             given = {"--no-reboot": options.no_reboot, "--erase": options.erase}
-            work = ["--work", "--disk", asked(job, options, root).device, *filter(given.get, given)]
+            disk = ask_for_disk(job, options, root)
+            work = ["--work", "--disk", disk.device, *filter(given.get, given)]
             # Who was asked on the serial console may answer when another has begun, or is done.
-            if state() == now:
+            if unit_state() == now:
                 (root / ANSWERS).write_text("\n".join(work))
                 verb = "restart" if options.erase else verb
-        if code := watch(verb):
+        if code := start_and_follow_unit(verb):
             raise InstallError("it failed; the same command goes on: sudo orin-install", code)
     except (EOFError, KeyboardInterrupt, UnicodeDecodeError):
         # The third: noise on a serial line.

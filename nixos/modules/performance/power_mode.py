@@ -29,7 +29,7 @@ class ModeError(Exception):
     """One line for the journal: what was found, and what would be right. Exit code 2."""
 
 
-class Section(NamedTuple):
+class ConfigSection(NamedTuple):
     """A PARAM, with rows of argument and path, or a POWER_MODEL: parameter, argument, value."""
 
     said: dict[str, str]
@@ -45,7 +45,7 @@ class Section(NamedTuple):
 
 
 #: An nvpmodel.conf: its sections by kind and name.
-Config = dict[str, dict[str, Section]]
+Config = dict[str, dict[str, ConfigSection]]
 
 
 def read_config(path: Path) -> Config:
@@ -55,7 +55,7 @@ def read_config(path: Path) -> Config:
         head, *lines = [line for line in block.splitlines() if not line.startswith("#")] or [""]
         if (found := SECTION.fullmatch(head.strip())) and found[1] in config:
             said = dict(pair.split("=", 1) for pair in found[2].split())
-            config[found[1]][said["NAME"]] = Section(said, [line.split() for line in lines])
+            config[found[1]][said["NAME"]] = ConfigSection(said, [line.split() for line in lines])
     if not config["POWER_MODEL"]:
         raise ModeError(f"{path}: no POWER_MODEL section: this is no nvpmodel.conf")
     return config
@@ -86,7 +86,7 @@ def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[
         if path is None:
             continue  # this board or kernel has no such knob
         if parameter.said["TYPE"] == "FILE":
-            if number(got := read_text(path)) != number(value):
+            if number_or_text(got := read_text(path)) != number_or_text(value):
                 yield f"{name} {argument} is {got}, {mode} wants {value}"
         # A cap without a table (EMC, DLA) is written in units of its own.
         elif argument == "MAX_FREQ" and table is not None:
@@ -102,7 +102,7 @@ def deviations(config: Config, mode: str, root: Path, pinned: bool) -> Iterator[
             yield f"{name} may run from {low} to {high}"
 
 
-def number(text: str) -> int | str:
+def number_or_text(text: str) -> int | str:
     """A value as a number (`0xf0` is `240`), or as its text."""
     try:
         return int(text, 0)
@@ -124,7 +124,7 @@ def set_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
     print(f"power-mode: {mode} waits for the next boot: reboot the board")
 
 
-def check(config: Config, mode: str, options: argparse.Namespace) -> None:
+def check_mode(config: Config, mode: str, options: argparse.Namespace) -> None:
     """Say that the board is in the mode; raises ModeError with all that is not."""
     wrong = "; ".join(deviations(config, mode, options.root, options.pinned))
     asked = mode + (" with pinned clocks" if options.pinned else "")
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.mode not in config["POWER_MODEL"]:
             known = ", ".join(config["POWER_MODEL"])
             raise ModeError(f"{path} has no power mode {options.mode!r}: it has {known}")
-        (set_mode if options.action == "set" else check)(config, options.mode, options)
+        (set_mode if options.action == "set" else check_mode)(config, options.mode, options)
     except ModeError as error:
         parser.exit(2, f"power-mode: {error}\n")
 

@@ -48,7 +48,7 @@ def _ip(*arguments: str, lines: str | None = None) -> str:
     return done.stdout
 
 
-def addresses() -> list[str]:
+def reachable_addresses() -> list[str]:
     """Each address that another machine may know."""
     found = []
     for link in json.loads(_ip("-json", "-details", "address", "show", "scope", "global", "up")):
@@ -63,7 +63,7 @@ def addresses() -> list[str]:
     return found
 
 
-def ask_from_outside(address: str, port: int) -> str:
+def read_banner_from_outside(address: str, port: int) -> str:
     """Connect to this board as another machine does; what it says first. Raises OSError."""
     # A kernel without IPv6 refuses some of these lines, and what is asked does without them.
     _ip(lines=GONE + NEAR)
@@ -77,9 +77,9 @@ def ask_from_outside(address: str, port: int) -> str:
 def _ssh_problems(port: int) -> list[str]:
     """Why no address of this board answers as ssh, one line each; none where one does."""
     wrong = []
-    for address in addresses():
+    for address in reachable_addresses():
         try:
-            banner = ask_from_outside(address, port)
+            banner = read_banner_from_outside(address, port)
         except OSError as error:
             reason = str(error).splitlines()[-1]
             wrong.append(f"port {port} of {address} does not answer from outside: {reason}")
@@ -90,7 +90,7 @@ def _ssh_problems(port: int) -> list[str]:
     return wrong or ["no connected interface has an address that others could know"]
 
 
-def unreachable(ssh: int | None, peer: str | None) -> list[str]:
+def reachability_problems(ssh: int | None, peer: str | None) -> list[str]:
     """Reasons why nobody reaches this board, or none. ssh: its port, None where it is not asked."""
     try:
         wrong = [] if ssh is None else _ssh_problems(ssh)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from reachable import unreachable
+from reachable import reachability_problems
 
 #: Parts that a switch cannot change while the board runs.
 AT_BOOT = ("kernel", "initrd", "kernel-modules")
@@ -44,56 +44,56 @@ class Board:
     root: Path
     esp: Path
 
-    def at(self, link: Path) -> Path:
+    def system_at(self, link: Path) -> Path:
         """The system that a link names."""
         return (self.root / link).resolve()
 
-    def note(self, name: str) -> Path:
+    def note_path(self, name: str) -> Path:
         """A note of ours: `good`, systems that passed, the last one last; `bad`, those that did
         not come up. And until the next boot: `before`, what was there when an upgrade began, while
         it runs; `trying`, what upgrades made. Those need no disk, which may be full by then."""
         passing = name in ("before", "trying")
         return self.root / ("run" if passing else "var/lib") / "orin-upgrade" / name
 
-    def noted(self, name: str) -> list[Path]:
+    def noted_systems(self, name: str) -> list[Path]:
         """Systems that a note names and the garbage collector has left; noise is none."""
-        path = self.note(name)
+        path = self.note_path(name)
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         there = [Path(line) for line in lines if line.startswith("/") and os.path.exists(line)]
         # A damaged note is no reason to stay with what does not work.
-        kept = self.at(GOOD)
+        kept = self.system_at(GOOD)
         return there or [kept] * (name == "good" and kept.exists())
 
-    def add(self, name: str, system: Path, *, drop: bool = False) -> None:
+    def update_note(self, name: str, system: Path, *, drop: bool = False) -> None:
         """Make a system the last one of a note, or drop it, whole or not at all; a full disk is
         said."""
-        kept = [each for each in self.noted(name) if each != system]
-        path, kept = self.note(name), kept if drop else [*kept, system][-KEPT:]
+        kept = [each for each in self.noted_systems(name) if each != system]
+        path, kept = self.note_path(name), kept if drop else [*kept, system][-KEPT:]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace(path, "".join(f"{each}\n" for each in kept))
+            write_atomically(path, "".join(f"{each}\n" for each in kept))
         except OSError as error:
             print(f"{path}: not written: {error.strerror}", file=sys.stderr)
 
-    def on_trial(self) -> bool:
+    def is_on_trial(self) -> bool:
         """True if the board started with the newest system, or with one that was given up, and it
         has not passed. An older one is what a person chose in the menu: it is nobody's to end."""
-        good, booted = self.noted("good"), self.at(BOOTED)
-        ours = booted == self.at(NEWEST) or booted in self.noted("bad")
+        good, booted = self.noted_systems("good"), self.system_at(BOOTED)
+        ours = booted == self.system_at(NEWEST) or booted in self.noted_systems("bad")
         return bool(good) and booted not in good and ours
 
-    def entries(self, pattern: str) -> list[Path]:
+    def entry_paths(self, pattern: str) -> list[Path]:
         """Entries of the boot menu."""
         return sorted((self.esp / "loader/entries").glob(f"{pattern}.conf"))
 
-    def entry_of(self, system: Path) -> str | None:
+    def entry_text_of(self, system: Path) -> str | None:
         """The boot loader's own entry of a system, or None."""
         # A power cut may leave noise in a file of FAT.
-        texts = (path.read_text(errors="replace") for path in self.entries("nixos*"))
+        texts = (path.read_text(errors="replace") for path in self.entry_paths("nixos*"))
         return next((text for text in texts if f"init={system}/init" in text.split()), None)
 
 
-def replace(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a file so that a power cut leaves the old or the new one."""
     new = path.with_name(f"{path.name}.new")
     try:
@@ -106,14 +106,14 @@ def replace(path: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-def write_entry(board: Board, name: str, key: str, title: str, text: str) -> None:
+def write_menu_entry(board: Board, name: str, key: str, title: str, text: str) -> None:
     """Write an entry's text under a name, a title, and a key to sort by that are ours."""
     lines = [line for line in text.splitlines() if line.split(" ")[0] not in ("title", "sort-key")]
     said = "\n".join([f"title NixOS ({title})", f"sort-key {key}", *lines, ""])
-    replace(board.esp / f"loader/entries/{name}.conf", said)
+    write_atomically(board.esp / f"loader/entries/{name}.conf", said)
 
 
-def prefer_ours(board: Board) -> None:
+def set_menu_default(board: Board) -> None:
     """Have the menu start with an entry of ours, whatever the boot loader's installation wrote, and
     a power cut right behind it left. In place: that needs no room where it is no longer."""
     with contextlib.suppress(OSError):
@@ -121,41 +121,41 @@ def prefer_ours(board: Board) -> None:
         lines = settings.read_bytes().split(b"\n")
         kept = [line for line in lines if line.split(b" ")[0] not in (b"default", b"preferred")]
         said = b"\n".join([DEFAULT, *kept])
-        if board.entries("orin-*") and lines != said.split(b"\n"):
+        if board.entry_paths("orin-*") and lines != said.split(b"\n"):
             with settings.open("r+b") as file:
                 file.write(said)
                 file.truncate(len(said))
 
 
-def arm(board: Board, target: Path) -> None:
+def write_trial_entry(board: Board, target: Path) -> None:
     """After the boot loader's installation: count the tries of what has not passed."""
-    if not (proven := board.noted("good")):
+    if not (proven := board.noted_systems("good")):
         # There is nothing to go back to.
         return
     # A check may end while a switch goes on.
-    fcntl.flock(lock := os.open(board.note("good").parent, os.O_RDONLY), fcntl.LOCK_EX)
+    fcntl.flock(lock := os.open(board.note_path("good").parent, os.O_RDONLY), fcntl.LOCK_EX)
     if target in proven:
-        board.add("good", target)
-        proven = board.noted("good")
+        board.update_note("good", target)
+        proven = board.noted_systems("good")
     # A person who switches to it again wants another try; the nightly upgrade does not.
-    bad = board.noted("bad") if board.note("before").exists() else []
+    bad = board.noted_systems("bad") if board.note_path("before").exists() else []
     try:
-        for old in board.entries("orin-next*"):
+        for old in board.entry_paths("orin-next*"):
             old.unlink()
         # The last one, but where a full disk has kept it out of its profile and so out of the menu.
-        good = next((each for each in reversed(proven) if board.entry_of(each)), proven[-1])
-        if (text := board.entry_of(good)) is None:
+        good = next((each for each in reversed(proven) if board.entry_text_of(each)), proven[-1])
+        if (text := board.entry_text_of(good)) is None:
             print(f"{good}: the boot menu has no entry of it: tries are not counted")
             return
-        write_entry(board, "orin-good", "orin-2", "the last that worked", text)
+        write_menu_entry(board, "orin-good", "orin-2", "the last that worked", text)
         # First, so that no power cut leaves a menu that starts what nobody counts.
-        prefer_ours(board)
-        new = board.entry_of(target)
+        set_menu_default(board)
+        new = board.entry_text_of(target)
         if new is not None and target not in [*proven, *bad]:
-            write_entry(board, f"orin-next+{TRIES}", "orin-1", "not proven yet", new)
-            board.add("bad", target, drop=True)
+            write_menu_entry(board, f"orin-next+{TRIES}", "orin-1", "not proven yet", new)
+            board.update_note("bad", target, drop=True)
     except OSError as error:
-        prefer_ours(board)
+        set_menu_default(board)
         raise SystemExit(f"{board.esp}: {error.strerror}: the good system is next") from error
     finally:
         os.sync()
@@ -164,13 +164,13 @@ def arm(board: Board, target: Path) -> None:
 
 def mark_as_good(board: Board, system: Path) -> None:
     """Note a system as good, keep it from the garbage collector, stop counting."""
-    board.add("good", system)
+    board.update_note("good", system)
     set_profile(board.root / GOOD, system, alone=True)
     # An upgrade may have been installed meanwhile, and waits for its restart.
-    newest = board.at(NEWEST)
+    newest = board.system_at(NEWEST)
     if (board.esp / "loader/loader.conf").exists():
         try:
-            arm(board, system if newest in board.noted("bad") else newest)
+            write_trial_entry(board, system if newest in board.noted_systems("bad") else newest)
         except SystemExit as full:
             # The system is good all the same; a check that failed would be made again for ever.
             print(full, file=sys.stderr)
@@ -197,19 +197,19 @@ def set_profile(profile: Path, system: Path, *, alone: bool = False) -> None:
         print(f"{profile}: not written: {error.strerror}", file=sys.stderr)
 
 
-def give_up(board: Board, good: Path, bad: Path) -> None:
+def give_up_system(board: Board, good: Path, bad: Path) -> None:
     """Leave a system that has not come up: the next boot is the good one's."""
     # Linux makes a FAT with a fault read-only: the boot loader still counts tries.
     with contextlib.suppress(OSError):
-        for entry in board.entries("orin-next*"):
+        for entry in board.entry_paths("orin-next*"):
             entry.unlink()
-    prefer_ours(board)
-    board.add("bad", bad)
+    set_menu_default(board)
+    board.update_note("bad", bad)
     set_profile(board.root / NEWEST, good)
     os.sync()
 
 
-def states(units: list[str]) -> dict[str, tuple[str, str]]:
+def unit_states(units: list[str]) -> dict[str, tuple[str, str]]:
     """ActiveState and InvocationID by unit: each start has an id of its own."""
     command = ["systemctl", "show", "--property=ActiveState,InvocationID", *units]
     blocks = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split("\n\n")
@@ -220,14 +220,14 @@ def states(units: list[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def problems(options: argparse.Namespace) -> list[str]:
+def wait_for_problems(options: argparse.Namespace) -> list[str]:
     """Return faults after about `--seconds`, and nothing as soon as all is well and stays so."""
     end = time.monotonic() + options.seconds
     well: dict[str, tuple[str, str]] = {}
     while True:
-        now = states(options.units)
+        now = unit_states(options.units)
         down = [f"{unit} is {state}" for unit, (state, _) in now.items() if state != "active"]
-        lost = unreachable(options.ssh, options.peer) if options.ssh or options.peer else []
+        lost = reachability_problems(options.ssh, options.peer)
         is_over = time.monotonic() >= end
         waits = lost or any(state not in ("active", "failed") for state, _ in now.values())
         if (wrong := down + lost) and (is_over or not waits):
@@ -238,42 +238,43 @@ def problems(options: argparse.Namespace) -> list[str]:
         time.sleep(POLL_SECONDS if wrong else STEADY_SECONDS)
 
 
-def go_back(board: Board, good: Path, bad: Path, options: argparse.Namespace) -> str:
+def go_back_to_good(board: Board, good: Path, bad: Path, options: argparse.Namespace) -> str:
     """Return to the good system: at once with the same kernel, else by a restart; say how."""
-    give_up(board, good, bad)
-    booted = board.at(BOOTED)
+    give_up_system(board, good, bad)
+    booted = board.system_at(BOOTED)
     same = all((booted / part).resolve() == (good / part).resolve() for part in AT_BOOT)
     if booted != bad and same:
         switch = str(good / "bin/switch-to-configuration")
         # One that hangs is left behind by the restart.
         switched = subprocess.run(["timeout", str(options.seconds + 60), switch, "switch"])
-        if switched.returncode == 0 and not problems(options):
+        if switched.returncode == 0 and not wait_for_problems(options):
             return "went back to it"
     # Into its entry, or into what its own installation makes.
-    if not board.entries("orin-good"):
+    if not board.entry_paths("orin-good"):
         subprocess.run([str(good / "bin/switch-to-configuration"), "boot"])
     subprocess.run(["systemctl", "--no-block", "reboot"])
     return "restarting with it"
 
 
-def check(board: Board, options: argparse.Namespace) -> int:
+def check_running_system(board: Board, options: argparse.Namespace) -> int:
     """Check what runs, note it or go back; the exit code."""
-    system, newest, good = board.at(RUNNING), board.at(NEWEST), board.noted("good")
+    system, newest = board.system_at(RUNNING), board.system_at(NEWEST)
+    good = board.noted_systems("good")
     # One that was given up may have started again: what cannot write the menu cannot leave it.
-    if system != newest and system not in board.noted("bad"):
-        spent = board.entries("orin-next+0-*") or newest in board.noted("bad")
+    if system != newest and system not in board.noted_systems("bad"):
+        spent = board.entry_paths("orin-next+0-*") or newest in board.noted_systems("bad")
         if not spent or system not in good:
             print(f"{newest} waits for a restart; nothing to check yet")
             return 0
         print(f"{newest} did not come up: back to {system}", file=sys.stderr)
-        give_up(board, system, newest)
-    wrong = problems(options)
-    if board.at(RUNNING) != system:
+        give_up_system(board, system, newest)
+    wrong = wait_for_problems(options)
+    if board.system_at(RUNNING) != system:
         # An upgrade came in between, and found its check under way.
-        return check(board, options)
-    if system in board.noted("bad"):
+        return check_running_system(board, options)
+    if system in board.noted_systems("bad"):
         wrong.append("it did not come up when the board started with it")
-    if not wrong and board.at(BOOTED) == system:
+    if not wrong and board.system_at(BOOTED) == system:
         mark_as_good(board, system)
         print(f"{system} is good: {len(options.units)} units are up, and the board answers")
     elif not wrong:
@@ -283,35 +284,36 @@ def check(board: Board, options: argparse.Namespace) -> int:
     print(f"{system} does not work: {'; '.join(wrong)}", file=sys.stderr)
     if not good or system in good:
         print("there is no system that has passed before: it stays", file=sys.stderr)
-    elif not board.on_trial() and system not in board.noted("trying"):
+    elif not board.is_on_trial() and system not in board.noted_systems("trying"):
         print("no upgrade made it: it stays until the next boot", file=sys.stderr)
     else:
-        how = go_back(board, good[-1], system, options)
+        how = go_back_to_good(board, good[-1], system, options)
         print(f"the last that passed is {good[-1]}: {how}", file=sys.stderr)
     return DECIDED
 
 
-def deadline(board: Board) -> int:
+def end_undecided_boot(board: Board) -> int:
     """End a boot that has come to no decision: restart, so that its tries are spent."""
-    if not board.on_trial():
+    if not board.is_on_trial():
         return 0
-    print(f"{board.at(BOOTED)} came to no decision: restarting", file=sys.stderr)
-    if not board.entries("orin-next*"):
+    print(f"{board.system_at(BOOTED)} came to no decision: restarting", file=sys.stderr)
+    if not board.entry_paths("orin-next*"):
         # Power went before its tries were counted.
-        board.add("bad", board.at(BOOTED))
-        prefer_ours(board)
+        board.update_note("bad", board.system_at(BOOTED))
+        set_menu_default(board)
     # A manager that hangs is asked for nothing.
     subprocess.run(["systemctl", "--force", "reboot"])
     return 1
 
 
-def ended(board: Board, result: str) -> None:
+def on_upgrade_ended(board: Board, result: str) -> None:
     """After an upgrade: note what it made, or put the profile back where it was not switched to."""
-    newest, running, before = board.at(NEWEST), board.at(RUNNING), board.noted("before")
-    board.note("before").unlink(missing_ok=True)
+    newest, running = board.system_at(NEWEST), board.system_at(RUNNING)
+    before = board.noted_systems("before")
+    board.note_path("before").unlink(missing_ok=True)
     if running == newest or result == "success":
         if newest not in before:
-            board.add("trying", newest)
+            board.update_note("trying", newest)
         return
     print(f"the upgrade to {newest} failed: the profile is {running} again", file=sys.stderr)
     set_profile(board.root / NEWEST, running)
@@ -331,15 +333,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     board = Board(options.root, options.esp)
     if options.action == "began":
-        board.add("before", board.at(NEWEST))
+        board.update_note("before", board.system_at(NEWEST))
     elif options.action == "ended":
-        ended(board, os.environ.get("SERVICE_RESULT", "success"))
+        on_upgrade_ended(board, os.environ.get("SERVICE_RESULT", "success"))
     elif options.action == "arm":
-        arm(board, Path(options.units[0]).resolve())
+        write_trial_entry(board, Path(options.units[0]).resolve())
     elif options.action == "deadline":
-        return deadline(board)
+        return end_undecided_boot(board)
     else:
-        return check(board, options)
+        return check_running_system(board, options)
     return 0
 
 

@@ -110,7 +110,7 @@ do sleep 0.1; done; exit $code; }
 START = """import subprocess, sys
 sys.path.insert(0, INSTALLER)
 import install
-install.disks = lambda _: [install.Disk("nvme", "DISK", 1200 << 20, "loop")]
+install.installable_disks = lambda _: [install.Disk("nvme", "DISK", 1200 << 20, "loop")]
 caller = lambda: sys._getframe(2).f_code.co_name
 install.os.sync = lambda: subprocess.run(["step", f"sync of {caller()}"])
 install.time.sleep = lambda seconds, sleep=install.time.sleep: sleep(seconds / 20)

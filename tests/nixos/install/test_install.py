@@ -132,7 +132,7 @@ def test_a_host_of_networkd_keeps_the_wifi(job: Path, capsys: pytest.CaptureFixt
     (told / "noise.nmconnection").write_bytes(b"\xff")
     (job / "tools/nmcli").write_text('#!/bin/sh\nfor path; do :; done\ncat "$path.shown"\n')
     (job / "tools/nmcli").chmod(0o755)
-    disk = install.choose_disk(install.disks(root), None)
+    disk = install.choose_disk(install.installable_disks(root), None)
     install.install(install.Job(**given), disk, root)
     kept = root / "mnt/etc/wpa_supplicant/imperative.conf"
     text = kept.read_text()
@@ -191,7 +191,7 @@ def test_networks_are_kept_whatever_lies_beside_them(job: Path) -> None:
     (source / "nowhere").symlink_to("/nowhere")
     (source / "attic").write_text("[wifi]\n")
     given = install.Job(**json.loads(os.environ["ORIN_INSTALL"]))
-    install.keep_networks(given, job / "root", job / "mnt")
+    install.copy_networks(given, job / "root", job / "mnt")
     (kept,) = (job / "mnt" / install.CONNECTIONS).iterdir()
     assert kept.read_text() == "[wifi]\n" and kept.stat().st_mode & 0o777 == 0o600
     assert kept.parent.stat().st_mode & 0o777 == 0o700
@@ -236,7 +236,7 @@ def test_a_late_answer_ends_no_installation_of_another(
     """The serial console asks by itself, and ssh may have answered long before."""
     root = board(job / "root", nvme0n1=10**12)
     states = iter(["inactive", "active"])
-    monkeypatch.setattr(install, "state", lambda: next(states))
+    monkeypatch.setattr(install, "unit_state", lambda: next(states))
     install.main(["--yes", "--erase"], root=root)
     assert (job / "word").read_text() == "systemctl --quiet start orin-installation.service\n"
     assert not (root / "run/orin-installation").exists()
@@ -254,7 +254,7 @@ def test_what_cannot_be_read_is_made_anew(job: Path, damage: bytes | None) -> No
     begun.parent.mkdir()
     begun.write_bytes(damage) if damage else begun.mkdir()
     given = install.Job(**json.loads(os.environ["ORIN_INSTALL"]))
-    assert not install.mount_begun(given, install.disks(root)[0], root)
+    assert not install.try_mount_unfinished(given, install.installable_disks(root)[0], root)
 
 
 def test_a_step_that_fails_is_named_and_two_do_not_work_at_once(
@@ -297,7 +297,7 @@ def test_power_that_goes_at_any_step_costs_a_rerun(tmp_path: Path, disk: str) ->
     assert whole.wait(240) == 0, stick.journal()
     assert_installed(stick)
     steps = stick.names()
-    made = steps.index("sync of make_disk 2") + 1
+    made = steps.index("sync of erase_and_mount 2") + 1
     assert "mkfs.ext4, in part 1" in steps[:made] and "sync of install 2" in steps[made:]
     # And while what was begun is found again. What is before a writer is behind another step.
     steps[made:made] = ["mount 1", "mount 2"]
@@ -319,7 +319,13 @@ def test_power_that_goes_at_any_step_costs_a_rerun(tmp_path: Path, disk: str) ->
 def test_a_line_that_drops_at_any_step_stops_nothing(tmp_path: Path, disk: str) -> None:
     """SIGHUP to whoever watches: the unit goes on, and the next command shows how it ends."""
     stick = Stick(tmp_path, disk)
-    steps = ["wipefs 1", "mkfs.ext4 1", "sync of make_disk 2", "copy of 2 1", "sync of install 2"]
+    steps = [
+        "wipefs 1",
+        "mkfs.ext4 1",
+        "sync of erase_and_mount 2",
+        "copy of 2 1",
+        "sync of install 2",
+    ]
     machine = stick.start(stop=steps[0])
     for step, following in zip(steps, [*steps[1:], ""], strict=True):
         assert stick.told(machine) and stick.told(machine, "watched"), f"{step}: {stick.journal()}"

@@ -87,13 +87,13 @@ def test_the_good_system_comes_first_before_a_new_one_is_written(
     board: Path, menu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Power may go between any two of these."""
-    write, begins = upgrade.write_entry, []
+    write, begins = upgrade.write_menu_entry, []
 
     def written(to: object, name: str, *more: str) -> None:
         begins.append((name, menu.with_name("loader.conf").read_bytes()[:14]))
         write(to, name, *more)
 
-    monkeypatch.setattr(upgrade, "write_entry", written)
+    monkeypatch.setattr(upgrade, "write_menu_entry", written)
     assert run(board, "arm", str(board / "store/new")) == 0
     assert begins == [("orin-good", b"timeout 5\n\xff\xfe\nd"), ("orin-next+3", b"default orin-*")]
 
@@ -104,12 +104,12 @@ def test_a_full_boot_partition_fails_no_check_of_a_good_system(
     """A unit that fails is started again: it would be for ever, the board well."""
     for link in ("booted-system", "current-system"):
         (board / "run" / link).symlink_to(board / "store/new")
-    monkeypatch.setattr(upgrade, "problems", lambda options: [])
+    monkeypatch.setattr(upgrade, "wait_for_problems", lambda options: [])
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(upgrade, "write_entry", full)
+    monkeypatch.setattr(upgrade, "write_menu_entry", full)
     arguments = ["--root", str(board), "--esp", str(board / "boot")]
     assert upgrade.main(["check", *arguments]) == 0
     said = capsys.readouterr()
@@ -159,7 +159,7 @@ def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
     profile.unlink()
     profile.symlink_to(board / "store/good")
 
-    def problems(_: object) -> list[str]:
+    def wait_for_problems(_: object) -> list[str]:
         profile.unlink()
         profile.symlink_to(board / "store/new")
         assert run(board, "arm", str(board / "store/new")) == 0
@@ -167,7 +167,7 @@ def test_a_check_that_passes_late_leaves_the_tries_of_an_upgrade(
             (board / "var/lib/orin-upgrade/bad").write_text(f"{board}/store/new\n")
         return []
 
-    monkeypatch.setattr(upgrade, "problems", problems)
+    monkeypatch.setattr(upgrade, "wait_for_problems", wait_for_problems)
     assert run(board, "check") == 0
     assert ours(menu) == {"orin-good.conf"} | (set() if bad else {"orin-next+3.conf"})
     # The collector keeps it, whatever generations come after it.
@@ -205,7 +205,7 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
     profile.unlink()
     profile.symlink_to(board / "store/good")
 
-    def problems(_: object) -> list[str]:
+    def wait_for_problems(_: object) -> list[str]:
         if running.resolve().name == "new":
             return ["orin-gpu.service is failed"]
         for link in (running, profile):
@@ -217,12 +217,12 @@ def test_an_upgrade_that_comes_while_a_check_waits_is_checked_too(
 
     went: list[Path] = []
 
-    def go_back(_: object, good: Path, bad: Path, __: object) -> str:
+    def go_back_to_good(_: object, good: Path, bad: Path, __: object) -> str:
         went.extend((good, bad))
         return ""
 
-    monkeypatch.setattr(upgrade, "problems", problems)
-    monkeypatch.setattr(upgrade, "go_back", go_back)
+    monkeypatch.setattr(upgrade, "wait_for_problems", wait_for_problems)
+    monkeypatch.setattr(upgrade, "go_back_to_good", go_back_to_good)
     assert (
         upgrade.main(["check", "--root", str(board), "--esp", str(board / "boot")])
         == upgrade.DECIDED
@@ -268,7 +268,7 @@ def test_an_address_counts_where_others_could_use_it(
     """As `ip -json -details address` of iproute2 6.1 writes its links."""
     link = {**said, "addr_info": [{"family": "inet", "local": "10.0.0.2"}]}
     monkeypatch.setattr(reachable, "_ip", lambda *_: json.dumps([link]))
-    assert bool(reachable.addresses()) == found
+    assert bool(reachable.reachable_addresses()) == found
 
 
 @pytest.mark.parametrize(
@@ -295,9 +295,9 @@ def test_ssh_answers_at_one_of_the_boards_addresses(
             raise OSError("Traceback\nrefused")
         return said
 
-    monkeypatch.setattr(reachable, "addresses", lambda: list(answers))
-    monkeypatch.setattr(reachable, "ask_from_outside", ask)
-    assert reachable.unreachable(22, None) == wrong
+    monkeypatch.setattr(reachable, "reachable_addresses", lambda: list(answers))
+    monkeypatch.setattr(reachable, "read_banner_from_outside", ask)
+    assert reachable.reachability_problems(22, None) == wrong
 
 
 UP, AGAIN, STARTS, FAILED = ("active", "1"), ("active", "2"), ("activating", ""), ("failed", "")
@@ -322,7 +322,7 @@ def test_what_dies_soon_after_its_start_has_not_come_up(
     options = argparse.Namespace(units=["x.service"], seconds=4.5, ssh=None, peer=None)
     seen = iter(looks)
     clock = itertools.count()
-    monkeypatch.setattr(upgrade, "states", lambda units: {units[0]: next(seen)})
+    monkeypatch.setattr(upgrade, "unit_states", lambda units: {units[0]: next(seen)})
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     monkeypatch.setattr(upgrade, "time", time)
-    assert upgrade.problems(options) == wrong
+    assert upgrade.wait_for_problems(options) == wrong
