@@ -31,7 +31,7 @@ OTHER_HARDWARE = re.compile(
 
 
 @dataclass(frozen=True)
-class Use:
+class VariableUse:
     """One place where a variable is read or set.
 
     Attributes:
@@ -57,31 +57,31 @@ class Variable:
     context: bool
 
     @property
-    def elsewhere(self) -> bool:
+    def is_for_other_hardware(self) -> bool:
         """True if only code for hardware that no Orin has reads it."""
         return all(OTHER_HARDWARE.search(file) for file in self.files)
 
 
-def _text(node: ast.expr) -> str:
+def _default_text(node: ast.expr) -> str:
     text = ast.unparse(node)
     return '""' if text == "''" else text
 
 
-def _dotted(node: ast.expr) -> str:
+def _dotted_name(node: ast.expr) -> str:
     """`os.environ.get` of such an expression; empty for any other."""
     if isinstance(node, ast.Name):
         return node.id
-    if isinstance(node, ast.Attribute) and (left := _dotted(node.value)):
+    if isinstance(node, ast.Attribute) and (left := _dotted_name(node.value)):
         return f"{left}.{node.attr}"
     return ""
 
 
-class _Finder(ast.NodeVisitor):
+class _UseFinder(ast.NodeVisitor):
     """Collects the uses in one file."""
 
     def __init__(self, file: str, tree: ast.Module, contexts: set[str]) -> None:
         self.file, self.contexts = file, contexts
-        self.uses: list[Use] = []
+        self.uses: list[VariableUse] = []
         # `NAME = "TEXT"` at the top of a file names a variable as well as the text does.
         self.constants = {
             target.id: node.value.value
@@ -94,43 +94,43 @@ class _Finder(ast.NodeVisitor):
         }
         self.visit(tree)
 
-    def _name(self, node: ast.expr) -> str:
+    def _variable_name(self, node: ast.expr) -> str:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
         if isinstance(node, ast.Name) and node.id in self.constants:
             return self.constants[node.id]
         return f"<{ast.unparse(node)}>"
 
-    def _add(self, name: ast.expr, default: str, context: bool = False) -> None:
-        self.uses.append(Use(self._name(name), default, self.file, context))
+    def _add_use(self, name: ast.expr, default: str, context: bool = False) -> None:
+        self.uses.append(VariableUse(self._variable_name(name), default, self.file, context))
 
     def visit_Call(self, node: ast.Call) -> None:
-        function = _dotted(node.func)
+        function = _dotted_name(node.func)
         short = function.rpartition(".")[2]
         if node.args and (function in READERS or short in self.contexts):
             implied = "0" if short == "getenv" and function != "os.getenv" else UNSET
             given = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "default")]
-            default = _text(given[0]) if given else implied
-            self._add(node.args[0], default, short in self.contexts)
+            default = _default_text(given[0]) if given else implied
+            self._add_use(node.args[0], default, short in self.contexts)
         elif short == LIBRARY and node.args and isinstance(node.args[0], ast.Constant):
             library = str(node.args[0].value)
             if re.fullmatch(r"[\w-]+", library):
                 name = library.replace("-", "_").upper() + "_PATH"
-                self.uses.append(Use(name, '""', self.file))
+                self.uses.append(VariableUse(name, '""', self.file))
         self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        if _dotted(node.value) in ("os.environ", "environ"):
-            self._add(node.slice, UNSET if isinstance(node.ctx, ast.Load) else "")
+        if _dotted_name(node.value) in ("os.environ", "environ"):
+            self._add_use(node.slice, UNSET if isinstance(node.ctx, ast.Load) else "")
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        if any(_dotted(c) in ("os.environ", "environ") for c in node.comparators):
-            self._add(node.left, UNSET)
+        if any(_dotted_name(c) in ("os.environ", "environ") for c in node.comparators):
+            self._add_use(node.left, UNSET)
         self.generic_visit(node)
 
 
-def _parse(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+def _parse_files(folder: Path) -> Iterator[tuple[str, ast.Module]]:
     files = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
     for file in files:
         relative = file.name if folder.is_file() else file.relative_to(folder).as_posix()
@@ -140,23 +140,23 @@ def _parse(folder: Path) -> Iterator[tuple[str, ast.Module]]:
             yield relative, ast.parse(text)
 
 
-def find_uses(folder: Path) -> list[Use]:
+def find_uses(folder: Path) -> list[VariableUse]:
     """Every use in the Python files under a folder (or in one file).
 
     Raises:
         SyntaxError: a file is no Python of this version.
     """
-    trees = list(_parse(folder))
+    trees = list(_parse_files(folder))
     contexts = {CONTEXT} | {
         node.name
         for _, tree in trees
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and any(_dotted(b) == CONTEXT for b in node.bases)
+        if isinstance(node, ast.ClassDef) and any(_dotted_name(b) == CONTEXT for b in node.bases)
     }
-    return [use for file, tree in trees for use in _Finder(file, tree, contexts).uses]
+    return [use for file, tree in trees for use in _UseFinder(file, tree, contexts).uses]
 
 
-def variables(uses: Sequence[Use]) -> list[Variable]:
+def merge_uses(uses: Sequence[VariableUse]) -> list[Variable]:
     """The uses by variable, sorted by name; names that the source computes come last."""
     found = []
     for name in sorted({u.name for u in uses}, key=lambda n: (n.startswith("<"), n)):
@@ -172,7 +172,7 @@ def variables(uses: Sequence[Use]) -> list[Variable]:
     return found
 
 
-def documented(page: str) -> dict[str, tuple[str, ...]]:
+def documented_defaults(page: str) -> dict[str, tuple[str, ...]]:
     """Defaults of each variable that a page lists.
 
     An item is "- `VARIABLE` (`default`, `default`): meaning", or "`VARIABLE`=`default`" in a
@@ -187,25 +187,25 @@ def documented(page: str) -> dict[str, tuple[str, ...]]:
     return rows
 
 
-def differences(found: Sequence[Variable], page: str) -> list[str]:
+def page_differences(found: Sequence[Variable], page: str) -> list[str]:
     """Differences of the page from the source: missing, superfluous or wrong; a line each."""
-    rows, problems = documented(page), []
-    named = [v for v in found if not v.name.startswith("<") and not v.elsewhere]
+    rows, problems = documented_defaults(page), []
+    named = [v for v in found if not v.name.startswith("<") and not v.is_for_other_hardware]
     for v in named:
         if v.name not in rows:
-            problems.append(f"{v.name}: not on the page; {_place(v)}")
+            problems.append(f"{v.name}: not on the page; {_source_text(v)}")
         elif rows[v.name] != v.defaults:
             said = ", ".join(rows[v.name]) or "only set"
-            problems.append(f"{v.name}: the page says {said}; the source says {_place(v)}")
+            problems.append(f"{v.name}: the page says {said}; the source says {_source_text(v)}")
     gone = rows.keys() - {v.name for v in named}
     return problems + [f"{name}: on the page, not in the source" for name in sorted(gone)]
 
 
-def _place(v: Variable) -> str:
+def _source_text(v: Variable) -> str:
     return f"{', '.join(v.defaults) or 'only set'} in {', '.join(v.files)}"
 
 
-def installed(package: str) -> Path:
+def installed_folder(package: str) -> Path:
     """The folder of an installed package.
 
     Raises:
@@ -225,15 +225,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", choices=("md", "json"), default="md", help="form of the list")
     args = parser.parse_args(argv)
     try:
-        tree: Path = args.tree or installed("tinygrad")
+        tree: Path = args.tree or installed_folder("tinygrad")
         if not tree.exists():
             raise FileNotFoundError(f"{tree}: no such folder")
         if args.check and not args.check.is_file():
             page = "docs/reference/environment.md"
             raise FileNotFoundError(f"{args.check}: no such page; the one of tinygrad is {page}")
-        found = variables(find_uses(tree))
+        found = merge_uses(find_uses(tree))
         if args.check:
-            problems = differences(found, args.check.read_text(encoding="utf-8"))
+            problems = page_differences(found, args.check.read_text(encoding="utf-8"))
             print("\n".join(problems) or f"{args.check}: as the source says, {len(found)} names")
             return 1 if problems else 0
     except (OSError, SyntaxError) as e:

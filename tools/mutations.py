@@ -79,12 +79,12 @@ def python_changes(text: str) -> Iterator[Change]:
                 pending += [v for v in (value if isinstance(value, list) else [value])
                             if isinstance(v, ast.AST)]  # fmt: skip
         if isinstance(node, ast.expr):
-            yield from (change(node, f"({ast.unparse(new)})") for new in expressions(node))
+            yield from (change(node, f"({ast.unparse(new)})") for new in new_expressions(node))
         elif isinstance(node, ast.stmt):
-            yield from (change(old, ast.unparse(new)) for old, new in statements(node))
+            yield from (change(old, ast.unparse(new)) for old, new in new_statements(node))
 
 
-def expressions(node: ast.expr) -> Iterator[ast.expr]:
+def new_expressions(node: ast.expr) -> Iterator[ast.expr]:
     """Replacements of an expression."""
     match node:
         case ast.Compare():
@@ -112,7 +112,7 @@ def expressions(node: ast.expr) -> Iterator[ast.expr]:
                     yield filtered
 
 
-def statements(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
+def new_statements(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
     """Replacements of a statement or of its condition, each with what it replaces."""
     stored = isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Name)
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -135,7 +135,7 @@ def c_changes(text: str) -> Iterator[Change]:
         yield Change(found.start(), found.end(), new)
 
 
-def chosen(root: Path, source: str) -> Iterator[tuple[str, int, Change]]:
+def changes_of_source(root: Path, source: str) -> Iterator[tuple[str, int, Change]]:
     """(file, line, change) of FILE or FILE:FIRST-LAST."""
     name, _, lines = source.partition(":")
     first, _, last = lines.partition("-")
@@ -148,7 +148,7 @@ def chosen(root: Path, source: str) -> Iterator[tuple[str, int, Change]]:
             yield name, line, change
 
 
-class Copy:
+class RepositoryCopy:
     """A copy of the repository (and of the other tree) in which one file at a time is changed."""
 
     def __init__(self, scratch: Path, number: int, tree: Path | None) -> None:
@@ -167,7 +167,7 @@ class Copy:
         paths = [self.changed, self.home, *(self.home / room for room in rooms)]
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
 
-    def passes(self, arguments: list[str], limit: float | None) -> bool:
+    def tests_pass(self, arguments: list[str], limit: float | None) -> bool:
         """True if pytest passes."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
         try:
@@ -187,7 +187,7 @@ class Copy:
         text = file.read_text()
         file.write_text(text[: change.start] + change.new + text[change.end :])
         try:
-            return self.passes(arguments, limit)
+            return self.tests_pass(arguments, limit)
         finally:
             file.write_text(text)
 
@@ -205,21 +205,23 @@ def main() -> int:
     if not tests or options.jobs < 1 or options.limit < 0:
         parser.error("want tests after --, --jobs of 1 or more, --limit of 0 or more")
     root = options.tree or REPOSITORY
-    work = [item for source in options.source for item in chosen(root, source)]
+    work = [item for source in options.source for item in changes_of_source(root, source)]
     random.Random(options.seed).shuffle(work)
     work = sorted(work[: options.limit or None])
     with tempfile.TemporaryDirectory(prefix="mutations-") as scratch:
-        copies = [Copy(Path(scratch), i, options.tree) for i in range(options.jobs)]
-        return judge(work, tests, copies)
+        copies = [RepositoryCopy(Path(scratch), i, options.tree) for i in range(options.jobs)]
+        return judge_changes(work, tests, copies)
 
 
-def judge(work: list[tuple[str, int, Change]], tests: list[str], copies: list[Copy]) -> int:
+def judge_changes(
+    work: list[tuple[str, int, Change]], tests: list[str], copies: list[RepositoryCopy]
+) -> int:
     """Run the tests on each change; prints survivors and how long the rest takes."""
     begin = time.monotonic()
-    copies[0].passes(tests, None)
+    copies[0].tests_pass(tests, None)
     once = time.monotonic() - begin
     print(f"{len(work)} changes, at most {once:.0f} s each unless they hang", flush=True)
-    begin, free, done, survivors = time.monotonic(), Queue[Copy](), 0, 0
+    begin, free, done, survivors = time.monotonic(), Queue[RepositoryCopy](), 0, 0
     for each in copies:
         free.put(each)
 

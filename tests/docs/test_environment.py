@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import REPOSITORY, section, text
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-from environment import Use, differences, find_uses, installed, main, variables
+from environment import VariableUse, find_uses, installed_folder, main, merge_uses, page_differences
 
 PAGE = "docs/reference/environment.md"
 # Variables of other programs that ours read too.
@@ -23,9 +23,9 @@ GENERAL = {
 
 
 @functools.cache
-def tinygrad_uses() -> tuple[Use, ...]:
+def tinygrad_uses() -> tuple[VariableUse, ...]:
     """Variables that the installed tinygrad reads."""
-    return tuple(find_uses(installed("tinygrad")))
+    return tuple(find_uses(installed_folder("tinygrad")))
 
 
 def reads(*rooms: str) -> set[str]:
@@ -48,12 +48,12 @@ dll = DLL("some-lib", "x")
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    assert differences(variables(tinygrad_uses()), text(PAGE)) == []
+    assert page_differences(merge_uses(tinygrad_uses()), text(PAGE)) == []
 
 
 def test_no_read_escapes_the_tool() -> None:
     """Lines that touch the environment in any spelling: each is one that the tool counted."""
-    tree = installed("tinygrad")
+    tree = installed_folder("tinygrad")
     found = {use.file for use in tinygrad_uses()}
     for path in tree.rglob("*.py"):
         code = path.read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_our_own_variables_are_on_the_page() -> None:
     named = set(re.findall(r"`([A-Z_]+)`", "".join(listed)))
     rooms = ("benchmarks", "engine", "simulator", "telemetry", "tools")
     read = reads(*rooms) | set(re.findall(r"(?m)^(\w+) \?=", text("Makefile"))) | {"UPSTREAM"}
-    tinygrad = {v.name for v in variables(tinygrad_uses())}
+    tinygrad = {v.name for v in merge_uses(tinygrad_uses())}
     assert read - tinygrad - GENERAL <= named
     # Those of the tests that a person may set are here too; their fakes' are not.
     programs = "".join(file.read_text() for file in (REPOSITORY / "simulator").rglob("*.c"))
@@ -78,7 +78,7 @@ def test_our_own_variables_are_on_the_page() -> None:
 
 def test_the_tool_reads_every_spelling(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(SOURCE)
-    found = {v.name: v for v in variables(find_uses(tmp_path))}
+    found = {v.name: v for v in merge_uses(find_uses(tmp_path))}
     assert {name: v.defaults for name, v in found.items()} == {
         "ASKED": ("unset",),
         "BY_CONSTANT": ("unset",),

@@ -36,7 +36,7 @@ def test_nix_reads_what_tools_series_reads(plain_nix: PlainNix) -> None:
     series = read_series(ROOT)
     assert said["base"] == json.loads((FOLDER / "base.json").read_text())
     assert said["names"] == [patch.file for patch in series.patches]
-    assert said["hash"] == series.hash()
+    assert said["hash"] == series.sha256()
     assert said["version"] == series.installed_version()
 
 

@@ -20,8 +20,8 @@ def test_verify_holds_and_leaves_out_what_needs_a_patch(
     repository.series(m="0001")
     series = read_series(repository.root)
     first, second = series.patches
-    assert series.without(first) == () and series.without(second) == (first,)
-    assert series.closure(second) == (first, second)
+    assert series.without_patch(first) == () and series.without_patch(second) == (first,)
+    assert series.with_dependencies(second) == (first, second)
     capsys.readouterr()
     assert repository.run("verify", "-j", "2") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .forward import forward
+from .forward import try_on_other_base
 from .install import install
 from .process import SeriesError
-from .series import Series, listing, read_series
+from .series import Series, headers_text, read_series
 from .tree import commit_series, fetch_sdist, read_commits, unpack, write_patches
 from .verify import verify
 
@@ -101,14 +101,14 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
         )
     archive = fetch_sdist(series.base, args.sdist)
     if args.forward is not None:
-        forward(series, args.forward, archive, say)
+        try_on_other_base(series, args.forward, archive, say)
         return 0
     held = verify(series, archive, args.patches, args.quick, args.jobs, say)
     return 0 if held else 1
 
 
 def _status(series: Series, args: argparse.Namespace) -> None:
-    print(listing(series))
+    print(headers_text(series))
 
 
 def _install(series: Series, args: argparse.Namespace) -> None:

@@ -5,9 +5,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from .process import SeriesError, git, last_error
+from .process import SeriesError, error_line, git
 from .series import Patch, Series
-from .tree import apply_all, cache_folder, commit_series, download, sha256_of, unpack
+from .tree import apply_patches, cache_folder, commit_series, download, sha256_of, unpack
 from .verify import Say
 
 _TARGETS = "want a version, DIR or DIR@REF"
@@ -15,7 +15,7 @@ _TARGETS = "want a version, DIR or DIR@REF"
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?")
 
 
-def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
+def try_on_other_base(series: Series, target: str, sdist: Path, say: Say) -> int:
     """Try each patch in order on top of those that applied; returns how many applied.
 
     A patch either applies as it is, or git's three-way merge places it, or it has conflicts. One
@@ -33,18 +33,18 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
     on: set[str] = set()
     merged = 0
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
-        later, name = _unpacked(series, target, Path(tmp, "later"))
+        later, name = _unpack_other_base(series, target, Path(tmp, "later"))
         say(name)
         tree = unpack(sdist, Path(tmp, "tree"))
         commit_series(tree, series.patches)
         commits = git(tree, "rev-list", "--reverse", "base..HEAD", what="series").split()
-        _replace(tree, later)
+        _commit_later_files(tree, later)
         for patch, commit in zip(series.patches, commits, strict=True):
             missing = [n for n in patch.depends_on if n not in on]
             if missing:
                 say(f"skip  {patch.file}: needs {', '.join(missing)}: not applied")
                 continue
-            word, why = _try(tree, patch, commit)
+            word, why = _try_patch(tree, patch, commit)
             say(f"{word:5} {patch.file}{why}")
             if word != "no":
                 on.add(patch.number)
@@ -53,11 +53,11 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
     return len(on)
 
 
-def _unpacked(series: Series, target: str, to: Path) -> tuple[Path, str]:
+def _unpack_other_base(series: Series, target: str, to: Path) -> tuple[Path, str]:
     """Return a folder with the other tinygrad's files, and its name for the report."""
     folder, at, ref = target.partition("@")
     if folder and Path(folder).is_dir() and bool(at) == bool(ref):
-        commit, day = _archived(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
+        commit, day = _archive_commit(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
         try:
             tree = unpack(to.with_suffix(".tar"), to)
         except SeriesError:  # the commit has no file at all
@@ -79,7 +79,7 @@ def _unpacked(series: Series, target: str, to: Path) -> tuple[Path, str]:
     return unpack(archive, to), name
 
 
-def _archived(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:
+def _archive_commit(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:
     """Write a commit of a git tree to an archive; returns its hash and its day."""
     what = f"--forward {target}: no commit of a git tree; {_TARGETS}"
     try:
@@ -93,7 +93,7 @@ def _archived(target: str, where: Path, ref: str, archive: Path) -> tuple[str, s
     return commit, day
 
 
-def _replace(tree: Path, later: Path) -> None:
+def _commit_later_files(tree: Path, later: Path) -> None:
     """Commit on the base: all files replaced by the later ones."""
     git(tree, "checkout", "--quiet", "--detach", "base", what="forward")
     for path in tree.iterdir():
@@ -105,18 +105,18 @@ def _replace(tree: Path, later: Path) -> None:
     git(tree, "commit", "--quiet", "--allow-empty", "--message=later", what="forward")
 
 
-def _try(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
+def _try_patch(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
     """Apply one patch, or leave the tree as it was; returns a word of the report and the reason."""
     word, why = "ok", ""
     try:
-        apply_all(tree, [patch], "--index")
+        apply_patches(tree, [patch], "--index")
     except SeriesError as strict:
         word = "merge"
         try:
             git(tree, "cherry-pick", "--no-commit", commit, what="merge")
         except SeriesError as error:
             unmerged = git(tree, "diff", "--name-only", "--diff-filter=U", what="merge").split()
-            why = f"conflicts in {', '.join(unmerged)}" if unmerged else last_error(str(error))
+            why = f"conflicts in {', '.join(unmerged)}" if unmerged else error_line(str(error))
             git(tree, "reset", "--quiet", "--hard", what="forward")
             return "no", f": {why} ({str(strict).partition(': does not apply: ')[2]})"
     if not git(tree, "status", "--porcelain", "--untracked-files=no", what="forward"):

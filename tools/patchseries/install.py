@@ -8,17 +8,17 @@ from pathlib import Path
 
 from .process import SeriesError, pip
 from .series import Series
-from .tree import apply_all, fetch_sdist, unpack
+from .tree import apply_patches, fetch_sdist, unpack
 
 
 def is_installed(series: Series, venv: Path) -> bool:
     """True if this very series is in the environment, each file as its RECORD says."""
     name = f"{series.base.name}-{series.installed_version()}.dist-info"
     sites = [*venv.glob(f"lib/python3*/site-packages/{series.base.name}-*.dist-info")]
-    return len(sites) == 1 and sites[0].name == name and _is_whole(sites[0])
+    return len(sites) == 1 and sites[0].name == name and _matches_record(sites[0])
 
 
-def _is_whole(info: Path) -> bool:
+def _matches_record(info: Path) -> bool:
     try:
         with (info / "RECORD").open(newline="") as f:
             for file, digest, _ in csv.reader(f):
@@ -35,7 +35,7 @@ def _is_whole(info: Path) -> bool:
 
 def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Path:
     """Unpack, patch, stamp the version and build below `scratch`; returns the wheel."""
-    tree = apply_all(unpack(sdist, scratch / "tree"), series.patches)
+    tree = apply_patches(unpack(sdist, scratch / "tree"), series.patches)
     pyproject, line = tree / "pyproject.toml", f'version = "{series.base.version}"'
     text = pyproject.read_text()
     if text.count(line) != 1:

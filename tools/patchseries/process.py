@@ -14,7 +14,7 @@ class SeriesError(Exception):
         self.exit_code = exit_code
 
 
-def run(
+def run_command(
     command: Sequence[str | Path],
     what: str,
     cwd: Path | None = None,
@@ -34,7 +34,7 @@ def run(
     except OSError as e:
         raise SeriesError(f"{what}: cannot run {command[0]}: {e.strerror}", 1) from e
     if done.returncode:
-        raise SeriesError(f"{what}: {last_error(done.stderr or done.stdout)}", 1)
+        raise SeriesError(f"{what}: {error_line(done.stderr or done.stdout)}", 1)
     return done.stdout
 
 
@@ -46,16 +46,16 @@ def git(tree: Path, *args: str, what: str, stdin: str | None = None, **env: str)
         "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent),
         "LC_ALL": "C",
     }
-    return run(["git", *args], what, tree, stdin, clean | env)
+    return run_command(["git", *args], what, tree, stdin, clean | env)
 
 
 def pip(python: Path | str, command: str, *arguments: str | Path, what: str) -> None:
     """Run a command of an interpreter's pip, without the packages' own dependencies."""
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
-    run([python, "-m", "pip", command, *quiet, *arguments], what)
+    run_command([python, "-m", "pip", command, *quiet, *arguments], what)
 
 
-def last_error(output: str) -> str:
+def error_line(output: str) -> str:
     """The line of a program's output that says what went wrong."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "fatal"))]

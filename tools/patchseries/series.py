@@ -88,7 +88,7 @@ class Series:
         """Folder of the patches."""
         return self.root / "patches" / "tinygrad"
 
-    def hash(self) -> str:
+    def sha256(self) -> str:
         """SHA-256 over base.json, the series file and each patch in order, in hex."""
         digest = hashlib.sha256()
         for name in ("base.json", "series", *(patch.file for patch in self.patches)):
@@ -97,9 +97,9 @@ class Series:
 
     def installed_version(self) -> str:
         """The version of the patched distribution, e.g. 0.13.0+orin.0123456789ab (PEP 440)."""
-        return f"{self.base.version}+orin.{self.hash()[:12]}"
+        return f"{self.base.version}+orin.{self.sha256()[:12]}"
 
-    def closure(self, patch: Patch) -> tuple[Patch, ...]:
+    def with_dependencies(self, patch: Patch) -> tuple[Patch, ...]:
         """`patch` and all it depends on, in the order of the series."""
         wanted = {patch.number}
         for earlier in reversed(self.patches):
@@ -107,7 +107,7 @@ class Series:
                 wanted.update(earlier.depends_on)
         return tuple(p for p in self.patches if p.number in wanted)
 
-    def without(self, patch: Patch) -> tuple[Patch, ...]:
+    def without_patch(self, patch: Patch) -> tuple[Patch, ...]:
         """The series without `patch` and without what depends on it."""
         dropped = {patch.number}
         for later in self.patches:
@@ -143,12 +143,12 @@ def read_trailers(message: str, where: str) -> dict[str, list[str]]:
         if len(found[key]) > 1 and key != "Tests":
             raise SeriesError(f"{where}: trailer '{key}:' appears {len(found[key])} times")
         for value in found[key]:
-            if not re.fullmatch(form, value) or (key == "Last-Update" and not _is_day(value)):
+            if not re.fullmatch(form, value) or (key == "Last-Update" and not _is_date(value)):
                 raise SeriesError(f"{where}: '{key}: {value}', want {want}")
     return found
 
 
-def _is_day(text: str) -> bool:
+def _is_date(text: str) -> bool:
     try:
         return bool(datetime.date.fromisoformat(text))
     except ValueError:
@@ -212,7 +212,7 @@ def read_series(root: Path) -> Series:
     return Series(root, base, tuple(patches))
 
 
-def listing(series: Series) -> str:
+def headers_text(series: Series) -> str:
     """The words of the headers: two lines a patch."""
     lines = []
     for patch in series.patches:

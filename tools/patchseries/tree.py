@@ -109,7 +109,7 @@ def link_copy(tree: Path, to: Path) -> Path:
     return Path(shutil.copytree(tree, to, copy_function=os.link))
 
 
-def apply_all(tree: Path, patches: Iterable[Patch], *options: str) -> Path:
+def apply_patches(tree: Path, patches: Iterable[Patch], *options: str) -> Path:
     """Apply patches in order. git knows no fuzz: each context line must be as it was.
 
     Raises:
@@ -155,14 +155,14 @@ def read_commits(tree: Path) -> list[Patch]:
     patches: list[Patch] = []
     mails = git(tree, *_FORMAT, "base..HEAD", what=str(tree))
     for mail in re.split(r"(?m)^(?=From 0{40} )", mails)[1:]:
-        patch = _named(mail, int(patches[-1].number) + 1 if patches else 1)
+        patch = _patch_of_mail(mail, int(patches[-1].number) + 1 if patches else 1)
         if patches and patch.number <= patches[-1].number:
             raise SeriesError(f"{tree}: {patch.file} does not come after {patches[-1].file}")
         patches.append(patch)
     return patches
 
 
-def _named(mail: str, number: int) -> Patch:
+def _patch_of_mail(mail: str, number: int) -> Patch:
     """A mail of format-patch without what differs between runs, under its Patch-Name."""
     header, _, rest = mail.partition("\n---\n")
     header = re.sub(r"(?m)^Date: .*", f"Date: {DATE}", header, count=1)

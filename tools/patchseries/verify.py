@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .process import SeriesError, last_error
+from .process import SeriesError, error_line
 from .series import Patch, Series
-from .tree import apply_all, commit_series, link_copy, read_commits, unpack
+from .tree import apply_patches, commit_series, link_copy, read_commits, unpack
 
 # Modules that each prefix of the series must import: the model, and all runtimes patched.
 MODULES = (
@@ -39,7 +39,7 @@ class Verifier:
         self.failures: list[str] = []
         self.pristine = unpack(sdist, scratch / "base")
 
-    def check(self, label: str, problem: str | None) -> None:
+    def report(self, label: str, problem: str | None) -> None:
         """Report one check; remember it when there is a problem."""
         if problem is None:
             self.say(f"ok   {label}")
@@ -49,73 +49,78 @@ class Verifier:
 
     # *** the checks ***
 
-    def prefixes(self, workers: int) -> None:
+    def check_prefixes(self, workers: int) -> None:
         """Apply in order; import the modules on the base and after each patch."""
         # The base's byte code is made once and linked into every later copy.
-        self.check(f"base {self.series.base.version} imports", self._imports(self.pristine))
+        self.report(f"base {self.series.base.version} imports", self._import_problem(self.pristine))
         tree, prefixes, problem = self.pristine, [], None
         for patch in self.series.patches:
             tree = link_copy(tree, self.scratch / f"prefix-{patch.number}")
             try:
-                apply_all(tree, [patch])
+                apply_patches(tree, [patch])
             except SeriesError as e:
                 problem = (f"{patch.number} applies in order", str(e))
                 break
             prefixes.append((f"{patch.number} applies in order and imports", tree))
         with ThreadPoolExecutor(workers) as pool:
-            imports = pool.map(self._imports, [tree for _, tree in prefixes])
+            imports = pool.map(self._import_problem, [tree for _, tree in prefixes])
             for (label, _), failed in zip(prefixes, imports, strict=True):
-                self.check(label, failed)
+                self.report(label, failed)
         if problem is not None:
-            self.check(*problem)
+            self.report(*problem)
 
-    def roundtrip(self) -> None:
+    def check_roundtrip(self) -> None:
         """export(checkout(series)) is byte-identical."""
         tree = link_copy(self.pristine, self.scratch / "roundtrip")
         try:
             commit_series(tree, self.series.patches)
             back = read_commits(tree)
         except SeriesError as e:
-            self.check("export of checkout is identical", str(e))
+            self.report("export of checkout is identical", str(e))
             return
         pairs = zip(self.series.patches, back, strict=True)
         differs = [patch.file for patch, again in pairs if patch.text != again.text]
         problem = f"{', '.join(differs)} (rewrite with series export)" if differs else None
-        self.check("export of checkout is identical", problem)
+        self.report("export of checkout is identical", problem)
 
-    def effects(self, patches: Iterable[Patch], workers: int) -> None:
+    def check_effects(self, patches: Iterable[Patch], workers: int) -> None:
         """Each patch with its Depends-on alone passes its tests; without it each test fails."""
         with ThreadPoolExecutor(workers) as pool:
             labels = {True: "alone passes its tests", False: "left out fails its tests"}
             jobs = [
-                (f"{patch.number} {labels[alone]}", pool.submit(self._effect, patch, alone=alone))
+                (
+                    f"{patch.number} {labels[alone]}",
+                    pool.submit(self._effect_problem, patch, alone=alone),
+                )
                 for patch in patches
                 for alone in labels
             ]
             for label, future in jobs:
-                self.check(label, future.result())
+                self.report(label, future.result())
 
-    def _effect(self, patch: Patch, *, alone: bool) -> str | None:
+    def _effect_problem(self, patch: Patch, *, alone: bool) -> str | None:
         tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
-        patches = self.series.closure(patch) if alone else self.series.without(patch)
+        patches = (
+            self.series.with_dependencies(patch) if alone else self.series.without_patch(patch)
+        )
         try:
-            apply_all(link_copy(self.pristine, tree), patches)
-            seen = self._test(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
+            apply_patches(link_copy(self.pristine, tree), patches)
+            seen = self._test_outcomes(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
         except SeriesError as e:
             return str(e)
-        return _judge(patch, seen, want_pass=alone)
+        return _outcome_problem(patch, seen, want_pass=alone)
 
     # *** what they run ***
 
-    def _imports(self, tree: Path) -> str | None:
+    def _import_problem(self, tree: Path) -> str | None:
         code = "import importlib, sys\nfor m in sys.argv[1:]: importlib.import_module(m)"
         done = subprocess.run(
             [sys.executable, "-c", code, *MODULES],
-            cwd=tree, env=self._env(tree), capture_output=True, text=True, check=False,
+            cwd=tree, env=self._environment(tree), capture_output=True, text=True, check=False,
         )  # fmt: skip
-        return last_error(done.stderr) if done.returncode else None
+        return error_line(done.stderr) if done.returncode else None
 
-    def _env(self, tree: Path) -> dict[str, str]:
+    def _environment(self, tree: Path) -> dict[str, str]:
         cache = self.scratch / f"cache-{tree.name}"
         cache.mkdir(exist_ok=True)
         # Each tree starts many interpreters: its byte code is kept whatever the caller's are told.
@@ -128,27 +133,27 @@ class Verifier:
             "XDG_CACHE_HOME": str(cache),
         }
 
-    def _test(self, tree: Path, patch: Patch, settings: dict[str, str]) -> dict[str, str]:
+    def _test_outcomes(self, tree: Path, patch: Patch, settings: dict[str, str]) -> dict[str, str]:
         outcomes = self.scratch / f"{tree.name}.json"
         settings = settings | {"SERIES_OUTCOMES": str(outcomes)}
         command = [sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
                 [*command, "-q", "--no-header", "--tb=line", *patch.tests],
-                cwd=self.series.root, env=self._env(tree) | settings,
+                cwd=self.series.root, env=self._environment(tree) | settings,
                 capture_output=True, text=True, check=False, timeout=TEST_TIMEOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as e:
             raise SeriesError(f"its tests took longer than {TEST_TIMEOUT} s", 1) from e
         if not outcomes.is_file():
-            raise SeriesError(f"pytest did not run: {last_error(done.stderr or done.stdout)}", 1)
+            raise SeriesError(f"pytest did not run: {error_line(done.stderr or done.stdout)}", 1)
         seen: dict[str, str] = json.loads(outcomes.read_text())
         if done.returncode not in (0, 1, 2) or not seen:
-            raise SeriesError(f"pytest ended with {done.returncode}: {last_error(done.stderr)}", 1)
+            raise SeriesError(f"pytest ended with {done.returncode}: {error_line(done.stderr)}", 1)
         return seen
 
 
-def _judge(patch: Patch, seen: dict[str, str], want_pass: bool) -> str | None:
+def _outcome_problem(patch: Patch, seen: dict[str, str], want_pass: bool) -> str | None:
     for test in patch.tests:
         module = test.split("::")[0]
         results = [o for node, o in seen.items() if node == test or node.startswith(f"{test}[")]
@@ -171,8 +176,8 @@ def verify(
     chosen = series.select(names)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-verify-") as tmp:
         verifier = Verifier(series, sdist, Path(tmp), say)
-        verifier.prefixes(workers)
-        verifier.roundtrip()
+        verifier.check_prefixes(workers)
+        verifier.check_roundtrip()
         if not quick and not verifier.failures:
-            verifier.effects(chosen, workers)
+            verifier.check_effects(chosen, workers)
         return not verifier.failures
