@@ -8,7 +8,7 @@ from orinllm.model import Model
 MODEL = ".venv/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def main() -> None:
+def print_answer() -> None:
     """Print an answer while it grows, and how it ended."""
     model = Model.load(sys.argv[1] if len(sys.argv) > 1 else MODEL, context=1024)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -19,4 +19,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_answer()

@@ -12,7 +12,7 @@ model = Model.load(sys.argv[1], mmproj=sys.argv[2], context=4096)
 camera = cv2.VideoCapture(*(int(n) if n.isdigit() else n for n in sys.argv[3:] or "0"))
 
 
-def say(frame: object) -> None:
+def print_description(frame: object) -> None:
     """Say what a frame shows."""
     picture = cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
     seen = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
@@ -26,5 +26,5 @@ with ThreadPoolExecutor(1) as pool:
         last = time.monotonic() if good else last
         if good and answer.done():  # other frames are dropped
             answer.result()  # raises what went wrong
-            answer = pool.submit(say, frame)
+            answer = pool.submit(print_description, frame)
 sys.exit("the camera gives no frames")

@@ -20,7 +20,7 @@ WHEELS = {
 }
 
 
-def main() -> None:
+def print_exports() -> None:
     """Print one export a line; a wheel that is not installed is left out."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tinygrad-orin"
     found = compiler_path(cache / "clang", os.environ)
@@ -36,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_exports()

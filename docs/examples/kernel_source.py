@@ -1,6 +1,6 @@
 """The kernel of (x + 1).sum(axis=1) under the optimizations that are given.
 
-life.py [OPT ...]
+kernel_source.py [OPT ...]
 
 An OPT is as in `UPCAST:0:4`: what, axis, amount.
 """
@@ -14,7 +14,7 @@ from tinygrad.codegen.opt import KernelOptError, Opt, OptOps
 from tinygrad.uop.ops import Ops
 
 
-def main(opts: list[str]) -> None:
+def print_kernel_source(opts: list[str]) -> None:
     """Print the kernel's source, without what is above it."""
     applied = []
     for text in opts:
@@ -33,4 +33,4 @@ def main(opts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print_kernel_source(sys.argv[1:])
