@@ -53,7 +53,7 @@ class Panel:
     limits: tuple[float | None, float | None] = (None, None)
     #: Of a stat: colour from each value on, in rising order; None is the least.
     thresholds: Sequence[tuple[float | None, str]] = ((None, INK),)
-    #: Colours by a pattern that the first word of a legend has; `mode` as of `colour_of`.
+    #: Colours by a pattern that the first word of a legend has; `mode` as of `colour_setting`.
     colours: Mapping[str, str] = field(default_factory=dict)
     mode: str = "fixed"
     #: Headings of a table's columns by their label (or `Value`), from left to right.
@@ -65,7 +65,7 @@ class Panel:
         defaults: dict[str, Any] = {"unit": self.unit}
         defaults |= {key: v for key, v in (("min", low), ("max", high)) if v is not None}
         if self.kind == "timeseries":
-            defaults["color"] = colour_of("shades", COLOURS.get(self.unit, BLUE))
+            defaults["color"] = colour_setting("shades", COLOURS.get(self.unit, BLUE))
             defaults["custom"] = {"lineWidth": 2, "showPoints": "never", "axisSoftMin": 0}
         if self.kind == "stat":
             steps = [{"color": colour, "value": value} for value, colour in self.thresholds]
@@ -76,7 +76,7 @@ class Panel:
         return [
             {
                 "matcher": {"id": "byRegexp", "options": f"/^\\S*({pattern})/i"},
-                "properties": [{"id": "color", "value": colour_of(self.mode, colour)}],
+                "properties": [{"id": "color", "value": colour_setting(self.mode, colour)}],
             }
             for pattern, colour in self.colours.items()
         ]
@@ -122,12 +122,12 @@ class Panel:
         }
 
 
-def colour_of(mode: str, colour: str) -> dict[str, str]:
+def colour_setting(mode: str, colour: str) -> dict[str, str]:
     """`colour` ("fixed"), or its shades ("shades"), a shade for each series."""
     return {"mode": mode, "fixedColor": colour}
 
 
-def variable(name: str, query: str) -> dict[str, Any]:
+def template_variable(name: str, query: str) -> dict[str, Any]:
     """A choice of some or all of a label's values; all holds for series without the label too."""
     return {
         "name": name,
@@ -168,16 +168,16 @@ class Dashboard:
             "templating": {
                 "list": [
                     {"name": "datasource", "type": "datasource", "query": "prometheus"},
-                    variable("host", f"label_values({self.instances}, host)"),
-                    variable(
+                    template_variable("host", f"label_values({self.instances}, host)"),
+                    template_variable(
                         "instance", f'label_values({self.instances}{{host=~"$host"}}, instance)'
                     ),
                 ]
             },
-            "panels": list(self._placed()),
+            "panels": list(self._panels_on_grid()),
         }
 
-    def _placed(self) -> Iterator[dict[str, Any]]:
+    def _panels_on_grid(self) -> Iterator[dict[str, Any]]:
         x = y = height = 0
         for number, panel in enumerate(self.panels, 1):
             if x + panel.width > WIDTH:
@@ -463,16 +463,7 @@ HISTORY = Dashboard(
 DASHBOARDS = {"board.json": BOARD, "llm.json": LLM, "history.json": HISTORY}
 
 
-def queries(dashboard: Dashboard) -> list[str]:
-    """The dashboard's queries as Prometheus gets them once every instance is chosen."""
-    return [
-        expression.replace("$instance", ".*").replace("$host", ".*")
-        for panel in dashboard.panels
-        for expression, _ in panel.queries
-    ]
-
-
-def text(dashboard: Dashboard) -> str:
+def json_text(dashboard: Dashboard) -> str:
     """The file's content."""
     return json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
 
@@ -485,13 +476,13 @@ def main(arguments: Sequence[str]) -> int:
     stale = [
         name
         for name, dashboard in DASHBOARDS.items()
-        if not (HERE / name).exists() or (HERE / name).read_text() != text(dashboard)
+        if not (HERE / name).exists() or (HERE / name).read_text() != json_text(dashboard)
     ]
     if arguments and stale:
         print(f"build.py: stale: {', '.join(stale)}; run {sys.argv[0]}", file=sys.stderr)
         return 1
     for name in stale:
-        (HERE / name).write_text(text(DASHBOARDS[name]))
+        (HERE / name).write_text(json_text(DASHBOARDS[name]))
     return 0
 
 

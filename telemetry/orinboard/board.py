@@ -6,7 +6,7 @@ from typing import Any
 
 from orinboard.files import GATED, Roots
 from orinboard.power_boundary import module_watts
-from orinboard.readings import Identity, PowerMode, Readings, Throttle
+from orinboard.readings import Identity, PowerMode, Readings, ThrottleCounter
 from orinboard.sensors import nvgpu
 from orinboard.sources import SOURCES, UNPRIVILEGED, Board
 
@@ -36,29 +36,29 @@ class BoardState:
         return self.readings.power_mode
 
     @property
-    def pinned(self) -> dict[str, bool]:
+    def pinned_by_domain(self) -> dict[str, bool]:
         """True for each domain whose clocks are fixed."""
-        return self.readings.pinned
+        return self.readings.pinned_by_domain
 
     @property
-    def temperatures(self) -> dict[str, float]:
+    def celsius_by_zone(self) -> dict[str, float]:
         """Degrees Celsius by zone, of the zones that answer."""
         zones = self.readings.zones
         return {zone.name: zone.celsius for zone in zones if zone.celsius is not None}
 
     @property
-    def hottest(self) -> float | None:
+    def hottest_celsius(self) -> float | None:
         """The junction, or the hottest zone where no zone is called so."""
-        temperatures = self.temperatures
+        temperatures = self.celsius_by_zone
         return temperatures.get(JUNCTION, max(temperatures.values(), default=None))
 
     @property
-    def watts(self) -> float | None:
+    def module_watts(self) -> float | None:
         """The module's power now."""
         return module_watts(self.readings.rails)
 
     @property
-    def throttling(self) -> tuple[str, ...]:
+    def raised_alerts(self) -> tuple[str, ...]:
         """The throttle alerts that are raised at this moment."""
         return tuple(
             cooling.name
@@ -66,31 +66,31 @@ class BoardState:
             if cooling.ratio > 0 and cooling.name.endswith(ALERTS)
         )
 
-    def throttled_since(self, before: "BoardState") -> dict[str, int]:
+    def throttle_events_since(self, before: "BoardState") -> dict[str, int]:
         """Events by reason between two states; none of a counter that went back."""
         counts = {throttle.event: throttle for throttle in before.readings.throttles}
         events = {}
         for throttle in self.readings.throttles:
-            grown = events_between(counts.get(throttle.event), throttle)
+            grown = count_throttle_events(counts.get(throttle.event), throttle)
             if grown:
                 events[throttle.reason] = grown
         return events
 
-    def record(self) -> dict[str, Any]:
+    def json_record(self) -> dict[str, Any]:
         """The state as plain values for JSON, without what the board does not have."""
         plain = dataclasses.asdict(self.readings)
         record = {name: value for name, value in plain.items() if value not in (None, ())}
-        record |= {"pinned": self.pinned, "throttling": list(self.throttling)}
+        record |= {"pinned": self.pinned_by_domain, "throttling": list(self.raised_alerts)}
         if self.sms is not None:
             record |= {"sms": self.sms, "sms_source": self.sms_source}
-        if self.watts is not None:
-            record["module_watts"] = self.watts
+        if self.module_watts is not None:
+            record["module_watts"] = self.module_watts
         if self.errors:
             record["errors"] = list(self.errors)
         return record
 
 
-def events_between(before: Throttle | None, after: Throttle) -> int:
+def count_throttle_events(before: ThrottleCounter | None, after: ThrottleCounter) -> int:
     """Events from one reading to the next.
 
     A counter that went back was set anew, by a reboot, a suspend or a new driver. It then begins

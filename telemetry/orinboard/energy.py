@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Self
 
 from orinboard.files import Roots
-from orinboard.health import Health
-from orinboard.meter import Energy, Meter, Sample, samples_between
-from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, Reader, Sampling, Status
-from orinboard.sensors.power import Sensor
+from orinboard.meter import Energy, EnergyMeter, Sample, samples_between
+from orinboard.sampler_health import Health
+from orinboard.sampling import GAP_PERIODS, GAP_SECONDS, PowerSampling, Reader, Status
+from orinboard.sensors.power import ChipAveraging
 
 #: Samples a second of an exporter, which measures for hours, and around a benchmark of seconds.
 DEFAULT_HERTZ, BENCHMARK_HERTZ = 10.0, 300.0
@@ -37,7 +37,7 @@ EDGE_TOLERANCE = 0.01
 STALE_SECONDS, STALE_GAPS = 10.0, 2
 
 
-def boottime() -> float:
+def boottime_seconds() -> float:
     """Seconds of CLOCK_BOOTTIME."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -82,22 +82,22 @@ class EnergySampler:
         # A question to the process that waits for its answer, when it was asked, and when the last
         # answer came.
         self._answered = threading.Condition(self._lock)
-        self._asking, self._asked, self._heard = False, -math.inf, boottime()
+        self._asking, self._asked, self._heard = False, -math.inf, boottime_seconds()
         self._gap_shown = 0.0
-        self._meter = Meter(self._status.max_gap, monotonic, rails)
+        self._meter = EnergyMeter(self._status.max_gap, monotonic, rails)
 
-    def start(self) -> Self:
+    def start_sampling(self) -> Self:
         """Begin; returns after the first sample."""
         if self._own is None:
-            self._spawn()
+            self._start_process()
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._listen, name="energy", daemon=True)
+        self._thread = threading.Thread(target=self._receive_samples, name="energy", daemon=True)
         self._thread.start()
         self._first.wait(FIRST_SECONDS)
-        self._ask()
+        self._fetch_samples()
         return self
 
-    def _spawn(self) -> None:
+    def _start_process(self) -> None:
         asked = {
             "roots": astuple(self._roots),
             "hertz": self._hertz,
@@ -114,7 +114,7 @@ class EnergySampler:
             start_new_session=True,
         )
 
-    def stop(self) -> None:
+    def stop_after_last_sample(self) -> None:
         """Take a last sample and end."""
         self._stop.set()
         process = self._process
@@ -130,7 +130,7 @@ class EnergySampler:
                 process.wait()
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self.start_sampling()
 
     def __exit__(
         self,
@@ -138,9 +138,9 @@ class EnergySampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        self.stop_after_last_sample()
 
-    def _ask(self) -> None:
+    def _fetch_samples(self) -> None:
         """Get the samples that wait in the process, if more can have come since the last time."""
         thread = self._thread
         if self._process is None or self._told is not None or thread is None:
@@ -162,12 +162,12 @@ class EnergySampler:
 
     def energy(self) -> Energy:
         """Energy taken until now; a sample that is overdue is a gap that has begun."""
-        self._ask()
+        self._fetch_samples()
         with self._lock:
             energy, last = self._meter.energy(), self._meter.last
             running = self._thread is not None and self._thread.is_alive()
             # Of a process that does not answer nobody knows which samples it has.
-            now = self._heard if self._asking else boottime()
+            now = self._heard if self._asking else boottime_seconds()
             waiting = now - last.seconds if last else 0.0
             if running and waiting > self._status.next_gap:
                 energy = replace(
@@ -179,15 +179,15 @@ class EnergySampler:
             self._gap_shown = max(self._gap_shown, energy.gap_seconds)
             return replace(energy, gap_seconds=self._gap_shown)
 
-    def between(self, start: float, end: float) -> Energy:
+    def energy_between(self, start: float, end: float) -> Energy:
         """Energy taken from `start` to `end`, seconds of time.monotonic() in any process.
 
         For a sampler that keeps its samples: a region inside the one that was sampled, such as
         the timed part of a worker's repetition.
         """
-        meter = Meter(self._meter.max_gap, choice=self._meter.choice)
-        for sample in samples_between(self.samples, start, end):
-            meter.add(sample)
+        meter = EnergyMeter(self._meter.max_gap, choice=self._meter.choice)
+        for sample in samples_between(self.kept_samples, start, end):
+            meter.add_sample(sample)
         energy = meter.energy()
         missing = max(end - start - energy.seconds, 0.0)
         if not energy.joules or missing < EDGE_TOLERANCE:
@@ -195,26 +195,26 @@ class EnergySampler:
         return replace(energy, seconds=end - start, gap_seconds=energy.gap_seconds + missing)
 
     @property
-    def samples(self) -> list[Sample]:
+    def kept_samples(self) -> list[Sample]:
         """The samples of a sampler that keeps them."""
-        self._ask()
+        self._fetch_samples()
         with self._lock:
             return list(self._kept or ())
 
     @property
-    def sensors(self) -> tuple[Sensor, ...]:
+    def chip_averagings(self) -> tuple[ChipAveraging, ...]:
         """The power chips, and how each of them averages."""
-        return self._status.sensors
+        return self._status.averagings
 
-    def counters(self) -> dict[str, float]:
+    def joules_by_rail(self) -> dict[str, float]:
         """Joules by rail since the start, the module's under `module`."""
-        self._ask()
+        self._fetch_samples()
         with self._lock:
-            return self._meter.counters()
+            return self._meter.joules_by_rail()
 
     def health(self) -> Health:
         """Health of the sampling."""
-        self._ask()
+        self._fetch_samples()
         alive = self._thread is not None and self._thread.is_alive()
         with self._lock:
             now, patience = time.monotonic(), max(STALE_SECONDS, STALE_GAPS * self._status.next_gap)
@@ -229,15 +229,15 @@ class EnergySampler:
         return self._status.read_seconds
 
     @property
-    def last(self) -> Sample | None:
+    def last_sample(self) -> Sample | None:
         """The newest sample."""
-        self._ask()
+        self._fetch_samples()
         return self._meter.last
 
-    def _listen(self) -> None:
+    def _receive_samples(self) -> None:
         if self._process is None:
-            sampling = Sampling(self._roots, self._hertz, rails=self._rails, readers=self._own)
-            sampling.run(self._stop.wait, self._take)
+            sampling = PowerSampling(self._roots, self._hertz, rails=self._rails, readers=self._own)
+            sampling.run(self._stop.wait, self._add_sample)
             return
         assert self._process.stdout is not None
         with Connection(os.dup(self._process.stdout.fileno()), writable=False) as samples:
@@ -245,22 +245,22 @@ class EnergySampler:
                 while True:
                     answer, batch = samples.recv()
                     for sample, status in batch:
-                        self._take(sample, status)
+                        self._add_sample(sample, status)
                     if answer:
                         with self._lock:
-                            self._asking, self._heard = False, boottime()
+                            self._asking, self._heard = False, boottime_seconds()
                             self._answered.notify_all()
             except EOFError:
                 with self._lock:
                     self._asking = False
                     self._answered.notify_all()
 
-    def _take(self, sample: Sample, status: Status) -> None:
+    def _add_sample(self, sample: Sample, status: Status) -> None:
         with self._lock:
             # An averaging chip's first values are of the time before.
             if sample.awake >= self._began or self._meter.last is not None:
                 self._meter.max_gap = status.max_gap
-                if self._meter.add(sample):
+                if self._meter.add_sample(sample):
                     self._counted = sample.awake
                 if self._kept is not None:
                     self._kept.append(sample)

@@ -42,7 +42,7 @@ Node: TypeAlias = str | Link | Failure
 Tree: TypeAlias = MutableMapping[str, Node]
 
 
-def integer(text: str) -> int:
+def parse_integer(text: str) -> int:
     """The decimal or 0x number that `text` is; raises ValueError for anything else."""
     if not INTEGER.fullmatch(text):
         raise ValueError(f"{text[:20]!r} is no number")
@@ -60,7 +60,7 @@ class Roots:
     dev: str = "/dev"
 
     @classmethod
-    def under(cls, directory: str | os.PathLike[str]) -> "Roots":
+    def in_directory(cls, directory: str | os.PathLike[str]) -> "Roots":
         """Roots of a tree that keeps all of them in one directory."""
         base = os.fspath(directory)
         return cls(*(os.path.join(base, name) for name in ("sys", "proc", "etc", "var", "dev")))
@@ -110,7 +110,7 @@ class Files:
         try:
             return self.raw(path).decode(errors="replace").strip("\0 \t\r\n")
         except OSError as error:
-            self.failed(error)
+            self.count_error(error)
             return None
 
     def number(self, path: str, most: int | None = None) -> int | None:
@@ -122,20 +122,20 @@ class Files:
         if text is None:
             return None
         try:
-            value = integer(text)
+            value = parse_integer(text)
         except ValueError:
-            self.garbage()
+            self.count_garbage()
             return None
         if most is not None and abs(value) > most:
-            self.garbage()
+            self.count_garbage()
             return None
         return value
 
-    def amount(self, path: str, most: int | None = None) -> int | None:
+    def nonnegative(self, path: str, most: int | None = None) -> int | None:
         """As `number`, of what cannot be below zero: a clock, a load, a count."""
         value = self.number(path, most)
         if value is not None and value < 0:
-            self.garbage()
+            self.count_garbage()
             return None
         return value
 
@@ -144,10 +144,10 @@ class Files:
         try:
             return sorted(os.listdir(self.roots.locate(path)))
         except OSError as error:
-            self.failed(error)
+            self.count_error(error)
             return []
 
-    def link(self, path: str) -> str | None:
+    def link_target(self, path: str) -> str | None:
         """The last component of a symbolic link's target; None if absent or no link."""
         try:
             name = os.path.basename(os.readlink(self.roots.locate(path)))
@@ -157,11 +157,11 @@ class Files:
             self._trace[path] = Link(name)
         return name
 
-    def failed(self, error: OSError) -> None:
+    def count_error(self, error: OSError) -> None:
         """Count `error`, unless it says that the board has no such thing."""
         if error.errno not in ABSENT:
             self.errors.append(errno.errorcode.get(error.errno or 0, "EIO"))
 
-    def garbage(self) -> None:
+    def count_garbage(self) -> None:
         """Count a file that did not hold what it should."""
         self.errors.append(GARBAGE)

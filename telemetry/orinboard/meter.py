@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from orinboard.power_boundary import PowerBoundary, energy_boundary, rail_keys
+from orinboard.power_boundary import PowerBoundary, energy_boundary, unique_rail_keys
 from orinboard.readings import Rail
 from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 
@@ -49,7 +49,7 @@ class Sample:
     @property
     def rails_by_key(self) -> dict[str, Rail]:
         """The rails by key: a name that two devices share is followed by the device."""
-        return dict(zip(rail_keys(self.rails), self.rails, strict=True))
+        return dict(zip(unique_rail_keys(self.rails), self.rails, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class Energy:
         return self.total_joules / covered
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the sum is known and nothing is missing from it."""
         return self.total_joules is not None and self.total_joules > 0 and not self.gap_seconds
 
 
 @dataclass(slots=True)
-class Spread:
+class ErrorEstimate:
     """Return by how much sampling and the chip's steps may have put a sum off.
 
     A jump between two samples came anywhere between them: an error of h² d² / 12 in the mean. The
@@ -107,7 +107,9 @@ class Spread:
     _held: float = 0.0
     _shown: dict[tuple[str, float | None], float] = field(default_factory=dict)
 
-    def add(self, elapsed: float, difference: float, cycle: float = 0.0, blur: float = 0.0) -> None:
+    def add_step(
+        self, elapsed: float, difference: float, cycle: float = 0.0, blur: float = 0.0
+    ) -> None:
         """Two samples so many seconds apart, their sums so many watts."""
         if cycle:
             self._held += elapsed
@@ -121,20 +123,22 @@ class Spread:
         self._last = moved
         self.count += 1
 
-    def add_shown(self, key: str, rail: Rail, elapsed: float) -> None:
+    def add_displayed_value(self, key: str, rail: Rail, elapsed: float) -> None:
         """A rail showed a value for so many seconds."""
         if rail.step_watts:
             code = key, rail.watts if rail.amperes is None else rail.amperes
-            self._show(code, elapsed * rail.step_watts)
+            self._add_resolution(code, elapsed * rail.step_watts)
         if rail.chip == "ina3221" and rail.volts is not None and rail.amperes is not None:
-            self._show((f"{key} volts", rail.volts), elapsed * rail.amperes * INA3221_BUS_VOLTS)
+            self._add_resolution(
+                (f"{key} volts", rail.volts), elapsed * rail.amperes * INA3221_BUS_VOLTS
+            )
 
-    def _show(self, code: tuple[str, float | None], joules: float) -> None:
+    def _add_resolution(self, code: tuple[str, float | None], joules: float) -> None:
         before = self._shown.get(code, 0.0)
         after = self._shown[code] = before + joules
         self.steps += (after**2 - before**2) / 12
 
-    def interrupt(self) -> None:
+    def on_gap(self) -> None:
         """A gap: what comes has no neighbour."""
         self._last, self._held = None, 0.0
 
@@ -152,7 +156,7 @@ class Spread:
 
 
 @dataclass(slots=True)
-class Meter:
+class EnergyMeter:
     """Integrates samples; none further apart than `max_gap` seconds.
 
     Where it feeds a counter it is `monotonic`: noise below zero then counts as nothing. `choice`
@@ -169,10 +173,10 @@ class Meter:
     gap_seconds: float = 0.0
     samples: int = 0
     last: Sample | None = None
-    spread: Spread = field(default_factory=Spread)
+    spread: ErrorEstimate = field(default_factory=ErrorEstimate)
     _known: dict[str, tuple[Sample, Rail]] = field(default_factory=dict)
 
-    def add(self, sample: Sample) -> bool:
+    def add_sample(self, sample: Sample) -> bool:
         """Take the next sample; says whether any energy that counts was known since the last."""
         before, self.last = self.last, sample
         self.samples += 1
@@ -185,7 +189,7 @@ class Meter:
             if not rail.fresh:
                 continue
             if name in old:
-                drawn[name] = self._drawn(*old[name], sample, rail, name in counting)
+                drawn[name] = self._rail_joules(*old[name], sample, rail, name in counting)
             self._known[name] = sample, rail
         for name in counting - rails.keys():
             self._known.pop(name, None)
@@ -196,9 +200,9 @@ class Meter:
             return False
         elapsed = sample.seconds - before.seconds
         self.seconds += elapsed
-        return self._add_up(old, drawn, rails, elapsed)
+        return self._add_to_total(old, drawn, rails, elapsed)
 
-    def _drawn(
+    def _rail_joules(
         self, before: Sample, first: Rail, sample: Sample, second: Rail, counts: bool
     ) -> float | None:
         """Joules of a rail since it was read last; None if unknown."""
@@ -207,19 +211,19 @@ class Meter:
         most = self.max_gap if counts else OTHER_GAPS * self.max_gap
         return joules_between(first, second, elapsed, slept or sample.hung or elapsed > most)
 
-    def _add_up(
+    def _add_to_total(
         self,
         old: dict[str, tuple[Sample, Rail]],
         drawn: dict[str, float | None],
         rails: dict[str, Rail],
         elapsed: float,
     ) -> bool:
-        """Add one step to the sum of the rails that count, or to the gaps; see `add`."""
+        """Add one step to the sum of the rails that count, or to the gaps; see `add_sample`."""
         parts = [drawn.get(name) for name in (self.within.rails if self.within else self.joules)]
         sure = [part for part in parts if part is not None]
         if len(sure) < len(parts):
             self.gap_seconds += elapsed
-            self.spread.interrupt()
+            self.spread.on_gap()
         if self.within is None:
             return bool(sure)
         if len(sure) < len(parts):
@@ -234,13 +238,13 @@ class Meter:
                 continue
             powers = True
             difference += (second.watts or 0.0) - (first.watts or 0.0)
-            self.spread.add_shown(name, second, elapsed)
+            self.spread.add_displayed_value(name, second, elapsed)
         blur = max(old[name][0].blur for name in self.within.rails)
         # A chip that is read more often than it converts shows the same value again.
         cycle = blur if elapsed < blur else 0.0
         if any(rails[n].chip == "ina238" for n in self.within.rails):
             cycle = INA238_SECONDS
-        self.spread.add(elapsed, difference if powers else 0.0, cycle, blur)
+        self.spread.add_step(elapsed, difference if powers else 0.0, cycle, blur)
         return True
 
     @property
@@ -263,7 +267,7 @@ class Meter:
             self.half_width,
         )
 
-    def counters(self) -> dict[str, float]:
+    def joules_by_rail(self) -> dict[str, float]:
         """Joules by rail, a Jetson module's whole under MODULE."""
         counters = dict(self.joules)
         if self.within is not None and (self.within.module or self.choice):
@@ -283,7 +287,7 @@ def joules_between(first: Rail, second: Rail, elapsed: float, broken: bool) -> f
     return (first.watts + second.watts) / 2 * elapsed
 
 
-def interpolated(first: Sample, second: Sample, awake: float) -> Sample:
+def interpolate_sample(first: Sample, second: Sample, awake: float) -> Sample:
     """Interpolate the sample at `awake` seconds on the line between two."""
     share = (awake - first.awake) / (second.awake - first.awake)
 
@@ -311,7 +315,7 @@ def samples_between(samples: Sequence[Sample], start: float, end: float) -> list
     inside = [sample for sample in samples if start <= sample.awake <= end]
     for first, second in pairwise(samples):
         if first.awake < start < second.awake:
-            inside.insert(0, interpolated(first, second, start))
+            inside.insert(0, interpolate_sample(first, second, start))
         if first.awake < end < second.awake:
-            inside.append(interpolated(first, second, end))
+            inside.append(interpolate_sample(first, second, end))
     return inside

@@ -36,13 +36,13 @@ class PowerBoundary:
     module: bool = False
 
 
-def rail_keys(rails: Sequence[Rail]) -> tuple[str, ...]:
+def unique_rail_keys(rails: Sequence[Rail]) -> tuple[str, ...]:
     """A name for each rail that is its own: two of one name are told apart by the device."""
-    return _rail_keys(tuple((rail.name, rail.device) for rail in rails))
+    return _cached_rail_keys(tuple((rail.name, rail.device) for rail in rails))
 
 
 @lru_cache(maxsize=64)
-def _rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def _cached_rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     names = Counter(name for name, _ in identities)
     keys = [name if names[name] == 1 else f"{name}@{device}" for name, device in identities]
     twice = Counter(keys)
@@ -54,15 +54,15 @@ def energy_boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> Powe
 
     `choice` names them (`VDD_IN`, or `VIN@1-0041` where two share a name) and is obeyed as it is.
     """
-    return _boundary(tuple((rail.name, rail.device, rail.chip) for rail in rails), choice)
+    return _cached_boundary(tuple((rail.name, rail.device, rail.chip) for rail in rails), choice)
 
 
 @lru_cache(maxsize=64)
-def _boundary(
+def _cached_boundary(
     identities: tuple[tuple[str, str, str], ...], choice: tuple[str, ...]
 ) -> PowerBoundary | None:
     rails = tuple(Rail(name, device, chip=chip) for name, device, chip in identities)
-    keys = rail_keys(rails)
+    keys = unique_rail_keys(rails)
     if choice:
         there = set(choice) <= set(keys)
         return PowerBoundary(f"the chosen rails {', '.join(choice)}", choice) if there else None
@@ -92,7 +92,7 @@ def _boundary(
 
 def check_rail_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
     """Raises ValueError, with the names that there are, if one of `choice` is no rail's."""
-    keys = rail_keys(rails)
+    keys = unique_rail_keys(rails)
     for name in choice:
         if name not in keys:
             there = ", ".join(keys) or "none"
@@ -105,7 +105,9 @@ def module_watts(rails: Sequence[Rail]) -> float | None:
     if whole is None or not whole.module:
         return None
     watts = [
-        rail.watts for key, rail in zip(rail_keys(rails), rails, strict=True) if key in whole.rails
+        rail.watts
+        for key, rail in zip(unique_rail_keys(rails), rails, strict=True)
+        if key in whole.rails
     ]
     known = [value for value in watts if value is not None]
     return sum(known) if len(known) == len(watts) else None

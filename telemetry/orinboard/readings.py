@@ -70,7 +70,7 @@ class Cooling:
 
 
 @dataclass(frozen=True, slots=True)
-class Throttle:
+class ThrottleCounter:
     """Events since boot (the start is arbitrary) of one electrical throttle."""
 
     event: str
@@ -89,7 +89,7 @@ class Fan:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class GpuMemory:
     """GPU allocations, and the largest free piece of physical memory with how many there are."""
 
     nvmap_bytes: int | None = None
@@ -134,7 +134,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class EngineClock:
     """The clock of the memory controller or of an engine, in Hz, and how much of it is busy."""
 
     name: str
@@ -146,7 +146,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class CoreTicks:
     """Ticks that a CPU was busy, and all of them, since boot."""
 
     cpu: int
@@ -162,11 +162,11 @@ class Host:
     memory_available_bytes: int | None = None
     swap_bytes: int | None = None
     swap_free_bytes: int | None = None
-    cores: tuple[Core, ...] = ()
+    cores: tuple[CoreTicks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class GpuProcess:
     """A process with memory of the GPU's, in bytes: by nvmap, or by NVML on a Thor."""
 
     pid: int
@@ -174,7 +174,7 @@ class Process:
     nvmap_bytes: int
 
 
-Part = TypeVar("Part", Memory, Clock)
+Part = TypeVar("Part", GpuMemory, EngineClock)
 
 
 def filled_from_other(one: Part, other: Part) -> Part:
@@ -191,14 +191,14 @@ class Readings:
     rails: tuple[Rail, ...] = ()
     zones: tuple[Zone, ...] = ()
     coolings: tuple[Cooling, ...] = ()
-    throttles: tuple[Throttle, ...] = ()
+    throttles: tuple[ThrottleCounter, ...] = ()
     fans: tuple[Fan, ...] = ()
-    engines: tuple[Clock, ...] = ()
-    emc: Clock | None = None
+    engines: tuple[EngineClock, ...] = ()
+    emc: EngineClock | None = None
     emc_activity_hz: int | None = None
-    memory: Memory | None = None
+    memory: GpuMemory | None = None
     host: Host | None = None
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     cpu: Cpu | None = None
     power_mode: PowerMode | None = None
     identity: Identity | None = None
@@ -207,7 +207,7 @@ class Readings:
         merged: dict[str, Any] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if isinstance(mine, Memory) and isinstance(theirs, Memory):
+            if isinstance(mine, GpuMemory) and isinstance(theirs, GpuMemory):
                 merged[field.name] = filled_from_other(mine, theirs)
             elif field.name == "engines":
                 # What everybody may read of an engine, and what root adds.
@@ -222,7 +222,7 @@ class Readings:
         return Readings(**merged)
 
     @property
-    def pinned(self) -> dict[str, bool]:
+    def pinned_by_domain(self) -> dict[str, bool]:
         """By domain, whether the least clock is also the greatest, as jetson_clocks makes it."""
         ranges = {
             "gpu": [(gpu.min_hz, gpu.max_hz) for gpu in self.gpus],

@@ -49,7 +49,7 @@ class Frame:
     changes: Changes
 
 
-def playable(failure: Failure) -> Failure:
+def checked_playable(failure: Failure) -> Failure:
     """`failure` if a real file can answer so; raises RecordingError."""
     if failure.errno != GATED:
         raise RecordingError(f"only {GATED} can be played, not {failure.errno}")
@@ -65,11 +65,11 @@ class TreeOnDisk:
             prefix="jetson-replay-",
             dir=memory if os.access(memory, os.W_OK) else None,
         )
-        self.roots = Roots.under(self.path)
+        self.roots = Roots.in_directory(self.path)
         self.tree: Tree = {}
         self._writers: dict[str, int] = {}
 
-    def apply(self, changes: Changes) -> None:
+    def apply_changes(self, changes: Changes) -> None:
         """Make the files what `changes` says; a reader sees the old or the new file, whole."""
         # Links first: other files may lie behind them.
         for path in sorted(changes, key=lambda path: not isinstance(changes[path], Link)):
@@ -78,16 +78,16 @@ class TreeOnDisk:
                 continue
             # A text that follows a text replaces it in one step.
             if not (isinstance(node, str) and isinstance(self.tree.get(path), str)):
-                self._remove(path)
+                self._remove_node(path)
             if node is not None:
-                self._put(path, node)
+                self._write_node(path, node)
                 self.tree[path] = node
 
-    def show(self, tree: Mapping[str, Node]) -> None:
+    def replace_tree(self, tree: Mapping[str, Node]) -> None:
         """Make the files exactly this tree."""
-        self.apply({path: None for path in self.tree if path not in tree} | dict(tree))
+        self.apply_changes({path: None for path in self.tree if path not in tree} | dict(tree))
 
-    def _put(self, path: str, node: Node) -> None:
+    def _write_node(self, path: str, node: Node) -> None:
         target = self.roots.locate(path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if isinstance(node, Link):
@@ -95,7 +95,7 @@ class TreeOnDisk:
             os.makedirs(device, exist_ok=True)
             os.symlink(device, target)
         elif isinstance(node, Failure):
-            playable(node)
+            checked_playable(node)
             os.mkfifo(target)
             self._writers[path] = os.open(target, os.O_RDWR | os.O_NONBLOCK)
         else:
@@ -103,7 +103,7 @@ class TreeOnDisk:
                 file.write(node)
             os.replace(f"{target}.new", target)
 
-    def _remove(self, path: str) -> None:
+    def _remove_node(self, path: str) -> None:
         if self.tree.pop(path, None) is not None:
             os.unlink(self.roots.locate(path))
         if path in self._writers:
@@ -128,7 +128,7 @@ class Player:
         self._frames, self._hold = frames, hold
         self._stop = threading.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
+        self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
 
     def start(self) -> "Player":
         """Begin; returns when the first frame stands."""
@@ -152,21 +152,22 @@ class Player:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> None:
+    def _play(self) -> None:
         while not self._stop.is_set():
             begun = time.monotonic()
             for number, frame in enumerate(self._frames):
                 if self._stop.wait(max(begun + frame.seconds - time.monotonic(), 0)):
                     return
                 if number == 0:
-                    self.stage.show({k: v for k, v in frame.changes.items() if v is not None})
+                    there = {k: v for k, v in frame.changes.items() if v is not None}
+                    self.stage.replace_tree(there)
                     self._ready.set()
                 else:
-                    self.stage.apply(frame.changes)
+                    self.stage.apply_changes(frame.changes)
             self._stop.wait(self._hold)
 
 
-def to_json(node: Node | None) -> object:
+def node_to_json(node: Node | None) -> object:
     """A node as JSON: its text, or what stands for a link or an error."""
     if isinstance(node, Link):
         return {"link": node.name}
@@ -175,19 +176,19 @@ def to_json(node: Node | None) -> object:
     return node
 
 
-def from_json(value: object) -> Node | None:
-    """The reverse of `to_json`; raises ValueError."""
+def node_from_json(value: object) -> Node | None:
+    """The reverse of `node_to_json`; raises ValueError."""
     match value:
         case None | str():
             return value
         case {"link": str(name)} if "/" not in name and name not in ("", ".", ".."):
             return Link(name)
         case {"errno": str(name)}:
-            return playable(Failure(name))
+            return checked_playable(Failure(name))
     raise ValueError(f"{value!r} is no file")
 
 
-def safe_path(path: object) -> str:
+def checked_path(path: object) -> str:
     """`path` if it stays inside the roots; raises ValueError."""
     if not isinstance(path, str) or not re.match(r"(sys|proc|etc|var|dev)/", path):
         raise ValueError(f"{path!r} is in none of sys/, proc/, etc/, var/, dev/")
@@ -220,7 +221,7 @@ def load_recording(directory: Path) -> list[Frame]:
             if number == 1:
                 check_header(data)
                 continue
-            changes = {safe_path(path): from_json(node) for path, node in data["files"].items()}
+            changes = {checked_path(k): node_from_json(v) for k, v in data["files"].items()}
             files |= {path for path, node in changes.items() if not isinstance(node, Link)}
             check_no_file_is_a_folder(changes, files)
             frames.append(Frame(float(data["t"]), changes))
@@ -243,7 +244,7 @@ def check_header(data: object) -> None:
             raise ValueError(f"the first line is not that of a {FORMAT}")
 
 
-def only_what_is_read(tree: Mapping[str, Node]) -> dict[str, Node]:
+def without_unread_lines(tree: Mapping[str, Node]) -> dict[str, Node]:
     """The tree without what nobody asked for: of some files, only the lines that are read."""
     kept = dict(tree)
     for path, lines in KEPT_LINES.items():
@@ -264,7 +265,7 @@ def recorded_frames(roots: Roots, interval: float, stop: threading.Event) -> Ite
             trace.clear()
             seconds = time.monotonic() - begun
             board.read()
-            tree = only_what_is_read(trace)
+            tree = without_unread_lines(trace)
             changes: dict[str, Node | None] = {
                 path: node for path, node in tree.items() if shown.get(path) != node
             }
@@ -280,7 +281,7 @@ def save_recording(frames: Iterable[Frame], file: TextIO) -> int:
     file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
     count = 0
     for frame in frames:
-        files = {path: to_json(frame.changes[path]) for path in sorted(frame.changes)}
+        files = {path: node_to_json(frame.changes[path]) for path in sorted(frame.changes)}
         file.write(json.dumps({"t": frame.seconds, "files": files}) + "\n")
         file.flush()
         count += 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orinboard.board import BoardState
 from orinboard.files import Files, Roots
-from orinboard.sensors.gpu import MODULE_TPCS, SMS_PER_TPC, compatible
+from orinboard.sensors.gpu import MODULE_TPCS, SMS_PER_TPC, compatible_names
 from orinboard.sensors.system import power_modes
 
 CONDITIONS = {
@@ -15,7 +15,7 @@ CONDITIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
+class UnmetCondition:
     """A condition that does not hold: what was found, and the command that mends it (or None)."""
 
     condition: str
@@ -36,14 +36,16 @@ def parse_conditions(spec: str) -> tuple[str, ...]:
     return names
 
 
-def unmet(spec: str, state: BoardState, roots: Roots | None = None) -> list[Unmet]:
+def unmet_conditions(
+    spec: str, state: BoardState, roots: Roots | None = None
+) -> list[UnmetCondition]:
     """The conditions of `spec` that do not hold in `state`; raises ValueError for a bad spec."""
     roots = roots or Roots()
-    checks = {"maxn": lambda: maxn(state, roots), "pinned": lambda: pinned(state)}
+    checks = {"maxn": lambda: unmet_maxn(state, roots), "pinned": lambda: unmet_pinned(state)}
     return [problem for name in parse_conditions(spec) for problem in checks[name]()]
 
 
-def maxn(state: BoardState, roots: Roots) -> list[Unmet]:
+def unmet_maxn(state: BoardState, roots: Roots) -> list[UnmetCondition]:
     """MAXN (MAXN_SUPER where there is one), and the multiprocessors that come with it."""
     files = Files(roots)
     # The best mode is called MAXN, and MAXN_SUPER on a board with super mode.
@@ -53,26 +55,29 @@ def maxn(state: BoardState, roots: Roots) -> list[Unmet]:
     mode = state.power_mode
     if mode is None:
         if state.identity is None:
-            return [Unmet("maxn", "this machine has no nvpmodel, so no power mode", None)]
-        return [Unmet("maxn", "nvpmodel has never run here", command)]
+            return [UnmetCondition("maxn", "this machine has no nvpmodel, so no power mode", None)]
+        return [UnmetCondition("maxn", "nvpmodel has never run here", command)]
     name = mode.name or f"mode {mode.id}"
     if mode.name != best and not (mode.name is None and mode.id == 0):
-        return [Unmet("maxn", f"the power mode is {name}, not {best}", command)]
-    tpcs = {tpcs for part in compatible(files) for key, tpcs in MODULE_TPCS.items() if key in part}
+        return [UnmetCondition("maxn", f"the power mode is {name}, not {best}", command)]
+    tpcs = {
+        tpcs for part in compatible_names(files) for key, tpcs in MODULE_TPCS.items() if key in part
+    }
     full = max(tpcs) * SMS_PER_TPC if tpcs else None
     if full is not None and state.sms is not None and state.sms < full:
         # A change of the TPC mask takes effect when the GPU starts anew.
         found = f"the power mode is {name}, but {state.sms} of {full} multiprocessors are on"
-        return [Unmet("maxn", found, "sudo reboot")]
+        return [UnmetCondition("maxn", found, "sudo reboot")]
     return []
 
 
-def pinned(state: BoardState) -> list[Unmet]:
+def unmet_pinned(state: BoardState) -> list[UnmetCondition]:
     """Both domains fixed, or one that is not there."""
-    domains = state.pinned
+    domains = state.pinned_by_domain
     if not domains:
-        return [Unmet("pinned", "this machine shows no clock ranges", None)]
+        return [UnmetCondition("pinned", "this machine shows no clock ranges", None)]
     loose = [domain for domain, fixed in domains.items() if not fixed]
     if not loose:
         return []
-    return [Unmet("pinned", f"{' and '.join(loose)} clocks may move", "sudo jetson_clocks")]
+    found = f"{' and '.join(loose)} clocks may move"
+    return [UnmetCondition("pinned", found, "sudo jetson_clocks")]

@@ -25,8 +25,8 @@ from multiprocessing.connection import Connection
 from orinboard.files import Files, Roots
 from orinboard.meter import Sample
 from orinboard.readings import Rail, Readings
-from orinboard.sensors.nvml import NvmlPower
-from orinboard.sensors.power import PowerReader, Sensor
+from orinboard.sensors.nvml import NvmlPowerReader
+from orinboard.sensors.power import ChipAveraging, PowerReader
 from orinboard.sensors.rapl import read_rapl
 
 #: Counters that the hardware keeps need no more samples a second than this.
@@ -58,12 +58,12 @@ class Status:
     max_gap: float
     next_gap: float
     read_seconds: float = 0.0
-    sensors: tuple[Sensor, ...] = ()
+    averagings: tuple[ChipAveraging, ...] = ()
     errors: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Clock:
+class Clocks:
     """The clocks that the sampling goes by."""
 
     monotonic: Callable[[], float] = time.monotonic
@@ -80,7 +80,7 @@ def due_times(started: float, period: Callable[[], float], draw: random.Random) 
         begin += length
 
 
-class Sampling:
+class PowerSampling:
     """Takes samples of all power sensors, `hertz` times a second or as often as they can answer."""
 
     def __init__(
@@ -90,14 +90,14 @@ class Sampling:
         *,
         rails: tuple[str, ...] = (),
         readers: Sequence[Reader] | None = None,
-        clock: Clock | None = None,
+        clock: Clocks | None = None,
         pid: int | None = None,
         draw: random.Random | None = None,
     ) -> None:
         self._files, self._period = Files(roots), 1 / hertz
-        self._clock, self._draw = clock or Clock(), draw or random.Random()
+        self._clock, self._draw = clock or Clocks(), draw or random.Random()
         self._power = PowerReader(rails, self._clock.monotonic, self._draw)
-        self._readers = readers or (self._power, NvmlPower(pid or os.getpid()), read_rapl)
+        self._readers = readers or (self._power, NvmlPowerReader(pid or os.getpid()), read_rapl)
         self._answering = list(self._readers)
         self._errors: Counter[str] = Counter()
         self._read_seconds = 0.0
@@ -112,7 +112,7 @@ class Sampling:
         now = self._clock.monotonic()
         due = due_times(now, self.next_period, self._draw)
         while True:
-            self.step(emit)
+            self.emit_sample(emit)
             now = self._clock.monotonic()
             at = next(due)
             if at < now - self.next_period():
@@ -122,11 +122,11 @@ class Sampling:
             if wait(max(at - now, 0.0)):
                 # A chip that averages shows this moment only later.
                 self._clock.sleep(self._power.lag_seconds)
-                self.step(emit)
+                self.emit_sample(emit)
                 self._power.close()
                 return
 
-    def step(self, emit: Callable[[Sample, Status], None]) -> None:
+    def emit_sample(self, emit: Callable[[Sample, Status], None]) -> None:
         """Take one sample and emit it. Whatever a board answers, the next one comes."""
         try:
             # Of the pace until now: a reading that hangs must not excuse itself.
@@ -137,7 +137,8 @@ class Sampling:
             return
         errors = dict(self._errors)
         emit(
-            sample, Status(max_gap, self.max_gap(), self._read_seconds, self._power.sensors, errors)
+            sample,
+            Status(max_gap, self.max_gap(), self._read_seconds, self._power.averagings, errors),
         )
 
     def max_gap(self) -> float:
@@ -156,7 +157,7 @@ class Sampling:
         """Read every sensor once."""
         before, began = self._clock.boottime(), self._clock.monotonic()
         self._power.began = began
-        rails = self._rails(began)
+        rails = self._read_rails(began)
         if self._files.errors:
             self._errors.update(self._files.errors)
             self._files.errors.clear()
@@ -176,7 +177,7 @@ class Sampling:
         span = math.hypot(ended - self._power.began, blur)
         return Sample(after - back, ended - back, rails, blur=blur, span=span)
 
-    def _rails(self, now: float) -> tuple[Rail, ...]:
+    def _read_rails(self, now: float) -> tuple[Rail, ...]:
         probe = now >= self._next_probe
         if probe:
             self._next_probe = now + PROBE_SECONDS
@@ -197,7 +198,7 @@ class Sampling:
         return rails
 
 
-class Outbox:
+class SampleOutbox:
     """Samples on their way to who started this process: sent at once, or when they are asked for.
 
     A thread of its own sends them: neither a sensor that hangs nor a reader that is busy delays
@@ -208,7 +209,7 @@ class Outbox:
         self._output, self._changed = output, threading.Condition()
         self._waiting: list[tuple[Sample, Status]] = []
         self._most, self._asked, self._ended = 1, False, False
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._send_batches, daemon=True)
         self._thread.start()
 
     def put(self, sample: Sample, status: Status) -> None:
@@ -219,20 +220,20 @@ class Outbox:
             if len(self._waiting) >= self._most:
                 self._changed.notify_all()
 
-    def answer(self) -> None:
+    def answer_request(self) -> None:
         """Send what there is, from now on only when it is asked for."""
         with self._changed:
             self._most, self._asked = MOST_WAITING, True
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def send_last_and_end(self) -> None:
         """Send the last of them."""
         with self._changed:
             self._asked = self._ended = True
             self._changed.notify_all()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _send_batches(self) -> None:
         try:
             while not (self._ended and not self._asked):
                 with self._changed:
@@ -247,11 +248,11 @@ class Outbox:
                 self._changed.notify_all()
 
 
-def serve_samples(outbox: Outbox, stop: int) -> None:
+def answer_requests_on_stdin(outbox: SampleOutbox, stop: int) -> None:
     """Answer the bytes of standard input; close `stop` when it ends."""
     try:
         while os.read(0, 1):
-            outbox.answer()
+            outbox.answer_request()
     finally:
         os.close(stop)
         time.sleep(LAST_SECONDS)
@@ -261,16 +262,16 @@ def serve_samples(outbox: Outbox, stop: int) -> None:
 def main() -> None:
     """Sample as the first argument says, to standard output, until standard input ends."""
     asked = json.loads(sys.argv[1])
-    outbox = Outbox(Connection(os.dup(1), readable=False))
+    outbox = SampleOutbox(Connection(os.dup(1), readable=False))
     os.dup2(2, 1)  # nothing that prints may get in between
     stopped, stop = os.pipe()
-    threading.Thread(target=serve_samples, args=(outbox, stop), daemon=True).start()
+    threading.Thread(target=answer_requests_on_stdin, args=(outbox, stop), daemon=True).start()
 
     def wait(seconds: float) -> bool:
         return bool(select.select([stopped], [], [], seconds)[0])
 
-    sampling = Sampling(
+    sampling = PowerSampling(
         Roots(*asked["roots"]), asked["hertz"], rails=tuple(asked["rails"]), pid=asked["pid"]
     )
     sampling.run(wait, outbox.put)
-    outbox.end()
+    outbox.send_last_and_end()

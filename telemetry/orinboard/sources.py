@@ -55,8 +55,8 @@ TIMEOUT = "ETIMEDOUT"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome of reading one source: the names of its errors (none: it went well), its seconds."""
+class SourceOutcome:
+    """The names of its errors (none: it went well), and the seconds that it took."""
 
     errors: tuple[str, ...]
     seconds: float
@@ -67,41 +67,41 @@ class Snapshot:
     """The readings of all sources, and the outcome of each that the board has."""
 
     readings: Readings
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, SourceOutcome]
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingReading:
     """One reading under way, which every caller who comes meanwhile shares."""
 
     started: float
-    landed: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
     readings: Readings = field(default_factory=Readings)
     errors: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
-class Source:
+class SourceThread:
     """One source and the thread that reads it."""
 
     def __init__(self, name: str, reader: Reader, roots: Roots, trace: Tree | None) -> None:
         self.name = name
         self._reader, self._roots, self._trace = reader, roots, trace
         self._lock = threading.Lock()
-        self._flight: Flight | None = None
-        self._queue: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._flight: PendingReading | None = None
+        self._queue: queue.SimpleQueue[PendingReading | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Flight:
+    def start_reading(self) -> PendingReading:
         """Begin a reading, or join the one under way."""
         with self._lock:
-            if self._flight is None or self._flight.landed.is_set():
+            if self._flight is None or self._flight.done.is_set():
                 if self._thread is None:
                     self._thread = threading.Thread(
-                        target=self._serve, name=f"read {self.name}", daemon=True
+                        target=self._answer_requests, name=f"read {self.name}", daemon=True
                     )
                     self._thread.start()
-                self._flight = Flight(time.monotonic())
+                self._flight = PendingReading(time.monotonic())
                 self._queue.put(self._flight)
             return self._flight
 
@@ -109,7 +109,7 @@ class Source:
         """Let the thread end, at once or when the file it waits for answers."""
         self._queue.put(None)
 
-    def _serve(self) -> None:
+    def _answer_requests(self) -> None:
         while (flight := self._queue.get()) is not None:
             files = Files(self._roots, self._trace)
             try:
@@ -119,7 +119,7 @@ class Source:
                 files.errors.append(type(error).__name__)
             flight.errors = tuple(files.errors)
             flight.seconds = time.monotonic() - flight.started
-            flight.landed.set()
+            flight.done.set()
 
 
 class Board:
@@ -141,23 +141,24 @@ class Board:
         self.roots = roots or Roots()
         self.budget = budget
         self._sources = [
-            Source(name, readers[name], self.roots, trace) for name in dict.fromkeys(collectors)
+            SourceThread(name, readers[name], self.roots, trace)
+            for name in dict.fromkeys(collectors)
         ]
 
     def read(self) -> Snapshot:
         """Read every source; never waits longer than the budget and never raises."""
-        flights = [(source.name, source.start()) for source in self._sources]
+        flights = [(source.name, source.start_reading()) for source in self._sources]
         readings, outcomes = Readings(), {}
         for name, flight in flights:
             # The budget counts from the start of the reading: who joins one that hangs already
             # does not wait for it again.
             left = flight.started + self.budget - time.monotonic()
-            if flight.landed.wait(max(left, 0)):
+            if flight.done.wait(max(left, 0)):
                 readings += flight.readings
                 if flight.errors or flight.readings != Readings():
-                    outcomes[name] = Outcome(flight.errors, flight.seconds)
+                    outcomes[name] = SourceOutcome(flight.errors, flight.seconds)
             else:
-                outcomes[name] = Outcome((TIMEOUT,), time.monotonic() - flight.started)
+                outcomes[name] = SourceOutcome((TIMEOUT,), time.monotonic() - flight.started)
         return Snapshot(readings, outcomes)
 
     def close(self) -> None:

@@ -27,8 +27,8 @@ from orinboard.replay import (
     save_recording,
 )
 from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
-from orinexporter.service import Exporter
-from orinexporter.top import show
+from orinexporter.exporter import Exporter
+from orinexporter.top import show_board
 from orinexporter.web import Server
 from orinexporter.webconfig import WebConfigError, load_web_config
 
@@ -43,7 +43,7 @@ GREATEST_HERTZ = 100.0
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-def say(line: str) -> None:
+def say_on_stderr(line: str) -> None:
     """A line for the person who started us."""
     click.echo(f"{PROGRAM}: {line}", err=True)
 
@@ -92,7 +92,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServerSettings:
     """Settings of the server."""
 
     address: tuple[str, int]
@@ -116,12 +116,12 @@ def open_board(options: Options) -> Iterator[tuple[Roots, Board]]:
                 raise click.UsageError(
                     f"--replay {options.replay}: neither {FILE} nor sys/ is in it"
                 )
-            roots = Roots.under(options.replay)
+            roots = Roots.in_directory(options.replay)
         with Board(roots, options.collectors, budget=options.budget) as board:
             yield roots, board
 
 
-def describe_board(board: Board) -> str:
+def board_description(board: Board) -> str:
     """Describe the board and its sensors."""
     snapshot = board.read()
     found = ", ".join(snapshot.outcomes) or "none"
@@ -142,7 +142,7 @@ def print_exposition(options: Options) -> None:
         sys.stdout.buffer.write(body)
 
 
-def serve(options: Options, service: Service) -> None:
+def serve(options: Options, service: ServerSettings) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the web configuration again."""
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -152,7 +152,7 @@ def serve(options: Options, service: Service) -> None:
         wanted = set(options.collectors) & {"rails", "nvml", "rapl"}
         sampler = None
         if hertz and wanted:
-            check_rails(options.rails, board)
+            check_rail_names(options.rails, board)
             sampler = EnergySampler(roots, hertz, monotonic=True, rails=options.rails)
         exporter = Exporter(board, sampler)
         file = service.web_config
@@ -162,26 +162,26 @@ def serve(options: Options, service: Service) -> None:
         except WebConfigError as error:
             raise click.UsageError(f"--web-config {error}") from None
         except OSError as error:
-            raise click.UsageError(refusal(service.address, error)) from None
+            raise click.UsageError(listen_error_text(service.address, error)) from None
         with exporter, server:
-            say(describe_board(board))
-            say(f"serving {server.url}")
+            say_on_stderr(board_description(board))
+            say_on_stderr(f"serving {server.url}")
             while todo.get() == signal.SIGHUP:
-                say(reload(server, file))
+                say_on_stderr(reload_web_config(server, file))
 
 
-def reload(server: Server, file: Path | None) -> str:
+def reload_web_config(server: Server, file: Path | None) -> str:
     """Read the web configuration again; a file that is wrong changes nothing. What to say."""
     if file is None:
         return "SIGHUP: there is no --web-config to read again"
     try:
-        server.reload(load_web_config(file))
+        server.replace_config(load_web_config(file))
     except WebConfigError as error:
         return f"SIGHUP: all stays as it was: {error}"
     return f"SIGHUP: {file} is read again"
 
 
-def check_rails(rails: tuple[str, ...], board: Board) -> None:
+def check_rail_names(rails: tuple[str, ...], board: Board) -> None:
     """Raises UsageError for a rail that the board does not have."""
     try:
         check_rail_choice(rails, board.read().readings.rails)
@@ -189,7 +189,7 @@ def check_rails(rails: tuple[str, ...], board: Board) -> None:
         raise click.UsageError(f"--rails {','.join(rails)}: {error}") from None
 
 
-def refusal(address: tuple[str, int], error: OSError) -> str:
+def listen_error_text(address: tuple[str, int], error: OSError) -> str:
     """Explain why the server cannot listen, and what would help."""
     where = f"--listen {address[0]}:{address[1]}"
     if error.errno == errno.EADDRINUSE:
@@ -282,10 +282,12 @@ def jetson_exporter(
     if context.invoked_subcommand:
         return
     if print_once:
-        refuse_others(context, OF_TOP | {"print_once"}, "--once neither serves nor counts energy")
+        refuse_other_options(
+            context, OF_TOP | {"print_once"}, "--once neither serves nor counts energy"
+        )
         print_exposition(options)
     else:
-        serve(options, Service(listen, web_config, hosts))
+        serve(options, ServerSettings(listen, web_config, hosts))
 
 
 #: The group's options that say where a board is read, and so apply to `record` too.
@@ -296,7 +298,7 @@ OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
 OF_TOP = OF_RECORD | {"collectors", "replay", "budget"}
 
 
-def refuse_others(group: click.Context | None, allowed: frozenset[str], why: str) -> None:
+def refuse_other_options(group: click.Context | None, allowed: frozenset[str], why: str) -> None:
     """Raise UsageError for an option of the group that means nothing to what it is to do."""
     assert group is not None
     for option in group.command.params:
@@ -328,7 +330,7 @@ def record(
     A recording holds only the files that the exporter reads: no serial number, no name of a host
     or user.
     """
-    refuse_others(context.parent, OF_RECORD, "record reads a whole board")
+    refuse_other_options(context.parent, OF_RECORD, "record reads a whole board")
     options: Options = context.obj
     file = directory / FILE
     if file.exists():
@@ -341,7 +343,7 @@ def record(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    say(f"recording into {file}" + (", until Ctrl-C" if seconds is None else ""))
+    say_on_stderr(f"recording into {file}" + (", until Ctrl-C" if seconds is None else ""))
     if seconds is not None:
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True
@@ -351,7 +353,7 @@ def record(
             count = save_recording(recorded_frames(options.roots, interval, stop), output)
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
-    say(f"{count} frames in {file}")
+    say_on_stderr(f"{count} frames in {file}")
 
 
 @jetson_exporter.command()
@@ -369,7 +371,7 @@ def top(context: click.Context, /, interval: float) -> None:
     If the output is no terminal, the board is shown once. Run as root, it also shows the GPU
     memory of each process and the clock of the memory.
     """
-    refuse_others(context.parent, OF_TOP, "top serves nothing")
+    refuse_other_options(context.parent, OF_TOP, "top serves nothing")
     # A recording that is played leaves no files behind, however its terminal goes away.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -378,10 +380,10 @@ def top(context: click.Context, /, interval: float) -> None:
     if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
         options = replace(options, collectors=tuple(SOURCES))
     with open_board(options) as (_, board):
-        show(board, interval, console())
+        show_board(board, interval, output_console())
 
 
-def console() -> Console:
+def output_console() -> Console:
     """Standard output; one that is no terminal is wide enough for any line."""
     out = Console(file=sys.stdout)
     return out if out.is_terminal else Console(file=sys.stdout, width=WIDE)
@@ -392,7 +394,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         jetson_exporter.main(args=argv, prog_name=PROGRAM, standalone_mode=False)
     except click.ClickException as error:
-        say(error.format_message())
+        say_on_stderr(error.format_message())
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)

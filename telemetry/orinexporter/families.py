@@ -17,7 +17,7 @@ Known = list[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """`jetson_<name>`, a counter where its name ends in `_total`.
 
     `rows` makes the samples of what it is given: values of the labels, and the figure.
@@ -28,11 +28,11 @@ class Family:
     labels: tuple[str, ...]
     rows: Callable[..., Iterable[Row]]
 
-    def known(self, *given: object) -> Known:
+    def known_rows(self, *given: object) -> Known:
         """The rows that have a value."""
         return [(labels, float(v)) for labels, v in self.rows(*given) if v is not None]
 
-    def metric(self, rows: Known) -> Metric:
+    def prometheus_metric(self, rows: Known) -> Metric:
         """The family with these rows."""
         kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         metric = kind(f"jetson_{self.name}", self.help, labels=self.labels)
@@ -41,7 +41,7 @@ class Family:
         return metric
 
 
-def rows_of_each(things: str, value: str, *labels: str) -> Callable[[Readings], Iterable[Row]]:
+def row_reader(things: str, value: str, *labels: str) -> Callable[[Readings], Iterable[Row]]:
     """Rows of a field of the readings: one for each of its things, labelled by its own fields."""
     names = labels or ("name",)
     return lambda r: [
@@ -50,23 +50,23 @@ def rows_of_each(things: str, value: str, *labels: str) -> Callable[[Readings], 
     ]
 
 
-def of_each(name: str, text: str, label: str, field: str) -> Family:
+def family_of_each(name: str, text: str, label: str, field: str) -> MetricFamily:
     """A family of a field such as `gpus.load`, a row for each by its name."""
-    return Family(name, text, (label,), rows_of_each(*field.split(".")))
+    return MetricFamily(name, text, (label,), row_reader(*field.split(".")))
 
 
-def of_rails(name: str, text: str, value: str) -> Family:
+def family_of_rails(name: str, text: str, value: str) -> MetricFamily:
     """The same of rails, which have a device, too."""
-    return Family(name, text, RAIL, rows_of_each("rails", value, "name", "device"))
+    return MetricFamily(name, text, RAIL, row_reader("rails", value, "name", "device"))
 
 
-def of_one(name: str, text: str, field: str) -> Family:
+def family_of_one(name: str, text: str, field: str) -> MetricFamily:
     """The same of what a board has once, or not at all: `memory.nvmap_bytes`."""
     thing, value = field.split(".")
-    return Family(name, text, (), lambda r: [((), getattr(getattr(r, thing), value, None))])
+    return MetricFamily(name, text, (), lambda r: [((), getattr(getattr(r, thing), value, None))])
 
 
-def board(r: Readings) -> list[Row]:
+def board_info_rows(r: Readings) -> list[Row]:
     """Identity of a Jetson."""
     if r.identity is None or not r.identity.soc:
         return []
@@ -79,155 +79,159 @@ LEVEL = (*RAIL, "level")
 
 #: Families of a board's readings.
 BOARD = (
-    Family(
+    MetricFamily(
         "info",
         "The board and its releases; always 1.",
         ("model", "soc", "l4t", "firmware"),
-        board,
+        board_info_rows,
     ),
-    Family(
+    MetricFamily(
         "power_mode_info",
         "The nvpmodel power mode; always 1.",
         ("id", "name"),
         lambda r: [((str(m.id), m.name or ""), 1) for m in [r.power_mode] if m],
     ),
-    Family(
+    MetricFamily(
         "clocks_pinned",
         "1 if the minimum and maximum clock of a domain are equal, as jetson_clocks sets them.",
         ("domain",),
-        lambda r: [((domain,), fixed) for domain, fixed in r.pinned.items()],
+        lambda r: [((domain,), fixed) for domain, fixed in r.pinned_by_domain.items()],
     ),
-    of_each("gpu_load_ratio", "Load of the GPU.", "gpu", "gpus.load"),
-    of_each("gpu_frequency_hertz", "Clock of the GPU.", "gpu", "gpus.current_hz"),
-    of_each("gpu_min_frequency_hertz", "Minimum clock of the GPU.", "gpu", "gpus.min_hz"),
-    of_each("gpu_max_frequency_hertz", "Maximum clock of the GPU.", "gpu", "gpus.max_hz"),
-    of_each("gpu_multiprocessors", "Streaming multiprocessors switched on.", "gpu", "gpus.sms"),
-    Family(
+    family_of_each("gpu_load_ratio", "Load of the GPU.", "gpu", "gpus.load"),
+    family_of_each("gpu_frequency_hertz", "Clock of the GPU.", "gpu", "gpus.current_hz"),
+    family_of_each("gpu_min_frequency_hertz", "Minimum clock of the GPU.", "gpu", "gpus.min_hz"),
+    family_of_each("gpu_max_frequency_hertz", "Maximum clock of the GPU.", "gpu", "gpus.max_hz"),
+    family_of_each(
+        "gpu_multiprocessors", "Streaming multiprocessors switched on.", "gpu", "gpus.sms"
+    ),
+    MetricFamily(
         "gpu_governor_info",
         "The governor that sets the clock of the GPU; always 1.",
         ("gpu", "governor"),
         lambda r: [((g.name, g.governor), 1) for g in r.gpus if g.governor],
     ),
-    of_rails("rail_voltage_volts", "Voltage of a rail.", "volts"),
-    of_rails(
+    family_of_rails("rail_voltage_volts", "Voltage of a rail.", "volts"),
+    family_of_rails(
         "rail_current_amperes",
         "Current of a rail; slightly negative readings occur at idle.",
         "amperes",
     ),
-    of_rails("rail_power_watts", "Power of a rail.", "watts"),
-    Family(
+    family_of_rails("rail_power_watts", "Power of a rail.", "watts"),
+    MetricFamily(
         "rail_current_limit_amperes",
         "Current at which a rail raises its alarm.",
         LEVEL,
         lambda r: [((x.name, x.device, level), amps) for x in r.rails for level, amps in x.limits],
     ),
-    Family(
+    MetricFamily(
         "rail_alarm",
         "1 if the current of a rail is above its limit.",
         LEVEL,
         lambda r: [((x.name, x.device, level), up) for x in r.rails for level, up in x.alarms],
     ),
-    Family(
+    MetricFamily(
         "module_power_watts",
         "Power of the module: VDD_IN, or its inputs' sum; of the system on a Thor.",
         (),
         lambda r: [((), module_watts(r.rails))],
     ),
-    of_each(
+    family_of_each(
         "temperature_celsius",
         "Temperature of a zone; no sample while the zone is gated.",
         "zone",
         "zones.celsius",
     ),
-    Family(
+    MetricFamily(
         "thermal_zone_online",
         "1 if a zone can be read; 0 while the unit that it measures is gated.",
         ("zone",),
         lambda r: [((zone.name,), zone.celsius is not None) for zone in r.zones],
     ),
-    Family(
+    MetricFamily(
         "temperature_trip_celsius",
         "Temperature at which the kernel reacts.",
         ("zone", "trip", "type"),
         lambda r: [((z.name, str(t.index), t.kind), t.celsius) for z in r.zones for t in z.trips],
     ),
-    of_each(
+    family_of_each(
         "cooling_state_ratio",
         "State of a cooling device or throttle alert, as a share of its maximum state.",
         "type",
         "coolings.ratio",
     ),
-    of_each("fan_pwm_ratio", "Duty cycle of a fan.", "fan", "fans.pwm"),
-    of_each("fan_speed_rpm", "Speed of a fan in revolutions per minute.", "fan", "fans.rpm"),
-    Family(
+    family_of_each("fan_pwm_ratio", "Duty cycle of a fan.", "fan", "fans.pwm"),
+    family_of_each("fan_speed_rpm", "Speed of a fan in revolutions per minute.", "fan", "fans.rpm"),
+    MetricFamily(
         "throttle_events_total",
         "Electrical throttle events since the exporter started.",
         ("event", "reason"),
-        rows_of_each("throttles", "count", "event", "reason"),
+        row_reader("throttles", "count", "event", "reason"),
     ),
-    Family(
+    MetricFamily(
         "throttle_enabled",
         "1 if an event slows the chip down.",
         ("event",),
-        rows_of_each("throttles", "enabled", "event"),
+        row_reader("throttles", "enabled", "event"),
     ),
-    of_one("nvmap_memory_bytes", "Memory allocated for the GPU.", "memory.nvmap_bytes"),
-    of_one(
+    family_of_one("nvmap_memory_bytes", "Memory allocated for the GPU.", "memory.nvmap_bytes"),
+    family_of_one(
         "memory_largest_free_block_bytes",
         "Size of the largest free block of physical memory.",
         "memory.largest_free_block_bytes",
     ),
-    of_one(
+    family_of_one(
         "memory_largest_free_blocks",
         "Number of free blocks of the largest size.",
         "memory.largest_free_blocks",
     ),
-    of_one("emc_frequency_hertz", "Clock of the memory controller.", "emc.current_hz"),
-    of_one("emc_max_frequency_hertz", "Maximum clock of the memory controller.", "emc.max_hz"),
-    Family(
+    family_of_one("emc_frequency_hertz", "Clock of the memory controller.", "emc.current_hz"),
+    family_of_one(
+        "emc_max_frequency_hertz", "Maximum clock of the memory controller.", "emc.max_hz"
+    ),
+    MetricFamily(
         "emc_activity_hertz",
         "Clocks a second in which memory was used, as the activity monitor counts them.",
         (),
         lambda r: [((), r.emc_activity_hz)],
     ),
-    of_each("engine_frequency_hertz", "Clock of an engine.", "engine", "engines.current_hz"),
-    of_each("engine_load_ratio", "Load of an engine.", "engine", "engines.load"),
-    of_each(
+    family_of_each("engine_frequency_hertz", "Clock of an engine.", "engine", "engines.current_hz"),
+    family_of_each("engine_load_ratio", "Load of an engine.", "engine", "engines.load"),
+    family_of_each(
         "engine_enabled", "1 if the clock of an engine is running.", "engine", "engines.enabled"
     ),
 )
 
 #: Families of what a running EnergySampler has counted.
 ENERGY = (
-    Family(
+    MetricFamily(
         "energy_joules_total",
         "Energy drawn by a rail, or by the module, while it was sampled.",
         ("rail",),
-        lambda sampler: [((rail,), value) for rail, value in sampler.counters().items()],
+        lambda sampler: [((rail,), value) for rail, value in sampler.joules_by_rail().items()],
     ),
-    Family(
+    MetricFamily(
         "energy_gap_seconds_total",
         "Time whose energy is missing from the counters, because of missing samples or sleep.",
         (),
-        lambda sampler: [((), sampler.energy().gap_seconds)] if sampler.counters() else [],
+        lambda sampler: [((), sampler.energy().gap_seconds)] if sampler.joules_by_rail() else [],
     ),
 )
 
 #: Families of a Snapshot and of errors counted since the start, by source and errno.
 SOURCES = (
-    Family(
+    MetricFamily(
         "scrape_source_success",
         "1 if a source that the board has was read completely.",
         ("source",),
         lambda snapshot, _: [((n,), not o.errors) for n, o in snapshot.outcomes.items()],
     ),
-    Family(
+    MetricFamily(
         "scrape_source_duration_seconds",
         "Time taken to read a source.",
         ("source",),
         lambda snapshot, _: [((n,), o.seconds) for n, o in snapshot.outcomes.items()],
     ),
-    Family(
+    MetricFamily(
         "read_errors_total",
         "Files that could not be read or understood, by source and errno.",
         ("source", "errno"),

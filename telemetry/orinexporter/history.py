@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import rail_keys
-from orinboard.readings import Core, Readings
+from orinboard.power_boundary import unique_rail_keys
+from orinboard.readings import CoreTicks, Readings
 
 #: A point every so many seconds, and how many are kept: ten minutes.
 INTERVAL_SECONDS, POINTS = 2.0, 300
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Moment:
     """One moment; `seconds` of CLOCK_MONOTONIC, `events` the throttle counters by reason.
 
     `rails` are watts by the rail's key.
@@ -24,25 +24,28 @@ class Point:
     load: float | None
     celsius: float | None
     events: dict[str, int]
-    cores: tuple[Core, ...] = ()
+    cores: tuple[CoreTicks, ...] = ()
     rails: dict[str, float | None] = field(default_factory=dict)
 
 
-def point(readings: Readings, seconds: float) -> Point:
+def moment_of_readings(readings: Readings, seconds: float) -> Moment:
     """The moment that `readings` show."""
     state = BoardState(readings)
-    return Point(
+    return Moment(
         seconds,
-        state.watts,
+        state.module_watts,
         next((gpu.load for gpu in readings.gpus if gpu.load is not None), None),
-        state.hottest,
+        state.hottest_celsius,
         {t.reason: t.count for t in readings.throttles if t.count is not None},
         readings.host.cores if readings.host else (),
-        {key: r.watts for key, r in zip(rail_keys(readings.rails), readings.rails, strict=True)},
+        {
+            key: r.watts
+            for key, r in zip(unique_rail_keys(readings.rails), readings.rails, strict=True)
+        },
     )
 
 
-def core_loads(before: Sequence[Core], after: Sequence[Core]) -> dict[int, float]:
+def core_loads(before: Sequence[CoreTicks], after: Sequence[CoreTicks]) -> dict[int, float]:
     """The load of each CPU between two readings, 0 to 1; none where no time went by."""
     then = {core.cpu: core for core in before}
     loads = {}
@@ -53,7 +56,7 @@ def core_loads(before: Sequence[Core], after: Sequence[Core]) -> dict[int, float
     return loads
 
 
-def counted_events(history: Sequence[Point]) -> Iterator[tuple[Point, dict[str, int]]]:
+def points_with_events(history: Sequence[Moment]) -> Iterator[tuple[Moment, dict[str, int]]]:
     """Points at which events were counted, with how many; a counter that went back began again."""
     for before, after in pairwise(history):
         events = {}

@@ -12,7 +12,7 @@ from orinboard.board import BoardState
 from orinboard.power_boundary import energy_boundary
 from orinboard.readings import Readings
 from orinboard.sources import Snapshot
-from orinexporter.history import Point, core_loads, counted_events
+from orinexporter.history import Moment, core_loads, points_with_events
 
 #: Puts a fresh page's content in the place of the old one.
 LIVE_JS = """\
@@ -39,7 +39,7 @@ TIME_MARKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class Chart:
     """One chart: what it shows, its unit, its axis, and a line for each uninterrupted part.
 
     `spots` are places to point at, as x, width and words. `small` charts stand side by side.
@@ -53,7 +53,7 @@ class Curve:
     small: bool = False
 
 
-def scaled(value: float, factor: float, digits: int) -> str:
+def scaled_text(value: float, factor: float, digits: int) -> str:
     """`value` in the unit that `factor` leads to."""
     return f"{value * factor:.{digits}f}"
 
@@ -74,7 +74,7 @@ environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-environment.filters["scaled"] = scaled
+environment.filters["scaled"] = scaled_text
 environment.filters["size"] = bytes_text
 template = environment.get_template("page.html")
 
@@ -88,8 +88,8 @@ def full_scale(greatest: float, least: float) -> float:
     )
 
 
-def polyline(
-    history: Sequence[Point], value: Callable[[Point], float | None], full: float, base: float = 0
+def polyline_points(
+    history: Sequence[Moment], value: Callable[[Moment], float | None], full: float, base: float = 0
 ) -> list[str]:
     """SVG point lists of a curve, cut where a value is missing, from `base` to `full`."""
     width, height = CHART
@@ -107,14 +107,14 @@ def polyline(
     return [" ".join(line) for line in lines if len(line) > 1]
 
 
-def time_position(history: Sequence[Point], moment: Point) -> float:
+def time_position(history: Sequence[Moment], moment: Moment) -> float:
     """Position of a moment on the time axis, 0 to 1."""
     first, last = history[0].seconds, history[-1].seconds
     return (moment.seconds - first) / max(last - first, 1e-9)
 
 
 def hover_spots(
-    history: Sequence[Point], value: Callable[[Point], float | None], unit: str, now: float
+    history: Sequence[Moment], value: Callable[[Moment], float | None], unit: str, now: float
 ) -> list[tuple[float, float, str]]:
     """A strip for each point of a curve, which says what it is when pointed at."""
     if len(history) < 2:
@@ -129,14 +129,14 @@ def hover_spots(
     return found
 
 
-def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
+def throttle_marks(history: Sequence[Moment]) -> list[tuple[float, str]]:
     """Counted events and their positions on the time axis (0 to the chart's width)."""
     return [
         (
             round(time_position(history, moment) * CHART[0], 1),
             ", ".join(f"{n} {reason}" for reason, n in events.items()),
         )
-        for moment, events in counted_events(history)
+        for moment, events in points_with_events(history)
     ]
 
 
@@ -152,70 +152,74 @@ def passive_trip(readings: Readings) -> float:
     return FULL_SCALE_CELSIUS
 
 
-def time_text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A time for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def chart(
-    history: Sequence[Point],
-    value: Callable[[Point], float | None],
+def value_chart(
+    history: Sequence[Moment],
+    value: Callable[[Moment], float | None],
     titles: tuple[str, str, str],
     axis: tuple[float, float],
     now: float,
-) -> Curve:
+) -> Chart:
     """The chart of a value: `titles` are its class, its words and its unit."""
     (name, title, unit), (base, full) = titles, axis
     marks = [f"{base + (full - base) * part:g} {unit}" for part in (1, 0.5, 0)]
-    lines = polyline(history, value, full, base)
-    return Curve(name, title, marks, lines, hover_spots(history, value, unit, now))
+    lines = polyline_points(history, value, full, base)
+    return Chart(name, title, marks, lines, hover_spots(history, value, unit, now))
 
 
-def temperature_axis(history: Sequence[Point]) -> tuple[float, float]:
+def temperature_axis(history: Sequence[Moment]) -> tuple[float, float]:
     """An axis of whole tens that the temperatures fit in."""
     found = [p.celsius for p in history if p.celsius is not None]
     return math.floor((min(found) - 2) / 10) * 10, math.ceil((max(found) + 2) / 10) * 10
 
 
-def load_percent(moment: Point) -> float | None:
+def load_percent(moment: Moment) -> float | None:
     """The GPU's load in per cent."""
     return None if moment.load is None else moment.load * 100
 
 
-def curves(history: Sequence[Point], now: float) -> list[Curve]:
+def charts(history: Sequence[Moment], now: float) -> list[Chart]:
     """Power, load, temperature, and each rail; none without a value."""
     found = []
     watts = [p.watts for p in history if p.watts is not None]
     if watts:
         titles, axis = ("watts", "Module power", "W"), (0.0, full_scale(max(watts), LEAST_WATTS))
-        found.append(chart(history, lambda p: p.watts, titles, axis, now))
+        found.append(value_chart(history, lambda p: p.watts, titles, axis, now))
     if any(p.load is not None for p in history):
-        found.append(chart(history, load_percent, ("load", "GPU load", "%"), (0, 100), now))
+        found.append(value_chart(history, load_percent, ("load", "GPU load", "%"), (0, 100), now))
     if any(p.celsius is not None for p in history):
         titles = "celsius", "Hottest zone", "°C"
-        found.append(chart(history, lambda p: p.celsius, titles, temperature_axis(history), now))
+        found.append(
+            value_chart(history, lambda p: p.celsius, titles, temperature_axis(history), now)
+        )
     rails = dict.fromkeys(key for p in history for key, w in p.rails.items() if w is not None)
-    return found + [rail_curve(history, key, now) for key in rails]
+    return found + [rail_chart(history, key, now) for key in rails]
 
 
-def rail_curve(history: Sequence[Point], key: str, now: float) -> Curve:
+def rail_chart(history: Sequence[Moment], key: str, now: float) -> Chart:
     """The chart of one rail's power, on an axis of its own."""
 
-    def watts(moment: Point) -> float | None:
+    def watts(moment: Moment) -> float | None:
         return moment.rails.get(key)
 
     greatest = max((watts(moment) or 0.0 for moment in history), default=0.0)
     axis = 0.0, full_scale(greatest, LEAST_RAIL_WATTS)
-    return replace(chart(history, watts, ("watts", key, "W"), axis, now), spots=(), small=True)
+    return replace(
+        value_chart(history, watts, ("watts", key, "W"), axis, now), spots=(), small=True
+    )
 
 
-def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, float]) -> str:
+def render(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[str, float]) -> str:
     """The page as HTML."""
     readings, now = snapshot.readings, time.monotonic()
     state = BoardState(readings)
     whole = energy_boundary(readings.rails)
     greatest = max((p.watts or 0.0 for p in history), default=0.0)
-    full_watts = full_scale(max(greatest, state.watts or 0.0), LEAST_WATTS)
+    full_watts = full_scale(max(greatest, state.module_watts or 0.0), LEAST_WATTS)
     trip = passive_trip(readings)
     length = history[-1].seconds - history[0].seconds if history else 0.0
     cores = readings.host.cores if readings.host else ()
@@ -231,11 +235,11 @@ def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, fl
         trip=trip,
         full_watts=full_watts,
         chart=CHART,
-        span=time_text(length),
-        ages=[time_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
-        curves=curves(history, now),
+        span=duration_text(length),
+        ages=[duration_text(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
+        curves=charts(history, now),
         marks=throttle_marks(history),
-        gained=sum((Counter(events) for _, events in counted_events(history)), Counter()),
+        gained=sum((Counter(events) for _, events in points_with_events(history)), Counter()),
         core_loads=core_loads(earlier, cores),
         clocks={c.cpu: c.current_hz for c in readings.cpu.clocks} if readings.cpu else {},
     )

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from orinboard.board import BoardState
 from orinboard.power_boundary import energy_boundary
-from orinboard.readings import Core, Readings
+from orinboard.readings import CoreTicks, Readings
 from orinboard.sources import Board
 from orinexporter.history import core_loads
 from orinexporter.page import LEAST_WATTS, bytes_text, full_scale, passive_trip
@@ -51,7 +51,7 @@ KEYS: dict[bytes, tuple[int, int]] = {
 KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", flags=re.DOTALL)
 
 
-def plain(text: str) -> Text:
+def safe_text(text: str) -> Text:
     """A text of the board's, which is shown and neither obeyed nor read as markup."""
     return Text(CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))
 
@@ -61,7 +61,7 @@ def bar(value: float, full: float, style: str = "green") -> ProgressBar:
     return ProgressBar(total=full, completed=min(value, full), width=BAR, complete_style=style)
 
 
-def grid() -> Table:
+def three_column_table() -> Table:
     """A table without lines: what, how much, a bar."""
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=22, overflow="ellipsis", no_wrap=True)
@@ -70,33 +70,35 @@ def grid() -> Table:
     return table
 
 
-def gauges(readings: Readings, watts: float) -> Table:
+def gauge_table(readings: Readings, watts: float) -> Table:
     """Power, GPU, temperature, fans; `watts` is the greatest power seen yet."""
-    state, table = BoardState(readings), grid()
-    if state.watts is not None:
-        full = full_scale(max(watts, state.watts), LEAST_WATTS)
-        table.add_row("module power", f"{state.watts:.1f} W", bar(state.watts, full, "yellow"))
+    state, table = BoardState(readings), three_column_table()
+    if state.module_watts is not None:
+        full = full_scale(max(watts, state.module_watts), LEAST_WATTS)
+        table.add_row(
+            "module power", f"{state.module_watts:.1f} W", bar(state.module_watts, full, "yellow")
+        )
     for gpu in readings.gpus:
         if gpu.load is not None:
-            table.add_row(plain(f"GPU {gpu.name} load"), f"{gpu.load:.1%}", bar(gpu.load, 1))
+            table.add_row(safe_text(f"GPU {gpu.name} load"), f"{gpu.load:.1%}", bar(gpu.load, 1))
         if gpu.current_hz is not None:
             most = gpu.max_hz or gpu.current_hz
             clock = f"{gpu.current_hz / 1e6:.0f} of {most / 1e6:.0f} MHz"
-            table.add_row(plain(f"GPU {gpu.name} clock"), clock, bar(gpu.current_hz, most))
-    if state.hottest is not None:
+            table.add_row(safe_text(f"GPU {gpu.name} clock"), clock, bar(gpu.current_hz, most))
+    if state.hottest_celsius is not None:
         trip = passive_trip(readings)
-        style = "red" if state.hottest > trip - 5 else "green"
-        said = f"{state.hottest:.1f} of {trip:.0f} °C"
-        table.add_row("hottest zone", said, bar(state.hottest, trip, style))
+        style = "red" if state.hottest_celsius > trip - 5 else "green"
+        said = f"{state.hottest_celsius:.1f} of {trip:.0f} °C"
+        table.add_row("hottest zone", said, bar(state.hottest_celsius, trip, style))
     for fan in readings.fans:
         said = "– rpm" if fan.rpm is None else f"{fan.rpm} rpm"
-        table.add_row(plain(fan.name), said, bar(fan.pwm or 0, 1))
+        table.add_row(safe_text(fan.name), said, bar(fan.pwm or 0, 1))
     return table
 
 
-def memory(readings: Readings) -> Table:
+def memory_table(readings: Readings) -> Table:
     """Memory, swap, and who has how much of the GPU's."""
-    table, host = grid(), readings.host
+    table, host = three_column_table(), readings.host
     if host and host.memory_bytes and host.memory_available_bytes is not None:
         used = host.memory_bytes - host.memory_available_bytes
         said = f"{bytes_text(used)} of {bytes_text(host.memory_bytes)}"
@@ -114,13 +116,15 @@ def memory(readings: Readings) -> Table:
     if (active := readings.emc_activity_hz) is not None:
         table.add_row("memory active", f"{active / 1e6:.0f} MHz", "")
     for process in readings.processes[:5]:
-        table.add_row(plain(f"  {process.name} {process.pid}"), bytes_text(process.nvmap_bytes), "")
+        table.add_row(
+            safe_text(f"  {process.name} {process.pid}"), bytes_text(process.nvmap_bytes), ""
+        )
     return table
 
 
-def cpus(readings: Readings, before: tuple[Core, ...]) -> Table:
+def cpu_table(readings: Readings, before: tuple[CoreTicks, ...]) -> Table:
     """Every CPU's load and clock."""
-    table = grid()
+    table = three_column_table()
     loads = core_loads(before, readings.host.cores if readings.host else ())
     clocks = {c.cpu: c.current_hz for c in readings.cpu.clocks} if readings.cpu else {}
     for cpu in sorted({*loads, *clocks}):
@@ -131,47 +135,47 @@ def cpus(readings: Readings, before: tuple[Core, ...]) -> Table:
     return table
 
 
-def zones(readings: Readings) -> Table:
+def zone_table(readings: Readings) -> Table:
     """Every zone that answers, and the engines that root sees."""
-    table, trip = grid(), passive_trip(readings)
+    table, trip = three_column_table(), passive_trip(readings)
     for zone in readings.zones:
         if zone.celsius is not None:
             style = "red" if zone.celsius > trip - 5 else "green"
             table.add_row(
-                plain(zone.name), f"{zone.celsius:.1f} °C", bar(zone.celsius, trip, style)
+                safe_text(zone.name), f"{zone.celsius:.1f} °C", bar(zone.celsius, trip, style)
             )
     for engine in readings.engines:
         said = "on" if engine.current_hz is None else f"{engine.current_hz / 1e6:.0f} MHz"
         busy = "" if engine.load is None else f"{engine.load:.0%} at "
         drawn = "" if engine.load is None else bar(engine.load, 1)
         said = "off" if engine.enabled is False else busy + said
-        table.add_row(plain(f"engine {engine.name}"), said, drawn)
+        table.add_row(safe_text(f"engine {engine.name}"), said, drawn)
     return table
 
 
-def rails(readings: Readings) -> Group:
+def rail_table(readings: Readings) -> Group:
     """Watts by rail, and what their sum holds."""
-    table = grid()
+    table = three_column_table()
     for rail in readings.rails:
         said = "–" if rail.watts is None else f"{rail.watts:.2f} W"
-        table.add_row(plain(f"{rail.name} {rail.device}"), said, "")
+        table.add_row(safe_text(f"{rail.name} {rail.device}"), said, "")
     whole = energy_boundary(readings.rails)
     words = whole.words if whole else "unknown, as nobody knows which of these rails to add"
     return Group(table, Text(CONTROLS.sub("", f"the sum: {words}"), style="dim"))
 
 
-def screen(readings: Readings, before: tuple[Core, ...], watts: float) -> Group:
+def board_screen(readings: Readings, before: tuple[CoreTicks, ...], watts: float) -> Group:
     """Everything, one part below the other; a part that the board does not have is left out."""
     state, board = BoardState(readings), readings.identity
-    title = plain(f"{board.model}, L4T {board.l4t or 'unknown'}" if board else "no Jetson here")
+    title = safe_text(f"{board.model}, L4T {board.l4t or 'unknown'}" if board else "no Jetson here")
     if mode := readings.power_mode:
-        title.append_text(plain(f", power mode {mode.name or mode.id}"))
-    for name in state.throttling:
-        title.append_text(plain(f"  {name}")).stylize("bold red", len(title) - len(name))
-    parts = [gauges(readings, watts), cpus(readings, before), memory(readings)]
-    parts.append(zones(readings))
+        title.append_text(safe_text(f", power mode {mode.name or mode.id}"))
+    for name in state.raised_alerts:
+        title.append_text(safe_text(f"  {name}")).stylize("bold red", len(title) - len(name))
+    parts = [gauge_table(readings, watts), cpu_table(readings, before), memory_table(readings)]
+    parts.append(zone_table(readings))
     if readings.rails:
-        parts.append(rails(readings))  # type: ignore[arg-type]
+        parts.append(rail_table(readings))  # type: ignore[arg-type]
     shown = [part for part in parts if not isinstance(part, Table) or part.row_count]
     return Group(title, *(piece for part in shown for piece in (Text(), part)))
 
@@ -183,7 +187,7 @@ class ScrolledScreen:
         self.picture, self.first = picture, 0
         self._keys: tuple[int, int] = (0, 0)
 
-    def press(self, lines: int, pages: int) -> None:
+    def scroll(self, lines: int, pages: int) -> None:
         """Move with the next drawing, which knows how long the picture is."""
         self._keys = self._keys[0] + lines, self._keys[1] + pages
 
@@ -201,22 +205,22 @@ class ScrolledScreen:
         yield Text(said[: console.width], style="dim", no_wrap=True, end="")
 
 
-def screens(
+def board_screens(
     board: Board, interval: float, wait: Callable[[float], object] = time.sleep
 ) -> Iterator[Group]:
     """One screen after the other, for ever."""
-    before: tuple[Core, ...] = ()
+    before: tuple[CoreTicks, ...] = ()
     watts = 0.0
     while True:
         readings = board.read().readings
-        watts = max(watts, BoardState(readings).watts or 0.0)
-        yield screen(readings, before, watts)
+        watts = max(watts, BoardState(readings).module_watts or 0.0)
+        yield board_screen(readings, before, watts)
         before = readings.host.cores if readings.host else ()
         wait(interval)
 
 
 @contextmanager
-def keys(descriptor: int) -> Iterator[Callable[[float], list[bytes]]]:
+def key_reader(descriptor: int) -> Iterator[Callable[[float], list[bytes]]]:
     """Ask the terminal behind `descriptor` for keys as they are pressed: none waits for Enter."""
     if not os.isatty(descriptor):
 
@@ -241,33 +245,33 @@ def keys(descriptor: int) -> Iterator[Callable[[float], list[bytes]]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-class EndedError(Exception):
+class QuitError(Exception):
     """Somebody pressed `q`."""
 
 
-def show(board: Board, interval: float, console: Console) -> None:
+def show_board(board: Board, interval: float, console: Console) -> None:
     """Until `q` or Ctrl-C; one screen where the output is no terminal."""
     if not console.is_terminal:
-        shown = screens(board, interval)
+        shown = board_screens(board, interval)
         next(shown)
         console.print(next(shown))
         return
-    with keys(sys.stdin.fileno()) as pressed:
+    with key_reader(sys.stdin.fileno()) as pressed:
 
         def wait(seconds: float) -> None:
             end = time.monotonic() + seconds
             while (left := end - time.monotonic()) > 0:
                 for key in pressed(left):
                     if key in (b"q", b"Q"):
-                        raise EndedError
-                    window.press(*KEYS.get(key, (0, 0)))
+                        raise QuitError
+                    window.scroll(*KEYS.get(key, (0, 0)))
                     live.refresh()
 
-        pictures = screens(board, interval, wait)
+        pictures = board_screens(board, interval, wait)
         window = ScrolledScreen(next(pictures))
         with Live(window, console=console, screen=True, auto_refresh=False) as live:
             try:
                 for window.picture in pictures:
                     live.refresh()
-            except (KeyboardInterrupt, EndedError):
+            except (KeyboardInterrupt, QuitError):
                 return

@@ -27,10 +27,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orinboard.connection import GuardedConnection
+from orinboard.guarded_connection import GuardedConnection
 from orinexporter import page
-from orinexporter.service import Exporter
-from orinexporter.webconfig import Passwords, Renewable, WebConfig, WebConfigError
+from orinexporter.exporter import Exporter
+from orinexporter.webconfig import PasswordCheck, RenewableSslContext, WebConfig, WebConfigError
 
 T = TypeVar("T")
 #: From a connection, or the end of a response, to the end of the next one, in seconds: who takes
@@ -77,7 +77,7 @@ class LimitedConnection(GuardedConnection):
         self.server_state.default_headers = [(b"date", date)]
         super().data_received(data)
         # A scraper's next request comes after its answer.
-        self._dripping = not self._answering() or self._asks_ahead()
+        self._dripping = not self._is_answering() or self._asks_ahead()
 
     def on_response_complete(self) -> None:
         """The client may ask again."""
@@ -88,30 +88,30 @@ class LimitedConnection(GuardedConnection):
     def _asks_ahead(self) -> bool:
         return bool(self.conn.trailing_data[0])
 
-    def _answering(self) -> bool:
+    def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Say whether an answer is made for a client who listens."""
-        return self._answering() and not self.transport.get_write_buffer_size()
+        return self._is_answering() and not self.transport.get_write_buffer_size()
 
-    def may_go(self) -> bool:
+    def may_be_cut(self) -> bool:
         """Say whether it may be cut: who asks ahead may."""
-        return self._dripping or not self.busy
+        return self._dripping or not self.is_busy
 
-    def worth(self) -> tuple[float, ...]:
+    def eviction_key(self) -> tuple[float, ...]:
         """The least is cut first: who asks or listens piece by piece, then who never asked."""
         slow = self._dripping or self.transport.get_write_buffer_size() > 0
-        return 0 if slow else 1 + self._served, *super().worth()
+        return 0 if slow else 1 + self._served, *super().eviction_key()
 
 
-def backlog() -> int:
+def accept_backlog() -> int:
     """Clients accepted in one go, before the oldest of too many are cut."""
     return max(4, most_connections() // 4)
 
 
-class Listening(socket.socket):
+class ListeningSocket(socket.socket):
     """A socket whose clients may not wait for ever before TLS: of too many the oldest is cut.
 
     A connection is only `Guarded` once its handshake is over; until then it is one of `_there`.
@@ -156,7 +156,7 @@ class BuildInfo(Collector):
         return [info]
 
 
-class AccessCheck:
+class AccessMiddleware:
     """Lets in who names us by a name that is ours and, where there are users, is one of them."""
 
     def __init__(self, app: ASGIApp, server: "Server") -> None:
@@ -166,8 +166,8 @@ class AccessCheck:
         """Pass a request on, or answer 421 or 401."""
         if scope["type"] == "http":
             request = Request(scope)
-            refusal = self._server.refusal(request.headers.get("host", ""))
-            if refusal is None and not await self._server.admitted(request):
+            refusal = self._server.host_refusal(request.headers.get("host", ""))
+            if refusal is None and not await self._server.is_admitted(request):
                 refusal = PlainTextResponse(
                     "a name and a password, please\n",
                     401,
@@ -195,9 +195,9 @@ class Server:
     ) -> None:
         self.exporter = exporter
         self._config = config or WebConfig()
-        context = self._config.context()
-        self._context = None if context is None else Renewable.around(context)
-        self._passwords = Passwords(self._config.users)
+        context = self._config.ssl_context()
+        self._context = None if context is None else RenewableSslContext.wrapping(context)
+        self._passwords = PasswordCheck(self._config.users)
         own = socket.gethostname().lower()
         self._hosts = {"localhost", own, f"{own}.local", *(host.lower() for host in hosts)}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="http")
@@ -205,7 +205,7 @@ class Server:
         exporter.register(ProcessCollector(registry=None))
         exporter.register(BuildInfo())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = Listening(family)
+        self._socket = ListeningSocket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(address)
@@ -214,9 +214,9 @@ class Server:
         except OSError:
             self._socket.close()
             raise
-        self._server = Uvicorn(
+        self._server = UvicornServer(
             uvicorn.Config(
-                self._application(),
+                self._build_application(),
                 http=LimitedConnection,
                 ws="none",
                 lifespan="off",
@@ -225,61 +225,61 @@ class Server:
                 server_header=False,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=1,
-                backlog=backlog(),
+                backlog=accept_backlog(),
             ),
             self._context,
         )
-        self._socket.guarded = self._guarded
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._socket.guarded = self._guarded_descriptors
+        self._thread = threading.Thread(target=self._run_uvicorn, name="http", daemon=True)
 
-    def _run(self) -> None:
+    def _run_uvicorn(self) -> None:
         self._server.run(sockets=[self._socket])
 
-    def _guarded(self) -> list[int]:
+    def _guarded_descriptors(self) -> list[int]:
         there = self._server.server_state.connections
         sockets = (one.transport.get_extra_info("socket") for one in there if one.transport)
         return [one.fileno() for one in sockets]
 
-    def _application(self) -> Starlette:
+    def _build_application(self) -> Starlette:
         routes = {
-            "/metrics": self._metrics,
-            "/healthz": self._health,
-            "/": self._page,
-            "/live.js": self._script,
+            "/metrics": self._metrics_response,
+            "/healthz": self._health_response,
+            "/": self._page_response,
+            "/live.js": self._script_response,
         }
         return Starlette(
             routes=[Route(path, endpoint) for path, endpoint in routes.items()],
             middleware=[
-                Middleware(AccessCheck, server=self),
+                Middleware(AccessMiddleware, server=self),
                 Middleware(GZipMiddleware, minimum_size=500, compresslevel=5),
             ],
-            exception_handlers={404: not_found},
+            exception_handlers={404: not_found_response},
         )
 
-    async def _work(self, task: Callable[[], T]) -> T:
+    async def _run_in_worker(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
 
-    async def _guess(self, task: Callable[[], T]) -> T:
+    async def _run_in_guesser(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._guessers, task)
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics_response(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
-        content_type, body = await self._work(lambda: self.exporter.exposition(accept))
+        content_type, body = await self._run_in_worker(lambda: self.exporter.exposition(accept))
         return Response(body, headers=HEADERS | {"Content-Type": content_type})
 
-    async def _health(self, request: Request) -> Response:
+    async def _health_response(self, request: Request) -> Response:
         complaint = self.exporter.complaint()
         text = "ok\n" if complaint is None else f"{complaint}\n"
         return PlainTextResponse(text, 200 if complaint is None else 503, HEADERS)
 
-    async def _page(self, request: Request) -> Response:
-        body = await self._work(self.exporter.page)
+    async def _page_response(self, request: Request) -> Response:
+        body = await self._run_in_worker(self.exporter.html_page)
         return Response(body, headers=HEADERS, media_type="text/html")
 
-    async def _script(self, request: Request) -> Response:
+    async def _script_response(self, request: Request) -> Response:
         return Response(page.LIVE_JS, headers=HEADERS, media_type="text/javascript")
 
-    def refusal(self, host: str) -> Response | None:
+    def host_refusal(self, host: str) -> Response | None:
         """The answer to a request for a host that is not us; None if it is."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         name = name.removeprefix("[").removesuffix("]").lower()
@@ -291,7 +291,7 @@ class Server:
                 return PlainTextResponse(text, 421)
         return None
 
-    async def admitted(self, request: Request) -> bool:
+    async def is_admitted(self, request: Request) -> bool:
         """True if the request's user may come in: all may where there are no users."""
         if not self._config.users:
             return True
@@ -304,16 +304,16 @@ class Server:
             return False
         name = user.decode(errors="replace")
         passwords = self._passwords
-        if passwords.known(name, password):
+        if passwords.was_right_before(name, password):
             return True
-        return await self._guess(lambda: passwords.admit(name, password))
+        return await self._run_in_guesser(lambda: passwords.verify_with_bcrypt(name, password))
 
-    def reload(self, config: WebConfig) -> None:
+    def replace_config(self, config: WebConfig) -> None:
         """Take other users and other settings of TLS, all or nothing; raises WebConfigError.
 
         Whether there is TLS at all is settled at the start.
         """
-        context = config.context()
+        context = config.ssl_context()
         if (context is None) != (self._context is None):
             one, other = ("with", "without") if self._context else ("without", "with")
             raise WebConfigError(
@@ -321,7 +321,7 @@ class Server:
             )
         if self._context is not None and context is not None:
             self._context.current = context
-        self._config, self._passwords = config, Passwords(config.users)
+        self._config, self._passwords = config, PasswordCheck(config.users)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -342,14 +342,14 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.leave()
+        self._server.request_exit()
         self._thread.join(STOP_SECONDS)
         for pool in (self._workers, self._guessers):
             pool.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
 
 
-class Uvicorn(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn with a TLS context that can be given a new certificate while it serves."""
 
     def __init__(self, config: uvicorn.Config, context: object) -> None:
@@ -360,10 +360,10 @@ class Uvicorn(uvicorn.Server):
         self._left = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Serve until `leave`; uvicorn's own loop looks ten times a second whether to exit."""
+        """Serve until `request_exit`; uvicorn's own loop looks ten times a second."""
         await self._left.wait()
 
-    def leave(self) -> None:
+    def request_exit(self) -> None:
         """Exit soon; called from any thread."""
         self.should_exit = True
         if self._loop is not None:
@@ -386,6 +386,6 @@ class Uvicorn(uvicorn.Server):
         self.began.set()
 
 
-async def not_found(request: Request, error: Exception) -> Response:
+async def not_found_response(request: Request, error: Exception) -> Response:
     """The answer for an unknown path."""
     return PlainTextResponse("there are /metrics, / and /healthz\n", 404, HEADERS)

@@ -34,7 +34,7 @@ class WebConfig:
     users: dict[str, bytes] = field(default_factory=dict)
     tls: dict[str, str] | None = None
 
-    def context(self) -> ssl.SSLContext | None:
+    def ssl_context(self) -> ssl.SSLContext | None:
         """The context to serve with; None without TLS. Raises WebConfigError."""
         if self.tls is None:
             return None
@@ -51,13 +51,13 @@ class WebConfig:
         return context
 
 
-class Renewable(ssl.SSLContext):
+class RenewableSslContext(ssl.SSLContext):
     """A context whose settings can be replaced whole while a server holds it."""
 
     current: ssl.SSLContext
 
     @classmethod
-    def around(cls, context: ssl.SSLContext) -> Self:
+    def wrapping(cls, context: ssl.SSLContext) -> Self:
         """One that begins as `context`."""
         renewable = cls(ssl.PROTOCOL_TLS_SERVER)
         renewable.current = context
@@ -68,18 +68,18 @@ class Renewable(ssl.SSLContext):
         return self.current.wrap_bio(*arguments, **keywords)
 
 
-class Passwords:
+class PasswordCheck:
     """Check of passwords. One that was right before is known by its hash, as bcrypt is slow."""
 
     def __init__(self, users: dict[str, bytes]) -> None:
         self._users = users
         self._known: set[bytes] = set()
 
-    def known(self, user: str, password: bytes) -> bool:
+    def was_right_before(self, user: str, password: bytes) -> bool:
         """True if they were right before; takes no time."""
         return self._digest(user, password) in self._known
 
-    def admit(self, user: str, password: bytes) -> bool:
+    def verify_with_bcrypt(self, user: str, password: bytes) -> bool:
         """True if they belong together; takes about 50 ms."""
         right = bcrypt.checkpw(password[:72], self._users.get(user, NOBODY))
         if not right or user not in self._users:
@@ -100,18 +100,20 @@ def load_web_config(file: Path) -> WebConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise WebConfigError(f"{file}: no YAML: {' '.join(str(error).split())}") from None
     try:
-        return parsed(data or {}, file.parent)
+        return parse_web_config(data or {}, file.parent)
     except ValueError as error:
         raise WebConfigError(f"{file}: {error}") from None
 
 
-def parsed(data: Any, folder: Path) -> WebConfig:
+def parse_web_config(data: Any, folder: Path) -> WebConfig:
     """The configuration in `data`, its files relative to `folder`; raises ValueError."""
-    for key in mapping(data, "it"):
+    for key in require_mapping(data, "it"):
         if key not in KEYS:
             raise ValueError(f"{key!r} is not understood; there are {', '.join(KEYS)}")
     users = {}
-    for user, hashed in mapping(data.get("basic_auth_users") or {}, "basic_auth_users").items():
+    for user, hashed in require_mapping(
+        data.get("basic_auth_users") or {}, "basic_auth_users"
+    ).items():
         stored = str(hashed).encode()
         try:
             bcrypt.checkpw(b"", stored)
@@ -122,7 +124,7 @@ def parsed(data: Any, folder: Path) -> WebConfig:
         users[str(user)] = stored
     if "tls_server_config" not in data:
         return WebConfig(users)
-    tls = mapping(data["tls_server_config"], "tls_server_config")
+    tls = require_mapping(data["tls_server_config"], "tls_server_config")
     for key in tls:
         if key not in TLS_KEYS:
             raise ValueError(
@@ -147,7 +149,7 @@ def parsed(data: Any, folder: Path) -> WebConfig:
     return WebConfig(users, found)
 
 
-def mapping(data: Any, name: str) -> dict[str, Any]:
+def require_mapping(data: Any, name: str) -> dict[str, Any]:
     """`data`; raises ValueError unless it is a mapping."""
     if not isinstance(data, dict):
         raise ValueError(f"{name} is no mapping of names to values")

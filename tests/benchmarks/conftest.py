@@ -110,7 +110,7 @@ def orin(monkeypatch: Patch) -> Iterator[TreeOnDisk]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
     monkeypatch.setattr("orinbench.measure.board.IDLE_SECONDS", 0.3)
     stage = TreeOnDisk()
-    stage.apply(load_recording(BOARD)[0].changes)
+    stage.apply_changes(load_recording(BOARD)[0].changes)
     yield stage
     stage.close()
 

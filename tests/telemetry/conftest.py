@@ -10,7 +10,7 @@ import pytest
 from orinboard.files import GATED, Failure, Link, Node, Roots
 from orinboard.replay import TreeOnDisk, load_recording
 from orinboard.sources import SOURCES, Board
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
 
 Tree = dict[str, Node]
 Show = Callable[[Tree], Roots]
@@ -358,7 +358,7 @@ def show(stage: TreeOnDisk) -> Show:
     """Puts a tree on disk and gives its roots."""
 
     def put(tree: Tree) -> Roots:
-        stage.show(tree)
+        stage.replace_tree(tree)
         return stage.roots
 
     return put

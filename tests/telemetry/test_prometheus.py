@@ -25,7 +25,7 @@ from orinbench.measure.board import EnergyRun, measure_energy, write_textfile
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, Player
 from orinboard.sources import Board
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
 from orinexporter.web import Server
 
 TELEMETRY = Path(orinexporter.__file__).parents[1]

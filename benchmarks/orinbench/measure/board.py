@@ -24,7 +24,7 @@ from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import COVERAGE, Energy
 from orinboard.power_boundary import check_rail_choice
-from orinboard.require import maxn, pinned, unmet
+from orinboard.require import unmet_conditions, unmet_maxn, unmet_pinned
 from orinboard.sensors.thermal import read_zones
 
 TEXTFILE = "orinbench.prom"
@@ -71,11 +71,11 @@ class EnergyRun:
     @property
     def energy(self) -> Energy:
         """Energy drawn in the timed part; or until now, or until the region was left."""
-        return self.sampler.between(*self.timed) if self.timed else self.sampler.energy()
+        return self.sampler.energy_between(*self.timed) if self.timed else self.sampler.energy()
 
     def count_last(self, nanoseconds: int, ended: float | None = None) -> None:
         """The timed part took so long, and ended just now or at `ended` of time.monotonic()."""
-        last = self.sampler.last
+        last = self.sampler.last_sample
         # A region that was left ended with its last sample; the sampler's process took its time.
         now = last.awake if last is not None and self.ended is not None else time.monotonic()
         end = now if ended is None else ended
@@ -92,11 +92,13 @@ class EnergyRun:
             return {}
         half = energy.half_width
         interval = None
-        if energy.whole and tokens and half is not None:
+        if energy.is_complete and tokens and half is not None:
             interval = [(energy.total_joules + sign * half) / tokens for sign in (-1, 1)]
         return {
-            "joules_per_token": energy.total_joules / tokens if energy.whole and tokens else None,
-            "tokens_per_joule": tokens / energy.total_joules if energy.whole else None,
+            "joules_per_token": energy.total_joules / tokens
+            if energy.is_complete and tokens
+            else None,
+            "tokens_per_joule": tokens / energy.total_joules if energy.is_complete else None,
             "energy": {
                 "joules": energy.total_joules,
                 "half_width_joules": half,
@@ -109,7 +111,7 @@ class EnergyRun:
                 "seconds": energy.seconds,
                 "gap_seconds": energy.gap_seconds,
                 "samples": energy.samples,
-                "sensors": [dataclasses.asdict(sensor) for sensor in self.sampler.sensors],
+                "sensors": [dataclasses.asdict(sensor) for sensor in self.sampler.chip_averagings],
                 "idle_watts": self.idle_watts,
                 "tokens": tokens,
                 "started": self._unix(0, self.started),
@@ -209,19 +211,19 @@ def measure_energy(
     """
     sampler = EnergySampler(roots, hertz, keep=True, rails=rails)
     if idle.metered:
-        sampler.start()
+        sampler.start_sampling()
     run = EnergyRun(sampler, time.time(), idle_watts=idle.watts)
     try:
         yield run
     finally:
-        sampler.stop()
+        sampler.stop_after_last_sample()
         run.ended = time.time()
 
 
 def require_board(spec: str, roots: Roots | None = None) -> None:
     """Refuse to go on unless the board meets `spec`: BenchError says what to run."""
     try:
-        problems = unmet(spec, board_state(roots), roots)
+        problems = unmet_conditions(spec, board_state(roots), roots)
     except ValueError as error:
         raise BenchError(f"--require {spec}: {error}") from None
     if problems:
@@ -237,17 +239,17 @@ def board_warnings(
 
 def _suspicions(before: BoardState, after: BoardState, roots: Roots) -> Iterator[BenchWarning]:
     throttled = WarningKind.THROTTLED
-    for reason, count in after.throttled_since(before).items():
+    for reason, count in after.throttle_events_since(before).items():
         yield BenchWarning(throttled, f"throttled: {reason.replace('_', '-')} events", str(count))
-    for name in dict.fromkeys((*before.throttling, *after.throttling)):
+    for name in dict.fromkeys((*before.raised_alerts, *after.raised_alerts)):
         yield BenchWarning(throttled, f"throttling: {name} was raised")
     if before.power_mode != after.power_mode:
         change = f"from {before.power_mode} to {after.power_mode}"
         text = "the power mode changed between samples"
         yield BenchWarning(WarningKind.POWER_MODE, text, change)
-    for problem in maxn(after, roots):
+    for problem in unmet_maxn(after, roots):
         yield BenchWarning(WarningKind.POWER_MODE, str(problem))
-    for problem in pinned(after):
+    for problem in unmet_pinned(after):
         yield BenchWarning(WarningKind.CLOCKS_NOT_PINNED, str(problem))
 
 
@@ -264,7 +266,7 @@ def is_jetson(state: BoardState) -> bool:
 
 def hottest(celsius: float, roots: Roots | None = None) -> float:
     """The hottest zone in °C, for `--cooldown celsius`; raises BenchError without a sensor."""
-    if (found := BoardState(read_zones(Files(roots or Roots()))).hottest) is None:
+    if (found := BoardState(read_zones(Files(roots or Roots()))).hottest_celsius) is None:
         raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
     return found
 

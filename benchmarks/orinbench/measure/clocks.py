@@ -39,7 +39,7 @@ class GpuInUse:
 
     def __call__(self) -> str | None:
         """Return its name among the board's GPUs; None while it is not known."""
-        if self._name is None and (found := nvml.devices(Files(self._roots))):
+        if self._name is None and (found := nvml.nvml_devices(Files(self._roots))):
             self._name = found[0][0] if len(found) == 1 else nvml.gpu_of_process(found, os.getpid())
         return self._name
 
@@ -61,7 +61,7 @@ def read_clocks(
         cpu_khz=min(frequencies) if frequencies else None,
         cpu_throttle_count=sum(throttles) if throttles else None,
         gpu_mhz=None if hertz is None else hertz // 1_000_000,
-        gpu_throttling=board.throttling if board else (),
+        gpu_throttling=board.raised_alerts if board else (),
     )
 
 

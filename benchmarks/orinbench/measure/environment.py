@@ -100,8 +100,8 @@ def gpu_name() -> str | None:
     """Return the GPU's name: the board on a Jetson, NVML's name elsewhere."""
     if (board := _first_line(DEVICE_TREE_MODEL)) is not None:
         return board
-    for _, device in nvml.devices(Files(Roots())):
-        return device.ask(device.nvml.nvmlDeviceGetName)
+    for _, device in nvml.nvml_devices(Files(Roots())):
+        return device.query(device.nvml.nvmlDeviceGetName)
     return None
 
 

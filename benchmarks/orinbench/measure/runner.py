@@ -286,8 +286,8 @@ class Runner:
             process=self.plan.process(round_),
             clocks_before=clocks,
             clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
-            board_before=board.record() if has_sensors(board) else None,
-            board_after=after.record() if has_sensors(after) else None,
+            board_before=board.json_record() if has_sensors(board) else None,
+            board_after=after.json_record() if has_sensors(after) else None,
             board_warnings=board_warnings(board, after, self.roots),
             energy=energy.fields(row.work) or None,
         )

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from orinboard.energy import EnergySampler
-from orinboard.meter import Meter, Sample
+from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import Rail
 from orinboard.sampling import Reader
 from orinboard.sensors.hwmon import INA238_SECONDS
@@ -85,7 +85,7 @@ class PhaseEnergy(Collector):
     def __init__(self, busy: Callable[[], bool] = lambda: False) -> None:
         self._lock, self._busy = threading.Lock(), busy
         self._joules = dict.fromkeys(PHASES, 0.0)
-        self._meter = Meter(0.5, monotonic=True)
+        self._meter = EnergyMeter(0.5, monotonic=True)
         self._turns: deque[tuple[float, float, str]] = deque()
         self._steps: deque[EnergyStep] = deque()
         self._known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -123,7 +123,7 @@ class PhaseEnergy(Collector):
         with self._lock:
             before, total = self._meter.last, self._meter.total
             self._meter.max_gap = max_gap
-            self._meter.add(sample)
+            self._meter.add_sample(sample)
             if before is None or self._meter.within is None:
                 return
             counted = sample.rails_by_key
@@ -232,9 +232,9 @@ def measure_phases(
     """
     energy = PhaseEnergy()
     sampler = EnergySampler(hertz=HERTZ, monotonic=True, readers=readers, listen=energy.add_sample)
-    sampler.start()
-    if sampler.last is None or not sampler.last.rails:
-        sampler.stop()
+    sampler.start_sampling()
+    if sampler.last_sample is None or not sampler.last_sample.rails:
+        sampler.stop_after_last_sample()
         return None
     registry.register(energy)
     return energy

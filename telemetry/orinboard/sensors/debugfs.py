@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from orinboard.files import Files
-from orinboard.readings import Clock, Process, Readings
+from orinboard.readings import EngineClock, GpuProcess, Readings
 from orinboard.sensors.gpu import DEVFREQ, FULL_LOAD
 
 BPMP_CLOCKS = "sys/kernel/debug/bpmp/debug/clk"
@@ -35,10 +35,10 @@ def read_engines(files: Files) -> Readings:
     """Engines whose clock everybody may read, with the activity monitor's load where it is."""
     engines = []
     for name, node in engine_nodes(files).items():
-        clock = emc(files, node, DEVFREQ_CLOCKS)
-        permille = files.amount(f"{node}/device/load", FULL_LOAD)
+        clock = read_clock(files, node, DEVFREQ_CLOCKS)
+        permille = files.nonnegative(f"{node}/device/load", FULL_LOAD)
         if clock is not None or permille is not None:
-            clock = clock or Clock(name)
+            clock = clock or EngineClock(name)
             load = None if permille is None else permille / FULL_LOAD
             engines.append(replace(clock, name=name, load=load))
     return Readings(engines=tuple(engines))
@@ -46,22 +46,22 @@ def read_engines(files: Files) -> Readings:
 
 def read_thor_emc(files: Files) -> Readings:
     """The memory controller's clock on Thor, which needs no privilege."""
-    return Readings(emc=emc(files, THOR_EMC, DEVFREQ_CLOCKS))
+    return Readings(emc=read_clock(files, THOR_EMC, DEVFREQ_CLOCKS))
 
 
-def emc(files: Files, node: str, names: tuple[str, str, str]) -> Clock | None:
+def read_clock(files: Files, node: str, names: tuple[str, str, str]) -> EngineClock | None:
     """A clock of three files; None where the first one is not there."""
-    current, low, high = (files.amount(f"{node}/{name}") for name in names)
-    return None if current is None else Clock("emc", current, low, high)
+    current, low, high = (files.nonnegative(f"{node}/{name}") for name in names)
+    return None if current is None else EngineClock("emc", current, low, high)
 
 
-def read_processes(files: Files) -> tuple[Process, ...]:
+def read_gpu_processes(files: Files) -> tuple[GpuProcess, ...]:
     """Processes by their GPU memory, the greatest first."""
     found = []
     # CLIENT PROCESS PID SIZE, the last of them as in 152064K (nvmap's debugfs).
     for line in (files.text(NVMAP_CLIENTS) or "").splitlines():
         if match := re.fullmatch(r"\S+\s+(\S.{0,64}?)\s+(\d{1,9})\s+(\d{1,12})K\s*", line):
-            found.append(Process(int(match[2]), match[1], int(match[3]) * 1024))
+            found.append(GpuProcess(int(match[2]), match[1], int(match[3]) * 1024))
     return tuple(sorted(found, key=lambda process: (-process.nvmap_bytes, process.pid)))
 
 
@@ -75,19 +75,19 @@ def read_debugfs(files: Files) -> Readings:
         rate = count = permille = None
         node = open_to_all.get(name)
         if node is None:
-            rate = files.amount(f"{BPMP_CLOCKS}/{name}/rate")
-            count = files.amount(f"{KERNEL_CLOCKS}/{name}/clk_enable_count")
+            rate = files.nonnegative(f"{BPMP_CLOCKS}/{name}/rate")
+            count = files.nonnegative(f"{KERNEL_CLOCKS}/{name}/clk_enable_count")
         if node is None or files.text(f"{node}/device/load") is None:
-            permille = files.amount(f"{ACTMON}/{name}/module0/usage", FULL_LOAD)
+            permille = files.nonnegative(f"{ACTMON}/{name}/module0/usage", FULL_LOAD)
         if (rate, count, permille) != (None, None, None):
             running = None if count is None else count > 0
             load = None if permille is None else permille / FULL_LOAD
-            engines.append(Clock(name, rate, enabled=running, load=load))
-    clock = emc(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
-    kilohertz = files.amount(EMC_ACTIVITY)
+            engines.append(EngineClock(name, rate, enabled=running, load=load))
+    clock = read_clock(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
+    kilohertz = files.nonnegative(EMC_ACTIVITY)
     return Readings(
         emc=clock,
         emc_activity_hz=None if kilohertz is None else kilohertz * 1000,
         engines=tuple(engines),
-        processes=read_processes(files),
+        processes=read_gpu_processes(files),
     )

@@ -27,7 +27,7 @@ MODULE_TPCS = {
 }
 
 
-def device_tree(files: Files, name: str) -> str | None:
+def device_tree_text(files: Files, name: str) -> str | None:
     """A text of the device tree's root; None off the device tree.
 
     procfs has a link into /sys/firmware, which is hidden from a container: sysfs has it too.
@@ -36,12 +36,12 @@ def device_tree(files: Files, name: str) -> str | None:
     return found if found is not None else files.text(f"sys/firmware/devicetree/base/{name}")
 
 
-def compatible(files: Files) -> list[str]:
+def compatible_names(files: Files) -> list[str]:
     """The device tree's list of what the machine is compatible with; empty off the device tree."""
-    return (device_tree(files, "compatible") or "").split("\0")
+    return (device_tree_text(files, "compatible") or "").split("\0")
 
 
-def sm_count(board: list[str], tpc_pg_mask: int | None) -> int | None:
+def sm_count_from_mask(board: list[str], tpc_pg_mask: int | None) -> int | None:
     """Multiprocessors that sysfs lets one conclude: those of the module less the gated ones.
 
     A part with TPCs missing from the factory may gate some that it never had, so the count is
@@ -78,7 +78,7 @@ def read_gpus(files: Files) -> Readings:
             device = f"{DEVFREQ}/{entry}/device"
     if not clocks and (device := platform_device(files)) is None:
         return Readings()
-    permille = files.amount(f"{device}/load", FULL_LOAD) if device else None
+    permille = files.nonnegative(f"{device}/load", FULL_LOAD) if device else None
     gate = files.number(f"{device}/railgate_enable") if device else None
     mask = files.number(f"{device}/tpc_pg_mask") if device else None
     gpus = []
@@ -88,13 +88,13 @@ def read_gpus(files: Files) -> Readings:
             Gpu(
                 name=str(index),
                 load=None if permille is None else permille / FULL_LOAD,
-                current_hz=files.amount(f"{node}/cur_freq") if entry else None,
-                min_hz=files.amount(f"{node}/min_freq") if entry else None,
-                max_hz=files.amount(f"{node}/max_freq") if entry else None,
+                current_hz=files.nonnegative(f"{node}/cur_freq") if entry else None,
+                min_hz=files.nonnegative(f"{node}/min_freq") if entry else None,
+                max_hz=files.nonnegative(f"{node}/max_freq") if entry else None,
                 governor=files.text(f"{node}/governor") if entry else None,
                 railgate=None if gate is None else gate != 0,
                 tpc_pg_mask=mask,
-                sms=sm_count(compatible(files), mask) if mask is not None else None,
+                sms=sm_count_from_mask(compatible_names(files), mask) if mask is not None else None,
             )
         )
     return Readings(gpus=tuple(gpus))

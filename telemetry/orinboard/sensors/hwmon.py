@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from orinboard.files import Files
-from orinboard.readings import Fan, Rail, Readings, Throttle
+from orinboard.readings import Fan, Rail, Readings, ThrottleCounter
 
 HWMON = "sys/class/hwmon"
 #: INA3221 has three channels (Texas Instruments SBOS576); `in4` and up are its shunt voltages.
@@ -38,7 +38,7 @@ MOST_MICROOHMS = 1_000_000
 NOT_CONNECTED = "NC"
 
 
-def nodes_named(files: Files, *names: str) -> list[list[str]]:
+def nodes_by_name(files: Files, *names: str) -> list[list[str]]:
     """Paths of the hwmon nodes with each of these names; every node is asked once."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for entry in files.entries(HWMON):
@@ -46,13 +46,13 @@ def nodes_named(files: Files, *names: str) -> list[list[str]]:
     return list(found.values())
 
 
-def device(files: Files, node: str) -> str:
+def device_of_node(files: Files, node: str) -> str:
     """The device of a node, such as the I2C address `1-0040`; else the node's own name."""
-    return files.link(f"{node}/device") or node.rpartition("/")[2]
+    return files.link_target(f"{node}/device") or node.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class PowerChannel:
     """One sensor of a rail: channel `number` of an INA3221, or an INA238 (0); `device` its address.
 
     `microohms` is its shunt, which says how finely it tells currents apart; 0 if unknown.
@@ -72,7 +72,7 @@ class Channel:
         return microvolts / self.microohms if self.microohms else 0.0
 
 
-def tree_number(files: Files, path: str) -> int:
+def read_shunt_microohms(files: Files, path: str) -> int:
     """A number of the device tree, four bytes; 0 where there is none."""
     try:
         data = files.raw(path)
@@ -82,24 +82,24 @@ def tree_number(files: Files, path: str) -> int:
     return number if number <= MOST_MICROOHMS else 0
 
 
-def channels(files: Files) -> list[Channel]:
+def find_channels(files: Files) -> list[PowerChannel]:
     """The sensors with something behind them, in the order of chip and label.
 
     Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
     """
     found = []
-    threefold, single = nodes_named(files, "ina3221", "ina238")
+    threefold, single = nodes_by_name(files, "ina3221", "ina238")
     for node in threefold:
-        address = device(files, node)
+        address = device_of_node(files, node)
         for number in INA3221_CHANNELS:
             label = files.text(f"{node}/in{number}_label")
             if label and label != NOT_CONNECTED:
                 shunt = files.number(f"{node}/shunt{number}_resistor", MOST_MICROOHMS) or 0
-                found.append(Channel(node, "ina3221", address, label, number, max(shunt, 0)))
+                found.append(PowerChannel(node, "ina3221", address, label, number, max(shunt, 0)))
     for node in single:
         label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
-        shunt = tree_number(files, f"{node}/of_node/shunt-resistor")
-        found.append(Channel(node, "ina238", device(files, node), label, 0, shunt))
+        shunt = read_shunt_microohms(files, f"{node}/of_node/shunt-resistor")
+        found.append(PowerChannel(node, "ina238", device_of_node(files, node), label, 0, shunt))
     known = Counter((channel.device, channel.label) for channel in found)
     found = [
         replace(channel, label=f"{channel.label}-{channel.number}")
@@ -110,7 +110,7 @@ def channels(files: Files) -> list[Channel]:
     return sorted(found, key=lambda channel: (channel.device, channel.label, channel.number))
 
 
-def read_channel(files: Files, channel: Channel) -> Rail | None:
+def read_channel(files: Files, channel: PowerChannel) -> Rail | None:
     """The rail now, with its limits and alarms; None if it gives no value."""
     node, number, before = channel.node, channel.number, len(files.errors)
     # The INA238 has one channel, whose bus voltage is `in1` and `in0` its shunt (kernel ina238).
@@ -148,31 +148,31 @@ def read_channel(files: Files, channel: Channel) -> Rail | None:
 
 def read_rails(files: Files) -> Readings:
     """Every connected rail. Small currents may be negative at idle, and stay so."""
-    rails = [read_channel(files, channel) for channel in channels(files)]
+    rails = [read_channel(files, channel) for channel in find_channels(files)]
     return Readings(rails=tuple(rail for rail in rails if rail))
 
 
 def read_throttle(files: Files) -> Readings:
     """The over-current and under-voltage counters of the SoC's thermal controller."""
     found = []
-    for node in nodes_named(files, "soctherm_oc")[0]:
+    for node in nodes_by_name(files, "soctherm_oc")[0]:
         for number, reason in OC_REASONS.items():
-            count = files.amount(f"{node}/oc{number}_event_cnt")
+            count = files.nonnegative(f"{node}/oc{number}_event_cnt")
             enabled = files.number(f"{node}/oc{number}_throt_en")
             if count is not None or enabled is not None:
                 on = None if enabled is None else enabled != 0
-                found.append(Throttle(f"oc{number}", reason, count, on))
+                found.append(ThrottleCounter(f"oc{number}", reason, count, on))
     return Readings(throttles=tuple(found))
 
 
 def read_fans(files: Files) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
-    fans_there, *tachometers = nodes_named(files, "pwmfan", *TACHOMETERS)
-    duties = [files.amount(f"{node}/pwm1", FULL_PWM) for node in fans_there]
+    fans_there, *tachometers = nodes_by_name(files, "pwmfan", *TACHOMETERS)
+    duties = [files.nonnegative(f"{node}/pwm1", FULL_PWM) for node in fans_there]
     speeds = []
     for node in chain.from_iterable(tachometers):
-        rpm = files.amount(f"{node}/rpm", MOST_RPM)
-        speeds.append(files.amount(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
+        rpm = files.nonnegative(f"{node}/rpm", MOST_RPM)
+        speeds.append(files.nonnegative(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
     ratios = [None if duty is None else duty / FULL_PWM for duty in duties]
     if len(ratios) == len(speeds):
         pairs = zip(ratios, speeds, strict=True)

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from orinboard.files import Files
-from orinboard.readings import Cooling, Gpu, Memory, Process, Rail, Readings, Zone
-from orinboard.sensors.gpu import compatible
+from orinboard.readings import Cooling, Gpu, GpuMemory, GpuProcess, Rail, Readings, Zone
+from orinboard.sensors.gpu import compatible_names
 
 T = TypeVar("T")
 #: Thor's entry in the device tree: its GPU's load comes from NVML alone (jetson_stats PR 905).
@@ -32,7 +32,7 @@ THROTTLE_BITS = {
 
 
 @cache
-def library() -> ModuleType | None:
+def nvml_library() -> ModuleType | None:
     """pynvml, initialised; None where it or the driver is missing."""
     try:
         pynvml = importlib.import_module("pynvml")
@@ -48,18 +48,18 @@ def library() -> ModuleType | None:
 def read_nvml(files: Files) -> Readings:
     """Every discrete GPU that NVML lists; what a GPU does not support is absent."""
     found = Readings()
-    thor = THOR in compatible(files)
-    for name, device in devices(files):
+    thor = THOR in compatible_names(files)
+    for name, device in nvml_devices(files):
         state = read_state(name, device)
         if thor:
             # Its clocks are in sysfs; beside them this GPU would be there twice.
             state = Readings(gpus=tuple(Gpu(gpu.name, load=gpu.load) for gpu in state.gpus))
-            state += read_use(device)
+            state += read_memory_use(device)
         found += read_power(name, device) + state
     return found
 
 
-class NvmlPower:
+class NvmlPowerReader:
     """The power and energy of the discrete GPUs: for the energy sampler.
 
     Of several, the one that the process `pid` or a child of it computes on, once that is known: a
@@ -72,7 +72,7 @@ class NvmlPower:
 
     def __call__(self, files: Files) -> Readings:
         """The rail of the GPU in use; those of all GPUs while that is not known."""
-        found = devices(files)
+        found = nvml_devices(files)
         if self._used is None and len(found) > 1:
             self._used = gpu_of_process(found, self._pid)
         readings = Readings()
@@ -82,12 +82,12 @@ class NvmlPower:
         return readings
 
 
-def gpu_of_process(found: "list[tuple[str, Device]]", pid: int) -> str | None:
+def gpu_of_process(found: "list[tuple[str, NvmlDevice]]", pid: int) -> str | None:
     """The one GPU that CUDA_VISIBLE_DEVICES leaves, or that the process `pid` computes on."""
     visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     if len(visible) == 1:
         for name, device in found:
-            uuid = device.ask(device.nvml.nvmlDeviceGetUUID)
+            uuid = device.query(device.nvml.nvmlDeviceGetUUID)
             if visible[0] == name or (uuid and str(uuid).startswith(visible[0])):
                 return name
     ours = process_tree(pid)
@@ -97,7 +97,7 @@ def gpu_of_process(found: "list[tuple[str, Device]]", pid: int) -> str | None:
         if ours
         & {
             process.pid
-            for process in device.ask(device.nvml.nvmlDeviceGetComputeRunningProcesses) or ()
+            for process in device.query(device.nvml.nvmlDeviceGetComputeRunningProcesses) or ()
         }
     ]
     return busy[0] if len(busy) == 1 else None
@@ -119,13 +119,13 @@ def process_tree(pid: int) -> set[int]:
     return members
 
 
-class Device:
+class NvmlDevice:
     """One GPU, and the way to ask it."""
 
     def __init__(self, nvml: ModuleType, handle: Any, files: Files) -> None:
         self.nvml, self._handle, self._files = nvml, handle, files
 
-    def ask(self, function: Callable[..., T], *args: object) -> T | None:
+    def query(self, function: Callable[..., T], *args: object) -> T | None:
         """The answer; None if the GPU does not support the question or failed at it."""
         try:
             return function(self._handle, *args)
@@ -140,15 +140,15 @@ class Device:
         return self._files.text(f"proc/{pid}/comm") or ""
 
 
-def devices(files: Files) -> list[tuple[str, Device]]:
+def nvml_devices(files: Files) -> list[tuple[str, NvmlDevice]]:
     """The GPUs that NVML lists, by number; none on a Jetson before Thor."""
-    board = compatible(files)
+    board = compatible_names(files)
     knows_nothing = THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
-    if knows_nothing or (nvml := library()) is None:
+    if knows_nothing or (nvml := nvml_library()) is None:
         return []
     try:
         return [
-            (str(index), Device(nvml, nvml.nvmlDeviceGetHandleByIndex(index), files))
+            (str(index), NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index), files))
             for index in range(nvml.nvmlDeviceGetCount())
         ]
     except nvml.NVMLError:
@@ -156,10 +156,10 @@ def devices(files: Files) -> list[tuple[str, Device]]:
         return []
 
 
-def read_power(name: str, device: Device) -> Readings:
+def read_power(name: str, device: NvmlDevice) -> Readings:
     """One GPU's power now, and its energy counter (Volta and newer)."""
-    milliwatts = device.ask(device.nvml.nvmlDeviceGetPowerUsage)
-    millijoules = device.ask(device.nvml.nvmlDeviceGetTotalEnergyConsumption)
+    milliwatts = device.query(device.nvml.nvmlDeviceGetPowerUsage)
+    millijoules = device.query(device.nvml.nvmlDeviceGetTotalEnergyConsumption)
     if milliwatts is None and millijoules is None:
         return Readings()
     rail = Rail(
@@ -172,33 +172,33 @@ def read_power(name: str, device: Device) -> Readings:
     return Readings(rails=(rail,))
 
 
-def read_use(device: Device) -> Readings:
+def read_memory_use(device: NvmlDevice) -> Readings:
     """A Thor's memory for the GPU, and the processes that compute on it, the greatest first.
 
     Memory is unified: NVML has no total of its own, so the sum of the processes stands in for it.
     """
     nvml, shares = device.nvml, []
-    for process in device.ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ():
+    for process in device.query(nvml.nvmlDeviceGetComputeRunningProcesses) or ():
         taken = process.usedGpuMemory
         # NVML says "not available" by all bits set, which nvidia-ml-py turns into None.
         if taken is None or not 0 <= taken < MOST_BYTES:
             continue
-        shares.append(Process(process.pid, device.process_name(process.pid), taken))
+        shares.append(GpuProcess(process.pid, device.process_name(process.pid), taken))
     if not shares:
         return Readings()
     shares.sort(key=lambda process: (-process.nvmap_bytes, process.pid))
     total = sum(process.nvmap_bytes for process in shares)
-    return Readings(memory=Memory(nvmap_bytes=total), processes=tuple(shares))
+    return Readings(memory=GpuMemory(nvmap_bytes=total), processes=tuple(shares))
 
 
-def read_state(name: str, device: Device) -> Readings:
+def read_state(name: str, device: NvmlDevice) -> Readings:
     """One GPU's load, clocks, temperature and reasons for running slower."""
     nvml = device.nvml
-    megahertz = device.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
-    greatest = device.ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
-    usage = device.ask(nvml.nvmlDeviceGetUtilizationRates)
-    celsius = device.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
-    reasons = device.ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    megahertz = device.query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
+    greatest = device.query(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
+    usage = device.query(nvml.nvmlDeviceGetUtilizationRates)
+    celsius = device.query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+    reasons = device.query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     gpu = Gpu(
         name=name,
         load=None if usage is None else usage.gpu / 100,

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from orinboard.files import Files, integer
-from orinboard.power_boundary import energy_boundary, rail_keys
+from orinboard.files import Files, parse_integer
+from orinboard.power_boundary import energy_boundary, unique_rail_keys
 from orinboard.readings import Rail, Readings
 from orinboard.sensors.hwmon import (
     INA238_SECONDS,
     MOST_MICROWATTS,
     MOST_MILLIAMPERES,
     MOST_MILLIVOLTS,
-    Channel,
-    channels,
+    PowerChannel,
+    find_channels,
 )
 
 #: Seconds between searches for sensors: one that came late, one that went.
@@ -31,7 +31,7 @@ VOLTAGE_SECONDS, VOLTAGE_CYCLES, OTHER_SECONDS = 0.02, 15, 0.1
 _PAIRS, _STEADY = 200, 0.1
 
 
-class OpenFile:
+class OpenSysfsFile:
     """A sysfs file that is read again and again; opens it, and raises OSError if it cannot."""
 
     __slots__ = ("_fd", "_kernel", "_most", "_path")
@@ -45,17 +45,17 @@ class OpenFile:
         # A file of the kernel is never replaced by another of its name while it is open.
         self._kernel = os.fstat(self._fd).st_dev == os.stat("/sys").st_dev
 
-    def read(self, files: Files) -> int | None:
+    def read_number(self, files: Files) -> int | None:
         """The number in it now; None if it holds none. Raises OSError when the sensor is gone."""
         if not self._kernel and not os.fstat(self._fd).st_nlink:
             self.close()
             self._open()
         try:
-            value = integer(os.pread(self._fd, LONGEST, 0).decode("ascii").strip())
+            value = parse_integer(os.pread(self._fd, LONGEST, 0).decode("ascii").strip())
             if abs(value) > self._most:
                 raise ValueError
         except ValueError:
-            files.garbage()
+            files.count_garbage()
             return None
         return value
 
@@ -67,7 +67,7 @@ class OpenFile:
 
 
 @dataclass(slots=True)
-class Supply:
+class SupplyResistance:
     """Ohms before a rail: its voltage gives way to its current. A line through pairs of both.
 
     Without it a voltage read now and then would belong to a mean current: where the current goes to
@@ -81,7 +81,7 @@ class Supply:
     _variance: float = 0.0
     _covariance: float = 0.0
 
-    def pair(self, amperes: float, volts: float) -> None:
+    def add_pair(self, amperes: float, volts: float) -> None:
         """The voltage was so much while the current was steady."""
         self._count += 1
         share = max(1 / self._count, 1 / _PAIRS)
@@ -95,39 +95,39 @@ class Supply:
 
 
 @dataclass(slots=True)
-class Meter:
+class RailMeter:
     """One channel with its open files: the current at every sample, the voltage in turns.
 
     An INA238 computes the power itself; its voltage says how finely.
     """
 
-    channel: Channel
-    current: OpenFile | None = None
-    voltage: OpenFile | None = None
-    power: OpenFile | None = None
+    channel: PowerChannel
+    current: OpenSysfsFile | None = None
+    voltage: OpenSysfsFile | None = None
+    power: OpenSysfsFile | None = None
     millivolts: int | None = None
-    supply: Supply = field(default_factory=Supply)
+    supply: SupplyResistance = field(default_factory=SupplyResistance)
     # The newest current, and the one that the voltage belongs to.
     _amperes: float | None = None
     _with_volts: float | None = None
 
-    def rail(self, files: Files, clock: Callable[[], float], *, turn: bool) -> Rail | None:
+    def read_rail(self, files: Files, clock: Callable[[], float], *, turn: bool) -> Rail | None:
         """The rail now; None if it gives no value. Reads the voltage if it is its `turn`."""
         channel = self.channel
         turn = turn or self.millivolts is None
         if self.voltage is not None and turn:
-            self.millivolts = self.voltage.read(files)
+            self.millivolts = self.voltage.read_number(files)
         watts = amperes = volts = None
         step = 0.0
         if self.power is not None:
-            microwatts = self.power.read(files)
+            microwatts = self.power.read_number(files)
             watts = None if microwatts is None else microwatts / 1e6
             step = channel.step_amperes * (self.millivolts or 0) / 1000
         elif self.current is not None:
-            milliamperes = self.current.read(files)
+            milliamperes = self.current.read_number(files)
             if milliamperes is not None and self.millivolts is not None:
                 amperes, volts = milliamperes / 1000, self.millivolts / 1000
-                watts = amperes * (volts - self._sag(amperes, volts, turn=turn))
+                watts = amperes * (volts - self._voltage_sag(amperes, volts, turn=turn))
                 step = channel.step_amperes * volts
         if watts is None:
             return None
@@ -142,14 +142,14 @@ class Meter:
             at=clock(),
         )
 
-    def _sag(self, amperes: float, volts: float, *, turn: bool) -> float:
+    def _voltage_sag(self, amperes: float, volts: float, *, turn: bool) -> float:
         """Volts that the voltage is lower now than it was when it was read."""
         before, self._amperes = self._amperes, amperes
         if turn:
             self._with_volts = amperes
             # Read between two currents that differ it belongs to neither.
             if before is not None and abs(amperes - before) < max(_STEADY, amperes / 20):
-                self.supply.pair(amperes, volts)
+                self.supply.add_pair(amperes, volts)
         return self.supply.ohms * (amperes - (self._with_volts or 0.0))
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensor:
+class ChipAveraging:
     """Averaging of a chip: each value stands for `update_seconds`, of `samples` conversions.
 
     None where the driver does not say.
@@ -184,15 +184,15 @@ class PowerReader:
     choice: tuple[str, ...] = ()
     clock: Callable[[], float] = time.monotonic
     draw: random.Random = field(default_factory=random.Random)
-    sensors: tuple[Sensor, ...] = ()
+    averagings: tuple[ChipAveraging, ...] = ()
     #: Seconds between two values of the slowest chip that waits for them, and the mean age of a
     #: value: an INA238 shows the mean of its last cycle for a cycle.
     update_seconds: float = 0.0
     lag_seconds: float = 0.0
     #: When the reading of the rails that count began.
     began: float = 0.0
-    _meters: list[Meter] = field(default_factory=list)
-    _supplies: dict[tuple[str, int], Supply] = field(default_factory=dict)
+    _meters: list[RailMeter] = field(default_factory=list)
+    _supplies: dict[tuple[str, int], SupplyResistance] = field(default_factory=dict)
     _shown: dict[int, Rail] = field(default_factory=dict)
     _counting: set[int] = field(default_factory=set)
     _turn: int = 0
@@ -204,18 +204,18 @@ class PowerReader:
         """Voltage, current and power of every rail that answers."""
         now = self.clock()
         if now >= self._next_look_up:
-            self._look_up(files)
+            self._open_meters(files)
             self._next_look_up = now + (LOOK_UP_SECONDS if self._meters else SEARCH_SECONDS)
         if not self._meters:
             return Readings()
-        fresh = self._others(now) | self._counting
-        voltage = self._voltage(now)
+        fresh = self._other_rails_due(now) | self._counting
+        voltage = self._voltage_turn(now)
         self.began = self.clock()
         for number in self.draw.sample(sorted(fresh), len(fresh)):
             try:
-                rail = self._meters[number].rail(files, self.clock, turn=number == voltage)
+                rail = self._meters[number].read_rail(files, self.clock, turn=number == voltage)
             except OSError as error:
-                files.failed(error)
+                files.count_error(error)
                 self._next_look_up = now
                 rail = None
             if rail is None:
@@ -228,10 +228,10 @@ class PowerReader:
             for number in range(len(self._meters))
             if number in self._shown
         )
-        self._count(rails)
+        self._find_counting_rails(rails)
         return Readings(rails=rails)
 
-    def _voltage(self, now: float) -> int | None:
+    def _voltage_turn(self, now: float) -> int | None:
         if now < self._next_voltage:
             return None
         self._next_voltage = now + max(VOLTAGE_SECONDS, VOLTAGE_CYCLES * self.update_seconds)
@@ -239,7 +239,7 @@ class PowerReader:
         counting = sorted(self._counting) or list(range(len(self._meters)))
         return counting[self._turn % len(counting)]
 
-    def _others(self, now: float) -> set[int]:
+    def _other_rails_due(self, now: float) -> set[int]:
         """Rails outside the sum that are read now: one from time to time."""
         others = [n for n in range(len(self._meters)) if n not in self._counting]
         if not self._shown:
@@ -250,34 +250,34 @@ class PowerReader:
         self._turn += 1
         return {others[self._turn % len(others)]}
 
-    def _count(self, rails: tuple[Rail, ...]) -> None:
+    def _find_counting_rails(self, rails: tuple[Rail, ...]) -> None:
         """Find the rails that are summed; all of them where nobody knows."""
         whole = energy_boundary(rails, self.choice)
-        names = set(whole.rails) if whole else set(rail_keys(rails))
+        names = set(whole.rails) if whole else set(unique_rail_keys(rails))
         shown = [number for number in range(len(self._meters)) if number in self._shown]
-        keys = zip(shown, rail_keys(rails), strict=True)
+        keys = zip(shown, unique_rail_keys(rails), strict=True)
         counting = {number for number, key in keys if key in names}
         # One that did not answer is asked again each time.
         self._counting = counting | (set(range(len(self._meters))) - set(shown))
 
-    def _look_up(self, files: Files) -> None:
+    def _open_meters(self, files: Files) -> None:
         self.close()
-        found = channels(files)
+        found = find_channels(files)
         for channel in found:
             try:
                 meter = open_meter(files, channel)
             except OSError as error:
-                files.failed(error)
+                files.count_error(error)
                 continue
             key = channel.device, channel.number
             meter.supply = self._supplies.setdefault(key, meter.supply)
             self._meters.append(meter)
         nodes = dict.fromkeys((c.node, c.chip, c.device) for c in found)
-        self.sensors = tuple(read_sensor_averaging(files, *node) for node in nodes)
+        self.averagings = tuple(read_chip_averaging(files, *node) for node in nodes)
         self.update_seconds = max(
-            (s.update_seconds or 0.0 for s in self.sensors if s.chip != "ina238"), default=0.0
+            (s.update_seconds or 0.0 for s in self.averagings if s.chip != "ina238"), default=0.0
         )
-        cycles = [INA238_SECONDS for sensor in self.sensors if sensor.chip == "ina238"]
+        cycles = [INA238_SECONDS for sensor in self.averagings if sensor.chip == "ina238"]
         self.lag_seconds = max([*cycles, self.update_seconds / 2])
 
     def close(self) -> None:
@@ -287,18 +287,18 @@ class PowerReader:
         self._meters, self._shown, self._counting = [], {}, set()
 
 
-def open_meter(files: Files, channel: Channel) -> Meter:
+def open_meter(files: Files, channel: PowerChannel) -> RailMeter:
     """The channel's files, open; raises OSError when one of them cannot be."""
 
-    def file(name: str, most: int) -> OpenFile:
-        return OpenFile(files.roots.locate(f"{channel.node}/{name}"), most)
+    def file(name: str, most: int) -> OpenSysfsFile:
+        return OpenSysfsFile(files.roots.locate(f"{channel.node}/{name}"), most)
 
     if not channel.number:
-        meter = Meter(channel, power=file("power1_input", MOST_MICROWATTS))
+        meter = RailMeter(channel, power=file("power1_input", MOST_MICROWATTS))
         name = "in1_input"
     else:
         name = f"in{channel.number}_input"
-        meter = Meter(channel, current=file(f"curr{channel.number}_input", MOST_MILLIAMPERES))
+        meter = RailMeter(channel, current=file(f"curr{channel.number}_input", MOST_MILLIAMPERES))
     try:
         meter.voltage = file(name, MOST_MILLIVOLTS)
     except OSError:
@@ -307,8 +307,10 @@ def open_meter(files: Files, channel: Channel) -> Meter:
     return meter
 
 
-def read_sensor_averaging(files: Files, node: str, chip: str, device: str) -> Sensor:
+def read_chip_averaging(files: Files, node: str, chip: str, device: str) -> ChipAveraging:
     """Read a chip's averaging from its driver."""
     milliseconds = files.number(f"{node}/update_interval", MOST_MILLISECONDS)
     samples = files.number(f"{node}/samples", MOST_SAMPLES)
-    return Sensor(chip, device, None if milliseconds is None else milliseconds / 1000, samples)
+    return ChipAveraging(
+        chip, device, None if milliseconds is None else milliseconds / 1000, samples
+    )

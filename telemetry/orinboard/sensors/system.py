@@ -3,9 +3,18 @@
 import os
 import re
 
-from orinboard.files import Files, integer
-from orinboard.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
-from orinboard.sensors.gpu import compatible, device_tree
+from orinboard.files import Files, parse_integer
+from orinboard.readings import (
+    CoreTicks,
+    Cpu,
+    CpuClock,
+    GpuMemory,
+    Host,
+    Identity,
+    PowerMode,
+    Readings,
+)
+from orinboard.sensors.gpu import compatible_names, device_tree_text
 
 CPU = "sys/devices/system/cpu"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -24,11 +33,11 @@ def read_gpu_memory(files: Files) -> Readings:
     by_order: dict[int, int] = {}
     for line in (files.text("proc/buddyinfo") or "").splitlines():
         try:
-            counts = [integer(count) for count in line.partition(" zone ")[2].split()[1:]]
+            counts = [parse_integer(count) for count in line.partition(" zone ")[2].split()[1:]]
             if len(counts) > MOST_ORDERS:
                 raise ValueError
         except ValueError:
-            files.garbage()
+            files.count_garbage()
             continue
         for order, count in enumerate(counts):
             by_order[order] = by_order.get(order, 0) + count
@@ -36,8 +45,8 @@ def read_gpu_memory(files: Files) -> Readings:
     if nvmap is None and largest is None:
         return Readings()
     if largest is None:
-        return Readings(memory=Memory(nvmap))
-    return Readings(memory=Memory(nvmap, PAGE_BYTES << largest, by_order[largest]))
+        return Readings(memory=GpuMemory(nvmap))
+    return Readings(memory=GpuMemory(nvmap, PAGE_BYTES << largest, by_order[largest]))
 
 
 def read_host(files: Files) -> Readings:
@@ -56,7 +65,7 @@ def read_host(files: Files) -> Readings:
         if len(ticks) >= 5:
             # user nice system idle iowait irq softirq steal; guest is in user (proc(5)).
             idle, total = ticks[3] + ticks[4], sum(ticks[:8])
-            cores.append(Core(int(cpu), total - idle, total))
+            cores.append(CoreTicks(int(cpu), total - idle, total))
     host = Host(
         sizes.get("MemTotal"),
         sizes.get("MemAvailable"),
@@ -67,12 +76,12 @@ def read_host(files: Files) -> Readings:
     return Readings(host=host) if host != Host() else Readings()
 
 
-def cpu_list(text: str) -> tuple[int, ...]:
+def parse_cpu_list(text: str) -> tuple[int, ...]:
     """`0-3,8` as numbers; raises ValueError."""
     cpus: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        low, high = integer(first.strip()), integer((last if dash else first).strip())
+        low, high = parse_integer(first.strip()), parse_integer((last if dash else first).strip())
         if not 0 <= low <= high < MOST_CPUS:
             raise ValueError(f"no CPUs are {part!r}")
         cpus += range(low, high + 1)
@@ -85,14 +94,14 @@ def read_cpu(files: Files) -> Readings:
     if text is None:
         return Readings()
     try:
-        online = cpu_list(text)
+        online = parse_cpu_list(text)
     except ValueError:
-        files.garbage()
+        files.count_garbage()
         return Readings()
     clocks = []
     for cpu in online:
         current, low, high = (
-            files.amount(f"{CPU}/cpu{cpu}/cpufreq/scaling_{which}_freq")
+            files.nonnegative(f"{CPU}/cpu{cpu}/cpufreq/scaling_{which}_freq")
             for which in ("cur", "min", "max")
         )
         if any(khz is not None for khz in (current, low, high)):
@@ -117,7 +126,7 @@ def read_power_mode(files: Files) -> Readings:
         return Readings()
     found = re.search(r"pmode:(\d{1,9})\b", status)
     if not found:
-        files.garbage()
+        files.count_garbage()
         return Readings()
     number = int(found[1])
     return Readings(power_mode=PowerMode(number, power_modes(files).get(number)))
@@ -125,13 +134,13 @@ def read_power_mode(files: Files) -> Readings:
 
 def read_identity(files: Files) -> Readings:
     """Model, SoC, L4T release and firmware; absent on a machine without a device tree."""
-    model = device_tree(files, "model")
+    model = device_tree_text(files, "model")
     if not model:
         return Readings()
     # r35 ends its list with a family, `tegra23x`: the SoC is the first that is all digits.
     socs = [
         found[1]
-        for name in compatible(files)
+        for name in compatible_names(files)
         if (found := re.fullmatch(r"nvidia,(tegra\d+)", name, flags=re.ASCII))
     ]
     # "# R36 (release), REVISION: 4.3, GCID: ..." is 36.4.3

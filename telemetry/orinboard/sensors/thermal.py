@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from orinboard.files import Files, integer
+from orinboard.files import Files, parse_integer
 from orinboard.readings import Cooling, Readings, Trip, Zone
 
 THERMAL = "sys/class/thermal"
@@ -15,7 +15,7 @@ MOST_MILLIDEGREES = 1_000_000
 CONSTANT_ZONES = frozenset({"pmic-die"})
 
 
-def zone_name(kind: str) -> str:
+def common_zone_name(kind: str) -> str:
     """One spelling for all releases: `cpu-thermal` (r36) and `CPU-therm` (r35) are both `cpu`."""
     return re.sub(r"[-_]therm(al)?$", "", kind.lower())
 
@@ -32,20 +32,20 @@ def read_zones(files: Files) -> Readings:
             continue
         celsius: float | None = None
         try:
-            millidegrees = integer(files.raw(f"{path}/temp").decode(errors="replace").strip())
+            millidegrees = parse_integer(files.raw(f"{path}/temp").decode(errors="replace").strip())
             if abs(millidegrees) > MOST_MILLIDEGREES:
                 raise ValueError
             celsius = millidegrees / 1000
         except BlockingIOError:
             pass
         except OSError as error:
-            files.failed(error)
+            files.count_error(error)
             continue
         except ValueError:
-            files.garbage()
+            files.count_garbage()
             continue
         on = celsius is not None and celsius > OFF_CELSIUS
-        found.append((path, zone_name(kind), celsius if on else None))
+        found.append((path, common_zone_name(kind), celsius if on else None))
     names = Counter(name for _, name, _ in found)
     zones = []
     for path, name, celsius in found:
@@ -76,8 +76,8 @@ def read_coolings(files: Files) -> Readings:
             continue
         path = f"{THERMAL}/{entry}"
         name = files.text(f"{path}/type")
-        state = files.amount(f"{path}/cur_state")
-        highest = files.amount(f"{path}/max_state")
+        state = files.nonnegative(f"{path}/cur_state")
+        highest = files.nonnegative(f"{path}/max_state")
         if name and state is not None and highest:
             ratios[name] = max(ratios.get(name, 0.0), state / highest)
     return Readings(coolings=tuple(Cooling(name, ratios[name]) for name in sorted(ratios)))

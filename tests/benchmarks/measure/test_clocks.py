@@ -41,7 +41,7 @@ def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
 ) -> None:
     board = BoardState(Readings(gpus=tuple(Gpu(n, current_hz=h) for n, h in SEVERAL.items())))
     computing: list[str | None] = [None, "1", None]
-    monkeypatch.setattr(nvml, "devices", lambda files: [(name, None) for name in SEVERAL])
+    monkeypatch.setattr(nvml, "nvml_devices", lambda files: [(name, None) for name in SEVERAL])
     monkeypatch.setattr(nvml, "gpu_of_process", lambda found, pid: computing.pop(0))
     gpu = GpuInUse()
     clocks = [read_clocks(board, tmp_path, gpu()).gpu_mhz for _ in range(3)]
@@ -84,7 +84,7 @@ def test_throttling_is_seen_by_counter_and_by_reason() -> None:
 def test_of_several_gpus_the_visible_one_is_ours(monkeypatch: Patch) -> None:
     device = MagicMock(**{"ask.return_value": None})
     monkeypatch.setattr(
-        "orinboard.sensors.nvml.devices", lambda files: [("0", device), ("1", device)]
+        "orinboard.sensors.nvml.nvml_devices", lambda files: [("0", device), ("1", device)]
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert GpuInUse()() == "1"

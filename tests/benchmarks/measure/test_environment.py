@@ -76,10 +76,10 @@ def test_a_discrete_gpus_name_is_nvmls(monkeypatch: Patch, tmp_path: Path) -> No
 
     found: list[Any] = []
     monkeypatch.setattr(environment, "DEVICE_TREE_MODEL", tmp_path / "none")
-    monkeypatch.setattr(nvml, "devices", lambda files: found)
+    monkeypatch.setattr(nvml, "nvml_devices", lambda files: found)
     assert environment.gpu_name() is None
     for handle, name in (("NVIDIA H200", "NVIDIA H200"), ("broken", None)):
-        found[:] = [("0", nvml.Device(Nvml, handle, Files(Roots())))]  # type: ignore[arg-type]
+        found[:] = [("0", nvml.NvmlDevice(Nvml, handle, Files(Roots())))]  # type: ignore[arg-type]
         assert environment.gpu_name() == name
 
 

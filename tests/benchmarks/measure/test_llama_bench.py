@@ -358,7 +358,7 @@ def test_cooling_needs_a_sensor_and_is_given_up(
     quick = [*bench, "-p", "8", "-n", "0", "-r", "1"]
     assert run(*quick, "--cooldown", "90") == 0
     capsys.readouterr()
-    monkeypatch.setattr(llama_bench, "Roots", lambda: Roots.under(tmp_path))
+    monkeypatch.setattr(llama_bench, "Roots", lambda: Roots.in_directory(tmp_path))
     assert run(*quick, "--cooldown", "50") == 2
     error = "orinbench: --cooldown 50: this machine has no temperature sensor\n"
     assert capsys.readouterr().err == error

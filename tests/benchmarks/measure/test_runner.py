@@ -313,14 +313,14 @@ def test_a_machine_without_sensors_has_no_board_and_no_energy(
     tiny_model: ModelInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     started: list[EnergySampler] = []
-    start = EnergySampler.start
+    start = EnergySampler.start_sampling
 
     def counted(sampler: EnergySampler) -> EnergySampler:
         started.append(sampler)
         return start(sampler)
 
-    monkeypatch.setattr(EnergySampler, "start", counted)
-    run = Bench(tiny_model, roots=Roots.under(tmp_path)).run()
+    monkeypatch.setattr(EnergySampler, "start_sampling", counted)
+    run = Bench(tiny_model, roots=Roots.in_directory(tmp_path)).run()
     assert len(started) == 1  # the first one's answer holds: no process around each repetition
     samples = [sample for lane in run.lanes for row in lane.rows for sample in row.samples]
     assert all(sample.board_before is sample.board_after is None for sample in samples)

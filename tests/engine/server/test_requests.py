@@ -21,7 +21,7 @@ from tests.engine.server.toy import toy
 
 import orinboard
 import orinllm
-from orinboard import connection
+from orinboard import guarded_connection
 from orinllm.progress import quiet
 from orinllm.server.engine import load
 from orinllm.server.options import EngineOptions
@@ -120,6 +120,6 @@ def test_a_streamed_chat_goes_through_few_files() -> None:
             reply = client.post(f"{server.url}/v1/chat/completions", json=body)
             assert reply.text.endswith("data: [DONE]\n\n")
         # The connection is told last, and may be later than the client.
-        wait_until(lambda: connection.__file__ in found, "the connection")
+        wait_until(lambda: guarded_connection.__file__ in found, "the connection")
         went = sorted(found)
     assert len(went) <= MOST_FILES, "\n".join(went)

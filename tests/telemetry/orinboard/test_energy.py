@@ -18,9 +18,9 @@ from tests.telemetry.conftest import HWMON, Tree, idle
 
 from orinboard.energy import ASK_SECONDS, EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.meter import Meter, Sample
+from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import Rail, Readings
-from orinboard.sampling import Clock, Outbox, Sampling, Status
+from orinboard.sampling import Clocks, PowerSampling, SampleOutbox, Status
 from orinboard.sensors.hwmon import read_rails
 
 MAX_GAP = 0.5
@@ -31,18 +31,18 @@ def sample(t: float, watts: float | None, slept: float = 0.0) -> Sample:
     return Sample(t, t - slept, (Rail("VDD_IN", "1-0040", watts=watts),))
 
 
-def run(samples: list[Sample], *, monotonic: bool = False) -> Meter:
-    meter = Meter(MAX_GAP, monotonic)
+def run(samples: list[Sample], *, monotonic: bool = False) -> EnergyMeter:
+    meter = EnergyMeter(MAX_GAP, monotonic)
     for one in samples:
-        meter.add(one)
+        meter.add_sample(one)
     return meter
 
 
 def sampled(
     roots: Roots, hertz: float, seconds: float, moment: Callable[[float], None] = lambda now: None
-) -> tuple[Meter, list[Sample]]:
+) -> tuple[EnergyMeter, list[Sample]]:
     """A region on a clock that goes on only while the sampling waits; `moment` is told each."""
-    now, meter, samples = [0.0], Meter(MAX_GAP), list[Sample]()
+    now, meter, samples = [0.0], EnergyMeter(MAX_GAP), list[Sample]()
 
     def sleep(wanted: float) -> None:
         now[0] += wanted
@@ -54,11 +54,11 @@ def sampled(
 
     def take(sample: Sample, status: Status) -> None:
         meter.max_gap = status.max_gap
-        meter.add(sample)
+        meter.add_sample(sample)
         samples.append(sample)
 
-    clock, draw = Clock(lambda: now[0], lambda: now[0], sleep), random.Random(3)
-    Sampling(roots, hertz, clock=clock, draw=draw).run(wait, take)
+    clock, draw = Clocks(lambda: now[0], lambda: now[0], sleep), random.Random(3)
+    PowerSampling(roots, hertz, clock=clock, draw=draw).run(wait, take)
     return meter, samples
 
 
@@ -155,16 +155,16 @@ def test_a_window_outside_the_samples_is_a_gap() -> None:
     for sampler in (kept, forgetful):
         for t in range(11):
             moved = replace(sample(t / 10, t), awake=begin + t / 10)
-            sampler._take(moved, Status(0.5, 0.5))
+            sampler._add_sample(moved, Status(0.5, 0.5))
     now = begin + 1
-    whole = kept.between(now - 0.23, now - 0.1)
+    whole = kept.energy_between(now - 0.23, now - 0.1)
     assert whole.gap_seconds == 0
     assert whole.total_joules == pytest.approx(5 * (0.9**2 - 0.77**2))
-    late = kept.between(now - 0.1, now + 0.9)
+    late = kept.energy_between(now - 0.1, now + 0.9)
     assert late.seconds == pytest.approx(1.0) and late.gap_seconds == pytest.approx(0.9)
     assert late.total_joules == pytest.approx(5 * (1 - 0.9**2))
-    assert kept.between(now + 5, now + 6).total_joules is None
-    assert forgetful.between(now - 0.2, now - 0.1).total_joules is None
+    assert kept.energy_between(now + 5, now + 6).total_joules is None
+    assert forgetful.energy_between(now - 0.2, now - 0.1).total_joules is None
 
 
 def test_a_sampler_that_has_ended_is_ill() -> None:
@@ -175,7 +175,7 @@ def test_a_gap_that_was_told_stays() -> None:
     sampler = EnergySampler(hertz=4)
     sampler._began, sampler._thread = 0.0, threading.current_thread()
     for t in (0.0, 0.1):
-        sampler._take(sample(t, 1.0), Status(0.5, 0.5))
+        sampler._add_sample(sample(t, 1.0), Status(0.5, 0.5))
     told = sampler.energy().gap_seconds
     # The sample that was overdue since the machine began has come, or nobody waits for it.
     sampler._thread = None
@@ -186,10 +186,10 @@ def test_the_interval_by_hand() -> None:
     """A jump weighs h² d² / 12 and b² d² / 12 for the chip's cycle b, going to and fro 5 / 6 of h²
     times its product, of which three steps have two; a value that is shown for a time is off by the
     same part of a step for all of it."""
-    meter, blur = Meter(max_gap=0.5), 0.05
+    meter, blur = EnergyMeter(max_gap=0.5), 0.05
     for number, watts in enumerate((10.0, 12.0, 8.0, 12.0)):
         rail = Rail("VDD_IN", "1-0040", watts=watts, chip="ina3221", step_watts=0.6)
-        meter.add(Sample(number * 0.1, number * 0.1, (rail,), blur=blur))
+        meter.add_sample(Sample(number * 0.1, number * 0.1, (rail,), blur=blur))
     edges = (0.2**2 + 0.4**2 + 0.4**2) * (1 + (blur / 0.1) ** 2) / 12
     noise = (0.2 * 0.4 + 0.4 * 0.4) * 3 / 2 * 5 / 6
     resolution = ((0.2 * 0.6) ** 2 + (0.1 * 0.6) ** 2) / 12
@@ -253,15 +253,15 @@ def test_a_hung_read_is_a_gap_and_excuses_nothing() -> None:
         now[0] += delay
         return reads >= 60
 
-    meter, gaps = Meter(0.5), []
+    meter, gaps = EnergyMeter(0.5), []
 
     def take(sample: Sample, status: Status) -> None:
         meter.max_gap = status.max_gap
-        meter.add(sample)
+        meter.add_sample(sample)
         gaps.append(meter.gap_seconds)
 
-    clock = Clock(lambda: now[0], lambda: now[0], lambda delay: None)
-    Sampling(Roots(), 10.0, readers=[read], clock=clock).run(wait, take)
+    clock = Clocks(lambda: now[0], lambda: now[0], lambda delay: None)
+    PowerSampling(Roots(), 10.0, readers=[read], clock=clock).run(wait, take)
     assert gaps == sorted(gaps)
     assert gaps[18] == 0 and 5.0 <= gaps[25] < 5.3 and 5.7 <= gaps[-1] < 6.2
     energy = meter.energy()
@@ -274,7 +274,7 @@ def test_a_call_that_holds_the_lock_takes_nothing(show: Callable[[Tree], Roots])
         began = time.monotonic()
         ctypes.PyDLL(None).usleep(999_999)  # a call of PyDLL keeps Python's lock
         ended = time.monotonic()
-    inside = [s for s in sampler.samples if began + 0.1 < s.awake < ended - 0.1]
+    inside = [s for s in sampler.kept_samples if began + 0.1 < s.awake < ended - 0.1]
     # Some 40; a thread of this process would have none, a process on a busy machine has a few.
     assert len(inside) >= 3
 
@@ -302,8 +302,8 @@ def test_who_does_not_read_delays_no_sample() -> None:
     """A pipe holds a few hundred samples; beside a loop that keeps Python's lock nobody reads."""
     reading, writing = os.pipe()
     with Connection(reading, writable=False) as ours, Connection(writing, readable=False) as theirs:
-        outbox, rails = Outbox(theirs), tuple(Rail(f"RAIL_{n}", "1-0040") for n in range(4))
-        outbox.answer()
+        outbox, rails = SampleOutbox(theirs), tuple(Rail(f"RAIL_{n}", "1-0040") for n in range(4))
+        outbox.answer_request()
 
         def take() -> None:
             for n in range(2000):
@@ -313,7 +313,7 @@ def test_who_does_not_read_delays_no_sample() -> None:
         taking.start()
         taking.join(20)
         assert not taking.is_alive()
-        ending = threading.Thread(target=outbox.end, daemon=True)
+        ending = threading.Thread(target=outbox.send_last_and_end, daemon=True)
         ending.start()
         found = list[float]()
         while len(found) < 2000:

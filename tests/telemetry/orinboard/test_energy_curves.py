@@ -17,9 +17,9 @@ from tests.telemetry.orinboard.chips import Ina238, Ina3221, VirtualClock
 
 from orinboard.energy import BENCHMARK_HERTZ
 from orinboard.files import Files
-from orinboard.meter import Energy, Meter, Sample
+from orinboard.meter import Energy, EnergyMeter, Sample
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Clock, Sampling, Status
+from orinboard.sampling import Clocks, PowerSampling, Status
 from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
@@ -119,18 +119,18 @@ class Curve:
     """Watts in steps of STEP, and their mean over any time; the last one holds on."""
 
     def __init__(self, watts: Watts) -> None:
-        self.watts = watts
+        self.module_watts = watts
         self._sums = np.concatenate(([0.0], np.cumsum(watts * STEP)))
 
     def joules(self, seconds: float) -> float:
-        last = len(self.watts)
+        last = len(self.module_watts)
         at = seconds / STEP
         if at <= 0:
-            return float(self.watts[0]) * seconds
+            return float(self.module_watts[0]) * seconds
         if at >= last:
-            return float(self._sums[-1] + self.watts[-1] * (seconds - last * STEP))
+            return float(self._sums[-1] + self.module_watts[-1] * (seconds - last * STEP))
         whole = int(at)
-        return float(self._sums[whole] + self.watts[whole] * (at - whole) * STEP)
+        return float(self._sums[whole] + self.module_watts[whole] * (at - whole) * STEP)
 
     def mean(self, begin: float, end: float) -> float:
         """From one moment in µs to another."""
@@ -175,7 +175,7 @@ class Bench:
                 tree[f"{HWMON}/{node}/update_interval"] = f"{shown}\n"
                 for n in (1, 2, 3):
                     tree[f"{HWMON}/{node}/shunt{n}_resistor"] = f"{board.microohms}\n"
-        stage.show(tree)
+        stage.replace_tree(tree)
         self.roots = stage.roots
         self.clock = VirtualClock()
         self.chips: dict[str, Ina3221 | Ina238] = {}
@@ -213,7 +213,7 @@ class Bench:
 
     def measured(self, seconds: float, hertz: float, draw: random.Random) -> Energy:
         """The energy of a region that begins now, by the sampler's own code."""
-        meter, began = Meter(0.5), self.clock.now / 1e6
+        meter, began = EnergyMeter(0.5), self.clock.now / 1e6
         end = began + seconds
 
         def now() -> float:
@@ -235,11 +235,11 @@ class Bench:
             if meter.last is None:
                 end = sample.awake + seconds
             meter.max_gap = status.max_gap
-            meter.add(sample)
+            meter.add_sample(sample)
             self.samples.append(sample)
 
         self.samples: list[Sample] = []
-        sampling = Sampling(self.roots, hertz, clock=Clock(now, now, sleep), draw=draw)
+        sampling = PowerSampling(self.roots, hertz, clock=Clocks(now, now, sleep), draw=draw)
         sampling.run(wait, take)
         return meter.energy()
 
@@ -252,7 +252,7 @@ class VirtualFile:
     chip: Ina3221 | Ina238
     name: str
 
-    def read(self, files: Files) -> int:
+    def read_number(self, files: Files) -> int:
         return self.chip.read(self.name)
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class VirtualFile:
 def benches(stage: TreeOnDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     def make(name: str, interval: int | None = 0, waits: bool = True) -> Bench:
         bench = Bench(stage, BOARDS[name], interval, waits)
-        monkeypatch.setattr("orinboard.sensors.power.OpenFile", bench.file)
+        monkeypatch.setattr("orinboard.sensors.power.OpenSysfsFile", bench.file)
         return bench
 
     yield make
@@ -373,7 +373,7 @@ def test_joules_by_phase_on_a_chip_that_waits(
         began.append(sample.seconds)
         energy.add_sample(sample, status.max_gap)
 
-    Sampling(bench.roots, HERTZ, clock=Clock(clock, clock, sleep), draw=draw).run(wait, take)
+    PowerSampling(bench.roots, HERTZ, clock=Clocks(clock, clock, sleep), draw=draw).run(wait, take)
     (family, _) = energy.collect()
     found = {sample.labels["phase"]: sample.value for sample in family.samples}
     spent = dict.fromkeys(PHASE_WATTS, 0.0)

@@ -12,14 +12,14 @@ from tests.telemetry.conftest import HWMON, Show, Tree, idle, root, thor
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Failure, Files, Link, Roots
-from orinboard.meter import Meter
+from orinboard.meter import EnergyMeter
 from orinboard.readings import Rail, Readings
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Sampling
+from orinboard.sampling import PowerSampling
 from orinboard.sensors.gpu import read_gpus
 from orinboard.sensors.hwmon import read_fans
 from orinboard.sources import SOURCES, Board
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
 
 GARBAGE: dict[str, bytes] = {
     "empty": b"",
@@ -67,10 +67,10 @@ def check(roots: Roots) -> None:
     readings = Readings()
     for reader in SOURCES.values():
         readings += reader(Files(roots))
-    sampling, meter = Sampling(roots, 10), Meter(0.5)
-    meter.add(sampling.read_sensors())
-    meter.add(sampling.read_sensors())
-    assert all(math.isfinite(joules) for joules in meter.counters().values())
+    sampling, meter = PowerSampling(roots, 10), EnergyMeter(0.5)
+    meter.add_sample(sampling.read_sensors())
+    meter.add_sample(sampling.read_sensors())
+    assert all(math.isfinite(joules) for joules in meter.joules_by_rail().values())
     assert not {"OverflowError", "ValueError", "TypeError"} & set(sampling._errors)
     sampling._power.close()
 
@@ -78,7 +78,7 @@ def check(roots: Roots) -> None:
 @pytest.mark.parametrize("board", [root, thor])
 def test_every_file_with_garbage_of_each_way(board: Callable[[], Tree], stage: TreeOnDisk) -> None:
     tree = board()
-    stage.show(tree)
+    stage.replace_tree(tree)
     # Features of the first board need not be shown by the second one again.
     for path in one_of_each(tree if board is root else {p: tree[p] for p in tree.keys() - root()}):
         file = Path(stage.roots.locate(path))
@@ -95,7 +95,7 @@ def test_only_what_can_be_below_zero_is(stage: TreeOnDisk) -> None:
         "sys/class/devfreq/15340000.vic/cur_freq": "115200000\n",
         "sys/kernel/debug/tegra-host1x/actmon/nvenc/module0/usage": "500\n",
     }
-    stage.show({p: "-7\n" if str(v).strip().isdigit() else v for p, v in tree.items()})
+    stage.replace_tree({p: "-7\n" if str(v).strip().isdigit() else v for p, v in tree.items()})
     with Board(stage.roots, SOURCES, budget=10.0) as board:
         text = Exporter(board).exposition()[1].decode()
     below = {line.partition("{")[0] for line in text.splitlines() if re.search(r"} -\d", line)}
@@ -111,7 +111,9 @@ def test_only_what_can_be_below_zero_is(stage: TreeOnDisk) -> None:
 def test_a_ratio_ends_at_one(stage: TreeOnDisk) -> None:
     tree = idle()
     full = {"load": "1001\n", "pwm1": "256\n"}
-    stage.show({path: full.get(path.rpartition("/")[2], node) for path, node in tree.items()})
+    stage.replace_tree(
+        {path: full.get(path.rpartition("/")[2], node) for path, node in tree.items()}
+    )
     files = Files(stage.roots)
     readings = read_gpus(files) + read_fans(files)
     assert [gpu.load for gpu in readings.gpus] == [None]
@@ -122,14 +124,14 @@ def test_a_ratio_ends_at_one(stage: TreeOnDisk) -> None:
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_a_whole_board_of_it(kind: str, stage: TreeOnDisk) -> None:
     tree = idle()
-    stage.show(tree)
+    stage.replace_tree(tree)
     for path, node in tree.items():
         if isinstance(node, str) and not path.endswith(("/name", "/type", "_label", "compatible")):
             Path(stage.roots.locate(path)).write_bytes(GARBAGE[kind])
     with Board(stage.roots, SOURCES, budget=10.0) as board:
         exporter = Exporter(board)
         text = exporter.exposition()[1].decode()
-        assert "<table" in exporter.page().decode()
+        assert "<table" in exporter.html_page().decode()
     families = list(text_string_to_metric_families(text))
     assert "jetson_scrape_source_success" in {family.name for family in families}
     for family in families:
@@ -140,20 +142,20 @@ def test_a_whole_board_of_it(kind: str, stage: TreeOnDisk) -> None:
 def test_files_that_are_none(node: Failure | Link | None, stage: TreeOnDisk) -> None:
     tree = idle()
     for path in one_of_each(tree):
-        stage.show(tree)
-        stage.apply({path: node})
+        stage.replace_tree(tree)
+        stage.apply_changes({path: node})
         check(stage.roots)
 
 
 @pytest.mark.parametrize("garbage", [b"9" * 4000, b"9" * 400, b"-9223372036854775808\n"])
 def test_the_counters_go_on_after_it(garbage: bytes, stage: TreeOnDisk) -> None:
     """One bad reading is a gap, and neither a frozen counter nor one that jumps."""
-    stage.show(idle())
+    stage.replace_tree(idle())
     current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
     good = current.read_bytes()
 
     def module() -> float:
-        return sampler.counters()["module"]
+        return sampler.joules_by_rail()["module"]
 
     def wait_until_above(joules: float) -> None:
         end = time.monotonic() + 60
@@ -177,7 +179,7 @@ def test_counters_that_stand_still_are_no_health(
 ) -> None:
     """Garbage that stays: samples go on and hold nothing, which somebody must hear of."""
     monkeypatch.setattr("orinboard.energy.STALE_SECONDS", 1.0)
-    stage.show(idle())
+    stage.replace_tree(idle())
     current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
     good = current.read_bytes()
 
@@ -223,7 +225,7 @@ def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.Monk
     def breaks(readings: Readings) -> list[families.Row]:
         raise OverflowError("int too large to convert to float")
 
-    broken = families.Family("broken", "A family that fails.", (), breaks)
+    broken = families.MetricFamily("broken", "A family that fails.", (), breaks)
     monkeypatch.setattr(families, "BOARD", (broken, *families.BOARD))
     with Board(show(idle())) as board:
         exporter = Exporter(board)

@@ -11,9 +11,9 @@ from tests.telemetry.conftest import Show, Tree, idle, orin_nx, thor
 
 from orinboard.board import BoardState
 from orinboard.files import Files
-from orinboard.meter import Meter, Sample
-from orinboard.readings import Memory, Readings
-from orinboard.sampling import Clock, Sampling, Status
+from orinboard.meter import EnergyMeter, Sample
+from orinboard.readings import GpuMemory, Readings
+from orinboard.sampling import Clocks, PowerSampling, Status
 from orinboard.sensors import nvml
 
 
@@ -63,13 +63,13 @@ class FakeNvml:
 
 
 def test_a_discrete_gpu_behind_the_same_types(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "library", lambda: FakeNvml())
+    monkeypatch.setattr(nvml, "nvml_library", lambda: FakeNvml())
     files = Files(show({}))
     readings = nvml.read_nvml(files)
     (gpu,), (rail,) = readings.gpus, readings.rails
     assert (gpu.load, gpu.current_hz, gpu.max_hz) == (0.87, 1_755_000_000, 1_980_000_000)
     assert (rail.name, rail.device, rail.watts) == ("gpu0", "nvml", 250.0)
-    assert BoardState(readings).throttling == ("gpu0-hw-thermal-slowdown",)
+    assert BoardState(readings).raised_alerts == ("gpu0-hw-thermal-slowdown",)
     # The temperature failed: that is an error, and a value that is not there.
     assert files.errors == ["EIO"] and readings.zones == ()
 
@@ -79,18 +79,18 @@ def test_energy_of_a_discrete_gpu(
     energy: bool, watts: float, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own counter where it has one, else its power."""
-    gpu, meter = FakeNvml(energy=energy), Meter(0.5)
-    monkeypatch.setattr(nvml, "library", lambda: gpu)
+    gpu, meter = FakeNvml(energy=energy), EnergyMeter(0.5)
+    monkeypatch.setattr(nvml, "nvml_library", lambda: gpu)
 
     def wait(seconds: float) -> bool:
         gpu.now += seconds
         return gpu.now > 5
 
-    clock = Clock(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
-    sampling = Sampling(show({}), 50, readers=[nvml.NvmlPower(os.getpid())], clock=clock)
+    clock = Clocks(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
+    sampling = PowerSampling(show({}), 50, readers=[nvml.NvmlPowerReader(os.getpid())], clock=clock)
 
     def take(sample: Sample, status: Status) -> None:
-        meter.add(sample)
+        meter.add_sample(sample)
 
     sampling.run(wait, take)
     assert meter.energy().summed == ("gpu0",)
@@ -98,9 +98,9 @@ def test_energy_of_a_discrete_gpu(
 
 
 def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "library", lambda: FakeNvml())
+    monkeypatch.setattr(nvml, "nvml_library", lambda: FakeNvml())
     assert nvml.read_nvml(Files(show(idle()))).gpus == ()
-    assert nvml.NvmlPower(os.getpid())(Files(show(orin_nx()))).rails == ()
+    assert nvml.NvmlPowerReader(os.getpid())(Files(show(orin_nx()))).rails == ()
 
 
 def test_a_thor_tells_its_memory_and_processes_through_nvml(
@@ -111,7 +111,7 @@ def test_a_thor_tells_its_memory_and_processes_through_nvml(
             sizes = ((os.getpid(), 3 << 30), (2**22 + 1, 5 << 30), (7, None), (8, 2**64 - 1))
             return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes]
 
-    monkeypatch.setattr(nvml, "library", lambda: Thor())
+    monkeypatch.setattr(nvml, "nvml_library", lambda: Thor())
     # A container has another /proc of its own, where the number may be another process.
     tree: Tree = thor() | {f"proc/{os.getpid()}/comm": "llama-server\n"}
     readings = nvml.read_nvml(Files(show(tree)))
@@ -120,8 +120,8 @@ def test_a_thor_tells_its_memory_and_processes_through_nvml(
     ]  # fmt: skip
     assert [p.name for p in readings.processes] == ["", "llama-server"]
     # The free blocks of physical memory, from another source, stand beside it.
-    whole = Readings(memory=Memory(None, 4096, 2)) + readings
-    assert whole.memory == Memory(8 << 30, 4096, 2)
+    whole = Readings(memory=GpuMemory(None, 4096, 2)) + readings
+    assert whole.memory == GpuMemory(8 << 30, 4096, 2)
     # Elsewhere its memory is a graphics card's own, which is no part of the machine's.
     assert nvml.read_nvml(Files(show({}))).processes == ()
 
@@ -133,10 +133,10 @@ def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> 
 
     # None in sys.modules is a package that is not installed.
     for module in (Broken(), None):
-        nvml.library.cache_clear()
+        nvml.nvml_library.cache_clear()
         monkeypatch.setitem(sys.modules, "pynvml", module)
-        assert nvml.library() is None
-    nvml.library.cache_clear()
+        assert nvml.nvml_library() is None
+    nvml.nvml_library.cache_clear()
 
 
 def test_nvml_that_fails_at_its_list(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_nvml_that_fails_at_its_list(show: Show, monkeypatch: pytest.MonkeyPatch
         def nvmlDeviceGetCount(self) -> int:  # noqa: N802
             raise self.NVMLError
 
-    monkeypatch.setattr(nvml, "library", lambda: Lost())
+    monkeypatch.setattr(nvml, "nvml_library", lambda: Lost())
     files = Files(show({}))
     assert nvml.read_nvml(files).gpus == () and files.errors == ["EIO"]
 
@@ -184,9 +184,9 @@ def test_the_gpu_that_the_run_uses(
     show: Show,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nvml, "library", lambda: TwoGpus(*pids))
+    monkeypatch.setattr(nvml, "nvml_library", lambda: TwoGpus(*pids))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    readings = nvml.NvmlPower(os.getpid())(Files(show({})))
+    readings = nvml.NvmlPowerReader(os.getpid())(Files(show({})))
     assert [rail.name for rail in readings.rails] == names
 
 

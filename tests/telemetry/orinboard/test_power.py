@@ -13,20 +13,20 @@ from tests.telemetry.conftest import HWMON, Show, idle, nc_rail, orin_nx, thor
 
 from orinboard.energy import EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.meter import Meter, Sample
+from orinboard.meter import EnergyMeter, Sample
 from orinboard.power_boundary import (
     AGX_ORIN_INPUTS,
     check_rail_choice,
     energy_boundary,
     module_watts,
-    rail_keys,
+    unique_rail_keys,
 )
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Clock, Sampling, Status
+from orinboard.sampling import Clocks, PowerSampling, Status
 from orinboard.sensors import power
 from orinboard.sensors.hwmon import read_rails
-from orinboard.sensors.power import PowerReader, Sensor
+from orinboard.sensors.power import ChipAveraging, PowerReader
 
 
 def test_a_sample_reads_one_file_a_rail_and_one_more(
@@ -83,9 +83,9 @@ def test_a_supply_that_gives_way(show: Show, monkeypatch: pytest.MonkeyPatch) ->
         return round(amperes[0] * 1000) if current else round(volts() * 125) * 8
 
     def opened(path: str, _: int) -> SimpleNamespace:
-        return SimpleNamespace(read=lambda files: read(path), close=lambda: None)
+        return SimpleNamespace(read_number=lambda files: read(path), close=lambda: None)
 
-    monkeypatch.setattr(power, "OpenFile", opened)
+    monkeypatch.setattr(power, "OpenSysfsFile", opened)
     draw = Random(1)
     roots = show(orin_nx() | {f"{HWMON}/hwmon1/update_interval": "7\n"})
     files, reader = Files(roots), PowerReader(clock=lambda: now[0], draw=draw)
@@ -118,11 +118,11 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
         f"{HWMON}/hwmon1/shunt1_resistor": "2000\n",
     }
     with EnergySampler(show(tree), 100) as sampler:
-        assert sampler.sensors == (
-            Sensor("ina3221", "1-0040", 0.84, 128),
-            Sensor("ina3221", "1-0041", None, None),
+        assert sampler.chip_averagings == (
+            ChipAveraging("ina3221", "1-0040", 0.84, 128),
+            ChipAveraging("ina3221", "1-0041", None, None),
         )
-        rail = sampler.last.rails[1] if sampler.last else None
+        rail = sampler.last_sample.rails[1] if sampler.last_sample else None
         assert rail and rail.name == "VDD_GPU_SOC"
         assert rail.step_watts == pytest.approx(0.02 * 19.88)
 
@@ -130,7 +130,7 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
 def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
     """Samples as far apart as a part of the chip's own averages are all that there is to know."""
     roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"})
-    now, meter = [0.0], Meter(0.5)
+    now, meter = [0.0], EnergyMeter(0.5)
 
     def wait(seconds: float) -> bool:
         now[0] += seconds
@@ -138,10 +138,10 @@ def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
 
     def take(sample: Sample, status: Status) -> None:
         meter.max_gap = status.max_gap
-        meter.add(sample)
+        meter.add_sample(sample)
 
-    clock = Clock(lambda: now[0], lambda: now[0], lambda seconds: None)
-    Sampling(roots, 10, clock=clock, draw=Random(3)).run(wait, take)
+    clock = Clocks(lambda: now[0], lambda: now[0], lambda seconds: None)
+    PowerSampling(roots, 10, clock=clock, draw=Random(3)).run(wait, take)
     energy = meter.energy()
     assert energy.gap_seconds == 0 and energy.seconds > 2 and energy.total_joules
 
@@ -149,18 +149,18 @@ def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
 def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
     roots = show(idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"})
     sampler = EnergySampler(roots, 10)
-    Sampling(roots, 10).step(sampler._take)
+    PowerSampling(roots, 10).emit_sample(sampler._add_sample)
     health = replace(sampler.health(), alive=True)
     assert replace(health, age_seconds=27.0, still_seconds=27.0).complaint is None
     assert replace(health, age_seconds=999.0).complaint
 
 
 def test_a_slow_chip_and_a_slow_bus_are_given_their_time(show: Show) -> None:
-    sampling = Sampling(Roots(), 100)
+    sampling = PowerSampling(Roots(), 100)
     sampling._read_seconds = 0.03
     assert sampling.next_period() == pytest.approx(0.033)
     # With three looks in each of the chip's cycles no value is missed.
-    sampling = Sampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
+    sampling = PowerSampling(show(idle() | {f"{HWMON}/hwmon1/update_interval": "840\n"}), 100)
     sampling.read_sensors()
     assert sampling.next_period() == pytest.approx(0.28)
 
@@ -209,13 +209,13 @@ def test_which_rails_make_up_a_machine(
 
 def test_two_rails_of_one_name() -> None:
     rails = (rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238"), rail("GPU"))
-    assert rail_keys(rails) == ("VIN@2-0044", "VIN@2-0045", "GPU")
+    assert unique_rail_keys(rails) == ("VIN@2-0044", "VIN@2-0045", "GPU")
     chosen = energy_boundary(rails, ("VIN@2-0045",))
     assert chosen and chosen.rails == ("VIN@2-0045",)
     assert "VIN@2-0045" in chosen.words
     with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):
         check_rail_choice(("VIN",), rails)
-    assert rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
+    assert unique_rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
 
 
 def test_one_label_for_two_channels_of_a_chip(show: Show) -> None:
@@ -234,7 +234,7 @@ def test_no_sum_where_no_module_rail_is_known_but_of_those_that_are_chosen(show:
         energy = sampler.energy()
         assert (energy.summed, energy.boundary) == (rails, words)
         assert set(energy.joules) == {*chosen, "VDDQ_VDD2_1V8AO"}
-        assert ("module" in sampler.counters()) == bool(rails)
+        assert ("module" in sampler.joules_by_rail()) == bool(rails)
         total = pytest.approx(sum(energy.joules[rail] for rail in rails)) if rails else None
         assert energy.total_joules == total
 

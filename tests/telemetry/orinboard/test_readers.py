@@ -4,10 +4,10 @@ import pytest
 from tests.telemetry.conftest import BOARDS, THERMAL, Show, Tree, idle, maxn_load
 
 from orinboard.files import Files, Roots
-from orinboard.readings import Clock, PowerMode, Readings
+from orinboard.readings import EngineClock, PowerMode, Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import ACTMON, read_debugfs, read_engines
-from orinboard.sensors.gpu import sm_count
+from orinboard.sensors.gpu import sm_count_from_mask
 from orinboard.sensors.rapl import read_rapl
 from orinboard.sensors.system import read_power_mode
 from orinboard.sensors.thermal import read_coolings, read_zones
@@ -33,14 +33,14 @@ def test_of_two_cooling_devices_of_one_type_the_stronger_counts(show: Show) -> N
 def test_a_file_that_vanishes_takes_only_itself(name: str, stage: TreeOnDisk) -> None:
     """Every file of every board, one at a time: nothing raises, no other error comes of it."""
     tree = BOARDS[name]()
-    stage.show(tree)
+    stage.replace_tree(tree)
     known = errors(stage.roots)
     for path in tree:
         if path.startswith("sys/devices/system/cpu/cpu"):
             continue  # twelve alike
-        stage.apply({path: None})
+        stage.apply_changes({path: None})
         assert not errors(stage.roots) - known, path
-        stage.apply({path: tree[path]})
+        stage.apply_changes({path: tree[path]})
 
 
 def errors(roots: Roots) -> set[tuple[str, str]]:
@@ -66,7 +66,7 @@ def errors(roots: Roots) -> set[tuple[str, str]]:
     ],
 )
 def test_multiprocessors_from_sysfs(board: str, mask: int | None, sms: int | None) -> None:
-    assert sm_count([board], mask) == sms
+    assert sm_count_from_mask([board], mask) == sms
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_a_mode_and_its_name(conf: str, name: str | None, show: Show) -> None:
 def test_pinned_needs_every_clock(show: Show) -> None:
     tree = maxn_load()
     with Board(show(tree)) as board:
-        assert board.read().readings.pinned == {"gpu": True, "cpu": True}
+        assert board.read().readings.pinned_by_domain == {"gpu": True, "cpu": True}
     tree["sys/devices/system/cpu/cpu7/cpufreq/scaling_min_freq"] = "729600\n"
     with Board(show(tree)) as board:
-        assert board.read().readings.pinned == {"gpu": True, "cpu": False}
+        assert board.read().readings.pinned_by_domain == {"gpu": True, "cpu": False}
 
 
 def test_rapl_counts_packages_and_their_memory_once(show: Show) -> None:
@@ -145,8 +145,8 @@ def test_engines_that_everybody_may_read(show: Show) -> None:
     }
     files = Files(show(tree))
     assert read_engines(files).engines == (
-        Clock("vic", 115200000),
-        Clock("nvenc", 729600000, None, 1152000000, load=0.366),
+        EngineClock("vic", 115200000),
+        EngineClock("nvenc", 729600000, None, 1152000000, load=0.366),
     )
     # A load above a thousand is none; the clock that root reads too is told once.
     assert files.errors == ["EBADMSG"]

@@ -57,7 +57,9 @@ def test_only_what_changed_is_written_again(show: Show, stage: TreeOnDisk, tmp_p
 
     def change(number: int) -> None:
         if number == 1:
-            stage.apply({f"{DEVFREQ}/device/load": "512\n", "var/lib/nvpmodel/status": None})
+            stage.apply_changes(
+                {f"{DEVFREQ}/device/load": "512\n", "var/lib/nvpmodel/status": None}
+            )
 
     (tmp_path / FILE).write_text(record(roots, 3, change))
     first, second, third = load_recording(tmp_path)
@@ -89,7 +91,7 @@ def test_nothing_private_is_recorded(show: Show) -> None:
 
 
 def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
-    stage.show({"sys/value": "111111\n"})
+    stage.replace_tree({"sys/value": "111111\n"})
     seen: set[str | None] = set()
     stop = threading.Event()
 
@@ -100,7 +102,7 @@ def test_a_reader_never_sees_half_a_file(stage: TreeOnDisk) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(500):
-        stage.apply({"sys/value": f"{111111 if number % 2 else 222222}\n"})
+        stage.apply_changes({"sys/value": f"{111111 if number % 2 else 222222}\n"})
     stop.set()
     reader.join()
     assert seen <= {"111111", "222222"} and seen
@@ -154,7 +156,7 @@ def test_a_recording_that_was_cut_short_keeps_its_whole_frames(tmp_path: Path) -
 def test_the_board_that_is_shipped_goes_through_its_phases(stage: TreeOnDisk) -> None:
     loads, watts, events = [], [], []
     for frame in FRAMES:
-        stage.apply(frame.changes)
+        stage.apply_changes(frame.changes)
         with Board(stage.roots, SOURCES, budget=5.0) as board:
             snapshot = board.read()
         assert not any(outcome.errors for outcome in snapshot.outcomes.values())

@@ -11,8 +11,8 @@ from tests.telemetry.conftest import Tree, idle
 
 from orinboard.files import Files, Roots
 from orinboard.readings import Cpu, Readings, Zone
-from orinboard.sources import TIMEOUT, Board, Flight, Outcome
-from orinexporter.service import Exporter
+from orinboard.sources import TIMEOUT, Board, PendingReading, SourceOutcome
+from orinexporter.exporter import Exporter
 
 ZONE = Readings(zones=(Zone("tj", 40.0),))
 
@@ -34,18 +34,20 @@ class Hung(threading.Event):
         self.clock, self.waits = 1000.0, list[float | None]()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True once it has landed."""
+        """True once it has done."""
         self.waits.append(timeout)
         self.clock += timeout or 0.0
         return self.is_set()
 
 
 def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, release, landed, calls = threading.Event(), threading.Event(), Hung(), []
-    monkeypatch.setattr("orinboard.sources.time", SimpleNamespace(monotonic=lambda: landed.clock))
+    begun, release, done, calls = threading.Event(), threading.Event(), Hung(), []
+    monkeypatch.setattr("orinboard.sources.time", SimpleNamespace(monotonic=lambda: done.clock))
     # Sources begin in their order: the second flight is the one that hangs.
-    events = chain([threading.Event(), landed], iter(threading.Event, None))
-    monkeypatch.setattr("orinboard.sources.Flight", lambda started: Flight(started, next(events)))
+    events = chain([threading.Event(), done], iter(threading.Event, None))
+    monkeypatch.setattr(
+        "orinboard.sources.PendingReading", lambda started: PendingReading(started, next(events))
+    )
 
     def hangs(files: Files) -> Readings:
         calls.append(1)
@@ -56,16 +58,16 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     with board(60.0, works=lambda files: ZONE, hangs=hangs) as both:
         first = both.read()
         assert first.readings == ZONE
-        assert first.outcomes["hangs"] == Outcome((TIMEOUT,), 60.0)
+        assert first.outcomes["hangs"] == SourceOutcome((TIMEOUT,), 60.0)
         before = threads()
         # It is 1060 now, and each flight that begins has its budget; the one that hangs has none.
         for _ in range(50):
             assert both.read().readings == ZONE
-        assert landed.waits == [60.0] + [0] * 50
+        assert done.waits == [60.0] + [0] * 50
         assert threads() <= before
         assert begun.wait(60) and len(calls) == 1
         release.set()
-        assert threading.Event.wait(landed, 60)
+        assert threading.Event.wait(done, 60)
         again = both.read()
         assert (again.readings.cpu, again.outcomes["hangs"].errors) == (Cpu((0,)), ())
         assert len(calls) == 2
@@ -111,14 +113,14 @@ def test_readers_at_the_same_time_share_one_reading(monkeypatch: pytest.MonkeyPa
 
     with board(budget=60.0, slow=slow) as one:
         (source,) = one._sources
-        start = source.start
+        start = source.start_reading
 
-        def told() -> Flight:
+        def told() -> PendingReading:
             flight = start()
             joined.release()
             return flight
 
-        monkeypatch.setattr(source, "start", told)
+        monkeypatch.setattr(source, "start_reading", told)
         results: list[Readings] = []
         scrapers = [
             threading.Thread(target=lambda: results.append(one.read().readings)) for _ in range(50)

@@ -113,30 +113,30 @@ def test_the_modelled_kernel_is_asked(profile: str, module: str, sms: int) -> No
 
 
 def test_the_record_is_json_and_lacks_what_the_board_lacks(show: Show) -> None:
-    record = json.loads(json.dumps(read_state(show(maxn_load())).record()))
+    record = json.loads(json.dumps(read_state(show(maxn_load())).json_record()))
     assert record["power_mode"] == {"id": 0, "name": "MAXN"}
     assert record["pinned"] == {"gpu": True, "cpu": True}
     assert record["module_watts"] == pytest.approx(43.3, abs=0.1)
     assert record["throttling"] == ["gpu-throttle-alert"]
     assert record["gpus"][0]["current_hz"] == 1_300_500_000
     assert record["sms"] == 16 and "emc" not in record and "errors" not in record
-    record = read_state(show(root())).record()
+    record = read_state(show(root())).json_record()
     assert record["emc"]["current_hz"] == 3_199_000_000
     bare = read_state(show({}))
-    assert bare.record() == {"pinned": {}, "throttling": []}
-    assert (bare.hottest, bare.watts, bare.temperatures) == (None, None, {})
+    assert bare.json_record() == {"pinned": {}, "throttling": []}
+    assert (bare.hottest_celsius, bare.module_watts, bare.celsius_by_zone) == (None, None, {})
 
 
 def test_throttle_events_between_two_states(show: Show) -> None:
     before = read_state(show(idle()))
     after = read_state(show(maxn_load()))
-    assert after.throttled_since(before) == {"instantaneous_overcurrent": 1284}
-    assert before.throttled_since(before) == {}
+    assert after.throttle_events_since(before) == {"instantaneous_overcurrent": 1284}
+    assert before.throttle_events_since(before) == {}
     # The board slept or was restarted in between: its counter begins anywhere.
     tree = maxn_load() | {f"{HWMON}/hwmon5/oc3_event_cnt": "3\n"}
-    assert read_state(show(tree)).throttled_since(after) == {}
+    assert read_state(show(tree)).throttle_events_since(after) == {}
     unknown = BoardState(dataclasses.replace(after.readings, throttles=()))
-    assert after.throttled_since(unknown) == {}
+    assert after.throttle_events_since(unknown) == {}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_requirements(
     tree: Tree, spec: str, complaint: str | None, command: str | None, show: Show
 ) -> None:
     roots = show(tree)
-    problems = require.unmet(spec, read_state(roots), roots)
+    problems = require.unmet_conditions(spec, read_state(roots), roots)
     if complaint is None:
         assert problems == []
         board.require_board(spec, roots)
@@ -213,7 +213,7 @@ def test_cooling_down(show: Show, stage: TreeOnDisk) -> None:
     def tell(celsius: float) -> None:
         told.append(celsius)
         if len(told) == 6:
-            stage.apply({f"{THERMAL}/thermal_zone8/temp": "49000\n"})
+            stage.apply_changes({f"{THERMAL}/thermal_zone8/temp": "49000\n"})
 
     waited = board.cooldown(50.0, tell, roots=roots, interval=0.05)
     assert 0.3 <= waited < 30 and told == [88.125] * 6
@@ -263,7 +263,7 @@ def test_energy_with_gaps_is_not_put_on_tokens(show: Show, stage: TreeOnDisk) ->
     roots = show(idle())
     with board.measure_energy(roots, hertz=50) as run:
         time.sleep(0.1)
-        stage.apply({f"{HWMON}/hwmon1/curr1_input": "\n"})
+        stage.apply_changes({f"{HWMON}/hwmon1/curr1_input": "\n"})
         time.sleep(0.1)
     fields = run.fields(tokens=100)
     assert fields["joules_per_token"] is None and fields["energy"]["gap_seconds"] > 0.05

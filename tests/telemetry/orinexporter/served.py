@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orinboard.files import Roots
 from orinboard.sources import Board
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
 from orinexporter.web import Server
 from orinexporter.webconfig import WebConfig
 

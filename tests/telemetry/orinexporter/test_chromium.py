@@ -16,8 +16,8 @@ from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sources import SOURCES, Board
 from orinexporter import page
-from orinexporter.history import point
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
+from orinexporter.history import moment_of_readings
 from orinexporter.web import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -54,10 +54,10 @@ class Watched(Exporter):
     stage: TreeOnDisk
     pages = 0
 
-    def page(self) -> bytes:
-        body = super().page()
+    def html_page(self) -> bytes:
+        body = super().html_page()
         self.pages += 1
-        self.stage.apply({f"{DEVFREQ}/device/load": "871\n"})
+        self.stage.apply_changes({f"{DEVFREQ}/device/load": "871\n"})
         return body
 
 
@@ -103,8 +103,10 @@ def test_nothing_is_wider_than_the_window(
     with Board(show(tree), SOURCES, budget=10.0) as board:
         exporter = Exporter(board)
         for seconds in range(30):
-            exporter._history.append(point(board.read().readings, time.monotonic() - 30 + seconds))
-        shown = html.escape(exporter.page().decode() + WIDTHS)
+            exporter._history.append(
+                moment_of_readings(board.read().readings, time.monotonic() - 30 + seconds)
+            )
+        shown = html.escape(exporter.html_page().decode() + WIDTHS)
     (tmp_path / "page.html").write_text(
         f'<iframe style="width:{width}px;height:1200px;border:0" srcdoc="{shown}"></iframe>'
     )

@@ -246,13 +246,13 @@ def test_top_of_a_recording_leaves_nothing_behind(
     """However its terminal goes away, the files that are played go too."""
     shown = []
 
-    def show(board: Board, interval: float, console: object) -> None:
+    def show_board(board: Board, interval: float, console: object) -> None:
         shown.append(board.roots.sys)
         assert os.path.exists(shown[0])
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    monkeypatch.setattr("orinexporter.cli.show", show)
+    monkeypatch.setattr("orinexporter.cli.show_board", show_board)
     handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
     try:
         assert exit_code(main, "--replay", str(RECORDED), "top") == 130

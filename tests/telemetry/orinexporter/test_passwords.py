@@ -1,4 +1,4 @@
-"""Passwords and versions of TLS: what is tried, what is known, what waits for what."""
+"""PasswordCheck and versions of TLS: what is tried, what is known, what waits for what."""
 
 import socket
 import ssl
@@ -11,24 +11,25 @@ from tests.telemetry.conftest import Show, idle
 from tests.telemetry.orinexporter.served import ask, served, until
 from tests.telemetry.orinexporter.test_web import TLS, basic, certificate, hashed, web_config
 
-from orinexporter.webconfig import Passwords, load_web_config
+from orinexporter.webconfig import PasswordCheck, load_web_config
 
 
 def test_a_wrong_password_stays_wrong() -> None:
     """A tried password is not taken for a right one; a password holds for its own user."""
-    passwords = Passwords({"a": hashed("one").encode(), "b": hashed("two").encode()})
+    passwords = PasswordCheck({"a": hashed("one").encode(), "b": hashed("two").encode()})
     for _ in range(2):
-        assert not passwords.admit("a", b"two") and not passwords.known("a", b"two")
-        assert not passwords.admit("nobody", b"") and not passwords.known("nobody", b"")
-    assert passwords.admit("a", b"one") and passwords.known("a", b"one")
-    assert not passwords.known("b", b"one")
+        for wrong in (("a", b"two"), ("nobody", b"")):
+            assert not passwords.verify_with_bcrypt(*wrong)
+            assert not passwords.was_right_before(*wrong)
+    assert passwords.verify_with_bcrypt("a", b"one") and passwords.was_right_before("a", b"one")
+    assert not passwords.was_right_before("b", b"one")
 
 
 def test_the_least_version_of_tls(tmp_path: Path) -> None:
     certificate(tmp_path, "one")
     for line, least in (("", ssl.TLSVersion.TLSv1_2), ("TLS13", ssl.TLSVersion.TLSv1_3)):
         text = TLS + (f"  min_version: {line}\n" if line else "")
-        context = load_web_config(web_config(tmp_path, text)).context()
+        context = load_web_config(web_config(tmp_path, text)).ssl_context()
         assert context and context.minimum_version == least
 
 

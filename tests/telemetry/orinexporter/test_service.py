@@ -23,9 +23,8 @@ from orinboard.readings import Readings
 from orinboard.replay import TreeOnDisk
 from orinboard.sources import Board, Snapshot
 from orinexporter import page
-from orinexporter.history import Point, counted_events
-from orinexporter.history import point as moment
-from orinexporter.service import MOST_FORMATS, Exporter
+from orinexporter.exporter import MOST_FORMATS, Exporter
+from orinexporter.history import Moment, moment_of_readings, points_with_events
 from orinexporter.web import Server
 
 
@@ -94,7 +93,7 @@ def test_a_text_that_is_kept_is_that_of_now(show: Show, stage: TreeOnDisk) -> No
             {f"{HWMON}/hwmon3/pwm1": None},
             {f"{HWMON}/hwmon3/pwm1": "66\n", f"{HWMON}/hwmon1/in1_label": "VDD_OTHER\n"},
         ):
-            stage.apply(changes)
+            stage.apply_changes(changes)
             for accept in ("", "application/openmetrics-text;version=1.0.0"):
                 found, fresh = (
                     VARYING.sub(r"\1 SECONDS", one.exposition(accept)[1].decode())
@@ -152,7 +151,7 @@ def test_the_page_has_its_tables_without_javascript(server: Server) -> None:
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_board_has_a_page(name: str, show: Show) -> None:
     with Board(show(BOARDS[name]()), budget=5.0) as board:
-        body = Exporter(board).page().decode()
+        body = Exporter(board).html_page().decode()
     assert body.count("<table") >= 2 and "Undefined" not in body
 
 
@@ -160,19 +159,19 @@ def test_a_hostile_name_is_escaped(show: Show) -> None:
     tree = idle() | {f"{HWMON}/hwmon1/in1_label": "<script>alert(1)</script>\n"}
     with Board(show(tree)) as board:
         exporter = Exporter(board)
-        assert "<script>alert" not in exporter.page().decode()
+        assert "<script>alert" not in exporter.html_page().decode()
         assert 'rail="<script>alert(1)</script>"' in exporter.exposition()[1].decode()
 
 
-def point(seconds: float, watts: float | None, **events: int) -> Point:
-    return Point(seconds, watts, 0.5, 50.0, events)
+def point(seconds: float, watts: float | None, **events: int) -> Moment:
+    return Moment(seconds, watts, 0.5, 50.0, events)
 
 
 def test_history_curves_are_cut_where_a_value_is_missing() -> None:
     history = [point(0, 30.0), point(5, 60.0), point(10, None), point(15, 0.0), point(20, 30.0)]
-    lines = page.polyline(history, lambda p: p.watts, 60.0)
+    lines = page.polyline_points(history, lambda p: p.watts, 60.0)
     assert lines == ["0.0,45.0 150.0,0.0", "450.0,90.0 600.0,45.0"]
-    assert page.polyline(history[:1], lambda p: p.watts, 60.0) == []
+    assert page.polyline_points(history[:1], lambda p: p.watts, 60.0) == []
 
 
 def test_the_history_reads_only_what_no_scraper_has_read(
@@ -187,20 +186,20 @@ def test_the_history_reads_only_what_no_scraper_has_read(
 
         monkeypatch.setattr(board, "read", counted)
         exporter._stop.set()
-        exporter._remember()
-        exporter._remember()
+        exporter._record_history()
+        exporter._record_history()
         assert len(reads) == 1 and len(exporter._history) == 2
         exporter._newest = exporter._newest[0] - 3.0, exporter._newest[1]
-        exporter._remember()
+        exporter._record_history()
         assert len(reads) == 2 and exporter._history[2].seconds > exporter._history[1].seconds
 
 
 def test_each_rail_has_a_curve_and_each_axis_fits(show: Show) -> None:
     with Board(show(idle())) as board:
-        now = moment(board.read().readings, 10.0)
+        now = moment_of_readings(board.read().readings, 10.0)
         rails: dict[str, float | None] = {"VDD_CPU_CV": 0.3, "VDD_GPU_SOC": None, "GONE": 7.0}
         before = replace(now, seconds=0.0, watts=39.0, celsius=58.5, rails=rails)
-    shown = {curve.title: curve for curve in page.curves([before, now], 10.0)}
+    shown = {curve.title: curve for curve in page.charts([before, now], 10.0)}
     assert list(shown)[:3] == ["Module power", "GPU load", "Hottest zone"]
     assert list(shown)[3:] == [
         "VDD_CPU_CV",
@@ -225,7 +224,7 @@ def test_throttle_events_in_the_history() -> None:
         point(10, 1.0, oc3=9),
         point(15, 1.0, oc3=2),
     ]
-    assert [(p.seconds, events) for p, events in counted_events(history)] == [
+    assert [(p.seconds, events) for p, events in points_with_events(history)] == [
         (5, {"oc3": 2}),
         (15, {"oc3": 2}),
     ]
@@ -243,11 +242,11 @@ def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
 
 SCRAPES = """
 import sys, time
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
 from orinboard.files import Roots
 from orinboard.sources import Board
 
-with Board(Roots.under(sys.argv[1])) as board:
+with Board(Roots.in_directory(sys.argv[1])) as board:
     exporter = Exporter(board)
     for _ in range(201):
         begun = time.process_time()
@@ -281,7 +280,7 @@ def test_events_count_from_the_exporters_beginning(show: Show, stage: TreeOnDisk
         exporter = Exporter(board)
         counts = []
         for value in ("1284", "1290", "none", "1291", "5", "7"):
-            stage.apply({event: f"{value}\n"})
+            stage.apply_changes({event: f"{value}\n"})
             if value == "none":
                 assert (
                     'event="oc3"'

@@ -16,7 +16,7 @@ from orinboard.files import Files, Roots
 from orinboard.readings import Rail, Readings
 from orinboard.sources import Board
 from orinexporter import web
-from orinexporter.service import Exporter
+from orinexporter.exporter import Exporter
 from orinexporter.web import Server
 
 
@@ -121,7 +121,7 @@ def test_of_too_many_a_scraper_outranks_a_dripper(
 
 def test_clients_accepted_in_one_go_do_not_cut_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "most_connections", lambda: 4)
-    with web.Listening(socket.AF_INET) as listening, contextlib.ExitStack() as stack:
+    with web.ListeningSocket(socket.AF_INET) as listening, contextlib.ExitStack() as stack:
         listening.bind(("127.0.0.1", 0))
         listening.listen(16)
 

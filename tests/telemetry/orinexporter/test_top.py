@@ -27,16 +27,16 @@ from tests.telemetry.conftest import (
 )
 
 from orinboard.files import Files, Roots
-from orinboard.readings import Core, Process
+from orinboard.readings import CoreTicks, GpuProcess
 from orinboard.replay import TreeOnDisk
 from orinboard.sensors.debugfs import NVMAP_CLIENTS, read_debugfs
 from orinboard.sensors.system import read_host
 from orinboard.sensors.thermal import read_zones
 from orinboard.sources import SOURCES, Board
 from orinexporter.cli import main
+from orinexporter.exporter import Exporter
 from orinexporter.history import core_loads
-from orinexporter.service import Exporter
-from orinexporter.top import gauges, screen, zones
+from orinexporter.top import board_screen, gauge_table, zone_table
 
 CLIENTS = """\
 CLIENT                        PROCESS      PID        SIZE
@@ -46,11 +46,11 @@ total                                             1839616K
 """
 
 
-def text(roots: Roots, before: tuple[Core, ...] = ()) -> str:
+def text(roots: Roots, before: tuple[CoreTicks, ...] = ()) -> str:
     with Board(roots, SOURCES, budget=10.0) as board:
         readings = board.read().readings
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(screen(readings, before, 0.0))
+    console.print(board_screen(readings, before, 0.0))
     return console.export_text()
 
 
@@ -73,7 +73,7 @@ def test_a_loaded_board(show: Show) -> None:
 def test_what_is_hot_is_red(millidegrees: int, style: str, show: Show) -> None:
     """From five degrees below where the chip is slowed down."""
     files = Files(show(idle() | {f"{THERMAL}/thermal_zone8/temp": f"{millidegrees}\n"}))
-    for table in (gauges(read_zones(files), 0.0), zones(read_zones(files))):
+    for table in (gauge_table(read_zones(files), 0.0), zone_table(read_zones(files))):
         bars = [cell for cell in table.columns[2].cells if isinstance(cell, ProgressBar)]
         assert style in {bar.complete_style for bar in bars}
         assert style == "red" or "red" not in {bar.complete_style for bar in bars}
@@ -86,7 +86,7 @@ def test_what_root_sees_besides(show: Show) -> None:
                   "engine vic 12% at 730 MHz", "engine nvenc off"):  # fmt: skip
         assert words in shown, words
     with Board(roots, SOURCES, budget=10.0) as board:
-        body = " ".join(re.sub("<[^>]+>", " ", Exporter(board).page().decode()).split())
+        body = " ".join(re.sub("<[^>]+>", " ", Exporter(board).html_page().decode()).split())
     for words in (
         "memory clock, 448 MHz of it used 3199 of 3199 MHz",
         "vic 12 % at 730 MHz",
@@ -104,11 +104,16 @@ def test_it_is_printed_once_where_there_is_no_terminal(
 
 
 def test_the_load_of_each_cpu() -> None:
-    before = (Core(0, 100, 1000), Core(1, 50, 1000), Core(2, 5, 1000))
-    after = (Core(0, 150, 1100), Core(1, 50, 1100), Core(2, 5, 1000), Core(3, 7, 70))
+    before = (CoreTicks(0, 100, 1000), CoreTicks(1, 50, 1000), CoreTicks(2, 5, 1000))
+    after = (
+        CoreTicks(0, 150, 1100),
+        CoreTicks(1, 50, 1100),
+        CoreTicks(2, 5, 1000),
+        CoreTicks(3, 7, 70),
+    )
     assert core_loads(before, after) == {0: 0.5, 1: 0.0}
     # A CPU that went off and came back counts from zero.
-    assert core_loads((Core(0, 900, 1000),), (Core(0, 10, 2000),)) == {0: 0.0}
+    assert core_loads((CoreTicks(0, 900, 1000),), (CoreTicks(0, 10, 2000),)) == {0: 0.0}
 
 
 def test_memory_swap_and_ticks(show: Show) -> None:
@@ -119,14 +124,14 @@ def test_memory_swap_and_ticks(show: Show) -> None:
     host = read_host(Files(show(tree))).host
     assert host and (host.memory_bytes, host.memory_available_bytes) == (1024000, 409600)
     assert (host.swap_bytes, host.swap_free_bytes) == (0, None)
-    assert host.cores == (Core(0, 16, 100),)
+    assert host.cores == (CoreTicks(0, 16, 100),)
 
 
 def test_processes_by_their_gpu_memory(show: Show) -> None:
     found = read_debugfs(Files(show(idle() | {NVMAP_CLIENTS: CLIENTS}))).processes
     assert found == (
-        Process(4711, "python3", 1741312 * 1024),
-        Process(2101, "gnome-shell bin", 98304 * 1024),
+        GpuProcess(4711, "python3", 1741312 * 1024),
+        GpuProcess(2101, "gnome-shell bin", 98304 * 1024),
     )
 
 

@@ -94,7 +94,7 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
         for _ in range(2):
             assert ask(server, "/metrics", Authorization=basic("prom", "sesame"))[0] == 200
         # Another file while it serves: who had a password before has none now.
-        server.reload(
+        server.replace_config(
             load_web_config(web_config(tmp_path, f"basic_auth_users: {{new: {hashed('x')}}}"))
         )
         assert ask(server, "/metrics", Authorization=basic("prom", "sesame"))[0] == 401
@@ -131,7 +131,7 @@ def test_tls_with_a_certificate_that_changes(show: Show, tmp_path: Path) -> None
         assert server.url.startswith("https://")
         assert ask(server, "/healthz", context=trust)[0] == 200
         certificate(tmp_path, "one")  # renewed: other key, same names of files
-        server.reload(load_web_config(file))
+        server.replace_config(load_web_config(file))
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(server, "/healthz", context=trust)
         renewed = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
@@ -162,7 +162,7 @@ def test_a_reload_that_fails_leaves_the_certificate_as_it_was(show: Show, tmp_pa
         # Half of a renewal: the certificate is new, its key is not there yet.
         (certificate(tmp_path, "two")[0]).replace(tmp_path / "one.crt")
         with pytest.raises(WebConfigError):
-            server.reload(load_web_config(file))
+            server.replace_config(load_web_config(file))
         assert ask(server, "/healthz", context=trust)[0] == 200
 
 
@@ -176,17 +176,17 @@ def test_a_reload_can_ask_for_a_clients_certificate(show: Show, tmp_path: Path) 
     def ask_for(authority: str) -> list[bool]:
         asks = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n"
         text = f"{asks}  client_ca_file: {authority}.crt\n"
-        server.reload(load_web_config(web_config(tmp_path, text)))
-        return [admitted(context) for context in trust]
+        server.replace_config(load_web_config(web_config(tmp_path, text)))
+        return [is_admitted(context) for context in trust]
 
-    def admitted(context: ssl.SSLContext) -> bool:
+    def is_admitted(context: ssl.SSLContext) -> bool:
         try:
             return ask(server, "/healthz", context=context)[0] == 200
         except (ssl.SSLError, ConnectionError):
             return False
 
     with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
-        assert admitted(trust[2])
+        assert is_admitted(trust[2])
         assert ask_for("client") == [True, False, False]
         # An authority that is no longer named is trusted no more.
         assert ask_for("other") == [False, True, False]
@@ -201,7 +201,7 @@ def test_a_reload_can_neither_begin_nor_end_tls(show: Show, tmp_path: Path) -> N
         (both, plain, "with TLS, and without only after a restart"),
     ):
         with served(show(idle()), first) as server, pytest.raises(WebConfigError, match=words):
-            server.reload(second)
+            server.replace_config(second)
 
 
 def test_clients_that_never_begin_tls_take_no_descriptors(
@@ -261,7 +261,7 @@ def test_a_bad_file_is_refused_in_a_line(text: str, complaint: str, tmp_path: Pa
 
 def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match=r"one.crt.*one.key: No such file"):
-        load_web_config(web_config(tmp_path, TLS)).context()
+        load_web_config(web_config(tmp_path, TLS)).ssl_context()
 
 
 def test_sighup_reads_the_file_again_or_refuses(show: Show, tmp_path: Path) -> None:

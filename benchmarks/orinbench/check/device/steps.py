@@ -117,7 +117,7 @@ class Check:
 
 def identity(check: Check, seconds: float) -> dict[str, Any]:
     """The machine and its state."""
-    return {"environment": asdict(read_environment()), "state": board_state().record()}
+    return {"environment": asdict(read_environment()), "state": board_state().json_record()}
 
 
 def abi(check: Check, seconds: float) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import h11
 
-from orinboard.connection import GuardedConnection
+from orinboard.guarded_connection import GuardedConnection
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping_error
 from orinllm.server.metrics import Metrics
@@ -90,7 +90,7 @@ class LimitedConnection(GuardedConnection):
         self.transport.close()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Say whether it waits for us, and not for its client."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
@@ -102,7 +102,7 @@ class LimitedConnection(GuardedConnection):
         sent: 100 Continue, which says nothing and which HTTP/1.1's clients must take at any time.
         """
         cycle = self.cycle
-        if not self.busy or cycle is None or self.conn.their_http_version != b"1.1":
+        if not self.is_busy or cycle is None or self.conn.their_http_version != b"1.1":
             return False
         if not cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -116,5 +116,5 @@ class LimitedConnection(GuardedConnection):
             return
         if peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
             self.transport.abort()
-        elif self.busy:
+        elif self.is_busy:
             self.loop.call_later(_LOOK_SECONDS, self._look)

@@ -12,12 +12,12 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from orinboard.board import events_between
+from orinboard.board import count_throttle_events
 from orinboard.energy import EnergySampler
-from orinboard.readings import Readings, Throttle
-from orinboard.sources import Board, Outcome, Snapshot
+from orinboard.readings import Readings, ThrottleCounter
+from orinboard.sources import Board, Snapshot, SourceOutcome
 from orinexporter import families, page
-from orinexporter.history import INTERVAL_SECONDS, POINTS, Point, point
+from orinexporter.history import INTERVAL_SECONDS, POINTS, Moment, moment_of_readings
 
 #: The sampler's name among the sources, and that of turning readings into text.
 ENERGY, EXPOSITION = "energy", "exposition"
@@ -46,11 +46,11 @@ class Exporter:
         self._board, self._sampler = board, sampler
         self._lock = threading.Lock()
         self._errors: Counter[tuple[str, str]] = Counter()
-        self._events: dict[str, tuple[int, Throttle]] = {}
-        self._history: deque[Point] = deque(maxlen=POINTS)
+        self._events: dict[str, tuple[int, ThrottleCounter]] = {}
+        self._history: deque[Moment] = deque(maxlen=POINTS)
         self._newest = -math.inf, Readings()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._remember, name="history", daemon=True)
+        self._thread = threading.Thread(target=self._record_history, name="history", daemon=True)
         self._registry = CollectorRegistry(auto_describe=False)
         # By content type and family: the newest rows and their text.
         self._texts: dict[str, dict[str, tuple[families.Known, bytes]]] = {}
@@ -59,29 +59,31 @@ class Exporter:
         """Let each exposition have a collector's families too."""
         self._registry.register(collector)
 
-    def read(self) -> Snapshot:
+    def read_board(self) -> Snapshot:
         """One reading of the board, its errors counted, and how the sampler does."""
         snapshot = self._board.read()
         for name, outcome in snapshot.outcomes.items():
             for error in outcome.errors:
-                self._count(name, error)
-        readings = replace(snapshot.readings, throttles=self._since(snapshot.readings))
+                self._count_error(name, error)
+        readings = replace(
+            snapshot.readings, throttles=self._throttles_since_start(snapshot.readings)
+        )
         snapshot = replace(snapshot, readings=readings)
         self._newest = time.monotonic(), readings
-        if self._sampler is None or not self._sampler.counters():
+        if self._sampler is None or not self._sampler.joules_by_rail():
             return snapshot
         health = self._sampler.health()
         errors = () if health.complaint is None else ("ESTALE",)
-        energy = Outcome(errors, self._sampler.read_seconds)
+        energy = SourceOutcome(errors, self._sampler.read_seconds)
         return Snapshot(snapshot.readings, {**snapshot.outcomes, ENERGY: energy})
 
-    def _since(self, readings: Readings) -> tuple[Throttle, ...]:
+    def _throttles_since_start(self, readings: Readings) -> tuple[ThrottleCounter, ...]:
         """Throttle events since we began: a board's own counters begin anywhere when it boots."""
         found = []
         with self._lock:
             for throttle in readings.throttles:
                 total, before = self._events.get(throttle.event, (0, throttle))
-                total += events_between(before, throttle)
+                total += count_throttle_events(before, throttle)
                 if throttle.count is not None:
                     self._events[throttle.event] = total, throttle
                 count = None if throttle.count is None else total
@@ -92,30 +94,30 @@ class Exporter:
         """The exporter's problem, in words; None if there is none."""
         return None if self._sampler is None else self._sampler.health().complaint
 
-    def _rows(self) -> Iterator[tuple[families.Family, families.Known]]:
+    def _family_rows(self) -> Iterator[tuple[families.MetricFamily, families.Known]]:
         """The families of one scrape that have rows; one that fails costs no other."""
-        snapshot = self.read()
+        snapshot = self.read_board()
         for family in families.BOARD:
-            yield family, self._known(family, snapshot.readings)
+            yield family, self._safe_rows(family, snapshot.readings)
         if self._sampler:
             for family in families.ENERGY:
-                yield family, self._known(family, self._sampler)
+                yield family, self._safe_rows(family, self._sampler)
         with self._lock:
             errors = dict(self._errors)
         if self._sampler:
             errors |= {(ENERGY, name): n for name, n in self._sampler.health().errors.items()}
         for family in families.SOURCES:
-            yield family, family.known(snapshot, errors)
+            yield family, family.known_rows(snapshot, errors)
 
-    def _known(self, family: families.Family, given: object) -> families.Known:
+    def _safe_rows(self, family: families.MetricFamily, given: object) -> families.Known:
         try:
-            return family.known(given)
+            return family.known_rows(given)
         # Whatever a board nobody thought of answers: the rest of the page goes out.
         except Exception as error:
-            self._count(EXPOSITION, type(error).__name__)
+            self._count_error(EXPOSITION, type(error).__name__)
             return []
 
-    def _count(self, source: str, error: str) -> None:
+    def _count_error(self, source: str, error: str) -> None:
         with self._lock:
             self._errors[source, error] += 1
 
@@ -129,42 +131,42 @@ class Exporter:
             self._texts = {}
         texts = self._texts.setdefault(content_type, {})
         body = b""
-        for family, rows in self._rows():
+        for family, rows in self._family_rows():
             # Most families are as they were a second ago.
             before, text = texts.get(family.name, ([], b""))
             if rows != before:
-                text = encode(SingleFamily(family.metric(rows))).removesuffix(END)
+                text = encode(SingleFamily(family.prometheus_metric(rows))).removesuffix(END)
                 texts[family.name] = rows, text
             body += text if rows else b""
         return content_type, body + encode(self._registry)
 
-    def page(self) -> bytes:
+    def html_page(self) -> bytes:
         """The page for people, as it is now."""
-        snapshot = self.read()
-        counters = self._sampler.counters() if self._sampler else {}
+        snapshot = self.read_board()
+        counters = self._sampler.joules_by_rail() if self._sampler else {}
         return page.render(snapshot, list(self._history), counters).encode()
 
-    def _remember(self) -> None:
+    def _record_history(self) -> None:
         while True:
             try:
                 # What a scraper had read a moment ago is not read again.
                 if time.monotonic() - self._newest[0] > INTERVAL_SECONDS:
-                    self.read()
+                    self.read_board()
                 at, readings = self._newest
-                self._history.append(point(readings, at))
+                self._history.append(moment_of_readings(readings, at))
             except Exception as error:
-                self._count("history", type(error).__name__)
+                self._count_error("history", type(error).__name__)
             if self._stop.wait(INTERVAL_SECONDS):
                 return
 
     def __enter__(self) -> "Exporter":
         if self._sampler:
-            self._sampler.start()
+            self._sampler.start_sampling()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._sampler:
-            self._sampler.stop()
+            self._sampler.stop_after_last_sample()
         self._board.close()

@@ -21,35 +21,35 @@ class GuardedConnection(H11Protocol):
     _deadline: asyncio.TimerHandle
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Say whether it waits for us, and not for its client."""
         raise NotImplementedError
 
-    def may_go(self) -> bool:
+    def may_be_cut(self) -> bool:
         """Say whether it may be cut where there are too many."""
-        return not self.busy
+        return not self.is_busy
 
-    def worth(self) -> tuple[float, ...]:
+    def eviction_key(self) -> tuple[float, ...]:
         """Of too many, the least is cut: here the one whose time is up first."""
         return (self._deadline.when(),)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
         super().connection_made(transport)
-        self._rearm()
+        self._restart_deadline()
         there = [
             other
             for other in self.connections
             # One that was cut a moment ago is still in the list.
             if isinstance(other, GuardedConnection) and not other.transport.is_closing()
         ]
-        waiting = [other for other in there if other is not self and other.may_go()]
+        waiting = [other for other in there if other is not self and other.may_be_cut()]
         if len(there) > self.most() and waiting:
-            min(waiting, key=lambda other: other.worth()).transport.abort()
+            min(waiting, key=lambda other: other.eviction_key()).transport.abort()
 
     def on_response_complete(self) -> None:
         """Let the client ask again."""
-        self._rearm()
+        self._restart_deadline()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -57,14 +57,14 @@ class GuardedConnection(H11Protocol):
         self._deadline.cancel()
         super().connection_lost(exc)
 
-    def _rearm(self) -> None:
+    def _restart_deadline(self) -> None:
         if hasattr(self, "_deadline"):
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(self.patience, self._expire)
+        self._deadline = self.loop.call_later(self.patience, self._on_deadline)
 
-    def _expire(self) -> None:
+    def _on_deadline(self) -> None:
         # An answer that is still being made is our delay, and not the client's.
-        if self.busy:
-            self._rearm()
+        if self.is_busy:
+            self._restart_deadline()
         else:
             self.transport.abort()
