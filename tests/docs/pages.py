@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = {
     "cd", "cmake", "diff", "eval", "export", "git", "grep", "ls", "jetson-exporter", "make", "ncu",
     "nix", "nixos-rebuild", "nvgpusim", "orinbench", "orinllm", "pip", "pytest", "python",
-    "python3", "scp", "sqlite3", "tar", "tools/series", "tools/environment.py",
+    "python3", "scp", "sqlite3", "tar", "tools/series", "tools/environment_variables.py",
 }  # fmt: skip
 # Languages of blocks that hold no command.
 LANGUAGES = {"nginx", "nix", "python", "sql", "text", "json", "yaml", "html", "c"}

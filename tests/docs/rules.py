@@ -301,12 +301,12 @@ RULES: list[tuple[str, Answer]] = [
     (r"eval .*docs/examples/env\.py\)\"", Elsewhere("tests/docs/conftest.py", '"env.py"')),
     (r"export NO_COLOR=1", Run()),
     (
-        r"tools/environment\.py --check docs/reference/environment\.md",
+        r"tools/environment_variables\.py --check docs/reference/environment\.md",
         Elsewhere("tests/docs/test_environment.py", "page_differences(merge_uses("),
     ),
     (
-        r"tools/environment\.py -o json PATH/TO/tinygrad",
-        Run("tools/environment.py -o json tools", shows="SERIES_OUTCOMES"),
+        r"tools/environment_variables\.py -o json PATH/TO/tinygrad",
+        Run("tools/environment_variables.py -o json tools", shows="SERIES_OUTCOMES"),
     ),
     (r"tools/series status", Run(shows="0001  nv: TegraIface")),
     (r"tools/series verify 0002", Elsewhere("Makefile", "tools/series verify\n")),

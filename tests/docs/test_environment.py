@@ -10,7 +10,14 @@ import pytest
 from tests.docs.pages import REPOSITORY, section, text
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-from environment import VariableUse, find_uses, installed_folder, main, merge_uses, page_differences
+from environment_variables import (
+    VariableUse,
+    find_uses,
+    installed_folder,
+    main,
+    merge_uses,
+    page_differences,
+)
 
 PAGE = "docs/reference/environment.md"
 # Variables of other programs that ours read too.
@@ -120,11 +127,11 @@ def test_the_list_of_the_tool_is_what_the_page_takes(
 def test_a_wrong_tree_is_one_line(tree: str, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def getenv(")
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "tools" / "environment.py", tmp_path / tree],
+        [sys.executable, REPOSITORY / "tools" / "environment_variables.py", tmp_path / tree],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("environment.py: ")
+    assert done.stderr.startswith("environment_variables.py: ")
 
 
 @pytest.mark.parametrize(

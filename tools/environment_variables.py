@@ -219,7 +219,7 @@ def installed_folder(package: str) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the list or the differences; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="environment.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="environment_variables.py", description=__doc__)
     parser.add_argument("tree", nargs="?", type=Path, help="default: the installed tinygrad")
     parser.add_argument("--check", type=Path, metavar="PAGE", help="exit 1 when the page differs")
     parser.add_argument("-o", choices=("md", "json"), default="md", help="form of the list")
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(problems) or f"{args.check}: as the source says, {len(found)} names")
             return 1 if problems else 0
     except (OSError, SyntaxError) as e:
-        print(f"environment.py: {e}", file=sys.stderr)
+        print(f"environment_variables.py: {e}", file=sys.stderr)
         return 2
     if args.o == "json":
         print(json.dumps([asdict(v) for v in found], indent=1))
