@@ -169,7 +169,7 @@ def erase_and_mount(job: Job, disk: Disk, root: Path) -> None:
     os.sync()
 
 
-def supplicant_network(path: Path) -> str:
+def wpa_supplicant_text(path: Path) -> str:
     """A Wi-Fi of NetworkManager's as wpa_supplicant reads it; empty where it cannot be kept.
     wpa_passphrase refuses what is no password. One of WPA2 may be one of WPA3 too."""
     asks = ["nmcli", "--show-secrets", "--escape", "no", "--get-values"]
@@ -191,7 +191,7 @@ def copy_networks(job: Job, root: Path, mount: Path) -> None:
     kept = {CONNECTIONS / path.name: path.read_bytes() for path in files}
     if job.supplicant:
         wireless = [path for path in files if b"[wifi]" in path.read_bytes()]
-        networks = {path.stem: supplicant_network(path) for path in wireless}
+        networks = {path.stem: wpa_supplicant_text(path) for path in wireless}
         for name in (name for name, network in networks.items() if not network):
             print(f"orin-install: Wi-Fi {name} is not kept: wpa_supplicant would not take it")
         kept = {SUPPLICANT: "".join(networks.values()).encode()}

@@ -25,20 +25,20 @@ GREATEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SymbolicLink:
     """A symbolic link in a recorded tree, by the last component of its target."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailingFile:
     """A file in a recorded tree that answers with this errno."""
 
     errno: str
 
 
-Node: TypeAlias = str | Link | Failure
+Node: TypeAlias = str | SymbolicLink | FailingFile
 Tree: TypeAlias = MutableMapping[str, Node]
 
 
@@ -97,7 +97,7 @@ class Files:
                     data += more
         except BlockingIOError:
             if self._trace is not None:
-                self._trace[path] = Failure(GATED)
+                self._trace[path] = FailingFile(GATED)
             raise
         finally:
             os.close(fd)
@@ -154,7 +154,7 @@ class Files:
         except OSError:
             return None
         if self._trace is not None:
-            self._trace[path] = Link(name)
+            self._trace[path] = SymbolicLink(name)
         return name
 
     def count_error(self, error: OSError) -> None:

@@ -44,7 +44,7 @@ class Rail:
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class TripPoint:
     """A temperature at which the kernel acts: passive, hot, critical, active."""
 
     index: int
@@ -53,16 +53,16 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Zone:
+class ThermalZone:
     """One thermal zone; `celsius` is None while the block it measures is gated."""
 
     name: str
     celsius: float | None
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[TripPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Cooling:
+class CoolingState:
     """One cooling device or throttle alert: its state over its greatest state."""
 
     name: str
@@ -108,7 +108,7 @@ class CpuClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
+class OnlineCpus:
     """The CPUs that are online; `clocks` has those with a cpufreq driver."""
 
     online: tuple[int, ...]
@@ -155,7 +155,7 @@ class CoreTicks:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostUsage:
     """Memory and swap in bytes, and the CPUs' time: for people, as node_exporter exports them."""
 
     memory_bytes: int | None = None
@@ -189,17 +189,17 @@ class Readings:
 
     gpus: tuple[Gpu, ...] = ()
     rails: tuple[Rail, ...] = ()
-    zones: tuple[Zone, ...] = ()
-    coolings: tuple[Cooling, ...] = ()
+    zones: tuple[ThermalZone, ...] = ()
+    coolings: tuple[CoolingState, ...] = ()
     throttles: tuple[ThrottleCounter, ...] = ()
     fans: tuple[Fan, ...] = ()
     engines: tuple[EngineClock, ...] = ()
     emc: EngineClock | None = None
     emc_activity_hz: int | None = None
     memory: GpuMemory | None = None
-    host: Host | None = None
+    host: HostUsage | None = None
     processes: tuple[GpuProcess, ...] = ()
-    cpu: Cpu | None = None
+    cpu: OnlineCpus | None = None
     power_mode: PowerMode | None = None
     identity: Identity | None = None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from orinboard.files import GATED, Failure, Link, Node, Roots, Tree
+from orinboard.files import GATED, FailingFile, Node, Roots, SymbolicLink, Tree
 from orinboard.sensors.debugfs import NVMAP_CLIENTS
 from orinboard.sources import SOURCES, Board
 
@@ -49,7 +49,7 @@ class Frame:
     changes: Changes
 
 
-def checked_playable(failure: Failure) -> Failure:
+def checked_playable(failure: FailingFile) -> FailingFile:
     """`failure` if a real file can answer so; raises RecordingError."""
     if failure.errno != GATED:
         raise RecordingError(f"only {GATED} can be played, not {failure.errno}")
@@ -72,7 +72,7 @@ class TreeOnDisk:
     def apply_changes(self, changes: Changes) -> None:
         """Make the files what `changes` says; a reader sees the old or the new file, whole."""
         # Links first: other files may lie behind them.
-        for path in sorted(changes, key=lambda path: not isinstance(changes[path], Link)):
+        for path in sorted(changes, key=lambda path: not isinstance(changes[path], SymbolicLink)):
             node = changes[path]
             if node == self.tree.get(path):
                 continue
@@ -90,11 +90,11 @@ class TreeOnDisk:
     def _write_node(self, path: str, node: Node) -> None:
         target = self.roots.locate(path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if isinstance(node, Link):
+        if isinstance(node, SymbolicLink):
             device = os.path.join(self.path, "devices", node.name)
             os.makedirs(device, exist_ok=True)
             os.symlink(device, target)
-        elif isinstance(node, Failure):
+        elif isinstance(node, FailingFile):
             checked_playable(node)
             os.mkfifo(target)
             self._writers[path] = os.open(target, os.O_RDWR | os.O_NONBLOCK)
@@ -169,9 +169,9 @@ class Player:
 
 def node_to_json(node: Node | None) -> object:
     """A node as JSON: its text, or what stands for a link or an error."""
-    if isinstance(node, Link):
+    if isinstance(node, SymbolicLink):
         return {"link": node.name}
-    if isinstance(node, Failure):
+    if isinstance(node, FailingFile):
         return {"errno": node.errno}
     return node
 
@@ -182,9 +182,9 @@ def node_from_json(value: object) -> Node | None:
         case None | str():
             return value
         case {"link": str(name)} if "/" not in name and name not in ("", ".", ".."):
-            return Link(name)
+            return SymbolicLink(name)
         case {"errno": str(name)}:
-            return checked_playable(Failure(name))
+            return checked_playable(FailingFile(name))
     raise ValueError(f"{value!r} is no file")
 
 
@@ -222,7 +222,7 @@ def load_recording(directory: Path) -> list[Frame]:
                 check_header(data)
                 continue
             changes = {checked_path(k): node_from_json(v) for k, v in data["files"].items()}
-            files |= {path for path, node in changes.items() if not isinstance(node, Link)}
+            files |= {path for path, node in changes.items() if not isinstance(node, SymbolicLink)}
             check_no_file_is_a_folder(changes, files)
             frames.append(Frame(float(data["t"]), changes))
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -63,7 +63,7 @@ class Status:
 
 
 @dataclass(slots=True)
-class Clocks:
+class TimeSources:
     """The clocks that the sampling goes by."""
 
     monotonic: Callable[[], float] = time.monotonic
@@ -90,12 +90,12 @@ class PowerSampling:
         *,
         rails: tuple[str, ...] = (),
         readers: Sequence[Reader] | None = None,
-        clock: Clocks | None = None,
+        clock: TimeSources | None = None,
         pid: int | None = None,
         draw: random.Random | None = None,
     ) -> None:
         self._files, self._period = Files(roots), 1 / hertz
-        self._clock, self._draw = clock or Clocks(), draw or random.Random()
+        self._clock, self._draw = clock or TimeSources(), draw or random.Random()
         self._power = PowerReader(rails, self._clock.monotonic, self._draw)
         self._readers = readers or (self._power, NvmlPowerReader(pid or os.getpid()), read_rapl)
         self._answering = list(self._readers)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orinboard.files import GATED, Failure, Link, Node, Roots
+from orinboard.files import GATED, FailingFile, Node, Roots, SymbolicLink
 from orinboard.replay import TreeOnDisk, load_recording
 from orinboard.sources import SOURCES, Board
 from orinexporter.exporter import Exporter
@@ -85,7 +85,7 @@ def maxn_load() -> Tree:
 def gated() -> Tree:
     """The GPU is off: its zone answers EAGAIN; one release shows -256 °C instead."""
     return idle() | {
-        f"{THERMAL}/thermal_zone1/temp": Failure(GATED),
+        f"{THERMAL}/thermal_zone1/temp": FailingFile(GATED),
         f"{THERMAL}/thermal_zone2/temp": "-256000\n",
     }
 
@@ -170,7 +170,7 @@ def orin_nx() -> Tree:
     tree = without(idle(), rf"{HWMON}/hwmon[12]/")
     tree |= {
         f"{HWMON}/hwmon1/name": "ina3221\n",
-        f"{HWMON}/hwmon1/device": Link("1-0040"),
+        f"{HWMON}/hwmon1/device": SymbolicLink("1-0040"),
         "proc/device-tree/model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0",
         "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0000\0nvidia,p3767-0000\0"
         "nvidia,tegra234\0",
@@ -201,9 +201,9 @@ def thor() -> Tree:
         "sys/class/devfreq/bwmgr/cur_freq": "4266000000\n",
         "sys/class/devfreq/bwmgr/max_freq": "4266000000\n",
         f"{HWMON}/hwmon1/name": "ina3221\n",
-        f"{HWMON}/hwmon1/device": Link("2-0040"),
+        f"{HWMON}/hwmon1/device": SymbolicLink("2-0040"),
         f"{HWMON}/hwmon2/name": "ina238\n",
-        f"{HWMON}/hwmon2/device": Link("2-0044"),
+        f"{HWMON}/hwmon2/device": SymbolicLink("2-0044"),
         f"{HWMON}/hwmon2/of_node/shunt-resistor": "\0\0\4\0",  # 1024 µΩ, made up
         f"{HWMON}/hwmon2/in0_input": "1\n",
         f"{HWMON}/hwmon2/in1_input": "19950\n",
@@ -242,7 +242,7 @@ def xavier() -> Tree:
         (("1-0040", ("GPU", "CPU", "SOC")), ("1-0041", ("CV", "VDDRQ", "SYS5V"))), 1
     ):
         tree[f"{HWMON}/hwmon{index}/name"] = "ina3221\n"
-        tree[f"{HWMON}/hwmon{index}/device"] = Link(address)
+        tree[f"{HWMON}/hwmon{index}/device"] = SymbolicLink(address)
         for channel, label in enumerate(labels, 1):
             tree |= rail(f"hwmon{index}", channel, label, 9000)
             tree[f"{HWMON}/hwmon{index}/in{channel}_input"] = "19072\n"

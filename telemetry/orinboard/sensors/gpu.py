@@ -57,7 +57,7 @@ def sm_count_from_mask(board: list[str], tpc_pg_mask: int | None) -> int | None:
     return None
 
 
-def platform_device(files: Files) -> str | None:
+def gpu_device_path(files: Files) -> str | None:
     """The GPU's platform device, by path: what there is before its devfreq node exists."""
     for parent in (PLATFORM, f"{PLATFORM}/bus@0"):
         for entry in files.entries(parent):
@@ -76,7 +76,7 @@ def read_gpus(files: Files) -> Readings:
         elif files.text(f"{DEVFREQ}/{entry}/device/of_node/name") in OF_NAMES:
             clocks.append(entry)
             device = f"{DEVFREQ}/{entry}/device"
-    if not clocks and (device := platform_device(files)) is None:
+    if not clocks and (device := gpu_device_path(files)) is None:
         return Readings()
     permille = files.nonnegative(f"{device}/load", FULL_LOAD) if device else None
     gate = files.number(f"{device}/railgate_enable") if device else None

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from orinboard.files import Files
-from orinboard.readings import Cooling, Gpu, GpuMemory, GpuProcess, Rail, Readings, Zone
+from orinboard.readings import CoolingState, Gpu, GpuMemory, GpuProcess, Rail, Readings, ThermalZone
 from orinboard.sensors.gpu import compatible_names
 
 T = TypeVar("T")
@@ -208,9 +208,9 @@ def read_state(name: str, device: NvmlDevice) -> Readings:
     words = THROTTLE_BITS.items() if reasons is not None else ()
     return Readings(
         gpus=(gpu,),
-        zones=() if celsius is None else (Zone(f"gpu{name}", float(celsius)),),
+        zones=() if celsius is None else (ThermalZone(f"gpu{name}", float(celsius)),),
         coolings=tuple(
-            Cooling(f"gpu{name}-{word}", 1.0 if (reasons or 0) & bit else 0.0)
+            CoolingState(f"gpu{name}-{word}", 1.0 if (reasons or 0) & bit else 0.0)
             for bit, word in words
         ),
     )

@@ -6,11 +6,11 @@ import re
 from orinboard.files import Files, parse_integer
 from orinboard.readings import (
     CoreTicks,
-    Cpu,
     CpuClock,
     GpuMemory,
-    Host,
+    HostUsage,
     Identity,
+    OnlineCpus,
     PowerMode,
     Readings,
 )
@@ -66,14 +66,14 @@ def read_host(files: Files) -> Readings:
             # user nice system idle iowait irq softirq steal; guest is in user (proc(5)).
             idle, total = ticks[3] + ticks[4], sum(ticks[:8])
             cores.append(CoreTicks(int(cpu), total - idle, total))
-    host = Host(
+    host = HostUsage(
         sizes.get("MemTotal"),
         sizes.get("MemAvailable"),
         sizes.get("SwapTotal"),
         sizes.get("SwapFree"),
         tuple(cores),
     )
-    return Readings(host=host) if host != Host() else Readings()
+    return Readings(host=host) if host != HostUsage() else Readings()
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def read_cpu(files: Files) -> Readings:
         if any(khz is not None for khz in (current, low, high)):
             hertz = (None if khz is None else khz * 1000 for khz in (current, low, high))
             clocks.append(CpuClock(cpu, *hertz))
-    return Readings(cpu=Cpu(online, tuple(clocks)))
+    return Readings(cpu=OnlineCpus(online, tuple(clocks)))
 
 
 def power_modes(files: Files) -> dict[int, str]:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from orinboard.files import Files, parse_integer
-from orinboard.readings import Cooling, Readings, Trip, Zone
+from orinboard.readings import CoolingState, Readings, ThermalZone, TripPoint
 
 THERMAL = "sys/class/thermal"
 #: A block that is powered off shows as -256 °C in some releases; nothing real is this cold.
@@ -51,11 +51,11 @@ def read_zones(files: Files) -> Readings:
     for path, name, celsius in found:
         # Two zones of one type would be one series: their kernel numbers tell them apart.
         unique = name if names[name] == 1 else f"{name}-{path.rpartition('zone')[2]}"
-        zones.append(Zone(unique, celsius, read_trips(files, path)))
+        zones.append(ThermalZone(unique, celsius, read_trips(files, path)))
     return Readings(zones=tuple(sorted(zones, key=lambda zone: zone.name)))
 
 
-def read_trips(files: Files, zone: str) -> tuple[Trip, ...]:
+def read_trips(files: Files, zone: str) -> tuple[TripPoint, ...]:
     """The zone's trip points, as the device tree and the user set them."""
     trips = []
     for index in range(16):
@@ -64,7 +64,7 @@ def read_trips(files: Files, zone: str) -> tuple[Trip, ...]:
             break
         millidegrees = files.number(f"{zone}/trip_point_{index}_temp", MOST_MILLIDEGREES)
         if millidegrees is not None and millidegrees / 1000 > OFF_CELSIUS:
-            trips.append(Trip(index, kind, millidegrees / 1000))
+            trips.append(TripPoint(index, kind, millidegrees / 1000))
     return tuple(trips)
 
 
@@ -80,4 +80,4 @@ def read_coolings(files: Files) -> Readings:
         highest = files.nonnegative(f"{path}/max_state")
         if name and state is not None and highest:
             ratios[name] = max(ratios.get(name, 0.0), state / highest)
-    return Readings(coolings=tuple(Cooling(name, ratios[name]) for name in sorted(ratios)))
+    return Readings(coolings=tuple(CoolingState(name, ratios[name]) for name in sorted(ratios)))

@@ -20,7 +20,7 @@ from orinboard.energy import ASK_SECONDS, EnergySampler
 from orinboard.files import Files, Roots
 from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import Rail, Readings
-from orinboard.sampling import Clocks, PowerSampling, SampleOutbox, Status
+from orinboard.sampling import PowerSampling, SampleOutbox, Status, TimeSources
 from orinboard.sensors.hwmon import read_rails
 
 MAX_GAP = 0.5
@@ -57,7 +57,7 @@ def sampled(
         meter.add_sample(sample)
         samples.append(sample)
 
-    clock, draw = Clocks(lambda: now[0], lambda: now[0], sleep), random.Random(3)
+    clock, draw = TimeSources(lambda: now[0], lambda: now[0], sleep), random.Random(3)
     PowerSampling(roots, hertz, clock=clock, draw=draw).run(wait, take)
     return meter, samples
 
@@ -260,7 +260,7 @@ def test_a_hung_read_is_a_gap_and_excuses_nothing() -> None:
         meter.add_sample(sample)
         gaps.append(meter.gap_seconds)
 
-    clock = Clocks(lambda: now[0], lambda: now[0], lambda delay: None)
+    clock = TimeSources(lambda: now[0], lambda: now[0], lambda delay: None)
     PowerSampling(Roots(), 10.0, readers=[read], clock=clock).run(wait, take)
     assert gaps == sorted(gaps)
     assert gaps[18] == 0 and 5.0 <= gaps[25] < 5.3 and 5.7 <= gaps[-1] < 6.2

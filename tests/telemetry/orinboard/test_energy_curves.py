@@ -19,7 +19,7 @@ from orinboard.energy import BENCHMARK_HERTZ
 from orinboard.files import Files
 from orinboard.meter import Energy, EnergyMeter, Sample
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Clocks, PowerSampling, Status
+from orinboard.sampling import PowerSampling, Status, TimeSources
 from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
@@ -239,7 +239,7 @@ class Bench:
             self.samples.append(sample)
 
         self.samples: list[Sample] = []
-        sampling = PowerSampling(self.roots, hertz, clock=Clocks(now, now, sleep), draw=draw)
+        sampling = PowerSampling(self.roots, hertz, clock=TimeSources(now, now, sleep), draw=draw)
         sampling.run(wait, take)
         return meter.energy()
 
@@ -373,7 +373,9 @@ def test_joules_by_phase_on_a_chip_that_waits(
         began.append(sample.seconds)
         energy.add_sample(sample, status.max_gap)
 
-    PowerSampling(bench.roots, HERTZ, clock=Clocks(clock, clock, sleep), draw=draw).run(wait, take)
+    PowerSampling(bench.roots, HERTZ, clock=TimeSources(clock, clock, sleep), draw=draw).run(
+        wait, take
+    )
     (family, _) = energy.collect()
     found = {sample.labels["phase"]: sample.value for sample in family.samples}
     spent = dict.fromkeys(PHASE_WATTS, 0.0)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.telemetry.conftest import HWMON, Show, Tree, idle, root, thor
 
 from orinboard.energy import EnergySampler
-from orinboard.files import Failure, Files, Link, Roots
+from orinboard.files import FailingFile, Files, Roots, SymbolicLink
 from orinboard.meter import EnergyMeter
 from orinboard.readings import Rail, Readings
 from orinboard.replay import TreeOnDisk
@@ -138,8 +138,8 @@ def test_a_whole_board_of_it(kind: str, stage: TreeOnDisk) -> None:
         assert all(math.isfinite(sample.value) for sample in family.samples), family.name
 
 
-@pytest.mark.parametrize("node", [Failure("EAGAIN"), Link("nowhere"), None])
-def test_files_that_are_none(node: Failure | Link | None, stage: TreeOnDisk) -> None:
+@pytest.mark.parametrize("node", [FailingFile("EAGAIN"), SymbolicLink("nowhere"), None])
+def test_files_that_are_none(node: FailingFile | SymbolicLink | None, stage: TreeOnDisk) -> None:
     tree = idle()
     for path in one_of_each(tree):
         stage.replace_tree(tree)

@@ -13,7 +13,7 @@ from orinboard.board import BoardState
 from orinboard.files import Files
 from orinboard.meter import EnergyMeter, Sample
 from orinboard.readings import GpuMemory, Readings
-from orinboard.sampling import Clocks, PowerSampling, Status
+from orinboard.sampling import PowerSampling, Status, TimeSources
 from orinboard.sensors import nvml
 
 
@@ -86,7 +86,7 @@ def test_energy_of_a_discrete_gpu(
         gpu.now += seconds
         return gpu.now > 5
 
-    clock = Clocks(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
+    clock = TimeSources(lambda: gpu.now, lambda: gpu.now, lambda seconds: None)
     sampling = PowerSampling(show({}), 50, readers=[nvml.NvmlPowerReader(os.getpid())], clock=clock)
 
     def take(sample: Sample, status: Status) -> None:

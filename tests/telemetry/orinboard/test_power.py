@@ -23,7 +23,7 @@ from orinboard.power_boundary import (
 )
 from orinboard.readings import Rail
 from orinboard.replay import TreeOnDisk
-from orinboard.sampling import Clocks, PowerSampling, Status
+from orinboard.sampling import PowerSampling, Status, TimeSources
 from orinboard.sensors import power
 from orinboard.sensors.hwmon import read_rails
 from orinboard.sensors.power import ChipAveraging, PowerReader
@@ -140,7 +140,7 @@ def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
         meter.max_gap = status.max_gap
         meter.add_sample(sample)
 
-    clock = Clocks(lambda: now[0], lambda: now[0], lambda seconds: None)
+    clock = TimeSources(lambda: now[0], lambda: now[0], lambda seconds: None)
     PowerSampling(roots, 10, clock=clock, draw=Random(3)).run(wait, take)
     energy = meter.energy()
     assert energy.gap_seconds == 0 and energy.seconds > 2 and energy.total_joules

@@ -55,9 +55,7 @@ def errors(roots: Roots) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("board", "mask", "sms"),
     [
-        ("nvidia,p3701-0005", 0, 16),
         ("nvidia,p3701-0005", 240, 8),
-        ("nvidia,p3701-0005", 248, 6),
         ("nvidia,p3701-0004", 0, 14),
         ("nvidia,p3767-0000", 240, 8),
         ("nvidia,p3767-0004", 240, 4),

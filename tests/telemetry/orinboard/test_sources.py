@@ -10,11 +10,11 @@ import pytest
 from tests.telemetry.conftest import Tree, idle
 
 from orinboard.files import Files, Roots
-from orinboard.readings import Cpu, Readings, Zone
+from orinboard.readings import OnlineCpus, Readings, ThermalZone
 from orinboard.sources import TIMEOUT, Board, PendingReading, SourceOutcome
 from orinexporter.exporter import Exporter
 
-ZONE = Readings(zones=(Zone("tj", 40.0),))
+ZONE = Readings(zones=(ThermalZone("tj", 40.0),))
 
 
 def board(budget: float = 0.5, **readers: Callable[[Files], Readings]) -> Board:
@@ -53,7 +53,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(1)
         begun.set()
         release.wait()
-        return Readings(cpu=Cpu((0,)))
+        return Readings(cpu=OnlineCpus((0,)))
 
     with board(60.0, works=lambda files: ZONE, hangs=hangs) as both:
         first = both.read()
@@ -69,7 +69,7 @@ def test_a_source_that_blocks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         release.set()
         assert threading.Event.wait(done, 60)
         again = both.read()
-        assert (again.readings.cpu, again.outcomes["hangs"].errors) == (Cpu((0,)), ())
+        assert (again.readings.cpu, again.outcomes["hangs"].errors) == (OnlineCpus((0,)), ())
         assert len(calls) == 2
 
 
