@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from orinboard.power_boundary import PowerBoundary, energy_boundary, unique_rail_keys
+from orinboard.power_boundary import PowerBoundary, energy_boundary, rails_by_key
 from orinboard.readings import Rail
 from orinboard.sensors.hwmon import INA238_SECONDS, INA3221_BUS_VOLTS
 
@@ -49,7 +49,7 @@ class Sample:
     @property
     def rails_by_key(self) -> dict[str, Rail]:
         """The rails by key: a name that two devices share is followed by the device."""
-        return dict(zip(unique_rail_keys(self.rails), self.rails, strict=True))
+        return rails_by_key(self.rails)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,7 @@ class ErrorEstimate:
     _held: float = 0.0
     _shown: dict[tuple[str, float | None], float] = field(default_factory=dict)
 
-    def add_step(
-        self, elapsed: float, difference: float, cycle: float = 0.0, blur: float = 0.0
-    ) -> None:
+    def add_step(self, elapsed: float, difference: float, cycle: float, blur: float) -> None:
         """Two samples so many seconds apart, their sums so many watts."""
         if cycle:
             self._held += elapsed
@@ -129,9 +127,8 @@ class ErrorEstimate:
             code = key, rail.watts if rail.amperes is None else rail.amperes
             self._add_resolution(code, elapsed * rail.step_watts)
         if rail.chip == "ina3221" and rail.volts is not None and rail.amperes is not None:
-            self._add_resolution(
-                (f"{key} volts", rail.volts), elapsed * rail.amperes * INA3221_BUS_VOLTS
-            )
+            joules = elapsed * rail.amperes * INA3221_BUS_VOLTS
+            self._add_resolution((f"{key} volts", rail.volts), joules)
 
     def _add_resolution(self, code: tuple[str, float | None], joules: float) -> None:
         before = self._shown.get(code, 0.0)

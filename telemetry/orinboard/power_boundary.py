@@ -41,6 +41,11 @@ def unique_rail_keys(rails: Sequence[Rail]) -> tuple[str, ...]:
     return _cached_rail_keys(tuple((rail.name, rail.device) for rail in rails))
 
 
+def rails_by_key(rails: Sequence[Rail]) -> dict[str, Rail]:
+    """The rails, each under the name that is its own."""
+    return dict(zip(unique_rail_keys(rails), rails, strict=True))
+
+
 @lru_cache(maxsize=64)
 def _cached_rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     names = Counter(name for name, _ in identities)
@@ -104,10 +109,6 @@ def module_watts(rails: Sequence[Rail]) -> float | None:
     whole = energy_boundary(rails)
     if whole is None or not whole.module:
         return None
-    watts = [
-        rail.watts
-        for key, rail in zip(unique_rail_keys(rails), rails, strict=True)
-        if key in whole.rails
-    ]
+    watts = [rail.watts for key, rail in rails_by_key(rails).items() if key in whole.rails]
     known = [value for value in watts if value is not None]
     return sum(known) if len(known) == len(watts) else None

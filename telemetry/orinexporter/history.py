@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orinboard.board import BoardState
-from orinboard.power_boundary import unique_rail_keys
+from orinboard.power_boundary import rails_by_key
 from orinboard.readings import CoreTicks, Readings
 
 #: A point every so many seconds, and how many are kept: ten minutes.
@@ -38,10 +38,7 @@ def moment_of_readings(readings: Readings, seconds: float) -> Moment:
         state.hottest_celsius,
         {t.reason: t.count for t in readings.throttles if t.count is not None},
         readings.host.cores if readings.host else (),
-        {
-            key: r.watts
-            for key, r in zip(unique_rail_keys(readings.rails), readings.rails, strict=True)
-        },
+        {key: rail.watts for key, rail in rails_by_key(readings.rails).items()},
     )
 
 

@@ -192,10 +192,8 @@ def charts(history: Sequence[Moment], now: float) -> list[Chart]:
     if any(p.load is not None for p in history):
         found.append(value_chart(history, load_percent, ("load", "GPU load", "%"), (0, 100), now))
     if any(p.celsius is not None for p in history):
-        titles = "celsius", "Hottest zone", "°C"
-        found.append(
-            value_chart(history, lambda p: p.celsius, titles, temperature_axis(history), now)
-        )
+        titles, axis = ("celsius", "Hottest zone", "°C"), temperature_axis(history)
+        found.append(value_chart(history, lambda p: p.celsius, titles, axis, now))
     rails = dict.fromkeys(key for p in history for key, w in p.rails.items() if w is not None)
     return found + [rail_chart(history, key, now) for key in rails]
 
@@ -208,9 +206,8 @@ def rail_chart(history: Sequence[Moment], key: str, now: float) -> Chart:
 
     greatest = max((watts(moment) or 0.0 for moment in history), default=0.0)
     axis = 0.0, full_scale(greatest, LEAST_RAIL_WATTS)
-    return replace(
-        value_chart(history, watts, ("watts", key, "W"), axis, now), spots=(), small=True
-    )
+    chart = value_chart(history, watts, ("watts", key, "W"), axis, now)
+    return replace(chart, spots=(), small=True)
 
 
 def render(snapshot: Snapshot, history: Sequence[Moment], joules: Mapping[str, float]) -> str:

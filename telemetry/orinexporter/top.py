@@ -75,9 +75,8 @@ def gauge_table(readings: Readings, watts: float) -> Table:
     state, table = BoardState(readings), three_column_table()
     if state.module_watts is not None:
         full = full_scale(max(watts, state.module_watts), LEAST_WATTS)
-        table.add_row(
-            "module power", f"{state.module_watts:.1f} W", bar(state.module_watts, full, "yellow")
-        )
+        said = f"{state.module_watts:.1f} W"
+        table.add_row("module power", said, bar(state.module_watts, full, "yellow"))
     for gpu in readings.gpus:
         if gpu.load is not None:
             table.add_row(safe_text(f"GPU {gpu.name} load"), f"{gpu.load:.1%}", bar(gpu.load, 1))
@@ -116,9 +115,8 @@ def memory_table(readings: Readings) -> Table:
     if (active := readings.emc_activity_hz) is not None:
         table.add_row("memory active", f"{active / 1e6:.0f} MHz", "")
     for process in readings.processes[:5]:
-        table.add_row(
-            safe_text(f"  {process.name} {process.pid}"), bytes_text(process.nvmap_bytes), ""
-        )
+        name = safe_text(f"  {process.name} {process.pid}")
+        table.add_row(name, bytes_text(process.nvmap_bytes), "")
     return table
 
 

@@ -88,23 +88,18 @@ class Verifier:
         with ThreadPoolExecutor(workers) as pool:
             labels = {True: "alone passes its tests", False: "left out fails its tests"}
             jobs = [
-                (
-                    f"{patch.number} {labels[alone]}",
-                    pool.submit(self._effect_problem, patch, alone=alone),
-                )
+                (f"{patch.number} {label}", pool.submit(self._effect_problem, patch, alone=alone))
                 for patch in patches
-                for alone in labels
+                for alone, label in labels.items()
             ]
             for label, future in jobs:
                 self.report(label, future.result())
 
     def _effect_problem(self, patch: Patch, *, alone: bool) -> str | None:
         tree = self.scratch / f"{'alone' if alone else 'without'}-{patch.number}"
-        patches = (
-            self.series.with_dependencies(patch) if alone else self.series.without_patch(patch)
-        )
+        chosen = self.series.with_dependencies if alone else self.series.without_patch
         try:
-            apply_patches(link_copy(self.pristine, tree), patches)
+            apply_patches(link_copy(self.pristine, tree), chosen(patch))
             seen = self._test_outcomes(tree, patch, {} if alone else {"SERIES_FIRST_FAILURE": "1"})
         except SeriesError as e:
             return str(e)

@@ -143,7 +143,6 @@ def test_throttle_events_between_two_states(show: Show) -> None:
     ("tree", "spec", "complaint", "command"),
     [
         (maxn_load(), "maxn,pinned", None, None),
-        (idle(), "maxn", None, None),
         (idle(), "pinned", "gpu and cpu clocks may move", "sudo jetson_clocks"),
         (cores_off(), "maxn", "the power mode is MODE_30W, not MAXN", "sudo nvpmodel -m 0"),
         (without(idle(), "var/"), "maxn", "nvpmodel has never run here", "sudo nvpmodel -m 0"),
