@@ -302,7 +302,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"export NO_COLOR=1", Run()),
     (
         r"tools/environment_variables\.py --check docs/reference/environment\.md",
-        Elsewhere("tests/docs/test_environment.py", "page_differences(merge_uses("),
+        Elsewhere("tests/docs/test_environment.py", "page_differences(tool.merge_uses("),
     ),
     (
         r"tools/environment_variables\.py -o json PATH/TO/tinygrad",

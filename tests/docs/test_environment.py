@@ -10,14 +10,7 @@ import pytest
 from tests.docs.pages import REPOSITORY, section, text
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-from environment_variables import (
-    VariableUse,
-    find_uses,
-    installed_folder,
-    main,
-    merge_uses,
-    page_differences,
-)
+import environment_variables as tool
 
 PAGE = "docs/reference/environment.md"
 # Variables of other programs that ours read too.
@@ -30,14 +23,14 @@ GENERAL = {
 
 
 @functools.cache
-def tinygrad_uses() -> tuple[VariableUse, ...]:
+def tinygrad_uses() -> tuple[tool.VariableUse, ...]:
     """Variables that the installed tinygrad reads."""
-    return tuple(find_uses(installed_folder("tinygrad")))
+    return tuple(tool.find_uses(tool.installed_folder("tinygrad")))
 
 
 def reads(*rooms: str) -> set[str]:
     """The variables with constant names that sources of ours read."""
-    uses = [use for room in rooms for use in find_uses(REPOSITORY / room)]
+    uses = [use for room in rooms for use in tool.find_uses(REPOSITORY / room)]
     return {use.name for use in uses if use.default and re.fullmatch(r"[A-Z_]+", use.name)}
 
 
@@ -55,12 +48,12 @@ dll = DLL("some-lib", "x")
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    assert page_differences(merge_uses(tinygrad_uses()), text(PAGE)) == []
+    assert tool.page_differences(tool.merge_uses(tinygrad_uses()), text(PAGE)) == []
 
 
 def test_no_read_escapes_the_tool() -> None:
     """Lines that touch the environment in any spelling: each is one that the tool counted."""
-    tree = installed_folder("tinygrad")
+    tree = tool.installed_folder("tinygrad")
     found = {use.file for use in tinygrad_uses()}
     for path in tree.rglob("*.py"):
         code = path.read_text(encoding="utf-8")
@@ -76,7 +69,7 @@ def test_our_own_variables_are_on_the_page() -> None:
     named = set(re.findall(r"`([A-Z_]+)`", "".join(listed)))
     rooms = ("benchmarks", "engine", "simulator", "telemetry", "tools")
     read = reads(*rooms) | set(re.findall(r"(?m)^(\w+) \?=", text("Makefile"))) | {"UPSTREAM"}
-    tinygrad = {v.name for v in merge_uses(tinygrad_uses())}
+    tinygrad = {v.name for v in tool.merge_uses(tinygrad_uses())}
     assert read - tinygrad - GENERAL <= named
     # Those of the tests that a person may set are here too; their fakes' are not.
     programs = "".join(file.read_text() for file in (REPOSITORY / "simulator").rglob("*.c"))
@@ -85,7 +78,7 @@ def test_our_own_variables_are_on_the_page() -> None:
 
 def test_the_tool_reads_every_spelling(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(SOURCE)
-    found = {v.name: v for v in merge_uses(find_uses(tmp_path))}
+    found = {v.name: v for v in tool.merge_uses(tool.find_uses(tmp_path))}
     assert {name: v.defaults for name, v in found.items()} == {
         "ASKED": ("unset",),
         "BY_CONSTANT": ("unset",),
@@ -104,7 +97,7 @@ def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "ops_amd.py").write_text('getenv("OF_NO_ORIN", 1)')
     page = tmp_path / "page.md"
     page.write_text("- `A` (`0`): x\n\nAnd `C`*=`1`.\n- `D`: ours\n")
-    assert main([str(tmp_path), "--check", str(page)]) == 1
+    assert tool.main([str(tmp_path), "--check", str(page)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "A: the page says 0; the source says 1 in a.py",
         "B: not on the page; 2 in a.py",
@@ -116,11 +109,11 @@ def test_the_list_of_the_tool_is_what_the_page_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.py").write_text(SOURCE)
-    assert main([str(tmp_path)]) == 0
+    assert tool.main([str(tmp_path)]) == 0
     page = tmp_path / "page.md"
     page.write_text(capsys.readouterr().out)
-    assert main([str(tmp_path), "--check", str(page)]) == 0
-    assert main([str(tmp_path), "-o", "json"]) == 0
+    assert tool.main([str(tmp_path), "--check", str(page)]) == 0
+    assert tool.main([str(tmp_path), "-o", "json"]) == 0
 
 
 @pytest.mark.parametrize("tree", ["nowhere", "bad.py"])
