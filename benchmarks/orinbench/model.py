@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
 from orinllm.errors import BadInput
-from orinllm.file.ggml import kernel_types
+from orinllm.file.ggml import kernel_ggml_types
 from orinllm.file.gguf import GGUF, TensorInfo
 from orinllm.network.arch import ARCHITECTURES
 
@@ -19,7 +19,9 @@ from orinllm.network.arch import ARCHITECTURES
 # `_GGML_QUANT` of tinygrad/llm/gguf.py.
 _OF_TINYGRAD = "F32 I8 I16 I32 I64 F64 IQ3_XXS IQ3_S IQ2_S Q1_0".split()
 SUPPORTED_TYPES = frozenset(
-    kind for kind in GGMLQuantizationType if kind in kernel_types() or kind.name in _OF_TINYGRAD
+    kind
+    for kind in GGMLQuantizationType
+    if kind in kernel_ggml_types() or kind.name in _OF_TINYGRAD
 )
 
 
@@ -134,7 +136,7 @@ def open_model(path: str | Path) -> ModelInfo:
         kv_heads = max(1, *by_layer)  # some layers may have none
     else:
         kv_heads = number("attention.head_count_kv", n_heads)
-    n_tokens = metadata.length("tokenizer.ggml.tokens")
+    n_tokens = metadata.array_length("tokenizer.ggml.tokens")
     return ModelInfo(
         path=path,
         architecture=architecture,

@@ -176,12 +176,13 @@ class ModelOptions:
         """Return the models' files; those of the hub are fetched."""
         if self.hf and click.get_current_context().meta.get(OFFLINE):
             os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
-        from orinllm.file.hub import model_file
+        from orinllm.file.hub import find_or_fetch_model
 
         names = [*self.model, *(n if "hf.co/" in n else f"hf.co/{n}" for n in self.hf)]
         try:
             files = [
-                str(model_file(name, lambda said: click.echo(said, err=True))) for name in names
+                str(find_or_fetch_model(name, lambda said: click.echo(said, err=True)))
+                for name in names
             ]
         except BadInput as error:
             raise BenchError(str(error)) from None

@@ -15,8 +15,8 @@ from orinllm.errors import BadInput
 from orinllm.loader import Network
 from orinllm.model import ModelDescription
 from orinllm.network.vision.pictures import Picture
-from orinllm.network.vision.prepare import MOST_PIXELS, prepare
-from orinllm.sight import Sight, let_see, read_projector, with_pictures
+from orinllm.network.vision.prepare import MOST_PIXELS, prepare_picture
+from orinllm.sight import PictureEncoder, enable_pictures, network_with_pictures, read_projector
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 # Pixels of a side that are drawn as one, and smoothed: JPEG keeps what an encoder sees.
@@ -69,8 +69,8 @@ class Pictures:
             _, projector = read_projector(mmproj)
         except BadInput as error:
             raise BenchError(str(error)) from None
-        tiles, _ = prepare(self.draw(0), projector.way, projector.sizes)
-        rows = sum(projector.rows_of(tile.height, tile.width) for tile in tiles)
+        tiles, _ = prepare_picture(self.draw(0), projector.way, projector.sizes)
+        rows = sum(projector.rows_of_tile(tile.height, tile.width) for tile in tiles)
         return rows + _AROUND * (1 + len(tiles))
 
 
@@ -79,19 +79,19 @@ class Seeing:
 
     def __init__(self, network: Network, mmproj: Path, device: str) -> None:
         template = ModelDescription.of(network).template
-        let_see(template, mmproj, network, device)
+        enable_pictures(template, mmproj, network, device)
         assert template is not None and template.sight is not None
         self._template = template
-        self.sight: Sight = template.sight
+        self.sight: PictureEncoder = template.sight
 
     @staticmethod
     def read(model: Path, mmproj: Path) -> "Seeing":
         """Read a model's files, to know how long prompts with pictures are."""
-        return Seeing(with_pictures(Network.read(model), mmproj), mmproj, "CPU")
+        return Seeing(network_with_pictures(Network.read(model), mmproj), mmproj, "CPU")
 
     def prompt(self, picture: Any) -> list[int]:
         """Return the prompt of a picture and QUESTION, whose tokens are the last ones."""
-        seen: Picture = self.sight.picture(picture)
+        seen: Picture = self.sight.make_picture(picture)
         parts = [{"type": "image", "image": seen}, {"type": "text", "text": QUESTION}]
         return self._template.encode([{"role": "user", "content": parts}])
 

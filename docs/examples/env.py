@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 
 WHEELS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",
@@ -23,7 +23,7 @@ WHEELS = {
 def print_exports() -> None:
     """Print one export a line; a wheel that is not installed is left out."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tinygrad-orin"
-    found = compiler_path(cache / "clang", os.environ)
+    found = compiler_environment(cache / "clang", os.environ)
     folders = [str(Path(sys.executable).parent), found.get("PATH", os.environ["PATH"])]
     variables = {"PATH": os.pathsep.join(folders)}
     nvidia = importlib.util.find_spec("nvidia")

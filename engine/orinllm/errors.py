@@ -6,14 +6,14 @@ import re
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Return a text with escapes for what cannot be printed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def escaped_for_terminal(text: str) -> str:
+def escape_for_terminal(text: str) -> str:
     """Return a text of lines with escapes for what a terminal would obey."""
-    return _CONTROLS.sub(lambda found: printable(found[0]), text)
+    return _CONTROLS.sub(lambda found: escape_unprintable(found[0]), text)
 
 
 class BadInput(ValueError):  # noqa: N818  (reads as what it says)
@@ -24,7 +24,7 @@ class BadInput(ValueError):  # noqa: N818  (reads as what it says)
 
     def __str__(self) -> str:
         """Return the line, with escapes for what cannot be printed."""
-        return printable(super().__str__())
+        return escape_unprintable(super().__str__())
 
 
 class DeviceFault(RuntimeError):  # noqa: N818

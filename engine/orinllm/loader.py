@@ -15,20 +15,20 @@ from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Runner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import faults_of, free_memory
+from orinllm.gpu.device import free_memory_bytes, raise_as_device_fault
 from orinllm.gpu.kernels.buffers import (
     CHUNK,
     F16,
     MOST_SEQUENCES,
     PAGE,
-    KeyType,
-    pages_of,
+    KvCacheType,
+    page_count,
     round_up,
 )
-from orinllm.gpu.plan import Plan, cache_bytes, check_types, make_plan
+from orinllm.gpu.plan import PathPlan, cache_bytes, check_tensor_types, make_plan
 from orinllm.network.arch import config_of, mtp_config_of
 from orinllm.network.config import Config
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 
 if TYPE_CHECKING:
     from orinllm.batching.fused_runner import FusedRunner
@@ -48,10 +48,10 @@ _STATE_PART = 0.25
 
 
 @dataclass(frozen=True)
-class Share:
+class SharingOptions:
     """The way sequences share the fused kernels or a CPU; the general path has one at a time.
 
-    pages: of keys and values of all together (memory.py: pages_of, pages_that_fit); None: of one
+    pages: of keys and values of all together (memory.py: page_count, pages_that_fit); None: of one
     sequence's context, on a CPU of as many as half of the free memory holds. deterministic: every
     step has the same shape, whoever takes part.
     """
@@ -68,23 +68,23 @@ class Network:
     gguf: GGUF
     config: Config
     context: int
-    kv: KeyType = F16  # of keys and values
+    kv: KvCacheType = F16  # of keys and values
     pictures: int = 0  # rows of a picture that see each other, or go together; 0: it sees none
     beside: Callable[[], int] = field(default=int, compare=False)  # bytes on a GPU that others take
 
     @staticmethod
-    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> Network:
+    def read(path: str | Path, context: int | None = None, kv: KvCacheType = F16) -> Network:
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         gguf = GGUF.open(path)
         try:
-            trained = config_of(gguf.metadata, gguf.tensors, gguf.vector).trained_context
-            length = _context(context, trained)
-            config = config_of(gguf.metadata, gguf.tensors, gguf.vector, length)
+            trained = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats).trained_context
+            length = _checked_context(context, trained)
+            config = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, length)
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         return Network(gguf, config, length, kv)
 
-    def mtp_file(self, draft: Path | str | None) -> GGUF | None:
+    def mtp_block_file(self, draft: Path | str | None) -> GGUF | None:
         """Return the file of the block that `draft` names: this one, or one that has it alone.
 
         None: it names none, but a model or nothing.
@@ -96,24 +96,24 @@ class Network:
         proposes = gguf.metadata.get(f"{name}.nextn_predict_layers", 0)
         return gguf if proposes and "blk.0.attn_norm.weight" not in gguf.tensors else None
 
-    def mtp_config(self, gguf: GGUF | None = None) -> Config:
+    def mtp_block_config(self, gguf: GGUF | None = None) -> Config:
         """Return a file's block that proposes tokens (MTP), of this one where none is named.
 
         Raises BadInput where it has none, or that of another model.
         """
         gguf = self.gguf if gguf is None else gguf
         try:
-            block = mtp_config_of(gguf.metadata, gguf.tensors, gguf.vector, self.context)
+            block = mtp_config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, self.context)
         except BadInput as error:
             raise BadInput(f"{gguf.path}: {error}") from None
-        own = _sizes(self.gguf, self.config, len(self.config.layers))
-        if (its := _sizes(gguf, block, block.first)) != own:
+        own = _common_sizes(self.gguf, self.config, len(self.config.layers))
+        if (its := _common_sizes(gguf, block, block.first)) != own:
             what = next(name for name in own if own[name] != its[name])
             raise BadInput(f"{gguf.path}: its block is not of {self.gguf.path}: another {what}")
         return block
 
 
-def _sizes(gguf: GGUF, config: Config, layers: int) -> dict[str, object]:
+def _common_sizes(gguf: GGUF, config: Config, layers: int) -> dict[str, object]:
     """Return what a model and its block have in common."""
     return {
         "architecture": config.architecture,
@@ -123,7 +123,7 @@ def _sizes(gguf: GGUF, config: Config, layers: int) -> dict[str, object]:
     }
 
 
-def _context(asked: int | None, trained: int) -> int:
+def _checked_context(asked: int | None, trained: int) -> int:
     if asked is None:
         return min(trained, DEFAULT_CONTEXT)
     if not 1 <= asked <= trained:
@@ -133,19 +133,19 @@ def _context(asked: int | None, trained: int) -> int:
     return asked
 
 
-def most_slots(plan: Plan) -> int:
+def most_slots(plan: PathPlan) -> int:
     """Return how many sequences the fused kernels or the CPU's program compute at once, at most."""
-    if plan.fused:
+    if plan.is_fused:
         return MOST_SLOTS
     from orinllm.cpu.program import MOST_ROWS
 
     return MOST_ROWS
 
 
-def plan_network(network: Network, device: str) -> Plan:
+def plan_network(network: Network, device: str) -> PathPlan:
     """Plan a network for a device; raises BadInput for types and sizes that cannot be."""
     if network.config.layers:
-        check_types(network.gguf)
+        check_tensor_types(network.gguf)
     plan = make_plan(network.gguf, network.config, device, network.kv)
     _check_memory(network, plan)
     return plan
@@ -153,29 +153,35 @@ def plan_network(network: Network, device: str) -> Plan:
 
 def make_runner(
     network: Network,
-    plan: Plan,
+    plan: PathPlan,
     general: bool = False,
-    share: Share | None = None,
-    say: Say = quiet,
+    share: SharingOptions | None = None,
+    say: Say = say_nothing,
 ) -> Runner:
     """Return what runs a network: the plan's path, or with `general` tinygrad.llm's network.
 
     Raises BadInput for a type of keys and values that the model or its path does not take, and
     DeviceFault where the device fails, or gives less memory than it said.
     """
-    with faults_of(plan.device):
-        return _runner(network, plan, general, Share() if share is None else share, say)
+    with raise_as_device_fault(plan.device):
+        return _make_planned_runner(
+            network, plan, general, SharingOptions() if share is None else share, say
+        )
 
 
-def _runner(network: Network, plan: Plan, general: bool, share: Share, say: Say) -> Runner:
-    _check_keys(network, plan, general or not plan.fused)
+def _make_planned_runner(
+    network: Network, plan: PathPlan, general: bool, share: SharingOptions, say: Say
+) -> Runner:
+    _check_kv_type(network, plan, general or not plan.is_fused)
     _check_pictures(network, plan, general)
-    if general or not plan.fused:
-        return _on_any_device(network, plan, general or plan.path == "general", share)
-    return _on_gpu(network, plan, share, say)
+    if general or not plan.is_fused:
+        return _make_other_runner(network, plan, general or plan.path == "general", share)
+    return _make_fused_runner(network, plan, share, say)
 
 
-def _on_gpu(network: Network, plan: Plan, share: Share, say: Say) -> FusedRunner:
+def _make_fused_runner(
+    network: Network, plan: PathPlan, share: SharingOptions, say: Say
+) -> FusedRunner:
     from orinllm.batching.fused_runner import FusedRunner
     from orinllm.gpu.fused import FusedExecutor
     from orinllm.gpu.memory import make_memory, most_pages
@@ -183,30 +189,30 @@ def _on_gpu(network: Network, plan: Plan, share: Share, say: Say) -> FusedRunner
 
     gguf, config = network.gguf, network.config
     context = round_up(network.context, PAGE)
-    pool = pages_of(context) if share.pages is None else share.pages
+    pool = page_count(context) if share.pages is None else share.pages
     if pool > (most := most_pages(config)):
         raise BadInput(
             f"{gguf.path}: keys and values of {pool * PAGE} tokens; the fused kernels address "
             f"those of {most * PAGE} at most (-c, --context)"
         )
     weights = Weights(gguf, config, plan.device)
-    with weights.arriving(say):
+    with weights.uploading(say):
         say("kernels: compiled or taken from the cache")
-        slots = fused_slots(network, plan, share.slots)
+        slots = most_fused_slots(network, plan, share.slots)
         states = slots, most_checkpoints(config)
         memory = make_memory(config, weights, plan.device, context, pool, network.kv, states)
         executor = FusedExecutor(memory)
         return FusedRunner(executor, slots, share.deterministic)
 
 
-def fused_slots(network: Network, plan: Plan, asked: int) -> int:
+def most_fused_slots(network: Network, plan: PathPlan, asked: int) -> int:
     """Return how many sequences the fused kernels compute at once, of those that are asked for.
 
     The recurrent states of all take a part of the free memory at most.
     """
-    from orinllm.gpu.memory import slot_floats
+    from orinllm.gpu.memory import state_floats_per_slot
 
-    size, free = 4 * slot_floats(network.config), free_memory(plan.device)
+    size, free = 4 * state_floats_per_slot(network.config), free_memory_bytes(plan.device)
     if not size or free is None:
         return asked
     return max(1, min(asked, int(_STATE_PART * (free - plan.weight_bytes)) // size))
@@ -214,10 +220,10 @@ def fused_slots(network: Network, plan: Plan, asked: int) -> int:
 
 def state_bytes(network: Network, slots: int) -> int:
     """Return the bytes of the recurrent states of so many sequences, and of their copies."""
-    from orinllm.gpu.memory import slot_floats
+    from orinllm.gpu.memory import state_floats_per_slot
 
     config = network.config
-    return 4 * slot_floats(config) * (slots + most_checkpoints(config))
+    return 4 * state_floats_per_slot(config) * (slots + most_checkpoints(config))
 
 
 def make_store(runner: Runner, network: Network) -> Store:
@@ -244,17 +250,19 @@ def most_checkpoints(config: Config) -> int:
     return min(_MOST_CHECKPOINTS, max(_LEAST_CHECKPOINTS, _CHECKPOINT_BYTES // size))
 
 
-def _on_any_device(network: Network, plan: Plan, general: bool, share: Share) -> Runner:
+def _make_other_runner(
+    network: Network, plan: PathPlan, general: bool, share: SharingOptions
+) -> Runner:
     """Return the CPU's or the general path, whose modules the fused kernels do not wait for."""
     file = network.gguf, network.config
     if general:
         from orinllm.batching.general_runner import GeneralRunner
         from orinllm.gpu.compiler import provide_compiler
-        from orinllm.other.tinygrad_llm import UpstreamExecutor, unknown
+        from orinllm.other.tinygrad_llm import UpstreamExecutor, reason_unsupported
 
         if plan.device.split(":")[0] == "CPU":
             provide_compiler()
-        if plan.path == "general" and (why := unknown(*file)) is not None:
+        if plan.path == "general" and (why := reason_unsupported(*file)) is not None:
             what, obstacle = next(iter(plan.obstacles.items()))
             raise BadInput(
                 f"{network.gguf.path}: the fused kernels on {plan.device} cannot run it ({what}: "
@@ -263,20 +271,20 @@ def _on_any_device(network: Network, plan: Plan, general: bool, share: Share) ->
         return GeneralRunner(UpstreamExecutor(*file, plan.device, network.context))
     from orinllm.cpu.executor import CpuExecutor, CpuRunner
 
-    slots = _slots(network, plan, share)
+    slots = _cpu_slots(network, plan, share)
     return CpuRunner(CpuExecutor(*file, network.context, slots, network.pictures))
 
 
-def _slots(network: Network, plan: Plan, share: Share) -> int:
+def _cpu_slots(network: Network, plan: PathPlan, share: SharingOptions) -> int:
     """Return how many sequences a CPU computes at once: each slot has room for a whole context."""
     pages = share.pages
     if pages is None:
-        free = (free_memory(plan.device) or 0) - plan.weight_bytes
+        free = (free_memory_bytes(plan.device) or 0) - plan.weight_bytes
         pages = free // 2 // cache_bytes(plan, PAGE)
-    return max(1, min(share.slots, most_slots(plan), pages // pages_of(network.context)))
+    return max(1, min(share.slots, most_slots(plan), pages // page_count(network.context)))
 
 
-def _check_keys(network: Network, plan: Plan, general: bool) -> None:
+def _check_kv_type(network: Network, plan: PathPlan, general: bool) -> None:
     """Raise BadInput where keys and values cannot be of the type that is asked for."""
     kv = network.kv
     if kv == F16:
@@ -292,7 +300,7 @@ def _check_keys(network: Network, plan: Plan, general: bool) -> None:
             )
 
 
-def _check_pictures(network: Network, plan: Plan, general: bool) -> None:
+def _check_pictures(network: Network, plan: PathPlan, general: bool) -> None:
     """Raise BadInput where a path takes no pictures, or not as many rows together."""
     if not network.pictures:
         return
@@ -303,13 +311,13 @@ def _check_pictures(network: Network, plan: Plan, general: bool) -> None:
         raise BadInput(f"{said} of {network.pictures} rows; {CHUNK} at most are computed together")
 
 
-def _check_memory(network: Network, plan: Plan) -> None:
+def _check_memory(network: Network, plan: PathPlan) -> None:
     """Raise BadInput where weights and context exceed what the device has free."""
-    free = free_memory(plan.device)
+    free = free_memory_bytes(plan.device)
     if free is None or not network.config.layers:
         return
     cache, beside = cache_bytes(plan, network.context), 0
-    if plan.fused:
+    if plan.is_fused:
         free -= state_bytes(network, 1) + (beside := network.beside())
     if plan.weight_bytes + cache <= free:
         return

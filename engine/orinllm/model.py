@@ -24,12 +24,12 @@ from orinllm.batching.sequence import Constraint, Sequence, Watch
 from orinllm.choose.sampling import Logprobs, Sampling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import faults_of, open_device
-from orinllm.gpu.kernels.buffers import F16, KeyType
-from orinllm.gpu.plan import Plan
-from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
-from orinllm.network.vision.pictures import is_row
-from orinllm.progress import Say, quiet
+from orinllm.gpu.device import open_device, raise_as_device_fault
+from orinllm.gpu.kernels.buffers import F16, KvCacheType
+from orinllm.gpu.plan import PathPlan
+from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
+from orinllm.network.vision.pictures import is_picture_row
+from orinllm.progress import Say, say_nothing
 from orinllm.text.answer import StopTexts
 from orinllm.text.template import ChatTemplate, renderer
 from orinllm.text.tokenizer import Tokenizer
@@ -61,7 +61,9 @@ class ModelDescription:
     template: ChatTemplate | None  # None: the model continues text and does not chat
 
     @staticmethod
-    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "ModelDescription":
+    def read(
+        path: str | Path, context: int | None = None, kv: KvCacheType = F16
+    ) -> "ModelDescription":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         return ModelDescription.of(Network.read(path, context, kv))
 
@@ -194,9 +196,11 @@ class Model:
     that serves (batching/scheduler.py), and each `generate` one of its requests.
     """
 
-    def __init__(self, header: ModelDescription, plan: Plan, runner: Runner, store: Store) -> None:
-        self.header, self.plan, self.runner = header, plan, runner
-        self.tokenizer, self.template = header.tokenizer, header.template
+    def __init__(
+        self, description: ModelDescription, plan: PathPlan, runner: Runner, store: Store
+    ) -> None:
+        self.description, self.plan, self.runner = description, plan, runner
+        self.tokenizer, self.template = description.tokenizer, description.template
         self._guesses = SpeculatingRunner(runner)
         self._scheduler = Scheduler(self._guesses, store, Watch(), sys.maxsize)
         thread = threading.Thread(target=self._scheduler.run, name="scheduler", daemon=True)
@@ -210,9 +214,9 @@ class Model:
         device: str | Callable[[], str] | None = None,
         context: int | None = None,
         general: bool = False,
-        kv: KeyType = F16,
+        kv: KvCacheType = F16,
         mmproj: str | Path | None = None,
-        say: Say = quiet,
+        say: Say = say_nothing,
     ) -> "Model":
         """Load a GGUF file onto a tinygrad device (None: the best that opens).
 
@@ -225,17 +229,20 @@ class Model:
         """
         network = Network.read(path, context, kv)
         if mmproj is not None:
-            from orinllm.sight import let_see, with_pictures  # decoders of pictures take their time
+            from orinllm.sight import (  # decoders of pictures take their time
+                enable_pictures,
+                network_with_pictures,
+            )
 
-            network = with_pictures(network, mmproj)
+            network = network_with_pictures(network, mmproj)
         with ThreadPoolExecutor(1) as pool:
             # While the device opens and takes the weights.
-            header = pool.submit(ModelDescription.of, network)
+            description = pool.submit(ModelDescription.of, network)
             plan = plan_network(network, device() if callable(device) else open_device(device))
             runner = make_runner(network, plan, general, say=say)
         if mmproj is not None:
-            let_see(header.result().template, mmproj, network, plan.device)
-        return Model(header.result(), plan, runner, make_store(runner, network))
+            enable_pictures(description.result().template, mmproj, network, plan.device)
+        return Model(description.result(), plan, runner, make_store(runner, network))
 
     def speculate(self, proposer: Proposer | None) -> None:
         """Compute several tokens at once where a proposer guesses them; the text stays the same.
@@ -247,21 +254,21 @@ class Model:
             check_guesses(self.runner, self.plan, "speculation")
         self._guesses.proposer = proposer
 
-    def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
+    def draft(self, path: str | Path, say: Say = say_nothing) -> Proposer:
         """Load a smaller model of the same vocabulary that proposes, onto the same device.
 
         "mtp" is the block that the model's own file has for it, whose own file may be given, too.
         Raises BadInput for a file that is none, or has none, and for a block while answers grow.
         """
-        if (block := self.header.network.mtp_file(path)) is not None:
+        if (block := self.description.network.mtp_block_file(path)) is not None:
             if self._scheduler.running or self._scheduler.waiting:
                 raise BadInput(f"{path}: a block is loaded while no answer grows; wait for those")
-            proposer = load_mtp_block(self.header, self.plan, self.runner, block)
+            proposer = load_mtp_block(self.description, self.plan, self.runner, block)
             # It takes something of each token, which is kept from now on.
-            self._scheduler.store = make_store(self.runner, self.header.network)
+            self._scheduler.store = make_store(self.runner, self.description.network)
             return proposer
         general = self.runner.name == "general"
-        return load_draft(self.header, path, self.plan.device, general, say)
+        return load_draft(self.description, path, self.plan.device, general, say)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a text, of messages, or of tokens themselves (a list, an array).
@@ -284,7 +291,7 @@ class Model:
                 raise BadInput(f"the prompt has a {what} at {at}, among messages; {_PROMPTS}")
         if self.template is None:
             raise BadInput(
-                f"{self.header.network.gguf.path}: has no chat template; it continues text, "
+                f"{self.description.network.gguf.path}: has no chat template; it continues text, "
                 "but takes no messages"
             )
         return self.template.encode(parts)
@@ -332,9 +339,9 @@ class Model:
 
     def _room(self, ids: list[int], how: Sampling) -> int:
         """Return how many tokens an answer may have; raises BadInput for what cannot be asked."""
-        network = self.header.network
+        network = self.description.network
         most = network.config.vocab_size
-        if wrong := [token for token in ids if not (0 <= token < most or is_row(token))]:
+        if wrong := [token for token in ids if not (0 <= token < most or is_picture_row(token))]:
             raise BadInput(f"the prompt has a token {wrong[0]}, which is not from 0 to {most - 1}")
         for token in how.logit_bias:
             if not 0 <= token < most:
@@ -351,11 +358,13 @@ class Model:
     def fail(self, why: str) -> NoReturn:
         """Raise what an answer ended with: DeviceFault, or BadInput for a damaged file."""
         if (failure := self._scheduler.failure) is not None:
-            with faults_of(self.plan.device):
+            with raise_as_device_fault(self.plan.device):
                 raise failure
         sight = None if self.template is None else self.template.sight
         if why == NO_NUMBERS or (why == NO_ROWS and sight is not None):
-            file = self.header.network.gguf if why == NO_NUMBERS or sight is None else sight.gguf
+            file = (
+                self.description.network.gguf if why == NO_NUMBERS or sight is None else sight.gguf
+            )
             what = "its logits" if why == NO_NUMBERS else "its rows of a picture"
             raise BadInput(
                 f"{file.path}: {what} are no numbers; the file is damaged, or a kernel is wrong "
@@ -392,7 +401,7 @@ def _token(at: int, part: object) -> int:
     raise BadInput(f"the prompt has a {type(part).__name__} at {at}; {_PROMPTS}")
 
 
-def check_guesses(runner: Runner, plan: Plan, what: str) -> None:
+def check_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
     """Raise BadInput, which begins with `what`, where a path takes one token at a time."""
     if runner.most_verified > 1:
         return
@@ -402,12 +411,14 @@ def check_guesses(runner: Runner, plan: Plan, what: str) -> None:
     )
 
 
-def load_mtp_block(header: ModelDescription, plan: Plan, runner: Runner, gguf: GGUF) -> MtpBlock:
+def load_mtp_block(
+    description: ModelDescription, plan: PathPlan, runner: Runner, gguf: GGUF
+) -> MtpBlock:
     """Load a model's block that proposes, which is in a file, for what runs the model.
 
     Raises BadInput where there is none, or the path takes one token at a time.
     """
-    own, config = gguf is header.network.gguf, header.network.mtp_config(gguf)
+    own, config = gguf is description.network.gguf, description.network.mtp_block_config(gguf)
     what = f"--draft {MTP if own else gguf.path}"
     check_guesses(runner, plan, what)
     from orinllm.cpu.executor import CpuRunner
@@ -419,27 +430,31 @@ def load_mtp_block(header: ModelDescription, plan: Plan, runner: Runner, gguf: G
     from orinllm.batching.fused_runner import FusedRunner
 
     assert isinstance(runner, FusedRunner)
-    with faults_of(plan.device):
-        return MtpBlock(runner.mtp_block(header.network, gguf, config))
+    with raise_as_device_fault(plan.device):
+        return MtpBlock(runner.mtp_block(description.network, gguf, config))
 
 
 def load_draft(
-    header: ModelDescription, path: str | Path, device: str, general: bool = False, say: Say = quiet
+    description: ModelDescription,
+    path: str | Path,
+    device: str,
+    general: bool = False,
+    say: Say = say_nothing,
 ) -> Draft:
     """Load a smaller model of a model's vocabulary, which proposes; raises BadInput for others."""
     drafts = ModelDescription.read(path, None)
-    own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (header, drafts))
+    own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (description, drafts))
     if own is None or other is None or list(own) != list(other):
         raise BadInput(
-            f"{path}: its vocabulary is not that of {header.network.gguf.path}; a draft model has "
-            "the same tokens"
+            f"{path}: its vocabulary is not that of {description.network.gguf.path}; a draft model "
+            "has the same tokens"
         )
     if drafts.network.config.state_size:
         raise BadInput(
             f"{path}: {drafts.network.config.architecture} has recurrent states, which do not go "
             "back to where a guess was wrong; a draft model has keys and values alone"
         )
-    context = min(header.network.context, drafts.network.config.trained_context)
+    context = min(description.network.context, drafts.network.config.trained_context)
     network = Network.read(path, context)
-    share = Share(slots=1)
+    share = SharingOptions(slots=1)
     return Draft(make_runner(network, plan_network(network, device), general, share, say))

@@ -6,5 +6,5 @@ from collections.abc import Callable
 Say = Callable[[str], None]
 
 
-def quiet(text: str) -> None:
+def say_nothing(text: str) -> None:
     """Say nothing."""

@@ -12,25 +12,32 @@ import numpy as np
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.plan import check_types
+from orinllm.gpu.plan import check_tensor_types
 from orinllm.loader import Network
 from orinllm.network.vision.encoder import Projector
-from orinllm.network.vision.gemma3 import gemma3
+from orinllm.network.vision.gemma3 import gemma3_projector
 from orinllm.network.vision.header import ClipHeader
-from orinllm.network.vision.idefics3 import idefics3
-from orinllm.network.vision.pictures import MOST_ROWS, Floats, Picture, Pixels, Prepared, picture_of
-from orinllm.network.vision.prepare import MOST_BYTES, check_size, prepare
-from orinllm.network.vision.qwen import qwen2vl, qwen3vl, qwen25vl
+from orinllm.network.vision.idefics3 import idefics3_projector
+from orinllm.network.vision.pictures import (
+    MOST_ROWS,
+    Floats,
+    Picture,
+    Pixels,
+    PreparedPicture,
+    find_or_make_picture,
+)
+from orinllm.network.vision.prepare import MOST_BYTES, check_size, prepare_picture
+from orinllm.network.vision.qwen import qwen2vl_projector, qwen3vl_projector, qwen25vl_projector
 from orinllm.text.processes.child import Child
 from orinllm.text.template import ChatTemplate
 
 #: Projectors, by the name that a file has for them.
 PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
-    "gemma3": gemma3,
-    "idefics3": idefics3,
-    "qwen2vl_merger": qwen2vl,
-    "qwen2.5vl_merger": qwen25vl,
-    "qwen3vl_merger": qwen3vl,
+    "gemma3": gemma3_projector,
+    "idefics3": idefics3_projector,
+    "qwen2vl_merger": qwen2vl_projector,
+    "qwen2.5vl_merger": qwen25vl_projector,
+    "qwen3vl_merger": qwen3vl_projector,
 }
 # CPU seconds and bytes of the process that decodes a picture.
 _SECONDS, _MEMORY = 20.0, 2 << 30
@@ -40,12 +47,12 @@ Encode = Callable[[Sequence[Pixels]], Floats]
 
 
 @functools.cache
-def _decoder() -> Child:
+def _picture_process() -> Child:
     return Child("orinllm.text.processes.picture_process", _SECONDS, _MEMORY)
 
 
 @dataclass(frozen=True)
-class Sight:
+class PictureEncoder:
     """A projector, and what computes its encoder."""
 
     gguf: GGUF
@@ -55,12 +62,12 @@ class Sight:
     _number: int = field(default_factory=itertools.count().__next__)
 
     @staticmethod
-    def read(path: str | Path, network: Network, device: str) -> "Sight":
+    def read(path: str | Path, network: Network, device: str) -> "PictureEncoder":
         """Read an mmproj file for a language model on a device; raises BadInput, one line."""
-        clip, projector = projector_of(path, network)
-        return Sight(clip, projector, encoder_on(device, clip, projector))
+        clip, projector = read_matching_projector(path, network)
+        return PictureEncoder(clip, projector, make_encode_function(device, clip, projector))
 
-    def picture(self, source: Any) -> Picture:
+    def make_picture(self, source: Any) -> Picture:
         """Return a picture of a file's bytes, of a path, of a PIL image or of an array.
 
         An array is (height, width), (height, width, 3) or (height, width, 4), of bytes. Raises
@@ -71,44 +78,50 @@ class Sight:
         if isinstance(source, str | Path):
             data = read_picture(source)
             try:
-                return self.picture(data)
+                return self.make_picture(data)
             except BadInput as error:
                 raise BadInput(f"{source}: {error}") from None
         file = isinstance(source, bytes | bytearray)
-        tiles, grid = self._decoded(source) if file else self._prepared(source)
+        tiles, grid = self._decode_bytes(source) if file else self._prepare_image(source)
         sides = [tile.shape[:2] for tile in tiles]
-        n_rows = sum(self.projector.rows_of(*side) for side in sides)
+        n_rows = sum(self.projector.rows_of_tile(*side) for side in sides)
         if n_rows > MOST_ROWS:
             raise BadInput(f"the picture has {n_rows:,} rows; {MOST_ROWS:,} at most were expected")
-        prepared = Prepared(tiles, grid, self.projector.blocks(*sides[0]))
-        return picture_of(f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles))
+        prepared = PreparedPicture(tiles, grid, self.projector.block_grid(*sides[0]))
+        return find_or_make_picture(
+            f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles)
+        )
 
-    def _decoded(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
+    def _decode_bytes(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         if len(data) > MOST_BYTES:
             most = f"{MOST_BYTES:,} at most were expected"
             raise BadInput(f"the picture has {len(data):,} bytes; {most}")
         job = {"way": self.projector.way, "sizes": dict(self.projector.sizes)}
-        found = _decoder().run_job({**job, "data": base64.b64encode(data).decode()})
+        found = _picture_process().run_job({**job, "data": base64.b64encode(data).decode()})
         tiles = tuple(
             np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
             for height, width, raw in found["tiles"]
         )
         return tiles, (found["grid"][0], found["grid"][1])
 
-    def _prepared(self, source: Any) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
+    def _prepare_image(self, source: Any) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         from PIL import Image
 
-        image = source if isinstance(source, Image.Image) else Image.fromarray(_pixels(source))
-        tiles, grid = prepare(image, self.projector.way, self.projector.sizes)
+        image = (
+            source if isinstance(source, Image.Image) else Image.fromarray(_checked_pixels(source))
+        )
+        tiles, grid = prepare_picture(image, self.projector.way, self.projector.sizes)
         return tuple(np.asarray(tile) for tile in tiles), grid
 
-    def text_of(self, picture: Picture, bare: bool = False) -> str:
+    def prompt_text(self, picture: Picture, bare: bool = False) -> str:
         """Return what stands for a picture in a prompt's text; `bare`: nothing stands around it."""
         if bare and self.projector.bare is not None:
             return self.projector.bare
         return self.projector.text(picture.grid)
 
-    def placed(self, ids: Sequence[int], slot: int, pictures: Sequence[Picture]) -> list[int]:
+    def insert_picture_rows(
+        self, ids: Sequence[int], slot: int, pictures: Sequence[Picture]
+    ) -> list[int]:
         """Return a prompt's tokens with the rows of its pictures at their slots."""
         tiles = [
             picture.ids[at : at + picture.n_rows // picture.n_tiles]
@@ -127,7 +140,7 @@ class Sight:
         return found
 
 
-def _pixels(source: Any) -> Pixels:
+def _checked_pixels(source: Any) -> Pixels:
     """Return an array of pixels; raises BadInput for what is none."""
     try:
         array = np.asarray(source)
@@ -157,25 +170,25 @@ def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
         raise BadInput(
             f"{path}: projector {kind!r} is not supported; supported are {', '.join(PROJECTORS)}"
         )
-    check_types(gguf)
+    check_tensor_types(gguf)
     try:
         return gguf, PROJECTORS[kind](ClipHeader(gguf))
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def projector_of(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
+def read_matching_projector(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
     """Read an mmproj file of a language model; raises BadInput, one line."""
     clip, projector = read_projector(path)
     config, gguf, width = network.config, network.gguf, projector.encoder.out_width
-    parts = f"{1 + config.deepstack} times " if config.deepstack else ""
-    if width != config.dim * (1 + config.deepstack):
+    parts = f"{1 + config.deepstack_parts} times " if config.deepstack_parts else ""
+    if width != config.dim * (1 + config.deepstack_parts):
         raise BadInput(
             f"{clip.path}: its rows have {width} numbers, and tokens of {gguf.path} {parts}"
             f"{config.dim}; an mmproj file of the same model was expected"
         )
     free = projector.encoder.free is not None
-    if projector.whole != config.whole_pictures or free != config.turned_by_parts:
+    if projector.whole != config.whole_pictures or free != config.uses_mrope:
         raise BadInput(
             f"{clip.path}: a projector {projector.kind}, which is not one of "
             f"{config.architecture}; an mmproj file of the same model was expected"
@@ -183,58 +196,58 @@ def projector_of(path: str | Path, network: Network) -> tuple[GGUF, Projector]:
     return clip, projector
 
 
-def encoder_on(device: str, clip: GGUF, projector: Projector) -> Encode:
+def make_encode_function(device: str, clip: GGUF, projector: Projector) -> Encode:
     """Return what computes a projector's encoder on a device, or on the CPU beside it."""
     if device.split(":")[0] != "CPU":
-        from orinllm.gpu.encoder import FusedEncoder, obstacle
+        from orinllm.gpu.encoder import FusedEncoder, reason_not_fused
 
-        if obstacle(projector.encoder, device) is None:
+        if reason_not_fused(projector.encoder, device) is None:
             return FusedEncoder(clip, projector.encoder, device)
     from orinllm.cpu.encoder import CpuEncoder
 
     return CpuEncoder(clip, projector.encoder)
 
 
-def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
+def network_with_pictures(network: Network, mmproj: str | Path | None) -> Network:
     """Return a network that has room for the pictures of an mmproj file; raises BadInput."""
     if mmproj is None:
         return network
-    clip, projector = projector_of(mmproj, network)
+    clip, projector = read_matching_projector(mmproj, network)
 
     def beside() -> int:
-        return sum(taken_by(clip, projector, network.context))
+        return sum(encoder_memory_bytes(clip, projector, network.context))
 
     return replace(network, pictures=projector.n_rows or 1, beside=beside)
 
 
-def taken_by(clip: GGUF, projector: Projector, context: int) -> tuple[int, int]:
+def encoder_memory_bytes(clip: GGUF, projector: Projector, context: int) -> tuple[int, int]:
     """Return bytes of an encoder on a GPU: of weights, and for the largest picture of a context."""
-    from orinllm.gpu.device import null_device
+    from orinllm.gpu.device import register_null_device
     from orinllm.gpu.encoder import FusedEncoder
 
-    encode = FusedEncoder(clip, projector.encoder, null_device(), empty=True)
-    return encode.footprint(projector.most_rows(context))
+    encode = FusedEncoder(clip, projector.encoder, register_null_device(), empty=True)
+    return encode.weight_and_tile_bytes(projector.largest_tile_rows(context))
 
 
-def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
+def describe_projector(mmproj: str | Path, network: Network) -> Iterator[str]:
     """Yield lines of a projector, and of the memory that its encoder takes; raises BadInput."""
-    clip, projector = projector_of(mmproj, network)
+    clip, projector = read_matching_projector(mmproj, network)
     encoder, shape = projector.encoder, projector.encoder.shape
     n, each = f"{projector.n_rows} rows a tile", f"tiles of {shape.size} x {shape.size} pixels"
-    patches = f"{shape.side**2} patches"
+    patches = f"{shape.patches_per_side**2} patches"
     if encoder.free is not None:
-        n, patches = f"up to {projector.most_rows(network.context):,} rows", "patches"
-        each = f"a row each {encoder.cell} x {encoder.cell} pixels"
+        n, patches = f"up to {projector.largest_tile_rows(network.context):,} rows", "patches"
+        each = f"a row each {encoder.block_pixels} x {encoder.block_pixels} pixels"
     yield f"pictures      {clip.path}: {projector.kind}, {n}"
     yield f"              {each}, {patches} of width {shape.width}"
-    weights, rows = taken_by(clip, projector, network.context)
+    weights, rows = encoder_memory_bytes(clip, projector, network.context)
     yield (
         f"              {clip.size_bytes / 1e6:,.1f} MB of weights; on a GPU "
         f"{weights / 1e6:,.1f} MB, and {rows / 1e6:,.1f} MB for the largest picture"
     )
 
 
-def let_see(
+def enable_pictures(
     template: ChatTemplate | None,
     mmproj: str | Path,
     network: Network,
@@ -249,9 +262,9 @@ def let_see(
         raise BadInput(
             f"{network.gguf.path}: has no chat template; pictures (--mmproj) are parts of messages"
         )
-    sight = Sight.read(mmproj, network, device)
+    sight = PictureEncoder.read(mmproj, network, device)
     if at_once and (prepare := getattr(sight.encode, "prepare", None)) is not None:
-        prepare(sight.projector.most_rows(network.context))
+        prepare(sight.projector.largest_tile_rows(network.context))
     template.see(sight)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.docs.pages import REPOSITORY, blocks, text
 
 from orinbench.synth import write_synthetic
-from orinllm.file.ggml import kernel_types
+from orinllm.file.ggml import kernel_ggml_types
 from orinllm.file.gguf import GGUF
 from orinllm.network.arch import ARCHITECTURES
 from orinllm.network.arch.header import Header
@@ -34,7 +34,7 @@ def architectures() -> str:
 
 
 def types() -> str:
-    return f"{_names([t.name for t in sorted(kernel_types().values(), key=lambda t: t.id)])}."
+    return f"{_names([t.name for t in sorted(kernel_ggml_types().values(), key=lambda t: t.id)])}."
 
 
 def example() -> str:
@@ -82,7 +82,7 @@ def test_the_architecture_that_the_page_adds_makes_a_config(tmp_path: Path) -> N
     write_synthetic(path, "tiny-qwen3", "F16", 0)
     gguf = GGUF.open(path)
     metadata = {**gguf.metadata, "qwen3.embedding_scale": 6.0}
-    config = scope["faux"](Header(metadata, gguf.tensors, gguf.vector, 64))
+    config = scope["faux_config"](Header(metadata, gguf.tensors, gguf.tensor_floats, 64))
     assert config.embedding_scale == 6
     assert all(attention.qk_norm for attention in config.attentions.values())
     gates = [op for layer in config.layers for op in layer.operations if isinstance(op, Gate)]

@@ -11,9 +11,9 @@ import pytest
 from orinbench.synth import write_synthetic
 from orinllm.file.gguf import GGUF
 from orinllm.gpu import device as devices
-from orinllm.gpu.compiler import compiler_path, provide_compiler
+from orinllm.gpu.compiler import compiler_environment, provide_compiler
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType
+from orinllm.gpu.kernels.buffers import F16, PAGE, KvCacheType
 from orinllm.gpu.memory import make_memory
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
@@ -40,7 +40,7 @@ def a_compiler_is_found() -> None:
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The compiler that the engine finds, in the environment of a module's tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in compiler_path(tmp_path_factory.mktemp("cc"), os.environ).items():
+        for key, value in compiler_environment(tmp_path_factory.mktemp("cc"), os.environ).items():
             patch.setenv(key, value)
         yield
 
@@ -53,10 +53,10 @@ def plain_null(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     others = {kind: chain for kind, chain in devices._TOOLCHAINS.items() if kind != "NULL"}
     monkeypatch.setattr(devices, "_TOOLCHAINS", others)
-    for answers in (devices.multiprocessors, devices.unsupported):
+    for answers in (devices.multiprocessor_count, devices.reason_unsupported):
         answers.cache_clear()
     yield
-    for answers in (devices.multiprocessors, devices.unsupported):
+    for answers in (devices.multiprocessor_count, devices.reason_unsupported):
         answers.cache_clear()
 
 
@@ -87,7 +87,7 @@ def load_emulated(
     path: Path,
     context: int = 128,
     pages: int | None = None,
-    kv: KeyType = F16,
+    kv: KvCacheType = F16,
     slots: tuple[int, int] = (4, 2),
     device: str = "EMU",
 ) -> FusedExecutor:
@@ -96,11 +96,11 @@ def load_emulated(
     slots: of recurrent states, and of copies of them.
     """
     gguf = GGUF.open(path)
-    config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, context)
     plan = make_plan(gguf, config, device, kv)
-    assert plan.fused, plan.obstacles
+    assert plan.is_fused, plan.obstacles
     weights = Weights(gguf, config, device)
-    with weights.arriving():
+    with weights.uploading():
         pass
     memory = make_memory(config, weights, device, context, pages or context // PAGE, kv, slots)
     return FusedExecutor(memory)

@@ -20,7 +20,7 @@ from orinbench.synth.shapes import QUANTS, SHAPES
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 from orinllm.loader import Network, make_runner, plan_network
 from orinllm.network.arch import config_of
 from orinllm.network.config import Config
@@ -35,7 +35,7 @@ Open = Callable[..., Opened]
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A clang for tinygrad's CPU device."""
     with pytest.MonkeyPatch.context() as patch:
-        variables = compiler_path(tmp_path_factory.mktemp("clang"), os.environ)
+        variables = compiler_environment(tmp_path_factory.mktemp("clang"), os.environ)
         for name, value in variables.items():
             patch.setenv(name, value)
         yield
@@ -51,7 +51,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
         if not path.exists():
             write_synthetic(path, shape, quant, 3)
         gguf = GGUF.open(path)
-        return path, gguf, config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
+        return path, gguf, config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, context)
 
     return open_
 
@@ -97,7 +97,7 @@ def test_a_token_alone_and_among_others(opened: Open, quant: str) -> None:
     from orinllm.cpu.executor import CpuExecutor
 
     executor = CpuExecutor(*opened("tiny-qwen3", quant)[1:], CONTEXT)
-    together = executor.logits_of_each(prompt()[:4], 0)
+    together = executor.logits_after_each(prompt()[:4], 0)
     alone = np.stack([executor.decode(token, i) for i, token in enumerate(prompt()[:4])])
     np.testing.assert_array_equal(together, alone)
 
@@ -158,7 +158,7 @@ def test_an_expert_that_gets_all_tokens_and_one_that_gets_none(
             file.seek(tensor.offset)
             file.write(bias.tobytes())
     gguf = GGUF.open(path)
-    config = config_of(gguf.metadata, gguf.tensors, gguf.vector, CONTEXT)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, CONTEXT)
     assert error_on_a_cpu(path, gguf, config) < 1e-2
 
 
@@ -228,7 +228,7 @@ def test_a_real_model_gives_the_references_tokens() -> None:
 
     path = smollm2()
     gguf = GGUF.open(path)
-    config = config_of(gguf.metadata, gguf.tensors, gguf.vector, CONTEXT)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats, CONTEXT)
     tokens: list[str] = gguf.metadata["tokenizer.ggml.tokens"]
     words = ["<|im_start|>", "user", "Ċ", "What", "Ġis", "Ġthe", "Ġcapital", "Ġof", "ĠFrance", "?"]
     words += ["<|im_end|>", "Ċ", "<|im_start|>", "ass", "istant", "Ċ"]

@@ -36,7 +36,7 @@ def smol() -> Model:
 
 def fresh(model: Model) -> None:
     """Let the model forget what it knows."""
-    model._scheduler.store = make_store(model.runner, model.header.network)
+    model._scheduler.store = make_store(model.runner, model.description.network)
 
 
 def test_a_real_model_says_what_the_reference_says(smol: Model) -> None:
@@ -143,7 +143,7 @@ def test_an_answer_whose_text_cannot_be_read_ends(
 def test_a_token_that_the_file_suppresses(smol: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """As llama.cpp (common/sampling.cpp), which leaves ids beyond the vocabulary out, too."""
     key = {"tokenizer.ggml.suppress_tokens": [*smol.tokenizer.encode(" Paris"), 99999, -1]}
-    tokenizer = Tokenizer.from_metadata({**smol.header.network.gguf.metadata, **key})
+    tokenizer = Tokenizer.from_metadata({**smol.description.network.gguf.metadata, **key})
     monkeypatch.setattr(smol, "tokenizer", tokenizer)
     for bias in ({}, {42: 1.0}):
         how = Sampling(temperature=0, logit_bias=bias)
@@ -232,7 +232,7 @@ def test_a_refusal_waits_for_no_answer(smol: Model, monkeypatch: pytest.MonkeyPa
 
 def test_a_model_that_is_closed(smol: Model) -> None:
     """Answers under way end, and later calls are refused."""
-    other = Model(smol.header, smol.plan, smol.runner, SlotStore(1, 512))
+    other = Model(smol.description, smol.plan, smol.runner, SlotStore(1, 512))
     said = other.generate(QUESTION, GREEDY)
     next(iter(said))
     other.close()
@@ -246,7 +246,7 @@ def test_a_device_that_fails_ends_every_answer(
     smol: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that wait, too, and those that come later."""
-    other = Model(smol.header, smol.plan, smol.runner, SlotStore(1, 512))
+    other = Model(smol.description, smol.plan, smol.runner, SlotStore(1, 512))
 
     asked = threading.Event()
 
@@ -380,7 +380,7 @@ def test_a_context_larger_than_memory(
     monkeypatch: pytest.MonkeyPatch, free: int, says: str
 ) -> None:
     """On a CPU the weights lie as in the file: 96.5 MB."""
-    monkeypatch.setattr("orinllm.loader.free_memory", lambda device: free)
+    monkeypatch.setattr("orinllm.loader.free_memory_bytes", lambda device: free)
     with pytest.raises(BadInput, match=says):
         Model.load(smollm2(), device="CPU", context=8192)
 
@@ -421,7 +421,7 @@ def test_a_device_that_does_not_open_says_each_reason(monkeypatch: pytest.Monkey
 
 
 def test_a_model_without_a_template_takes_no_messages(smol: Model) -> None:
-    plain = Model(smol.header, smol.plan, smol.runner, SlotStore(1, 512))
+    plain = Model(smol.description, smol.plan, smol.runner, SlotStore(1, 512))
     plain.template = None
     with pytest.raises(BadInput, match="has no chat template; it continues text"):
         plain.encode(QUESTION)

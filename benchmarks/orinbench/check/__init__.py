@@ -36,7 +36,7 @@ from orinbench.check.reference import Reference
 from orinbench.check.ties import gaps_of, settle
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 
 __all__ = [
     "EIGHT_BITS_BY_256", "EIGHT_BIT_ACTIVATIONS", "EIGHT_BIT_CACHE", "HALF_WEIGHTS", "Candidate",
@@ -65,7 +65,11 @@ class Candidate:
 
 
 def run_check(
-    model: ModelInfo, candidate: Candidate, n_tokens: int = 12, seed: int = 0, say: Say = quiet
+    model: ModelInfo,
+    candidate: Candidate,
+    n_tokens: int = 12,
+    seed: int = 0,
+    say: Say = say_nothing,
 ) -> Verdict:
     """Judge an engine on `model`; `say` hears how far the reference is.
 

@@ -28,7 +28,7 @@ from orinbench.options import (
     timeout_option,
 )
 from orinbench.progress import Messages
-from orinllm.sight import encoder_on, read_projector
+from orinllm.sight import make_encode_function, read_projector
 
 _TYPES: dict[str, Any] = {"type": click.Choice(KEY_TYPES), "default": "f16"}
 
@@ -116,7 +116,7 @@ def check_command(options: CheckOptions) -> int:
 
 def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderErrors:
     clip, projector = read_projector(mmproj)
-    encode = encoder_on(name.removeprefix("tinygrad:"), clip, projector)
+    encode = make_encode_function(name.removeprefix("tinygrad:"), clip, projector)
     return check_encoder(name, Path(mmproj), encode, seed)
 
 

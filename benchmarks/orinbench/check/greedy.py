@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import BackendDiedError, Load
 from orinbench.measure.backends.process import WorkerProcess
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.timed_models import Executor
@@ -50,7 +50,7 @@ _CUT = range(32, 512)
 
 
 def tinygrad_greedy(
-    executor: "Executor", prompt: Sequence[int], n_tokens: int, say: Say = quiet
+    executor: "Executor", prompt: Sequence[int], n_tokens: int, say: Say = say_nothing
 ) -> Generation:
     """Decode greedily, the path that is timed; then replay for the logits, and for the layers.
 
@@ -103,7 +103,7 @@ def context_of(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
 def tinygrad_engine(
     model: Path,
     start: Callable[..., WorkerProcess],
-    say: Say = quiet,
+    say: Say = say_nothing,
     general: bool = False,
     key_type: str = "f16",
 ) -> Engine:

@@ -73,7 +73,7 @@ def name_and_layer(name: str) -> str:
 def _weights(model: ModelInfo, tensor: TensorInfo) -> Iterator[Array]:
     """Yield a tensor's weights, in chunks."""
     block, block_bytes = GGML_QUANT_SIZES[tensor.type]
-    raw = model.gguf.bytes(tensor.name).reshape(-1, block_bytes)
+    raw = model.gguf.tensor_bytes(tensor.name).reshape(-1, block_bytes)
     step = max(1, _CHUNK_WEIGHTS // block)
     for start in range(0, len(raw), step):
         with np.errstate(all="ignore"):  # it is what we look for
@@ -118,6 +118,6 @@ def require_layers(model: ModelInfo) -> None:
     """Raise BenchError for a tensor that is missing or that does not fit the metadata."""
     gguf = model.gguf
     try:
-        config_of(gguf.metadata, gguf.tensors, gguf.vector)
+        config_of(gguf.metadata, gguf.tensors, gguf.tensor_floats)
     except BadInput as error:
         raise BenchError(f"{model.path}: {error}") from None

@@ -441,7 +441,7 @@ class Reference:
         tensor = self.model.tensors[name]
         block, block_bytes = GGML_QUANT_SIZES[tensor.type]
         per_row = tensor.shape[-1] // block * block_bytes
-        packed: NDArray[np.uint8] = self.model.gguf.bytes(name).reshape(-1, per_row)[rows]
+        packed: NDArray[np.uint8] = self.model.gguf.tensor_bytes(name).reshape(-1, per_row)[rows]
         return packed
 
 

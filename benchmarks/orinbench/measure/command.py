@@ -63,7 +63,7 @@ from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
-from orinllm.gpu.compiler import compiler_note
+from orinllm.gpu.compiler import skipped_clang_note
 
 # Sequences that a decoder of the engine takes at most (orinllm/gpu/kernels/batch.py, which imports
 # tinygrad, as this process does not).
@@ -119,7 +119,7 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     lanes = lanes_by_environment(
         tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables
     )
-    if note := compiler_note(os.environ):
+    if note := skipped_clang_note(os.environ):
         talk.line(note)
     plan = Plan(lanes, plan_options.repetitions, options.seed, plan_options.processes)
     with (
@@ -258,7 +258,7 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
     drawn = [Pictures.parse(size, options.seed) for size in sizes]
     try:
         seeing = Seeing.read(models[0], options.mmproj)
-        seen = [seeing.sight.picture(pictures.file(0)) for pictures in drawn]
+        seen = [seeing.sight.make_picture(pictures.file(0)) for pictures in drawn]
         prompts = [len(seeing.prompt(picture)) for picture in seen]
     except BadInput as error:
         raise BenchError(f"--mmproj: {error}") from None

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.checkpoints import Checkpoints, StateSlots
-from orinllm.gpu.kernels.buffers import PAGE, pages_of
+from orinllm.gpu.kernels.buffers import PAGE, page_count
 
 
 class SequencePlace(list[int]):
@@ -151,7 +151,7 @@ class PagedStore:
 
     def grow(self, lease: Lease, tokens: int) -> bool:
         """See `Store`."""
-        missing = pages_of(tokens) - len(lease.pages)
+        missing = page_count(tokens) - len(lease.pages)
         if missing > self.free:
             return False
         for _ in range(missing):
@@ -279,7 +279,7 @@ class SlotStore:
     def __init__(
         self, slots: int, context: int, resumable: bool = True, checkpoints: int = 0
     ) -> None:
-        self._each, self._context, self._resumable = pages_of(context), context, resumable
+        self._each, self._context, self._resumable = page_count(context), context, resumable
         self.total = slots * self._each
         self._held: list[list[int]] = [[] for _ in range(slots)]
         self._asked = [0] * slots  # tokens of the prompts, without their last

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.runner import Row, common_prefix_length
 from orinllm.choose.sampling import Drawn, Floats, Sampling, draw_token
-from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, size_classes
+from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes
 from orinllm.gpu.fused import FusedExecutor
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ class FusedRunner:
     name, most_ahead, most_under_way = "fused", 0, UNDER_WAY
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
-        self.executor, self.chunk = executor, executor.chunk
+        self.executor, self.chunk = executor, executor.chunk_size
         self.context, self.vocab_size = executor.context, executor.vocab_size
         self._pieces = not deterministic
-        self._begins = self._pieces and executor.begins
+        self._begins = self._pieces and executor.can_step_from_chunk
         self.prompt_tokens_per_step = executor.prompt_tokens_per_step
         self.slots = min(slots, SIZE_CLASSES[-1])
-        self._sizes = list(size_classes(self.slots))
+        self._sizes = list(batch_sizes(self.slots))
         if deterministic:
             del self._sizes[:-1]
         self._placed: dict[int, list[_At]] = {}
@@ -54,7 +54,7 @@ class FusedRunner:
         self._draws.clear()
         self._steps.clear()
         self._alone = None
-        self._begins = self._pieces and self.executor.begins
+        self._begins = self._pieces and self.executor.can_step_from_chunk
         return made
 
     def warm(self, verifies: bool = False) -> None:
@@ -62,13 +62,13 @@ class FusedRunner:
         self._pieces = self._pieces and self.executor.has_pieces
         if verifies and self.most_verified > 1:
             for how in (Sampling(), Sampling(temperature=0)):
-                self.executor.sample(how, ())
+                self.executor.set_sampling(how, ())
                 for size in VERIFIED:
                     self.executor.verify([0] * size, 0)
         for size in self._sizes:
-            decoder = self.executor.decoder(size)
-            decoder.sample(0, Sampling())
-            decoder.sample(0, None)
+            decoder = self.executor.decoder_for(size)
+            decoder.set_sampling(0, Sampling())
+            decoder.set_sampling(0, None)
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
@@ -80,12 +80,12 @@ class FusedRunner:
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
         slots = self.executor.memory.slots
-        self.executor.copy_states(_at(pages).slot, slots + checkpoint)
+        self.executor.start_state_copy(_at(pages).slot, slots + checkpoint)
 
     def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
         slots = self.executor.memory.slots
-        self.executor.copy_states(slots + checkpoint, _at(pages).slot)
+        self.executor.start_state_copy(slots + checkpoint, _at(pages).slot)
 
     def hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
@@ -100,7 +100,7 @@ class FusedRunner:
         self._placed.pop(1, None)
         self._draws[1] = [_Held(held.how) for held in self._draws.get(1, [_Held()])]
         self._alone = None
-        self.executor.place(pages, _at(pages).slot)
+        self.executor.set_pages(pages, _at(pages).slot)
 
     @property
     def most_verified(self) -> int:
@@ -113,12 +113,12 @@ class FusedRunner:
         how, at = row.draw.sampling, _at(row.pages)
         if self._alone != (at, how):
             self._place(row.pages)
-            self.executor.sample(how, row.draw.before)
+            self.executor.set_sampling(how, row.draw.before)
             # That told the decoder of one sequence, too.
             self._draws[1] = [_Held(None if how.greedy else how)]
             self._alone = at, how
         drawn = self.executor.verify([row.token, *guesses], row.position, row.behind)
-        self.executor.keep_first(1 + common_prefix_length(guesses, drawn))
+        self.executor.accept_first(1 + common_prefix_length(guesses, drawn))
         return drawn
 
     def begin_answer(self, row: Row, start: int) -> None:
@@ -129,27 +129,27 @@ class FusedRunner:
             self.launch_step([row])
             return
         self._place(row.pages)
-        decoder = self.executor.decoder()
+        decoder = self.executor.decoder_for()
         self._placed[1] = [_at(row.pages)]
         self._sample(decoder, [row])
-        self.executor.begin(tokens, start)
+        self.executor.begin_answer(tokens, start)
         self._steps.clear()
-        self._steps.append(_Step([row], decoder, decoder.tokens_to_come()))
+        self._steps.append(_Step([row], decoder, decoder.make_token_reader()))
 
     def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
-        decoder, idle = self.executor.decoder(size), size - len(rows)
+        decoder, idle = self.executor.decoder_for(size), size - len(rows)
         self._place_rows(decoder, [_at(row.pages) for row in rows] + [_At((), 0)] * idle)
         self._sample(decoder, rows)
-        decoder.shift_positions([row.behind for row in rows] + [0] * idle)
+        decoder.set_position_shifts([row.behind for row in rows] + [0] * idle)
         tokens = [row.token for row in rows if row.token is not None]
         if tokens:
             self._steps.clear()  # what was not collected is not wanted
-            decoder.step(tokens + [0] * idle, [row.position for row in rows] + [-1] * idle)
+            decoder.start_step(tokens + [0] * idle, [row.position for row in rows] + [-1] * idle)
         else:
-            decoder.step()
-        self._steps.append(_Step(rows, decoder, decoder.tokens_to_come()))
+            decoder.start_step()
+        self._steps.append(_Step(rows, decoder, decoder.make_token_reader()))
 
     def collect_tokens(self) -> list[Drawn]:
         """See `Runner`."""
@@ -160,14 +160,14 @@ class FusedRunner:
         return [
             Drawn(tokens[i])
             if row.draw.on_device
-            else draw_token(step.decoder.logits_of(i), row.draw)
+            else draw_token(step.decoder.wait_for_slot_logits(i), row.draw)
             for i, row in enumerate(step.rows)
         ]
 
     def logits(self) -> Floats:
         """See `Runner`."""
         assert self._last is not None
-        return self._last.decoder.logits()[: len(self._last.rows)]
+        return self._last.decoder.wait_for_logits()[: len(self._last.rows)]
 
     def _place_rows(self, decoder: Decoder, places: list[_At]) -> None:
         """Copy what changed of a table of pages: mostly one slot's, which got a page."""
@@ -175,9 +175,9 @@ class FusedRunner:
         changed = [slot for slot, was in enumerate(before) if was != places[slot]]
         moved = any(before[slot].slot != places[slot].slot for slot in changed)
         if not before or len(changed) > 1 or moved:
-            decoder.place([at.pages for at in places], [at.slot for at in places])
+            decoder.set_pages([at.pages for at in places], [at.slot for at in places])
         elif changed:
-            decoder.place_slot(changed[0], places[changed[0]].pages)
+            decoder.set_slot_pages(changed[0], places[changed[0]].pages)
         self._placed[decoder.sequences] = places
 
     def _sample(self, decoder: Decoder, rows: Sequence[Row]) -> None:
@@ -188,15 +188,15 @@ class FusedRunner:
             draw, was = row.draw, held[slot]
             how = draw.sampling if draw.on_device and not draw.sampling.greedy else None
             if how != was.how:
-                decoder.sample(slot, how)
+                decoder.set_sampling(slot, how)
             if how is not None and how.penalized:
                 goes_on = how == was.how and draw.before is was.text
                 if not goes_on or row.position != was.position + 1:
-                    decoder.remember(slot, draw.before)
+                    decoder.set_penalty_history(slot, draw.before)
             held[slot] = _Held(how, draw.before, row.position)
         for slot in range(len(rows), size):
             if held[slot].how is not None:
-                decoder.sample(slot, None)
+                decoder.set_sampling(slot, None)
                 held[slot] = _Held()
 
 

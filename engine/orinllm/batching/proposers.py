@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orinllm.batching.runner import Row, Runner, common_prefix_length
 from orinllm.choose.sampling import Draw, Floats, Sampling, sample
-from orinllm.gpu.kernels.buffers import PAGE, pages_of
+from orinllm.gpu.kernels.buffers import PAGE, page_count
 
 if TYPE_CHECKING:
     from orinllm.cpu.mtp_block import CpuMtpBlock
@@ -70,7 +70,7 @@ class Draft:
     """Proposes what a smaller model of the same vocabulary says, which has one sequence."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner, self._pages = runner, range(pages_of(runner.context))
+        self._runner, self._pages = runner, range(page_count(runner.context))
         self._how = Sampling(temperature=0)
         self._held: list[int] = []  # tokens whose keys and values it has
 
@@ -135,7 +135,7 @@ class MtpBlock:
         """
         if len(text) < 2 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        place, most = self._block.place(pages), min(most, _MOST_OF_BLOCK)
+        place, most = self._block.cache_slot(pages), min(most, _MOST_OF_BLOCK)
         # Keys and values at a position are of the token behind it, too; the last ones are made
         # again where all are there, for their logits.
         before, there = self._held.get(place, ([], []))
@@ -145,7 +145,7 @@ class MtpBlock:
         start = max(0, min(known, len(text) - 2))
         part = text[: start + _READ_AT_ONCE + 1]
         most = most if len(part) == len(text) else 0
-        found = self._block.propose(part, start, pages, most, self._choose)
+        found = self._block.propose_tokens(part, start, pages, most, self._choose)
         self._held[place] = [*part], [*pages]
         return found
 

@@ -35,7 +35,7 @@ class Form:
         from orinllm.text.grammar import Grammars
         from orinllm.text.reasoning import TAGS
 
-        grammars = Grammars(model.tokenizer, model.header.network.config.vocab_size)
+        grammars = Grammars(model.tokenizer, model.description.network.config.vocab_size)
         matcher = grammars.matcher(self.kind, self.value, self.option, _loose)
         template = model.template
         if told is None or template is None:

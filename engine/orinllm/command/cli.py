@@ -40,7 +40,7 @@ from orinllm.command.terminal import (
     tokens_of,
     typed_lines,
 )
-from orinllm.errors import BadInput, DeviceFault, printable
+from orinllm.errors import BadInput, DeviceFault, escape_unprintable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -83,8 +83,8 @@ def _check_speculation(
         from orinllm.loader import Network
 
         network = Network.read(model)
-        if (block := network.mtp_file(draft)) is not None:
-            network.mtp_config(block)
+        if (block := network.mtp_block_file(draft)) is not None:
+            network.mtp_block_config(block)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -113,7 +113,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     seconds = time.perf_counter() - started
     say(
         f"{source.model.name}: {loaded.runner.name} path on {loaded.plan.device}, context of "
-        f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
+        f"{loaded.description.network.context} tokens, loaded in {seconds:.1f} s",
         dim=True,
     )
     return loaded
@@ -358,9 +358,9 @@ def list_() -> None:
 
     Their names are those that other commands take.
     """
-    from orinllm.file.hub import kept_models
+    from orinllm.file.hub import cached_models
 
-    for kept in kept_models():
+    for kept in cached_models():
         print_line(f"{kept.size_bytes / 1e6:10,.1f} MB  {kept.name}")
 
 
@@ -371,9 +371,9 @@ def rm(name: str) -> None:
 
     orinllm rm hf.co/OWNER/REPO:QUANT
     """
-    from orinllm.file.hub import remove
+    from orinllm.file.hub import remove_cached_model
 
-    kept = remove(name)
+    kept = remove_cached_model(name)
     say(f"{kept.name}: removed, {kept.size_bytes / 1e6:,.1f} MB")
 
 
@@ -411,19 +411,19 @@ def compile_(**given: Any) -> None:
 
     A later start with ORINLLM_CUBINS=FOLDER compiles none of them.
     """
-    from orinllm.gpu.compile_ahead import compile_ahead, target_gpu
+    from orinllm.gpu.compile_ahead import target_gpu, write_cubins
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.loader import Network
 
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
     out, seen = given["out"], None
     if given["mmproj"] is not None:
-        from orinllm.sight import projector_of
+        from orinllm.sight import read_matching_projector
 
-        seen = projector_of(given["mmproj"], network)
+        seen = read_matching_projector(given["mmproj"], network)
     gpu = target_gpu(given["arch"], given["sms"])
     with progress("compiling") as show_progress:
-        n = compile_ahead(network, gpu, out, given["slots"], seen, show_progress)
+        n = write_cubins(network, gpu, out, given["slots"], seen, show_progress)
     say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 
@@ -456,7 +456,7 @@ def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
     if text:
         from orinllm.server.web.notify import tell_systemd
 
-        text = printable(text)
+        text = escape_unprintable(text)
         print(text, file=sys.stderr)
         tell_systemd(f"STATUS={text}")
     if at_once or is_opening():

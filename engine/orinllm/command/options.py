@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orinllm.errors import BadInput, printable
+from orinllm.errors import BadInput, escape_unprintable
 
 if TYPE_CHECKING:
     from orinllm.choose.sampling import Sampling
@@ -28,11 +28,11 @@ class ModelFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the file's path; raises BadInput for a name that the hub does not know."""
-        from orinllm.file.hub import model_file
+        from orinllm.file.hub import find_or_fetch_model
 
         if ctx is not None:
             ctx.meta[_NAMED] = str(value)
-        return model_file(value, _tell)
+        return find_or_fetch_model(value, _tell)
 
 
 class DraftFile(click.Path):
@@ -44,10 +44,10 @@ class DraftFile(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path | str:
         """Return the file's path, or the block's name."""
-        from orinllm.file.hub import model_file
+        from orinllm.file.hub import find_or_fetch_model
         from orinllm.loader import MTP
 
-        return MTP if value == MTP else model_file(value, _tell)
+        return MTP if value == MTP else find_or_fetch_model(value, _tell)
 
 
 class MmprojFile(click.Path):
@@ -57,23 +57,23 @@ class MmprojFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the file's path; raises BadInput where the repository has none."""
-        from orinllm.file.hub import mmproj_file
+        from orinllm.file.hub import find_or_fetch_mmproj
 
-        return mmproj_file(value, _tell)
+        return find_or_fetch_mmproj(value, _tell)
 
 
 def _tell(text: str) -> None:
-    click.echo(printable(text), err=True)
+    click.echo(escape_unprintable(text), err=True)
 
 
 def _mmproj_beside_model() -> Path | None:
     """Return the mmproj of the repository that the model was named by; None: it was a path."""
-    from orinllm.file.hub import HubName, mmproj_file
+    from orinllm.file.hub import HubName, find_or_fetch_mmproj
 
     named = click.get_current_context().meta.get(_NAMED, "")
-    if Path(named).exists() or (name := HubName.read(named)) is None:
+    if Path(named).exists() or (name := HubName.parse(named)) is None:
         return None
-    return mmproj_file(f"hf.co/{name.repository}", _tell)
+    return find_or_fetch_mmproj(f"hf.co/{name.repository}", _tell)
 
 
 def _option(name: str, default: Any, text: str, **more: Any) -> Decorator:

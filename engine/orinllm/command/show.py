@@ -10,7 +10,7 @@ import click
 
 from orinllm.command.options import Source, with_model
 from orinllm.command.terminal import print_line
-from orinllm.errors import printable
+from orinllm.errors import escape_unprintable
 
 
 @click.command()
@@ -29,35 +29,35 @@ def show(source: Source) -> None:
     from orinllm.gpu.plan import cache_bytes, make_plan, type_name
     from orinllm.model import ModelDescription
 
-    header = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
-    network = header.network
+    description = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
+    network = description.network
     plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
-    for line in _summary(header, plan, cache_bytes(plan, network.context)):
+    for line in _summary(description, plan, cache_bytes(plan, network.context)):
         print_line(line)
     if source.mmproj is not None:
-        from orinllm.sight import describe
+        from orinllm.sight import describe_projector
 
-        for line in describe(source.mmproj, network):
+        for line in describe_projector(source.mmproj, network):
             print_line(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
     for tensor in network.gguf.tensors.values():
-        reason = "asked for" if source.general else plan.reason(tensor.name)
+        reason = "asked for" if source.general else plan.reason_not_fused(tensor.name)
         path = "general" if source.general else plan.path
         taken = "fused kernels" if reason is None else f"{path} path: {reason}"
         shape = " x ".join(map(str, tensor.shape))
         cells = tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken
-        table.add_row(*(Text(printable(cell)) for cell in cells))  # and no markup
+        table.add_row(*(Text(escape_unprintable(cell)) for cell in cells))  # and no markup
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 
 
-def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
-    network = header.network
+def _summary(description: Any, plan: Any, cache: int) -> Iterator[str]:
+    network = description.network
     config, gguf = network.config, network.gguf
     yield f"file          {gguf.path}, {gguf.size_bytes / 1e6:,.1f} MB of tensors"
     n_layers = len(config.layers) or "unknown"
     yield f"architecture  {config.architecture}, {n_layers} layers, width {config.dim}"
-    yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
-    yield f"template      {'yes' if header.template else 'no: it continues text'}"
+    yield f"vocabulary    {description.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
+    yield f"template      {'yes' if description.template else 'no: it continues text'}"
     yield f"context       {network.context} tokens (trained for {config.trained_context})"
     yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights, as {plan.weights_as}"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from orinllm.errors import BadInput, escaped_for_terminal, printable
+from orinllm.errors import BadInput, escape_for_terminal, escape_unprintable
 
 if TYPE_CHECKING:
     from orinllm.text.answer import Delta
@@ -28,7 +28,7 @@ def _obeys() -> bool:
 
 def say(text: str, dim: bool = False, end: str = "\n") -> None:
     """Print a text for people, on standard error."""
-    text = escaped_for_terminal(text)
+    text = escape_for_terminal(text)
     if dim and _obeys() and not os.environ.get("NO_COLOR"):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, end=end, file=sys.stderr, flush=True)
@@ -36,7 +36,7 @@ def say(text: str, dim: bool = False, end: str = "\n") -> None:
 
 def print_line(text: str) -> None:
     """Print a line of what was asked for."""
-    print(printable(text))
+    print(escape_unprintable(text))
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
     def show(text: str) -> None:
         if _obeys():
-            line = printable(text)[: shutil.get_terminal_size().columns - 1]
+            line = escape_unprintable(text)[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     show(text)
@@ -73,7 +73,7 @@ def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
 def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
     """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
     started, first, thinking = time.perf_counter(), 0.0, False
-    shown = escaped_for_terminal if sys.stdout.isatty() else str
+    shown = escape_for_terminal if sys.stdout.isatty() else str
     with _cancelled_by_interrupt(generation):
         for delta in deltas:
             first = first or time.perf_counter()

@@ -43,13 +43,13 @@ typedef struct {
   i64 rows, stride;
   Layout layout;
   i64 stacked;
-} Part;
+} MatrixPartStruct;
 
 typedef struct {
   i64 kind;
   const float *in, *norm;  // rows of `cols` at in[token * in_stride]; norm: RMS norm of each, or 0
   i64 in_stride, cols, n_parts, epilogue, wanted_only;
-  Part parts[3];
+  MatrixPartStruct parts[3];
   double scale, eps, softcap;  // softcap: of scores, or 0
   // Attention. in: queries or keys; second: values; table: cos and sin by position.
   const float *second, *table, *sinks;
@@ -64,15 +64,15 @@ typedef struct {
   i64 head_stride, gated, v_norm;  // head_stride: of queries, which a gate may follow
   const float* by;                 // of ADD: the sigmoid of its elements is a factor; or 0
   i64 by_stride;
-  const Recurrent* recurrent;
+  const RecurrentStruct* recurrent;
   const i64* axes;  // of a position in three parts, which part each pair turns by; or 0: it is one
   const float* scales;  // of experts: factors of their weights; or 0
-  const Stage* stage;   // of an encoder
-} Op;
+  const StageStruct* stage;   // of an encoder
+} OpStruct;
 
 typedef struct {
   i64 n_tokens, n_wanted, n_ops, kept;  // kept: states behind each token are (Tokens)
-  const Op* ops;
+  const OpStruct* ops;
   int* progress;   // of each operation: units claimed, units done; zeros at the start
   float* scratch;  // of core c: from c * scratch_size on: inputs or scores
   i64 scratch_size;
@@ -81,7 +81,7 @@ typedef struct {
   i64 wanted[MAX_CHUNK];    // which tokens' logits, in this order
   i64 ahead[MAX_CHUNK];     // tokens behind it that it sees, too: a picture's
   i64 turns[3][MAX_CHUNK];  // positions in three parts, where models have them
-} Run;
+} RunStruct;
 
 static inline void give_way(int spins) {
 #if defined(__x86_64__)
@@ -120,7 +120,7 @@ typedef struct {
 } Batch;
 
 // sums[row of activations] of ROWS rows of a part, from `row` on, with their biases.
-static void sums_of(const Part* part, const Batch* batch, i64 expert, i64 row, i64 cols,
+static void sums_of(const MatrixPartStruct* part, const Batch* batch, i64 expert, i64 row, i64 cols,
                     float_rows* sums) {
   const u8* rows[ROWS];
   float_rows bias = {0};
@@ -136,10 +136,10 @@ static void sums_of(const Part* part, const Batch* batch, i64 expert, i64 row, i
 
 // Rows of one unit of part `index`, of expert `expert` in a stack. With an activation the part is
 // up, and the one before it gate.
-static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit) {
+static void product(const OpStruct* op, int index, const Batch* batch, i64 expert, i64 unit) {
   const int gated = op->epilogue >= SILU;
   const int adds = op->epilogue == ADD || op->kind == EXPERTS_DOWN;
-  const Part* part = &op->parts[index];
+  const MatrixPartStruct* part = &op->parts[index];
   const i64 end = (unit + 1) * UNIT_ROWS < part->rows ? (unit + 1) * UNIT_ROWS : part->rows;
   for (i64 first = unit * UNIT_ROWS; first < end; first += ROWS) {
     const i64 rows = end - first < ROWS ? end - first : ROWS;
@@ -160,7 +160,7 @@ static void product(const Op* op, int index, const Batch* batch, i64 expert, i64
   }
 }
 
-static int any_packed(const Op* op) {
+static int any_packed(const OpStruct* op) {
   int found = 0;
   for (int i = 0; i < op->n_parts; i++) found |= op->parts[i].layout.type != HALVES;
   return found;
@@ -168,10 +168,10 @@ static int any_packed(const Op* op) {
 
 // The inputs of all tokens, or of the wanted ones; in the core's scratch they are normed where the
 // operation has a norm, and rounded where rows are packed.
-static i64 inputs(const Op* op, const Run* run, float* scratch, Input* in) {
+static i64 inputs(const OpStruct* op, const RunStruct* run, float* scratch, Input* in) {
   const i64 n = op->wanted_only ? run->n_wanted : run->n_tokens;
   const int packed = any_packed(op);
-  for (i64 t = 0; t < n; t++, scratch += op->cols + input_size(op->cols)) {
+  for (i64 t = 0; t < n; t++, scratch += op->cols + rounded_input_size(op->cols)) {
     const float* x = op->in + (op->wanted_only ? run->wanted[t] : t) * op->in_stride;
     if (op->norm) {
       const float scale = rms_scale(x, op->cols, op->eps);
@@ -183,21 +183,23 @@ static i64 inputs(const Op* op, const Run* run, float* scratch, Input* in) {
   return n;
 }
 
-static i64 units_of(const Part* part) { return (part->rows + UNIT_ROWS - 1) / UNIT_ROWS; }
+static i64 units_of(const MatrixPartStruct* part) {
+  return (part->rows + UNIT_ROWS - 1) / UNIT_ROWS;
+}
 
-static void matmul(const Op* op, const Batch* batch, i64 unit) {
+static void matmul(const OpStruct* op, const Batch* batch, i64 unit) {
   int index = op->epilogue >= SILU;
   while (unit >= units_of(&op->parts[index])) unit -= units_of(&op->parts[index++]);
   product(op, index, batch, 0, unit);
 }
 
 // What an expert is chosen by: its logit, or its weight and a bias.
-static inline float choosing(const Op* op, const float* logits, i64 e) {
+static inline float choosing(const OpStruct* op, const float* logits, i64 e) {
   return op->choice ? sigmoid(logits[e]) + op->choice[e] : logits[e];
 }
 
 // Experts and weights of one token, from its router's logits.
-static void route(const Op* op, const float* logits, i64* chosen, float* weights) {
+static void route(const OpStruct* op, const float* logits, i64* chosen, float* weights) {
   float most = logits[0], all = 0, sum = 0;
   for (i64 e = 1; e < op->experts; e++) most = logits[e] > most ? logits[e] : most;
   if (op->gating == SOFTMAX)
@@ -226,7 +228,7 @@ typedef struct {
   float weights[MAX_CHUNK][MAX_USED];
 } Prepared;
 
-static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) {
+static void prepare(const OpStruct* op, const RunStruct* run, float* scratch, Prepared* to) {
   Batch* batch = &to->batch;
   if (op->kind == MATMUL || op->kind == EXPERTS_GATED)
     batch->n = inputs(op, run, scratch, batch->in);
@@ -242,7 +244,7 @@ static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) 
 
 // Rows of one unit of gate and up of the chosen experts, one row of out a token and slot; or of
 // down, added to the token, or to zeros where the operation does not add.
-static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 unit,
+static void mixture(const OpStruct* op, const RunStruct* run, const Prepared* prepared, i64 unit,
                     float* scratch) {
   const int down = op->kind == EXPERTS_DOWN, packed = any_packed(op);
   if (down && op->epilogue == STORE)
@@ -259,7 +261,7 @@ static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 
           batch.in[batch.n] = prepared->batch.in[t];
           if (down) {
             const float* x = op->in + slot * op->in_stride;
-            float* space = scratch + batch.n * input_size(op->cols);
+            float* space = scratch + batch.n * rounded_input_size(op->cols);
             batch.in[batch.n] = packed ? rounded(x, op->cols, space) : (Input){x, 0, 0, 0};
           }
           batch.out[batch.n] = down ? t : slot;
@@ -270,7 +272,7 @@ static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 
 }
 
 // out = a head normed, where there is a norm, and turned by its position.
-static void turned(const Op* op, const Run* run, i64 t, const float* x, float* out) {
+static void turned(const OpStruct* op, const RunStruct* run, i64 t, const float* x, float* out) {
   const float scale = op->norm ? rms_scale(x, op->head_dim, op->eps) : 1;
   for (i64 i = 0; i < op->head_dim; i++) out[i] = op->norm ? x[i] * scale * op->norm[i] : x[i];
   for (i64 i = 0; i < op->pairs; i++) {
@@ -285,11 +287,11 @@ static void turned(const Op* op, const Run* run, i64 t, const float* x, float* o
 }
 
 // Where a token's sequence has its keys, or its values, of a head.
-static i64 at_of(const Op* op, const Run* run, i64 t, i64 h) {
+static i64 at_of(const OpStruct* op, const RunStruct* run, i64 t, i64 h) {
   return (run->slots[t] * op->kv_heads + h) * op->length * op->head_dim;
 }
 
-static void keys(const Op* op, const Run* run, i64 unit) {
+static void keys(const OpStruct* op, const RunStruct* run, i64 unit) {
   const i64 t = unit / op->kv_heads, h = unit % op->kv_heads, position = run->positions[t];
   const i64 from = t * op->in_stride + h * op->head_dim;
   const i64 to = at_of(op, run, t, h) + position * op->head_dim;
@@ -352,7 +354,7 @@ static float exps(float* x, i64 n, float most) {
   return sum_of(sum);
 }
 
-static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
+static void attend(const OpStruct* op, const RunStruct* run, float* scores, i64 unit) {
   const i64 size = op->head_dim, group = op->heads / op->kv_heads;
   const i64 t = unit / op->heads, h = unit % op->heads, position = run->positions[t];
   const i64 last = position + run->ahead[t];
@@ -376,15 +378,15 @@ static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
     out[i] = mixed[i] / sum * (op->gated ? sigmoid(query[size + i]) : 1);
 }
 
-static void embed(const Op* op, const Run* run, i64 t) {
-  const Part* part = &op->parts[0];
+static void embed(const OpStruct* op, const RunStruct* run, i64 t) {
+  const MatrixPartStruct* part = &op->parts[0];
   float* out = part->out + t * part->stride;
   if (run->tokens[t] < 0) return;
   unpack(&part->layout, part->weights + run->tokens[t] * part->layout.row_bytes, op->cols, out);
   for (i64 i = 0; i < op->cols; i++) out[i] *= (float)op->scale;
 }
 
-static void norm_add(const Op* op, i64 t) {
+static void norm_add(const OpStruct* op, i64 t) {
   const float* x = op->in + t * op->in_stride;
   float* out = op->parts[0].out + t * op->parts[0].stride;
   const float scale = rms_scale(x, op->cols, op->eps) * op->scale;
@@ -393,7 +395,7 @@ static void norm_add(const Op* op, i64 t) {
 
 // out += the norm of the sum of two rows' norms: of `in`, and of `second`, whose weights are `by`;
 // those of the sum are the part's bias.
-static void merge(const Op* op, i64 t) {
+static void merge(const OpStruct* op, i64 t) {
   const float *a = op->in + t * op->in_stride, *b = op->second + t * op->in_stride;
   float* out = op->parts[0].out + t * op->parts[0].stride;
   const float of_a = rms_scale(a, op->cols, op->eps), of_b = rms_scale(b, op->cols, op->eps);
@@ -410,7 +412,7 @@ static void merge(const Op* op, i64 t) {
 }
 
 // out = the activation of one token's elements, of those of `second` where there is one.
-static void activate(const Op* op, i64 t) {
+static void activate(const OpStruct* op, i64 t) {
   const float* x = op->in + t * op->in_stride;
   float* out = op->parts[0].out + t * op->parts[0].stride;
   for (i64 i = 0; i < op->cols; i++) {
@@ -419,12 +421,12 @@ static void activate(const Op* op, i64 t) {
   }
 }
 
-static void scale_row(const Op* op, i64 t) {
+static void scale_row(const OpStruct* op, i64 t) {
   float* out = op->parts[0].out + t * op->parts[0].stride;
   for (i64 i = 0; i < op->cols; i++) out[i] *= (float)op->scale;
 }
 
-static void add_picture(const Op* op, const Run* run, i64 t) {
+static void add_picture(const OpStruct* op, const RunStruct* run, i64 t) {
   float* out = op->parts[0].out + t * op->parts[0].stride;
   if (run->tokens[t] < 0)
     for (i64 i = 0; i < op->cols; i++) out[i] += op->in[t * op->in_stride + i];
@@ -432,7 +434,7 @@ static void add_picture(const Op* op, const Run* run, i64 t) {
 
 // A token's embeddings for each layer: those of a table, `second`, and those that a matrix made of
 // its embedding, normed by layer, whose sum is times 1 / sqrt(2).
-static void layers(const Op* op, i64 t) {
+static void layers(const OpStruct* op, i64 t) {
   float* out = op->parts[0].out + t * op->parts[0].stride;
   for (i64 first = 0; first < op->parts[0].stride; first += op->cols) {
     float* x = out + first;
@@ -443,7 +445,7 @@ static void layers(const Op* op, i64 t) {
   }
 }
 
-static i64 all_units(const Op* op, const Run* run) {
+static i64 all_units(const OpStruct* op, const RunStruct* run) {
   i64 units = 0;
   if (op->wanted_only && !run->n_wanted) return 0;
   if (op->kind == RECURRENT) return recurrent_units(op->recurrent);
@@ -456,7 +458,8 @@ static i64 all_units(const Op* op, const Run* run) {
   return units;
 }
 
-static void compute(const Op* op, const Run* run, float* scratch, const Prepared* mine, i64 unit) {
+static void compute(const OpStruct* op, const RunStruct* run, float* scratch, const Prepared* mine,
+                    i64 unit) {
   const Tokens tokens = {run->n_tokens, run->positions, run->slots, run->kept};
   switch (op->kind) {
     case EMBED:
@@ -504,10 +507,10 @@ static void compute(const Op* op, const Run* run, float* scratch, const Prepared
 }
 
 // The only symbol that is not static: tinygrad's loader begins at the start of the code.
-void decoder(Run* run, int core) {
+void decoder(RunStruct* run, int core) {
   float* scratch = run->scratch + core * run->scratch_size;
   for (i64 i = 0; i < run->n_ops; i++) {
-    const Op* op = &run->ops[i];
+    const OpStruct* op = &run->ops[i];
     int *claimed = run->progress + 2 * i, *done = claimed + 1, prepared = 0;
     const i64 units = all_units(op, run);
     Prepared mine;

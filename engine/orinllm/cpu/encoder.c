@@ -37,7 +37,7 @@ typedef struct {
   i64 heads;
   const i64* blocks;
   i64 n_blocks, joined;
-} Stage;
+} StageStruct;
 
 typedef float float4 __attribute__((vector_size(16)));
 
@@ -93,7 +93,7 @@ static void deep(const float* x, i64 row, i64 column, const float* panel, i64 n,
 }
 
 // A panel of a matrix's rows from `first` on; behind its last one that one stands again.
-static void panel_of(const Stage* s, i64 first, float* panel, float* space) {
+static void panel_of(const StageStruct* s, i64 first, float* panel, float* space) {
   for (int r = 0; r < PANEL; r += 4) {
     const float* rows[4];
     for (int i = 0; i < 4; i++) {
@@ -117,7 +117,7 @@ INLINED float8 erf_of(float8 x) {
   return (float8)((int8)found | ((int8)x & (int)0x80000000));
 }
 
-INLINED float8 ended(const Stage* s, float8 x, float8 now) {
+INLINED float8 ended(const StageStruct* s, float8 x, float8 now) {
   if (s->epilogue == ADDED) return now + x;
   if (s->epilogue == GELU_TANH) return activated(GELU, x, (float8){0} + 1);
   if (s->epilogue == GELU_QUICK) return x / (1 + exps_of(-1.702f * x));
@@ -126,7 +126,7 @@ INLINED float8 ended(const Stage* s, float8 x, float8 now) {
 }
 
 // PANEL columns of some rows of a product.
-static void product_of(const Stage* s, i64 unit, float* scratch) {
+static void product_of(const StageStruct* s, i64 unit, float* scratch) {
   const i64 panels = (s->width + PANEL - 1) / PANEL, column = unit % panels * PANEL;
   const i64 from = unit / panels * PRODUCT_ROWS;
   const i64 end = from + PRODUCT_ROWS < s->rows ? from + PRODUCT_ROWS : s->rows;
@@ -146,7 +146,7 @@ static void product_of(const Stage* s, i64 unit, float* scratch) {
   }
 }
 
-static void layer_norm(const Stage* s, const float* x, float* out) {
+static void layer_norm(const StageStruct* s, const float* x, float* out) {
   float mean = 0, squares = 0;
   vec sum = {0}, square = {0};
   i64 i = 0;
@@ -160,20 +160,20 @@ static void layer_norm(const Stage* s, const float* x, float* out) {
   for (i = 0; i < s->cols; i++) out[i] = (x[i] - mean) * by * s->scale[i] + s->bias[i];
 }
 
-static void rms_norm(const Stage* s, const float* x, float* out) {
+static void rms_norm(const StageStruct* s, const float* x, float* out) {
   const float by = rms_scale(x, s->cols, s->eps);
   for (i64 i = 0; i < s->cols; i++) out[i] = x[i] * by * s->scale[i];
 }
 
 // SiLU of the first half of a row times its second half.
-static void gated(const Stage* s, const float* x, float* out) {
+static void gated(const StageStruct* s, const float* x, float* out) {
   for (i64 i = 0; i < s->width; i += 8)
     put(out + i, activated(SILU, eight(x + i), eight(x + s->width + i)));
 }
 
 // A row's queries, keys and values, each head's rows together: out is [part][head][row][element].
 // Queries and keys are turned where there are angles: element i, and the one half a head behind.
-static void split(const Stage* s, i64 row, const float* x) {
+static void split(const StageStruct* s, i64 row, const float* x) {
   const i64 size = s->cols / 3 / s->heads, half = s->cos ? size / 2 : 0;
   const float *cos = s->cos + row * half, *sin = s->sin + row * half;
   for (i64 h = 0; h < 3 * s->heads; h++, x += size) {
@@ -202,8 +202,8 @@ static void softmax(float* scores, i64 n, float* sums) {
   }
 }
 
-// PANEL queries of a head, from `first` on; `block` as in Stage. in: what SPLIT made.
-static void attend_panel(const Stage* s, const i64* block, i64 first, i64 h, float* scratch) {
+// PANEL queries of a head, from `first` on; `block` as in StageStruct. in: what SPLIT made.
+static void attend_panel(const StageStruct* s, const i64* block, i64 first, i64 h, float* scratch) {
   const i64 size = s->cols, stride = s->in_stride, keys = block[3] - block[2];
   const i64 part = s->heads * s->rows * stride;
   const float* q = s->in + h * s->rows * stride;
@@ -232,14 +232,14 @@ static void attend_panel(const Stage* s, const i64* block, i64 first, i64 h, flo
       s->out[(first + r) * s->out_stride + h * size + i] = mixed[i * PANEL + r] / sums[r];
 }
 
-static void attend_all(const Stage* s, i64 unit, float* scratch) {
+static void attend_all(const StageStruct* s, i64 unit, float* scratch) {
   const i64* block = s->blocks + unit % s->n_blocks * 4;
   for (i64 q = block[0]; q < block[1]; q += PANEL)
     attend_panel(s, block, q, unit / s->n_blocks, scratch);
 }
 
 // `joined` rows one after the other, or their mean.
-static void join(const Stage* s, i64 row, float* out) {
+static void join(const StageStruct* s, i64 row, float* out) {
   const float* x = s->in + row * s->joined * s->in_stride;
   for (i64 j = 0; j < s->joined; j++, x += s->in_stride)
     for (i64 i = 0; i < s->cols; i++)
@@ -249,13 +249,13 @@ static void join(const Stage* s, i64 row, float* out) {
         out[i] = (j ? out[i] : 0) + x[i] / s->joined;
 }
 
-static i64 stage_units(const Stage* s) {
+static i64 stage_units(const StageStruct* s) {
   if (s->kind == ATTEND_ALL) return s->n_blocks * s->heads;
   if (s->kind != PRODUCT) return s->rows;
   return (s->width + PANEL - 1) / PANEL * ((s->rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS);
 }
 
-static void encode(const Stage* s, float* scratch, i64 unit) {
+static void encode(const StageStruct* s, float* scratch, i64 unit) {
   const float* x = s->in + unit * s->in_stride;
   float* out = s->out + unit * s->out_stride;
   if (s->kind == PRODUCT) return product_of(s, unit, scratch);

@@ -10,34 +10,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.cpu.native import core_count, native
-from orinllm.cpu.program import ENCODE, Op, Run, map_zeros
+from orinllm.cpu.native import core_count, load_native_code
+from orinllm.cpu.program import ENCODE, OpStruct, RunStruct, map_zeroed_memory
 from orinllm.cpu.weights import PACKED
 from orinllm.file.ggml import GgmlType
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
     AttendAll,
-    Bend,
     Encoder,
-    Join,
+    JoinRows,
     LayerNorm,
+    MatrixProduct,
     Operation,
-    Product,
+    ProductActivation,
 )
-from orinllm.network.vision.header import weight_of
+from orinllm.network.vision.header import tensor_values
 from orinllm.network.vision.pictures import Floats, Pixels
 from orinllm.network.vision.places import (
-    Arrangement,
-    arrange,
-    blocks_of,
-    interpolated,
-    patches_of,
+    PatchArrangement,
+    arrange_patches,
+    attention_blocks,
+    interpolate_rows,
+    normed_patches,
 )
 
 _PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _SPLIT, _ATTEND_ALL, _COPY, _MEAN = range(8)
 _STORED, _ADDED = range(2)
-_BENT = {Bend.GELU: 2, Bend.QUICK_GELU: 3, Bend.EXACT_GELU: 4}
+_BENT = {
+    ProductActivation.GELU: 2,
+    ProductActivation.QUICK_GELU: 3,
+    ProductActivation.EXACT_GELU: 4,
+}
 _FLOATS, _HALVES = -1, 0  # types of Layout that are no packed ones
 # PANEL and DEEP of cpu/encoder.c, at most. A core claims so many queries of a head at once.
 _PANEL, _DEEP = 32, 12
@@ -47,8 +51,8 @@ _STAGES = 10
 _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
 
 
-class Stage(ctypes.Structure):
-    """Stage of cpu/encoder.c."""
+class StageStruct(ctypes.Structure):
+    """`StageStruct` of cpu/encoder.c."""
 
     _fields_ = (
         *((name, _I64) for name in ("kind", "rows", "cols")),
@@ -70,30 +74,32 @@ class CpuEncoder:
 
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
         self._encoder, self._weights = encoder, _Weights(gguf, encoder)
-        self._native, self._cores = native(), core_count()
+        self._native, self._cores = load_native_code(), core_count()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
         """Return the rows of tiles one after the other: (rows, width of the language model)."""
-        return np.concatenate([self._of_tile(tile) for tile in tiles])
+        return np.concatenate([self._encode_tile(tile) for tile in tiles])
 
-    def _of_tile(self, tile: Pixels) -> Floats:
+    def _encode_tile(self, tile: Pixels) -> Floats:
         encoder = self._encoder
-        arranged = arrange(encoder, *(side // encoder.shape.patch for side in tile.shape[:2]))
-        stages = _Stages(encoder, self._weights, arranged, patches_of(encoder, tile))
-        self._run(stages.found, stages.scratch)
-        return stages.result[arranged.back]
+        arranged = arrange_patches(
+            encoder, *(side // encoder.shape.patch for side in tile.shape[:2])
+        )
+        stages = _Stages(encoder, self._weights, arranged, normed_patches(encoder, tile))
+        self._run_stages(stages.found, stages.scratch)
+        return stages.result_rows[arranged.back]
 
-    def _run(self, stages: list[Stage], scratch: int) -> None:
-        operations = (Op * len(stages))()
+    def _run_stages(self, stages: list[StageStruct], scratch: int) -> None:
+        operations = (OpStruct * len(stages))()
         for operation, stage in zip(operations, stages, strict=True):
             operation.kind, operation.stage = ENCODE, ctypes.addressof(stage)
-        held, address = map_zeros(4 * scratch * self._cores)
+        held, address = map_zeroed_memory(4 * scratch * self._cores)
         progress = np.zeros((len(stages), 2), np.int32)
-        run = Run(scratch=address, scratch_size=scratch)
+        run = RunStruct(scratch=address, scratch_size=scratch)
         for at in range(0, len(stages), _STAGES):
             run.ops, run.n_ops = ctypes.addressof(operations[at]), len(stages[at : at + _STAGES])
             run.progress = progress[at:].ctypes.data
-            self._native.run(ctypes.addressof(run), self._cores)
+            self._native.run_operations(ctypes.addressof(run), self._cores)
         del held
 
 
@@ -107,20 +113,20 @@ class _Weights:
     def floats(self, name: str) -> Floats:
         """Return a tensor's values, rows first."""
         if name not in self._held:
-            values = weight_of(self._gguf, f"{name}.weight" if name in self._across else name)
+            values = tensor_values(self._gguf, f"{name}.weight" if name in self._across else name)
             self._held[name] = np.ascontiguousarray(values.T if name in self._across else values)
         return self._held[name]
 
-    def vector(self, name: str) -> int:
+    def vector_address(self, name: str) -> int:
         """Return the address of a vector, or 0 if the file has none of that name."""
         return self.floats(name).ctypes.data if name in self._gguf.tensors else 0
 
-    def matrix(self, name: str) -> dict[str, int]:
+    def matrix_fields(self, name: str) -> dict[str, int]:
         """Return where a matrix lies, and how."""
         tensor = self._gguf.tensors[f"{name}.weight"]
         one = f"{tensor.name}.1" not in self._gguf.tensors and name not in self._across
         if one and (tensor.type in PACKED or tensor.type == GgmlType.F16):
-            values: NDArray[Any] = self._gguf.bytes(tensor.name)
+            values: NDArray[Any] = self._gguf.tensor_bytes(tensor.name)
             type_ = int(tensor.type) if tensor.type in PACKED else _HALVES
             width = tensor.shape[0]
         else:
@@ -134,33 +140,33 @@ class _Stages:
     """The stages of a tile, and the memory that they work on. scratch: floats of a core."""
 
     def __init__(
-        self, encoder: Encoder, weights: _Weights, arranged: Arrangement, patches: Floats
+        self, encoder: Encoder, weights: _Weights, arranged: PatchArrangement, patches: Floats
     ) -> None:
         self._encoder, self._weights = encoder, weights
         self._values: dict[str, Floats] = {}
         self._rooms: dict[tuple[str, int, int], Floats] = {}
         self._turns = [np.ascontiguousarray(each, np.float32) for each in arranged.turns or ()]
-        self.found: list[Stage] = []
+        self.found: list[StageStruct] = []
         self.scratch = 0
         rows = len(patches)
-        self._make("patches", rows, patches.shape[1])[:] = patches[arranged.order]
-        x = self._make(X, rows, encoder.shape.width)
+        self._allocate_value("patches", rows, patches.shape[1])[:] = patches[arranged.order]
+        x = self._allocate_value(X, rows, encoder.shape.width)
         x[:] = 0
         if arranged.taps is not None:
-            x[:] = interpolated(weights.floats("v.position_embd.weight"), arranged.taps)
+            x[:] = interpolate_rows(weights.floats("v.position_embd.weight"), arranged.taps)
         self._blocks = [
-            blocks_of(windows, _PANEL) for windows in ([slice(0, rows)], arranged.windows)
+            attention_blocks(windows, _PANEL) for windows in ([slice(0, rows)], arranged.windows)
         ]
-        self._product(Product(X, "patches", (("v.patch_embd", encoder.shape.width),)))
+        self._lower_product(MatrixProduct(X, "patches", (("v.patch_embd", encoder.shape.width),)))
         for operation in encoder.operations:
-            self._lower(operation)
+            self._lower_operation(operation)
 
     @property
-    def result(self) -> Floats:
+    def result_rows(self) -> Floats:
         """The rows, once the stages have run."""
         return np.concatenate([self._values[name] for name in self._encoder.rows], axis=1)
 
-    def _make(self, name: str, rows: int, width: int) -> Floats:
+    def _allocate_value(self, name: str, rows: int, width: int) -> Floats:
         """Return room for a value, with some behind its rows and its columns."""
         if (name, rows, width) not in self._rooms:
             # Rows that lie a power of two apart would take the same few lines of a cache.
@@ -169,68 +175,75 @@ class _Stages:
         self._values[name] = self._rooms[name, rows, width][:rows, :width]
         return self._values[name]
 
-    def _lower(self, operation: Operation) -> None:
+    def _lower_operation(self, operation: Operation) -> None:
         match operation:
             case LayerNorm(out, of, weight):
-                self._row_by_row(_LAYER_NORM, out, of, weight)
+                self._lower_norm(_LAYER_NORM, out, of, weight)
             case Norm(out, of, weight):
-                self._row_by_row(_RMS_NORM, out, of, weight)
-            case Product():
-                self._product(operation)
+                self._lower_norm(_RMS_NORM, out, of, weight)
+            case MatrixProduct():
+                self._lower_product(operation)
             case AttendAll():
-                self._attend(operation)
-            case Join(out, of, rows, mean):
-                self._joined(_MEAN if mean else _COPY, out, of, rows)
+                self._lower_attention(operation)
+            case JoinRows(out, of, rows, mean):
+                self._lower_join(_MEAN if mean else _COPY, out, of, rows)
 
-    def _add(self, kind: int, value: Floats, out: Floats, **more: Any) -> Stage:
+    def _append_stage(self, kind: int, value: Floats, out: Floats, **more: Any) -> StageStruct:
         """Append a stage of rows of a value."""
-        stage = Stage(kind=kind, rows=len(value), cols=value.shape[1], out=out.ctypes.data, **more)
+        stage = StageStruct(
+            kind=kind, rows=len(value), cols=value.shape[1], out=out.ctypes.data, **more
+        )
         setattr(stage, "in", value.ctypes.data)
         stage.in_stride, stage.out_stride = value.strides[0] // 4, out.strides[0] // 4
         self.found.append(stage)
         return stage
 
-    def _needs(self, scratch: int) -> None:
+    def _reserve_scratch(self, scratch: int) -> None:
         self.scratch = max(self.scratch, (scratch + 15) // 16 * 16)
 
-    def _row_by_row(self, kind: int, out: str, of: str, weight: str) -> None:
+    def _lower_norm(self, kind: int, out: str, of: str, weight: str) -> None:
         value, weights = self._values[of], self._weights
-        self._add(
-            *(kind, value, self._make(out, *value.shape)),
-            scale=weights.vector(f"{weight}.weight"),
-            bias=weights.vector(f"{weight}.bias") if kind == _LAYER_NORM else 0,
+        self._append_stage(
+            *(kind, value, self._allocate_value(out, *value.shape)),
+            scale=weights.vector_address(f"{weight}.weight"),
+            bias=weights.vector_address(f"{weight}.bias") if kind == _LAYER_NORM else 0,
             eps=self._encoder.eps,
         )
 
-    def _product(self, product: Product) -> None:
+    def _lower_product(self, product: MatrixProduct) -> None:
         value, width = self._values[product.of], product.width
-        gated, epilogue = product.bend is Bend.GATED, _STORED
+        gated, epilogue = product.bend is ProductActivation.GATED, _STORED
         if product.out == X:
             out, epilogue = self._values[X], _ADDED
         elif gated:
-            out = self._make("gates", len(value), 2 * width)
+            out = self._allocate_value("gates", len(value), 2 * width)
         else:
-            out = self._make(product.out, len(value), width)
+            out = self._allocate_value(product.out, len(value), width)
             epilogue = _STORED if product.bend is None else _BENT[product.bend]
         assert out.ctypes.data != value.ctypes.data
         at = 0
         for name, n in product.matrices:
-            bias, matrix = self._weights.vector(f"{name}.bias"), self._weights.matrix(name)
-            self._add(_PRODUCT, value, out[:, at:], bias=bias, epilogue=epilogue, **matrix)
+            bias, matrix = (
+                self._weights.vector_address(f"{name}.bias"),
+                self._weights.matrix_fields(name),
+            )
+            self._append_stage(_PRODUCT, value, out[:, at:], bias=bias, epilogue=epilogue, **matrix)
             at += n
-        self._needs((_PANEL + 4) * value.shape[1])
+        self._reserve_scratch((_PANEL + 4) * value.shape[1])
         if gated:
-            self._add(_GATED, out, self._make(product.out, len(value), width), width=width)
+            self._append_stage(
+                _GATED, out, self._allocate_value(product.out, len(value), width), width=width
+            )
 
-    def _attend(self, attend: AttendAll) -> None:
+    def _lower_attention(self, attend: AttendAll) -> None:
         value, heads = self._values[attend.of], attend.heads
         rows, size = len(value), value.shape[1] // 3 // heads
-        split = self._make("heads", 3 * heads * rows, size)
+        split = self._allocate_value("heads", 3 * heads * rows, size)
         turns = zip(("cos", "sin"), (each.ctypes.data for each in self._turns), strict=False)
-        self._add(_SPLIT, value, split, heads=heads, **dict(turns))
+        self._append_stage(_SPLIT, value, split, heads=heads, **dict(turns))
         blocks = self._blocks[attend.windowed]
-        stage = self._add(
-            *(_ATTEND_ALL, split, self._make(attend.out, rows, heads * size)),
+        stage = self._append_stage(
+            *(_ATTEND_ALL, split, self._allocate_value(attend.out, rows, heads * size)),
             heads=heads,
             factor=size**-0.5,
             blocks=blocks.ctypes.data,
@@ -238,9 +251,9 @@ class _Stages:
         )
         stage.rows = rows
         most = max(int(end - first) for _, _, first, end in blocks)
-        self._needs(_PANEL * (2 * size + most + _DEEP))
+        self._reserve_scratch(_PANEL * (2 * size + most + _DEEP))
 
-    def _joined(self, kind: int, out: str, of: str, joined: int) -> None:
+    def _lower_join(self, kind: int, out: str, of: str, joined: int) -> None:
         value, each = self._values[of], joined if kind == _COPY else 1
-        made = self._make(out, len(value) // joined, value.shape[1] * each)
-        self._add(kind, value, made, joined=joined).rows = len(made)
+        made = self._allocate_value(out, len(value) // joined, value.shape[1] * each)
+        self._append_stage(kind, value, made, joined=joined).rows = len(made)

@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 from orinllm.batching.runner import Row, common_prefix_length
 from orinllm.choose.hidden_states import rms_normed
 from orinllm.choose.sampling import Drawn, draw_token, sample
-from orinllm.cpu.native import core_count, native
-from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, Op, Program, Run
-from orinllm.cpu.weights import LAYER_TABLE, input_size, weight_bytes
+from orinllm.cpu.native import core_count, load_native_code
+from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, OpStruct, Program, RunStruct
+from orinllm.cpu.weights import LAYER_TABLE, rounded_input_size, weight_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.kernels.buffers import pages_of
-from orinllm.network.config import Config, no_room
-from orinllm.network.layer import Delta
+from orinllm.gpu.kernels.buffers import page_count
+from orinllm.network.config import Config, context_overflow_error
+from orinllm.network.layer import GatedDeltaNet
 from orinllm.network.vision.pictures import (
     Turns,
+    mrope_positions,
+    mrope_positions_of_text,
     picture_rows_ahead,
-    pieces_of,
-    rows_of,
-    text_turns,
-    turns_of,
+    picture_rows_in,
+    split_into_pieces,
 )
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
@@ -58,23 +58,23 @@ class CpuExecutor:
         self.config, self.context, self.slots = config, max_context, slots
         self._gguf = gguf
         self._most = max(CHUNK, uncut)
-        self._check()
-        self._native, self._cores = native(), core_count()
+        self._check_supported()
+        self._native, self._cores = load_native_code(), core_count()
         self._lowered = program = Program(gguf, config, max_context, slots, self._most)
         self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
         self._lengths = [0] * slots  # tokens that each slot's recurrent states have seen
-        array = (Op * len(program.operations))(*program.operations)
-        self._state = Run.from_address(program.address("run", ctypes.sizeof(Run)))
-        self._first = program.address("ops", ctypes.sizeof(array))
+        array = (OpStruct * len(program.operations))(*program.operations)
+        self._state = RunStruct.from_address(program.named_memory("run", ctypes.sizeof(RunStruct)))
+        self._first = program.named_memory("ops", ctypes.sizeof(array))
         ctypes.memmove(self._first, array, ctypes.sizeof(array))
         self._seen: Callable[[int, int, Floats], None] | None = None
         self._remembered: Floats | None = None
         # A core's inputs, or its scores of all positions.
         widest = max(op.cols for op in array)
-        size = max(self._most * (widest + input_size(widest)), max_context) + 64
-        self._state.scratch = program.floats("scratch", size * self._cores)
+        size = max(self._most * (widest + rounded_input_size(widest)), max_context) + 64
+        self._state.scratch = program.floats_address("scratch", size * self._cores)
         self._state.scratch_size = size
-        self._state.progress = program.address("progress", 8 * len(array))
+        self._state.progress = program.named_memory("progress", 8 * len(array))
 
     @property
     def vocab_size(self) -> int:
@@ -86,48 +86,54 @@ class CpuExecutor:
     ) -> None:
         """Append tokens to a slot from position `start` on; nobody wants their logits.
 
-        `turns`: the tokens' positions in three parts (pictures.py: turns_of); None: those of text.
+        `turns`: the tokens' positions in three parts (`mrope_positions`); None: those of text.
         Raises BadInput where they do not fit the context.
         """
-        self._check_room(len(tokens), start)
-        for at, end in self._pieces(tokens):
-            self._append(tokens[at:end], start + at, slot, _part(turns, at, end))
+        self._check_context_room(len(tokens), start)
+        for at, end in self._piece_bounds(tokens):
+            self._append_tokens(
+                tokens[at:end], start + at, slot, _positions_between(turns, at, end)
+            )
 
     def prefill(
         self, tokens: Sequence[int], start: int = 0, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append tokens as `fill` does; return the logits after the last one."""
-        self._check_room(len(tokens), start)
-        *before, (at, end) = self._pieces(tokens)
+        self._check_context_room(len(tokens), start)
+        *before, (at, end) = self._piece_bounds(tokens)
         for first, behind in before:
-            self._append(tokens[first:behind], start + first, slot, _part(turns, first, behind))
-        self._append(tokens[at:end], start + at, slot, _part(turns, at, end), last=1)
-        logits: Floats = self._read(1)[0]
+            self._append_tokens(
+                tokens[first:behind], start + first, slot, _positions_between(turns, first, behind)
+            )
+        self._append_tokens(
+            tokens[at:end], start + at, slot, _positions_between(turns, at, end), last=1
+        )
+        logits: Floats = self._read_logits(1)[0]
         return logits
 
-    def logits_of_each(
+    def logits_after_each(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary).
 
-        `keep_first` may follow.
+        `accept_first` may follow.
         """
         self._state.kept = 1
         try:
-            self._append(tokens, start, slot, turns, last=len(tokens))
+            self._append_tokens(tokens, start, slot, turns, last=len(tokens))
         finally:
             self._state.kept = 0
-        return self._read(len(tokens))
+        return self._read_logits(len(tokens))
 
-    def keep_first(self, n: int, slot: int) -> None:
+    def accept_first(self, n: int, slot: int) -> None:
         """Take a slot's recurrent states back to behind the first n tokens of the last `rows`."""
         left, size = self._state.n_tokens - n, self.config.state_size
         if left and size:
             behind = self._lowered.behind + 4 * size * (n - 1)
-            self._states(slot)[:] = (ctypes.c_float * size).from_address(behind)
+            self._states_of_slot(slot)[:] = (ctypes.c_float * size).from_address(behind)
             self._lengths[slot] -= left
 
-    def step(
+    def decode_batch(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
@@ -135,38 +141,40 @@ class CpuExecutor:
         turns: Turns | None = None,
     ) -> Floats:
         """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
-        self._compute(tokens, positions, slots, range(len(tokens)), turns)
-        return self._read(len(tokens))
+        self._compute_piece(tokens, positions, slots, range(len(tokens)), turns)
+        return self._read_logits(len(tokens))
 
     def hidden_states(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
         """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
-        self._check_room(len(tokens), start)
+        self._check_context_room(len(tokens), start)
         pieces = []
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
-            self._append(tokens[at : at + CHUNK], start + at, slot, _part(turns, at, at + CHUNK))
-            pieces.append(self._x(n))
-        return self.last_norm(np.concatenate(pieces))
+            self._append_tokens(
+                tokens[at : at + CHUNK], start + at, slot, _positions_between(turns, at, at + CHUNK)
+            )
+            pieces.append(self._last_layer_rows(n))
+        return self.apply_last_norm(np.concatenate(pieces))
 
-    def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    def _piece_bounds(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         if self.config.whole_pictures:
-            return list(pieces_of(tokens, 0, len(tokens), CHUNK, True))
+            return list(split_into_pieces(tokens, 0, len(tokens), CHUNK, True))
         return [(at, min(at + CHUNK, len(tokens))) for at in range(0, len(tokens), CHUNK)]
 
-    def _check_room(self, n: int, start: int) -> None:
+    def _check_context_room(self, n: int, start: int) -> None:
         if not 0 < n <= self.context - start:
-            raise no_room(n, start, self.context)
+            raise context_overflow_error(n, start, self.context)
 
-    def _append(
+    def _append_tokens(
         self, tokens: Sequence[int], start: int, slot: int, turns: Turns | None, last: int = 0
     ) -> None:
         """Append neighbours to a slot; the logits of the `last` ones are wanted."""
         n = len(tokens)
-        self._compute(tokens, range(start, start + n), [slot] * n, range(n - last, n), turns)
+        self._compute_piece(tokens, range(start, start + n), [slot] * n, range(n - last, n), turns)
 
-    def _compute(
+    def _compute_piece(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
@@ -176,24 +184,24 @@ class CpuExecutor:
     ) -> None:
         """Append a piece's tokens, each at its position of a slot."""
         if self.config.state_size:
-            self._go_on(positions, slots)
+            self._check_and_note_lengths(positions, slots)
         if self.config.layer_embedding:
-            self._read_layer_rows(tokens)
+            self._read_layer_embeddings(tokens)
         state = self._state
         state.n_tokens, state.n_wanted = len(tokens), len(wanted)
         given = {"tokens": tokens, "positions": positions, "slots": slots, "wanted": wanted}
         for name, values in given.items():
             getattr(state, name)[: len(values)] = values
-        if self.config.turned_by_parts:
+        if self.config.uses_mrope:
             three = [positions] * 3 if turns is None else turns.tolist()
             for part, values in zip(state.turns, three, strict=True):
                 part[: len(values)] = values
-        self._see(tokens)
-        self._run(positions)
+        self._place_picture_rows(tokens)
+        self._run_piece(positions)
         if self._remembered is not None:
-            self._remembered[slots, positions] = self._x(len(tokens))
+            self._remembered[slots, positions] = self._last_layer_rows(len(tokens))
 
-    def _run(self, positions: Sequence[int]) -> None:
+    def _run_piece(self, positions: Sequence[int]) -> None:
         """Run all operations for a piece's tokens."""
         if self._seen is None:
             self._run_operations(0, len(self._lowered.operations))
@@ -201,18 +209,18 @@ class CpuExecutor:
         start = 0
         for layer, end in enumerate(self._lowered.ends):
             self._run_operations(start, end)
-            self._seen(layer, positions[0], self._x(len(positions)))
+            self._seen(layer, positions[0], self._last_layer_rows(len(positions)))
             start = end
         self._run_operations(start, len(self._lowered.operations))
 
     def _run_operations(self, start: int, end: int) -> None:
         """Run operations of the list."""
         state = self._state
-        state.ops, state.n_ops = self._first + start * ctypes.sizeof(Op), end - start
+        state.ops, state.n_ops = self._first + start * ctypes.sizeof(OpStruct), end - start
         ctypes.memset(state.progress, 0, 8 * state.n_ops)
-        self._native.run(ctypes.addressof(state), self._cores)
+        self._native.run_operations(ctypes.addressof(state), self._cores)
 
-    def watch(self, seen: Callable[[int, int, Floats], None] | None) -> None:
+    def watch_layers(self, seen: Callable[[int, int, Floats], None] | None) -> None:
         """Tell `seen` what each layer is given from now on, and what the last one leaves.
 
         That is the layer's number, the first token's position, and floats: (tokens, width). None:
@@ -227,44 +235,44 @@ class CpuExecutor:
         """
         if self._remembered is None:
             shape = self.slots, self.context, self.config.dim
-            address = self._lowered.floats("remembered", math.prod(shape))
+            address = self._lowered.floats_address("remembered", math.prod(shape))
             raw = (ctypes.c_float * math.prod(shape)).from_address(address)
             self._remembered = np.ctypeslib.as_array(raw).reshape(shape)
         return self._remembered
 
-    def last_norm(self, rows: Floats) -> Floats:
+    def apply_last_norm(self, rows: Floats) -> Floats:
         """Return what the last norm makes of what the last layer leaves."""
-        weight = self._gguf.vector(f"{self.config.final_norm}.weight")
+        weight = self._gguf.tensor_floats(f"{self.config.final_norm}.weight")
         return rms_normed(rows, weight, self.config.norm_eps)
 
-    def _x(self, n: int) -> Floats:
+    def _last_layer_rows(self, n: int) -> Floats:
         width = self.config.dim
         raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
         return np.array(raw, np.float32).reshape(n, width)
 
-    def _see(self, tokens: Sequence[int]) -> None:
+    def _place_picture_rows(self, tokens: Sequence[int]) -> None:
         """Put rows of pictures where the others are embedded, and say what they see."""
         n, width = len(tokens), self.config.dim
         whole = self.config.whole_pictures
         self._state.ahead[:n] = picture_rows_ahead(tokens) if whole else [0] * n
         if any(token < 0 for token in tokens):
-            places, rows = rows_of(tokens)
-            beside = map(self._lowered.picture_rows_address, range(self.config.deepstack))
+            places, rows = picture_rows_in(tokens)
+            beside = map(self._lowered.picture_rows_address, range(self.config.deepstack_parts))
             for part, address in enumerate((self._lowered.x, *beside)):
                 raw = (ctypes.c_float * (n * width)).from_address(address)
                 own = rows[:, part * width : (part + 1) * width]
                 np.ctypeslib.as_array(raw).reshape(n, width)[places] = own
 
-    def _read_layer_rows(self, tokens: Sequence[int]) -> None:
+    def _read_layer_embeddings(self, tokens: Sequence[int]) -> None:
         """Bring the tokens' rows of the table of embeddings by layer."""
         from gguf.quants import dequantize  # whose import takes longer than the rest of a start
 
         tensor = self._gguf.tensors[LAYER_TABLE]
-        packed = self._gguf.bytes(LAYER_TABLE).reshape(tensor.shape[0], -1)[list(tokens)]
+        packed = self._gguf.tensor_bytes(LAYER_TABLE).reshape(tensor.shape[0], -1)[list(tokens)]
         rows = np.ascontiguousarray(dequantize(packed, tensor.type), np.float32)
-        ctypes.memmove(self._lowered.layer_rows, rows.ctypes.data, rows.nbytes)
+        ctypes.memmove(self._lowered.layer_rows_address, rows.ctypes.data, rows.nbytes)
 
-    def _go_on(self, positions: Sequence[int], slots: Sequence[int]) -> None:
+    def _check_and_note_lengths(self, positions: Sequence[int], slots: Sequence[int]) -> None:
         """Note that tokens follow; raises BadInput where recurrent states would have to go back."""
         for position, slot in zip(positions, slots, strict=True):
             if position not in (0, self._lengths[slot]):
@@ -273,20 +281,20 @@ class CpuExecutor:
 
     def save_states(self, slot: int, checkpoint: int) -> None:
         """Copy a slot's recurrent states to a checkpoint."""
-        held = np.array(self._states(slot), np.float32)
+        held = np.array(self._states_of_slot(slot), np.float32)
         self._checkpoints[checkpoint] = self._lengths[slot], held
 
     def restore_states(self, slot: int, checkpoint: int) -> None:
         """Copy a checkpoint to a slot's recurrent states."""
         self._lengths[slot], held = self._checkpoints[checkpoint]
-        self._states(slot)[:] = held
+        self._states_of_slot(slot)[:] = held
 
-    def _states(self, slot: int) -> Floats:
+    def _states_of_slot(self, slot: int) -> Floats:
         size = self.config.state_size
         raw = (ctypes.c_float * size).from_address(self._lowered.states + 4 * size * slot)
         return np.ctypeslib.as_array(raw)
 
-    def _read(self, rows: int) -> Floats:
+    def _read_logits(self, rows: int) -> Floats:
         n = self.config.vocab_size
         raw = (ctypes.c_float * (rows * n)).from_address(self._lowered.logits)
         logits: Floats = np.array(raw, np.float32).reshape(rows, n)
@@ -301,9 +309,9 @@ class CpuExecutor:
         """Append one token at `position`; return the logits after it."""
         return self.prefill([token], position)
 
-    def _check(self) -> None:
+    def _check_supported(self) -> None:
         attentions = self.config.attentions.values()
-        mixes = [layer.mixture for layer in self.config.layers]
+        mixes = [layer.mix_operation for layer in self.config.layers]
         if self._most > MOST_CHUNK:
             raise BadInput(
                 f"pictures of {self._most} rows that see each other; a CPU computes {MOST_CHUNK} "
@@ -311,7 +319,7 @@ class CpuExecutor:
             )
         operations = [op for layer in self.config.layers for op in layer.operations]
         sizes = [attention.head_dim for attention in attentions]
-        sizes += [op.size for op in operations if isinstance(op, Delta)]
+        sizes += [op.size for op in operations if isinstance(op, GatedDeltaNet)]
         if any(size > _MAX_HEAD for size in sizes) or any(
             mix.experts.used > _MAX_USED for mix in mixes if mix is not None
         ):
@@ -319,13 +327,13 @@ class CpuExecutor:
                 f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
                 f"{_MAX_USED} experts a token do not run on a CPU"
             )
-        weights, kept = weight_bytes(self._gguf, self.config), self.config.kept_per_token
+        weights, kept = weight_bytes(self._gguf, self.config), self.config.kv_elements_per_token
         self._check_memory(weights, 2 * max(1, kept))
 
     def _check_memory(self, weights: int, kept: int) -> None:
         """Raise BadInput where weights, and so many bytes a token of each slot, do not fit."""
         per_token = self.slots * kept
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable_bytes()
         if weights + per_token * self.context > free:
             fitting = max(0, (free - weights) // per_token)
             raise BadInput(
@@ -335,11 +343,11 @@ class CpuExecutor:
             )
 
 
-def _part(turns: Turns | None, start: int, end: int) -> Turns | None:
+def _positions_between(turns: Turns | None, start: int, end: int) -> Turns | None:
     return None if turns is None else turns[:, start:end]
 
 
-def _reclaimable() -> int:
+def _reclaimable_bytes() -> int:
     """Return the bytes of cached files that the system would give up; 0 if it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -359,7 +367,7 @@ class CpuRunner:
     def __init__(self, path: CpuExecutor) -> None:
         self.path, self.context = path, path.context
         self.vocab_size, self.slots = path.vocab_size, path.slots
-        self._each = pages_of(path.context)  # pages of a slot
+        self._each = page_count(path.context)  # pages of a slot
         self._rows: Sequence[Row] = ()
         self._start = -1  # of what is left of one row's prompt; -1: nothing is
         self._logits: Floats = np.empty((0, self.vocab_size), np.float32)
@@ -367,23 +375,23 @@ class CpuRunner:
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
         if end > start:
-            turns = self._turns(tokens, start, end)
-            self.path.fill(tokens[start:end], start, self._slot(pages), turns)
+            turns = self._mrope_positions(tokens, start, end)
+            self.path.fill(tokens[start:end], start, self._slot_of_pages(pages), turns)
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
-        self.path.save_states(self._slot(pages), checkpoint)
+        self.path.save_states(self._slot_of_pages(pages), checkpoint)
 
     def restore_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
-        self.path.restore_states(self._slot(pages), checkpoint)
+        self.path.restore_states(self._slot_of_pages(pages), checkpoint)
 
     def hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
-        turns = self._turns(tokens, start, end)
-        return self.path.hidden_states(tokens[start:end], start, self._slot(pages), turns)
+        turns = self._mrope_positions(tokens, start, end)
+        return self.path.hidden_states(tokens[start:end], start, self._slot_of_pages(pages), turns)
 
     def begin_answer(self, row: Row, start: int) -> None:
         """See `Runner`."""
@@ -397,38 +405,38 @@ class CpuRunner:
         """See `Runner`."""
         rows = self._rows
         tokens = [row.token for row in rows if row.token is not None]
-        slots = [self._slot(row.pages) for row in rows]
+        slots = [self._slot_of_pages(row.pages) for row in rows]
         if self._start < 0:
             positions = [row.position for row in rows]
-            turns = self._text_turns([row.position - row.behind for row in rows])
-            self._logits = self.path.step(tokens, positions, slots, turns)
+            turns = self._mrope_positions_of_text([row.position - row.behind for row in rows])
+            self._logits = self.path.decode_batch(tokens, positions, slots, turns)
         else:
             (row,), start = rows, self._start
             text = [*row.draw.before[: row.position], *tokens]
-            given = self._turns(text, start, len(text))
+            given = self._mrope_positions(text, start, len(text))
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
         return [draw_token(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
         assert row.token is not None
-        slot, how = self._slot(row.pages), row.draw.sampling
+        slot, how = self._slot_of_pages(row.pages), row.draw.sampling
         tokens, first = [row.token, *guesses], row.position - row.behind
-        turns = self._text_turns(range(first, first + len(tokens)))
-        rows = self.path.logits_of_each(tokens, row.position, slot, turns)
+        turns = self._mrope_positions_of_text(range(first, first + len(tokens)))
+        rows = self.path.logits_after_each(tokens, row.position, slot, turns)
         drawn = [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
-        self.path.keep_first(1 + common_prefix_length(guesses, drawn), slot)
+        self.path.accept_first(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
 
     def logits(self) -> Floats:
         """See `Runner`."""
         return self._logits
 
-    def _turns(self, tokens: Sequence[int], start: int, end: int) -> Turns | None:
-        return turns_of(tokens, start, end) if self.path.config.turned_by_parts else None
+    def _mrope_positions(self, tokens: Sequence[int], start: int, end: int) -> Turns | None:
+        return mrope_positions(tokens, start, end) if self.path.config.uses_mrope else None
 
-    def _text_turns(self, positions: Sequence[int]) -> Turns | None:
-        return text_turns(positions) if self.path.config.turned_by_parts else None
+    def _mrope_positions_of_text(self, positions: Sequence[int]) -> Turns | None:
+        return mrope_positions_of_text(positions) if self.path.config.uses_mrope else None
 
-    def _slot(self, pages: Sequence[int]) -> int:
+    def _slot_of_pages(self, pages: Sequence[int]) -> int:
         return pages[0] // self._each

@@ -16,7 +16,7 @@ from orinllm.cpu.executor import CpuExecutor, Floats
 from orinllm.cpu.program import CHUNK
 from orinllm.cpu.weights import lies_in_file
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.kernels.buffers import pages_of
+from orinllm.gpu.kernels.buffers import page_count
 from orinllm.network.arch import wanted_tensors
 from orinllm.network.config import Config
 
@@ -32,16 +32,18 @@ class CpuMtpBlock(CpuExecutor):
         super().__init__(gguf, config, model.context, model.slots)
         self._left = model.keep_hidden_states()
         prefix = f"blk.{config.first}.nextn."
-        self._norms = [gguf.vector(f"{prefix}{name}.weight") for name in ("enorm", "hnorm")]
+        self._norms = [gguf.tensor_floats(f"{prefix}{name}.weight") for name in ("enorm", "hnorm")]
         self._given: Floats = np.empty((0, config.dim), np.float32)
-        raw = (ctypes.c_float * (self._most * 2 * config.dim)).from_address(self._lowered.joined)
+        raw = (ctypes.c_float * (self._most * 2 * config.dim)).from_address(
+            self._lowered.joined_address
+        )
         self._joined = np.ctypeslib.as_array(raw).reshape(self._most, -1)
 
-    def place(self, pages: Sequence[int]) -> int:
+    def cache_slot(self, pages: Sequence[int]) -> int:
         """Return which of the texts that it has keys and values of may be one in these pages."""
-        return pages[0] // pages_of(self.context)
+        return pages[0] // page_count(self.context)
 
-    def propose(
+    def propose_tokens(
         self, text: Sequence[int], start: int, pages: Sequence[int], most: int, choose: Choose
     ) -> list[int]:
         """Return up to `most` tokens behind a text, all but whose last token the model has.
@@ -49,30 +51,34 @@ class CpuMtpBlock(CpuExecutor):
         The block has its keys and values up to position `start`, at least one less than it could,
         and gets the others.
         """
-        end, slot, found = len(text) - 1, self.place(pages), list[int]()
+        end, slot, found = len(text) - 1, self.cache_slot(pages), list[int]()
         for at in range(start, end, CHUNK):
             behind = min(at + CHUNK, end)
-            given = self._model.last_norm(self._left[slot, at:behind])
-            self._go(text[at + 1 : behind + 1], at, slot, given, wanted=behind == end)
-        while most and (token := choose(self._read(1)[0], len(text) + len(found))) >= 0:
+            given = self._model.apply_last_norm(self._left[slot, at:behind])
+            self._append_with_states(
+                text[at + 1 : behind + 1], at, slot, given, wanted=behind == end
+            )
+        while most and (token := choose(self._read_logits(1)[0], len(text) + len(found))) >= 0:
             found.append(token)
             if len(found) == most:
                 break
-            given = self.last_norm(self._x(self._state.n_tokens)[-1:])
-            self._go([token], end + len(found) - 1, slot, given, wanted=True)
+            given = self.apply_last_norm(self._last_layer_rows(self._state.n_tokens)[-1:])
+            self._append_with_states([token], end + len(found) - 1, slot, given, wanted=True)
         return found
 
-    def _go(
+    def _append_with_states(
         self, tokens: Sequence[int], start: int, slot: int, given: Floats, wanted: bool
     ) -> None:
         """Read tokens, each with the state before it; `wanted`: the logits after the last one."""
         self._given = given
-        self._append(tokens, start, slot, None, last=int(wanted))
+        self._append_tokens(tokens, start, slot, None, last=int(wanted))
 
-    def _run(self, positions: Sequence[int]) -> None:
+    def _run_piece(self, positions: Sequence[int]) -> None:
         n = len(positions)
         self._run_operations(0, 1)  # embeddings
-        for part, values, norm in zip((0, 1), (self._x(n), self._given), self._norms, strict=True):
+        for part, values, norm in zip(
+            (0, 1), (self._last_layer_rows(n), self._given), self._norms, strict=True
+        ):
             columns = slice(part * self.config.dim, (part + 1) * self.config.dim)
             self._joined[:n, columns] = rms_normed(values, norm, self.config.norm_eps)
         self._run_operations(1, len(self._lowered.operations))
@@ -83,5 +89,5 @@ class CpuMtpBlock(CpuExecutor):
         names = {self.config.tensor_rows(name).tensor for name in wanted}
         held = (self._gguf.tensors[name] for name in names if name in self._gguf.tensors)
         own = sum(2 * tensor.n_elements for tensor in held if not lies_in_file(tensor))
-        of_model = 2 * self._model.config.kept_per_token + 4 * self._model.config.dim
+        of_model = 2 * self._model.config.kv_elements_per_token + 4 * self._model.config.dim
         super()._check_memory(own, kept + of_model)

@@ -39,7 +39,7 @@ def core_count() -> int:
     return int(asked)
 
 
-class Native:
+class NativeCode:
     """Machine code that begins with decoder.c's only function. One call runs at a time."""
 
     def __init__(self, image: bytes) -> None:
@@ -55,11 +55,11 @@ class Native:
         self._lock, self._ended = threading.Lock(), threading.Semaphore(0)
         self._helpers: list[SimpleQueue[int]] = []  # of each thread but the caller's: what to run
 
-    def run(self, state: int, cores: int) -> None:
-        """Run the list of operations at an address of a `Run` on so many cores, and wait."""
+    def run_operations(self, state: int, cores: int) -> None:
+        """Run the list of operations at an address of a `RunStruct` on so many cores, and wait."""
         with self._lock:
             while len(self._helpers) < cores - 1:
-                self._start(SimpleQueue())
+                self._start_helper(SimpleQueue())
             for helper in self._helpers[: cores - 1]:
                 helper.put(state)
             interrupted = False
@@ -76,7 +76,7 @@ class Native:
             if interrupted:
                 raise KeyboardInterrupt
 
-    def _start(self, states: SimpleQueue[int]) -> None:
+    def _start_helper(self, states: SimpleQueue[int]) -> None:
         self._helpers.append(states)
         core = len(self._helpers)
 
@@ -89,25 +89,25 @@ class Native:
 
 
 @cache
-def native() -> Native:
+def load_native_code() -> NativeCode:
     """Return the program; raises BadInput where it has to be compiled and no compiler is here."""
     source = "".join(path.read_text() for path in SOURCES)
     machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(name := platform.machine().lower(), name)
-    key = "\n".join((machine, _cpu(), os.environ.get("CC", ""), source))
+    key = "\n".join((machine, _cpu_description(), os.environ.get("CC", ""), source))
     # Beside tinygrad's cache, where one is asked for: an empty one is a cold start.
     kept = Path(asked).parent if (asked := os.environ.get("CACHEDB")) else cache_folder()
     path = kept / "cpu" / hashlib.sha256(key.encode()).hexdigest()
-    if (image := _kept(path)) is None:
+    if (image := _read_cached_image(path)) is None:
         from tinygrad.runtime.support.compiler_cpu import ClangJITCompiler
 
         provide_compiler()
         image = bytes(ClangJITCompiler([machine, "native"]).compile(source))
         with suppress(OSError):  # it is compiled again
-            _keep(path, image)
-    return Native(image)
+            _cache_image(path, image)
+    return NativeCode(image)
 
 
-def _cpu() -> str:
+def _cpu_description() -> str:
     """Return what the kernel says that the first core is."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
@@ -116,7 +116,7 @@ def _cpu() -> str:
     return "\n".join(line for line in first.splitlines() if line.startswith(_MODEL))
 
 
-def _kept(path: Path) -> bytes | None:
+def _read_cached_image(path: Path) -> bytes | None:
     """Return machine code that was kept; None where there is none, or not all of it."""
     try:
         data = path.read_bytes()
@@ -126,7 +126,7 @@ def _kept(path: Path) -> bytes | None:
     return image if hashlib.sha256(image).digest() == digest else None
 
 
-def _keep(path: Path, image: bytes) -> None:
+def _cache_image(path: Path, image: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
         new.write(hashlib.sha256(image).digest() + image)

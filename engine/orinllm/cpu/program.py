@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from orinllm.cpu.recurrent import Recurrent, lower_recurrence
+from orinllm.cpu.recurrent import RecurrentStruct, lower_recurrence
 from orinllm.cpu.weights import PACKED, lies_in_file, row_bytes
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -15,21 +15,21 @@ from orinllm.network.config import LAYERS, Config
 from orinllm.network.layer import (
     Activate,
     Activation,
+    AddMergedNorms,
+    AddPictureRows,
     Attend,
     Attention,
-    Deepstack,
     Gating,
     Layer,
     Linear,
-    Merge,
-    Mix,
+    MixExperts,
     Norm,
+    QueryTemperature,
     Recurrence,
     Rope,
-    Scale,
-    Scan,
+    ScaleResidual,
+    SelectiveScan,
     Step,
-    Temperature,
     X,
     state_size,
 )
@@ -55,11 +55,12 @@ _EPILOGUES = {
 _HALVES = 0  # the type of Part's weights that are no packed ones
 _GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SOFTMAX_OF_CHOSEN: 2}
 
+_Widths = dict[str, int]
 _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
 
 
-class Part(ctypes.Structure):
-    """Part of cpu/decoder.c."""
+class MatrixPartStruct(ctypes.Structure):
+    """`MatrixPartStruct` of cpu/decoder.c."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("weights", "bias", "out")),
@@ -67,14 +68,14 @@ class Part(ctypes.Structure):
     )
 
 
-class Op(ctypes.Structure):
-    """Op of cpu/decoder.c."""
+class OpStruct(ctypes.Structure):
+    """`OpStruct` of cpu/decoder.c."""
 
     _fields_ = (
         ("kind", _I64),
         *((name, _POINTER) for name in ("in", "norm")),
         *((name, _I64) for name in ("in_stride", "cols", "n_parts", "epilogue", "wanted_only")),
-        ("parts", Part * 3),
+        ("parts", MatrixPartStruct * 3),
         *((name, ctypes.c_double) for name in ("scale", "eps", "softcap")),
         *((name, _POINTER) for name in ("second", "table", "sinks", "keys", "values")),
         *((name, _I64) for name in ("heads", "kv_heads", "head_dim", "length", "window")),
@@ -91,8 +92,8 @@ class Op(ctypes.Structure):
     )
 
 
-class Run(ctypes.Structure):
-    """Run of cpu/decoder.c."""
+class RunStruct(ctypes.Structure):
+    """`RunStruct` of cpu/decoder.c."""
 
     _fields_ = (
         *((name, _I64) for name in ("n_tokens", "n_wanted", "n_ops", "kept")),
@@ -106,10 +107,9 @@ class Run(ctypes.Structure):
     )
 
 
-def map_zeros(n_bytes: int) -> tuple[mmap.mmap, int]:
+def map_zeroed_memory(n_bytes: int) -> tuple[mmap.mmap, int]:
     """Return a mapping of zeros, and its address; the system gives pages as they are written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    mapped = mmap.mmap(-1, max(n_bytes, 1), flags=flags)
+    mapped = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
@@ -127,235 +127,246 @@ class Program:
         self._held: dict[str, tuple[mmap.mmap, int]] = {}
         self._tables: dict[Rope, int] = {}
         self._slots, self._most = slots, most
-        self.x = self.floats(X, most * config.dim)
-        self.logits = self.floats("logits", MOST_ROWS * config.vocab_size)
+        self.x = self.floats_address(X, most * config.dim)
+        self.logits = self.floats_address("logits", MOST_ROWS * config.vocab_size)
         # Of each slot: all recurrent states, one after the other.
-        self.states = self.floats("states", slots * config.state_size)
+        self.states = self.floats_address("states", slots * config.state_size)
         # As those of a slot, behind each of a run's tokens that may be guessed wrong.
-        self.behind = self.floats("states behind", (MOST_ROWS - 1) * config.state_size)
+        self.behind = self.floats_address("states behind", (MOST_ROWS - 1) * config.state_size)
         self._states_used = 0
-        self.operations = [self._embed(), *self._join(), *self._layer_embeddings()]
+        self.operations = [self._lower_embedding(), *self._lower_join()]
+        self.operations += self._lower_layer_embeddings()
         self.ends = [len(self.operations)]
         for index, layer in enumerate(config.layers, config.first):
-            self.operations += self._layer(index, layer)
+            self.operations += self._lower_layer(index, layer)
             self.ends.append(len(self.operations))
-        self.operations.append(self._head())
+        self.operations.append(self._lower_head())
 
-    def address(self, name: str, n_bytes: int) -> int:
+    def named_memory(self, name: str, n_bytes: int) -> int:
         """Return the address of memory of a name, which is made at the first call."""
         if name not in self._held:
-            self._held[name] = map_zeros(n_bytes)
+            self._held[name] = map_zeroed_memory(n_bytes)
         return self._held[name][1]
 
-    def floats(self, name: str, count: int) -> int:
+    def floats_address(self, name: str, count: int) -> int:
         """Return the address of so many floats of a name."""
-        return self.address(name, 4 * count)
+        return self.named_memory(name, 4 * count)
 
-    def value(self, name: str) -> int:
+    def value_address(self, name: str) -> int:
         """Return the address of a value of the layers, as wide as it is in the widest of them."""
-        return self.x if name == X else self.floats(name, self._most * self.config.widths[name])
+        widths = self.config.value_widths
+        return self.x if name == X else self.floats_address(name, self._most * widths[name])
 
-    def _embed(self) -> Op:
+    def _lower_embedding(self) -> OpStruct:
         dim, scale = self.config.dim, self.config.embedding_scale
-        return self._op(_EMBED, 0, dim, [self._part("token_embd", self.x, dim)], scale=scale)
+        part = self._matrix_part("token_embd", self.x, dim)
+        return self._make_op(_EMBED, 0, dim, [part], scale=scale)
 
-    def _join(self) -> list[Op]:
-        """Return what makes X of `joined`, where embeddings alone do not."""
-        dim, name = self.config.dim, self.config.joined
-        if name is None:
+    def _lower_join(self) -> list[OpStruct]:
+        """Return what makes X of `joined_address`, where embeddings alone do not."""
+        if (name := self.config.joined) is None:
             return []
-        return [self._op(_MATMUL, self.joined, 2 * dim, [self._part(name, self.x, dim)])]
+        dim = self.config.dim
+        part = self._matrix_part(name, self.x, dim)
+        return [self._make_op(_MATMUL, self.joined_address, 2 * dim, [part])]
 
     @property
-    def joined(self) -> int:
+    def joined_address(self) -> int:
         """The address of a token's normed embedding and the normed state before it, as floats."""
-        return self.floats("joined", self._most * 2 * self.config.dim)
+        return self.floats_address("joined", self._most * 2 * self.config.dim)
 
-    def _layer_embeddings(self) -> list[Op]:
+    def _lower_layer_embeddings(self) -> list[OpStruct]:
         """Return what makes the embeddings of each layer; their table's rows come with a run."""
         config, each = self.config, self.config.layer_embedding
         if not each:
             return []
         wide, scale = each * len(config.layers), config.dim**-0.5
-        out = self.value(LAYERS)
-        product = self._part("per_layer_model_proj", out, wide)
-        norm = self._vector("per_layer_proj_norm.weight")
-        both = self._op(
-            *(_LAYERS, out, each, [Part(0, 0, out, wide, wide)]),
+        out = self.value_address(LAYERS)
+        product = self._matrix_part("per_layer_model_proj", out, wide)
+        norm = self._vector_address("per_layer_proj_norm.weight")
+        both = self._make_op(
+            *(_LAYERS, out, each, [MatrixPartStruct(0, 0, out, wide, wide)]),
             norm=norm,
-            second=self.layer_rows,
+            second=self.layer_rows_address,
             scale=each**0.5,
         )
         # The matrix' products are times `scale` before their norm.
         both.eps = config.norm_eps / scale**2
-        return [self._op(_MATMUL, self.x, config.dim, [product]), both]
+        return [self._make_op(_MATMUL, self.x, config.dim, [product]), both]
 
     @property
-    def layer_rows(self) -> int:
+    def layer_rows_address(self) -> int:
         """The address of a run's rows of the table of embeddings by layer, as floats."""
         wide = self.config.layer_embedding * len(self.config.layers)
-        return self.floats("rows of per_layer_token_embd", self._most * wide)
+        return self.floats_address("rows of per_layer_token_embd", self._most * wide)
 
-    def _head(self) -> Op:
+    def _lower_head(self) -> OpStruct:
         own = self.config.tensor_rows("output").tensor in self._gguf.tensors
         head = "output" if own else "token_embd"
-        norm = self._vector(f"{self.config.final_norm}.weight")
-        part = self._part(head, self.logits)
-        return self._op(_MATMUL, self.x, self.config.dim, [part], norm=norm, wanted_only=1)
+        norm = self._vector_address(f"{self.config.final_norm}.weight")
+        part = self._matrix_part(head, self.logits)
+        return self._make_op(_MATMUL, self.x, self.config.dim, [part], norm=norm, wanted_only=1)
 
-    def _layer(self, index: int, layer: Layer) -> list[Op]:
+    def _lower_layer(self, index: int, layer: Layer) -> list[OpStruct]:
         """Return the operations of a layer, step by step."""
-        prefix, found = f"blk.{index}.", list[Op]()
-        widths = layer.widths(self.config.dim)
+        prefix, found = f"blk.{index}.", list[OpStruct]()
+        widths = layer.value_widths(self.config.dim)
         for step in layer.steps:
             match step.operation:
                 case Linear():
-                    found += self._linear(prefix, step, step.operation, widths)
+                    found += self._lower_linear(prefix, step, step.operation, widths)
                 case Attend():
-                    found += self._attend(prefix, step, step.operation.attention, widths)
-                case Mix():
-                    found += self._mix(prefix, step, step.operation)
+                    found += self._lower_attention(prefix, step, step.operation.attention, widths)
+                case MixExperts():
+                    found += self._lower_mixture(prefix, step, step.operation)
                 case Activate():
-                    found.append(self._activate(step.operation, widths))
-                case Scale():
-                    to = Part(0, 0, self.x, self.config.dim, self.config.dim)
-                    factor = float(self._gguf.vector(f"{prefix}{step.operation.weight}.weight")[0])
-                    found.append(self._op(_SCALE, self.x, self.config.dim, [to], scale=factor))
-                case Merge():
-                    found.append(self._merge(prefix, step.operation))
-                case Deepstack(number):
-                    to = Part(0, 0, self.x, self.config.dim, self.config.dim)
+                    found.append(self._lower_activation(step.operation, widths))
+                case ScaleResidual():
+                    to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
+                    name = f"{prefix}{step.operation.weight}.weight"
+                    by = float(self._gguf.tensor_floats(name)[0])
+                    found.append(self._make_op(_SCALE, self.x, self.config.dim, [to], scale=by))
+                case AddMergedNorms():
+                    found.append(self._lower_merge(prefix, step.operation))
+                case AddPictureRows(number):
+                    to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
                     beside = self.picture_rows_address(number)
-                    found.append(self._op(_DEEPSTACK, beside, self.config.dim, [to]))
+                    found.append(self._make_op(_DEEPSTACK, beside, self.config.dim, [to]))
                 case _:
-                    found += self._recurrent(prefix, step.operation, widths)
+                    found += self._lower_recurrence(prefix, step.operation, widths)
         return found
 
     def picture_rows_address(self, part: int) -> int:
         """Return the address of what rows of pictures have beside their embeddings, as floats."""
-        return self.floats(f"beside {part}", self._most * self.config.dim)
+        return self.floats_address(f"beside {part}", self._most * self.config.dim)
 
-    def _activate(self, activate: Activate, widths: dict[str, int]) -> Op:
-        width, out = widths[activate.out], self.value(activate.out)
+    def _lower_activation(self, activate: Activate, widths: _Widths) -> OpStruct:
+        width, out = widths[activate.out], self.value_address(activate.out)
         more: dict[str, Any] = {"epilogue": _EPILOGUES[activate.activation]}
         if activate.by is not None:
-            more["second"] = self.value(activate.by) + 4 * activate.first
-            more["by_stride"] = self.config.widths[activate.by]
-        to = Part(0, 0, out, width, width)
-        return self._op(_ACTIVATE, self.value(activate.of), width, [to], **more)
+            more["second"] = self.value_address(activate.by) + 4 * activate.first
+            more["by_stride"] = self.config.value_widths[activate.by]
+        to = MatrixPartStruct(0, 0, out, width, width)
+        return self._make_op(_ACTIVATE, self.value_address(activate.of), width, [to], **more)
 
-    def _recurrent(self, prefix: str, operation: Recurrence, widths: dict[str, int]) -> list[Op]:
+    def _lower_recurrence(
+        self, prefix: str, operation: Recurrence, widths: _Widths
+    ) -> list[OpStruct]:
         """Return a recurrence, whose state is behind those of the ones before."""
         lowered = lower_recurrence(operation, prefix, self, widths)
         lowered.state = self.states + 4 * self._states_used
         lowered.behind = self.behind + 4 * self._states_used
         lowered.slot_stride, lowered.eps = self.config.state_size, self.config.norm_eps
         self._states_used += state_size(operation)
-        address = self.address(f"{prefix}{operation.out}", ctypes.sizeof(Recurrent))
-        ctypes.memmove(address, ctypes.addressof(lowered), ctypes.sizeof(Recurrent))
-        kinds = (_RECURRENT, _NORM_GROUPS) if isinstance(operation, Scan) else (_RECURRENT,)
-        return [self._op(kind, 0, 0, [], recurrent=address) for kind in kinds]
+        size = ctypes.sizeof(RecurrentStruct)
+        address = self.named_memory(f"{prefix}{operation.out}", size)
+        ctypes.memmove(address, ctypes.addressof(lowered), size)
+        kinds = [_RECURRENT] + [_NORM_GROUPS] * isinstance(operation, SelectiveScan)
+        return [self._make_op(kind, 0, 0, [], recurrent=address) for kind in kinds]
 
-    def _norm(self, prefix: str, norm: Norm | None) -> int:
-        return self._vector(f"{prefix}{norm.weight}.weight") if norm else 0
+    def _norm_address(self, prefix: str, norm: Norm | None) -> int:
+        return self._vector_address(f"{prefix}{norm.weight}.weight") if norm else 0
 
-    def _linear(self, prefix: str, step: Step, linear: Linear, widths: dict[str, int]) -> list[Op]:
-        norm, cols = self._norm(prefix, step.norm), widths[step.source]
-        out, width = self.value(linear.out if step.post else step.out), widths[linear.out]
+    def _lower_linear(
+        self, prefix: str, step: Step, linear: Linear, widths: _Widths
+    ) -> list[OpStruct]:
+        cols, width = widths[step.source], widths[linear.out]
+        out = self.value_address(linear.out if step.post else step.out_name)
         parts, row = [], 0
         for name, rows in linear.matrices:
             gated = step.gate is not None
-            parts.append(self._part(prefix + name, out + 4 * row, rows if gated else width))
+            parts.append(self._matrix_part(prefix + name, out + 4 * row, rows if gated else width))
             row += 0 if gated else rows
-        more: dict[str, Any] = {"norm": norm}
+        more: dict[str, Any] = {"norm": self._norm_address(prefix, step.norm)}
         if step.gate is not None:
             more["epilogue"] = _EPILOGUES[step.gate.activation]
         elif step.add is not None and step.post is None:
             more |= {"epilogue": _ADD, "scale": step.add.scale}
             if step.add.by is not None:
-                more |= {"by": self.value(step.add.by), "by_stride": widths[step.add.by]}
-        found = [self._op(_MATMUL, self.value(step.source), cols, parts, **more)]
+                more |= {"by": self.value_address(step.add.by), "by_stride": widths[step.add.by]}
+        found = [self._make_op(_MATMUL, self.value_address(step.source), cols, parts, **more)]
         if step.add is not None and step.post is not None:
-            to = Part(0, 0, self.x, width, width)
-            vector = self._norm(prefix, step.post)
+            to = MatrixPartStruct(0, 0, self.x, width, width)
+            vector = self._norm_address(prefix, step.post)
             scale = step.add.scale
-            found.append(self._op(_NORM_ADD, out, width, [to], norm=vector, scale=scale))
+            found.append(self._make_op(_NORM_ADD, out, width, [to], norm=vector, scale=scale))
         return found
 
-    def _attend(
-        self, prefix: str, step: Step, attention: Attention, widths: dict[str, int]
-    ) -> list[Op]:
+    def _lower_attention(
+        self, prefix: str, step: Step, attention: Attention, widths: _Widths
+    ) -> list[OpStruct]:
         q_width, kv_width, qkv = attention.q_width, attention.kv_width, widths[step.source]
-        q = self.value(step.source)
+        q = self.value_address(step.source)
         k = q + 4 * attention.q_rows
         v = k + 4 * kv_width
         of = prefix if attention.reads is None else f"blk.{attention.reads}."
         cache = 2 * kv_width * self.context * self._slots
         heads: dict[str, Any] = {
-            **self._heads(attention),
-            "keys": self.address(f"{of}keys", cache),
-            "values": self.address(f"{of}values", cache),
+            **self._head_fields(attention),
+            "keys": self.named_memory(f"{of}keys", cache),
+            "values": self.named_memory(f"{of}values", cache),
             "in_stride": qkv,
         }
-        k_norm, q_norm = (self._vector(f"{prefix}attn_{n}_norm.weight") for n in "kq")
+        k_norm, q_norm = (self._vector_address(f"{prefix}attn_{n}_norm.weight") for n in "kq")
         more: dict[str, Any] = {
             "norm": q_norm,
-            "sinks": self._vector(f"{prefix}attn_sinks.weight"),
+            "sinks": self._vector_address(f"{prefix}attn_sinks.weight"),
             "scale": attention.scale,
             "softcap": attention.softcap,
             "head_stride": attention.q_rows // attention.heads,
             "gated": attention.gated,
         }
         if attention.temperature is not None:
-            more["factors"] = self._factors(attention.temperature)
+            more["factors"] = self._temperature_address(attention.temperature)
             more["every"] = attention.temperature.length
-        mixed = Part(0, 0, self.value(step.out), q_width, q_width)
-        attend = self._op(_ATTEND, q, q_width, [mixed], **heads, **more)
+        mixed = MatrixPartStruct(0, 0, self.value_address(step.out_name), q_width, q_width)
+        attend = self._make_op(_ATTEND, q, q_width, [mixed], **heads, **more)
         if attention.reads is not None:
             return [attend]
         heads["v_norm"] = attention.v_norm
-        return [self._op(_KEYS, k, kv_width, [], second=v, norm=k_norm, **heads), attend]
+        return [self._make_op(_KEYS, k, kv_width, [], second=v, norm=k_norm, **heads), attend]
 
-    def _factors(self, temperature: Temperature) -> int:
+    def _temperature_address(self, temperature: QueryTemperature) -> int:
         """Return the address of what scores are times, by how often its length has passed."""
         passed = np.arange(self.context // temperature.length + 1)
         factors = 1 + temperature.scale * np.log(1 + passed)
-        return self.values(f"factors of {temperature}", factors)
+        return self.store_floats(f"factors of {temperature}", factors)
 
-    def _mix(self, prefix: str, step: Step, mix: Mix) -> list[Op]:
-        experts, dim, x = mix.experts, self.config.dim, self.value(step.source)
+    def _lower_mixture(self, prefix: str, step: Step, mix: MixExperts) -> list[OpStruct]:
+        experts, dim, x = mix.experts, self.config.dim, self.value_address(step.source)
         if step.post is not None:
             raise BadInput(f"{self._gguf.path}: experts with norms behind them do not run on a CPU")
-        norm = self._norm(prefix, step.norm)
-        hidden = self.floats(
+        norm = self._norm_address(prefix, step.norm)
+        hidden = self.floats_address(
             f"experts of {experts.hidden}", self._most * experts.hidden * experts.used
         )
-        router = self.floats("router", self._most * self._most_experts)
+        router = self.floats_address("router", self._most * self._largest_expert_count)
         routing: dict[str, Any] = {
             "router": router,
             "experts": experts.count,
             "used": experts.used,
             "gating": _GATINGS[experts.gating],
             "normalized": int(experts.normalized),
-            "choice": self._vector(f"{prefix}exp_probs_b.bias"),
-            "scales": self._vector(f"{prefix}ffn_down_exps.scale") if experts.scaled else 0,
+            "choice": self._vector_address(f"{prefix}exp_probs_b.bias"),
+            "scales": self._vector_address(f"{prefix}ffn_down_exps.scale") if experts.scaled else 0,
         }
         own = norm
         if experts.reads_x:
-            x_scale = self._gguf.vector(f"{prefix}ffn_gate_inp.scale") * np.float32(dim**-0.5)
-            own = self.values(f"{prefix}norm of the router", x_scale)
-        high, low = self._router(f"{prefix}ffn_gate_inp", router)
+            x_scale = self._gguf.tensor_floats(f"{prefix}ffn_gate_inp.scale")
+            x_scale *= np.float32(dim**-0.5)
+            own = self.store_floats(f"{prefix}norm of the router", x_scale)
+        high, low = self._router_parts(f"{prefix}ffn_gate_inp", router)
         names = ("gate", "up") if experts.gated else ("up",)
-        parts = [self._part(f"{prefix}ffn_{name}_exps", hidden) for name in names]
-        down = self._part(f"{prefix}ffn_down_exps", self.value(step.out), dim)
+        parts = [self._matrix_part(f"{prefix}ffn_{name}_exps", hidden) for name in names]
+        down = self._matrix_part(f"{prefix}ffn_down_exps", self.value_address(step.out_name), dim)
         epilogue, scale = _EPILOGUES[mix.activation], experts.scale
         if step.add is not None:
             scale *= step.add.scale
         return [
-            self._op(_MATMUL, x, dim, [high], norm=own),
-            self._op(_MATMUL, x, dim, [low], norm=own, epilogue=_ADD),
-            self._op(_EXPERTS_GATED, x, dim, parts, norm=norm, epilogue=epilogue, **routing),
-            self._op(
+            self._make_op(_MATMUL, x, dim, [high], norm=own),
+            self._make_op(_MATMUL, x, dim, [low], norm=own, epilogue=_ADD),
+            self._make_op(_EXPERTS_GATED, x, dim, parts, norm=norm, epilogue=epilogue, **routing),
+            self._make_op(
                 *(_EXPERTS_DOWN, hidden, experts.hidden, [down]),
                 epilogue=_ADD if step.add else _STORE,
                 scale=scale,
@@ -363,76 +374,79 @@ class Program:
             ),
         ]
 
-    def _merge(self, prefix: str, merge: Merge) -> Op:
-        dim, (first, second) = self.config.dim, map(self.value, merge.values)
-        norms = [self._vector(f"{prefix}{name}.weight") for name in (*merge.norms, merge.norm)]
-        to = Part(0, norms[2], self.x, dim, dim)
+    def _lower_merge(self, prefix: str, merge: AddMergedNorms) -> OpStruct:
+        dim, (first, second) = self.config.dim, map(self.value_address, merge.values)
+        names = (*merge.norms, merge.norm)
+        norms = [self._vector_address(f"{prefix}{name}.weight") for name in names]
+        to = MatrixPartStruct(0, norms[2], self.x, dim, dim)
         more = {"norm": norms[0], "second": second, "by": norms[1]}
-        return self._op(_MERGE, first, dim, [to], **more)
+        return self._make_op(_MERGE, first, dim, [to], **more)
 
     @property
-    def _most_experts(self) -> int:
-        mixes = (layer.mixture for layer in self.config.layers)
+    def _largest_expert_count(self) -> int:
+        mixes = (layer.mix_operation for layer in self.config.layers)
         return max(mix.experts.count for mix in mixes if mix is not None)
 
-    def values(self, name: str, values: np.ndarray) -> int:
+    def store_floats(self, name: str, values: np.ndarray) -> int:
         """Return the address of numbers of a name, as floats."""
-        return self._copied(name, np.asarray(values, np.float32))
+        return self._store_array(name, np.asarray(values, np.float32))
 
-    def _copied(self, name: str, values: np.ndarray) -> int:
+    def _store_array(self, name: str, values: np.ndarray) -> int:
         """Return the address of a copy of an array, as memory of a name."""
         values = np.ascontiguousarray(values)
-        address = self.address(name, values.nbytes)
+        address = self.named_memory(name, values.nbytes)
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
         return address
 
-    def tensor(self, name: str) -> np.ndarray | None:
+    def small_tensor(self, name: str) -> np.ndarray | None:
         """Return a small tensor of the file, in its shape; None: the file has none."""
         if name not in self._gguf.tensors:
             return None
-        return self._gguf.vector(name).reshape(self._gguf.tensors[name].shape)
+        return self._gguf.tensor_floats(name).reshape(self._gguf.tensors[name].shape)
 
-    def _vector(self, name: str) -> int:
+    def _vector_address(self, name: str) -> int:
         """Return the address of a vector, or 0 if the file has none of that name."""
         if name not in self._gguf.tensors:
             return 0
         if name not in self._held:
-            self.values(name, self._gguf.vector(name))
+            self.store_floats(name, self._gguf.tensor_floats(name))
         return self._held[name][1]
 
-    def _matrix(self, name: str) -> int:
+    def _matrix_address(self, name: str) -> int:
         """Return the address of a matrix: where the file is mapped, or of 16-bit floats."""
         tensor = self._gguf.tensors[name]
         if lies_in_file(tensor):
-            return int(self._gguf.bytes(name).ctypes.data)
+            return int(self._gguf.tensor_bytes(name).ctypes.data)
         if name in self._held:
             return self._held[name][1]
         from gguf.quants import dequantize  # whose import takes longer than the rest of a start
 
         cols = tensor.shape[-1]
         rows = tensor.n_elements // cols
-        address = self.address(name, 2 * tensor.n_elements)
+        address = self.named_memory(name, 2 * tensor.n_elements)
         raw = (ctypes.c_uint16 * tensor.n_elements).from_address(address)
         out = np.ctypeslib.as_array(raw).view(np.float16).reshape(rows, cols)
-        packed = self._gguf.bytes(name).reshape(rows, -1)
+        packed = self._gguf.tensor_bytes(name).reshape(rows, -1)
         step = max(1, _PIECE // cols)
         for at in range(0, rows, step):
             out[at : at + step] = dequantize(packed[at : at + step], tensor.type)
         return address
 
-    def _part(self, name: str, out: int, stride: int | None = None) -> Part:
+    def _matrix_part(self, name: str, out: int, stride: int | None = None) -> MatrixPartStruct:
         where = self.config.tensor_rows(name)
         tensor = self._gguf.tensors[where.tensor]
         rows = where.rows or (tensor.shape[-2] if len(tensor.shape) > 1 else 1) - where.first_row
         size = row_bytes(tensor)
-        weights, bias = self._matrix(where.tensor), self._vector(f"{name}.bias")
+        weights, bias = self._matrix_address(where.tensor), self._vector_address(f"{name}.bias")
         type_ = int(tensor.type) if tensor.type in PACKED else _HALVES
         width = rows if stride is None else stride
         own = weights + where.first_row * size
-        return Part(own, bias, out, rows, width, size, type_, tensor.shape[-2:][0])
+        return MatrixPartStruct(own, bias, out, rows, width, size, type_, tensor.shape[-2:][0])
 
-    def _op(self, kind: int, source: int, cols: int, parts: Sequence[Part], **more: Any) -> Op:
-        op = Op(kind=kind, in_stride=cols, cols=cols, n_parts=len(parts), scale=1.0)
+    def _make_op(
+        self, kind: int, source: int, cols: int, parts: Sequence[MatrixPartStruct], **more: Any
+    ) -> OpStruct:
+        op = OpStruct(kind=kind, in_stride=cols, cols=cols, n_parts=len(parts), scale=1.0)
         setattr(op, "in", source)
         op.eps = self.config.norm_eps
         for index, part in enumerate(parts):
@@ -441,7 +455,7 @@ class Program:
             setattr(op, name, value)
         return op
 
-    def _heads(self, attention: Attention) -> dict[str, int]:
+    def _head_fields(self, attention: Attention) -> dict[str, int]:
         rope = attention.rope
         return {
             "heads": attention.heads,
@@ -451,22 +465,22 @@ class Program:
             "window": attention.window,
             "pairs": len(rope.frequencies) if rope else 0,
             "interleaved": int(rope.interleaved) if rope else 0,
-            "table": self._table(rope) if rope else 0,
+            "table": self._rotary_table_address(rope) if rope else 0,
             # Which part of a position each pair turns by.
-            "axes": self._copied(f"axes {rope.axes}", np.array(rope.axes, np.int64))
+            "axes": self._store_array(f"axes {rope.axes}", np.array(rope.axes, np.int64))
             if rope and rope.axes
             else 0,
         }
 
-    def _table(self, rope: Rope) -> int:
+    def _rotary_table_address(self, rope: Rope) -> int:
         """Return the address of cos and sin of every position."""
         if rope not in self._tables:
             angles = np.arange(self.context)[:, None] * np.asarray(rope.frequencies)
             table = np.stack((np.cos(angles), np.sin(angles)), axis=1) * rope.magnitude
-            self._tables[rope] = self.values(f"table {len(self._tables)}", table)
+            self._tables[rope] = self.store_floats(f"table {len(self._tables)}", table)
         return self._tables[rope]
 
-    def _router(self, name: str, out: int) -> tuple[Part, Part]:
+    def _router_parts(self, name: str, out: int) -> tuple[MatrixPartStruct, MatrixPartStruct]:
         """Return the router as the sum of two matrices of 16-bit floats.
 
         A rounded router could choose other experts.
@@ -474,11 +488,13 @@ class Program:
         from gguf.quants import dequantize
 
         tensor = self._gguf.tensors[f"{name}.weight"]
-        values = dequantize(self._gguf.bytes(tensor.name).reshape(tensor.shape[0], -1), tensor.type)
+        values = dequantize(
+            self._gguf.tensor_bytes(tensor.name).reshape(tensor.shape[0], -1), tensor.type
+        )
         high = values.astype(np.float16)
         parts = []
         for kind, part in (("high", high), ("low", (values - high).astype(np.float16))):
-            address = self._copied(f"{name} {kind}", part)
-            parts.append(Part(address, 0, out, len(part), len(part), part.strides[0]))
-        parts[0].bias = self._vector(f"{name}.bias")
+            address = self._store_array(f"{name} {kind}", part)
+            parts.append(MatrixPartStruct(address, 0, out, len(part), len(part), part.strides[0]))
+        parts[0].bias = self._vector_address(f"{name}.bias")
         return parts[0], parts[1]

@@ -30,7 +30,7 @@ typedef struct {
   i64 channels, taps, gated;
   i64 heads, groups, size, width;  // groups: key heads, or groups of heads; width: keys or states
   double eps;
-} Recurrent;
+} RecurrentStruct;
 
 // The tokens of a run: each one's position, and the slot of its sequence. `kept`: states behind all
 // but the last one are kept, as some of them may be guessed wrong.
@@ -115,18 +115,18 @@ static void zero(float* to, i64 n) {
   for (i64 i = 0; i < n; i++) to[i] = 0;
 }
 
-static float* state_of(const Recurrent* r, const Tokens* tokens, i64 t) {
+static float* state_of(const RecurrentStruct* r, const Tokens* tokens, i64 t) {
   return r->state + tokens->slots[t] * r->slot_stride;
 }
 
 // Keep n floats of the states behind token t, which are `state` now.
-static void keep(const Recurrent* r, const Tokens* tokens, i64 t, const float* state, i64 n) {
+static void keep(const RecurrentStruct* r, const Tokens* tokens, i64 t, const float* state, i64 n) {
   if (!tokens->kept || t + 1 == tokens->n) return;
   float* behind = r->behind + t * r->slot_stride + (state - state_of(r, tokens, t));
   for (i64 i = 0; i < n; i++) behind[i] = state[i];
 }
 
-static void convolve(const Recurrent* r, const Tokens* tokens, i64 unit) {
+static void convolve(const RecurrentStruct* r, const Tokens* tokens, i64 unit) {
   const i64 first = unit * CHANNELS, left = r->channels - first;
   const i64 n = left < CHANNELS ? left : CHANNELS;
   float in[CHANNELS], sum[CHANNELS];
@@ -156,14 +156,14 @@ static void convolve(const Recurrent* r, const Tokens* tokens, i64 unit) {
 }
 
 // out = a head's q or k, divided by its length, and times `factor`.
-static void unit_length(const Recurrent* r, const float* x, float factor, float* out) {
+static void unit_length(const RecurrentStruct* r, const float* x, float factor, float* out) {
   float sum = 0;
   for (i64 i = 0; i < r->size; i++) sum += x[i] * x[i];
   const float scale = factor / __builtin_sqrtf(sum + (float)r->eps);
   for (i64 i = 0; i < r->size; i++) out[i] = x[i] * scale;
 }
 
-static void delta(const Recurrent* r, const Tokens* tokens, i64 head) {
+static void delta(const RecurrentStruct* r, const Tokens* tokens, i64 head) {
   const i64 size = r->size, keys = r->groups * size;
   float q[MAX_SIZE], k[MAX_SIZE], change[MAX_SIZE], mixed[MAX_SIZE];
   for (i64 t = 0; t < tokens->n; t++) {
@@ -197,7 +197,7 @@ static void delta(const Recurrent* r, const Tokens* tokens, i64 head) {
 }
 
 // What a group's norm makes of it is another operation: all its heads come first.
-static void scan(const Recurrent* r, const Tokens* tokens, i64 head) {
+static void scan(const RecurrentStruct* r, const Tokens* tokens, i64 head) {
   const i64 size = r->size, width = r->width, group = head / (r->heads / r->groups);
   for (i64 t = 0; t < tokens->n; t++) {
     const float *x = r->in + t * r->in_stride, *b = x + r->heads * size + group * width;
@@ -221,7 +221,7 @@ static void scan(const Recurrent* r, const Tokens* tokens, i64 head) {
 }
 
 // The groups of one token, each normed.
-static void norm_groups(const Recurrent* r, i64 t) {
+static void norm_groups(const RecurrentStruct* r, i64 t) {
   const i64 size = r->heads * r->size / r->groups;
   for (i64 group = 0; group < r->groups; group++) {
     float* x = r->out + t * r->out_stride + group * size;
@@ -230,10 +230,10 @@ static void norm_groups(const Recurrent* r, i64 t) {
   }
 }
 
-static i64 recurrent_units(const Recurrent* r) {
+static i64 recurrent_units(const RecurrentStruct* r) {
   return r->kind == CONVOLVE ? (r->channels + CHANNELS - 1) / CHANNELS : r->heads;
 }
 
-static void recurrent(const Recurrent* r, const Tokens* tokens, i64 unit) {
+static void recurrent(const RecurrentStruct* r, const Tokens* tokens, i64 unit) {
   (r->kind == CONVOLVE ? convolve : r->kind == DELTA ? delta : scan)(r, tokens, unit);
 }

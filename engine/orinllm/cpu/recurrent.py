@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
+from orinllm.network.layer import Convolve, GatedDeltaNet, Recurrence, SelectiveScan
 
 if TYPE_CHECKING:
     from orinllm.cpu.program import Program
@@ -14,8 +14,8 @@ _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
 _CONVOLVE, _DELTA, _SCAN = range(3)
 
 
-class Recurrent(ctypes.Structure):
-    """Recurrent of cpu/recurrent.c."""
+class RecurrentStruct(ctypes.Structure):
+    """`RecurrentStruct` of cpu/recurrent.c."""
 
     _fields_ = (
         ("kind", _I64),
@@ -33,17 +33,17 @@ class Recurrent(ctypes.Structure):
 
 def lower_recurrence(
     operation: Recurrence, prefix: str, memory: Program, widths: dict[str, int]
-) -> Recurrent:
+) -> RecurrentStruct:
     """Return an operation of a layer, but for its states. `widths`: of values, in elements."""
 
     def held(name: str, transposed: bool = False) -> int:
-        tensor = memory.tensor(prefix + name)
+        tensor = memory.small_tensor(prefix + name)
         if tensor is None:
             return 0
-        return memory.values(prefix + name, tensor.T if transposed else tensor)
+        return memory.store_floats(prefix + name, tensor.T if transposed else tensor)
 
     def rows(field: str, name: str, first: int = 0) -> dict[str, int]:
-        return {field: memory.value(name) + 4 * first, f"{field}_stride": widths[name]}
+        return {field: memory.value_address(name) + 4 * first, f"{field}_stride": widths[name]}
 
     found: dict[str, Any] = rows("out", operation.out)
     match operation:
@@ -56,14 +56,14 @@ def lower_recurrence(
                 "taps": operation.taps,
                 "gated": operation.gated,
             }
-        case Delta():
+        case GatedDeltaNet():
             found |= rows("in", operation.of) | rows("gates", operation.gates)
             found |= rows("beside", operation.beside, operation.first) | {
                 "kind": _DELTA,
                 "groups": operation.key_heads,
                 "size": operation.size,
             }
-        case Scan():
+        case SelectiveScan():
             found |= rows("in", operation.of) | rows("beside", operation.beside)
             dt = widths[operation.beside] - operation.heads
             found |= rows("gates", operation.beside, dt) | {
@@ -76,7 +76,7 @@ def lower_recurrence(
     if not isinstance(operation, Convolve):
         found["heads"], found["decay"] = operation.heads, held("ssm_a")
         found["dt"], found["norm"] = held("ssm_dt.bias"), held("ssm_norm.weight")
-    lowered = Recurrent()
+    lowered = RecurrentStruct()
     for name, value in found.items():
         setattr(lowered, name, value)
     return lowered

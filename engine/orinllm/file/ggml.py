@@ -63,7 +63,7 @@ class GgmlType(IntEnum):
 
 
 @dataclass(frozen=True)
-class KernelType:
+class KernelGgmlType:
     """A line of `cuda/ggml_types.h`."""
 
     name: str
@@ -75,8 +75,8 @@ class KernelType:
 
 
 @cache
-def kernel_types() -> dict[int, KernelType]:
+def kernel_ggml_types() -> dict[int, KernelGgmlType]:
     """Return the types that the kernels read, by GGML id."""
     rows = _ROW.findall((CUDA / "ggml_types.h").read_text())
-    types = (KernelType(name, *map(int, numbers)) for name, *numbers in rows)
+    types = (KernelGgmlType(name, *map(int, numbers)) for name, *numbers in rows)
     return {type_.id: type_ for type_ in types}

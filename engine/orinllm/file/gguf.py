@@ -68,13 +68,13 @@ class Metadata(Mapping[str, Any]):
         self._values: dict[str, Callable[[], Any]] = {}
         self._lengths: dict[str, int] = {}
 
-    def add(self, key: str, read: Callable[[], Any], length: int | None = None) -> None:
+    def add_lazily(self, key: str, read: Callable[[], Any], length: int | None = None) -> None:
         """Add a key whose value `read` makes; `length` is that of an array."""
         self._values[key] = read
         if length is not None:
             self._lengths[key] = length
 
-    def length(self, key: str) -> int | None:
+    def array_length(self, key: str) -> int | None:
         """Return the number of elements of an array, without reading them; None if no array."""
         return self._lengths.get(key)
 
@@ -94,7 +94,7 @@ class Metadata(Mapping[str, Any]):
 class GGUF:
     """A model's file, or its parts. Nothing of a tensor is read before it is asked for."""
 
-    def __init__(self, path: Path, parts: Sequence["_Part"]) -> None:
+    def __init__(self, path: Path, parts: Sequence["_PartFile"]) -> None:
         self.path = path
         self.metadata = parts[0].metadata
         self.tensors: dict[str, TensorInfo] = {}
@@ -114,12 +114,12 @@ class GGUF:
         Raises BadInput, one line, for a file that is missing, not a GGUF, damaged or truncated.
         """
         path = Path(path)
-        first = _Part(path, 0)
-        count = first.split("split.count", 1)
+        first = _PartFile(path, 0)
+        count = first.split_number("split.count", 1)
         if count <= 1:
             return GGUF(path, [first])
         name = _PART.match(str(path))
-        if first.split("split.no", 0) != 0 or name is None or int(name[2]) != count:
+        if first.split_number("split.no", 0) != 0 or name is None or int(name[2]) != count:
             raise BadInput(
                 f"{path}: is a part of a model in {count} files; give the first one, whose name "
                 f"ends in -00001-of-{count:05d}.gguf"
@@ -127,8 +127,8 @@ class GGUF:
         rest = (Path(f"{name[1]}-{n:05d}-of-{count:05d}.gguf") for n in range(2, count + 1))
         parts = [first]
         for index, of in enumerate(rest, 1):
-            part = _Part(of, index)
-            if (number := part.split("split.no", 0)) != index:
+            part = _PartFile(of, index)
+            if (number := part.split_number("split.no", 0)) != index:
                 raise BadInput(
                     f"{of}: is part {number + 1} of a model; its name is that of part {index + 1}"
                 )
@@ -140,12 +140,12 @@ class GGUF:
         """Bytes of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors.values())
 
-    def bytes(self, name: str) -> NDArray[np.uint8]:
+    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
         """Return the packed bytes of a tensor, a view of the mapped file."""
         tensor = self.tensors[name]
         return self.files[tensor.file][tensor.offset : tensor.offset + tensor.n_bytes]
 
-    def vector(self, name: str) -> NDArray[np.float32]:
+    def tensor_floats(self, name: str) -> NDArray[np.float32]:
         """Return a small tensor of F32 or F16 as floats; raises BadInput for another type."""
         tensor = self.tensors[name]
         types = {GgmlType.F32: "<f4", GgmlType.F16: "<f2"}
@@ -153,7 +153,12 @@ class GGUF:
             raise BadInput(
                 f"{self.path}: tensor {name} has the type {tensor.type.name}; F32 was expected"
             )
-        return self.bytes(name).view(types[tensor.type]).astype(np.float32).reshape(tensor.shape)
+        return (
+            self.tensor_bytes(name)
+            .view(types[tensor.type])
+            .astype(np.float32)
+            .reshape(tensor.shape)
+        )
 
 
 def _open_mapped(path: Path) -> NDArray[np.uint8]:
@@ -177,7 +182,7 @@ def _open_mapped(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(mapped, np.uint8)
 
 
-class _Part:
+class _PartFile:
     """One file: its header and tensor table, checked against its size."""
 
     def __init__(self, path: Path, index: int) -> None:
@@ -185,9 +190,9 @@ class _Part:
         self.data = _open_mapped(path)
         self._view: memoryview = self.data.data
         self.metadata, self.tensors = Metadata(), dict[str, TensorInfo]()
-        self._check_start()
+        self._check_magic_and_version()
         try:
-            self._read()
+            self._read_header()
         except (struct.error, IndexError, OverflowError):
             reason = _BEYOND
         except UnicodeDecodeError:
@@ -198,14 +203,14 @@ class _Part:
             return
         raise BadInput(f"{path}: damaged or truncated in the GGUF header: {reason}")
 
-    def split(self, key: str, default: int) -> int:
+    def split_number(self, key: str, default: int) -> int:
         """Return one of the numbers that say how a model is split."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise BadInput(f"{self.path}: {key} is {value!r}; a whole number was expected")
         return value
 
-    def _check_start(self) -> None:
+    def _check_magic_and_version(self) -> None:
         magic, version = bytes(self._view[:4]), bytes(self._view[4:8])
         if magic != _MAGIC:
             raise BadInput(
@@ -220,18 +225,22 @@ class _Part:
             known = " and ".join(map(str, _VERSIONS))
             raise BadInput(f"{self.path}: is a GGUF of version {number}; read are {known}")
 
-    def _read(self) -> None:
+    def _read_header(self) -> None:
         n_tensors, n_values = struct.unpack_from("<QQ", self._view, 8)
         at = 24
         for _ in range(n_values):
-            key, at = self._name(at)
+            key, at = self._read_name(at)
             if key in self.metadata:
                 raise _DamagedError(f"{key} appears twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
-            at = self._array(key, at + 4) if kind == _ARRAY else self._scalar(key, kind, at + 4)
+            at = (
+                self._add_array(key, at + 4)
+                if kind == _ARRAY
+                else self._add_scalar(key, kind, at + 4)
+            )
         found = []
         for _ in range(n_tensors):
-            entry, at = self._tensor(at)
+            entry, at = self._read_tensor_entry(at)
             found.append(entry)
         alignment = self.metadata.get("general.alignment", 32)
         if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
@@ -240,37 +249,37 @@ class _Part:
         for name, kind, shape, offset in found:
             if offset % alignment:
                 raise _DamagedError(f"tensor {name} begins at {offset}, no multiple of {alignment}")
-            self._add(name, kind, shape, start + offset)
+            self._add_tensor(name, kind, shape, start + offset)
         in_order = sorted(self.tensors.values(), key=lambda tensor: tensor.offset)
         for one, other in itertools.pairwise(in_order):
             if one.offset + one.n_bytes > other.offset:
                 raise _DamagedError(f"tensors {one.name} and {other.name} overlap")
 
-    def _string(self, at: int) -> tuple[str, int]:
+    def _read_string(self, at: int) -> tuple[str, int]:
         (length,) = struct.unpack_from("<Q", self._view, at)
         end = at + 8 + length
         if end > len(self._view):
             raise _DamagedError(_BEYOND)
         return str(self._view[at + 8 : end], "utf-8"), end
 
-    def _name(self, at: int) -> tuple[str, int]:
-        name, end = self._string(at)
+    def _read_name(self, at: int) -> tuple[str, int]:
+        name, end = self._read_string(at)
         if not name.isprintable():  # messages show names, each in one line
             raise _DamagedError(f"the name {name[:_MAX_NAME]!r} holds what cannot be printed")
         return name, end
 
-    def _scalar(self, key: str, kind: int, at: int) -> int:
+    def _add_scalar(self, key: str, kind: int, at: int) -> int:
         if kind == _STRING:
-            text, end = self._string(at)
-            self.metadata.add(key, lambda: text)
+            text, end = self._read_string(at)
+            self.metadata.add_lazily(key, lambda: text)
             return end
         if kind not in _SCALARS:
             raise _DamagedError(f"{key} has the unknown type {kind}")
         (value,) = struct.unpack_from(_SCALARS[kind][0], self._view, at)
-        self.metadata.add(key, lambda: value)
+        self.metadata.add_lazily(key, lambda: value)
         return at + struct.calcsize(_SCALARS[kind][0])
 
-    def _array(self, key: str, at: int) -> int:
+    def _add_array(self, key: str, at: int) -> int:
         kind, length = struct.unpack_from("<IQ", self._view, at)
         start = end = at + 12
         if kind == _STRING:
@@ -279,11 +288,11 @@ class _Part:
                 (n,) = unpack(self._view, end)
                 lengths.append(n)
                 end += 8 + n
-            self.metadata.add(key, lambda: self._strings(start, lengths), length)
+            self.metadata.add_lazily(key, lambda: self._decode_strings(start, lengths), length)
         elif kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind][1])
             end += length * dtype.itemsize
-            self.metadata.add(
+            self.metadata.add_lazily(
                 key, lambda: np.frombuffer(self._view, dtype, length, start).tolist(), length
             )
         else:
@@ -292,7 +301,7 @@ class _Part:
             raise _DamagedError(_BEYOND)
         return end
 
-    def _strings(self, at: int, lengths: Sequence[int]) -> list[str]:
+    def _decode_strings(self, at: int, lengths: Sequence[int]) -> list[str]:
         """Return an array's strings; bytes that are no UTF-8 become lone surrogates."""
         raw, found, end = bytes(self._view[at : at + 8 * len(lengths) + sum(lengths)]), [], 0
         for length in lengths:
@@ -303,8 +312,8 @@ class _Part:
             return strings
         return [part.decode(errors="surrogateescape") for part in found]
 
-    def _tensor(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
-        name, at = self._name(at)
+    def _read_tensor_entry(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
+        name, at = self._read_name(at)
         (n_dims,) = struct.unpack_from("<I", self._view, at)
         if len(name.encode()) > _MAX_NAME or n_dims > _MAX_DIMS:
             raise _DamagedError(f"tensor {name[:_MAX_NAME]!r} has {n_dims} dimensions")
@@ -312,7 +321,7 @@ class _Part:
         kind, offset = struct.unpack_from("<IQ", self._view, at + 4 + 8 * n_dims)
         return (name, kind, tuple(reversed(dims)), offset), at + 16 + 8 * n_dims
 
-    def _add(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> None:
+    def _add_tensor(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> None:
         try:
             type_ = GgmlType(kind)
         except ValueError:

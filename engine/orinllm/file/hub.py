@@ -38,7 +38,7 @@ class HubName:
     quant: str | None = None
 
     @staticmethod
-    def read(text: str) -> "HubName | None":
+    def parse(text: str) -> "HubName | None":
         """Return the name that a text is, None for a path; raises BadInput for half a name."""
         prefix = next((prefix for prefix in PREFIXES if text.startswith(prefix)), None)
         if prefix is None:
@@ -55,12 +55,12 @@ class HubName:
         return f"hf.co/{self.repository}" + (f":{self.quant}" if self.quant else "")
 
 
-def mmproj_file(given: str | Path, say: Say) -> Path:
-    """Return the file of a path, or the mmproj of a repository, as `model_file` does."""
-    return model_file(given, say, choose_mmproj)
+def find_or_fetch_mmproj(given: str | Path, say: Say) -> Path:
+    """Return the file of a path, or the mmproj of a repository, as `find_or_fetch_model` does."""
+    return find_or_fetch_model(given, say, choose_mmproj_file)
 
 
-def model_file(given: str | Path, say: Say, choose: "Choose | None" = None) -> Path:
+def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = None) -> Path:
     """Return the file of a path, or of a model's name, which is fetched if it is not here yet.
 
     Progress goes to standard error, and `say` gets a line where the cache answers for the hub.
@@ -68,45 +68,48 @@ def model_file(given: str | Path, say: Say, choose: "Choose | None" = None) -> P
     those that the hub promised.
     """
     path = Path(given)
-    if path.exists() or (name := HubName.read(str(given))) is None:
+    if path.exists() or (name := HubName.parse(str(given))) is None:
         return path
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    choose = choose or choose_model
+    choose = choose or choose_model_files
     try:
-        with _faults(name):
-            wanted = choose(name, _hub_files(name))
+        with _hub_errors_as_bad_input(name):
+            wanted = choose(name, _list_hub_files(name))
     except _NoAnswerError as error:
         if not (cached := _cached_files(name)):
             raise BadInput(str(error)) from None
         chosen = choose(name, cached)
         files = [cached[file] for file in chosen]
         for file, path in zip(chosen, files, strict=True):
-            if (mark := _mark_of(name, file)).exists():
-                _check_marked(name, file, path, mark)
+            if (mark := _mark_path(name, file)).exists():
+                _check_fetched_file(name, file, path, mark)
         if not isinstance(error.__cause__, OfflineModeIsEnabled):
             say(f"{error}; using the copy that is here")
         return files[0]
     try:
-        with _faults(name):
-            paths = [_fetched(name, file) for file in wanted]
+        with _hub_errors_as_bad_input(name):
+            paths = [_fetch_file(name, file) for file in wanted]
     except _NoAnswerError as error:
         raise BadInput(f"{error}; what has arrived is kept, the same command goes on") from None
     return paths[0]
 
 
-def choose_mmproj(name: HubName, files: Iterable[str]) -> list[str]:
+def choose_mmproj_file(name: HubName, files: Iterable[str]) -> list[str]:
     """Return the file of a repository that lets its model see, of F16 if there are several.
 
     Raises BadInput where there is none.
     """
     found = sorted(
-        file for file in files if file.endswith(".gguf") and file.isprintable() if is_mmproj(file)
+        file
+        for file in files
+        if file.endswith(".gguf") and file.isprintable()
+        if is_mmproj_name(file)
     )
     if not found:
         raise BadInput(f"{name}: has no mmproj file; its model sees nothing")
     wanted = (name.quant, *_MMPROJ_TYPES)
-    by_type = {(_quant_of(_stem(file)) or "").upper(): file for file in reversed(found)}
+    by_type = {(_quant_in_name(_model_stem(file)) or "").upper(): file for file in reversed(found)}
     return [
         next(
             (by_type[kind.upper()] for kind in wanted if kind and kind.upper() in by_type), found[0]
@@ -114,12 +117,12 @@ def choose_mmproj(name: HubName, files: Iterable[str]) -> list[str]:
     ]
 
 
-def is_mmproj(file: str) -> bool:
+def is_mmproj_name(file: str) -> bool:
     """Say whether a file's name is that of an encoder of pictures."""
     return "mmproj" in file.lower()
 
 
-def choose_model(name: HubName, files: Iterable[str]) -> list[str]:
+def choose_model_files(name: HubName, files: Iterable[str]) -> list[str]:
     """Return the files of the wanted model in a repository: one, or all parts in order.
 
     Raises BadInput where there is none, naming what there is.
@@ -127,8 +130,8 @@ def choose_model(name: HubName, files: Iterable[str]) -> list[str]:
     found = sorted(
         file
         for file in files
-        if file.endswith(".gguf") and file.isprintable() and not is_mmproj(file)
-        if _is_first(file)
+        if file.endswith(".gguf") and file.isprintable() and not is_mmproj_name(file)
+        if _is_first_part(file)
     )
     if not found:
         raise BadInput(f"{name}: has no GGUF file; {_EXPECTED}")
@@ -152,7 +155,7 @@ def choose_model(name: HubName, files: Iterable[str]) -> list[str]:
     return parts
 
 
-def _is_first(file: str) -> bool:
+def _is_first_part(file: str) -> bool:
     part = _PART.search(file)
     return part is None or int(part[1]) == 1 <= int(part[2])
 
@@ -162,7 +165,7 @@ class _NoAnswerError(Exception):
 
 
 @contextmanager
-def _faults(name: HubName) -> Iterator[None]:
+def _hub_errors_as_bad_input(name: HubName) -> Iterator[None]:
     """Turn the hub's errors into one line each."""
     from huggingface_hub import errors
 
@@ -201,13 +204,13 @@ def _faults(name: HubName) -> Iterator[None]:
         raise BadInput(f"{name}: the hub answers what cannot be used: {why}") from None
 
 
-def _hub_files(name: HubName) -> list[str]:
+def _list_hub_files(name: HubName) -> list[str]:
     from huggingface_hub import HfApi, set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
     def guarded() -> Any:
         client = default_client_factory()
-        client.event_hooks["response"].append(_check_headers)
+        client.event_hooks["response"].append(_check_response_headers)
         return client
 
     set_client_factory(guarded)
@@ -222,7 +225,7 @@ def _hub_files(name: HubName) -> list[str]:
     return found
 
 
-def _check_headers(response: Any) -> None:
+def _check_response_headers(response: Any) -> None:
     """Refuse an answer whose headers lead out of the cache, where they become names of files."""
     for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
         said = response.headers.get(header, "").removeprefix("W/")
@@ -230,40 +233,40 @@ def _check_headers(response: Any) -> None:
             raise ValueError(f"{header} {said}")
 
 
-def _fetched(name: HubName, file: str) -> Path:
+def _fetch_file(name: HubName, file: str) -> Path:
     """Return a file of a repository, fetched where the cache has not its newest version."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     before = try_to_load_from_cache(name.repository, file)
-    mark = _mark_of(name, file)
+    mark = _mark_path(name, file)
     unchecked = mark.exists()
     with suppress(OSError):  # a cache that others fill
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     path = Path(hf_hub_download(name.repository, file))
     if unchecked or str(path) != before:
-        _check_marked(name, file, path, mark)
+        _check_fetched_file(name, file, path, mark)
     else:
-        _unmark(mark)
+        _remove_mark(mark)
     return path
 
 
-def _check_marked(name: HubName, file: str, path: Path, mark: Path) -> None:
+def _check_fetched_file(name: HubName, file: str, path: Path, mark: Path) -> None:
     """Check a file's bytes, and take its mark away; raises BadInput, and removes a wrong file."""
     try:
-        _check_bytes(name, file, path)
+        _check_checksum(name, file, path)
     except BadInput:
         path.unlink(missing_ok=True)
         raise
-    _unmark(mark)
+    _remove_mark(mark)
 
 
-def _unmark(mark: Path) -> None:
+def _remove_mark(mark: Path) -> None:
     with suppress(OSError):
         mark.unlink(missing_ok=True)
 
 
-def _mark_of(name: HubName, file: str) -> Path:
+def _mark_path(name: HubName, file: str) -> Path:
     """Return what is in the cache while a file is fetched and checked.
 
     A process that is killed leaves it, and the next one checks the bytes that it finds.
@@ -275,7 +278,7 @@ def _mark_of(name: HubName, file: str) -> Path:
     return Path(HF_HUB_CACHE, folder, f".unchecked-{digest}")
 
 
-def _check_bytes(name: HubName, file: str, path: Path) -> None:
+def _check_checksum(name: HubName, file: str, path: Path) -> None:
     """Compare a large file with its checksum, which is its name in the hub's cache."""
     blob = path.resolve()
     if not _SHA256.fullmatch(blob.name):
@@ -310,10 +313,10 @@ class CachedModel:
 
 def _cached_files(name: HubName) -> dict[str, Path]:
     """Return the files of a repository that the cache has, newest version last."""
-    return {file: path for repository, file, path in _cached() if repository == name.repository}
+    return {file: path for repository, file, path in _walk_cache() if repository == name.repository}
 
 
-def _cached() -> Iterator[tuple[str, str, Path]]:
+def _walk_cache() -> Iterator[tuple[str, str, Path]]:
     """Yield repository, file and path of each GGUF file in the cache, oldest versions first."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -330,14 +333,14 @@ def _cached() -> Iterator[tuple[str, str, Path]]:
                     yield repository.repo_id, inside, file.file_path
 
 
-def kept_models() -> list[CachedModel]:
+def cached_models() -> list[CachedModel]:
     """Return the models of the cache, a model of several parts as one."""
     models: dict[tuple[str, str], dict[str, Path]] = {}
-    for repository, file, path in _cached():
-        models.setdefault((repository, _stem(file)), {})[file] = path
+    for repository, file, path in _walk_cache():
+        models.setdefault((repository, _model_stem(file)), {})[file] = path
     return [
         CachedModel(
-            HubName(repository, _quant_of(stem)),
+            HubName(repository, _quant_in_name(stem)),
             sum(p.stat().st_size for p in files.values()),
             stem,
         )
@@ -345,11 +348,11 @@ def kept_models() -> list[CachedModel]:
     ]
 
 
-def _stem(file: str) -> str:
+def _model_stem(file: str) -> str:
     return _PART.sub("", file).removesuffix(".gguf")
 
 
-def _quant_of(stem: str) -> str | None:
+def _quant_in_name(stem: str) -> str | None:
     """Return the type in a file's name, as people write it behind a colon."""
     found = re.findall(
         r"(?:UD-)?(?:I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(?=$|[-./])", stem, re.IGNORECASE
@@ -357,12 +360,12 @@ def _quant_of(stem: str) -> str | None:
     return found[-1] if found else None
 
 
-def remove(text: str) -> CachedModel:
+def remove_cached_model(text: str) -> CachedModel:
     """Remove a model from the cache, all its versions; raises BadInput where it is not there."""
-    name = HubName.read(text)
+    name = HubName.parse(text)
     if name is None:
         raise BadInput(f"{text}: is no name of the hub; {_EXPECTED}")
-    found = [kept for kept in kept_models() if kept.name.repository == name.repository]
+    found = [kept for kept in cached_models() if kept.name.repository == name.repository]
     matching = [k for k in found if name.quant in (None, k.name.quant)]
     if len(matching) != 1:
         there = ", ".join(str(kept.name) for kept in found) or "nothing of it"
@@ -371,8 +374,8 @@ def remove(text: str) -> CachedModel:
     (kept,) = matching
     versions = [
         path
-        for repository, file, path in _cached()
-        if repository == name.repository and _stem(file) == kept.stem
+        for repository, file, path in _walk_cache()
+        if repository == name.repository and _model_stem(file) == kept.stem
     ]
     for path in versions:
         blob = path.resolve()

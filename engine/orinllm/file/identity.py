@@ -33,7 +33,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Identity:
+class FileIdentity:
     """A model's file, or its parts.
 
     size: bytes. modified: Unix seconds. family: the architecture. parameters: number of weights.
@@ -49,11 +49,11 @@ class Identity:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @staticmethod
-    def of(gguf: GGUF) -> "Identity":
+    def of_gguf(gguf: GGUF) -> "FileIdentity":
         """Read what is known of a file without reading it whole."""
         paths = gguf.paths
         found = [path.stat() for path in paths]
-        return Identity(
+        return FileIdentity(
             paths,
             sum(stat.st_size for stat in found),
             max(stat.st_mtime for stat in found),
@@ -63,7 +63,7 @@ class Identity:
         )
 
     @property
-    def parameter_size(self) -> str:
+    def parameter_count_text(self) -> str:
         """The number of weights as Ollama writes it: 134.52M, 8.0B."""
         large = self.parameters >= 10**9
         return f"{self.parameters / (10**9 if large else 10**6):.{1 if large else 2}f}" + (

@@ -7,34 +7,34 @@ from pathlib import Path
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.decoder import VERIFIED, launches_behind_chunk, list_of_tokens, size_classes
+from orinllm.gpu.decoder import VERIFIED, batch_sizes, launches_after_chunk, make_token_lowering
 from orinllm.gpu.device import (
     MULTIPROCESSORS,
     OLDEST_SM,
     PROBE,
-    Target,
+    TargetGpu,
     compile_all,
     compile_cuda,
-    compile_for,
     cubin_name,
+    open_target_device,
 )
-from orinllm.gpu.draws import Draws
+from orinllm.gpu.draws import DeviceSampler
 from orinllm.gpu.encoder import FusedEncoder
-from orinllm.gpu.fused import piece_of
+from orinllm.gpu.fused import make_piece_lowering
 from orinllm.gpu.kernels.buffers import PAGE, round_up
-from orinllm.gpu.kernels.recurrent import copy_states
+from orinllm.gpu.kernels.recurrent import copy_states_launch
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory, make_memory, slot_floats
+from orinllm.gpu.memory import Memory, make_memory, state_floats_per_slot
 from orinllm.gpu.plan import make_plan
-from orinllm.gpu.steps.prompt import ChunkList
-from orinllm.gpu.steps.tokens import TokenList
+from orinllm.gpu.steps.prompt import ChunkLowering
+from orinllm.gpu.steps.tokens import TokenLowering
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network
 from orinllm.network.vision.encoder import Projector
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 
 
-def target_gpu(arch: str, multiprocessors: int | None) -> Target:
+def target_gpu(arch: str, multiprocessors: int | None) -> TargetGpu:
     """Return a GPU to compile for.
 
     Raises BadInput where its multiprocessors are not known, or the kernels do not run on it.
@@ -47,84 +47,90 @@ def target_gpu(arch: str, multiprocessors: int | None) -> Target:
     sms = multiprocessors or MULTIPROCESSORS.get(arch)
     if sms is None:
         raise BadInput(f"--arch {arch}: give its number of multiprocessors with --sms")
-    return Target(arch, sms)
+    return TargetGpu(arch, sms)
 
 
-def launches_for(
-    network: Network, gpu: Target, *sequences: int, served: bool = False
+def launches_to_compile(
+    network: Network, gpu: TargetGpu, *sequences: int, served: bool = False
 ) -> Iterator[Launch]:
     """Yield every launch of a drawn token of so many sequences, and of a prompt's chunk, on `gpu`.
 
     `sequences` are the sizes of batches, `served` adds guessed tokens and small pieces of prompts.
     Raises BadInput for a model that the fused kernels do not run.
     """
-    device = compile_for(gpu)
+    device = open_target_device(gpu)
     plan = make_plan(network.gguf, network.config, device, network.kv)
-    if not plan.fused:
+    if not plan.is_fused:
         what, why = next(iter(plan.obstacles.items()))
         raise BadInput(f"{network.gguf.path}: the fused kernels do not run it: {what}: {why}")
     weights = Weights(network.gguf, network.config, device)
     context = round_up(network.context, PAGE)
     pages = context // PAGE
     memory = make_memory(network.config, weights, device, context, pages, network.kv)
-    yield from _of_memory(memory, sequences, served)
+    yield from _launches_of_model(memory, sequences, served)
     if served:
-        yield from _of_block(network, memory, sequences)
+        yield from _launches_of_mtp_block(network, memory, sequences)
 
 
-def _of_memory(memory: Memory, sequences: tuple[int, ...], served: bool) -> Iterator[Launch]:
+def _launches_of_model(
+    memory: Memory, sequences: tuple[int, ...], served: bool
+) -> Iterator[Launch]:
     """Yield the launches of a model."""
-    lists = [list_of_tokens(memory, n) for n in sequences]
-    guesses = [TokenList(memory, n, together=True) for n in VERIFIED if served]
+    lists = [make_token_lowering(memory, n) for n in sequences]
+    guesses = [TokenLowering(memory, n, together=True) for n in VERIFIED if served]
     for tokens in (*lists, *guesses):
         yield from tokens.launches
         mail, size = tokens.mail.buffer if tokens.mail else None, tokens.sequences
-        yield from Draws(tokens.logits, tokens.state, size, memory.context, mail).launches
+        yield from DeviceSampler(tokens.logits, tokens.state, size, memory.context, mail).launches
     for tokens in guesses:
         yield from tokens.keep
-    chunk = ChunkList(memory)
+    chunk = ChunkLowering(memory)
     yield from (*chunk.launches, *chunk.rest)
-    alone = TokenList(memory, 1)
-    yield from launches_behind_chunk(alone, chunk)[: -len(alone.ending)]
+    alone = TokenLowering(memory, 1)
+    yield from launches_after_chunk(alone, chunk)[: -len(alone.ending)]
     if memory.states is not None:
-        yield copy_states(memory.states, slot_floats(memory.config), memory.zeros(2))
-    piece = piece_of(chunk) if served else None
+        yield copy_states_launch(
+            memory.states, state_floats_per_slot(memory.config), memory.allocate_zeros(2)
+        )
+    piece = make_piece_lowering(chunk) if served else None
     yield from () if piece is None else piece.launches
 
 
-def _of_block(network: Network, memory: Memory, sequences: tuple[int, ...]) -> Iterator[Launch]:
+def _launches_of_mtp_block(
+    network: Network, memory: Memory, sequences: tuple[int, ...]
+) -> Iterator[Launch]:
     """Yield the launches of a file's block that proposes tokens, and those of its model then."""
     try:
-        config = network.mtp_config()
+        config = network.mtp_block_config()
     except BadInput:  # it has none that is known
         return
-    left = memory.make_last_hidden_states()
-    yield from _of_memory(replace(memory, left=left), sequences, served=True)
+    left = memory.allocate_last_hidden_states()
+    yield from _launches_of_model(replace(memory, left=left), sequences, served=True)
     weights = Weights(network.gguf, config, memory.device, memory.weights)
     sizes = memory.device, memory.context, memory.pages, memory.kv
     own = replace(make_memory(config, weights, *sizes), left=left)
-    alone, chunk = TokenList(own, 1), ChunkList(own)
-    yield from (*alone.launches, *chunk.launches, *launches_behind_chunk(alone, chunk))
+    alone, chunk = TokenLowering(own, 1), ChunkLowering(own)
+    yield from (*alone.launches, *chunk.launches, *launches_after_chunk(alone, chunk))
 
 
-def compile_ahead(
+def write_cubins(
     network: Network,
-    gpu: Target,
+    gpu: TargetGpu,
     folder: Path,
     slots: int = 1,
     seen: tuple[GGUF, Projector] | None = None,
-    say: Say = quiet,
+    say: Say = say_nothing,
 ) -> int:
     """Write the cubins of a model of so many slots into a folder; return how many there are.
 
     seen: a projector, of which pictures of all sizes have theirs, too.
     """
-    launches = list(launches_for(network, gpu, *size_classes(slots), served=True))
+    launches = list(launches_to_compile(network, gpu, *batch_sizes(slots), served=True))
     if seen is not None:
         clip, projector = seen
         encode = FusedEncoder(clip, projector.encoder, "NULL", empty=True)
-        launches += encode.launches(projector.most_rows(network.context))
-    sources = list(dict.fromkeys(launch.source for launch in launches))
+        launches += encode.launches_of_all_sizes(projector.largest_tile_rows(network.context))
+    sources = list(dict.fromkeys(launch.cuda_source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)
     folder.mkdir(parents=True, exist_ok=True)

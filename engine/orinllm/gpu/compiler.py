@@ -32,7 +32,7 @@ ARCHITECTURES = {
 }
 
 
-def compiler_path(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def compiler_environment(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that let tinygrad find a C compiler; empty if it finds one already.
 
     tinygrad 0.13.0 runs `$CC`, or else `clang` from PATH (runtime/support/compiler_cpu.py). Where
@@ -43,11 +43,11 @@ def compiler_path(directory: Path, environment: Mapping[str, str]) -> dict[str, 
     if "CC" in environment:
         return {}
     found = shutil.which("clang", path=search)
-    if found is not None and Path(found).parent == directory and write_clang(directory):
+    if found is not None and Path(found).parent == directory and write_clang_script(directory):
         return {}
-    if found is not None and compiles(found):
+    if found is not None and can_compile(found):
         return {}
-    return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang(directory) else {}
+    return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang_script(directory) else {}
 
 
 def cache_folder() -> Path:
@@ -57,13 +57,13 @@ def cache_folder() -> Path:
 
 
 def provide_compiler() -> None:
-    """Let tinygrad's CPU device of this process find a C compiler, as `compiler_path` says.
+    """Let tinygrad's CPU device of this process find a C compiler, as `compiler_environment` says.
 
     Raises BadInput, one line, where there is none.
     """
     directory = cache_folder() / "clang"
     try:
-        os.environ.update(compiler_path(directory, os.environ))
+        os.environ.update(compiler_environment(directory, os.environ))
     except OSError as error:
         raise BadInput(
             f"{directory}: cannot be written: {error.strerror}; ziglang's clang is run from there"
@@ -79,7 +79,7 @@ def provide_compiler() -> None:
 
 
 @lru_cache
-def compiles(clang: str) -> bool:
+def can_compile(clang: str) -> bool:
     """Say if a clang compiles what tinygrad needs, for this machine."""
     flags = (*FLAGS, *ARCHITECTURES.get(platform.machine(), ()))
     try:
@@ -95,28 +95,28 @@ def compiles(clang: str) -> bool:
     return done.returncode == 0 and done.stdout[:4] == b"\x7fELF"
 
 
-def compiler_note(environment: Mapping[str, str]) -> str | None:
+def skipped_clang_note(environment: Mapping[str, str]) -> str | None:
     """Say that the machine's clang is passed over, and why; None where it is not."""
     found = shutil.which("clang", path=environment.get("PATH", os.defpath))
-    if "CC" in environment or found is None or compiles(found):
+    if "CC" in environment or found is None or can_compile(found):
         return None
     missing = f"{found} compiles no bfloat16 for this CPU, which tinygrad needs"
-    if _zig() is None:
+    if _zig_path() is None:
         return f"{missing}: install clang 15 or newer, or `pip install ziglang`"
     return f"{missing}: ziglang's clang is used; CC=clang takes it all the same"
 
 
-def _zig() -> Path | None:
+def _zig_path() -> Path | None:
     ziglang = importlib.util.find_spec("ziglang")
     if ziglang is None or not ziglang.submodule_search_locations:
         return None
     return Path(ziglang.submodule_search_locations[0]) / "zig"
 
 
-def write_clang(directory: Path) -> bool:
+def write_clang_script(directory: Path) -> bool:
     """Write a script `clang` that runs ziglang's into `directory`; False without ziglang."""
     # Not `python -m ziglang`: an interpreter costs as much as the compilation of a kernel.
-    if (zig := _zig()) is None:
+    if (zig := _zig_path()) is None:
         return False
     directory.mkdir(parents=True, exist_ok=True)
     script, text = directory / "clang", f'#!/bin/sh\nexec "{zig}" clang "$@"\n'
@@ -142,7 +142,7 @@ def cuda_wheel_file(pattern: str) -> Path | None:
     return None
 
 
-def compiler_hint(error: str) -> str:
+def with_compiler_hint(error: str) -> str:
     """Add to an error about a missing clang how to get one."""
     if "FileNotFoundError" in error and "clang" in error:
         return "no C compiler: install clang, or `pip install ziglang`, which carries one"

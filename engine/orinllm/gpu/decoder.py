@@ -14,16 +14,16 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.device import compile_all
-from orinllm.gpu.draws import Draws
+from orinllm.gpu.draws import DeviceSampler
 from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.gpu.kernels.rows import last_row
-from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import Memory, floats_of
-from orinllm.gpu.steps.prompt import ChunkList
-from orinllm.gpu.steps.tokens import TokenList, copy_ints
+from orinllm.gpu.kernels.rows import copy_last_row_launch
+from orinllm.gpu.launch import Launch, LaunchGraph
+from orinllm.gpu.memory import Memory, read_floats
+from orinllm.gpu.steps.prompt import ChunkLowering
+from orinllm.gpu.steps.tokens import TokenLowering, copy_ints
 
 if TYPE_CHECKING:
-    from orinllm.gpu.steps.batch import BatchList
+    from orinllm.gpu.steps.batch import BatchLowering
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
@@ -36,29 +36,31 @@ GEMV_SEQUENCES = 2
 UNDER_WAY = 2
 
 
-def size_classes(slots: int) -> tuple[int, ...]:
+def batch_sizes(slots: int) -> tuple[int, ...]:
     """Return the classes that so many slots need: all below, and the first that holds them."""
     if not 1 <= slots <= SIZE_CLASSES[-1]:
         raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
     return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
-def list_of_tokens(memory: Memory, sequences: int) -> TokenList | BatchList:
+def make_token_lowering(memory: Memory, sequences: int) -> TokenLowering | BatchLowering:
     """Return the launches of a token of each of so many sequences."""
     if sequences > GEMV_SEQUENCES:
-        from orinllm.gpu.steps.batch import BatchList
+        from orinllm.gpu.steps.batch import BatchLowering
 
-        return BatchList(memory, sequences)
-    return TokenList(memory, sequences)
+        return BatchLowering(memory, sequences)
+    return TokenLowering(memory, sequences)
 
 
-def launches_behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
+def launches_after_chunk(
+    tokens: TokenLowering | BatchLowering, chunk: ChunkLowering
+) -> tuple[Launch, ...]:
     """Return the launches of the token that follows a chunk of a sequence."""
-    assert isinstance(tokens, TokenList)
-    pairs = [(tokens.x, chunk.x)]
-    if tokens.layered is not None and chunk.layered is not None:
-        pairs.append((tokens.layered, chunk.layered))
-    return *(last_row(to, rows, chunk.chunk) for to, rows in pairs), *tokens.ending
+    assert isinstance(tokens, TokenLowering)
+    pairs = [(tokens.residual, chunk.residual)]
+    if tokens.layer_embeddings is not None and chunk.layer_embeddings is not None:
+        pairs.append((tokens.layer_embeddings, chunk.layer_embeddings))
+    return *(copy_last_row_launch(to, rows, chunk.chunk) for to, rows in pairs), *tokens.ending
 
 
 class Decoder:
@@ -67,15 +69,19 @@ class Decoder:
     A slot's result depends on its own sequence and on `sequences`, not on what others hold.
     """
 
-    def __init__(self, tokens: TokenList | BatchList, chunk: ChunkList | None = None) -> None:
+    def __init__(
+        self, tokens: TokenLowering | BatchLowering, chunk: ChunkLowering | None = None
+    ) -> None:
         self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
-        self._behind = () if chunk is None else launches_behind_chunk(tokens, chunk)
+        self._behind = () if chunk is None else launches_after_chunk(tokens, chunk)
         launches = (*tokens.launches, *self._behind)
-        compile_all(memory.device, [launch.source for launch in launches])
-        self.graph = Graph(memory.device, tokens.launches, UNDER_WAY)
-        self._begins: dict[bool, Graph] = {}  # of tokens behind a chunk; True: with drawing
+        compile_all(memory.device, [launch.cuda_source for launch in launches])
+        self.graph = LaunchGraph(memory.device, tokens.launches, UNDER_WAY)
+        self._begins: dict[bool, LaunchGraph] = {}  # of tokens behind a chunk; True: with drawing
         self.sequences = sequences
-        self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
+        self._drawn: tuple[DeviceSampler, LaunchGraph] | None = (
+            None  # made when a slot first draws its tokens
+        )
         self._mail = tokens.mail
         self._positions: Sequence[int] = [-1] * sequences  # of each slot's last token
         self._turned: Sequence[int] = [0] * sequences  # as `turn` was told last
@@ -91,7 +97,9 @@ class Decoder:
             for i in range(sequences)
         ]
 
-    def place(self, pages: Sequence[Sequence[int]], states: Sequence[int] | None = None) -> None:
+    def set_pages(
+        self, pages: Sequence[Sequence[int]], states: Sequence[int] | None = None
+    ) -> None:
         """Say which pages each slot's keys and values are in, from the first token on.
 
         states: where the recurrent states of each are, of a model that has some; None: those of
@@ -100,21 +108,21 @@ class Decoder:
         if len(pages) != self.sequences:
             raise ValueError(f"pages of {len(pages)} sequences for {self.sequences} slots")
         memory = self.list.memory
-        copy_ints(self.list.table, [p for row in pages for p in memory.table_row(row)])
+        copy_ints(self.list.table, [p for row in pages for p in memory.page_table_row(row)])
         if memory.states is not None:
             copy_ints(self.list.slots, list(range(self.sequences) if states is None else states))
 
-    def place_slot(self, slot: int, pages: Sequence[int]) -> None:
+    def set_slot_pages(self, slot: int, pages: Sequence[int]) -> None:
         """Say which pages one slot's keys and values are in, from the first token on."""
-        copy_ints(self._tables[slot], self.list.memory.table_row(pages))
+        copy_ints(self._tables[slot], self.list.memory.page_table_row(pages))
 
-    def shift_positions(self, behind: Sequence[int]) -> None:
+    def set_position_shifts(self, behind: Sequence[int]) -> None:
         """Say by how much less than its position each slot's token is turned from now on."""
         if self.list.turns is not None and behind != self._turned:
             copy_ints(self.list.turns, [*behind])
             self._turned = behind
 
-    def step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
+    def start_step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
         """Start a token of each: the given ones at their positions, or what the last step left.
 
         A position must be in a page that the slot has.
@@ -127,29 +135,29 @@ class Decoder:
             self._positions = positions
         else:
             self._positions = [at + (at >= 0) for at in self._positions]
-        self.next_graph.run()
+        self.next_graph.start()
         if self._drawn is not None:
-            self._drawn[0].stepped()
+            self._drawn[0].on_step_started()
 
-    def begin(self, position: int) -> None:
+    def start_after_chunk(self, position: int) -> None:
         """Start the token that follows a chunk, whose last token is at `position`."""
         copy_ints(self.list.state, [0, position])
         self._positions = [position]
-        drawn = self._drawn if self._drawn is not None and self._drawn[0].needed else None
+        drawn = self._drawn if self._drawn is not None and self._drawn[0].is_needed else None
         draws = () if drawn is None else drawn[0].launches
         if (key := drawn is not None) not in self._begins:
-            self._begins[key] = Graph(self.list.memory.device, (*self._behind, *draws))
-        self._begins[key].run()
+            self._begins[key] = LaunchGraph(self.list.memory.device, (*self._behind, *draws))
+        self._begins[key].start()
         if drawn is not None:
-            drawn[0].stepped()
+            drawn[0].on_step_started()
 
-    def tokens_to_come(self) -> Callable[[], list[int]]:
+    def make_token_reader(self) -> Callable[[], list[int]]:
         """Note the step under way; return what waits for its tokens, while the next one may run.
 
         At most two steps may be under way.
         """
         assert self._mail is not None
-        arrived = self._mail.tokens_to_come()
+        arrived = self._mail.make_token_reader()
         places = [2 * slot + (at & 1) for slot, at in enumerate(self._positions)]
 
         def tokens() -> list[int]:
@@ -159,83 +167,83 @@ class Decoder:
         return tokens
 
     @property
-    def next_graph(self) -> Graph:
+    def next_graph(self) -> LaunchGraph:
         """The graph that the next step runs: with drawing only where a slot draws, or is masked."""
-        if self._drawn is not None and self._drawn[0].needed:
+        if self._drawn is not None and self._drawn[0].is_needed:
             return self._drawn[1]
         return self.graph
 
-    def sample(self, slot: int, how: Sampling | None) -> None:
+    def set_sampling(self, slot: int, how: Sampling | None) -> None:
         """Draw a slot's tokens like this from now on; None takes the most likely ones.
 
-        For penalties nothing counts until `remember`. Raises BadInput for a bias of a token that
-        there is not.
+        For penalties nothing counts until `set_penalty_history`. Raises BadInput for a bias
+        of a token that there is not.
         """
         if self._drawn is not None or (how is not None and not how.greedy):
-            self._draws().sample(slot, how)
+            self._sampler().set_sampling(slot, how)
 
-    def mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
+    def set_token_mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
         """Allow only tokens whose bit is set in the next step: (vocabulary + 31) // 32 words.
 
         None allows all, and so does every step after the next one.
         """
         if self._drawn is not None or words is not None:
-            self._draws().mask(slot, words)
+            self._sampler().set_token_mask(slot, words)
 
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+    def set_penalty_history(self, slot: int, tokens: Sequence[int]) -> None:
         """Say what a slot's sequence is so far, for penalties; what it draws is added to it."""
         if self._drawn is not None:
-            self._draws().remember(slot, tokens)
+            self._sampler().set_penalty_history(slot, tokens)
 
-    def _draws(self) -> Draws:
+    def _sampler(self) -> DeviceSampler:
         if self._drawn is None:
             device, context = self.list.memory.device, self.list.memory.context
             mail = None if self._mail is None else self._mail.buffer
-            draws = Draws(self.list.logits, self.list.state, self.sequences, context, mail)
-            compile_all(device, [launch.source for launch in draws.launches])
+            draws = DeviceSampler(self.list.logits, self.list.state, self.sequences, context, mail)
+            compile_all(device, [launch.cuda_source for launch in draws.launches])
             launches = (*self.list.launches, *draws.launches)
-            self._drawn = draws, Graph(device, launches, UNDER_WAY)
+            self._drawn = draws, LaunchGraph(device, launches, UNDER_WAY)
         return self._drawn[0]
 
-    def tokens(self) -> tuple[int, ...]:
+    def wait_for_tokens(self) -> tuple[int, ...]:
         """Wait for the next token of each sequence; -1 where logits are no numbers."""
         out = memoryview(bytearray(4 * self.sequences))
         return struct.unpack(f"<{self.sequences}i", self._tokens.copyout(out))
 
-    def logits_of(self, slot: int) -> NDArray[np.float32]:
+    def wait_for_slot_logits(self, slot: int) -> NDArray[np.float32]:
         """Wait for the logits of one slot: (vocabulary)."""
-        return floats_of(self._rows[slot])
+        return read_floats(self._rows[slot])
 
-    def logits(self) -> NDArray[np.float32]:
+    def wait_for_logits(self) -> NDArray[np.float32]:
         """Wait for the logits: (sequences, vocabulary)."""
-        return floats_of(self.list.logits).reshape(self.sequences, -1)
+        return read_floats(self.list.logits).reshape(self.sequences, -1)
 
 
 class Verifier(Decoder):
     """Up to `rows` neighbours of one sequence, some of them guessed."""
 
     def __init__(self, memory: Memory, rows: int) -> None:
-        tokens = TokenList(memory, rows, together=True)
+        tokens = TokenLowering(memory, rows, together=True)
         super().__init__(tokens)
-        self._passed: tuple[Buffer, Graph] | None = None  # of recurrent states
+        self._passed: tuple[Buffer, LaunchGraph] | None = None  # of recurrent states
         if (passed := tokens.passed) is not None:
-            compile_all(memory.device, [launch.source for launch in tokens.keep])
-            self._passed = passed, Graph(memory.device, tokens.keep)
+            compile_all(memory.device, [launch.cuda_source for launch in tokens.keep])
+            self._passed = passed, LaunchGraph(memory.device, tokens.keep)
 
     def verify(self, tokens: Sequence[int], position: int, behind: int) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.
 
-        Recurrent states stay where they were until `keep_first`.
+        Recurrent states stay where they were until `accept_first`.
         """
         n, idle = len(tokens), self.sequences - len(tokens)
-        self.shift_positions([behind] * self.sequences)
+        self.set_position_shifts([behind] * self.sequences)
         if self._passed is not None:
             copy_ints(self._passed[0], [position, n])
-        self.step([*tokens, *[0] * idle], [*range(position, position + n), *[-1] * idle])
-        return list(self.tokens()[:n])
+        self.start_step([*tokens, *[0] * idle], [*range(position, position + n), *[-1] * idle])
+        return list(self.wait_for_tokens()[:n])
 
-    def keep_first(self, position: int, n: int) -> None:
+    def accept_first(self, position: int, n: int) -> None:
         """Start taking recurrent states behind n of the last neighbours, from `position` on."""
         if self._passed is not None:
             copy_ints(self._passed[0], [position, n])
-            self._passed[1].run()
+            self._passed[1].start()

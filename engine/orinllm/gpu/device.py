@@ -36,7 +36,7 @@ MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
 SHARING = 2
 
 
-def _mail(device: str, sequences: int) -> HostTokens:
+def _make_plain_host_tokens(device: str, sequences: int) -> HostTokens:
     from orinllm.gpu.host_tokens import HostTokens
 
     return HostTokens(device, sequences)
@@ -53,7 +53,9 @@ class Toolchain:
     # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
-    mail: Callable[[str, int], HostTokens] = _mail  # of a device's name and a number of sequences
+    mail: Callable[[str, int], HostTokens] = (
+        _make_plain_host_tokens  # of a device's name and a number of sequences
+    )
     # Copies to a buffer while another thread uses the device; None: one thread at a time does.
     concurrent_copy: Callable[[Buffer, memoryview], None] | None = None
 
@@ -64,11 +66,11 @@ _TOOLCHAINS: dict[str, Toolchain] = {}
 def register_toolchain(kind: str, toolchain: Toolchain) -> None:
     """Let the kernels run on a kind of device, such as "CUDA"."""
     _TOOLCHAINS[kind] = toolchain
-    multiprocessors.cache_clear()
-    unsupported.cache_clear()
+    multiprocessor_count.cache_clear()
+    reason_unsupported.cache_clear()
 
 
-def plan_for_multiprocessors(kind: str, multiprocessors: Callable[[str], int]) -> None:
+def override_multiprocessors(kind: str, multiprocessors: Callable[[str], int]) -> None:
     """Plan launches on a kind of device for other multiprocessors than it has, an Orin's say.
 
     `multiprocessors` takes a device's name. Blocks per multiprocessor are what NV launches on an
@@ -79,7 +81,7 @@ def plan_for_multiprocessors(kind: str, multiprocessors: Callable[[str], int]) -
     )
 
 
-def _toolchain(device: str) -> Toolchain:
+def _toolchain_of(device: str) -> Toolchain:
     return _TOOLCHAINS[device.split(":")[0]]
 
 
@@ -117,7 +119,7 @@ def open_device(name: str | None) -> str:
         found = _NAME.fullmatch(name)
         if found is None or found[1].upper() not in (_CPU, *_TOOLCHAINS):
             raise BadInput(f"{flag}: no such device; CPU, CUDA, NV or CUDA:1 was expected")
-    if (on_cpu := _on_cpu(name)) is not None:
+    if (on_cpu := _cpu_if_wanted(name)) is not None:
         return on_cpu
     from tinygrad import Device
 
@@ -128,13 +130,13 @@ def open_device(name: str | None) -> str:
         opened: str = Device[name or Device.DEFAULT].device
     except Exception as error:  # each device raises what its libraries do
         raise BadInput(
-            f"{flag}: does not open: {_why(error)}; CPU always opens; without {without}, the "
-            "best device that opens is taken"
+            f"{flag}: does not open: {_error_text(error)}; CPU always opens; without {without}, "
+            "the best device that opens is taken"
         ) from None
     return opened
 
 
-def _on_cpu(name: str | None) -> str | None:
+def _cpu_if_wanted(name: str | None) -> str | None:
     """Return the name of a CPU that is asked for, or is all that can open; else None.
 
     It needs none of tinygrad's devices, whose libraries take longer to import than a small model to
@@ -160,7 +162,7 @@ def gpu_may_open() -> bool:
 
 
 @contextmanager
-def faults_of(device: str) -> Iterator[None]:
+def raise_as_device_fault(device: str) -> Iterator[None]:
     """Let what a device failed of in the body be a DeviceFault.
 
     Libraries raise a RuntimeError, and a MemoryError where the device gives no memory.
@@ -174,53 +176,53 @@ def faults_of(device: str) -> Iterator[None]:
         raise DeviceFault(f"{device}: failed: {said}") from error
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error's first line; of several errors each one's."""
     if isinstance(error, ExceptionGroup):
-        return "; ".join(dict.fromkeys(map(_why, error.exceptions)))
+        return "; ".join(dict.fromkeys(map(_error_text, error.exceptions)))
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 @cache
-def unsupported(device: str) -> str | None:
+def reason_unsupported(device: str) -> str | None:
     """Say why the kernels cannot run on a tinygrad device such as "CUDA", or None."""
     if device.split(":")[0] not in _TOOLCHAINS:
         return f"{device} is neither CUDA nor NV"
-    return _toolchain(device).unsupported(device)
+    return _toolchain_of(device).unsupported(device)
 
 
 @cache
-def multiprocessors(device: str) -> int:
+def multiprocessor_count(device: str) -> int:
     """Return the number of multiprocessors that a device reports."""
-    return _toolchain(device).multiprocessors(device)
+    return _toolchain_of(device).multiprocessors(device)
 
 
-def blocks_per_sm(device: str) -> int:
+def gemv_blocks_per_sm(device: str) -> int:
     """Return how many blocks of a GEMV may share a multiprocessor."""
-    return _toolchain(device).blocks_per_sm(device)
+    return _toolchain_of(device).blocks_per_sm(device)
 
 
-def host_tokens_of(device: str, sequences: int) -> HostTokens:
+def make_host_tokens(device: str, sequences: int) -> HostTokens:
     """Return what a device's launches leave the tokens of so many sequences in for the host."""
-    return _toolchain(device).mail(device, sequences)
+    return _toolchain_of(device).mail(device, sequences)
 
 
-def concurrent_copy(device: str) -> Callable[[Buffer, memoryview], None] | None:
+def concurrent_copy_function(device: str) -> Callable[[Buffer, memoryview], None] | None:
     """Return what copies to a device's buffer beside other threads, and waits; None: nothing."""
-    return _toolchain(device).concurrent_copy
+    return _toolchain_of(device).concurrent_copy
 
 
-def free_memory(device: str) -> int | None:
+def free_memory_bytes(device: str) -> int | None:
     """Return the bytes that a model may take on a device; None where nobody knows.
 
     Devices that compute in the host's memory have what the kernel calls available.
     """
     toolchain = _TOOLCHAINS.get(device.split(":")[0])
-    return _available() if toolchain is None else toolchain.free_memory(device)
+    return _available_host_bytes() if toolchain is None else toolchain.free_memory(device)
 
 
-def _available() -> int | None:
+def _available_host_bytes() -> int | None:
     """Return MemAvailable of /proc/meminfo (proc(5)), in bytes."""
     try:
         text = Path("/proc/meminfo").read_text()
@@ -236,7 +238,7 @@ def cubin_name(arch: str, source: str) -> str:
 
 
 @cache
-def _made_ahead(arch: str, source: str) -> bytes | None:
+def _cubin_made_ahead(arch: str, source: str) -> bytes | None:
     name = cubin_name(arch, source)
     for folder in filter(None, os.environ.get(CUBINS, "").split(os.pathsep)):
         path = Path(folder, name)
@@ -250,10 +252,10 @@ def compile_cuda(device: str, source: str) -> bytes:
 
     Raises tinygrad's CompileError, with the compiler's log.
     """
-    arch = _toolchain(device).ahead(device)
-    found = None if arch is None else _made_ahead(arch, source)
+    arch = _toolchain_of(device).ahead(device)
+    found = None if arch is None else _cubin_made_ahead(arch, source)
     return (
-        bytes(_toolchain(device).compiler(device).compile_cached(source))
+        bytes(_toolchain_of(device).compiler(device).compile_cached(source))
         if found is None
         else found
     )
@@ -263,10 +265,10 @@ def compile_all(device: str, sources: Iterable[str]) -> None:
     """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
     from tinygrad.helpers import diskcache_get, diskcache_put
 
-    arch, missing = _toolchain(device).ahead(device), list(dict.fromkeys(sources))
+    arch, missing = _toolchain_of(device).ahead(device), list(dict.fromkeys(sources))
     if arch is not None:
-        missing = [source for source in missing if _made_ahead(arch, source) is None]
-    compiler = _toolchain(device).compiler(device) if missing else None
+        missing = [source for source in missing if _cubin_made_ahead(arch, source) is None]
+    compiler = _toolchain_of(device).compiler(device) if missing else None
     if compiler is None or compiler.cachekey is None:
         return
     missing = [source for source in missing if diskcache_get(compiler.cachekey, source) is None]
@@ -284,7 +286,7 @@ def _arch(device: str) -> str:
     return str(Device[device].renderer.target.arch)
 
 
-def _unusable(device: str) -> str | None:
+def _reason_unusable(device: str) -> str | None:
     from tinygrad.device import CompileError
 
     arch = _arch(device)
@@ -297,14 +299,14 @@ def _unusable(device: str) -> str | None:
     return None
 
 
-def _simulated(device: str) -> bool:
+def _is_simulated(device: str) -> bool:
     """Say whether the device is the simulated board, which runs PTX."""
     from tinygrad import Device
 
     return str(Device[device].renderer.target.interface).startswith("MOCK")
 
 
-def nvrtc(arch: str, ptx: bool = False) -> NVRTCCompiler:
+def nvrtc_compiler(arch: str, ptx: bool = False) -> NVRTCCompiler:
     """Return the compiler of CUDA C for an architecture, to a cubin or to PTX.
 
     It is the NVRTC that tinygrad found, else that of a wheel. Raises CompileError without either.
@@ -326,11 +328,11 @@ def nvrtc(arch: str, ptx: bool = False) -> NVRTCCompiler:
 
 
 @cache
-def _nvrtc(device: str) -> NVRTCCompiler:
-    return nvrtc(_arch(device), ptx=_simulated(device))
+def _nvrtc_compiler_of(device: str) -> NVRTCCompiler:
+    return nvrtc_compiler(_arch(device), ptx=_is_simulated(device))
 
 
-def _cuda_multiprocessors(device: str) -> int:
+def _cuda_multiprocessor_count(device: str) -> int:
     from tinygrad import Device
     from tinygrad.runtime.autogen import cuda
 
@@ -345,20 +347,20 @@ def _cuda_multiprocessors(device: str) -> int:
     return count.value
 
 
-def _nv_multiprocessors(device: str) -> int:
+def _nv_multiprocessor_count(device: str) -> int:
     from tinygrad import Device
 
     return int(Device[device].num_sms)
 
 
-def _nv_blocks_per_sm(device: str) -> int:
+def _nv_gemv_blocks_per_sm(device: str) -> int:
     """NV splits an Orin's shared memory for all blocks of a launch, another GPU's for one."""
     from tinygrad import Device
 
     return SHARING if Device[device].arch == "sm_87" else 1
 
 
-def _nv_free_memory(device: str) -> int | None:
+def _nv_free_bytes(device: str) -> int | None:
     """Return what TegraIface would still allocate; None where a board has memory of its own."""
     from tinygrad import Device
 
@@ -366,7 +368,7 @@ def _nv_free_memory(device: str) -> int | None:
     return None if ask is None else int(ask())
 
 
-def _cuda_free_memory(device: str) -> int | None:
+def _cuda_free_bytes(device: str) -> int | None:
     from tinygrad import Device
     from tinygrad.runtime.autogen import cuda
 
@@ -377,19 +379,19 @@ def _cuda_free_memory(device: str) -> int | None:
     return free.value
 
 
-def _cuda_mail(device: str, sequences: int) -> HostTokens:
+def _make_cuda_host_tokens(device: str, sequences: int) -> HostTokens:
     from orinllm.gpu.host_tokens import CudaHostTokens
 
     return CudaHostTokens(device, sequences)
 
 
-def _nv_mail(device: str, sequences: int) -> HostTokens:
+def _make_nv_host_tokens(device: str, sequences: int) -> HostTokens:
     from orinllm.gpu.host_tokens import NvHostTokens
 
     return NvHostTokens(device, sequences)
 
 
-def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
+def _copy_by_cuda(buffer: Buffer, data: memoryview) -> None:
     """Copy by the driver alone: without tinygrad's pinned memory, and without Python meanwhile."""
     from tinygrad import Device
     from tinygrad.helpers import mv_address
@@ -403,39 +405,39 @@ def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
 register_toolchain(
     "CUDA",
     Toolchain(
-        _nvrtc,
-        _cuda_multiprocessors,
+        _nvrtc_compiler_of,
+        _cuda_multiprocessor_count,
         lambda device: SHARING,
-        _unusable,
+        _reason_unusable,
         _arch,
-        _cuda_free_memory,
-        _cuda_mail,
-        _cuda_copy,
+        _cuda_free_bytes,
+        _make_cuda_host_tokens,
+        _copy_by_cuda,
     ),
 )
 register_toolchain(
     "NV",
     Toolchain(
-        _nvrtc,
-        _nv_multiprocessors,
-        _nv_blocks_per_sm,
-        _unusable,
-        lambda device: None if _simulated(device) else _arch(device),
-        _nv_free_memory,
-        _nv_mail,
+        _nvrtc_compiler_of,
+        _nv_multiprocessor_count,
+        _nv_gemv_blocks_per_sm,
+        _reason_unusable,
+        lambda device: None if _is_simulated(device) else _arch(device),
+        _nv_free_bytes,
+        _make_nv_host_tokens,
     ),
 )
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetGpu:
     """A GPU that is not here, to compile for: its architecture and multiprocessors."""
 
     arch: str  # such as sm_87
     multiprocessors: int
 
 
-def null_device() -> str:
+def register_null_device() -> str:
     """Return the device NULL, for which launches are listed: as on an Orin, where none was named.
 
     Their buffers are of no memory.
@@ -448,7 +450,7 @@ def null_device() -> str:
     return "NULL"
 
 
-def compile_for(target: Target) -> str:
+def open_target_device(target: TargetGpu) -> str:
     """Let the device NULL, which computes nothing, stand for a GPU; return its name.
 
     Raises BadInput where no compiler is here, or none that knows the GPU's architecture.
@@ -456,7 +458,7 @@ def compile_for(target: Target) -> str:
     from tinygrad.device import CompileError
 
     try:
-        compiler = nvrtc(target.arch)
+        compiler = nvrtc_compiler(target.arch)
         compiler.compile_cached(PROBE)
     except CompileError as error:
         raise BadInput(f"{target.arch}: {' '.join(str(error).split())}") from None

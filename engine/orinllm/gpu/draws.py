@@ -10,7 +10,7 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.gpu.kernels.sample import SampleBuffers, mask_words, sample_tokens
+from orinllm.gpu.kernels.sample import SampleBuffers, mask_word_count, sampling_launches
 
 # Slot of cuda/sample.cu: 64 bytes.
 _SLOT = struct.Struct("<QQiiii5f12x")
@@ -19,7 +19,7 @@ _NO_TOP_P, _MOST = (1 << 64) - 1, (1 << 31) - 1
 _COLDEST = 1e-30
 
 
-class Draws:
+class DeviceSampler:
     """The sampling of N slots, whose logits and state are a token list's."""
 
     def __init__(
@@ -31,46 +31,46 @@ class Draws:
         mail: Buffer | None = None,
     ) -> None:
         self._vocabulary, self._context = logits.size // sequences, context
-        self._buffers = SampleBuffers.make(logits, state, sequences, context, mail)
-        self.launches = tuple(sample_tokens(self._buffers))
+        self._buffers = SampleBuffers.allocate(logits, state, sequences, context, mail)
+        self.launches = tuple(sampling_launches(self._buffers))
         self._drawing: set[int] = set()
         self._masked = False
         self._windows = [0] * sequences
         for slot in range(sequences):
-            self.sample(slot, None)
+            self.set_sampling(slot, None)
 
     @property
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Say whether the next step has a slot that draws, or whose tokens are masked."""
         return bool(self._drawing) or self._masked
 
-    def stepped(self) -> None:
+    def on_step_started(self) -> None:
         """Note that a step with the draws' launches was started: masks are used up."""
         self._masked = False
 
-    def sample(self, slot: int, how: Sampling | None) -> None:
+    def set_sampling(self, slot: int, how: Sampling | None) -> None:
         """Let a slot draw like this from now on; None takes the most likely token.
 
-        Nothing counts for penalties until `remember`. Raises BadInput for a bias of a token that
-        there is not.
+        Nothing counts for penalties until `set_penalty_history`. Raises BadInput for a bias of a
+        token that there is not.
         """
         how = Sampling(temperature=0) if how is None else how
-        biases = _biases(how, self._vocabulary)
-        self._windows[slot] = _window(how)
+        biases = _bias_vector(how, self._vocabulary)
+        self._windows[slot] = _penalty_window(how)
         self._drawing.discard(slot)
         if not how.greedy:
             self._drawing.add(slot)
-        _put(self._buffers.slots, slot * _SLOT.size, slot_bytes(how, biases is not None))
+        _copy_bytes(self._buffers.slots, slot * _SLOT.size, packed_slot(how, biases is not None))
         if biases is not None:
-            _put(self._buffers.bias, slot * biases.nbytes, biases.tobytes())
-        self.remember(slot, ())
+            _copy_bytes(self._buffers.bias, slot * biases.nbytes, biases.tobytes())
+        self.set_penalty_history(slot, ())
 
-    def mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
+    def set_token_mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
         """Allow a slot's next token to be only one whose bit is set; None allows all.
 
         `words` has a bit for each token, (vocabulary + 31) // 32 words. It holds for one step.
         """
-        size = mask_words(self._vocabulary)
+        size = mask_word_count(self._vocabulary)
         if words is None:
             words = np.zeros(0, np.uint32)
         elif words.shape != (size - 1,):
@@ -78,9 +78,9 @@ class Draws:
         else:
             self._masked = True
         on = np.array([len(words) > 0], np.uint32)
-        _put(self._buffers.mask, 4 * slot * size, on.tobytes() + words.tobytes())
+        _copy_bytes(self._buffers.mask, 4 * slot * size, on.tobytes() + words.tobytes())
 
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+    def set_penalty_history(self, slot: int, tokens: Sequence[int]) -> None:
         """Say what a slot's sequence is so far: its last tokens count for penalties.
 
         Tokens that the slot draws are added without this.
@@ -92,11 +92,11 @@ class Draws:
         counts = np.bincount(tokens[-window:], minlength=self._vocabulary).astype(np.int32)
         history = np.full(self._context, -1, np.int32)
         history[: len(tokens)] = tokens
-        _put(self._buffers.counts, slot * counts.nbytes, counts.tobytes())
-        _put(self._buffers.history, slot * history.nbytes, history.tobytes())
+        _copy_bytes(self._buffers.counts, slot * counts.nbytes, counts.tobytes())
+        _copy_bytes(self._buffers.history, slot * history.nbytes, history.tobytes())
 
 
-def _biases(how: Sampling, vocabulary: int) -> NDArray[np.float32] | None:
+def _bias_vector(how: Sampling, vocabulary: int) -> NDArray[np.float32] | None:
     if not how.logit_bias:
         return None
     biases = np.zeros(vocabulary, np.float32)
@@ -107,11 +107,11 @@ def _biases(how: Sampling, vocabulary: int) -> NDArray[np.float32] | None:
     return biases
 
 
-def _window(how: Sampling) -> int:
+def _penalty_window(how: Sampling) -> int:
     return min(how.penalty_tokens, _MOST) if how.penalized else 0
 
 
-def slot_bytes(how: Sampling, biased: bool = False) -> bytes:
+def packed_slot(how: Sampling, biased: bool = False) -> bytes:
     """Return a Slot of cuda/sample.cu; `biased`: there is a row of biases."""
     cold = how.temperature == 0
     return _SLOT.pack(
@@ -120,7 +120,7 @@ def slot_bytes(how: Sampling, biased: bool = False) -> bytes:
         1 if cold else min(how.top_k, _MOST),
         not how.greedy,
         biased,
-        _window(how),
+        _penalty_window(how),
         math.log2(math.e) / (1.0 if cold else max(how.temperature, _COLDEST)),
         math.log(how.min_p) if how.min_p > 0 and not cold else -math.inf,
         how.repeat_penalty,
@@ -129,7 +129,7 @@ def slot_bytes(how: Sampling, biased: bool = False) -> bytes:
     )
 
 
-def _put(buffer: Buffer, offset: int, raw: bytes) -> None:
+def _copy_bytes(buffer: Buffer, offset: int, raw: bytes) -> None:
     """Copy bytes into a buffer from an offset on."""
     items = len(raw) // buffer.dtype.itemsize
     view = buffer.view(items, buffer.dtype, offset).ensure_allocated()

@@ -21,12 +21,12 @@ class HostTokens:
     def __init__(self, device: str, sequences: int) -> None:
         self.buffer = Buffer(device, _EACH * sequences, dtypes.int32).allocate()
 
-    def tokens_to_come(self) -> Callable[[], list[int]]:
+    def make_token_reader(self) -> Callable[[], list[int]]:
         """Note what was started; return what waits for it, and for nothing later, and reads."""
-        return lambda: _ints(self.buffer.copyout(memoryview(bytearray(self.buffer.nbytes))))
+        return lambda: _ints_in(self.buffer.copyout(memoryview(bytearray(self.buffer.nbytes))))
 
 
-def _ints(raw: memoryview) -> list[int]:
+def _ints_in(raw: memoryview) -> list[int]:
     found: list[int] = np.frombuffer(raw, np.int32).tolist()
     return found
 
@@ -55,10 +55,12 @@ class CudaHostTokens(HostTokens):
             check(cuda.cuEventCreate(ctypes.byref(event), self._NO_TIMING))
         # Graphs keep the buffer that they write to, and with it the memory.
         size = ctypes.sizeof(ints)
-        freed = weakref.finalize(self.buffer, _free_mail, self._device, memory, size, self._events)
+        freed = weakref.finalize(
+            self.buffer, _free_buffer_and_events, self._device, memory, size, self._events
+        )
         freed.atexit = False
 
-    def tokens_to_come(self) -> Callable[[], list[int]]:
+    def make_token_reader(self) -> Callable[[], list[int]]:
         """See `HostTokens`."""
         self._events.reverse()
         event = self._events[0]
@@ -72,7 +74,7 @@ class CudaHostTokens(HostTokens):
         return wait
 
 
-def _free_mail(device: Any, memory: Any, size: int, events: Sequence[Any]) -> None:
+def _free_buffer_and_events(device: Any, memory: Any, size: int, events: Sequence[Any]) -> None:
     from tinygrad.runtime.autogen import cuda
 
     cuda.cuCtxSetCurrent(device.context)
@@ -89,7 +91,7 @@ class NvHostTokens(HostTokens):
         spec = BufferSpec(cpu_access=True)
         self.buffer = Buffer(device, _EACH * sequences, dtypes.int32, options=spec).allocate()
 
-    def tokens_to_come(self) -> Callable[[], list[int]]:
+    def make_token_reader(self) -> Callable[[], list[int]]:
         """See `HostTokens`."""
         signal, value = self._device.timeline_signal, self._device.timeline_value - 1
 
@@ -101,6 +103,6 @@ class NvHostTokens(HostTokens):
                 self._device.error_state = error
                 self._device.on_device_hang()  # raises what went wrong
                 raise
-            return _ints(self.buffer._buf.cpu_view()[: self.buffer.nbytes])
+            return _ints_in(self.buffer._buf.cpu_view()[: self.buffer.nbytes])
 
         return wait

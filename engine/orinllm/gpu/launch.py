@@ -36,7 +36,7 @@ Given = dict[str, Buffer | None]
 ALONE = "  const int block = blockIdx.x;\n  const Nobody before{};\n"
 
 
-def shared_bytes(n: int) -> str:
+def shared_memory_declaration(n: int) -> str:
     """Return the declaration of `smem`."""
     return f"  __shared__ u8 __align__(16) smem[{n}];\n"
 
@@ -44,7 +44,7 @@ def shared_bytes(n: int) -> str:
 class Constants(dict[str, bool | int | float | str]):
     """A launch's constants by name. A str is a name of cuda/*, such as Q6_K or STORE."""
 
-    def declared(self, name: str) -> str:
+    def cuda_struct(self, name: str) -> str:
         """Return the CUDA struct `name`."""
         lines = []
         for key, value in self.items():
@@ -97,14 +97,14 @@ class Launch:
     step: str = ""  # a name, of what may be a part of a launch (joined.py)
 
     @property
-    def source(self) -> str:
+    def cuda_source(self) -> str:
         """All of the CUDA C that the compiler sees."""
         bounds = "BOUNDS_126" if self.block * self.per_sm == _TWO_OF_256 else "__launch_bounds__"
         parameters = ", ".join(argument.declaration for argument in self.arguments)
-        structs = "\n".join(c.declared(f"P{i}") for i, c in enumerate(self.constants))
-        own = f"{shared_bytes(self.shared)}{ALONE}" if self.shared else ""
+        structs = "\n".join(c.cuda_struct(f"P{i}") for i, c in enumerate(self.constants))
+        own = f"{shared_memory_declaration(self.shared)}{ALONE}" if self.shared else ""
         return (
-            f"{included(self.file)}\n{structs}\n"
+            f"{source_with_includes(self.file)}\n{structs}\n"
             f'extern "C" __global__ void {bounds}({self.block}, {self.per_sm}) '
             f"{self.name}({parameters}) {{\n{own}{self.body}\n}}\n"
         )
@@ -118,24 +118,24 @@ class Launch:
         return LaunchShape(self.name, self.grid, self.block, len(names), written, estimates)
 
 
-def arguments_of(given: Given) -> tuple[Argument, ...]:
+def make_arguments(given: Given) -> tuple[Argument, ...]:
     """Return the arguments of C declarations, of which those without a buffer are left out."""
     return tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
 
 
-def called(call: str, given: Given) -> str:
+def call_body(call: str, given: Given) -> str:
     """Return the body of a kernel: a call of a function, to which arguments left out are 0."""
     absent = [at.rsplit(None, 1)[1] for at, buffer in given.items() if buffer is None]
     shown = re.sub(rf"\b({'|'.join(absent)})\b", "0", call) if absent else call
     return f"  {shown};"
 
 
-def out_of(buffer: Buffer) -> Given:
+def out_argument(buffer: Buffer) -> Given:
     """Return the argument of what is written in halves or floats, as the buffer is."""
     return {f"{'u16' if buffer.dtype == dtypes.uint16 else 'float'}* out": buffer}
 
 
-def launch_of(
+def make_launch(
     kernel: str,
     label: object,
     constants: Constants,
@@ -149,20 +149,20 @@ def launch_of(
     launch's name has behind the function's.
     """
     file, function = kernel.split()
-    arguments = arguments_of(given)
+    arguments = make_arguments(given)
     return Launch(
         name=f"{function}_{label}",
         file=file,
         constants=(constants,),
         arguments=arguments,
-        body=called(f"{function}<P0>({call})", given),
+        body=call_body(f"{function}<P0>({call})", given),
         grid=(*grid, 1),
         block=ROW_THREADS,
         writes=(arguments[0].name,),
     )
 
 
-def launch_of_rows(
+def make_rows_launch(
     kernel: str,
     label: object,
     constants: Constants,
@@ -177,7 +177,7 @@ def launch_of_rows(
     counted = "const int* chunk" if "chunk[1]" in more else ""
     names = [at.rsplit(None, 1)[1] for at in given if at != counted]
     shown = [f"{value!r}f" if isinstance(value, float) else value for value in more]
-    return launch_of(kernel, label, constants, given, ", ".join([*names, *shown]), grid)
+    return make_launch(kernel, label, constants, given, ", ".join([*names, *shown]), grid)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class LaunchShape:
 
 
 @cache
-def included(file: str) -> str:
+def source_with_includes(file: str) -> str:
     """Return a file of cuda/ with its includes in place, each header once where it says so."""
     seen: set[str] = set()
 
@@ -210,7 +210,7 @@ def included(file: str) -> str:
 
 
 @cache
-def _program(device: str, source: str, shape: LaunchShape) -> UOp:
+def _program_uop(device: str, source: str, shape: LaunchShape) -> UOp:
     arguments = tuple(range(shape.n_arguments))
     info = ProgramInfo(
         shape.name, shape.grid, (shape.block, 1, 1), (), arguments, shape.written, arguments
@@ -226,7 +226,7 @@ def _program(device: str, source: str, shape: LaunchShape) -> UOp:
     return UOp(Ops.PROGRAM, dtypes.void, parts, arg=info)
 
 
-class Graph:
+class LaunchGraph:
     """Launches in their order, as one graph launch where the device has graphs.
 
     turns: runs that may be under way at once. HCQ waits for a graph's last run before it starts it
@@ -238,19 +238,19 @@ class Graph:
 
     def __init__(self, device: str, launches: Sequence[Launch], turns: int = 1) -> None:
         self._device, self.launches = device, tuple(launches)
-        self._linears: list[UOp] = [self._linear()]
+        self._linears: list[UOp] = [self._make_linear()]
         self._turns, self._runs = turns, 0
 
     @property
-    def linear(self) -> UOp:
+    def first_calls(self) -> UOp:
         """The calls that tinygrad runs in the first turn."""
         return self._linears[0]
 
     @cached_property
-    def _calls(self) -> list[UOp]:
-        return self._new_calls()
+    def _single_calls(self) -> list[UOp]:
+        return self._make_calls()
 
-    def _new_calls(self) -> list[UOp]:
+    def _make_calls(self) -> list[UOp]:
         device, uops = self._device, dict[int, UOp]()
 
         def uop(buffer: Buffer) -> UOp:
@@ -259,34 +259,34 @@ class Graph:
             return uops[id(buffer)]
 
         return [
-            _program(device, launch.source, launch.shape).call(
+            _program_uop(device, launch.cuda_source, launch.shape).call(
                 *(uop(argument.buffer) for argument in launch.arguments)
             )
             for launch in self.launches
         ]
 
-    def _linear(self) -> UOp:
+    def _make_linear(self) -> UOp:
         # Calls of its own: tinygrad would give turns with the same ones the same graph.
-        calls, graphed = self._new_calls(), Device[self._device].graph is not None and JIT == 1
+        calls, graphed = self._make_calls(), Device[self._device].graph is not None and JIT == 1
         return UOp(
             Ops.LINEAR, dtypes.void, (create_graph_call(calls),) if graphed else tuple(calls)
         )
 
-    def prepare(self) -> None:
-        """Load the programs of the first turn and make its graph, which `run` would else do."""
-        for call in self.linear.src:
+    def load_programs(self) -> None:
+        """Load the programs of the first turn and make its graph, which `start` would else do."""
+        for call in self.first_calls.src:
             if call.src[0].op is Ops.CUSTOM_FUNCTION:
                 get_graph_runtime(call.src[0], ())
 
-    def run(self) -> None:
+    def start(self) -> None:
         """Start the launches; nothing is waited for but more than `turns` runs."""
         if self.seen is not None:
-            for number, call in enumerate(self._calls):
+            for number, call in enumerate(self._single_calls):
                 run_linear(UOp(Ops.LINEAR, dtypes.void, (call,)), jit=True)
                 self.seen(number)
             return
         turn = self._runs % self._turns
         if turn == len(self._linears):
-            self._linears.append(self._linear())
+            self._linears.append(self._make_linear())
         self._runs += 1
         run_linear(self._linears[turn], jit=True)

@@ -9,9 +9,9 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer, BufferSpec
 from tinygrad.dtype import DType
 
-from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, round_up
-from orinllm.gpu.kernels.rows import Norm
-from orinllm.gpu.weights import Weights, floats
+from orinllm.gpu.kernels.buffers import F16, PAGE, KernelHeads, KvCacheType, LayerKvCache, round_up
+from orinllm.gpu.kernels.rows import NormWeights
+from orinllm.gpu.weights import Weights, floats_on_device
 from orinllm.network import layer as network
 from orinllm.network.config import Config
 from orinllm.network.layer import Recurrence, Rope, state_size
@@ -46,7 +46,7 @@ class Memory:
     pages: int
     caches: tuple[Buffer, ...]  # one a layer that has attention
     rotations: dict[Rope | None, Buffer]
-    kv: KeyType = F16
+    kv: KvCacheType = F16
     scales: tuple[Buffer, ...] = ()  # of the caches, where the type has them
     axes: Buffer | None = None  # which part of a position in three parts each pair turns by
     # Recurrent states: those of sequences, by slot, then copies for later prompts (checkpoints).
@@ -54,31 +54,31 @@ class Memory:
     slots: int = 0
     left: LastHiddenStates | None = None  # a block reads it, its model writes it
 
-    def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
+    def allocate(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
         return Buffer(self.device, size, dtype).allocate()
 
-    def norm(self, layer: int, norm: network.Norm | None) -> Norm:
+    def norm_weights(self, layer: int, norm: network.Norm | None) -> NormWeights:
         """Return the weights of a layer's norm."""
         assert norm is not None
-        vector = self.weights.vector(f"{self.config.prefix(layer)}{norm.weight}.weight")
-        return Norm(vector, self.config.norm_eps)
+        vector = self.weights.vector(f"{self.config.tensor_prefix(layer)}{norm.weight}.weight")
+        return NormWeights(vector, self.config.norm_eps)
 
-    def scratch(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
+    def allocate_scratch(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements that the host never touches."""
         return Buffer(self.device, size, dtype, options=GPU_ONLY).allocate()
 
-    def zeros(self, size: int) -> Buffer:
+    def allocate_zeros(self, size: int) -> Buffer:
         """Return a buffer of `size` ints, all 0."""
-        buffer = self.empty(size, dtypes.int32)
+        buffer = self.allocate(size, dtypes.int32)
         return buffer.copyin(memoryview(bytearray(buffer.nbytes)))
 
-    def make_last_hidden_states(self) -> LastHiddenStates:
+    def allocate_last_hidden_states(self) -> LastHiddenStates:
         """Return room for what a block wants of every token that the pages hold."""
-        rows = self.scratch(self.pages * PAGE * self.config.dim)
+        rows = self.allocate_scratch(self.pages * PAGE * self.config.dim)
         return LastHiddenStates(rows, self.weights.vector(f"{self.config.final_norm}.weight"))
 
-    def table_row(self, pages: Sequence[int]) -> list[int]:
+    def page_table_row(self, pages: Sequence[int]) -> list[int]:
         """Return a sequence's row of a table of pages; raises ValueError for pages not there."""
         width = self.context // PAGE
         if len(pages) > width:
@@ -87,30 +87,30 @@ class Memory:
             raise ValueError(f"pages {min(pages)} to {max(pages)} of a pool of {self.pages}")
         return [*pages, *[0] * (width - len(pages))]
 
-    def states_of(self, layer: int, operation: Recurrence) -> Buffer:
+    def state_buffer(self, layer: int, operation: Recurrence) -> Buffer:
         """Return the states of a layer's operation, of the first slot and what follows it."""
         assert self.states is not None
-        first = _state_places(self.config)[layer, operation]
+        first = _state_offsets(self.config)[layer, operation]
         view = self.states.view(self.states.size - first, dtypes.float32, 4 * first)
         return view.ensure_allocated()
 
-    def heads(self, layer: int, sequences: int) -> Heads:
+    def layer_heads(self, layer: int, sequences: int) -> KernelHeads:
         """Return the heads of a layer that has attention."""
-        return Heads(self.config.attentions[layer], self.context, sequences, self.kv)
+        return KernelHeads(self.config.attentions[layer], self.context, sequences, self.kv)
 
-    def cache(self, layer: int, sequences: int, table: Buffer) -> Cache:
+    def layer_cache(self, layer: int, sequences: int, table: Buffer) -> LayerKvCache:
         """Return a layer's keys and values as a list of launches sees them."""
         index = list(self.config.attentions).index(layer)
         scales = self.scales[index] if self.scales else None
-        return Cache(self.heads(layer, sequences), self.caches[index], scales, table)
+        return LayerKvCache(self.layer_heads(layer, sequences), self.caches[index], scales, table)
 
 
-def pages_that_fit(config: Config, n_bytes: int, kv: KeyType = F16) -> int:
+def pages_that_fit(config: Config, n_bytes: int, kv: KvCacheType = F16) -> int:
     """Return how many pages of keys and values a pool of so many bytes has; none below one page.
 
     Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
     """
-    return min(n_bytes // kv.bytes_of(sum(_page_elements(config))), most_pages(config))
+    return min(n_bytes // kv.bytes_for_elements(sum(_page_elements(config))), most_pages(config))
 
 
 def most_pages(config: Config) -> int:
@@ -120,10 +120,10 @@ def most_pages(config: Config) -> int:
 
 def _page_elements(config: Config) -> list[int]:
     """Return the elements of a page in each layer's cache."""
-    return [attention.kept_width * PAGE for attention in config.attentions.values()]
+    return [attention.kv_elements_per_token * PAGE for attention in config.attentions.values()]
 
 
-def _state_places(config: Config) -> dict[tuple[int, Recurrence], int]:
+def _state_offsets(config: Config) -> dict[tuple[int, Recurrence], int]:
     """Return where the states of each operation begin, in floats from a slot's first."""
     found, at = dict[tuple[int, Recurrence], int](), 0
     for index, layer in enumerate(config.layers):
@@ -134,9 +134,9 @@ def _state_places(config: Config) -> dict[tuple[int, Recurrence], int]:
     return found
 
 
-def slot_floats(config: Config) -> int:
+def state_floats_per_slot(config: Config) -> int:
     """Return the floats of a sequence's recurrent states on a device; 0: it has none."""
-    places = _state_places(config)
+    places = _state_offsets(config)
     if not places:
         return 0
     (_, operation), at = max(places.items(), key=lambda pair: pair[1])
@@ -149,7 +149,7 @@ def make_memory(
     device: str,
     context: int,
     pages: int,
-    kv: KeyType = F16,
+    kv: KvCacheType = F16,
     slots: tuple[int, int] = (1, 0),
 ) -> Memory:
     """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences.
@@ -161,20 +161,22 @@ def make_memory(
     elements = _page_elements(config)
     if not 1 <= pages <= (most := most_pages(config)):
         raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
-    caches = _shared(config, device, kv.dtype, [pages * size for size in elements])
+    caches = _buffers_by_layer(config, device, kv.dtype, [pages * size for size in elements])
     groups = [pages * size // kv.group for size in elements] if kv.group else []
-    scales = _shared(config, device, dtypes.uint16, groups) if groups else ()
+    scales = _buffers_by_layer(config, device, dtypes.uint16, groups) if groups else ()
     ropes = dict.fromkeys(attention.rope for attention in config.attentions.values())
-    rotations = {rope: _rotation(device, rope, context) for rope in ropes}
-    axes = next((ints(device, rope.axes) for rope in ropes if rope and rope.axes), None)
-    states, size = None, slot_floats(config) * sum(slots)
+    rotations = {rope: _rotary_table(device, rope, context) for rope in ropes}
+    axes = next((ints_on_device(device, rope.axes) for rope in ropes if rope and rope.axes), None)
+    states, size = None, state_floats_per_slot(config) * sum(slots)
     if size:
         states = Buffer(device, size, dtypes.float32, options=GPU_ONLY).allocate()
     shared = (device, config, weights, context, pages, caches, rotations, kv, scales, axes)
     return Memory(*shared, states, slots[0])
 
 
-def _shared(config: Config, device: str, dtype: DType, sizes: list[int]) -> tuple[Buffer, ...]:
+def _buffers_by_layer(
+    config: Config, device: str, dtype: DType, sizes: list[int]
+) -> tuple[Buffer, ...]:
     """Return a buffer of each layer that has attention; one that reads another's has that one's."""
     found = dict[int, Buffer]()
     for (layer, attention), size in zip(config.attentions.items(), sizes, strict=True):
@@ -186,13 +188,13 @@ def _shared(config: Config, device: str, dtype: DType, sizes: list[int]) -> tupl
     return tuple(found.values())
 
 
-def ints(device: str, values: Sequence[int]) -> Buffer:
+def ints_on_device(device: str, values: Sequence[int]) -> Buffer:
     """Return ints on a device."""
     raw = np.array(values, np.int32)
     return Buffer(device, raw.size, dtypes.int32).allocate().copyin(memoryview(bytearray(raw)))
 
 
-def floats_of(buffer: Buffer, count: int | None = None) -> NDArray[np.float32]:
+def read_floats(buffer: Buffer, count: int | None = None) -> NDArray[np.float32]:
     """Wait for the first floats of a buffer, or for all."""
     view = buffer if count is None else buffer.view(count, dtypes.float32, 0).ensure_allocated()
     raw = view.copyout(memoryview(bytearray(view.nbytes)))
@@ -200,10 +202,10 @@ def floats_of(buffer: Buffer, count: int | None = None) -> NDArray[np.float32]:
     return found
 
 
-def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:
+def _rotary_table(device: str, rope: Rope | None, context: int) -> Buffer:
     """Return cosines and sines of each position: (context, 2 * frequencies)."""
     if rope is None:
-        return floats(device, np.zeros(1, np.float32))
+        return floats_on_device(device, np.zeros(1, np.float32))
     angles = np.arange(context)[:, None] * np.array(rope.frequencies, np.float64)
     both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
-    return floats(device, both.astype(np.float32))
+    return floats_on_device(device, both.astype(np.float32))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from orinllm.choose.sampling import Choose
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.device import free_memory
+from orinllm.gpu.device import free_memory_bytes
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.gpu.kernels.buffers import PAGE, KeyType
+from orinllm.gpu.kernels.buffers import PAGE, KvCacheType
 from orinllm.gpu.memory import Memory, make_memory
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
@@ -30,18 +30,18 @@ class FusedMtpBlock:
 
     def __init__(self, model: FusedExecutor, network: Network, gguf: GGUF, config: Config) -> None:
         memory = model.memory
-        _check(memory, gguf, config, network)
+        _check_block(memory, gguf, config, network)
         weights = Weights(gguf, config, memory.device, memory.weights)
-        with weights.arriving():
+        with weights.uploading():
             sizes = memory.device, memory.context, memory.pages, memory.kv
             own = make_memory(config, weights, *sizes)
         self._executor = FusedExecutor(replace(own, left=model.keep_hidden_states()))
 
-    def place(self, pages: Sequence[int]) -> int:
+    def cache_slot(self, pages: Sequence[int]) -> int:
         """Return which of the texts that it has keys and values of may be one in these pages."""
         return 0
 
-    def propose(
+    def propose_tokens(
         self, text: Sequence[int], start: int, pages: Sequence[int], most: int, choose: Choose
     ) -> list[int]:
         """Return up to `most` tokens behind a text, all but whose last token the model has.
@@ -50,36 +50,36 @@ class FusedMtpBlock:
         and gets the others.
         """
         executor, end, found = self._executor, len(text) - 1, list[int]()
-        executor.place(pages)
-        executor.begin(text[1:], start)
-        while most and (token := choose(executor.logits(), len(text) + len(found))) >= 0:
+        executor.set_pages(pages)
+        executor.begin_answer(text[1:], start)
+        while most and (token := choose(executor.wait_for_logits(), len(text) + len(found))) >= 0:
             found.append(token)
             if len(found) == most:
                 break
-            executor.step(token, end + len(found) - 1)
+            executor.start_step(token, end + len(found) - 1)
         return found
 
 
-def weight_bytes(gguf: GGUF, config: Config, model: Network) -> int:
+def mtp_weight_bytes(gguf: GGUF, config: Config, model: Network) -> int:
     """Return the bytes that a block's weights take beside its model's."""
     shares = gguf is model.gguf
     return sum(
         tensor.n_bytes
         for name, tensor in gguf.tensors.items()
-        if config.computes(name) and not (shares and model.config.computes(name))
+        if config.uses_tensor(name) and not (shares and model.config.uses_tensor(name))
     )
 
 
-def bytes_per_token(config: Config, kv: KeyType) -> int:
+def mtp_bytes_per_token(config: Config, kv: KvCacheType) -> int:
     """Return the bytes of a token's keys and values, and of what its model remembers of it."""
-    return kv.bytes_of(config.kept_per_token) + 4 * config.dim
+    return kv.bytes_for_elements(config.kv_elements_per_token) + 4 * config.dim
 
 
-def _check(memory: Memory, gguf: GGUF, config: Config, model: Network) -> None:
+def _check_block(memory: Memory, gguf: GGUF, config: Config, model: Network) -> None:
     for what, why in make_plan(gguf, config, memory.device, memory.kv).obstacles.items():
         raise BadInput(f"{gguf.path}: the fused kernels do not run its block: {what}: {why}")
-    free, held = free_memory(memory.device), weight_bytes(gguf, config, model)
-    kept = bytes_per_token(config, memory.kv) * memory.pages * PAGE
+    free, held = free_memory_bytes(memory.device), mtp_weight_bytes(gguf, config, model)
+    kept = mtp_bytes_per_token(config, memory.kv) * memory.pages * PAGE
     if free is not None and held + kept > free:
         raise BadInput(
             f"{gguf.path}: a block of {held / 1e9:.1f} GB, and {kept / 1e9:.1f} GB for its "

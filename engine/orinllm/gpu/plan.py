@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orinllm.errors import BadInput
-from orinllm.file.ggml import GgmlType, kernel_types
+from orinllm.file.ggml import GgmlType, kernel_ggml_types
 from orinllm.file.gguf import GGUF, TensorInfo
-from orinllm.gpu.device import unsupported
-from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType, round_up
+from orinllm.gpu.device import reason_unsupported
+from orinllm.gpu.kernels.buffers import F16, PAGE, KvCacheType, round_up
 from orinllm.network.arch.check import wanted_tensors
 from orinllm.network.config import Config
-from orinllm.network.layer import Activate, Activation, Mix, Recurrence
+from orinllm.network.layer import Activate, Activation, MixExperts, Recurrence
 
 
 @dataclass(frozen=True)
-class Plan:
+class PathPlan:
     """A model on a device."""
 
     device: str
@@ -25,11 +25,11 @@ class Plan:
     cache_bytes_per_token: int
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """Say whether the fused kernels run the model."""
         return self.path == "fused"
 
-    def reason(self, tensor: str) -> str | None:
+    def reason_not_fused(self, tensor: str) -> str | None:
         """Return why a tensor is not on the fused kernels, or None."""
         if tensor in self.obstacles:
             return self.obstacles[tensor]
@@ -42,29 +42,34 @@ _FLOATS = (".ffn_gate_inp.weight",)
 _SMALL = 1 << 20
 
 
-def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Plan:
+def make_plan(gguf: GGUF, config: Config, device: str, kv: KvCacheType = F16) -> PathPlan:
     """Plan a model for a tinygrad device such as "CUDA" or "NV"; `kv` is of keys and values."""
-    why = unsupported(device)
-    obstacles = {"device": why} if why else _of_model(config) | _of_tensors(gguf, config, device)
+    why = reason_unsupported(device)
+    obstacles = (
+        {"device": why}
+        if why
+        else _model_obstacles(config) | _tensor_obstacles(gguf, config, device)
+    )
     on_cpu = device.split(":")[0] == "CPU" and config.layers
     path = "fused" if not obstacles else "cpu" if on_cpu else "general"
-    size, how = _weights(gguf, config, path)
-    return Plan(
+    size, how = _weight_bytes_and_layout(gguf, config, path)
+    return PathPlan(
         device=device,
         path=path,
         obstacles=obstacles,
         weight_bytes=size,
         weights_as=how,
         cache_bytes_per_token=sum(
-            kv.bytes_of(attention.kept_width) for attention in config.attentions.values()
+            kv.bytes_for_elements(attention.kv_elements_per_token)
+            for attention in config.attentions.values()
         ),
     )
 
 
-def _weights(gguf: GGUF, config: Config, path: str) -> tuple[int, str]:
+def _weight_bytes_and_layout(gguf: GGUF, config: Config, path: str) -> tuple[int, str]:
     """Return the bytes of the weights on a device, and how they lie there."""
     if path != "cpu":
-        size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.computes(name))
+        size = sum(t.n_bytes for name, t in gguf.tensors.items() if config.uses_tensor(name))
         return size, "they lie in the file"
     from orinllm.cpu.weights import lies_in_file, weight_bytes
 
@@ -74,12 +79,12 @@ def _weights(gguf: GGUF, config: Config, path: str) -> tuple[int, str]:
     )
 
 
-def cache_bytes(plan: Plan, context: int) -> int:
+def cache_bytes(plan: PathPlan, context: int) -> int:
     """Return the bytes of keys and values of a context of so many tokens."""
     return plan.cache_bytes_per_token * round_up(context, PAGE)
 
 
-def _of_model(config: Config) -> dict[str, str]:
+def _model_obstacles(config: Config) -> dict[str, str]:
     from orinllm.gpu.kernels.attention import HEAD_DIMS  # a CPU does not wait for tinygrad
     from orinllm.gpu.kernels.rows import COLUMNS as NORM_COLUMNS
 
@@ -88,13 +93,13 @@ def _of_model(config: Config) -> dict[str, str]:
         found["model"] = config.general_only
     if config.dim % NORM_COLUMNS:
         found["model"] = f"its width {config.dim} is no multiple of {NORM_COLUMNS}"
-    found |= _not_fused(config)
+    found |= _operation_obstacles(config)
     for attention in config.attentions.values():
         if attention.head_dim not in HEAD_DIMS:
             known = ", ".join(map(str, HEAD_DIMS))
             found["attention"] = f"head dimension {attention.head_dim} is none of {known}"
     for step in (step for layer in config.layers for step in layer.steps):
-        if isinstance(step.operation, Mix):
+        if isinstance(step.operation, MixExperts):
             from orinllm.gpu.kernels.experts import MOST_USED  # dense models do not wait for it
 
             if step.post is not None:
@@ -105,15 +110,15 @@ def _of_model(config: Config) -> dict[str, str]:
     return found
 
 
-def _not_fused(config: Config) -> dict[str, str]:
+def _operation_obstacles(config: Config) -> dict[str, str]:
     """Return what of a network no launch computes."""
     found = {}
     operations = [op for layer in config.layers for op in layer.operations]
     for op in operations:
         if isinstance(op, Recurrence):
-            from orinllm.gpu.kernels.recurrent import obstacle
+            from orinllm.gpu.kernels.recurrent import reason_unsupported
 
-            if (why := obstacle(op)) is not None:
+            if (why := reason_unsupported(op)) is not None:
                 found["recurrent layer"] = why
         elif isinstance(op, Activate) and not op.by and op.activation != Activation.RELU_SQUARED:
             found["activation without a gate of its own"] = "has no kernels"
@@ -125,24 +130,26 @@ def _not_fused(config: Config) -> dict[str, str]:
     return found
 
 
-def _matrices(gguf: GGUF, config: Config) -> Iterator[TensorInfo]:
+def _used_matrices(gguf: GGUF, config: Config) -> Iterator[TensorInfo]:
     """Yield the file's matrices that the network computes with, each once."""
     wanted = (each for each in wanted_tensors(config) if each.is_matrix)
     names = (config.tensor_rows(each.name.removesuffix(".weight")).tensor for each in wanted)
     yield from (gguf.tensors[name] for name in dict.fromkeys(names) if name in gguf.tensors)
 
 
-def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
+def _tensor_obstacles(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
     found = {}
-    for tensor in _matrices(gguf, config):
+    for tensor in _used_matrices(gguf, config):
         if tensor.name.endswith(_FLOATS):
             continue
-        if (why := _of_matrix(tensor, device)) is not None:
+        if (why := _matrix_obstacle(tensor, device)) is not None:
             found[tensor.name] = why
     for index, layer in enumerate(config.layers):
-        if layer.mixture is not None and layer.mixture.experts.gated:
+        if layer.mix_operation is not None and layer.mix_operation.experts.gated:
             gate, up = (
-                gguf.tensors[config.tensor_rows(f"{config.prefix(index)}ffn_{name}_exps").tensor]
+                gguf.tensors[
+                    config.tensor_rows(f"{config.tensor_prefix(index)}ffn_{name}_exps").tensor
+                ]
                 for name in ("gate", "up")
             )
             if gate.type != up.type:
@@ -150,11 +157,11 @@ def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
     return found
 
 
-def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
-    from orinllm.gpu.kernels.gemv import fits
+def _matrix_obstacle(tensor: TensorInfo, device: str) -> str | None:
+    from orinllm.gpu.kernels.gemv import fits_shared_memory
 
     halves = tensor.type == GgmlType.F32 and tensor.n_elements <= _SMALL
-    type_ = kernel_types().get(int(GgmlType.F16 if halves else tensor.type))
+    type_ = kernel_ggml_types().get(int(GgmlType.F16 if halves else tensor.type))
     if type_ is None:
         return "no kernel for its type"
     cols = tensor.shape[-1]
@@ -163,7 +170,9 @@ def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
         return f"its rows of {cols} are no multiple of 32 from 64 on"
     if tensor.offset % type_.alignment or row_bytes % type_.alignment:
         return f"its rows are not aligned to {type_.alignment} bytes"
-    if not fits(device, "GATED" if "ffn_gate" in tensor.name else "STORE", type_, tensor.shape):
+    if not fits_shared_memory(
+        device, "GATED" if "ffn_gate" in tensor.name else "STORE", type_, tensor.shape
+    ):
         return f"its rows of {cols} do not fit shared memory"
     return None
 
@@ -173,12 +182,12 @@ def type_name(tensor: TensorInfo) -> str:
     return tensor.type.name
 
 
-def check_types(gguf: GGUF) -> None:
+def check_tensor_types(gguf: GGUF) -> None:
     """Raise BadInput for a tensor whose type no path of the engine reads."""
-    known = {int(t) for t in (*kernel_types(), GgmlType.F32)}
+    known = {int(t) for t in (*kernel_ggml_types(), GgmlType.F32)}
     for tensor in gguf.tensors.values():
         if int(tensor.type) not in known:
-            names = ", ".join(sorted(t.name for t in kernel_types().values()))
+            names = ", ".join(sorted(t.name for t in kernel_ggml_types().values()))
             raise BadInput(
                 f"{gguf.path}: tensor {tensor.name} has the type {tensor.type.name}, which is not "
                 f"supported; supported are F32, {names}"

@@ -15,17 +15,17 @@ from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
-from orinllm.file.ggml import GgmlType, kernel_types
+from orinllm.file.ggml import GgmlType, kernel_ggml_types
 from orinllm.file.gguf import GGUF, TensorInfo
-from orinllm.gpu.device import concurrent_copy
+from orinllm.gpu.device import concurrent_copy_function
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.network.config import Config
 from orinllm.network.layer import Experts
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 
 if TYPE_CHECKING:
     from orinllm.gpu.kernels.experts import ExpertMatrices, Router
-    from orinllm.gpu.kernels.rows import Norm
+    from orinllm.gpu.kernels.rows import NormWeights
 
 # What is copied at once, bytes: beside Python, which a thread waits for after each piece, and else.
 _PIECE_BESIDE, _PIECE = 256 << 20, 32 << 20
@@ -50,7 +50,7 @@ class _TensorRun:
         return self.buffer.view(size, dtype, offset).ensure_allocated()
 
 
-def _parted(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
+def _split_into_runs(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
     """Yield tensors of one file in its order: of _PART bytes at most, or one that is larger.
 
     Between those of a part nothing lies that they do not need.
@@ -71,8 +71,8 @@ def _parted(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:
 class Weights:
     """Views of a file's parts, a buffer each. Names are logical: those of `Config.tensor_rows`.
 
-    The buffers are there at once, what is in them after `arriving`. `others` has, of the same file,
-    what is on the device already.
+    The buffers are there at once, what is in them after `uploading`. `others` has, of the same
+    file, what is on the device already.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Weights:
         computed = (
             tensor
             for name, tensor in gguf.tensors.items()
-            if config.computes(name) and name not in self._part_of
+            if config.uses_tensor(name) and name not in self._part_of
         )
-        for tensors in _parted(computed):
+        for tensors in _split_into_runs(computed):
             start = tensors[0].offset // _ALIGNMENT * _ALIGNMENT
             size = max(t.offset + t.n_bytes for t in tensors) - start
             buffer = Buffer(device, size, dtypes.uint8).allocate()
@@ -98,14 +98,14 @@ class Weights:
         self._halves: dict[str, Buffer] = {}  # of small matrices that are floats in the file
 
     @contextmanager
-    def arriving(self, say: Say = quiet) -> Iterator[None]:
+    def uploading(self, say: Say = say_nothing) -> Iterator[None]:
         """Copy the files to the device, beside the body where the device lets two threads use it.
 
         All is there at the end; an error of the body, Ctrl-C too, ends the copy.
         """
-        stopped, copy = Event(), concurrent_copy(self._device)
+        stopped, copy = Event(), concurrent_copy_function(self._device)
         if copy is None:
-            self._upload(self._copy, _PIECE, stopped, say)
+            self._upload(self._copy_and_wait, _PIECE, stopped, say)
             yield
             return
         with ThreadPoolExecutor(1, "upload") as pool:
@@ -131,12 +131,12 @@ class Weights:
                 done += n
                 say(f"weights: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
 
-    def _copy(self, piece: Buffer, data: memoryview) -> None:
+    def _copy_and_wait(self, piece: Buffer, data: memoryview) -> None:
         """Copy and wait: a device may keep memory of the piece's size, which the next one takes."""
         piece.copyin(data)
         Device[self._device].synchronize()
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         """Say whether the file has the tensor of a logical name, such as blk.0.attn_q.bias."""
         return name in self._gguf.tensors
 
@@ -145,7 +145,7 @@ class Weights:
         where = self._config.tensor_rows(name)
         tensor = self._gguf.tensors[where.tensor]
         floats_ = tensor.type == GgmlType.F32
-        type_ = kernel_types()[int(GgmlType.F16 if floats_ else tensor.type)]
+        type_ = kernel_ggml_types()[int(GgmlType.F16 if floats_ else tensor.type)]
         cols, stacked = tensor.shape[-1], len(tensor.shape) > 2
         row_bytes = cols // type_.block_values * type_.block_bytes
         rows = prod(tensor.shape[:-1]) - where.first_row
@@ -153,23 +153,23 @@ class Weights:
             rows = where.rows
         offset = where.first_row * row_bytes
         if floats_:
-            whole = self._in_halves(where.tensor)
+            whole = self._matrix_in_halves(where.tensor)
             view = whole.view(rows * row_bytes, dtypes.uint8, offset).ensure_allocated()
         else:
             part = self._part_of[where.tensor]
             view = part.view(rows * row_bytes, dtypes.uint8, tensor.offset - part.start + offset)
         return Weight(view, type_, rows, cols)
 
-    def _in_halves(self, name: str) -> Buffer:
+    def _matrix_in_halves(self, name: str) -> Buffer:
         """Return a small matrix of floats as halves, all its rows."""
         if name not in self._halves:
-            halves = self._gguf.vector(name).reshape(-1).astype(np.float16)
+            halves = self._gguf.tensor_floats(name).reshape(-1).astype(np.float16)
             data = halves.view(np.uint8).data.cast("B")
             buffer = Buffer(self._device, data.nbytes, dtypes.uint8).allocate()
             self._halves[name] = buffer.copyin(data)
         return self._halves[name]
 
-    def stack(self, name: str) -> ExpertMatrices:
+    def expert_matrices(self, name: str) -> ExpertMatrices:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
         from orinllm.gpu.kernels.experts import ExpertMatrices  # dense models do not wait for it
 
@@ -177,10 +177,10 @@ class Weights:
         tensor = self._gguf.tensors[where.tensor]
         whole = self.matrix(name)
         rows = where.rows or tensor.shape[-2] - where.first_row
-        bias = self.optional(where.tensor.removesuffix(".weight") + ".bias")
+        bias = self.optional_vector(where.tensor.removesuffix(".weight") + ".bias")
         return ExpertMatrices(whole.buffer, whole.type, rows, whole.cols, tensor.shape[-2], bias)
 
-    def router(self, name: str, norm: Norm, experts: Experts) -> Router:
+    def router(self, name: str, norm: NormWeights, experts: Experts) -> Router:
         """Return the matrix that chooses experts, floats or packed.
 
         `norm` is of what the experts read.
@@ -188,23 +188,25 @@ class Weights:
         from orinllm.gpu.kernels.experts import Router
 
         tensor = self._gguf.tensors[f"{name}.weight"]
-        bias = self.optional(f"{name}.bias")
+        bias = self.optional_vector(f"{name}.bias")
         prefix = name.removesuffix("ffn_gate_inp")
-        choice = self.optional(f"{prefix}exp_probs_b.bias")
+        choice = self.optional_vector(f"{prefix}exp_probs_b.bias")
         scales = self.vector(f"{prefix}ffn_down_exps.scale") if experts.scaled else None
         if experts.reads_x:
-            norm = replace(norm, weight=self._of_router(f"{name}.scale"))
+            norm = replace(norm, weight=self._router_scale(f"{name}.scale"))
         more = (norm, experts, bias, choice, scales)
         if tensor.type == GgmlType.F32:
             return Router(self.vector(f"{name}.weight"), None, *more)
         packed = self.matrix(name)
         return Router(packed.buffer, packed.type, *more)
 
-    def _of_router(self, name: str) -> Buffer:
+    def _router_scale(self, name: str) -> Buffer:
         """Return a router's scale of what it reads, over the root of the width."""
         if (key := f"{name} over the root") not in self._vectors:
-            values = self._gguf.vector(name)
-            self._vectors[key] = floats(self._device, values * np.float32(values.size**-0.5))
+            values = self._gguf.tensor_floats(name)
+            self._vectors[key] = floats_on_device(
+                self._device, values * np.float32(values.size**-0.5)
+            )
         return self._vectors[key]
 
     def vector(self, name: str) -> Buffer:
@@ -218,17 +220,17 @@ class Weights:
         if tensor.type == GgmlType.F32:
             part = self._part_of[name]
             return part.view(tensor.n_elements, dtypes.float32, tensor.offset - part.start)
-        return floats(self._device, self._gguf.vector(name))
+        return floats_on_device(self._device, self._gguf.tensor_floats(name))
 
-    def optional(self, name: str) -> Buffer | None:
+    def optional_vector(self, name: str) -> Buffer | None:
         """Return a vector, or None if the file lacks it."""
-        return self.vector(name) if self.has(name) else None
+        return self.vector(name) if self.has_tensor(name) else None
 
     def bias(self, name: str) -> Buffer | None:
         """Return the bias of a logical matrix: of a fused tensor, its rows' part."""
         where = self._config.tensor_rows(name)
         whole = where.tensor.removesuffix(".weight") + ".bias"
-        if not self.has(whole):
+        if not self.has_tensor(whole):
             return None
         vector = self.vector(whole)
         if where.rows is None:
@@ -237,7 +239,7 @@ class Weights:
         return view.ensure_allocated()
 
 
-def floats(device: str, values: np.typing.NDArray[np.float32]) -> Buffer:
+def floats_on_device(device: str, values: np.typing.NDArray[np.float32]) -> Buffer:
     """Return a buffer of float32 values on the device."""
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
     return Buffer(device, flat.size, dtypes.float32).allocate().copyin(flat.data.cast("B"))

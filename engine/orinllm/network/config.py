@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from orinllm.errors import BadInput
-from orinllm.network.layer import Attention, Deepstack, Layer
+from orinllm.network.layer import AddPictureRows, Attention, Layer
 
 #: The value that has what Config.layer_embedding says, of all layers one after the other.
 LAYERS = "layers"
@@ -61,9 +61,9 @@ class Config:
         return {index: attention for index, attention in found if attention is not None}
 
     @cached_property
-    def kept_per_token(self) -> int:
+    def kv_elements_per_token(self) -> int:
         """The elements of a token's keys and values in all layers."""
-        return sum(attention.kept_width for attention in self.attentions.values())
+        return sum(attention.kv_elements_per_token for attention in self.attentions.values())
 
     @cached_property
     def state_size(self) -> int:
@@ -71,26 +71,26 @@ class Config:
         return sum(layer.state_size for layer in self.layers)
 
     @cached_property
-    def turned_by_parts(self) -> bool:
+    def uses_mrope(self) -> bool:
         """Say whether positions have three parts: rows of a picture have a place in it."""
         return any(a.rope is not None and a.rope.axes for a in self.attentions.values())
 
     @cached_property
-    def deepstack(self) -> int:
+    def deepstack_parts(self) -> int:
         """The parts that rows of pictures have beside their embeddings, each `dim` wide."""
         operations = (op for layer in self.layers for op in layer.operations)
-        return sum(isinstance(op, Deepstack) for op in operations)
+        return sum(isinstance(op, AddPictureRows) for op in operations)
 
     @cached_property
-    def widths(self) -> dict[str, int]:
+    def value_widths(self) -> dict[str, int]:
         """The elements of each value of a token, of the layer where it is widest."""
         found = {LAYERS: self.layer_embedding * len(self.layers)} if self.layer_embedding else {}
         for layer in self.layers:
-            for name, width in layer.widths(self.dim).items():
+            for name, width in layer.value_widths(self.dim).items():
                 found[name] = max(width, found.get(name, 0))
         return found
 
-    def computes(self, tensor: str) -> bool:
+    def uses_tensor(self, tensor: str) -> bool:
         """Say whether a tensor of the file is of no block, or of one of these layers.
 
         Behind a model's layers are blocks that propose later tokens.
@@ -100,7 +100,7 @@ class Config:
             return True
         return int(number) - self.first in range(len(self.layers))
 
-    def prefix(self, layer: int) -> str:
+    def tensor_prefix(self, layer: int) -> str:
         """Return what the names of a layer's tensors begin with."""
         return f"blk.{self.first + layer}."
 
@@ -109,7 +109,7 @@ class Config:
         return self.matrices.get(name, TensorRows(f"{name}.weight"))
 
 
-def no_room(tokens: int, start: int, context: int) -> BadInput:
+def context_overflow_error(tokens: int, start: int, context: int) -> BadInput:
     """Return what is raised where so many tokens from a position on do not fit a context."""
     return BadInput(
         f"{tokens} tokens from position {start} on do not fit a context of {context} tokens"

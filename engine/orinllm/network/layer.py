@@ -6,7 +6,7 @@ Example, a llama's attention:
     Linear("qkv", "normed", (("attn_q", 256), ("attn_k", 128), ("attn_v", 128)))
     Attend("attended", "qkv", Attention(...))
     Linear("out", "attended", (("attn_output", 256),))
-    Add("out")
+    AddToResidual("out")
 
 Weights are named without their layer: attn_q is blk.0.attn_q.weight in the first one. The residual
 stream, X, is there when a layer begins and when it ends.
@@ -56,7 +56,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Temperature:
+class QueryTemperature:
     """A factor of far queries: 1 + scale * ln(1 + position // length)."""
 
     scale: float
@@ -76,7 +76,7 @@ class Attention:
     qk_norm: bool = False  # RMS norm of each q and k head before the rotation
     sinks: bool = False  # exp(sink of the head) is added to softmax's denominator
     softcap: float = 0.0  # c: scores become c * tanh(scores / c); 0: they stay
-    temperature: Temperature | None = None
+    temperature: QueryTemperature | None = None
     gated: bool = False  # a head's query is followed by a gate: what it attends times its sigmoid
     v_norm: bool = False  # RMS norm of each v head, without a weight
     reads: int | None = None  # the layer whose keys and values are read; None: it has its own
@@ -87,7 +87,7 @@ class Attention:
         return (1 + self.gated) * self.q_width
 
     @property
-    def kept_width(self) -> int:
+    def kv_elements_per_token(self) -> int:
         """Elements that are kept of each token: its keys and values, if they are the layer's."""
         return 2 * self.kv_width if self.reads is None else 0
 
@@ -164,7 +164,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Mix:
+class MixExperts:
     """out = a mixture of experts of a value.
 
     Matrices: the router ffn_gate_inp, and all experts' in ffn_{gate,up,down}_exps.
@@ -177,7 +177,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Add:
+class AddToResidual:
     """X += scale times a value, and times the sigmoid of another one, `by`, of one element."""
 
     of: str
@@ -201,7 +201,7 @@ class Activate:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScaleResidual:
     """X *= a number of the file, weight.weight."""
 
     weight: str
@@ -209,7 +209,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Merge:
+class AddMergedNorms:
     """X += RMS norm of the sum of two values' own RMS norms, each times a vector."""
 
     values: tuple[str, str]
@@ -219,7 +219,7 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class Deepstack:
+class AddPictureRows:
     """X += what rows of pictures have beside their embeddings, its part `part`; text has none."""
 
     part: int
@@ -245,7 +245,7 @@ class Convolve:
 
 
 @dataclass(frozen=True)
-class Delta:
+class GatedDeltaNet:
     """out = a gated delta net of a value that is [q | k | v], by head.
 
     q and k are divided by their lengths. Value head h reads q and k of head h mod `key_heads`. Its
@@ -270,7 +270,7 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Scan:
+class SelectiveScan:
     """out = a Mamba-2 of a value that is [x | B | C]: x by head, B and C by group of heads.
 
     A head's state H, `head_dim` x `state`, is H = e^(d ssm_a) H + (d x) B^T with
@@ -298,18 +298,27 @@ class Scan:
 
 
 # What keeps a state of each sequence, which does not go back.
-Recurrence = Convolve | Delta | Scan
+Recurrence = Convolve | GatedDeltaNet | SelectiveScan
 # What a kernel is made for; the others are computed on its way in or out.
-Root = Linear | Attend | Mix | Activate | Scale | Merge | Deepstack | Recurrence
-Operation = Root | Norm | Gate | Add
+Root = (
+    Linear
+    | Attend
+    | MixExperts
+    | Activate
+    | ScaleResidual
+    | AddMergedNorms
+    | AddPictureRows
+    | Recurrence
+)
+Operation = Root | Norm | Gate | AddToResidual
 
 
-def inputs_of(operation: Recurrence) -> tuple[str, ...]:
+def state_inputs(operation: Recurrence) -> tuple[str, ...]:
     """Return the values of which an operation makes states, and what it makes of these."""
     match operation:
         case Convolve():
             return (operation.of,)
-        case Delta():
+        case GatedDeltaNet():
             return operation.of, operation.beside, operation.gates
     return operation.of, operation.beside
 
@@ -319,14 +328,14 @@ def state_size(operation: Operation) -> int:
     match operation:
         case Convolve():
             return operation.channels * (operation.taps - 1)
-        case Delta():
+        case GatedDeltaNet():
             return operation.width * operation.size
-        case Scan():
+        case SelectiveScan():
             return operation.width * operation.state
     return 0
 
 
-Reader = TypeVar("Reader", Norm, Gate, Add)
+Reader = TypeVar("Reader", Norm, Gate, AddToResidual)
 
 
 @dataclass(frozen=True)
@@ -342,10 +351,10 @@ class Step:
     norm: Norm | None = None
     gate: Gate | None = None
     post: Norm | None = None
-    add: Add | None = None
+    add: AddToResidual | None = None
 
     @property
-    def out(self) -> str:
+    def out_name(self) -> str:
         """The value that it makes."""
         return X if self.add else self.gate.out if self.gate else self.operation.out
 
@@ -359,7 +368,7 @@ class Layer:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The layer as what a kernel each can compute."""
-        return tuple(_steps(self.operations))
+        return tuple(_group_into_steps(self.operations))
 
     @property
     def attention(self) -> Attention | None:
@@ -372,11 +381,11 @@ class Layer:
         return sum(map(state_size, self.operations))
 
     @property
-    def mixture(self) -> Mix | None:
+    def mix_operation(self) -> MixExperts | None:
         """The layer's mixture of experts, if it has one."""
-        return next((op for op in self.operations if isinstance(op, Mix)), None)
+        return next((op for op in self.operations if isinstance(op, MixExperts)), None)
 
-    def widths(self, dim: int) -> dict[str, int]:
+    def value_widths(self, dim: int) -> dict[str, int]:
         """Return the elements of each value of a token; X has `dim` of them."""
         found = {X: dim}
         for operation in self.operations:
@@ -389,18 +398,18 @@ class Layer:
                     found[operation.out] = operation.attention.q_width
                 case Gate():
                     found[operation.out] = found[operation.of] // 2
-                case Mix():
+                case MixExperts():
                     found[operation.out] = dim
                 case Activate():
                     found[operation.out] = found[operation.of]
                 case Convolve():
                     found[operation.out] = operation.channels
-                case Delta() | Scan():
+                case GatedDeltaNet() | SelectiveScan():
                     found[operation.out] = operation.width
         return found
 
 
-def _steps(operations: Sequence[Operation]) -> Iterator[Step]:
+def _group_into_steps(operations: Sequence[Operation]) -> Iterator[Step]:
     """Yield steps in order: norms wait for their readers, gates and sums go with their writers.
 
     Raises ValueError for a list that no lowering could compute so.
@@ -412,17 +421,17 @@ def _steps(operations: Sequence[Operation]) -> Iterator[Step]:
         if isinstance(operation, Norm):
             norms[operation.out] = operation
             continue
-        if isinstance(operation, Gate | Add):
+        if isinstance(operation, Gate | AddToResidual):
             raise ValueError(f"{operation} does not follow what it reads")
-        if isinstance(operation, Scale | Merge | Deepstack):
+        if isinstance(operation, ScaleResidual | AddMergedNorms | AddPictureRows):
             yield Step(operation, X)
             norms = {name: norm for name, norm in norms.items() if norm.of != X}
             continue
         norm, post, add = norms.get(operation.of), None, None
-        gate = _taken(rest, Gate, operation.out)
+        gate = _take_reader(rest, Gate, operation.out)
         if gate is None:
-            post = _taken(rest, Norm, operation.out)
-            add = _taken(rest, Add, post.out if post else operation.out)
+            post = _take_reader(rest, Norm, operation.out)
+            add = _take_reader(rest, AddToResidual, post.out if post else operation.out)
         if post is not None and add is None:
             raise ValueError(f"{post} is followed by no sum")
         yield Step(operation, norm.of if norm else operation.of, norm, gate, post, add)
@@ -430,7 +439,7 @@ def _steps(operations: Sequence[Operation]) -> Iterator[Step]:
             norms = {name: norm for name, norm in norms.items() if norm.of != X}
 
 
-def _taken(rest: deque[Operation], kind: type[Reader], of: str) -> Reader | None:
+def _take_reader(rest: deque[Operation], kind: type[Reader], of: str) -> Reader | None:
     """Take the next operation, if it is of a kind and reads a value."""
     if rest and isinstance(first := rest[0], kind) and first.of == of:
         rest.popleft()

@@ -15,7 +15,7 @@ from tinygrad.nn.state import get_state_dict
 import orinllm.gpu.kernel_cache  # noqa: F401
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.network.config import Config, no_room
+from orinllm.network.config import Config, context_overflow_error
 
 Floats = NDArray[np.float32]
 # What tinygrad.llm calls ffn_norm in these files is called post_attention_norm.
@@ -35,7 +35,7 @@ class UpstreamExecutor:
     name = "general"
 
     def __init__(self, gguf: GGUF, config: Config, device: str, max_context: int) -> None:
-        if (why := unknown(gguf, config)) is not None:
+        if (why := reason_unsupported(gguf, config)) is not None:
             raise BadInput(f"{gguf.path}: tinygrad.llm's network (--path general) {why}")
         if len(gguf.files) > 1:
             raise BadInput(
@@ -44,9 +44,9 @@ class UpstreamExecutor:
             )
         self.config, self.context, self._device = config, max_context, device
         self._model, _ = Transformer.from_gguf(Tensor(gguf.files[0], device=device), max_context)
-        _check_names(gguf, config, set(get_state_dict(self._model)))
+        _check_tensor_names(gguf, config, set(get_state_dict(self._model)))
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
-        self._step, self._state = TinyJit(self._forward), TinyJit(self._last_state)
+        self._step, self._state = TinyJit(self._next_logits), TinyJit(self._last_state)
         self._length = 0
 
     @property
@@ -60,8 +60,8 @@ class UpstreamExecutor:
         Raises BadInput where they do not fit the context, and where a recurrent state would have
         to go back: `start` is 0 or where the sequence ends.
         """
-        self._check_room(len(tokens), start)
-        return self._append(self._step, tokens, start)[-1]
+        self._check_context_room(len(tokens), start)
+        return self._run_tokens(self._step, tokens, start)[-1]
 
     def decode(self, token: int, position: int) -> Floats:
         """Append one token at `position`; return the logits after it."""
@@ -69,21 +69,21 @@ class UpstreamExecutor:
 
     def hidden_states(self, tokens: Sequence[int], start: int) -> Floats:
         """Append tokens; return what the last norm makes of each: (tokens, width)."""
-        self._check_room(len(tokens), start)
-        return np.stack(self._append(self._state, tokens, start, every=True))
+        self._check_context_room(len(tokens), start)
+        return np.stack(self._run_tokens(self._state, tokens, start, every=True))
 
-    def _check_room(self, n: int, start: int) -> None:
+    def _check_context_room(self, n: int, start: int) -> None:
         if not 0 < n <= self.context - start:
-            raise no_room(n, start, self.context)
+            raise context_overflow_error(n, start, self.context)
 
-    def _append(
+    def _run_tokens(
         self, step: TinyJit, tokens: Sequence[int], start: int, every: bool = False
     ) -> list[Floats]:
         """Run a step for each token; return what the last one gives, or every one."""
         if self._model.has_recurrent_block and start not in (0, self._length):
             raise BadInput(f"{self.config.architecture} cannot go back to position {start}")
         if start == 0:
-            forget(self._model)
+            zero_recurrent_states(self._model)
         found: list[Floats] = []
         for position, token in enumerate(tokens, start):
             ids = Tensor([[token]], dtype="int32", device=self._device).realize()
@@ -93,26 +93,28 @@ class UpstreamExecutor:
         self._length = start + len(tokens)
         return found
 
-    def _forward(self, tokens: Tensor, start: UOp) -> Tensor:
+    def _next_logits(self, tokens: Tensor, start: UOp) -> Tensor:
         return next_logits(self._model, tokens, start)
 
     def _last_state(self, tokens: Tensor, start: UOp) -> Tensor:
-        return _normed(self._model, tokens, start).float().reshape(-1).contiguous()
+        return _normed_states(self._model, tokens, start).float().reshape(-1).contiguous()
 
 
-def unknown(gguf: GGUF, config: Config) -> str | None:
+def reason_unsupported(gguf: GGUF, config: Config) -> str | None:
     """Return what of a network tinygrad.llm does not compute, or None."""
     if not config.layers:
         return None  # arch/tinygrad_llm.py has refused what it does not
     if config.architecture not in _KNOWN:
         return f"does not know {config.architecture}"
-    if config.architecture == "llama" and any(layer.mixture for layer in config.layers):
+    if config.architecture == "llama" and any(layer.mix_operation for layer in config.layers):
         return "does not normalize the weights of a llama's experts"
     read = "rope_freqs.weight" in gguf.tensors  # what it divides frequencies by
     for attention in config.attentions.values():
         rope = attention.rope
         assert rope is not None  # in all of _KNOWN
-        plain = np.asarray(rope.frequencies) * (gguf.vector("rope_freqs.weight") if read else 1)
+        plain = np.asarray(rope.frequencies) * (
+            gguf.tensor_floats("rope_freqs.weight") if read else 1
+        )
         steps = np.diff(np.log(plain))
         if rope.magnitude != 1 or not np.allclose(
             [plain[0], *steps], [1, *(steps[0],) * len(steps)]
@@ -123,17 +125,17 @@ def unknown(gguf: GGUF, config: Config) -> str | None:
 
 def next_logits(model: Any, token: Tensor, start: UOp) -> Tensor:
     """Return what follows one token (1, 1) at `start` in a Transformer: logits (vocabulary)."""
-    logits: Tensor = model.output(_normed(model, token, start)).float().reshape(-1)
+    logits: Tensor = model.output(_normed_states(model, token, start)).float().reshape(-1)
     return logits.contiguous()
 
 
-def forget(model: Any) -> None:
+def zero_recurrent_states(model: Any) -> None:
     """Zero a Transformer's recurrent states; attention overwrites its cache."""
     if resets := [op for block in model.blk for op in block._state_reset_ops()]:
         Tensor.realize(*resets)
 
 
-def _normed(model: Any, tokens: Tensor, start: UOp) -> Tensor:
+def _normed_states(model: Any, tokens: Tensor, start: UOp) -> Tensor:
     x = model.token_embd(tokens).float()
     for block in model.blk:
         x = block(x, start)
@@ -141,7 +143,7 @@ def _normed(model: Any, tokens: Tensor, start: UOp) -> Tensor:
     return normed
 
 
-def _check_names(gguf: GGUF, config: Config, known: set[str]) -> None:
+def _check_tensor_names(gguf: GGUF, config: Config, known: set[str]) -> None:
     """Raise BadInput for a tensor of the trunk that tinygrad.llm does not read."""
     layers = 1 + max((int(n.split(".")[1]) for n in known if n.startswith("blk.")), default=-1)
     for name in gguf.tensors:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orinllm.errors import printable
+from orinllm.errors import escape_unprintable
 from orinllm.server.choices import Event
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
@@ -123,7 +123,7 @@ class Application:
 def _log_refusal(request: Request, error: ApiError) -> None:
     # As for what is no HTTP: whoever looks after the server finds the client that is wrong.
     client = f"{request.client.host}:{request.client.port}" if request.client else "a client"
-    said = printable(f"{request.url.path}: {error.message}"[:_LOGGED])
+    said = escape_unprintable(f"{request.url.path}: {error.message}"[:_LOGGED])
     logging.getLogger("uvicorn.error").warning("%s: %s", client, said)
 
 

@@ -11,27 +11,27 @@ from orinllm.batching.sequence import Watch
 from orinllm.choose.hidden_states import Pooling, pooling_of
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.file.identity import Identity
-from orinllm.gpu.device import free_memory, open_device
-from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, pages_of
+from orinllm.file.identity import FileIdentity
+from orinllm.gpu.device import free_memory_bytes, open_device
+from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE, page_count
 from orinllm.gpu.memory import pages_that_fit
-from orinllm.gpu.plan import Plan
+from orinllm.gpu.plan import PathPlan
 from orinllm.loader import (
     MOST_SLOTS,
     Network,
-    Share,
-    fused_slots,
+    SharingOptions,
     make_runner,
     make_store,
+    most_fused_slots,
     most_slots,
     plan_network,
     state_bytes,
 )
 from orinllm.model import ModelDescription, check_guesses, load_draft, load_mtp_block
 from orinllm.network.config import Config
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 from orinllm.server.options import EngineOptions
-from orinllm.sight import let_see, with_pictures
+from orinllm.sight import enable_pictures, network_with_pictures
 from orinllm.text.grammar import Grammars
 from orinllm.text.template import KEY, ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
@@ -50,46 +50,46 @@ class Engine:
     width: int  # numbers of an embedding
     pooling: Pooling  # of states to an embedding
     description: str  # one line
-    file: Identity = field(default_factory=Identity)
+    file: FileIdentity = field(default_factory=FileIdentity)
     image_hosts: tuple[str, ...] = ()  # of which pictures are fetched
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
-def read_header(options: EngineOptions) -> tuple[ModelDescription, ChatTemplate | None]:
+def read_description(options: EngineOptions) -> tuple[ModelDescription, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
     network = Network.read(options.model, options.context, KEY_TYPES[options.kv])
-    header = ModelDescription.of(with_pictures(network, options.mmproj))
+    description = ModelDescription.of(network_with_pictures(network, options.mmproj))
     if options.template is None:
-        return header, header.template
+        return description, description.template
     try:
         source = options.template.read_text()
-        return header, ChatTemplate(source, header.tokenizer)
+        return description, ChatTemplate(source, description.tokenizer)
     except (OSError, UnicodeDecodeError, BadInput) as error:
         why = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{KEY}: ")
         raise BadInput(f"--chat-template {options.template}: {why}") from None
 
 
-def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
+def load(options: EngineOptions, watch: Watch, say: Say = say_nothing) -> Engine:
     """Load a model; what raises is BadInput, or the device's own."""
-    header, template = read_header(options)
-    network = header.network
+    description, template = read_description(options)
+    network = description.network
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
     _check_steps(options)
-    file = network.mtp_file(options.draft)
-    block = None if file is None else (file, network.mtp_config(file))
-    proposer = None if file is not None else _proposer(options, header, plan, say)
-    pages = pages_of(network.context)
+    file = network.mtp_block_file(options.draft)
+    block = None if file is None else (file, network.mtp_block_config(file))
+    proposer = None if file is not None else _proposer(options, description, plan, say)
+    pages = page_count(network.context)
     if plan.path != "general" and not options.general:
         pages = _pages(options, plan, network, block)
     elif options.slots not in (None, 1):
         raise BadInput(
             f"--slots {options.slots}: the general path answers one at a time; leave it out"
         )
-    share = Share(options.slots or MOST_SLOTS, pages, options.deterministic)
+    share = SharingOptions(options.slots or MOST_SLOTS, pages, options.deterministic)
     plain = make_runner(network, plan, options.general, share, say)
     if file is not None:
-        proposer = load_mtp_block(header, plan, plain, file)
+        proposer = load_mtp_block(description, plan, plain, file)
     if isinstance(plain, FusedRunner):
         plain.warm(verifies=proposer is not None)
     if proposer is not None:
@@ -97,16 +97,16 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     runner = plain if proposer is None else SpeculatingRunner(plain, proposer)
     if options.mmproj is not None:
         say("pictures: room for the largest")
-        let_see(template, options.mmproj, network, plan.device, at_once=True)
+        enable_pictures(template, options.mmproj, network, plan.device, at_once=True)
     store = make_store(plain, network)
     say("vocabulary: prepared for grammars")
-    header.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
+    description.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
     return Engine(
-        header.tokenizer,
+        description.tokenizer,
         template,
-        Grammars(header.tokenizer, size),
+        Grammars(description.tokenizer, size),
         scheduler,
         network.context,
         size,
@@ -115,7 +115,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
         f"{options.model.name}: {runner.name} path on {plan.device}, {runner.slots} "
         f"slot{'s'[: runner.slots != 1]}, context of {network.context} tokens, {store.total} pages "
         f"of {PAGE} tokens",
-        Identity.of(network.gguf),
+        FileIdentity.of_gguf(network.gguf),
         options.image_hosts,
     )
 
@@ -128,7 +128,7 @@ def _check_steps(options: EngineOptions) -> None:
 
 
 def _proposer(
-    options: EngineOptions, header: ModelDescription, plan: Plan, say: Say
+    options: EngineOptions, description: ModelDescription, plan: PathPlan, say: Say
 ) -> Proposer | None:
     """Load what guesses tokens, unless it is a block, which comes once the model is there.
 
@@ -137,13 +137,13 @@ def _proposer(
     if options.draft is None:
         return Lookup() if options.lookup else None
     general = options.general or plan.path == "general"
-    draft = load_draft(header, options.draft, plan.device, general, say)
-    plan_network(header.network, plan.device)  # raises where the model does not fit beside it
+    draft = load_draft(description, options.draft, plan.device, general, say)
+    plan_network(description.network, plan.device)  # raises where the model does not fit beside it
     return draft
 
 
 def _pages(
-    options: EngineOptions, plan: Plan, network: Network, block: tuple[GGUF, Config] | None
+    options: EngineOptions, plan: PathPlan, network: Network, block: tuple[GGUF, Config] | None
 ) -> int:
     """Return the pages that there is memory for, which sequences share as they need it.
 
@@ -153,19 +153,19 @@ def _pages(
     slots = options.slots or most
     if slots > most:
         raise BadInput(f"--slots {slots}: at most {most} on the {plan.path} path")
-    one, free = pages_of(network.context), free_memory(plan.device)
+    one, free = page_count(network.context), free_memory_bytes(plan.device)
     if free is None:
         return slots * one
     room = int((free - plan.weight_bytes - network.beside()) * options.memory)
-    if plan.fused:
-        slots = fused_slots(network, plan, slots)
+    if plan.is_fused:
+        slots = most_fused_slots(network, plan, slots)
         room -= state_bytes(network, slots)
     if block is not None:
-        from orinllm.gpu.mtp_block import bytes_per_token, weight_bytes
+        from orinllm.gpu.mtp_block import mtp_bytes_per_token, mtp_weight_bytes
 
         # Its keys and values, and the states that it reads, lie beside.
         file, config = block
-        room -= weight_bytes(file, config, network) if plan.fused else 0
-        kept, its = plan.cache_bytes_per_token, bytes_per_token(config, network.kv)
+        room -= mtp_weight_bytes(file, config, network) if plan.is_fused else 0
+        kept, its = plan.cache_bytes_per_token, mtp_bytes_per_token(config, network.kv)
         room = room * kept // (kept + its)
     return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

@@ -123,7 +123,7 @@ class OtherApis:
             "format": "gguf",
             "family": engine.file.family,
             "families": [engine.file.family],
-            "parameter_size": engine.file.parameter_size,
+            "parameter_size": engine.file.parameter_count_text,
             "quantization_level": engine.file.kind,
             "parent_model": "",
         }

@@ -19,7 +19,7 @@ from orinllm.batching.sequence import Watch
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
-from orinllm.server.engine import Engine, load, read_header
+from orinllm.server.engine import Engine, load, read_description
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.service import Service, Watchdog
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
@@ -90,13 +90,13 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
             f"--host {http.host}: others would reach this server, and it asks for no key; add "
             "--api-key-file FILE, or say --insecure"
         )
-    header, _ = read_header(options)
-    files = [*header.network.gguf.paths]
+    description, _ = read_description(options)
+    files = [*description.network.gguf.paths]
     if isinstance(options.draft, Path):
         files += GGUF.open(options.draft).paths
     if options.mmproj is not None:
         files.append(options.mmproj)
-    name = header.network.gguf.path.stem if http.alias is None else http.alias
+    name = description.network.gguf.path.stem if http.alias is None else http.alias
     if not name.isprintable() or name != name.strip() or not name:
         raise BadInput(
             f"--alias {name!r}: a name of printable characters was expected, as in --alias smollm2"

@@ -38,7 +38,7 @@ class Conversation:
         """Return a picture for a message; raises BadInput for none, or where the model is blind."""
         if self._template.sight is None:
             raise BadInput("the model reads text only; it sees with --mmproj FILE")
-        return self._template.sight.picture(source)
+        return self._template.sight.make_picture(source)
 
     def ask(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
         """Add a user's message, with pictures before its text; return the prompt's tokens.

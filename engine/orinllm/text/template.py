@@ -32,7 +32,7 @@ from orinllm.text.tools import CallFormat, Llama, Tool, known_format
 
 if TYPE_CHECKING:
     from orinllm.network.vision.pictures import Picture
-    from orinllm.sight import Sight
+    from orinllm.sight import PictureEncoder
 
 #: The key-value of a file that holds its template.
 KEY = "tokenizer.chat_template"
@@ -91,7 +91,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._with_tools = with_tools
-        self.sight: Sight | None = None
+        self.sight: PictureEncoder | None = None
         self._starts_in_reasoning: dict[bytes, bool] = {}  # by what the template was told
         self._tokenizer = tokenizer
         self._bos, self._eos = (
@@ -103,7 +103,7 @@ class ChatTemplate:
         except BadInput as error:
             raise BadInput(f"{KEY}: {error}") from None
 
-    def see(self, sight: Sight) -> None:
+    def see(self, sight: PictureEncoder) -> None:
         """Let messages have pictures."""
         slot = self._tokenizer.encode(sight.projector.slot, special=True)
         if len(slot) != 1:
@@ -195,8 +195,9 @@ class ChatTemplate:
         """Return the prompt's tokens; the arguments are those of `render`.
 
         Control tokens are the template's alone: their texts in messages and tools stay words. A
-        part {"type": "image", "image": ...} of a message is a picture, as `Sight.picture` takes it;
-        its rows are numbers below 0 (network/vision/pictures.py).
+        part {"type": "image", "image": ...} of a message is a picture, as
+        `PictureEncoder.make_picture` takes it; its rows are numbers below 0
+        (network/vision/pictures.py).
 
         Raises:
           BadInput: As `render`, or for a picture where the model sees none, or that is none.
@@ -232,7 +233,7 @@ class ChatTemplate:
         if pictures:
             assert self.sight is not None
             slot = self._tokenizer.encode(self.sight.projector.slot, special=True)
-            ids = self.sight.placed(ids, slot[0], pictures)
+            ids = self.sight.insert_picture_rows(ids, slot[0], pictures)
         bos = self._tokenizer.bos_id
         return [bos, *ids] if self._tokenizer.add_bos and bos is not None else ids
 
@@ -246,7 +247,7 @@ class ChatTemplate:
                         "the message has a picture, and this model reads text only; a model with "
                         "an mmproj file sees (--mmproj)"
                     )
-                pictures.append(self.sight.picture(part.get("image")))
+                pictures.append(self.sight.make_picture(part.get("image")))
                 part = {"type": "image"} if self._reads_pictures else _MARK
             parts.append(part)
         return {**message, "content": parts} if parts else message
@@ -259,7 +260,7 @@ class ChatTemplate:
         if len(rest) != len(pictures):
             raise BadInput(f"chat template: it has {len(rest)} places for {len(pictures)} pictures")
         return before + "".join(
-            self.sight.text_of(picture, not self._reads_pictures) + behind
+            self.sight.prompt_text(picture, not self._reads_pictures) + behind
             for picture, behind in zip(pictures, rest, strict=True)
         )
 

@@ -14,7 +14,7 @@ from tests.benchmarks.orinbench_command import Patch
 from orinbench.check import layers
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
-from orinllm.gpu.kernels.rows import last_row
+from orinllm.gpu.kernels.rows import copy_last_row_launch
 
 N_TOKENS = 4
 Judged = tuple[ModelInfo, Any]
@@ -106,11 +106,11 @@ def test_a_prompts_last_row_is_judged(tmp_path: Path, monkeypatch: Patch) -> Non
     """The launch by which a user's first token comes from the prompt's last one."""
 
     def row_before(*of: Any) -> Any:
-        launch = last_row(*of)
+        launch = copy_last_row_launch(*of)
         return replace(launch, body=launch.body.replace("(x, rows,", f"(x, rows - {of[0].size},"))
 
     write_synthetic(path := tmp_path / "tiny.gguf", "tiny", "Q6_K", 0)
-    monkeypatch.setattr("orinllm.gpu.decoder.last_row", row_before)
+    monkeypatch.setattr("orinllm.gpu.decoder.copy_last_row_launch", row_before)
     model = open_model(path)
     verdict = verdict_on(model, answers(model, "EMU"), n_tokens=2)
     assert "the last layer and the head behind prompts: its errors are" in verdict.line()

@@ -125,7 +125,7 @@ def logits(path: Path, shape: str) -> NDArray[np.float64]:
     model, names, added = CASES[shape](key, info.vocab_size)
     state = {}
     for name, tensor in info.tensors.items():
-        raw = info.gguf.bytes(name).reshape(int(np.prod(tensor.shape[:-1])), -1)
+        raw = info.gguf.tensor_bytes(name).reshape(int(np.prod(tensor.shape[:-1])), -1)
         values = dequantize(raw, tensor.type).reshape(tensor.shape).astype(np.float64)
         if "norm" in name:
             values = values - added

@@ -56,7 +56,7 @@ def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
             first, second = (runner.measure(case, 0) for _ in range(2))
             assert first.finite and second.finite and min(first.ns, second.ns) > 100_000
         assert second.extra == {"prompt_tokens": ASKED.n_prompt}
-        drawn = {runner._sees.sight.picture(runner._picture(SEEN)).ids for _ in range(3)}
+        drawn = {runner._sees.sight.make_picture(runner._picture(SEEN)).ids for _ in range(3)}
         assert len(drawn) == 3  # each is another one, or its rows would be known
         encode, sight = runner._sees.sight.encode, runner._sees.sight
         runner._sees.sight = replace(sight, encode=lambda tiles: encode(tiles)[::-1])

@@ -19,7 +19,7 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
 
 CONTEXT, SLOTS, VOCABULARY = 192, 4, 1000
 # One of packed rows, one with windows, sinks and experts in 16-bit floats.
@@ -53,7 +53,9 @@ class Server:
     def __init__(self, path: Path, slots: int) -> None:
         network = Network.read(path, CONTEXT)
         pages = slots * CONTEXT // PAGE
-        runner = make_runner(network, plan_network(network, "CPU"), share=Share(slots, pages))
+        runner = make_runner(
+            network, plan_network(network, "CPU"), share=SharingOptions(slots, pages)
+        )
         assert isinstance(runner, CpuRunner) and runner.slots == slots
         store = make_store(runner, network)
         assert isinstance(store, SlotStore)
@@ -159,7 +161,7 @@ def test_slots_are_as_many_as_memory_has(synthetic: Synthetic) -> None:
     plan = plan_network(network, "CPU")
     each = CONTEXT // PAGE
     for pages, slots in ((each - 1, 1), (each, 1), (3 * each, 3), (99 * each, 8), (None, 8)):
-        assert make_runner(network, plan, share=Share(32, pages)).slots == slots
+        assert make_runner(network, plan, share=SharingOptions(32, pages)).slots == slots
 
 
 def test_threads_share_a_model(synthetic: Synthetic) -> None:

@@ -31,10 +31,10 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.cpu.mtp_block import CpuMtpBlock
 from orinllm.errors import BadInput
-from orinllm.gpu.kernels.buffers import PAGE, pages_of
+from orinllm.gpu.kernels.buffers import PAGE, page_count
 from orinllm.gpu.mtp_block import FusedMtpBlock
 from orinllm.gpu.plan import cache_bytes
-from orinllm.loader import MTP, Network, Share, make_runner, make_store, plan_network
+from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.model import Generation, Model, ModelDescription
 from orinllm.server.engine import _pages
 from orinllm.server.options import EngineOptions
@@ -66,9 +66,9 @@ pytestmark = pytest.mark.usefixtures("compiler")
 
 def opened(path: Path, slots: int = 2) -> tuple[Network, CpuRunner, CpuMtpBlock]:
     network = Network.read(path, CONTEXT)
-    runner = make_runner(network, plan_network(network, "CPU"), share=Share(slots, 99))
+    runner = make_runner(network, plan_network(network, "CPU"), share=SharingOptions(slots, 99))
     assert isinstance(runner, CpuRunner) and runner.slots == slots
-    return network, runner, CpuMtpBlock(runner.path, network.gguf, network.mtp_config())
+    return network, runner, CpuMtpBlock(runner.path, network.gguf, network.mtp_block_config())
 
 
 class BlockReference(Reference):
@@ -113,7 +113,7 @@ def test_it_says_what_llama_cpp_and_the_reference_say(tmp_path: Path, name: str)
             path.fill(TEXT[start:end], start, slot=1)
             path.fill(TEXT[5:30], 0, slot=0)
         said.clear()
-        assert block.propose(TEXT, 0, [pages_of(CONTEXT)], 3, choose) == tokens
+        assert block.propose_tokens(TEXT, 0, [page_count(CONTEXT)], 3, choose) == tokens
         error = np.array(said, np.float64) - want
         assert np.sqrt((error**2).mean()) < 4e-4 * want.std()
 
@@ -146,7 +146,7 @@ def test_what_it_has_not_is_the_models(
         said.append(logits)
         return int(logits.argmax())
 
-    block.propose(TEXT[:20], 0, [0], 2, choose)
+    block.propose_tokens(TEXT[:20], 0, [0], 2, choose)
     assert np.abs(np.array(said) - want).max() < 2e-3
 
 
@@ -218,16 +218,16 @@ def test_texts_are_those_without(apt: Path) -> None:
 def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
     """Whatever a slot had before, a text's proposals are those of a block that reads all of it."""
     _, runner, block = opened(apt)
-    rng, each = np.random.default_rng(4), pages_of(CONTEXT)
+    rng, each = np.random.default_rng(4), page_count(CONTEXT)
     used, texts, said = MtpBlock(block), [list[int](), list[int]()], [list[int](), list[int]()]
     pages, read = [range(each), range(each, 2 * each)], list[int]()
-    real = block._go
+    real = block._append_with_states
 
     def go(tokens: list[int], *rest: object, **more: object) -> None:
         read.append(len(tokens))
         real(tokens, *rest, **more)  # type: ignore[arg-type]
 
-    block._go = go  # type: ignore[assignment,method-assign]
+    block._append_with_states = go  # type: ignore[assignment,method-assign]
     for _ in range(60):
         slot = int(rng.integers(2))
         kept = int(rng.integers(len(texts[slot]) + 1))
@@ -245,7 +245,7 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
             continue
         assert sum(read[:-2]) <= max(1, len(text) - kept)
         assert used.propose(text, 3, pages[slot]) == said[slot]
-        assert block.propose(text, 0, pages[slot], 3, used._choose) == said[slot]
+        assert block.propose_tokens(text, 0, pages[slot], 3, used._choose) == said[slot]
 
 
 def test_it_reads_again_what_lies_in_other_pages() -> None:
@@ -270,7 +270,7 @@ def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.Monk
     """A part at a time, since nobody can cancel that; it proposes once it has read all."""
     _, runner, block = opened(apt)
     runner.path.fill(TEXT, 0)
-    pages = range(pages_of(CONTEXT))
+    pages = range(page_count(CONTEXT))
     whole = MtpBlock(block).propose(TEXT, 3, pages)
     monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
     slowly = MtpBlock(block)
@@ -290,8 +290,8 @@ def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
 
 def test_a_model_asks_its_own_block(apt: Path) -> None:
     network, runner, _ = opened(apt)
-    header = ModelDescription(network, tokenizer("gpt-2"), None)
-    model = Model(header, plan_network(network, "CPU"), runner, make_store(runner, network))
+    description = ModelDescription(network, tokenizer("gpt-2"), None)
+    model = Model(description, plan_network(network, "CPU"), runner, make_store(runner, network))
     alone = model.generate(TEXT, GREEDY, max_tokens=20)
     text = alone.text
     model.speculate(model.draft(MTP))
@@ -309,7 +309,9 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
     said = []
     for layers in (2, 1):  # those of the model, and of another one
         tensors = {
-            name.replace("blk.2", f"blk.{layers}"): network.gguf.vector(name).reshape(tensor.shape)
+            name.replace("blk.2", f"blk.{layers}"): network.gguf.tensor_floats(name).reshape(
+                tensor.shape
+            )
             for name, tensor in network.gguf.tensors.items()
             if not name.startswith(("blk.0", "blk.1"))
         }
@@ -322,19 +324,19 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
             patch.setitem(MODELS, "qwen35", model)
             patch.setattr(hybrid_models, "tensors", lambda *more: tensors)  # noqa: B023
             hybrid_models.write(tmp_path / "mtp.gguf", "qwen35")
-        file = network.mtp_file(tmp_path / "mtp.gguf")
+        file = network.mtp_block_file(tmp_path / "mtp.gguf")
         assert file is not None and file is not network.gguf
         if layers == 2:
-            block = CpuMtpBlock(runner.path, file, network.mtp_config(file))
+            block = CpuMtpBlock(runner.path, file, network.mtp_block_config(file))
             said = [MtpBlock(each).propose(TEXT, 3, [0]) for each in (own, block)]
             assert said[0] == said[1] != []
         else:
             with pytest.raises(
                 BadInput, match=r"mtp\.gguf: its block is not of .*m\.gguf: another nu"
             ):
-                network.mtp_config(file)
-    assert network.mtp_file(apt) is None is network.mtp_file(None)
-    assert network.mtp_file(MTP) is network.gguf
+                network.mtp_block_config(file)
+    assert network.mtp_block_file(apt) is None is network.mtp_block_file(None)
+    assert network.mtp_block_file(MTP) is network.gguf
 
 
 Change = Callable[[dict[str, object], Values], object]
@@ -368,7 +370,7 @@ def test_a_block_that_is_not_what_is_known(tmp_path: Path, change: Change, why: 
         hybrid_models.write(tmp_path / "m.gguf", "qwen35")
     with pytest.raises(BadInput, match=rf"m\.gguf: {why}"):
         network = Network.read(tmp_path / "m.gguf")
-        network.mtp_config()
+        network.mtp_block_config()
 
 
 def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Path) -> None:
@@ -377,25 +379,25 @@ def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Pat
     text, network = TEXT[:20], Network.read(tmp_path / "m.gguf", 64)
     want = BlockReference(open_model(tmp_path / "m.gguf")).proposals(text, 2)
     executor, said = emulated(tmp_path / "m.gguf", 64, pages=3), list[NDArray[np.float32]]()
-    block = FusedMtpBlock(executor, network, network.gguf, network.mtp_config())
-    executor.place([2], 1)
+    block = FusedMtpBlock(executor, network, network.gguf, network.mtp_block_config())
+    executor.set_pages([2], 1)
     executor.fill(text, 0, 9)
     executor.fill(text, 9, 10)
     executor.verify([*text[10:12], 1, 1], 10)
-    executor.keep_first(2)
-    batch = executor.decoder(4)
-    batch.place([[], [], [2], []], [0, 2, 1, 3])
+    executor.accept_first(2)
+    batch = executor.decoder_for(4)
+    batch.set_pages([[], [], [2], []], [0, 2, 1, 3])
     for at in (12, 13):
-        batch.step([1, 1, text[at], 1], [-1, -1, at, -1])
-    executor.place([2], 1)
-    executor.begin(text[:19], 14)
+        batch.start_step([1, 1, text[at], 1], [-1, -1, at, -1])
+    executor.set_pages([2], 1)
+    executor.begin_answer(text[:19], 14)
 
     def choose(logits: NDArray[np.float32], position: int) -> int:
         said.append(logits)
         return int(logits.argmax()) if position == 19 + len(said) else -1
 
     for start in (0, 18):
-        assert block.propose(text, start, [2], 2, choose) == want.argmax(1).tolist()
+        assert block.propose_tokens(text, start, [2], 2, choose) == want.argmax(1).tolist()
         off = np.linalg.norm(np.array(said) - want, axis=1) / np.linalg.norm(want, axis=1)
         assert off.max() < 0.003
         said.clear()
@@ -405,8 +407,8 @@ def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
     path = write_apt(tmp_path / "m.gguf", "F16")
     network, executor = Network.read(path, 128), emulated(path, 128, slots=(1, 1))
     runner = FusedRunner(executor, 1)
-    header = ModelDescription(network, tokenizer("gpt-2"), None)
-    model = Model(header, plan_network(network, "EMU"), runner, make_store(runner, network))
+    description = ModelDescription(network, tokenizer("gpt-2"), None)
+    model = Model(description, plan_network(network, "EMU"), runner, make_store(runner, network))
 
     def ask(how: Sampling) -> Generation:
         said = model.generate(TEXT[:20], how, max_tokens=9)
@@ -416,7 +418,7 @@ def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
     cold = Sampling(temperature=0.05, seed=5)
     alone = [ask(how) for how in (GREEDY, cold)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orinllm.gpu.mtp_block.free_memory", lambda device: 10_000)
+        patch.setattr("orinllm.gpu.mtp_block.free_memory_bytes", lambda device: 10_000)
         with pytest.raises(BadInput, match=r"m\.gguf: a block of .* do not fit the 0\.0 GB that"):
             model.draft(MTP)
     model.speculate(model.draft(MTP))  # what was read before is read again, for it
@@ -438,21 +440,21 @@ def test_its_memory_is_counted(apt: Path, monkeypatch: pytest.MonkeyPatch) -> No
     wanted = 2 * CONTEXT * (2 * 256 + 4 * 64) + 2 * (sum(map(math.prod, shapes)) + 2 * 64 * 64)
     monkeypatch.setattr("orinllm.cpu.executor.os.sysconf", lambda name: 1)
     for free in (wanted - 2, wanted - 1):
-        monkeypatch.setattr("orinllm.cpu.executor._reclaimable", lambda free=free: free)
+        monkeypatch.setattr("orinllm.cpu.executor._reclaimable_bytes", lambda free=free: free)
         if free + 1 == wanted:
-            CpuMtpBlock(runner.path, network.gguf, network.mtp_config())
+            CpuMtpBlock(runner.path, network.gguf, network.mtp_block_config())
         else:
             with pytest.raises(BadInput, match=r"free memory; 255 tokens of context would"):
-                CpuMtpBlock(runner.path, network.gguf, network.mtp_config())
+                CpuMtpBlock(runner.path, network.gguf, network.mtp_block_config())
 
 
 def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network.read(apt, CONTEXT)
     plan = plan_network(network, "CPU")
     pages = []
-    for block in (None, (network.gguf, network.mtp_config())):
+    for block in (None, (network.gguf, network.mtp_block_config())):
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
-        monkeypatch.setattr("orinllm.server.engine.free_memory", lambda device: free)  # noqa: B023
+        monkeypatch.setattr("orinllm.server.engine.free_memory_bytes", lambda device: free)  # noqa: B023
         pages.append(_pages(EngineOptions(apt, memory=1.0), plan, network, block))
     assert pages == [16, 5]

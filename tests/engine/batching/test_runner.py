@@ -87,7 +87,7 @@ def test_requests_share_steps(emulated: Load, synthetic: Synthetic) -> None:
         [best, counted, drawing],
         [best, counted, known],  # one slot changes its pages
     ):
-        step(runner, list(requests), executor.decoder)
+        step(runner, list(requests), executor.decoder_for)
 
 
 def test_penalties_count_the_text_of_their_own_request(
@@ -102,17 +102,17 @@ def test_penalties_count_the_text_of_their_own_request(
     first, again, heir = (Request(sampling, 0) for _ in range(3))
     runner.fill(first.pages, first.text, 0, 1)
     for _ in range(3):
-        step(runner, [first], executor.decoder)
-    step(runner, [again], executor.decoder)
+        step(runner, [first], executor.decoder_for)
+    step(runner, [again], executor.decoder_for)
     runner.fill([2, 3], first.text, 0, 7)
-    step(runner, [again], executor.decoder)
+    step(runner, [again], executor.decoder_for)
     assert again.text == first.text[:8]
     heir.text = [first.text[8]] * 7 + again.text[7:]
-    step(runner, [heir], executor.decoder)
+    step(runner, [heir], executor.decoder_for)
     runner.launch_step([again.row()])
     runner.launch_step([again.next_row()])
     runner.collect_tokens()
-    step(runner, [again], executor.decoder)
+    step(runner, [again], executor.decoder_for)
 
 
 class Asked:

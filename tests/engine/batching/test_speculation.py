@@ -50,13 +50,13 @@ def model(path: Path, executor: FusedExecutor) -> Model:
     network = Network.read(path, 128)
     plan = plan_network(network, "EMU")
     runner = FusedRunner(executor, 1)
-    header = ModelDescription(network, tokenizer("gpt-2"), None)
-    return Model(header, plan, runner, make_store(runner, network))
+    description = ModelDescription(network, tokenizer("gpt-2"), None)
+    return Model(description, plan, runner, make_store(runner, network))
 
 
 def fresh(model: Model) -> None:
     """Let a model forget what it knows."""
-    model._scheduler.store = make_store(model.runner, model.header.network)
+    model._scheduler.store = make_store(model.runner, model.description.network)
 
 
 def answer(model: Model, how: Sampling, proposer: Proposer | None) -> tuple[list[int], int, int]:

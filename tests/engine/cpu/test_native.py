@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from orinllm.cpu import native as module
-from orinllm.cpu.native import core_count, native
+from orinllm.cpu.native import core_count, load_native_code
 from orinllm.errors import BadInput
 
 
 def test_code_that_was_kept_is_whole_or_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native()  # which keeps it for the other tests
+    load_native_code()  # which keeps it for the other tests
     made: list[str] = []
 
     def compile_(self: object, source: str) -> bytes:
@@ -23,7 +23,7 @@ def test_code_that_was_kept_is_whole_or_made_again(
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cpu.ClangJITCompiler.compile", compile_)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CACHEDB", raising=False)
-    fresh = native.__wrapped__
+    fresh = load_native_code.__wrapped__
     fresh()
     fresh()
     assert len(made) == 1
@@ -31,7 +31,7 @@ def test_code_that_was_kept_is_whole_or_made_again(
     kept.write_bytes(kept.read_bytes()[:-1])
     fresh()
     assert len(made) == 2
-    monkeypatch.setattr(module, "_cpu", lambda: "another processor")
+    monkeypatch.setattr(module, "_cpu_description", lambda: "another processor")
     fresh()
     assert len(made) == 3
     monkeypatch.setenv("CACHEDB", str(tmp_path / "cold" / "cache.db"))  # a cold start
@@ -40,7 +40,7 @@ def test_code_that_was_kept_is_whole_or_made_again(
 
 
 def test_an_interrupted_run_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, under_way, most, cores = module.Native(b"\xc3" * 64), [0], [0], set[int]()
+    program, under_way, most, cores = module.NativeCode(b"\xc3" * 64), [0], [0], set[int]()
     gate, lock = threading.Event(), threading.Lock()
 
     def call(state: int, core: int) -> None:
@@ -59,9 +59,9 @@ def test_an_interrupted_run_ends_before_the_next_begins(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(program, "_call", call)
     with pytest.raises(KeyboardInterrupt):
-        program.run(1, 3)
+        program.run_operations(1, 3)
     assert under_way == [0] and cores == {0, 1, 2}
-    threads = [threading.Thread(target=program.run, args=(2, 3)) for _ in range(4)]
+    threads = [threading.Thread(target=program.run_operations, args=(2, 3)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -94,5 +94,5 @@ def test_a_gpu_that_shows_is_tried(
     for variable in (*device._ASKED, "DEV"):
         monkeypatch.delenv(variable, raising=False)
     assert device.gpu_may_open() == opens
-    assert device._on_cpu(None) == (None if opens else "CPU")
-    assert device._on_cpu("cpu") == "CPU" and device._on_cpu("NV") is None
+    assert device._cpu_if_wanted(None) == (None if opens else "CPU")
+    assert device._cpu_if_wanted("cpu") == "CPU" and device._cpu_if_wanted("NV") is None

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.engine.vision import tiny
 
-from orinllm.cpu.encoder import CpuEncoder, Stage
+from orinllm.cpu.encoder import CpuEncoder, StageStruct
 from orinllm.cpu.native import SOURCES
-from orinllm.cpu.weights import PACKED, input_size
+from orinllm.cpu.weights import PACKED, rounded_input_size
 from orinllm.file.ggml import GgmlType
-from orinllm.network.vision.places import blocks_of
-from orinllm.network.vision.prepare import prepare
+from orinllm.network.vision.places import attention_blocks
+from orinllm.network.vision.prepare import prepare_picture
 from orinllm.sight import read_projector
 
 RECORDED = np.load(Path(tiny.__file__).with_name("recorded.npz"))
@@ -52,14 +52,15 @@ void times(i64 type, const u8* packed, i64 row_bytes, const float* x, i64 n, i64
   const u8* rows[ROWS];
   Input in[8];
   float_rows sums[8];
-  for (i64 t = 0; t < n; t++) in[t] = rounded(x + t * cols, cols, space + t * input_size(cols));
+  const i64 size = rounded_input_size(cols);
+  for (i64 t = 0; t < n; t++) in[t] = rounded(x + t * cols, cols, space + t * size);
   for (int first = 0; first < 16; first += ROWS) {
     for (int r = 0; r < ROWS; r++) rows[r] = packed + (first + r) * row_bytes;
     tile(&layout, rows, in, n, cols, sums);
     for (i64 t = 0; t < n; t++) __builtin_memcpy(out + 16 * t + first, sums + t, sizeof *sums);
   }
 }
-void stage(const Stage* stage, float* scratch) {
+void stage(const StageStruct* stage, float* scratch) {
   for (i64 unit = 0; unit < stage_units(stage); unit++) encode(stage, scratch, unit);
 }
 """
@@ -108,7 +109,7 @@ def times(
     machine: str, type_: GgmlType, packed: NDArray[np.uint8], x: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return rows times tokens: (tokens, rows)."""
-    space = np.zeros(len(x) * input_size(COLS), np.float32)
+    space = np.zeros(len(x) * rounded_input_size(COLS), np.float32)
     out = np.zeros((len(x), ROWS), np.float32)
     at = [ctypes.c_void_p(array.ctypes.data) for array in (packed, x, space, out)]
     sizes = [ctypes.c_int64(n) for n in (type_, packed.shape[1], len(x), COLS)]
@@ -154,18 +155,18 @@ def test_what_is_no_number_stays_so() -> None:
 def test_an_encoder(
     machine: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(encoder: CpuEncoder, stages: list[Stage], scratch: int) -> None:
+    def run(encoder: CpuEncoder, stages: list[StageStruct], scratch: int) -> None:
         space = np.empty(scratch, np.float32)
         for stage in stages:
             compiled(machine).stage(ctypes.byref(stage), ctypes.c_void_p(space.ctypes.data))
 
-    monkeypatch.setattr(CpuEncoder, "_run", run)
+    monkeypatch.setattr(CpuEncoder, "_run_stages", run)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     gguf, projector = read_projector(tmp_path / "mmproj.gguf")
     tiles = [
         np.asarray(tile)
         for picture in tiny.pictures(kind)
-        for tile in prepare(Image.fromarray(picture), projector.way, projector.sizes)[0]
+        for tile in prepare_picture(Image.fromarray(picture), projector.way, projector.sizes)[0]
     ]
     assert (
         np.abs(CpuEncoder(gguf, projector.encoder)(tiles) - RECORDED[f"{kind}.rows"]).max() < 1e-4
@@ -180,7 +181,9 @@ def test_a_product_of_more_rows_and_columns_than_a_unit(machine: str) -> None:
     x[:, 21:] = np.nan
     out, bias = np.ones((530, 48), np.float32), draw(size=37).astype(np.float32)
     space = np.empty((32 + 4) * 21, np.float32)
-    stage = Stage(kind=0, rows=517, cols=21, in_stride=24, out_stride=48, row_bytes=96, type=-1)
+    stage = StageStruct(
+        kind=0, rows=517, cols=21, in_stride=24, out_stride=48, row_bytes=96, type=-1
+    )
     setattr(stage, "in", x.ctypes.data)
     stage.out, stage.weights, stage.bias = (a.ctypes.data for a in (out, w, bias))
     stage.width, stage.epilogue = 37, 1
@@ -198,9 +201,11 @@ def test_attention_of_more_keys_than_are_mixed_at_once(machine: str) -> None:
     parts = np.full((3 * heads * n + 12, 40), np.nan, np.float32)
     parts[: 3 * heads * n, :size] = qkv.reshape(-1, size)
     windows = [slice(0, 590), slice(590, n)]
-    blocks, out = blocks_of(windows, 32), np.ones((n, 44), np.float32)
+    blocks, out = attention_blocks(windows, 32), np.ones((n, 44), np.float32)
     space = np.empty(32 * (2 * size + n + 12), np.float32)
-    stage = Stage(kind=5, rows=n, cols=size, in_stride=40, out_stride=44, heads=heads, factor=0.3)
+    stage = StageStruct(
+        kind=5, rows=n, cols=size, in_stride=40, out_stride=44, heads=heads, factor=0.3
+    )
     setattr(stage, "in", parts.ctypes.data)
     stage.out, stage.blocks, stage.n_blocks = out.ctypes.data, blocks.ctypes.data, len(blocks)
     compiled(machine).stage(ctypes.byref(stage), ctypes.c_void_p(space.ctypes.data))

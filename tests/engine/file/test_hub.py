@@ -16,12 +16,12 @@ from orinllm.errors import BadInput
 from orinllm.file.hub import (
     HubName,
     _cached_files,
-    _fetched,
-    _mark_of,
-    _quant_of,
-    choose_mmproj,
-    choose_model,
-    model_file,
+    _fetch_file,
+    _mark_path,
+    _quant_in_name,
+    choose_mmproj_file,
+    choose_model_files,
+    find_or_fetch_model,
 )
 
 NAME = "hf.co/owner/model-GGUF"
@@ -80,8 +80,8 @@ def one_line(done: subprocess.CompletedProcess[str], says: str) -> None:
     ],
 )
 def test_names(text: str, means: HubName | None) -> None:
-    assert HubName.read(text) == means
-    assert means is None or HubName.read(str(means)) == means
+    assert HubName.parse(text) == means
+    assert means is None or HubName.parse(str(means)) == means
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_names(text: str, means: HubName | None) -> None:
 )
 def test_half_a_name_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"want hf\.co/OWNER/REPO"):
-        HubName.read(text)
+        HubName.parse(text)
 
 
 FILES = [
@@ -106,15 +106,17 @@ FILES = [
 
 
 def test_a_type_chooses_its_file_and_all_its_parts() -> None:
-    assert choose_model(HubName("a/b"), FILES) == ["model-Q4_K_M.gguf"]
+    assert choose_model_files(HubName("a/b"), FILES) == ["model-Q4_K_M.gguf"]
     two = ["long-model-Q4_K_M.gguf", "model-Q4_K_M.gguf"]  # the plain one
-    assert choose_model(HubName("a/b"), two) == ["model-Q4_K_M.gguf"]
-    assert choose_model(HubName("a/b", "iq4_xs"), FILES) == ["model-IQ4_XS.gguf"]
-    assert choose_model(HubName("a/b", "Q6_K"), FILES) == [
+    assert choose_model_files(HubName("a/b"), two) == ["model-Q4_K_M.gguf"]
+    assert choose_model_files(HubName("a/b", "iq4_xs"), FILES) == ["model-IQ4_XS.gguf"]
+    assert choose_model_files(HubName("a/b", "Q6_K"), FILES) == [
         "model-Q6_K-00001-of-00002.gguf",
         "model-Q6_K-00002-of-00002.gguf",
     ]
-    assert choose_model(HubName("a/b"), ["only-Q8_0.gguf", "mmproj.gguf"]) == ["only-Q8_0.gguf"]
+    assert choose_model_files(HubName("a/b"), ["only-Q8_0.gguf", "mmproj.gguf"]) == [
+        "only-Q8_0.gguf"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_type_chooses_its_file_and_all_its_parts() -> None:
 )
 def test_what_a_repository_lacks_is_said(quant: str | None, files: list[str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        choose_model(HubName("a/b", quant), files)
+        choose_model_files(HubName("a/b", quant), files)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_what_a_repository_lacks_is_said(quant: str | None, files: list[str], sa
     ],
 )
 def test_a_repository_s_mmproj_is_found(quant: str | None, files: list[str], chosen: str) -> None:
-    assert choose_mmproj(HubName("a/b", quant), files) == [chosen]
+    assert choose_mmproj_file(HubName("a/b", quant), files) == [chosen]
 
 
 def test_a_picture_brings_its_mmproj(content: bytes, tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_a_model_is_fetched_once_listed_and_removed(content: bytes, tmp_path: Pa
     [("Q8_0/model-F16-Q6_K", "Q6_K"), ("Q4_K_M/part", "Q4_K_M"), ("a-UD-IQ2_XXS", "UD-IQ2_XXS")],
 )
 def test_the_type_in_a_file_s_name_is_the_last_one(stem: str, quant: str) -> None:
-    assert _quant_of(stem) == quant
+    assert _quant_in_name(stem) == quant
 
 
 def test_only_the_model_that_is_named_is_removed(content: bytes, tmp_path: Path) -> None:
@@ -216,8 +218,8 @@ def test_a_check_that_was_interrupted_is_made_again(
         program = f"""
 import os, sys
 from orinllm.file import hub
-hub._check_bytes = lambda *given: os.kill(os.getpid(), {int(signal)})
-hub.model_file({NAME!r}, print)
+hub._check_checksum = lambda *given: os.kill(os.getpid(), {int(signal)})
+hub.find_or_fetch_model({NAME!r}, print)
 """
         killed = run_python("-c", program, home=tmp_path, url=url)
         assert killed.returncode == -signal or b"KeyboardInterrupt" in killed.stderr.encode()
@@ -246,12 +248,12 @@ def test_what_was_checked_is_not_checked_again(
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", known)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with monkeypatch.context() as patch:
-        patch.setattr("orinllm.file.hub._check_bytes", lambda *given: checks.append(given))
+        patch.setattr("orinllm.file.hub._check_checksum", lambda *given: checks.append(given))
         for _ in range(3):
-            _fetched(HubName("a/b"), "model.gguf")
+            _fetch_file(HubName("a/b"), "model.gguf")
         assert len(checks) == 1
-        _mark_of(HubName("a/b"), "model.gguf").touch()  # as a killed process leaves it
-        _fetched(HubName("a/b"), "model.gguf")
+        _mark_path(HubName("a/b"), "model.gguf").touch()  # as a killed process leaves it
+        _fetch_file(HubName("a/b"), "model.gguf")
     assert len(checks) == 2
 
 
@@ -308,11 +310,11 @@ def test_a_hub_that_lies_is_caught_and_nothing_of_it_stays(content: bytes, tmp_p
 ODD = """
 import sys
 from orinllm.errors import BadInput
-from orinllm.file.hub import model_file
+from orinllm.file.hub import find_or_fetch_model
 
 for name in sys.argv[1:]:
     try:
-        model_file(f"hf.co/{name}", print)
+        find_or_fetch_model(f"hf.co/{name}", print)
     except BadInput as error:
         print(error)
 """
@@ -357,7 +359,7 @@ def test_a_hub_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
     with Hub({"a/b": {}}, pause=5) as url:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
         with pytest.raises(BadInput, match=r"^hf.co/a/b: the hub does not answer: ReadTimeout$"):
-            model_file("hf.co/a/b", print)
+            find_or_fetch_model("hf.co/a/b", print)
 
 
 def test_a_hub_that_is_slow_refuses_or_fails_is_one_line(content: bytes, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def main() -> int:
     options = parser.parse_args()
     network = Network.read(options.model, options.tokens + 8)
     plan = plan_network(network, str(Device.DEFAULT))
-    if not plan.fused:
+    if not plan.is_fused:
         parser.error(f"{options.model}: the fused kernels do not take it on {plan.device}")
     executor = OneSequence(make_network_runner(network))
     tokens = [FIRST]

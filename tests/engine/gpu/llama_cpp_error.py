@@ -28,7 +28,7 @@ from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 from orinllm.loader import Network, make_runner, plan_network
 
 CONTEXT = 512
@@ -80,7 +80,7 @@ def main() -> None:
     engines: tuple[Callable[[Path], Floats], ...] = (llama_cpp, fused, on_a_cpu)
     print("| model | type | llama.cpp | fused kernels | CPU path |\n|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= compiler_path(Path(folder), os.environ)
+        os.environ |= compiler_environment(Path(folder), os.environ)
         for shape in options.shapes:
             path = Path(folder) / f"{shape}.gguf"
             write_synthetic(path, shape, options.quant, seed=0)

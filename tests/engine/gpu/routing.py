@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from orinbench.check.reference import Reference, Routed
 from orinbench.model import open_model
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.gpu.launch import Graph, Launch
+from orinllm.gpu.launch import Launch, LaunchGraph
 from orinllm.gpu.steps.tokens import copy_ints
 
 Ids = NDArray[np.intp]
@@ -23,10 +23,10 @@ Routing = dict[int, Ids]  # by layer: (tokens, used)
 
 def _layers(
     launches: Sequence[Launch], device: str, behind: Sequence[Launch] = ()
-) -> list[tuple[Graph, Launch]]:
+) -> list[tuple[LaunchGraph, Launch]]:
     """Return each router's launch, and a graph of all launches up to it and of `behind`."""
     at = [i for i, launch in enumerate(launches) if launch.name.startswith("route_")]
-    return [(Graph(device, [*launches[: i + 1], *behind]), launches[i]) for i in at]
+    return [(LaunchGraph(device, [*launches[: i + 1], *behind]), launches[i]) for i in at]
 
 
 def _ids(route: Launch, tokens: int) -> Ids:
@@ -43,28 +43,28 @@ def run(executor: FusedExecutor, tokens: Sequence[int], chunked: bool = True) ->
 
     Each launch is repeated up to each router, which leaves keys and values as they were.
     """
-    device, decoder, last = executor.memory.device, executor.decoder(), len(tokens) - 1
+    device, decoder, last = executor.memory.device, executor.decoder_for(), len(tokens) - 1
     found: dict[int, list[Ids]] = {}
     token = decoder.list.launches
     token_layers = _layers(token, device, token[-1:])  # the head: parts of launches wait anew
     chunk_layers = _layers(executor.prompt_launches, device)
     at = 0
     while at <= last:
-        n = min(executor.chunk, last - at) if chunked else 1
+        n = min(executor.chunk_size, last - at) if chunked else 1
         if n < 8:  # a token at a time, as the executor does
-            executor.step(tokens[at], at)
+            executor.start_step(tokens[at], at)
             for i, (graph, route) in enumerate(token_layers):
                 copy_ints(decoder.list.state, [tokens[at], at])
-                graph.run()
+                graph.start()
                 found.setdefault(i, []).append(_ids(route, 1))
             at += 1
         else:
             executor.fill(tokens, at, at + n)
             for i, (graph, route) in enumerate(chunk_layers):
-                graph.run()
+                graph.start()
                 found.setdefault(i, []).append(_ids(route, n))
             at += n
-    executor.step(tokens[last], last)
+    executor.start_step(tokens[last], last)
     return {i: np.concatenate(rows) for i, rows in found.items()}
 
 
@@ -90,7 +90,7 @@ def flips(routing: Routing, routed: dict[int, Routed]) -> list[tuple[int, int, f
 
 def off(executor: FusedExecutor, want: NDArray[np.float64]) -> float:
     """Error of the logits of the last token, of their spread."""
-    error = executor.logits().astype(np.float64) - want
+    error = executor.wait_for_logits().astype(np.float64) - want
     return float(np.sqrt((error**2).mean()) / want.std())
 
 

@@ -21,10 +21,10 @@ from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu import device as devices
 from orinllm.gpu import kernel_cache
-from orinllm.gpu.compile_ahead import compile_ahead, launches_for, target_gpu
+from orinllm.gpu.compile_ahead import launches_to_compile, target_gpu, write_cubins
 from orinllm.gpu.encoder import FusedEncoder
-from orinllm.loader import Network, Share, make_runner, plan_network
-from orinllm.sight import projector_of
+from orinllm.loader import Network, SharingOptions, make_runner, plan_network
+from orinllm.sight import read_matching_projector
 
 
 class Remembering:
@@ -49,7 +49,7 @@ def test_a_start_with_cubins_compiles_nothing(
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Remembering)
     monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)  # the tiny model is a large one
     network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target_gpu(arch, None)
-    n = compile_ahead(network, gpu, tmp_path)
+    n = write_cubins(network, gpu, tmp_path)
     assert len(list(tmp_path.glob("*.cubin"))) == n + 1  # with the probe
     asked = Remembering(gpu.arch)
     toolchain = devices.Toolchain(
@@ -62,14 +62,14 @@ def test_a_start_with_cubins_compiles_nothing(
     devices.register_toolchain("NULL", toolchain)
     monkeypatch.setenv(devices.CUBINS, str(tmp_path))
     plan = plan_network(network, "NULL")
-    assert plan.fused
+    assert plan.is_fused
     runner = make_runner(network, plan)
     assert isinstance(runner, FusedRunner)
     executor = runner.executor
     executor.fill(list(range(3, 40)), 0, 36)
     executor.fill_piece(list(range(3, 40)), 0, 36)
-    executor.sample(Sampling(), [1])
-    executor.step(5, 36)
+    executor.set_sampling(Sampling(), [1])
+    executor.start_step(5, 36)
     with Context(NULL_ALLOW_COPYOUT=1):
         executor.verify([5, 6], 37)
     assert asked.asked == 0
@@ -82,7 +82,9 @@ def test_a_start_with_cubins_compiles_nothing(
 def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     hybrid_models.write(tmp_path / "m.gguf", "qwen35", "F16", mtp=True)
     network, gpu = Network.read(tmp_path / "m.gguf", 128), target_gpu("sm_87", None)
-    ahead = {launch.source for launch in launches_for(network, gpu, 1, 2, 4, served=True)}
+    ahead = {
+        launch.cuda_source for launch in launches_to_compile(network, gpu, 1, 2, 4, served=True)
+    }
     asked = Remembering(gpu.arch)
     devices.register_toolchain(
         "NULL",
@@ -96,14 +98,14 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     )
     plan, sources = plan_network(network, "NULL"), list[str]()
     asked.compile_cached = lambda source: sources.append(source) or b""  # type: ignore[func-returns-value,method-assign]
-    runner = make_runner(network, plan, share=Share(4, 8))
+    runner = make_runner(network, plan, share=SharingOptions(4, 8))
     assert isinstance(runner, FusedRunner)
     with Context(NULL_ALLOW_COPYOUT=1):
-        block = MtpBlock(runner.mtp_block(network, network.gguf, network.mtp_config()))
+        block = MtpBlock(runner.mtp_block(network, network.gguf, network.mtp_block_config()))
         runner.warm(verifies=True)
         runner.executor.fill(list(range(3, 40)), 0, 36)
         runner.executor.verify([5, 6], 37)
-        runner.executor.keep_first(1)
+        runner.executor.accept_first(1)
         assert len(block.propose(list(range(3, 40)), 3, [0])) == 3
     assert sources and {*sources} <= ahead
 
@@ -113,18 +115,18 @@ def test_the_first_picture_of_any_size_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one multiprocessor, where products of 36 rows have as many tiles as an Orin's of 4,096."""
-    monkeypatch.setattr(devices, "nvrtc", Remembering)
+    monkeypatch.setattr(devices, "nvrtc_compiler", Remembering)
     tiny.write_text(tmp_path / "tiny.gguf", "qwen3vl")
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
     network = Network.read(tmp_path / "tiny.gguf")
-    seen = projector_of(tmp_path / "mmproj.gguf", network)
-    compile_ahead(network, target_gpu("sm_87", 1), tmp_path / "made", 1, seen)
+    seen = read_matching_projector(tmp_path / "mmproj.gguf", network)
+    write_cubins(network, target_gpu("sm_87", 1), tmp_path / "made", 1, seen)
     made = {path.name for path in (tmp_path / "made").iterdir()}
     encode = FusedEncoder(seen[0], seen[1].encoder, "NULL")
     tiles: dict[str, set[str]] = {}
     for rows in range(36, 0, -1):
-        launches = encode._list(2, 2 * rows)
-        sources = {launch.source: launch.name for launch in launches.launches}
+        launches = encode._picture_lowering(2, 2 * rows)
+        sources = {launch.cuda_source: launch.name for launch in launches.launches}
         assert {devices.cubin_name("sm_87", source) for source in sources} <= made, rows
         for source, name in sources.items():
             tiles.setdefault(name, set()).add(source)
@@ -148,7 +150,7 @@ def test_no_compiler_for_a_gpu_is_one_line(
 
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", refuse)
     with pytest.raises(BadInput) as caught:
-        devices.compile_for(target_gpu("sm_87", None))
+        devices.open_target_device(target_gpu("sm_87", None))
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 

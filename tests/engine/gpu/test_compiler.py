@@ -10,11 +10,11 @@ import pytest
 from orinllm.errors import BadInput
 from orinllm.gpu.compiler import (
     PROBE,
-    compiler_note,
-    compiler_path,
-    compiles,
+    can_compile,
+    compiler_environment,
     provide_compiler,
-    write_clang,
+    skipped_clang_note,
+    write_clang_script,
 )
 
 
@@ -29,9 +29,9 @@ def clang_in(folder: Path, script: str) -> Path:
 
 def test_a_compiler_that_can_is_left_alone(tmp_path: Path) -> None:
     clang_in(tmp_path, "cat > /dev/null; printf '\\177ELF'")
-    assert compiler_path(tmp_path / "bin", {"PATH": str(tmp_path)}) == {}
-    assert compiler_note({"PATH": str(tmp_path)}) is None
-    assert compiler_path(tmp_path / "bin", {"PATH": "/nowhere", "CC": "gcc"}) == {}
+    assert compiler_environment(tmp_path / "bin", {"PATH": str(tmp_path)}) == {}
+    assert skipped_clang_note({"PATH": str(tmp_path)}) is None
+    assert compiler_environment(tmp_path / "bin", {"PATH": "/nowhere", "CC": "gcc"}) == {}
     assert not (tmp_path / "bin").exists()
 
 
@@ -42,18 +42,18 @@ def test_a_compiler_that_can_is_left_alone(tmp_path: Path) -> None:
 def test_a_compiler_that_cannot_is_passed_over_and_told(tmp_path: Path, script: str) -> None:
     pytest.importorskip("ziglang")
     clang = clang_in(tmp_path / "old", script)
-    variables = compiler_path(tmp_path / "bin", {"PATH": str(clang.parent)})
+    variables = compiler_environment(tmp_path / "bin", {"PATH": str(clang.parent)})
     assert variables["PATH"].split(os.pathsep)[0] == str(tmp_path / "bin")
-    note = compiler_note({"PATH": str(clang.parent)})
+    note = skipped_clang_note({"PATH": str(clang.parent)})
     assert note is not None and note.startswith(f"{clang} compiles no bfloat16 for this CPU")
     assert "ziglang's clang is used" in note
-    assert compiler_path(tmp_path / "bin", {"PATH": str(clang.parent), "CC": "clang"}) == {}
+    assert compiler_environment(tmp_path / "bin", {"PATH": str(clang.parent), "CC": "clang"}) == {}
 
 
 def test_what_the_probe_asks_for_ziglangs_clang_can(tmp_path: Path) -> None:
     pytest.importorskip("ziglang")
-    compiler_path(tmp_path, {"PATH": "/nowhere"})
-    assert compiles(str(tmp_path / "clang"))
+    compiler_environment(tmp_path, {"PATH": "/nowhere"})
+    assert can_compile(str(tmp_path / "clang"))
     assert b"__bf16" in PROBE
 
 
@@ -61,12 +61,12 @@ def test_debians_clang_14_cannot() -> None:
     old = Path("/usr/lib/llvm-14/bin/clang")
     if not old.exists():
         pytest.skip("no clang 14 here: apt-get install clang-14")
-    assert not compiles(str(old))
+    assert not can_compile(str(old))
 
 
 def test_ziglangs_clang_compiles_as_tinygrad_calls_it(tmp_path: Path) -> None:
     pytest.importorskip("ziglang")
-    variables = compiler_path(tmp_path / "a dir", {"PATH": "/nowhere"})
+    variables = compiler_environment(tmp_path / "a dir", {"PATH": "/nowhere"})
     variables["PATH"] += f"{os.pathsep}/usr/bin:/bin"
     assert variables["PATH"].startswith(f"{tmp_path / 'a dir'}{os.pathsep}")
     done = subprocess.run(
@@ -155,5 +155,5 @@ def test_threads_may_write_the_same_clang(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("os.chmod", late)
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(write_clang, [tmp_path] * 4))
+        assert all(pool.map(write_clang_script, [tmp_path] * 4))
     assert [path.name for path in tmp_path.iterdir()] == ["clang"]

@@ -39,8 +39,8 @@ SHAPES = [
 
 def off(executor: FusedExecutor, want: np.ndarray) -> float:
     """Distance of the logits from the wanted ones, of their norm."""
-    got = executor.logits().astype(np.float64)
-    assert executor.token() == got.argmax()
+    got = executor.wait_for_logits().astype(np.float64)
+    assert executor.wait_for_token() == got.argmax()
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
@@ -52,16 +52,16 @@ def test_tokens_and_a_prompt(emulated: Load, synthetic: Synthetic, shape: str) -
     executor, reference = emulated(path, 128), Reference(open_model(path), context=128)
     first, *_, want = reference.logits(PROMPT, len(PROMPT) - 6)
     executor.fill(PROMPT[:7], 0, 6)
-    executor.step(PROMPT[6], 6)
+    executor.start_step(PROMPT[6], 6)
     assert off(executor, first) < HALVES
-    token = executor.token()
-    executor.step()  # the token that the head left
+    token = executor.wait_for_token()
+    executor.start_step()  # the token that the head left
     assert off(executor, reference.logits([*PROMPT[:7], token])[-1]) < HALVES
-    executor.begin(PROMPT, 0)
+    executor.begin_answer(PROMPT, 0)
     in_chunks = off(executor, want)
     # Tokens on both sides of a page's border; the first ones have stepped above.
     for position in range(PAGE - 1, len(PROMPT)):
-        executor.step(PROMPT[position], position)
+        executor.start_step(PROMPT[position], position)
     one_by_one = off(executor, want)
     assert in_chunks < HALVES
     assert one_by_one < HALVES
@@ -72,20 +72,20 @@ def test_tokens_that_the_host_reads_later(emulated: Load, synthetic: Synthetic) 
     executor = emulated(synthetic("tiny", "Q6_K"), 128)
     texts = []
     for how in (Sampling(temperature=0), Sampling(seed=3)):
-        executor.sample(how, PROMPT)
-        executor.begin(PROMPT, 0)
-        logits, token = executor.logits(), executor.token()
-        executor.begin(PROMPT, len(PROMPT) - 1)
-        assert (executor.logits() == logits).all()
+        executor.set_sampling(how, PROMPT)
+        executor.begin_answer(PROMPT, 0)
+        logits, token = executor.wait_for_logits(), executor.wait_for_token()
+        executor.begin_answer(PROMPT, len(PROMPT) - 1)
+        assert (executor.wait_for_logits() == logits).all()
         ((followed,),) = EngineLoop(FusedRunner(executor, 1)).answer([PROMPT], 7, [how])[2:]
         # Of the token behind the last one nothing was computed.
-        state = executor.decoder().list.state
+        state = executor.decoder_for().list.state
         assert read(state, np.int32)[1] == len(PROMPT) + 7 - 1
-        executor.begin(PROMPT, 0)
-        one_by_one = [executor.token()]
+        executor.begin_answer(PROMPT, 0)
+        one_by_one = [executor.wait_for_token()]
         for _ in range(6):
-            executor.step()
-            one_by_one.append(executor.token())
+            executor.start_step()
+            one_by_one.append(executor.wait_for_token())
         assert followed == one_by_one and followed[0] == token
         texts.append(followed)
     assert texts[0] != texts[1]
@@ -107,19 +107,21 @@ def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
 def test_parts_of_a_launch_wait_for_those_before(emulated: Load, synthetic: Synthetic) -> None:
     """A layer is one launch, and its numbers are the same whichever blocks are fast."""
     executor = emulated(synthetic("tiny", "Q8_0"))
-    tokens = executor.decoder().list
+    tokens = executor.decoder_for().list
     names = [launch.name for launch in tokens.launches]
     assert [name.startswith("joined_qkv_attention_out_gate_up_down_") for name in names] == [
         *(False, True, True, False)
     ]
     layer = tokens.launches[1]  # says all that its parts write: graphs go by that
     written = {id(a.buffer.base) for a in layer.arguments if a.name in layer.writes}
-    assert {id(b.base) for b in (tokens.x, tokens.state, executor.memory.caches[0])} < written
+    assert {
+        id(b.base) for b in (tokens.residual, tokens.state, executor.memory.caches[0])
+    } < written
     found = []
     for _ in range(2):
         for position, token in enumerate((5, 900, 77)):
-            executor.step(token, position)
-        found.append(executor.logits())
+            executor.start_step(token, position)
+        found.append(executor.wait_for_logits())
     np.testing.assert_array_equal(found[0], found[1])
 
 
@@ -130,7 +132,7 @@ def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
     executor.fill(PROMPT, 0, len(PROMPT))
     chunk = kept(executor, len(PROMPT))
     for position, token in enumerate(PROMPT):
-        executor.step(token, position)
+        executor.start_step(token, position)
     for one, other in zip(chunk, kept(executor, len(PROMPT)), strict=True):
         assert 0 < np.linalg.norm(one - other) / np.linalg.norm(other) < 0.02
 
@@ -140,7 +142,7 @@ def test_pieces_beside_answers(
 ) -> None:
     """Of a model that is large for an H200 they have tiles of their own."""
     for module in ("orinllm.gpu.fused", "orinllm.gpu.kernels.gemm", "orinllm.gpu.steps.prompt"):
-        monkeypatch.setattr(f"{module}.multiprocessors", lambda device: 132)
+        monkeypatch.setattr(f"{module}.multiprocessor_count", lambda device: 132)
     monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)
     path = synthetic("tiny-gptoss", "F16")
     executor = emulated(path)
@@ -151,7 +153,7 @@ def test_pieces_beside_answers(
         for start, end in itertools.pairwise((0, *ends)):
             executor.fill_piece(PROMPT, start, end)
         pieces.append(kept(executor, 64))
-        executor.step(PROMPT[-1], 69)
+        executor.start_step(PROMPT[-1], 69)
         assert off(executor, want) < HALVES
     for one, other, whole in zip(*pieces, chunk, strict=True):
         assert (one == other).all()  # where a piece ends changes nothing
@@ -163,7 +165,7 @@ def test_types(emulated: Load, synthetic: Synthetic, quant: str) -> None:
     path = synthetic("tiny", quant)
     executor, reference = emulated(path), Reference(open_model(path))
     executor.fill(PROMPT, 0, len(PROMPT) - 1)
-    executor.step(PROMPT[-1], len(PROMPT) - 1)
+    executor.start_step(PROMPT[-1], len(PROMPT) - 1)
     assert off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT
 
 
@@ -174,21 +176,21 @@ def test_sequences_at_their_own_positions(
     """Pages of the sequences are shuffled, one slot is idle, and each has its own length."""
     path = synthetic("tiny", "F16")
     executor = emulated(path, context=128, pages=2 * (sequences + 1))
-    reference, decoder = Reference(open_model(path)), executor.decoder(sequences)
+    reference, decoder = Reference(open_model(path)), executor.decoder_for(sequences)
     pages = [[2 * sequences + 1 - 2 * i, 2 * i] for i in range(sequences)]
     lengths = [40 + 30 * i // sequences for i in range(sequences)]
     rows = [[(t * (i + 3)) % 1000 for t in PROMPT[:n]] for i, n in enumerate(lengths)]
     for row, held in zip(rows, pages, strict=True):
-        executor.place(held)
+        executor.set_pages(held)
         executor.fill(row, 0, len(row) - 1)
-    decoder.place(pages)
+    decoder.set_pages(pages)
     last = [row[-1] for row in rows]
     positions = [n - 1 for n in lengths]
     positions[-1] = -1  # idle
     for _ in range(3):
-        decoder.step(last, positions)
-        logits = decoder.logits()
-        tokens = decoder.tokens()
+        decoder.start_step(last, positions)
+        logits = decoder.wait_for_logits()
+        tokens = decoder.wait_for_tokens()
         for i, row in enumerate(rows[:-1]):
             want = reference.logits(row)[-1]
             assert np.linalg.norm(logits[i] - want) < HALVES * np.linalg.norm(want)
@@ -206,10 +208,10 @@ def test_logits_that_are_no_numbers_leave_no_token(
         file.seek(norm.offset)
         file.write(np.full(norm.shape, np.nan, np.float32).tobytes())
     executor = emulated(path)
-    executor.step(1, 0)
-    assert executor.token() == -1
-    executor.step()  # reads no row beyond the table
-    assert executor.token() == -1
+    executor.start_step(1, 0)
+    assert executor.wait_for_token() == -1
+    executor.start_step()  # reads no row beyond the table
+    assert executor.wait_for_token() == -1
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-gemma3"])
@@ -218,16 +220,18 @@ def test_keys_and_values_in_bytes(emulated: Load, synthetic: Synthetic, shape: s
     path = synthetic(shape, "F16")
     executor, reference = emulated(path, kv=Q8_0), Reference(open_model(path), context=128)
     executor.fill(PROMPT, 0, len(PROMPT) - 1)
-    executor.step(PROMPT[-1], len(PROMPT) - 1)
+    executor.start_step(PROMPT[-1], len(PROMPT) - 1)
     assert 1e-5 < off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT_KEYS
-    token = executor.token()
-    executor.step()
+    token = executor.wait_for_token()
+    executor.start_step()
     want = reference.logits([*PROMPT, token])[-1]
     assert off(executor, want) < EIGHT_BIT_KEYS
-    decoder = executor.decoder(4)
-    decoder.place([[0, 1], [], [], []])
-    decoder.step([token, 0, 0, 0], [len(PROMPT), -1, -1, -1])
-    assert np.linalg.norm(decoder.logits()[0] - want) < EIGHT_BIT_KEYS * np.linalg.norm(want)
+    decoder = executor.decoder_for(4)
+    decoder.set_pages([[0, 1], [], [], []])
+    decoder.start_step([token, 0, 0, 0], [len(PROMPT), -1, -1, -1])
+    assert np.linalg.norm(decoder.wait_for_logits()[0] - want) < EIGHT_BIT_KEYS * np.linalg.norm(
+        want
+    )
     halves = emulated(path)
     for cache, scales, whole in zip(
         executor.memory.caches, executor.memory.scales, halves.memory.caches, strict=True

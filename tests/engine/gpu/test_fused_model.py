@@ -32,16 +32,16 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
     """A model whose file has no words: those of another vocabulary stand for them."""
     network = Network.read(path, context)
     plan = plan_network(network, "EMU")
-    assert plan.fused
+    assert plan.is_fused
     runner = FusedRunner(executor, 2)
-    header = ModelDescription(network, tokenizer("gpt-2"), None)
-    return Model(header, plan, runner, make_store(runner, network))
+    description = ModelDescription(network, tokenizer("gpt-2"), None)
+    return Model(description, plan, runner, make_store(runner, network))
 
 
 def arrived(network: Network) -> Weights:
     """A file's weights on the emulated GPU."""
     weights = Weights(network.gguf, network.config, "EMU")
-    with weights.arriving():
+    with weights.uploading():
         pass
     return weights
 
@@ -73,7 +73,7 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
     assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
     assert (
         content(weights.matrix("token_embd").buffer)
-        == gguf.bytes(config.tensor_rows("token_embd").tensor).tobytes()
+        == gguf.tensor_bytes(config.tensor_rows("token_embd").tensor).tobytes()
     )
 
 
@@ -91,7 +91,7 @@ def test_blocks_that_are_not_computed_take_no_memory(
         bytes_.append([make_plan(gguf, config, device).weight_bytes for device in ("EMU", "CPU")])
     assert bytes_[0] == bytes_[1] and abs(taken[0] - taken[1]) < 8 << 10 < gguf.size_bytes // 8
     for name in ("token_embd", "blk.3.ffn_down"):
-        assert content(weights.matrix(name).buffer) == gguf.bytes(f"{name}.weight").tobytes()
+        assert content(weights.matrix(name).buffer) == gguf.tensor_bytes(f"{name}.weight").tobytes()
 
 
 def test_small_matrices_of_floats_are_cut_like_others(
@@ -103,7 +103,7 @@ def test_small_matrices_of_floats_are_cut_like_others(
     weights = arrived(network)
     parts = [weights.matrix(f"blk.0.attn_{name}") for name in "qkv"]
     assert sum(part.rows for part in parts) == gguf.tensors[whole].shape[0]
-    halves = gguf.vector(whole).astype(np.float16).tobytes()
+    halves = gguf.tensor_floats(whole).astype(np.float16).tobytes()
     assert b"".join(content(part.buffer) for part in parts) == halves
 
 
@@ -126,7 +126,7 @@ def test_weights_lie_in_parts_that_a_full_board_grants(
     for name, tensor in gguf.tensors.items():
         vector = len(tensor.shape) == 1
         found = weights.vector(name) if vector else weights.matrix(name[: -len(".weight")]).buffer
-        assert content(found) == gguf.bytes(name).tobytes(), name
+        assert content(found) == gguf.tensor_bytes(name).tobytes(), name
 
     def refused(self: Buffer) -> Buffer:
         raise MemoryError("no memory for 9 bytes: 8 are available\nby chance")
@@ -166,13 +166,13 @@ def test_weights_arrive_while_launches_are_built(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("orinllm.gpu.weights._PIECE_BESIDE", network.gguf.size_bytes // 3)
-    monkeypatch.setattr("orinllm.gpu.weights.concurrent_copy", lambda device: copy)
+    monkeypatch.setattr("orinllm.gpu.weights.concurrent_copy_function", lambda device: copy)
     monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", build)
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)
     found = made.executor.memory.weights.matrix("token_embd").buffer
     where = network.config.tensor_rows("token_embd").tensor
-    assert content(found) == network.gguf.bytes(where).tobytes()
+    assert content(found) == network.gguf.tensor_bytes(where).tobytes()
     assert len(copied) > 3
     built.clear()
     copied.clear()
@@ -194,13 +194,13 @@ def test_a_prompt_that_continues_reuses_the_cache(emulated: Load, synthetic: Syn
     assert (answer.n_prompt, answer.n_cached) == (84, 70)
     # Computed without a store, in the same pieces: those round alike, a prompt in one go may not.
     one.close()
-    executor.place(range(2))
+    executor.set_pages(range(2))
     for start, text, n in ((0, PROMPT[:62], 9), (70, longer, 3)):
-        executor.begin(text, start)
-        said = [executor.token()]
+        executor.begin_answer(text, start)
+        said = [executor.wait_for_token()]
         while len(said) < n:
-            executor.step()
-            said.append(executor.token())
+            executor.start_step()
+            said.append(executor.wait_for_token())
         assert said == (again if start else first)
 
 
@@ -222,13 +222,13 @@ def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthet
     for parameters in ({"temperature": 30.0, "seed": 2}, {"repeat_penalty": 3.0, "top_k": 3}):
         how = Sampling(**parameters)  # type: ignore[arg-type]
         text = PROMPT[:4]
-        executor.sample(how, text)
-        executor.begin(text, 0)
+        executor.set_sampling(how, text)
+        executor.begin_answer(text, 0)
         for _ in range(5):
-            token = executor.token()
-            assert token == sample(executor.logits(), how, text, len(text))
+            token = executor.wait_for_token()
+            assert token == sample(executor.wait_for_logits(), how, text, len(text))
             text = [*text, token]
-            executor.step()
+            executor.start_step()
         assert tokens(one, PROMPT[:4], 5, **parameters) == text[4:]
     greedy = tokens(one, PROMPT[:4], 6, temperature=0.0)
     assert greedy != text[4:]
@@ -238,27 +238,27 @@ def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthet
 def test_slots_sample_each_in_its_own_way(emulated: Load, synthetic: Synthetic) -> None:
     """Four slots, one idle, one greedy: tokens stay on the device from step to step."""
     executor = emulated(synthetic("tiny", "Q8_0"), pages=8)
-    decoder = executor.decoder(4)
-    decoder.place([[2 * i, 2 * i + 1] for i in range(4)])
+    decoder = executor.decoder_for(4)
+    decoder.set_pages([[2 * i, 2 * i + 1] for i in range(4)])
     how = [Sampling(temperature=9.0), None, Sampling(), Sampling(seed=7, presence_penalty=4.0)]
     texts = [[5 + i] for i in range(4)]
     for slot, each in enumerate(how):
-        decoder.sample(slot, each)
-        decoder.remember(slot, texts[slot])
-    decoder.step([text[0] for text in texts], [0, 0, -1, 0])
+        decoder.set_sampling(slot, each)
+        decoder.set_penalty_history(slot, texts[slot])
+    decoder.start_step([text[0] for text in texts], [0, 0, -1, 0])
     for _ in range(4):
-        logits, got = decoder.logits(), decoder.tokens()
+        logits, got = decoder.wait_for_logits(), decoder.wait_for_tokens()
         for slot in (0, 1, 3):
             each, text = how[slot] or Sampling(temperature=0), texts[slot]
             assert got[slot] == sample(logits[slot], each, text, len(text))
             text.append(got[slot])
-        decoder.step()
+        decoder.start_step()
     for slot in range(4):
-        decoder.sample(slot, None)
-    decoder.mask(0, np.array([0, 1 << 4, *[0] * 30], np.uint32))
-    decoder.step()
-    assert decoder.tokens()[0] == 36
-    assert decoder.tokens()[1] == decoder.logits()[1].argmax()
+        decoder.set_sampling(slot, None)
+    decoder.set_token_mask(0, np.array([0, 1 << 4, *[0] * 30], np.uint32))
+    decoder.start_step()
+    assert decoder.wait_for_tokens()[0] == 36
+    assert decoder.wait_for_tokens()[1] == decoder.wait_for_logits()[1].argmax()
 
 
 def test_greedy_tokens_are_those_of_the_cpu_path(emulated: Load, synthetic: Synthetic) -> None:
@@ -267,7 +267,7 @@ def test_greedy_tokens_are_those_of_the_cpu_path(emulated: Load, synthetic: Synt
     network = Network.read(path, 128)
     plan = plan_network(network, "CPU")
     runner = make_runner(network, plan)
-    cpu = Model(fused.header, plan, runner, make_store(runner, network))
+    cpu = Model(fused.description, plan, runner, make_store(runner, network))
     want = tokens(cpu, PROMPT[:9], 6, temperature=0.0)
     assert tokens(fused, PROMPT[:9], 6, temperature=0.0) == want
 
@@ -275,7 +275,7 @@ def test_greedy_tokens_are_those_of_the_cpu_path(emulated: Load, synthetic: Synt
 def test_a_cpu_takes_its_own_path(synthetic: Synthetic) -> None:
     network = Network.read(synthetic("tiny", "Q6_K"), 32)
     plan = plan_network(network, "CPU")
-    assert not plan.fused
+    assert not plan.is_fused
     assert plan.obstacles == {"device": "CPU is neither CUDA nor NV"}
     assert make_runner(network, plan).name == "cpu"
 

@@ -35,7 +35,7 @@ def test_pinned_memory_is_freed_with_its_last_reader(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(cuda, name, lambda *given: 0)
     monkeypatch.setattr(cuda, "cuEventDestroy_v2", lambda event: log.append("event"))
     made = host_tokens.CudaHostTokens("CUDA", 2)
-    assert made.tokens_to_come()() == [7, 8, 9, 10]
+    assert made.make_token_reader()() == [7, 8, 9, 10]
     kept = made.buffer
     del made
     gc.collect()
@@ -66,7 +66,7 @@ def test_a_hang_of_nv_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     monkeypatch.setattr(host_tokens, "Device", {"NV": device})
     monkeypatch.setattr(host_tokens, "Buffer", _Buffer)
-    arrived = host_tokens.NvHostTokens("NV", 1).tokens_to_come()
+    arrived = host_tokens.NvHostTokens("NV", 1).make_token_reader()
     with pytest.raises(RuntimeError) as caught:
         arrived()
     assert caught.value is hung and waits == [11]

@@ -55,7 +55,7 @@ def off(got: NDArray[np.float32], want: NDArray[np.float64]) -> float:
 
 def read(executor: FusedExecutor, cuts: tuple[int, ...], states: int = 0) -> None:
     """Compute a prompt up to its last token, in pieces, in a slot of its own."""
-    executor.place([states], states)
+    executor.set_pages([states], states)
     for start, end in itertools.pairwise((0, *cuts)):
         executor.fill(PROMPT, start, end)
 
@@ -67,28 +67,28 @@ def test_logits_are_the_references(emulated: Load, written: Write, name: str) ->
     executor = emulated(path, 128, pages=4)
     wanted = Reference(open_model(path)).logits(PROMPT[:64], 64)  # behind each of its tokens
     read(executor, (2,), states=2)
-    executor.step(PROMPT[2], 2)
-    assert off(executor.logits(), wanted[2]) < limit
+    executor.start_step(PROMPT[2], 2)
+    assert off(executor.wait_for_logits(), wanted[2]) < limit
     lengths = [41, 62, 3, 0]
     read(executor, (20, 21, 24, 32, 41), states=0)  # of 8, threads that share a channel meet
-    executor.place([1], 1)
-    executor.begin(PROMPT[:62], 0)
-    assert off(executor.logits(), wanted[61]) < limit
-    decoder, slots = executor.decoder(4), [1, 0, 3, 2]
-    decoder.place([[slot] for slot in slots], slots)
+    executor.set_pages([1], 1)
+    executor.begin_answer(PROMPT[:62], 0)
+    assert off(executor.wait_for_logits(), wanted[61]) < limit
+    decoder, slots = executor.decoder_for(4), [1, 0, 3, 2]
+    decoder.set_pages([[slot] for slot in slots], slots)
     positions = [lengths[slot] for slot in slots]
     positions[2] = -1  # idle
     for _ in range(2):
-        decoder.step([PROMPT[max(at, 0)] for at in positions], positions)
+        decoder.start_step([PROMPT[max(at, 0)] for at in positions], positions)
         for row in (0, 1, 3):
-            assert off(decoder.logits()[row], wanted[positions[row]]) < limit
+            assert off(decoder.wait_for_logits()[row], wanted[positions[row]]) < limit
         positions = [at + (at >= 0) for at in positions]
     # A slot that others used begins from nothing.
     read(executor, (9,), states=0)
-    executor.step(PROMPT[9], 9)
-    assert off(executor.logits(), wanted[9]) < limit
+    executor.start_step(PROMPT[9], 9)
+    assert off(executor.wait_for_logits(), wanted[9]) < limit
     if executor.memory.states is not None:  # a copy is one of all of them
-        executor.copy_states(0, 3)
+        executor.start_state_copy(0, 3)
         states = whole(executor.memory.states).reshape(6, -1)
         np.testing.assert_array_equal(states[3], states[0])
 
@@ -104,17 +104,17 @@ def test_states_go_back_behind_any_guess(emulated: Load, written: Write, name: s
         return np.array(whole(memory).reshape(6, -1)[slot], np.float32)
 
     read(executor, (start,), states=1)
-    executor.copy_states(1, 4)
+    executor.start_state_copy(1, 4)
     behind = [states(4)]
     for at in range(start, start + 4):
-        executor.step(PROMPT[at], at)
-        drawn.append(executor.token())
+        executor.start_step(PROMPT[at], at)
+        drawn.append(executor.wait_for_token())
         behind.append(states(1))
     for given, right in ((4, 1), (4, 3), (3, 2), (4, 4)):
-        executor.copy_states(4, 1)
+        executor.start_state_copy(4, 1)
         assert executor.verify(PROMPT[start : start + given], start) == drawn[:given]
         np.testing.assert_array_equal(states(1), behind[0])
-        executor.keep_first(right)
+        executor.accept_first(right)
         np.testing.assert_array_equal(states(1), behind[right])
 
 
@@ -123,8 +123,8 @@ def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> 
     path, limit = written(name), EIGHT_BIT_KEYS * MAGNIFIED.get(name, 1)
     executor, reference = emulated(path, 128, kv=Q8_0), Reference(open_model(path))
     executor.fill(PROMPT, 0, 69)
-    executor.step(PROMPT[69], 69)
-    assert off(executor.logits(), reference.logits(PROMPT[:70])[-1]) < limit
+    executor.start_step(PROMPT[69], 69)
+    assert off(executor.wait_for_logits(), reference.logits(PROMPT[:70])[-1]) < limit
 
 
 def answer(

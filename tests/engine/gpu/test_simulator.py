@@ -17,7 +17,7 @@ from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -54,9 +54,9 @@ model, keys, *prompt = sys.argv[1:]
 prompt = [*map(int, prompt)]
 executor = load_emulated(Path(model), 64, kv=KEY_TYPES[keys], device="NV")
 executor.fill(prompt, 0, len(prompt) - 1)  # a chunk
-executor.step(prompt[-1], len(prompt) - 1)
-np.save(Path(model).with_name("logits.npy"), executor.logits())
-print("token", executor.token())
+executor.start_step(prompt[-1], len(prompt) - 1)
+np.save(Path(model).with_name("logits.npy"), executor.wait_for_logits())
+print("token", executor.wait_for_token())
 """
 
 
@@ -162,7 +162,7 @@ def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
     late = ("--delay", "3", "--order", "--write-back", "--seed", "13")
     strict = ("--strict", "--sanitize", "bounds", "--quiet")
     modelled = ("-m", "nvgpusim", *strict, *late, "--", sys.executable)
-    compiler = compiler_path(tiny.parent, os.environ)
+    compiler = compiler_environment(tiny.parent, os.environ)
     fused = run(tiny.parent, *modelled, *program, "NV", **compiler)
     cpu = run(tiny.parent, *program, "CPU", **compiler)
     assert fused.returncode == 0, fused.stdout + fused.stderr[-2000:]
@@ -179,7 +179,7 @@ from orinllm.gpu.steps.tokens import copy_ints
 one = Model.load(sys.argv[1], device="NV", context=64)
 answer = iter(one.generate([5, 6, 7], Sampling(temperature=0)))
 next(answer)
-copy_ints(one.runner.executor.decoder().list.table, [20_011])  # keys and values where nothing is
+copy_ints(one.runner.executor.decoder_for().list.table, [20_011])  # where nothing is
 start, error = time.perf_counter(), ""
 try:
     for piece in answer:
@@ -205,19 +205,19 @@ from pathlib import Path
 from tests.engine.vision import tiny
 from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
 
-from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.model import Model, ModelDescription
-from orinllm.sight import Sight, with_pictures
+from orinllm.sight import PictureEncoder, network_with_pictures
 
 folder, kind = Path(sys.argv[1]), "qwen3vl"
 tiny.write_text(folder / "tiny.gguf", kind)
 tiny.write_mmproj(folder / "mmproj.gguf", kind)
-network = with_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.gguf")
+network = network_with_pictures(Network.read(folder / "tiny.gguf"), folder / "mmproj.gguf")
 plan = plan_network(network, "NV")
 assert plan.fused, plan.obstacles
-runner = make_runner(network, plan, share=Share(slots=1))
+runner = make_runner(network, plan, share=SharingOptions(slots=1))
 model = Model(ModelDescription.of(network), plan, runner, make_store(runner, network))
-sight = Sight.read(folder / "mmproj.gguf", network, "NV")
+sight = PictureEncoder.read(folder / "mmproj.gguf", network, "NV")
 found = tokens_of(model.generate(ids_of(sight, kind), GREEDY, max_tokens=3))
 assert found == list(RECORDED[f"{kind}.tokens"][:3]), found
 print("the picture is seen")

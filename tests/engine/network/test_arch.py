@@ -12,13 +12,13 @@ from tests.engine.network.hybrid_models import MODELS
 from orinbench.synth.shapes import QUANTS, SHAPES, Draw
 from orinllm.errors import BadInput
 from orinllm.network.arch import ARCHITECTURES, config_of
-from orinllm.network.arch.gemma4 import gemma4
+from orinllm.network.arch.gemma4 import gemma4_config
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.nemotron_h import nemotron_h
-from orinllm.network.arch.qwen35 import qwen35
+from orinllm.network.arch.nemotron_h import nemotron_h_config
+from orinllm.network.arch.qwen35 import qwen35_config
 from orinllm.network.config import Config
 from orinllm.network.layer import (
-    Add,
+    AddToResidual,
     Experts,
     Layer,
     Linear,
@@ -86,7 +86,7 @@ def test_every_synthetic_shape_has_a_config(shape: str) -> None:
 
 
 def experts_of(config: Config) -> Experts:
-    mix = config.layers[0].mixture
+    mix = config.layers[0].mix_operation
     assert mix is not None
     return mix.experts
 
@@ -107,11 +107,14 @@ def test_the_27b_of_gemma_scales_scores_by_its_width() -> None:
 def test_pairs_turn_by_parts_of_a_position() -> None:
     """By turns, as far as a section goes (Qwen3-VL); without sections positions have one part."""
     file = File("tiny-qwen3vl")
-    assert not file.config().turned_by_parts
+    assert not file.config().uses_mrope
     config = file.set("rope.dimension_sections", [12, 10, 10, 0]).config()
     rope = config.attentions[0].rope
     assert rope is not None and rope.axes == (*(0, 1, 2) * 10, 0, 0)
-    assert config.deepstack == 0 and file.set("n_deepstack_layers", 1).config().deepstack == 1
+    assert (
+        config.deepstack_parts == 0
+        and file.set("n_deepstack_layers", 1).config().deepstack_parts == 1
+    )
     layers = len(config.layers)
     with pytest.raises(BadInput, match=f"n_deepstack_layers is {layers} of {layers} layers"):
         file.set("n_deepstack_layers", layers).config()
@@ -141,7 +144,9 @@ def test_keys_that_files_leave_out_or_set_to_nothing() -> None:
     granite = File("tiny-granite").set("rope.scaling.finetuned", False).config()
     assert granite.attentions[0].rope is None
     granite = File("tiny-granite").set("residual_scale", 0.0).config()
-    assert {op.scale for op in granite.layers[0].operations if isinstance(op, Add)} == {1.0}
+    assert {op.scale for op in granite.layers[0].operations if isinstance(op, AddToResidual)} == {
+        1.0
+    }
     file = File("tiny-qwen3moe").set("feed_forward_length", 1024).set("expert_weights_scale", 0.0)
     del file.metadata["qwen3moe.expert_feed_forward_length"]
     experts = experts_of(file.config())
@@ -278,7 +283,7 @@ def test_every_quantization_of_a_narrow_model_is_read(quant: str) -> None:
 @pytest.mark.parametrize(
     ("operations", "says"),
     [
-        ((Add("out"),), "does not follow what it reads"),
+        ((AddToResidual("out"),), "does not follow what it reads"),
         ((Linear("out", X, (("w", 8),)), Norm("normed", "out", "n")), "is followed by no sum"),
     ],
 )
@@ -291,7 +296,7 @@ def test_a_layer_that_no_lowering_computes_is_refused(
 
 def test_a_norm_of_x_is_none_of_the_next_x() -> None:
     one = Linear("out", "normed", (("w", 8),))
-    before, after = Layer((Norm("normed", X, "n"), one, Add("out"), one)).steps
+    before, after = Layer((Norm("normed", X, "n"), one, AddToResidual("out"), one)).steps
     assert (before.source, before.norm) == (X, Norm("normed", X, "n"))
     assert (after.source, after.norm) == ("normed", None)
 
@@ -311,13 +316,16 @@ def test_what_hybrid_files_leave_out() -> None:
     """Defaults of load_hparams in llama.cpp's src/models/qwen35moe.cpp and nemotron_h.cpp."""
     keys = dict(MODELS["qwen35moe"][1]) | {"feed_forward_length": 96}
     del keys["full_attention_interval"], keys["expert_shared_feed_forward_length"]
-    layers = qwen35(header_of("qwen35moe", 8, keys)).layers
+    layers = qwen35_config(header_of("qwen35moe", 8, keys)).layers
     assert [layer.attention is not None for layer in layers] == [False, False, False, True] * 2
     matrices = [m for op in layers[0].operations if isinstance(op, Linear) for m in op.matrices]
     assert ("ffn_up_shexp", 96) in matrices
     keys = dict(MODELS["nemotron_h_moe"][1])
     del keys["expert_weights_norm"]
-    mixtures = [layer.mixture for layer in nemotron_h(header_of("nemotron_h_moe", 3, keys)).layers]
+    mixtures = [
+        layer.mix_operation
+        for layer in nemotron_h_config(header_of("nemotron_h_moe", 3, keys)).layers
+    ]
     assert [mix.experts.normalized for mix in mixtures if mix] == [False]
 
 
@@ -335,7 +343,7 @@ def test_which_keys_gemma4_shares_and_how_near_ones_turn() -> None:
         "attention.shared_kv_layers": 3,
         "rope.dimension_count_swa": 8,
     }
-    layers = gemma4(header_of("gemma4", 7, keys)).layers
+    layers = gemma4_config(header_of("gemma4", 7, keys)).layers
     attentions = [layer.attention for layer in layers]
     assert [a and a.reads for a in attentions] == [None, None, None, None, 2, 3, 2]
     assert [a and a.head_dim for a in attentions] == [16 if is_near else 32 for is_near in near]

@@ -24,7 +24,7 @@ from orinllm.batching.sequence import Sequence, Watch
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
-from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.model import ModelDescription, check_guesses, load_draft
 
 RECURRENT = [name for name in MODELS if not name.startswith("gemma4")]
@@ -41,7 +41,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
         if not path.exists():
             hybrid_models.write(path, name)
         network = Network.read(path, CONTEXT)
-        runner = make_runner(network, plan_network(network, "CPU"), share=Share(slots, 99))
+        runner = make_runner(network, plan_network(network, "CPU"), share=SharingOptions(slots, 99))
         assert isinstance(runner, CpuRunner) and runner.slots == slots
         return network, runner
 
@@ -220,11 +220,11 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
 
 def test_who_cannot_go_back_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     network, runner = opened("lfm2")
-    network.gguf.metadata.add("tokenizer.ggml.tokens", lambda: ["a", "b"])
-    header = ModelDescription(network, tokenizer("gpt-2"), None)
-    monkeypatch.setattr(ModelDescription, "read", lambda *given: header)
+    network.gguf.metadata.add_lazily("tokenizer.ggml.tokens", lambda: ["a", "b"])
+    description = ModelDescription(network, tokenizer("gpt-2"), None)
+    monkeypatch.setattr(ModelDescription, "read", lambda *given: description)
     with pytest.raises(BadInput, match=r"m\.gguf: lfm2 has recurrent states, .* a draft model has"):
-        load_draft(header, "m.gguf", "CPU")
+        load_draft(description, "m.gguf", "CPU")
     plan = plan_network(network, "CPU")
     check_guesses(runner, plan, "--lookup")
     monkeypatch.setattr(runner, "most_verified", 1)
@@ -240,8 +240,8 @@ def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:
 
 
 def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinllm.gpu.plan.unsupported", lambda device: None)
-    monkeypatch.setattr("orinllm.gpu.kernels.gemv.fits", lambda *matrix: True)
+    monkeypatch.setattr("orinllm.gpu.plan.reason_unsupported", lambda device: None)
+    monkeypatch.setattr("orinllm.gpu.kernels.gemv.fits_shared_memory", lambda *matrix: True)
     for name, what, why in (
         ("qwen35", "recurrent layer", "heads of 16 dimensions; a multiple of 32 up to 128"),
         ("nemotron_h", "recurrent layer", "states of 24; a multiple of 16 up to 256"),
@@ -250,7 +250,7 @@ def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.Monkey
     ):
         network = opened(name)[0]
         plan = plan_network(network, "NULL")
-        assert plan.obstacles[what].startswith(why) and not plan.fused
+        assert plan.obstacles[what].startswith(why) and not plan.is_fused
         if name != "qwen35":  # which tinygrad.llm knows
             with pytest.raises(BadInput, match="--device CPU runs it"):
                 make_runner(network, plan)

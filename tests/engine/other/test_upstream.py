@@ -11,7 +11,7 @@ from tests.engine.other import upstream_models
 
 from orinbench.measure.backends.timed_models import OneSequence
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 from orinllm.loader import Network, make_runner, make_store, plan_network
 from orinllm.model import Model, ModelDescription
 
@@ -20,7 +20,7 @@ WANTED = json.loads(upstream_models.GOLDEN.read_text())
 
 @pytest.fixture(autouse=True)
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in compiler_path(tmp_path, os.environ).items():
+    for key, value in compiler_environment(tmp_path, os.environ).items():
         monkeypatch.setenv(key, value)
 
 
@@ -49,9 +49,12 @@ def test_a_recurrent_state_does_not_go_back(tmp_path: Path) -> None:
     """A prompt that differs in the middle begins anew; one that goes on reads the rest alone."""
     upstream_models.write(tmp_path / "m.gguf", "qwen35")
     network = Network.read(tmp_path / "m.gguf", upstream_models.CONTEXT)
-    plan, header = plan_network(network, "CPU"), ModelDescription(network, tokenizer("gpt-2"), None)
+    plan, description = (
+        plan_network(network, "CPU"),
+        ModelDescription(network, tokenizer("gpt-2"), None),
+    )
     runner = make_runner(network, plan, general=True)
-    model = Model(header, plan, runner, make_store(runner, network))
+    model = Model(description, plan, runner, make_store(runner, network))
 
     def answer(prompt: list[int]) -> tuple[list[int], int]:
         generation = model.generate(prompt, Sampling(temperature=0), max_tokens=3)

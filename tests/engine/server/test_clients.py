@@ -18,7 +18,7 @@ import openai
 import pytest
 from tests.engine.server.live import Live, client, live, wait_until
 from tests.engine.server.many_requests import states
-from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
+from tests.engine.server.toy import ToyRunner, description, toy, toy_logits
 
 from orinllm.batching.sequence import Sequence
 from orinllm.choose.sampling import Draw, Sampling, draw_token
@@ -60,7 +60,7 @@ def post(server: Live, body: bytes, path: str = "/v1/chat/completions", **header
 @pytest.mark.parametrize("clients", [8, 128])
 def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
     """Prompts that share beginnings, greedy and seeded, in fewer slots than clients."""
-    vocabulary = header().network.config.vocab_size
+    vocabulary = description().network.config.vocab_size
     shared = random.Random(0).choices(range(300, 9000), k=140)
 
     def request(i: int) -> tuple[list[int], Sampling]:
@@ -89,7 +89,7 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
         runner(server).pace = meet
         answers = list(pool.map(ask, range(clients)))
         assert runner(server).widest > min(clients, 16) // 2
-    words = header().tokenizer
+    words = description().tokenizer
     for i in range(0, clients, max(1, clients // 16)):
         prompt, how = request(i)
         tokens = alone_of(prompt, how, vocabulary)
@@ -264,7 +264,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_text_offsets_are_places_of_the_text(stream: bool) -> None:
     """A character of several tokens is there with its last one."""
-    script = header().tokenizer.encode("é日本x")
+    script = description().tokenizer.encode("é日本x")
     asked: Any = {"model": "test", "prompt": "a", "logprobs": 0, "stream": stream}
     with live(toy(script=script)) as server:
         answer: Any = server.client().completions.create(**asked)
@@ -409,7 +409,7 @@ def test_a_client_that_closes_its_half_gets_its_answer(stream: bool, late: bool)
 
 
 def test_a_cut_character_is_not_shown() -> None:
-    tokens = header().tokenizer.encode("a 🦜")
+    tokens = description().tokenizer.encode("a 🦜")
     with live(toy(script=tokens)) as server:
         for n in range(1, len(tokens) + 1):
             asked: Any = {"model": "test", "prompt": [500], "max_tokens": n}

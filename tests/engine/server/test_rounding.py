@@ -6,7 +6,7 @@ import pytest
 from tests.engine.conftest import Load, Synthetic
 from tests.engine.server.batch_rounding import Found, Said, asker, compare, prompts_of
 from tests.engine.server.live import live
-from tests.engine.server.toy import header
+from tests.engine.server.toy import description
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
@@ -20,7 +20,7 @@ PAGES, VOCABULARY, WIDTH = 10, 1019, 64
 def test_only_near_ties_depend_on_others(emulated: Load, synthetic: Synthetic) -> None:
     """Steps of 1, 2 and 4, GEMVs and tensor cores; with --deterministic the same bits."""
     executor = emulated(synthetic("tiny", "Q8_0"), context=64, pages=PAGES)
-    words = header()
+    words = description()
 
     def load(watch: Any, deterministic: bool) -> Engine:
         runner = FusedRunner(executor, 4, deterministic)

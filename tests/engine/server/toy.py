@@ -152,14 +152,14 @@ class ToyRunner:
         return list(cells.ravel()[:end].tolist())
 
 
-HEADER: list[ModelDescription] = []
+DESCRIPTION: list[ModelDescription] = []
 
 
-def header() -> ModelDescription:
+def description() -> ModelDescription:
     """The words of SmolLM2, which the toy speaks."""
-    if not HEADER:
-        HEADER.append(ModelDescription.read(smollm2(), 2048))
-    return HEADER[0]
+    if not DESCRIPTION:
+        DESCRIPTION.append(ModelDescription.read(smollm2(), 2048))
+    return DESCRIPTION[0]
 
 
 def toy(
@@ -175,7 +175,7 @@ def toy(
     pooling: Pooling = "mean",
 ) -> Callable[[Watch], Engine]:
     """Return what makes an engine of the toy."""
-    words = header()
+    words = description()
     ends = sorted(words.tokenizer.end_ids)
 
     def said(index: int) -> int:

@@ -12,13 +12,18 @@ from tests.engine.vision import tiny, tiny_qwen
 
 from orinbench.check.reference_vision import VisionReference
 from orinllm.cpu.encoder import CpuEncoder
-from orinllm.gpu.device import null_device
-from orinllm.gpu.encoder import FusedEncoder, obstacle
-from orinllm.gpu.kernels.encoder import BLOCK_ROWS, Heads, attend_all, split_heads
-from orinllm.gpu.launch import Graph
-from orinllm.network.vision.places import blocks_of
-from orinllm.network.vision.prepare import prepare
-from orinllm.sight import encoder_on, read_projector
+from orinllm.gpu.device import register_null_device
+from orinllm.gpu.encoder import FusedEncoder, reason_not_fused
+from orinllm.gpu.kernels.encoder import (
+    BLOCK_ROWS,
+    PaddedHeads,
+    full_attention_launch,
+    split_heads_launch,
+)
+from orinllm.gpu.launch import LaunchGraph
+from orinllm.network.vision.places import attention_blocks
+from orinllm.network.vision.prepare import prepare_picture
+from orinllm.sight import make_encode_function, read_projector
 
 pytestmark = pytest.mark.usefixtures("emulation")
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
@@ -51,13 +56,13 @@ def test_rows_are_those_of_transformers(
         monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", quantized)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip, projector = read_projector(tmp_path / "mmproj.gguf")
-    encode = encoder_on("EMU", clip, projector)
+    encode = make_encode_function("EMU", clip, projector)
     assert isinstance(encode, FusedEncoder)
     pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
     tiles = [
         np.asarray(tile)
         for picture in pictures
-        for tile in prepare(picture, projector.way, projector.sizes)[0]
+        for tile in prepare_picture(picture, projector.way, projector.sizes)[0]
     ]
     wanted, n = RECORDED[f"{kind}.rows"], tiny.rows(kind)[0]
     if other:
@@ -69,12 +74,12 @@ def test_rows_are_those_of_transformers(
     assert (first == rows[n:]).all()
     for launches in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
-    n_rows = projector.most_rows(1 << 20)
-    weights, most = FusedEncoder(clip, projector.encoder, null_device(), empty=True).footprint(
-        n_rows
-    )
+    n_rows = projector.largest_tile_rows(1 << 20)
+    weights, most = FusedEncoder(
+        clip, projector.encoder, register_null_device(), empty=True
+    ).weight_and_tile_bytes(n_rows)
     assert weights == encode._weights.n_bytes
-    encode.prepare(n_rows)
+    encode.prepare_for_rows(n_rows)
     room = encode._room
     assert (encode(tiles) == rows).all() and encode._room is room
     each = [launch for of in encode._lists.values() for launch in of.launches]
@@ -88,7 +93,9 @@ def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) 
     """A window of 70 rows, one of a single row, and one of 64."""
     heads, n = 2, 135
     windows = [slice(0, 70), slice(70, 71), slice(71, n)]
-    what = Heads(heads, head, part=heads * head + 64, stride=3 * heads * head + 192, out_stride=256)
+    what = PaddedHeads(
+        heads, head, part=heads * head + 64, stride=3 * heads * head + 192, out_stride=256
+    )
     qkv = rng.standard_normal((n, what.stride)).astype(np.float32)
     q, k, v = (
         qkv[:, at : at + heads * head].reshape(n, heads, head).astype(np.float64)
@@ -97,17 +104,19 @@ def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) 
     angles = rng.standard_normal((n, head // 2)) if turned else np.zeros((n, head // 2))
     turns = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     q, k = (_turned(x, turns.astype(np.float64)) for x in (q, k))
-    ranges = blocks_of(windows, BLOCK_ROWS)
+    ranges = attention_blocks(windows, BLOCK_ROWS)
     assert ranges.tolist() == [[0, 64, 0, 70], [64, 70, 0, 70], [70, 71, 70, 71], [71, n, 71, n]]
-    size = n * heads * what.head_dim
+    size = n * heads * what.padded_head_dim
     first, second, third = (buffer(np.full(size, np.nan, np.float16)) for _ in range(3))
     before = rng.standard_normal((n, 256)).astype(np.float16)
     out, given = buffer(before), buffer(turns) if turned else None
     launches = [
-        split_heads((first, second, third), buffer(qkv), given, what, n),
-        attend_all(out, (first, second, third), buffer(ranges.astype(np.int32)), what, len(ranges)),
+        split_heads_launch((first, second, third), buffer(qkv), given, what, n),
+        full_attention_launch(
+            out, (first, second, third), buffer(ranges.astype(np.int32)), what, len(ranges)
+        ),
     ]
-    Graph("EMU", launches).run()
+    LaunchGraph("EMU", launches).start()
     got = read(out, np.float16).reshape(n, 256)
     assert (got[:, heads * head :] == before[:, heads * head :]).all()
     found = got[:, : heads * head].reshape(n, heads, head).astype(np.float64)
@@ -133,8 +142,8 @@ def test_what_the_kernels_do_not_compute(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tiny, "VISION_HEADS", 4)
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
     clip, projector = read_projector(tmp_path / "mmproj.gguf")
-    assert isinstance(encoder_on("EMU", clip, projector), CpuEncoder)
-    assert obstacle(projector.encoder, "EMU") == (
+    assert isinstance(make_encode_function("EMU", clip, projector), CpuEncoder)
+    assert reason_not_fused(projector.encoder, "EMU") == (
         "heads of 12 elements; multiples of 8 up to 256 have kernels"
     )
-    assert obstacle(projector.encoder, "CPU") == "CPU is neither CUDA nor NV"
+    assert reason_not_fused(projector.encoder, "CPU") == "CPU is neither CUDA nor NV"

@@ -12,7 +12,12 @@ from orinllm.loader import Network, plan_network
 from orinllm.model import ModelDescription
 from orinllm.server.engine import _pages
 from orinllm.server.options import EngineOptions
-from orinllm.sight import let_see, projector_of, taken_by, with_pictures
+from orinllm.sight import (
+    enable_pictures,
+    encoder_memory_bytes,
+    network_with_pictures,
+    read_matching_projector,
+)
 
 pytestmark = pytest.mark.usefixtures("emulation")
 
@@ -21,19 +26,21 @@ pytestmark = pytest.mark.usefixtures("emulation")
 def network(tmp_path: Path) -> Network:
     tiny.write_text(tmp_path / "tiny.gguf", "qwen3vl")
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl")
-    return with_pictures(Network.read(tmp_path / "tiny.gguf"), tmp_path / "mmproj.gguf")
+    return network_with_pictures(Network.read(tmp_path / "tiny.gguf"), tmp_path / "mmproj.gguf")
 
 
 def test_pages_and_context_leave_room_for_an_encoder(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, rows = taken_by(*projector_of(tmp_path / "mmproj.gguf", network), network.context)
+    weights, rows = encoder_memory_bytes(
+        *read_matching_projector(tmp_path / "mmproj.gguf", network), network.context
+    )
     plan = plan_network(network, "EMU")
     one = cache_bytes(plan, network.context)
     for more, pages in ((0, 4), (one // 4, 5), (8 * one, 32 * 4)):
         free = plan.weight_bytes + weights + rows + one + more
         for module in ("loader", "server.engine"):
-            monkeypatch.setattr(f"orinllm.{module}.free_memory", lambda device: free)  # noqa: B023
+            monkeypatch.setattr(f"orinllm.{module}.free_memory_bytes", lambda device: free)  # noqa: B023
         plan_network(network, "EMU")
         options = EngineOptions(network.gguf.path, memory=1.0, mmproj=tmp_path / "mmproj.gguf")
         assert min(_pages(options, plan, network, None), 9) == min(pages, 9)
@@ -47,10 +54,10 @@ def test_a_server_has_room_for_the_largest_picture_at_its_start(
 ) -> None:
     template = ModelDescription.of(network).template
     assert template is not None
-    let_see(template, tmp_path / "mmproj.gguf", network, "EMU", at_once=True)
+    enable_pictures(template, tmp_path / "mmproj.gguf", network, "EMU", at_once=True)
     assert template.sight is not None
     encode = template.sight.encode
     assert isinstance(encode, FusedEncoder) and encode._room.patches == 36 * 4
-    let_see(template, tmp_path / "mmproj.gguf", network, "EMU")
+    enable_pictures(template, tmp_path / "mmproj.gguf", network, "EMU")
     later = template.sight.encode
     assert isinstance(later, FusedEncoder) and later._room.patches == 0

@@ -22,19 +22,19 @@ from tests.engine.vision import tiny, tiny_qwen
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import X
-from orinllm.network.vision.encoder import AnySize, Encoder, Shape
-from orinllm.network.vision.idefics3 import _text
+from orinllm.network.vision.encoder import AnyPictureSize, Encoder, EncoderShape
+from orinllm.network.vision.idefics3 import _picture_text
 from orinllm.network.vision.pictures import (
-    Prepared,
+    PreparedPicture,
     end_between_pictures,
-    picture_of,
+    find_or_make_picture,
     picture_rows_ahead,
     pictures_in,
-    pieces_of,
+    split_into_pieces,
 )
-from orinllm.network.vision.places import patches_of
-from orinllm.network.vision.prepare import _longest_side, decode, prepare
-from orinllm.sight import Sight, _decoder, read_picture, read_projector
+from orinllm.network.vision.places import normed_patches
+from orinllm.network.vision.prepare import _size_by_longest_side, decode_picture, prepare_picture
+from orinllm.sight import PictureEncoder, _picture_process, read_picture, read_projector
 
 TILE, LONGEST = 56, 168
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -80,11 +80,13 @@ def pictures() -> list[bytes]:
 
 def encoder_of(size: int) -> Encoder:
     """An encoder that takes a tile as one patch."""
-    return Encoder(Shape(size, size, 1, 1, 1, 1, False, False), 1, 1e-6, MEAN, STD, (0,), (), (X,))
+    return Encoder(
+        EncoderShape(size, size, 1, 1, 1, 1, False, False), 1, 1e-6, MEAN, STD, (0,), (), (X,)
+    )
 
 
 def normed(tiles: list[Image.Image], size: int) -> np.ndarray:
-    each = [patches_of(encoder_of(size), np.asarray(tile)) for tile in tiles]
+    each = [normed_patches(encoder_of(size), np.asarray(tile)) for tile in tiles]
     return np.stack(each).reshape(-1, 3, size, size)
 
 
@@ -103,12 +105,12 @@ def test_tiles_are_those_of_transformers() -> None:
     files = pictures()
     assert len(files) >= 40
     for at, data in enumerate(files):
-        image, raw = decode(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        image, raw = decode_picture(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         wanted = square(images=[raw], return_tensors="np")["pixel_values"]
-        tiles, _ = prepare(image, "square", {"size": TILE})
+        tiles, _ = prepare_picture(image, "square", {"size": TILE})
         np.testing.assert_array_equal(normed(tiles, TILE), wanted)
         told = tiled(images=[[raw]], return_tensors="np", return_row_col_info=True)
-        tiles, grid = prepare(image, "tiled", {"size": TILE, "longest": LONGEST})
+        tiles, grid = prepare_picture(image, "tiled", {"size": TILE, "longest": LONGEST})
         np.testing.assert_array_equal(normed(tiles, TILE), told["pixel_values"][0], str(at))
         assert grid == (told["rows"][0][0], told["cols"][0][0])
 
@@ -124,7 +126,7 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         image_mean=MEAN,
         image_std=STD,
     )
-    encoder = replace(encoder_of(patch), merge=2, free=AnySize())
+    encoder = replace(encoder_of(patch), merge=2, free=AnyPictureSize())
     # The longest, one of `least` or `most` when it is rounded, one whose shorter side would be 0.
     more = []
     for size in ((400, 2), (85, 57), (285, 175), (11200, 56)):
@@ -132,17 +134,17 @@ def test_patches_of_blocks_are_those_of_transformers() -> None:
         Image.new("RGB", size, (9, 90, 200)).save(file, "PNG")
         more.append(file.getvalue())
     for at, data in enumerate([*pictures(), *more]):
-        image, raw = decode(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        image, raw = decode_picture(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         if max(image.size) > 200 * min(image.size):
             with pytest.raises(BadInput, match="a side of 200 times the other at most"):
-                prepare(image, "blocks", sizes)
+                prepare_picture(image, "blocks", sizes)
             continue
         told = processor(images=[raw], return_tensors="np")
-        (tile,), _ = prepare(image, "blocks", sizes)
+        (tile,), _ = prepare_picture(image, "blocks", sizes)
         assert [1, tile.height // patch, tile.width // patch] == list(told["image_grid_thw"][0])
         frames = told["pixel_values"].reshape(-1, 3, 2, patch**2)
         wanted = frames[:, :, 0].reshape(len(frames), -1)
-        np.testing.assert_array_equal(patches_of(encoder, np.asarray(tile)), wanted, str(at))
+        np.testing.assert_array_equal(normed_patches(encoder, np.asarray(tile)), wanted, str(at))
 
 
 def test_a_longer_side_is_that_of_transformers() -> None:
@@ -153,7 +155,7 @@ def test_a_longer_side_is_that_of_transformers() -> None:
         for width, height in (*SIZES, (300, 7), (7, 300), (1000, 999), (9999, 1)):
             image = np.broadcast_to(np.uint8(0), (3, height, width))
             wanted = published.get_resize_output_image_size(image, longest)
-            assert _longest_side((width, height), longest) == wanted[::-1]
+            assert _size_by_longest_side((width, height), longest) == wanted[::-1]
 
 
 @pytest.mark.parametrize("grid", [(0, 0), (1, 2), (3, 2)])
@@ -168,7 +170,7 @@ def test_the_text_around_tiles_is_that_of_transformers(grid: tuple[int, int]) ->
     )
     inputs = {"rows": [[grid[0]]], "cols": [[grid[1]]]}
     wanted = Idefics3Processor.replace_image_token(said, inputs, 0)  # type: ignore[arg-type]
-    assert _text(grid) == wanted
+    assert _picture_text(grid) == wanted
 
 
 def png(width: int, height: int) -> bytes:
@@ -205,13 +207,13 @@ def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) ->
 
     job = {"data": base64.b64encode(data()).decode(), "way": "square", "sizes": {"size": 8}}
     with pytest.raises(BadInput, match=said):
-        _decoder().run_job(job)
+        _picture_process().run_job(job)
 
 
-def seeing(path: Path, kind: str) -> Sight:
+def seeing(path: Path, kind: str) -> PictureEncoder:
     """A projector whose encoder says nothing."""
     tiny.write_mmproj(path, kind)
-    return Sight(*read_projector(path), lambda tiles: np.zeros((1, 1), np.float32))
+    return PictureEncoder(*read_projector(path), lambda tiles: np.zeros((1, 1), np.float32))
 
 
 NONE: list[tuple[Any, str]] = [
@@ -230,12 +232,12 @@ def test_what_is_no_picture_of_a_program_is_one_line(tmp_path: Path) -> None:
     sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
     file = io.BytesIO()
     Image.new("RGB", (9, 7)).save(file, "JPEG")
-    assert sight.picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
-    assert sight.picture(Image.open(file)).n_rows == tiny.ROWS
+    assert sight.make_picture(bytearray(file.getvalue())).n_rows == tiny.ROWS
+    assert sight.make_picture(Image.open(file)).n_rows == tiny.ROWS
     cut = Image.open(io.BytesIO(png(500, 500)))
     for source, said in (*NONE, (cut, "the picture is damaged: OSError: ")):
         with pytest.raises(BadInput, match=said) as raised:
-            sight.picture(source)
+            sight.make_picture(source)
         assert "\n" not in str(raised.value)
 
 
@@ -245,10 +247,10 @@ def test_a_picture_of_more_rows_than_have_numbers_is_refused(
     """The numbers of the next picture begin there."""
     sight, pixels = seeing(tmp_path / "mmproj.gguf", "idefics3"), np.zeros((32, 64, 3), np.uint8)
     monkeypatch.setattr("orinllm.sight.MOST_ROWS", 3 * tiny.ROWS)
-    assert sight.picture(pixels).n_rows == 3 * tiny.ROWS
+    assert sight.make_picture(pixels).n_rows == 3 * tiny.ROWS
     monkeypatch.setattr("orinllm.sight.MOST_ROWS", 3 * tiny.ROWS - 1)
     with pytest.raises(BadInput, match="the picture has 48 rows; 47 at most were expected"):
-        sight.picture(pixels)
+        sight.make_picture(pixels)
 
 
 def test_a_gemma_that_does_not_say_so_has_a_row_of_four_by_four_patches(
@@ -273,10 +275,10 @@ def test_a_file_of_too_many_bytes_is_not_decoded(
     data, path = png(2, 2), tmp_path / "photo.png"
     path.write_bytes(data)
     sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
-    assert read_picture(path) == data and sight.picture(data).n_rows == tiny.ROWS
+    assert read_picture(path) == data and sight.make_picture(data).n_rows == tiny.ROWS
     monkeypatch.setattr("orinllm.sight.MOST_BYTES", len(data) - 1)
     with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):
-        sight.picture(data)
+        sight.make_picture(data)
     with pytest.raises(BadInput, match=r"photo.png: is larger than"):
         read_picture(path)
 
@@ -357,7 +359,7 @@ def test_sizes_of_a_qwen_that_lie(
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     metadata: dict[str, Any] = {**clip.metadata, "clip.vision.image_max_pixels": 1}
     clip.metadata = metadata  # type: ignore[assignment]
-    assert read_projector(tmp_path / "mmproj.gguf")[1].most_rows(256) == 1
+    assert read_projector(tmp_path / "mmproj.gguf")[1].largest_tile_rows(256) == 1
     metadata["clip.vision.attention.head_count"] = tiny_qwen.WIDTH // 6
     with pytest.raises(BadInput, match="whose quarters are whole were expected"):
         read_projector(tmp_path / "mmproj.gguf")
@@ -391,15 +393,16 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
     found = read_projector(tmp_path / "mmproj.gguf")
 
     def rows(value: float) -> NDArray[np.float32]:
-        sight = Sight(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
-        return sight.picture(np.zeros((8, 8, 3), np.uint8)).rows
+        sight = PictureEncoder(*found, lambda tiles: np.full((tiny.ROWS, 1), value, np.float32))
+        return sight.make_picture(np.zeros((8, 8, 3), np.uint8)).rows
 
     assert rows(1).max() == 1 and rows(2).max() == 2
     tiles = [np.zeros(shape, np.uint8) for shape in ((2, 4, 3), (4, 2, 3), (2, 4, 3))]
-    wide, tall, again = (picture_of("", Prepared((t,)), 2, nothing) for t in tiles)
+    wide, tall, again = (find_or_make_picture("", PreparedPicture((t,)), 2, nothing) for t in tiles)
     assert wide is again and wide is not tall  # of the same bytes
     grids = [
-        picture_of("", Prepared((tiles[0],) * 3, grid), 3, nothing) for grid in ((1, 2), (2, 1))
+        find_or_make_picture("", PreparedPicture((tiles[0],) * 3, grid), 3, nothing)
+        for grid in ((1, 2), (2, 1))
     ]
     assert [picture.grid for picture in grids] == [(1, 2), (2, 1)]
 
@@ -407,12 +410,14 @@ def test_another_file_of_the_same_path_makes_its_own_rows(tmp_path: Path) -> Non
 def test_rows_are_as_many_as_places_for_them(tmp_path: Path) -> None:
     """A template may leave a picture out, or write its token for another reason."""
     sight = seeing(tmp_path / "mmproj.gguf", "idefics3")
-    picture = picture_of("", Prepared((np.zeros((8, 8, 3), np.uint8),) * 3, (1, 2)), 6, nothing)
+    picture = find_or_make_picture(
+        "", PreparedPicture((np.zeros((8, 8, 3), np.uint8),) * 3, (1, 2)), 6, nothing
+    )
     a, b, c, d, e, f = picture.ids
-    assert sight.placed([5, 9, 6, 9, 9], 9, [picture]) == [5, a, b, 6, c, d, e, f]
+    assert sight.insert_picture_rows([5, 9, 6, 9, 9], 9, [picture]) == [5, a, b, 6, c, d, e, f]
     for ids in ([5, 9, 9], [9] * 4):
         with pytest.raises(BadInput, match=f"has {ids.count(9)} places for 3 tiles of pictures"):
-            sight.placed(ids, 9, [picture])
+            sight.insert_picture_rows(ids, 9, [picture])
 
 
 def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +426,7 @@ def test_pictures_that_nobody_has_are_kept_for_a_while(monkeypatch: pytest.Monke
 
     def seen(side: int, shade: int) -> range:
         tile = np.full((side, side, 3), shade, np.uint8)
-        return picture_of("kept", Prepared((tile,)), 1, nothing).ids
+        return find_or_make_picture("kept", PreparedPicture((tile,)), 1, nothing).ids
 
     first, second = seen(4, 1), seen(4, 2)  # of 48 bytes each
     assert seen(4, 1) == first
@@ -441,8 +446,10 @@ def test_what_stands_for_a_picture_in_a_template_that_knows_none(tmp_path: Path,
     tiny.write_mmproj(tmp_path / "mmproj.gguf", kind)
     clip, projector = read_projector(tmp_path / "mmproj.gguf")
 
-    picture = picture_of("", Prepared((np.zeros((8, 8, 3), np.uint8),), (0, 0)), 1, nothing)
-    said = Sight(clip, projector, nothing).text_of(picture, bare=True)
+    picture = find_or_make_picture(
+        "", PreparedPicture((np.zeros((8, 8, 3), np.uint8),), (0, 0)), 1, nothing
+    )
+    said = PictureEncoder(clip, projector, nothing).prompt_text(picture, bare=True)
     wanted = {
         "gemma3": "\n\n<start_of_image><end_of_image>\n\n",
         "idefics3": "<fake_token_around_image><global-img><image><fake_token_around_image>",
@@ -460,7 +467,7 @@ def test_pieces_cut_no_picture() -> None:
     assert picture_rows_ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
     for start in range(len(ids)):
         for most in range(1, 7):
-            found = list(pieces_of(ids, start, len(ids), most, whole=True))
+            found = list(split_into_pieces(ids, start, len(ids), most, whole=True))
             assert [at for at, _ in found] == [start, *(to for _, to in found[:-1])]
             assert all(to in (1, 2, 5, 10, 11, 12, 13) for _, to in found)
             assert all(to - at <= max(most, 5) for at, to in found)

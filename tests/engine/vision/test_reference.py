@@ -16,8 +16,8 @@ from orinbench.check.reference_vision import VisionReference
 from orinbench.check.vision import Encode, Pixels, check_encoder
 from orinbench.errors import BenchError
 from orinllm.network.vision.pictures import Floats
-from orinllm.network.vision.prepare import prepare
-from orinllm.sight import encoder_on, read_projector
+from orinllm.network.vision.prepare import prepare_picture
+from orinllm.sight import make_encode_function, read_projector
 
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
 
@@ -33,13 +33,13 @@ def test_the_reference_is_what_transformers_computes(mmproj: Path) -> None:
     kind, reference = mmproj.stem, VisionReference(mmproj)
     _, projector = read_projector(mmproj)
     pictures = [Image.fromarray(picture) for picture in tiny.pictures(kind)]
-    tiles = [t for p in pictures for t in prepare(p, projector.way, projector.sizes)[0]]
+    tiles = [t for p in pictures for t in prepare_picture(p, projector.way, projector.sizes)[0]]
     rows = np.concatenate([reference.rows(np.asarray(tile)) for tile in tiles])
     assert np.abs(rows - RECORDED[f"{kind}.rows"]).max() < 1e-5
 
 
 def test_the_gate_passes_an_encoder_in_other_sizes(mmproj: Path) -> None:
-    encode = encoder_on("CPU", *read_projector(mmproj))
+    encode = make_encode_function("CPU", *read_projector(mmproj))
     seen = check_encoder("tinygrad:CPU", mmproj, encode, 1)
     assert seen.passed and seen.allowed < 1e-5, seen
 
@@ -51,7 +51,7 @@ def test_the_gate_fails_small_errors(tmp_path: Path) -> None:
     """
     path = tmp_path / "idefics3.gguf"
     tiny.write_mmproj(path, "idefics3")
-    encode = encoder_on("CPU", *read_projector(path))
+    encode = make_encode_function("CPU", *read_projector(path))
 
     def one_row(tiles: Sequence[Pixels]) -> Floats:
         rows = encode(tiles)
@@ -96,7 +96,9 @@ def test_the_epsilon_of_norms_counts(
     tiny.write_mmproj(path, kind)
     if kind == "qwen3vl":
         path.write_bytes(path.read_bytes().replace(b"clip.use_gelu", b"clip.use_else"))
-    seen = check_encoder("tinygrad:CPU", path, encoder_on("CPU", *read_projector(path)), 1)
+    seen = check_encoder(
+        "tinygrad:CPU", path, make_encode_function("CPU", *read_projector(path)), 1
+    )
     assert seen.passed, seen
 
 

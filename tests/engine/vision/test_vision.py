@@ -16,7 +16,7 @@ from orinllm.cpu.encoder import CpuEncoder
 from orinllm.errors import BadInput
 from orinllm.loader import Network, make_store, plan_network
 from orinllm.model import AnswerToken, Model, ModelDescription
-from orinllm.sight import Sight, read_projector, with_pictures
+from orinllm.sight import PictureEncoder, network_with_pictures, read_projector
 
 GREEDY = Sampling(temperature=0)
 KINDS = tiny.KINDS
@@ -43,14 +43,14 @@ def tokens_of(answer: Iterable[AnswerToken]) -> list[int]:
     return [piece.token for piece in answer if piece.token >= 0]
 
 
-def sight_of(model: Model) -> Sight:
+def sight_of(model: Model) -> PictureEncoder:
     assert model.template is not None and model.template.sight is not None
     return model.template.sight
 
 
-def ids_of(sight: Sight, kind: str) -> list[int]:
+def ids_of(sight: PictureEncoder, kind: str) -> list[int]:
     """The prompt of the record, with rows of its pictures."""
-    seen = [sight.picture(picture) for picture in tiny.pictures(kind)]
+    seen = [sight.make_picture(picture) for picture in tiny.pictures(kind)]
     found: list[int] = []
     for part in tiny.prompt(kind):
         if isinstance(part, int):
@@ -70,7 +70,7 @@ def test_rows_stand_in_the_place_of_a_picture(files: Path, kind: str) -> None:
     parts = [{"type": "image", "image": photo}, {"type": "text", "text": "What?"}]
     assert model.template is not None
     ids = model.template.encode([{"role": "user", "content": parts}])
-    assert [i for i in ids if i < 0] == list(sight.picture(photo).ids)
+    assert [i for i in ids if i < 0] == list(sight.make_picture(photo).ids)
     slot = tiny.tokens(kind).index(sight.projector.slot)
     assert ids.count(slot) == (1 if kind == "gemma3" else 0)
 
@@ -93,7 +93,7 @@ def test_a_model_of_experts_that_are_alike_says_what_the_dense_one_says(files: P
     """Qwen3-VL's mixture: what `transformers` made of the dense model judges it."""
     tiny.write_text(files / "moe.gguf", "qwen3vl", experts=4)
     model = Model.load(files / "moe.gguf", device="CPU", mmproj=files / "mmproj-qwen3vl.gguf")
-    assert model.header.network.config.architecture == "qwen3vlmoe"
+    assert model.description.network.config.architecture == "qwen3vlmoe"
     answer = model.generate(ids_of(sight_of(model), "qwen3vl"), GREEDY, max_tokens=1)
     assert tokens_of(answer) == [RECORDED["qwen3vl.tokens"][0]]
     logits, wanted = model.runner.logits()[0], RECORDED["qwen3vl.logits"]
@@ -109,7 +109,7 @@ def test_a_part_without_its_picture_is_one_line(files: Path) -> None:
 def test_an_encoder_that_makes_no_numbers_is_named(files: Path, tmp_path: Path) -> None:
     """The text of the same model goes on."""
     data = bytearray((files / "mmproj-gemma3.gguf").read_bytes())
-    bias = read_projector(files / "mmproj-gemma3.gguf")[0].bytes("v.post_ln.bias").tobytes()
+    bias = read_projector(files / "mmproj-gemma3.gguf")[0].tensor_bytes("v.post_ln.bias").tobytes()
     at = data.index(bias)
     data[at : at + 4] = np.float32(np.nan).tobytes()
     (tmp_path / "mmproj.gguf").write_bytes(data)
@@ -124,7 +124,7 @@ def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
     """Of a file with the names of today, and of one with an older converter's names."""
     model, wanted = load(files, kind), RECORDED[f"{kind}.rows"]
     sight = sight_of(model)
-    tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepared(picture)[0]]
+    tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepare_image(picture)[0]]
     assert np.abs(sight.encode(tiles) - wanted).max() < 1e-4
     old, projector = read_projector(files / f"mmproj-{kind}-old.gguf")
     assert np.abs(CpuEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4
@@ -136,21 +136,23 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
 ) -> None:
     """In chunks that would cut pictures, from the start and behind what is known."""
     monkeypatch.setattr("orinllm.gpu.fused.CHUNK", 40)
-    network = with_pictures(Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf")
-    header, plan = ModelDescription.of(network), plan_network(network, "EMU")
-    assert plan.fused, plan.obstacles
+    network = network_with_pictures(
+        Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf"
+    )
+    description, plan = ModelDescription.of(network), plan_network(network, "EMU")
+    assert plan.is_fused, plan.obstacles
     executor = load_emulated(network.gguf.path, network.context)
     runner = FusedRunner(executor, 2)
-    sight = Sight.read(files / f"mmproj-{kind}.gguf", network, "CPU")
-    model = Model(header, plan, runner, make_store(runner, network))
+    sight = PictureEncoder.read(files / f"mmproj-{kind}.gguf", network, "CPU")
+    model = Model(description, plan, runner, make_store(runner, network))
     ids, wanted = ids_of(sight, kind), RECORDED[f"{kind}.logits"]
     for behind in (0, 64):
         answer = model.generate(ids, GREEDY, max_tokens=4)
         assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"][:4]), behind
         assert answer.n_cached >= behind
-    executor.place(range(len(ids) // 64 + 2))
-    executor.begin(ids, 0)
-    assert np.abs(executor.logits() - wanted).max() < 0.002 * np.abs(wanted).max()
+    executor.set_pages(range(len(ids) // 64 + 2))
+    executor.begin_answer(ids, 0)
+    assert np.abs(executor.wait_for_logits() - wanted).max() < 0.002 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("kind", tiny.QWENS)
@@ -170,9 +172,9 @@ def test_answers_that_share_few_pages_are_those_of_each_alone(
     Behind their pictures tokens of the two are turned by positions of different distances.
     """
     kind, alone = "qwen3vl", load(files, "qwen3vl")
-    network = alone.header.network
+    network = alone.description.network
     runner = FusedRunner(load_emulated(network.gguf.path, network.context), 2)
-    model = Model(alone.header, plan_network(network, "EMU"), runner, PagedStore(3))
+    model = Model(alone.description, plan_network(network, "EMU"), runner, PagedStore(3))
     preempted: list[int] = []
     monkeypatch.setattr(model._scheduler._watch, "preempted", lambda: preempted.append(1))
     ids = ids_of(sight_of(alone), kind)

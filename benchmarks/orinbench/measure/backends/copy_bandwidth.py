@@ -48,9 +48,9 @@ class Copy:
 
     def __init__(self, n_bytes: int, source: Bytes | None = None) -> None:
         self.moved = 2 * n_bytes
-        from orinllm.gpu.device import unsupported
+        from orinllm.gpu.device import reason_unsupported
 
-        self._is_fused = unsupported(Device.DEFAULT) is None
+        self._is_fused = reason_unsupported(Device.DEFAULT) is None
         words = Tensor.full((n_bytes // 4,), 1.0, dtype=dtypes.float32)
         if source is not None:
             words = Tensor(source.view(np.int32))
@@ -81,10 +81,10 @@ class Copy:
         """Return what launches a kernel of 16-byte accesses."""
         from tinygrad.device import Buffer
 
-        from orinllm.gpu.device import multiprocessors
-        from orinllm.gpu.launch import Argument, Graph, Launch
+        from orinllm.gpu.device import multiprocessor_count
+        from orinllm.gpu.launch import Argument, Launch, LaunchGraph
 
-        blocks = _BLOCKS_AN_SM * multiprocessors(Device.DEFAULT)
+        blocks = _BLOCKS_AN_SM * multiprocessor_count(Device.DEFAULT)
         out = self._output = Buffer(Device.DEFAULT, n_bytes // 4, dtypes.float32).allocate()
         launch = Launch(
             name="copy_bandwidth",
@@ -100,7 +100,7 @@ class Copy:
             writes=("out",),
             n_bytes=self.moved,
         )
-        return Graph(Device.DEFAULT, [launch]).run
+        return LaunchGraph(Device.DEFAULT, [launch]).start
 
 
 def _code(n: int, step: int) -> str:

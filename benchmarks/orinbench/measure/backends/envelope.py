@@ -72,7 +72,7 @@ def limit_cuda() -> GreenContext | None:
     from tinygrad import Device
     from tinygrad.runtime.autogen import cuda
 
-    from orinllm.gpu.device import plan_for_multiprocessors
+    from orinllm.gpu.device import override_multiprocessors
 
     green = GreenContext(int(wanted))
     cuda.cuCtxCreate_v2 = green.create
@@ -81,7 +81,7 @@ def limit_cuda() -> GreenContext | None:
         Device[device]  # opens it
         return green.sms
 
-    plan_for_multiprocessors("CUDA", granted)
+    override_multiprocessors("CUDA", granted)
     return green
 
 

@@ -21,7 +21,7 @@ from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import LeftOutError
 from orinbench.measure.plan import KNOB_BY_FIELD, Settings
 from orinbench.model import ModelInfo
-from orinllm.progress import Say, quiet
+from orinllm.progress import Say, say_nothing
 
 # Alternatives asked for at each position: the whole of a small vocabulary, the head of a large one
 # (each costs about 100 bytes of JSON).
@@ -43,7 +43,9 @@ def find_beside(name: str, llama_bench: Path | None = None) -> Path | None:
     return Path(found) if found else None
 
 
-def llama_cpp_engine(binary: Path, model: ModelInfo, timeout: float, say: Say = quiet) -> Engine:
+def llama_cpp_engine(
+    binary: Path, model: ModelInfo, timeout: float, say: Say = say_nothing
+) -> Engine:
     """Return an engine that starts `binary` on `model` and asks it; `say` hears how far it is.
 
     The engine raises BenchError, with the server's last line, if that fails or an answer takes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orinbench.child import PIPE, Child
 from orinbench.measure.backends.backend import BackendDiedError, NoNumbersError
-from orinllm.gpu.compiler import compiler_hint
+from orinllm.gpu.compiler import with_compiler_hint
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.tinygrad_runner import TinygradRunner
@@ -82,7 +82,7 @@ class WorkerProcess:
         if kind == NO_NUMBERS:
             raise NoNumbersError(value)
         if kind == FAILED:
-            raise BackendDiedError(compiler_hint(value))
+            raise BackendDiedError(with_compiler_hint(value))
         return value
 
     def _answer(self) -> tuple[str, Any]:

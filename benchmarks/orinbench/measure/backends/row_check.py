@@ -27,10 +27,10 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row, Runner
 from orinllm.choose.sampling import Draw, Sampling, sample
 from orinllm.gpu.device import compile_all
-from orinllm.gpu.kernels.buffers import pages_of
-from orinllm.gpu.launch import Argument, Graph, Launch
+from orinllm.gpu.kernels.buffers import page_count
+from orinllm.gpu.launch import Argument, Launch, LaunchGraph
 from orinllm.gpu.memory import Memory
-from orinllm.network.vision.pictures import pieces_of, position_shift
+from orinllm.network.vision.pictures import position_shift, split_into_pieces
 
 Ids = Sequence[int]
 Floats = NDArray[np.float32]
@@ -79,7 +79,7 @@ class _Decoded:
         self._runner, self._rows, self._read = runner, rows, read
         self._ways = ways or [_GREEDY] * len(rows)
         self.misdrawn = self.drawn = 0
-        count, n = pages_of(runner.context), len(rows)
+        count, n = page_count(runner.context), len(rows)
         # The other paths' slots are neighbours.
         apart = bool(ways) and runner.name == "fused"
         last = n * count - 1
@@ -94,7 +94,10 @@ class _Decoded:
         read = min(read, len(rows[0]) - 1)
         half = 0 if ways or min(rows[0]) < 0 else min(runner.chunk // 2, read)  # pictures are whole
         cuts = (0, half), (half, read)
-        cut = [[p for at in cuts for p in pieces_of(row, *at, runner.chunk, True)] for row in rows]
+        cut = [
+            [p for at in cuts for p in split_into_pieces(row, *at, runner.chunk, True)]
+            for row in rows
+        ]
         for row, pages, parts in zip(rows, self._places, cut, strict=True):
             for at, end in parts[: len(parts) - begins]:
                 runner.fill(pages, row, at, end)
@@ -196,8 +199,8 @@ def overwrite_caches(runner: Runner, draw: int) -> None:
     if isinstance(runner, FusedRunner):
         memory = runner.executor.memory
         launches = list(_overwriting_launches(memory, draw))
-        compile_all(memory.device, [launch.source for launch in launches])
-        Graph(memory.device, launches).run()
+        compile_all(memory.device, [launch.cuda_source for launch in launches])
+        LaunchGraph(memory.device, launches).start()
         runner.executor.wait_for_device()
 
 

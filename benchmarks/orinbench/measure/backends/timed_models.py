@@ -22,9 +22,9 @@ from orinllm.batching.sequence import Sequence as Job
 from orinllm.batching.sequence import Watch
 from orinllm.choose.sampling import Draw, Logprobs, Sampling
 from orinllm.cpu.executor import CpuRunner
-from orinllm.gpu.kernels.buffers import KEY_TYPES, pages_of
-from orinllm.loader import Network, Share, make_runner, plan_network
-from orinllm.sight import with_pictures
+from orinllm.gpu.kernels.buffers import KEY_TYPES, page_count
+from orinllm.loader import Network, SharingOptions, make_runner, plan_network
+from orinllm.sight import network_with_pictures
 
 _GREEDY = Sampling(temperature=0)
 
@@ -69,7 +69,7 @@ def make_network_runner(network: Network, sequences: int = 1, general: bool = Fa
 
     On the fused kernels it has memory for so many sequences' whole contexts.
     """
-    share = Share(sequences, sequences * pages_of(network.context))
+    share = SharingOptions(sequences, sequences * page_count(network.context))
     return make_runner(network, plan_network(network, str(Device.DEFAULT)), general, share)
 
 
@@ -77,7 +77,9 @@ def load_network(asked: Load) -> Network:
     """Return the engine's network of a GGUF file."""
     trained = Network.read(asked.model).config.trained_context
     length = min(asked.max_context, trained)
-    return with_pictures(Network.read(asked.model, length, KEY_TYPES[asked.key_type]), asked.mmproj)
+    return network_with_pictures(
+        Network.read(asked.model, length, KEY_TYPES[asked.key_type]), asked.mmproj
+    )
 
 
 def load_runner(model: str, max_context: int, sequences: int = 1, key_type: str = "f16") -> Runner:
@@ -91,7 +93,7 @@ class OneSequence:
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
-        self._pages = range(pages_of(runner.context))
+        self._pages = range(page_count(runner.context))
         self._text: list[int] = []
         self._token: int | None = None
 
@@ -134,9 +136,9 @@ class OneSequence:
         """See `Executor`."""
         runner = self.runner
         if isinstance(runner, FusedRunner):
-            config, watch = runner.executor.memory.config, runner.executor.watch
+            config, watch = runner.executor.memory.config, runner.executor.watch_layers
         elif isinstance(runner, CpuRunner):
-            config, watch = runner.path.config, runner.path.watch
+            config, watch = runner.path.config, runner.path.watch_layers
         else:
             return None
         given = np.full((len(config.layers) + 1, positions, config.dim), np.nan, np.float32)
@@ -262,5 +264,5 @@ def kernels_of_token(timed: Timed, sequences: int = 1) -> tuple[int | None, int 
     if isinstance(timed, TransformerExecutor):
         return kernels_of(timed.captured)
     if isinstance(timed.runner, FusedRunner):
-        return kernels_of(timed.runner.executor.decoder(sequences).next_graph.linear)
+        return kernels_of(timed.runner.executor.decoder_for(sequences).next_graph.first_calls)
     return (1, 1) if Device.DEFAULT == "CPU" else (None, None)

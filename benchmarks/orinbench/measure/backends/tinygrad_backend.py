@@ -24,7 +24,7 @@ from orinbench.measure.backends.envelope import SMS
 from orinbench.measure.backends.process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.prompt_text import prompt_text
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.tinygrad_runner import TinygradRunner
@@ -167,7 +167,7 @@ def worker_environment(
     device: str, directory: Path, n_threads: int | None = None
 ) -> dict[str, str]:
     """Return what a worker on tinygrad's `device` needs besides the environment of the bench."""
-    environment = {"DEV": device, **compiler_path(directory / "bin", os.environ)}
+    environment = {"DEV": device, **compiler_environment(directory / "bin", os.environ)}
     if n_threads is not None:
         environment["CPU_COUNT"] = str(n_threads)
     return environment

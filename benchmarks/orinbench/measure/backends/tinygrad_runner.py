@@ -319,7 +319,7 @@ class TinygradRunner:
 
     def _encode(self, case: Case) -> Sample:
         """Time an encoder: from a picture's tiles of pixels to its rows on the host."""
-        picture = self._sees.sight.picture(self._picture(case))
+        picture = self._sees.sight.make_picture(self._picture(case))
         self._synchronize()
         compiled, start = self._meters.compiled, time.perf_counter_ns()
         rows = picture.rows
@@ -329,7 +329,7 @@ class TinygradRunner:
     def _check_picture(self, case: Case) -> RowChecked:
         """Compare an encoder's rows with those in float64, on a GPU with those of the CPU's."""
         sight = self._sees.sight
-        picture = sight.picture(self._picture(case))
+        picture = sight.make_picture(self._picture(case))
         tiles = picture.tiles
         if Device.DEFAULT == "CPU":
             reference, against = VisionReference(sight.gguf.path), "the float64 reference"

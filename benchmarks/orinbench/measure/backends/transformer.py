@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.llm.model import Transformer
 
-from orinllm.other.tinygrad_llm import forget, next_logits
+from orinllm.other.tinygrad_llm import next_logits, zero_recurrent_states
 
 # Prompt tokens at once: the default of `Transformer.generate` in tinygrad/llm/model.py.
 _CHUNK = 32
@@ -58,7 +58,7 @@ class TransformerExecutor:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""
         if start == 0:
-            forget(self._model)
+            zero_recurrent_states(self._model)
         padded = [*tokens[:end], *[0] * (self.context - end)]
         ids = Tensor(padded, dtype=dtypes.int32).reshape(1, self.context).realize()
         for at in range(start, end, self.chunk):

@@ -79,11 +79,11 @@ def launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Lau
 
 def launches_of(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a GGUF file."""
-    from orinllm.gpu.compile_ahead import launches_for, target_gpu
+    from orinllm.gpu.compile_ahead import launches_to_compile, target_gpu
     from orinllm.loader import Network
 
     network = Network.read(path, min(_CONTEXT, open_model(path).context_length))
-    found = launches_for(network, target_gpu(arch, None), sequences)
+    found = launches_to_compile(network, target_gpu(arch, None), sequences)
     return list({launch.name: launch for launch in found}.values())
 
 
@@ -134,9 +134,9 @@ def blocks_per_sm(registers: int, shared: int, threads: int) -> int:
 
 def compile_launch(launch: "Launch", arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
-    from orinllm.gpu.device import nvrtc
+    from orinllm.gpu.device import nvrtc_compiler
 
-    ptx = nvrtc(arch, ptx=True).compile(launch.source)
+    ptx = nvrtc_compiler(arch, ptx=True).compile(launch.cuda_source)
     with tempfile.TemporaryDirectory() as folder:
         text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
         text.write_bytes(ptx.rstrip(b"\0"))

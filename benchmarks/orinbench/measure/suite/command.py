@@ -48,7 +48,7 @@ from orinbench.options import (
 )
 from orinbench.progress import Messages
 from orinboard.files import Roots
-from orinllm.gpu.compiler import compiler_note
+from orinllm.gpu.compiler import skipped_clang_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def suite_command(options: SuiteOptions) -> int:
             talk = Messages(options.progress)
             devices = tuple(choose_devices(options.devices, talk))
             options = replace(options, processes=processes, devices=devices)
-            if note := compiler_note(os.environ):
+            if note := skipped_clang_note(os.environ):
                 talk.line(note)
             probe = functools.cache(lambda device: copy_bandwidth(device, options.timeout))
             for name, cases in selection.items():

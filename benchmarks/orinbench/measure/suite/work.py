@@ -18,7 +18,7 @@ from orinbench.measure.meters import Meters
 from orinbench.measure.plan import SuiteCase
 from orinbench.measure.suite.tasks import TASKS, Task
 from orinboard.board import read_state
-from orinllm.gpu.device import multiprocessors
+from orinllm.gpu.device import multiprocessor_count
 
 # Calls are repeated until a region lasts this long, so that neither the clock nor the one
 # synchronize at its end counts.
@@ -213,6 +213,6 @@ def peak(compute: str) -> tuple[float, str] | None:
     hertz = gpus[0].max_hz if gpus else None
     if rate is None or not hertz:
         return None
-    sms = multiprocessors(Device.DEFAULT)
+    sms = multiprocessor_count(Device.DEFAULT)
     clocks = f"{sms} SMs x {hertz / 1e6:.0f} MHz x {rate} a clock and SM in {compute}"
     return sms * hertz * rate, f"{clocks} ({_SOURCES[arch]})"

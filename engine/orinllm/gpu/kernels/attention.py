@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import multiprocessors
+from orinllm.gpu.device import multiprocessor_count
 from orinllm.gpu.kernels.buffers import (
     ALONE_WARPS,
     FEW,
     PAGE,
     SHARED_MEMORY,
     AttentionParts,
-    Cache,
-    Heads,
+    KernelHeads,
+    LayerKvCache,
     ceil_div,
-    most_tokens,
+    chunk_capacity,
     round_up,
 )
-from orinllm.gpu.launch import Constants, Given, Launch, launch_of, out_of
+from orinllm.gpu.launch import Constants, Given, Launch, make_launch, out_argument
 
 # Tokens of a split at least: parts.cuh.
 _SPLIT_LEAST = 64
@@ -49,7 +49,7 @@ class AttentionInputs:
     turned.
     """
 
-    cache: Cache
+    cache: LayerKvCache
     qkv: Buffer  # (tokens, heads + 2 KV heads, head_dim); a gated head is a query, then a gate
     freqs: Buffer  # (context, rotated): cosines, then sines
     q_norm: Buffer | None
@@ -60,35 +60,35 @@ class AttentionInputs:
     turns: Buffer | None = None
 
 
-def most_splits(device: str, heads: Heads, warps: int = ALONE_WARPS) -> int:
+def most_splits(device: str, heads: KernelHeads, warps: int = ALONE_WARPS) -> int:
     """Return the splits of a context at most, of 64 tokens or more each.
 
     Enough to fill a machine of few multiprocessors; of many, two blocks on each.
     """
-    blocks, machine = heads.blocks * heads.sequences, multiprocessors(device)
+    blocks, machine = heads.block_count * heads.sequences, multiprocessor_count(device)
     least = ceil_div(_BLOCKS_LEAST * machine, blocks)
     fitting = min(_WARPS_FIT * machine // (blocks * warps), _MOST_FITTING)
-    return max(1, min(max(least, fitting), ceil_div(heads.attended, _SPLIT_LEAST)))
+    return max(1, min(max(least, fitting), ceil_div(heads.most_attended_tokens, _SPLIT_LEAST)))
 
 
-def _shared_memory(heads: Heads, splits: int, few: int, warps: int) -> int:
+def _shared_memory_bytes(heads: KernelHeads, splits: int, few: int, warps: int) -> int:
     """Return the bytes of shared memory of a block of attention(): Scratch of attention.cu."""
-    dim, per_block, pages = heads.attention.head_dim, heads.per_block, heads.context // PAGE
+    dim, per_block, pages = heads.attention.head_dim, heads.heads_per_block, heads.context // PAGE
     fewest = few if 1 < few < splits else splits
     floats = per_block * dim * (warps + 1) + 2 * dim + 16 * warps + per_block
     own = 2 * (dim * heads.kv.size + 2 * ceil_div(dim, _SCALED))
     return round_up(4 * (floats + 1 + ceil_div(pages, fewest)) + own, 16)
 
 
-def warps_beside_gemvs(device: str, heads: Heads) -> int:
+def warps_beside_gemvs(device: str, heads: KernelHeads) -> int:
     """Return the warps of a block of attention() in a list of GEMVs: theirs, where they fit."""
     splits = most_splits(device, heads, _GEMV_WARPS)
-    small = _shared_memory(heads, splits, FEW, _GEMV_WARPS) <= SHARED_MEMORY
+    small = _shared_memory_bytes(heads, splits, FEW, _GEMV_WARPS) <= SHARED_MEMORY
     return _GEMV_WARPS if small and heads.attention.head_dim <= _MOST_DIM_BESIDE else ALONE_WARPS
 
 
-def _constants(
-    heads: Heads, splits: int, per_block: int, few: int = FEW, warps: int = ALONE_WARPS
+def _attention_constants(
+    heads: KernelHeads, splits: int, per_block: int, few: int = FEW, warps: int = ALONE_WARPS
 ) -> Constants:
     """Return P of attention(), attention_rows() and rope_rows()."""
     attention, temperature = heads.attention, heads.attention.temperature
@@ -96,9 +96,9 @@ def _constants(
         element=heads.kv.element,
         head_dim=attention.head_dim,
         kv_heads=attention.kv_heads,
-        group=heads.group,
+        group=heads.heads_per_kv_head,
         heads_per_block=per_block,
-        rotated=heads.rotated,
+        rotated=heads.rotated_dims,
         interleaved=attention.rope is not None and attention.rope.interleaved,
         qk_norm=attention.qk_norm,
         sinks=attention.sinks,
@@ -109,7 +109,7 @@ def _constants(
         splits=splits,
         few=few,
         warps=warps,
-        shared=_shared_memory(heads, splits, few, warps),
+        shared=_shared_memory_bytes(heads, splits, few, warps),
         softcap=float(attention.softcap),
         temperature=0.0 if temperature is None else temperature.scale,
         temperature_length=1 if temperature is None else temperature.length,
@@ -122,7 +122,7 @@ def _constants(
     )
 
 
-def _label(heads: Heads) -> str:
+def _heads_label(heads: KernelHeads) -> str:
     attention = heads.attention
     return f"{attention.heads}x{attention.kv_heads}x{attention.head_dim}"
 
@@ -131,34 +131,37 @@ def _label(heads: Heads) -> str:
 _CACHED = "Cached<P0>{cache, scales}"
 
 
-def _cached(cache: Cache) -> Given:
+def _cache_arguments(cache: LayerKvCache) -> Given:
     """Return the arguments of keys and values."""
     return {f"{cache.heads.kv.element}* cache": cache.buffer, "u16* scales": cache.scales}
 
 
-def _written(cache: Cache) -> tuple[str, ...]:
+def _written_arguments(cache: LayerKvCache) -> tuple[str, ...]:
     return ("cache",) if cache.scales is None else ("cache", "scales")
 
 
-def _of_chunk(heads: Heads) -> int:
+def _chunk_heads_per_block(heads: KernelHeads) -> int:
     """Return the query heads of a KV head that a block of attention_rows() has."""
-    return max(n for n in range(1, 5) if heads.group % n == 0)
+    return max(n for n in range(1, 5) if heads.heads_per_kv_head % n == 0)
 
 
-def attend_token(
+def token_attention_launch(
     out: Buffer, inputs: AttentionInputs, parts: AttentionParts, state: Buffer, stored: bool = False
 ) -> Launch:
     """Return attention of one token of each sequence: out (sequences, heads * head_dim).
 
     Floats, of which a few splits are left to the reader (parts.cuh), or halves, all of them whole.
-    Each stores its key and value, unless `stored` says that `store_keys` comes before.
+    Each stores its key and value, unless `stored` says that `store_keys_launch` comes before.
     """
     heads, halves = parts.heads, out.dtype == dtypes.uint16
     attention, element = heads.attention, "u16" if halves else "float"
-    few, small = 1 if halves else parts.few, attention.head_dim <= _MOST_DIM_BESIDE
+    few, small = (
+        1 if halves else parts.most_parts_for_reader,
+        attention.head_dim <= _MOST_DIM_BESIDE,
+    )
     given = (
-        out_of(out)
-        | _cached(inputs.cache)
+        out_argument(out)
+        | _cache_arguments(inputs.cache)
         | {
             "const float* qkv": inputs.qkv,
             "const float* freqs": inputs.freqs,
@@ -172,32 +175,32 @@ def attend_token(
             "const int* turns": inputs.turns,
         }
     )
-    constants = _constants(heads, parts.splits, heads.per_block, few, parts.warps)
-    launch = launch_of(
+    constants = _attention_constants(heads, parts.splits, heads.heads_per_block, few, parts.warps)
+    launch = make_launch(
         "attention.cu attention",
-        _label(heads),
+        _heads_label(heads),
         Constants(constants | {"stored": stored}),
         given,
         f"Attention<P0, {element}, decltype(before)>{{smem, block, before, out, {_CACHED}, qkv, "
         f"freqs, qn, kn, sinks, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
         "table, turns}",
-        (heads.blocks * parts.splits * heads.sequences, 1),
+        (heads.block_count * parts.splits * heads.sequences, 1),
     )
-    written = () if stored or attention.reads is not None else _written(inputs.cache)
+    written = () if stored or attention.reads is not None else _written_arguments(inputs.cache)
     return replace(
         launch,
         block=parts.warps * 32,
         writes=("out", *written, "part", "part_ml", "state"),
         per_sm=16 // parts.warps if small else 2,
-        shared=_shared_memory(heads, parts.splits, few, parts.warps),
+        shared=_shared_memory_bytes(heads, parts.splits, few, parts.warps),
         step="attention" if small else "",  # larger heads need more registers than a part has
     )
 
 
-def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
+def store_keys_launch(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
     """Return what stores keys and values of tokens of one sequence, which see one another."""
     heads = inputs.cache.heads
-    given = _cached(inputs.cache) | {
+    given = _cache_arguments(inputs.cache) | {
         "const float* qkv": inputs.qkv,
         "const float* freqs": inputs.freqs,
         "const int* state": state,
@@ -205,23 +208,23 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
         "const float* kn": inputs.k_norm,
         "const int* turns": inputs.turns,
     }
-    launch = launch_of(
+    launch = make_launch(
         "attention.cu store_keys",
-        _label(heads),
-        _constants(heads, splits, heads.per_block),
+        _heads_label(heads),
+        _attention_constants(heads, splits, heads.heads_per_block),
         given,
         f"StoreKeys<P0>{{{_CACHED}, qkv, freqs, kn, state, table, {inputs.eps!r}f, turns}}",
         (heads.attention.kv_heads, heads.sequences),
     )
-    return replace(launch, block=32, writes=_written(inputs.cache))
+    return replace(launch, block=32, writes=_written_arguments(inputs.cache))
 
 
-def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
+def chunk_rotation_launch(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     """Return a chunk's rotation: q to halves (tokens, heads, head_dim), k and v to the cache."""
     heads, attention = inputs.cache.heads, inputs.cache.heads.attention
     given = (
         {"u16* q": q}
-        | _cached(inputs.cache)
+        | _cache_arguments(inputs.cache)
         | {
             "const float* qkv": inputs.qkv,
             "const float* freqs": inputs.freqs,
@@ -233,20 +236,20 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             "const int* axes": inputs.axes,
         }
     )
-    launch = launch_of(
+    launch = make_launch(
         "norm_rope.cu rope_rows",
-        _label(heads),
-        _constants(heads, 1, _of_chunk(heads)),
+        _heads_label(heads),
+        _attention_constants(heads, 1, _chunk_heads_per_block(heads)),
         given,
         f"RopeRows<P0>{{q, {_CACHED}, qkv, freqs, qn, kn, chunk, table, {inputs.eps!r}f, "
         f"{attention.scale!r}f, turns, axes}}",
-        (most_tokens(chunk), 1),
+        (chunk_capacity(chunk), 1),
     )
-    written = _written(inputs.cache) if attention.reads is None else ()
+    written = _written_arguments(inputs.cache) if attention.reads is None else ()
     return replace(launch, block=_ROPE_WARPS * 32, writes=("q", *written))
 
 
-def attend_chunk(
+def chunk_attention_launch(
     out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer, ahead: Buffer | None = None
 ) -> Launch:
     """Return attention of a chunk: out in halves (tokens, heads, head_dim).
@@ -256,7 +259,7 @@ def attend_chunk(
     heads, attention = inputs.cache.heads, inputs.cache.heads.attention
     given = (
         {"u16* out": out}
-        | _cached(inputs.cache)
+        | _cache_arguments(inputs.cache)
         | {
             "const u16* q": q,
             "const int* chunk": chunk,
@@ -266,14 +269,14 @@ def attend_chunk(
             "const int* ahead": ahead,
         }
     )
-    per_block = _of_chunk(heads)
-    launch = launch_of(
+    per_block = _chunk_heads_per_block(heads)
+    launch = make_launch(
         "attention_prompt.cu attention_rows",
-        _label(heads),
-        Constants(_constants(heads, 1, per_block) | {"ahead": ahead is not None}),
+        _heads_label(heads),
+        Constants(_attention_constants(heads, 1, per_block) | {"ahead": ahead is not None}),
         given,
         f"out, {_CACHED}, q, qkv, sinks, chunk, table, ahead",
-        (ceil_div(most_tokens(chunk), _TILE_ROWS // per_block), attention.heads // per_block),
+        (ceil_div(chunk_capacity(chunk), _TILE_ROWS // per_block), attention.heads // per_block),
     )
     small = attention.head_dim
     return replace(launch, block=128, per_sm=4 if small <= 64 else 3 if small <= 128 else 2)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import blocks_per_sm, multiprocessors
-from orinllm.gpu.kernels.gemm import AdjacentMatrices, RowProduct, adjacent_matrices
-from orinllm.gpu.launch import Constants, Launch, launch_of
+from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
+from orinllm.gpu.kernels.gemm import AdjacentMatrices, RowProduct, group_adjacent_matrices
+from orinllm.gpu.launch import Constants, Launch, make_launch
 
 # Columns that a warp takes at once, so that columns / 128 warps at most have some.
 _STEP = 128
@@ -17,22 +17,22 @@ _ALONE_WARPS, _WARPS = 16, 8
 _ARGMAX_BLOCKS, _ARGMAX_THREADS = 8, 256
 
 
-def batch_products(device: str, product: RowProduct) -> Iterator[Launch]:
+def batch_product_launches(device: str, product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a batch's product, one for neighbours of one type."""
-    for group in adjacent_matrices(product):
-        yield _launch(device, group)
+    for group in group_adjacent_matrices(product):
+        yield _batch_product_launch(device, group)
 
 
-def _launch(device: str, group: AdjacentMatrices) -> Launch:
+def _batch_product_launch(device: str, group: AdjacentMatrices) -> Launch:
     product, (rows, cols) = group.product, group.shape
     type_, sequences = group.members[0][0].type, product.count
-    parts, items = group.parts(group.warp_rows)
-    sms = multiprocessors(device)
+    parts, items = group.part_initialisers(group.rows_per_warp)
+    sms = multiprocessor_count(device)
     most = _ALONE_WARPS if items <= sms else _WARPS
     # A power of two: threads are whole rows of an item.
     warps = 1 << (min(most, max(1, cols // _STEP)).bit_length() - 1)
     per_sm = max(1, _ALONE_WARPS // max(warps, _WARPS))
-    grid = min(items, sms * min(per_sm, blocks_per_sm(device)))
+    grid = min(items, sms * min(per_sm, gemv_blocks_per_sm(device)))
     assert isinstance(sequences, int)
     return Launch(
         name=f"batch_{product.role}_{type_.name.lower()}_{rows}x{cols}_{sequences}",
@@ -41,7 +41,7 @@ def _launch(device: str, group: AdjacentMatrices) -> Launch:
             Constants(
                 type=type_.name,
                 cols=cols,
-                out_stride=product.stride,
+                out_stride=product.out_stride,
                 mode=product.mode,
                 activation=product.activation,
                 warps=warps,
@@ -52,7 +52,7 @@ def _launch(device: str, group: AdjacentMatrices) -> Launch:
             ),
         ),
         arguments=group.arguments,
-        body=group.body("batch<P0>(Batch", parts),
+        body=group.kernel_body("batch<P0>(Batch", parts),
         grid=(grid, 1, 1),
         block=warps * 32,
         writes=("out",),
@@ -71,12 +71,12 @@ class ArgmaxScratch:
     counters: Buffer  # int32, one a sequence, zero between launches
 
     @staticmethod
-    def sizes(sequences: int) -> tuple[int, int]:
+    def buffer_sizes(sequences: int) -> tuple[int, int]:
         """Return the elements of each part, and of the counters."""
         return sequences * _ARGMAX_BLOCKS, sequences
 
 
-def argmax(
+def argmax_launch(
     logits: Buffer, scratch: ArgmaxScratch, state: Buffer, mail: Buffer, softcap: float = 0.0
 ) -> Launch:
     """Return the choice of each sequence's token, which moves its position on in `state`.
@@ -85,7 +85,7 @@ def argmax(
     """
     sequences = mail.size // 2
     rows = logits.size // sequences
-    launch = launch_of(
+    launch = make_launch(
         "argmax.cu argmax",
         f"{rows}_{sequences}",
         Constants(rows=rows, blocks=_ARGMAX_BLOCKS, threads=_ARGMAX_THREADS, softcap=softcap),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orinllm.file.ggml import KernelType
+from orinllm.file.ggml import KernelGgmlType
 from orinllm.network.layer import Attention
 
 if TYPE_CHECKING:  # a CPU computes without tinygrad, whose import is a sixth of its start
@@ -33,7 +33,7 @@ class Weight:
     """A packed matrix on the device: y = W x, W (rows, cols)."""
 
     buffer: Buffer
-    type: KernelType
+    type: KernelGgmlType
     rows: int
     cols: int
 
@@ -44,7 +44,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class KeyType:
+class KvCacheType:
     """Layout of keys and values in memory: `name` is llama.cpp's."""
 
     name: str
@@ -59,61 +59,61 @@ class KeyType:
 
         return {"u16": dtypes.uint16, "s8": dtypes.int8}[self.element]
 
-    def bytes_of(self, elements: int) -> int:
+    def bytes_for_elements(self, elements: int) -> int:
         """Return the bytes of so many elements, and of their scales."""
         scales = 2 * elements // self.group if self.group else 0
         return elements * self.size + scales
 
 
 #: Halves, and bytes of which 32 share a scale: SCALED of cuda/cache.cuh.
-F16 = KeyType("f16", "u16", 2, 0)
-Q8_0 = KeyType("q8_0", "s8", 1, 32)
+F16 = KvCacheType("f16", "u16", 2, 0)
+Q8_0 = KvCacheType("q8_0", "s8", 1, 32)
 KEY_TYPES = {kind.name: kind for kind in (F16, Q8_0)}
 
 
 @dataclass(frozen=True)
-class Heads:
+class KernelHeads:
     """Attention of one layer as its kernels see it. `context` is in tokens, whole pages."""
 
     attention: Attention
     context: int
     sequences: int
-    kv: KeyType = F16
+    kv: KvCacheType = F16
 
     @property
-    def group(self) -> int:
+    def heads_per_kv_head(self) -> int:
         """Query heads of a key-value head."""
         return self.attention.heads // self.attention.kv_heads
 
     @property
-    def per_block(self) -> int:
+    def heads_per_block(self) -> int:
         """Query heads of one block, which share its keys: columns of a tensor core's operand."""
         most = 8 if self.attention.head_dim <= _WIDE else 2
-        return max(n for n in range(1, most + 1) if self.group % n == 0)
+        return max(n for n in range(1, most + 1) if self.heads_per_kv_head % n == 0)
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """Blocks of all heads of a sequence."""
-        return self.attention.heads // self.per_block
+        return self.attention.heads // self.heads_per_block
 
     @property
-    def rotated(self) -> int:
+    def rotated_dims(self) -> int:
         """Dimensions that are turned."""
         rope = self.attention.rope
         return 0 if rope is None else 2 * len(rope.frequencies)
 
     @property
-    def attended(self) -> int:
+    def most_attended_tokens(self) -> int:
         """Tokens that are read for a query at most: a window in whole pages (cache.cuh)."""
         window = self.attention.window
         return min(window + PAGE - 1, self.context) if window else self.context
 
 
 @dataclass(frozen=True)
-class Cache:
+class LayerKvCache:
     """Keys and values of one layer, and where each sequence's pages are (cache.cuh)."""
 
-    heads: Heads
+    heads: KernelHeads
     buffer: Buffer
     scales: Buffer | None  # of types that have them
     table: Buffer  # int32 (sequences, pages)
@@ -123,19 +123,19 @@ class Cache:
 class AttentionParts:
     """Attention's result in parts, for the product that reads it (parts.cuh)."""
 
-    heads: Heads
+    heads: KernelHeads
     splits: int
     part: Buffer
     part_ml: Buffer
     warps: int = ALONE_WARPS  # of a block
 
     @property
-    def few(self) -> int:
+    def most_parts_for_reader(self) -> int:
         """Splits that the reader combines: of gated heads none, whose gates are here."""
         return 1 if self.heads.attention.gated else FEW
 
 
-def most_tokens(chunk: Buffer) -> int:
+def chunk_capacity(chunk: Buffer) -> int:
     """Return the tokens that a chunk has room for, behind its first position and their number."""
     return int(chunk.size) - 2
 
@@ -150,6 +150,6 @@ def round_up(n: int, multiple: int) -> int:
     return ceil_div(n, multiple) * multiple
 
 
-def pages_of(tokens: int) -> int:
+def page_count(tokens: int) -> int:
     """Return the pages that hold so many tokens."""
     return ceil_div(tokens, PAGE)

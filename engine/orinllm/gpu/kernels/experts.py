@@ -1,7 +1,7 @@
 """Mixtures of experts: cuda/moe.cu, and moe_prompt.cu for a chunk of a prompt and a batch.
 
-One token of each of few sequences: choose_experts, expert_hidden, expert_parts, combine. A chunk,
-or a batch of more: choose_experts, group_by_expert, rows_hidden, rows_parts, combine. A shared
+One token of each of few sequences: router, expert_hidden, expert_down, combine_experts. A chunk, or
+a batch of more: router, group_by_expert, grouped_hidden, grouped_down, combine_experts. A shared
 expert is an ordinary feed-forward part beside them.
 """
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
-from orinllm.file.ggml import KernelType
-from orinllm.gpu.device import blocks_per_sm, multiprocessors
+from orinllm.file.ggml import KernelGgmlType
+from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 from orinllm.gpu.kernels.buffers import ceil_div
-from orinllm.gpu.kernels.gemv import gemv_constants, plan_gemv, shared_memory
-from orinllm.gpu.kernels.rows import Norm, count_of, element_grid
+from orinllm.gpu.kernels.gemv import gemv_constants, plan_gemv, shared_memory_bytes
+from orinllm.gpu.kernels.rows import NormWeights, element_grid, row_count_arguments
 from orinllm.gpu.kernels.tile import Tile
 from orinllm.gpu.launch import (
     ROW_THREADS,
     Constants,
     Given,
     Launch,
-    arguments_of,
-    called,
-    launch_of,
-    launch_of_rows,
-    out_of,
-    shared_bytes,
+    call_body,
+    make_arguments,
+    make_launch,
+    make_rows_launch,
+    out_argument,
+    shared_memory_declaration,
 )
 from orinllm.network.layer import Activation, Experts
 
@@ -41,8 +41,8 @@ class Router:
     """The matrix that chooses experts: logits = W norm(x), plus a bias."""
 
     weight: Buffer  # (experts, cols), floats or packed
-    type: KernelType | None  # None: floats
-    norm: Norm
+    type: KernelGgmlType | None  # None: floats
+    norm: NormWeights
     experts: Experts
     bias: Buffer | None = None
     choice_bias: Buffer | None = None  # added to the probabilities for the choice alone
@@ -68,7 +68,7 @@ class ExpertMatrices:
     """
 
     buffer: Buffer
-    type: KernelType
+    type: KernelGgmlType
     rows: int
     cols: int
     stacked_rows: int
@@ -80,7 +80,7 @@ class ExpertMatrices:
         return self.rows * self.cols // self.type.block_values * self.type.block_bytes
 
 
-def choose_experts(
+def router_launch(
     router: Router,
     x: Buffer,
     choice: RouterOutput,
@@ -91,7 +91,7 @@ def choose_experts(
 
     Sequences that `state` (attention.cu) has as idle get no expert.
     """
-    count, most, more = count_of(tokens)
+    count, most, more = row_count_arguments(tokens)
     experts, cols = router.experts, router.norm.weight.size
     routed, together = (_ROUTED, _ROUTED_TOKENS) if most > _ROUTED_TOKENS else (1, 1)
     grid = ceil_div(experts.count, routed * _ROUTER_WARPS)
@@ -110,7 +110,7 @@ def choose_experts(
         "const float* scales": router.scales,
         "const int* state": state,
     }
-    call = called(
+    call = call_body(
         f"route<P0>(Route{{ids, weights, logits, x, norm, w, bias, choice, scales, {positions}, "
         f"counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag)",
         given,
@@ -132,7 +132,7 @@ def choose_experts(
                 grid=grid,
             ),
         ),
-        arguments=arguments_of(given | more),
+        arguments=make_arguments(given | more),
         body=f"  __shared__ int flag;\n{call}",
         grid=(grid, ceil_div(most, together), 1),
         block=_ROUTER_WARPS * 32,
@@ -147,7 +147,7 @@ class ExpertGroups:
     """Buffers of the pairs of token and choice, by expert."""
 
     order: Buffer  # int32 (tokens * used)
-    tiles: Buffer  # int32 (most_tiles() + 1, 4)
+    tiles: Buffer  # int32 (most_expert_tiles() + 1, 4)
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,14 @@ class ChosenExperts:
     up: ExpertMatrices
     down: ExpertMatrices
     activation: Activation
-    norm: Norm
+    norm: NormWeights
     choice: RouterOutput
     experts: Experts
     tokens: int
     groups: ExpertGroups | None = None
 
 
-def _launch(
+def _expert_product_launch(
     role: str,
     call: str,
     mode: str,
@@ -182,7 +182,7 @@ def _launch(
     total = stack.rows * choices * (2 if gated else 1)
     plan = plan_gemv(device, mode, stack.type, (total, stack.cols))
     items = ceil_div(stack.rows, 1 if gated else plan.rows_per_item)
-    blocks = max(1, multiprocessors(device) * blocks_per_sm(device) // choices)
+    blocks = max(1, multiprocessor_count(device) * gemv_blocks_per_sm(device) // choices)
     plan = replace(plan, grid=min(ceil_div(items, plan.warps), blocks))
     constants = gemv_constants(stack.type, stack.cols, plan, mode, chosen.activation.name) | {
         "segments": 2 if gated else 1,
@@ -195,13 +195,13 @@ def _launch(
         "rows": stack.rows,
         "stacked_rows": stack.stacked_rows,
     }
-    shared = shared_memory(stack.type, stack.cols, plan, 1)
+    shared = shared_memory_bytes(stack.type, stack.cols, plan, 1)
     return Launch(
         name=f"experts_{role}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}_{choices}",
         file="moe.cu",
         constants=(Constants(constants),),
-        arguments=arguments_of(given),
-        body=shared_bytes(shared) + called(call, given),
+        arguments=make_arguments(given),
+        body=shared_memory_declaration(shared) + call_body(call, given),
         grid=(plan.grid, choices, 1),
         block=plan.warps * 32,
         writes=("out",),
@@ -209,7 +209,7 @@ def _launch(
     )
 
 
-def expert_hidden(chosen: ChosenExperts, out: Buffer, x: Buffer) -> Launch:
+def expert_hidden_launch(chosen: ChosenExperts, out: Buffer, x: Buffer) -> Launch:
     """Return gate and up of the chosen experts: out (sequences, used, hidden) floats.
 
     Of experts without a gate it is up alone.
@@ -228,10 +228,10 @@ def expert_hidden(chosen: ChosenExperts, out: Buffer, x: Buffer) -> Launch:
         given |= {"const float* gate_bias": gate.bias, "const float* up_bias": up.bias}
     eps = f"{chosen.norm.eps!r}f"
     call = f"expert_gate_up<P0>(Chosen{{smem, out, x, norm, ids, 0, {matrices}, {eps}}})"
-    return _launch(role, call, mode, chosen, gate or up, given)
+    return _expert_product_launch(role, call, mode, chosen, gate or up, given)
 
 
-def expert_parts(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
+def expert_down_launch(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of the chosen experts: out (sequences, used, dim) floats."""
     down, choice = chosen.down, chosen.choice
     given: Given = {"float* out": out, "const float* hidden": hidden}
@@ -239,19 +239,19 @@ def expert_parts(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
     given |= {"const u8* down": down.buffer, "const float* bias": down.bias}
     matrices = "{down, 0}, {bias, 0}"
     call = f"expert_down<P0>(Chosen{{smem, out, hidden, 0, ids, weights, {matrices}, 0.f}})"
-    return _launch("down", call, "STORE", chosen, down, given)
+    return _expert_product_launch("down", call, "STORE", chosen, down, given)
 
 
-def combine(
+def combine_experts_launch(
     x: Buffer, part: Buffer, used: int, factor: float | None, tokens: int | Buffer
 ) -> Launch:
     """Return x (tokens, cols) += factor * the sum of part (tokens, used, cols).
 
     Without a factor x is the sum.
     """
-    count, most, more = count_of(tokens)
+    count, most, more = row_count_arguments(tokens)
     cols = x.size // most
-    return launch_of_rows(
+    return make_rows_launch(
         "moe.cu combine",
         f"{used}x{cols}",
         Constants(cols=cols, used=used, threads=ROW_THREADS, adds=factor is not None),
@@ -269,21 +269,21 @@ _TILE = Tile(2, 8, 4, 1, 3)
 _GROUP_THREADS = 1024
 
 
-def most_tiles(experts: Experts, tokens: int) -> int:
+def most_expert_tiles(experts: Experts, tokens: int) -> int:
     """Return the tiles of so many tokens at most: each expert may leave one that is not full."""
     pairs = tokens * experts.used
     return pairs // _TILE.tokens + min(experts.count, pairs)
 
 
-def group_by_expert(
+def group_by_expert_launch(
     experts: Experts, groups: ExpertGroups, choice: RouterOutput, tokens: int | Buffer
 ) -> Launch:
     """Return the grouping of the choices of so many tokens, or of the chunk's."""
-    count, _, more = count_of(tokens)
+    count, _, more = row_count_arguments(tokens)
     if experts.count > _GROUP_THREADS:
         raise ValueError(f"{experts.count} experts, at most {_GROUP_THREADS} are supported")
     given: Given = {"int* order": groups.order, "int* tiles": groups.tiles}
-    launch = launch_of(
+    launch = make_launch(
         "moe_prompt.cu group",
         f"{experts.used}_of_{experts.count}",
         Constants(experts=experts.count, threads=_GROUP_THREADS, tokens=_TILE.tokens),
@@ -294,7 +294,7 @@ def group_by_expert(
     return replace(launch, block=_GROUP_THREADS, writes=("order", "tiles"))
 
 
-def _tiles(
+def _tiled_experts_launch(
     name: str,
     chosen: ChosenExperts,
     stacks: tuple[ExpertMatrices, ...],
@@ -307,7 +307,7 @@ def _tiles(
         names = " and ".join(other.type.name for other in stacks)
         raise ValueError(f"gate and up are {names}: they share a launch")
     assert chosen.groups is not None
-    given: Given = out_of(out) | {"const u16* in": inp}
+    given: Given = out_argument(out) | {"const u16* in": inp}
     given |= {"const int* tiles": chosen.groups.tiles, "const int* order": chosen.groups.order}
     given |= {"const float* weights": chosen.choice.weights}
     for i, each in enumerate(stacks):
@@ -321,7 +321,7 @@ def _tiles(
         "stacked_rows": stack.stacked_rows,
     }
     function, tiles = name.replace("experts", "expert"), "(const int4*)tiles"
-    launch = launch_of(
+    launch = make_launch(
         f"moe_prompt.cu {function}",
         f"{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
         Constants(constants),
@@ -329,7 +329,7 @@ def _tiles(
         f"Grouped{{out, in, {tiles}, order, weights, {matrices}}}",
         (
             ceil_div(stack.rows, _TILE.rows // 2 if gated else _TILE.rows),
-            most_tiles(chosen.experts, chosen.tokens),
+            most_expert_tiles(chosen.experts, chosen.tokens),
         ),
     )
     return replace(
@@ -342,14 +342,14 @@ def _tiles(
     )
 
 
-def rows_hidden(chosen: ChosenExperts, out: Buffer, normed: Buffer) -> Launch:
+def grouped_hidden_launch(chosen: ChosenExperts, out: Buffer, normed: Buffer) -> Launch:
     """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
     if chosen.gate is None:
-        return _tiles("experts_rows_up", chosen, (chosen.up,), out, normed)
+        return _tiled_experts_launch("experts_rows_up", chosen, (chosen.up,), out, normed)
     stacks = (chosen.gate, chosen.up)
-    return _tiles("experts_rows_gate_up", chosen, stacks, out, normed)
+    return _tiled_experts_launch("experts_rows_gate_up", chosen, stacks, out, normed)
 
 
-def rows_parts(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
+def grouped_down_launch(chosen: ChosenExperts, out: Buffer, hidden: Buffer) -> Launch:
     """Return weighted results of all pairs: out (tokens, used, dim) floats."""
-    return _tiles("experts_rows_down", chosen, (chosen.down,), out, hidden)
+    return _tiled_experts_launch("experts_rows_down", chosen, (chosen.down,), out, hidden)

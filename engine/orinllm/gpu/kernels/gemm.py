@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import multiprocessors
-from orinllm.gpu.kernels.buffers import Weight, ceil_div, most_tokens
-from orinllm.gpu.kernels.tile import PIECE, Tile, piece_tile, tile_for
+from orinllm.gpu.device import multiprocessor_count
+from orinllm.gpu.kernels.buffers import Weight, ceil_div, chunk_capacity
+from orinllm.gpu.kernels.tile import PIECE, Tile, choose_piece_tile, choose_tile
 from orinllm.gpu.launch import Argument, Constants, Launch
 
 #: The multiple that columns must be (tile.cuh).
@@ -33,14 +33,14 @@ class RowProduct:
     of_hidden: bool = False  # inp is halves that were left times HIDDEN_SCALE
 
     @property
-    def gated(self) -> bool:
+    def is_gated(self) -> bool:
         """Say whether the first matrix is gated with the second."""
         return self.mode == "GATED"
 
     @property
-    def stride(self) -> int:
+    def out_stride(self) -> int:
         """Elements of a row of the result."""
-        return self.weights[0].rows if self.gated else sum(w.rows for w in self.weights)
+        return self.weights[0].rows if self.is_gated else sum(w.rows for w in self.weights)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class AdjacentMatrices:
     first_row: int  # of the product's
 
     @property
-    def warp_rows(self) -> int:
+    def rows_per_warp(self) -> int:
         """Rows of each matrix that the 16 rows of a warp's tensor cores hold."""
-        return _GATED_ROWS if self.product.gated else _ROWS
+        return _GATED_ROWS if self.product.is_gated else _ROWS
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,10 +80,10 @@ class AdjacentMatrices:
                 found.append(Argument(f"const float* b{i}", bias))
         return tuple(found)
 
-    def parts(self, block_rows: int) -> tuple[list[str], int]:
+    def part_initialisers(self, block_rows: int) -> tuple[list[str], int]:
         """Return the initialisers of matrix.cuh's Parts, and the blocks of so many rows."""
         found, blocks, row = [], 0, self.first_row
-        members = self.members[:1] if self.product.gated else self.members
+        members = self.members[:1] if self.product.is_gated else self.members
         for i, (weight, bias) in enumerate(members):
             given = "0" if bias is None else f"b{i}"
             found.append(f"{{out + {row}, w{i}, {given}, {weight.rows}, {blocks}}}")
@@ -91,17 +91,17 @@ class AdjacentMatrices:
             row += weight.rows
         return found, blocks
 
-    def body(self, call: str, parts: list[str], chunk: str = "", scratch: str = "") -> str:
+    def kernel_body(self, call: str, parts: list[str], chunk: str = "", scratch: str = "") -> str:
         """Return the kernel's body; `call` names the function and its arguments' struct."""
         undo = "1.f / HIDDEN_SCALE" if self.product.of_hidden else "1.f"
         return (
             f"  const Part parts[] = {{{', '.join(parts)}}};\n"
-            f"  {call}{{parts, in, {'w1' if self.product.gated else '0'}, {chunk}{undo}, "
+            f"  {call}{{parts, in, {'w1' if self.product.is_gated else '0'}, {chunk}{undo}, "
             f"{self.product.factor!r}f{scratch}}});"
         )
 
 
-def adjacent_matrices(product: RowProduct) -> Iterator[AdjacentMatrices]:
+def group_adjacent_matrices(product: RowProduct) -> Iterator[AdjacentMatrices]:
     """Yield a product's matrices, those of one type that stand beside each other together."""
     biases = product.biases or (None,) * len(product.weights)
     pairs = list(zip(product.weights, biases, strict=True))
@@ -112,60 +112,64 @@ def adjacent_matrices(product: RowProduct) -> Iterator[AdjacentMatrices]:
         row += sum(weight.rows for weight, _ in members)
 
 
-def chunk_products(product: RowProduct) -> Iterator[Launch]:
+def chunk_product_launches(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
     assert isinstance(product.count, Buffer)
-    tiles = tiles_of(product, most_tokens(product.count))
-    for group, tile in zip(adjacent_matrices(product), tiles, strict=True):
-        yield tiled(group, tile)
+    tiles = tiles_of_product(product, chunk_capacity(product.count))
+    for group, tile in zip(group_adjacent_matrices(product), tiles, strict=True):
+        yield tiled_product_launch(group, tile)
 
 
-def tiles_of(product: RowProduct, most: int) -> tuple[Tile, ...]:
+def tiles_of_product(product: RowProduct, most: int) -> tuple[Tile, ...]:
     """Return the tile of each launch of a product of so many rows at most."""
-    sms = multiprocessors(product.out.device)
-    return tuple(tile_for(sms, group.shape[0], most) for group in adjacent_matrices(product))
+    sms = multiprocessor_count(product.out.device)
+    return tuple(
+        choose_tile(sms, group.shape[0], most) for group in group_adjacent_matrices(product)
+    )
 
 
 @dataclass(frozen=True)
-class Splits:
+class SplitScratch:
     """Scratch of products whose columns several blocks share (cuda/gemm.cu)."""
 
     sums: Buffer  # floats
     arrived: Buffer  # int32, zero between launches
 
     @staticmethod
-    def sizes(multiprocessors: int) -> tuple[int, int]:
+    def buffer_sizes(multiprocessors: int) -> tuple[int, int]:
         """Return the elements of `sums` and of `arrived` for pieces."""
         blocks = PIECE.per_sm * multiprocessors
         return blocks * PIECE.rows * PIECE.tokens, blocks
 
 
-def piece_products(product: RowProduct, splits: Splits) -> Iterator[Launch]:
+def piece_product_launches(product: RowProduct, splits: SplitScratch) -> Iterator[Launch]:
     """Yield the launches of a product of a piece, PIECE_TOKENS at most."""
-    sms = multiprocessors(product.out.device)
-    for group in adjacent_matrices(product):
-        _, blocks = group.parts(PIECE.rows // 2 if product.gated else PIECE.rows)
-        yield tiled(group, piece_tile(sms, blocks, group.shape[1]), splits)
+    sms = multiprocessor_count(product.out.device)
+    for group in group_adjacent_matrices(product):
+        _, blocks = group.part_initialisers(PIECE.rows // 2 if product.is_gated else PIECE.rows)
+        yield tiled_product_launch(group, choose_piece_tile(sms, blocks, group.shape[1]), splits)
 
 
-def tiled(group: AdjacentMatrices, tile: Tile, splits: Splits | None = None) -> Launch:
+def tiled_product_launch(
+    group: AdjacentMatrices, tile: Tile, splits: SplitScratch | None = None
+) -> Launch:
     """Return the launch of a chunk's product in tiles of one kind; `splits` where it has some."""
     product, (rows, cols) = group.product, group.shape
     type_ = group.members[0][0].type
-    parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
+    parts, blocks = group.part_initialisers(tile.rows // 2 if product.is_gated else tile.rows)
     assert isinstance(product.count, Buffer)
-    most, shared = most_tokens(product.count), tuple[Argument, ...]()
-    up_bias = "b1" if product.gated and group.members[1][1] is not None else "0"
+    most, shared = chunk_capacity(product.count), tuple[Argument, ...]()
+    up_bias = "b1" if product.is_gated and group.members[1][1] is not None else "0"
     if tile.splits > 1:
         assert splits is not None and most <= tile.tokens
         shared = Argument("float* sums", splits.sums), Argument("int* arrived", splits.arrived)
-    own = Constants(out_stride=product.stride, activation=product.activation, parts=len(parts))
+    own = Constants(out_stride=product.out_stride, activation=product.activation, parts=len(parts))
     return Launch(
         name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
         file="gemm.cu",
         constants=(Constants(tile.constants(type_.name, cols, product.mode) | own),),
         arguments=(*group.arguments, Argument("const int* chunk", product.count), *shared),
-        body=group.body(
+        body=group.kernel_body(
             "gemm<P0>(Gemm", parts, f"{up_bias}, chunk, ", ", sums, arrived" if shared else ""
         ),
         grid=(ceil_div(most, tile.tokens), blocks, tile.splits),

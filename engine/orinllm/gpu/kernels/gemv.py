@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
-from orinllm.file.ggml import KernelType
-from orinllm.gpu.device import blocks_per_sm, multiprocessors
+from orinllm.file.ggml import KernelGgmlType
+from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 from orinllm.gpu.kernels.buffers import (
     FEW,
     PAGE,
     SHARED_MEMORY,
     AttentionParts,
-    Cache,
+    LayerKvCache,
     Weight,
     ceil_div,
     round_up,
 )
 from orinllm.gpu.launch import Argument, Constants, Launch
 
-# Shared memory that the kernel itself takes beside what `shared_memory` counts.
+# Shared memory that the kernel itself takes beside what `shared_memory_bytes` counts.
 _RESERVED = 256
 # Weights that a warp takes at once (dot.cuh), and the weights of one activation scale.
 _UNIT, _SCALED = 1024, 32
@@ -44,7 +44,7 @@ class GemvPlan:
 
 
 @dataclass(frozen=True)
-class Tail:
+class ArgmaxTail:
     """Scratch of the head's argmax."""
 
     part_v: Buffer
@@ -54,7 +54,7 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Product:
+class GemvProduct:
     """Matrices that meet the same activations: out (sequences, stride) = mode(W x)."""
 
     role: str
@@ -73,21 +73,21 @@ class Product:
     first_row: int = 0  # of out
     stride: int = 0  # floats of a sequence's row of out
     parts: AttentionParts | None = None  # what x may still be in
-    ahead: Cache | None = None  # what the next kernel reads
-    tail: Tail | None = None
+    ahead: LayerKvCache | None = None  # what the next kernel reads
+    tail: ArgmaxTail | None = None
 
     @property
-    def rows(self) -> int:
+    def out_rows(self) -> int:
         """Rows of the result."""
         return self.weights[0].rows if self.mode == "GATED" else sum(w.rows for w in self.weights)
 
     @property
-    def read_rows(self) -> int:
+    def matrix_rows(self) -> int:
         """Rows of all matrices."""
         return sum(w.rows for w in self.weights)
 
 
-def shared_memory(type_: KernelType, cols: int, plan: GemvPlan, columns: int) -> int:
+def shared_memory_bytes(type_: KernelGgmlType, cols: int, plan: GemvPlan, columns: int) -> int:
     """Return the bytes of shared memory that a block takes."""
     padded = round_up(cols, _UNIT)
     activations = padded * type_.activation_bytes + padded // _SCALED * _FLOAT
@@ -99,10 +99,10 @@ def shared_memory(type_: KernelType, cols: int, plan: GemvPlan, columns: int) ->
 
 
 def plan_gemv(
-    device: str, mode: str, type_: KernelType, shape: tuple[int, int], columns: int = 1
+    device: str, mode: str, type_: KernelGgmlType, shape: tuple[int, int], columns: int = 1
 ) -> GemvPlan:
     """Plan a product of a matrix (rows, cols) with so many columns of activations."""
-    sms = multiprocessors(device)
+    sms = multiprocessor_count(device)
     gated, (total, cols) = mode == "GATED", shape
     # Two rows an item save activation loads, but only once every warp of the machine has an item.
     rows = 2 if gated or total >= 32 * sms else 1
@@ -112,26 +112,28 @@ def plan_gemv(
     for warps, rows_ in itertools.product(warp_counts, (rows,) if gated else range(rows, 0, -1)):
         for depth in range(3 if sms <= FEW_SMS else 2, 0, -1):
             tried = GemvPlan(warps, rows_, depth, 0)
-            if shared_memory(type_, cols, tried, columns) <= SHARED_MEMORY - _RESERVED:
-                grid = min(ceil_div(total, rows_ * warps), sms * blocks_per_sm(device))
+            if shared_memory_bytes(type_, cols, tried, columns) <= SHARED_MEMORY - _RESERVED:
+                grid = min(ceil_div(total, rows_ * warps), sms * gemv_blocks_per_sm(device))
                 return replace(tried, grid=grid)
         plan = GemvPlan(warps, rows_, 0, 0)
     return plan
 
 
-def fits(device: str, mode: str, type_: KernelType, shape: tuple[int, ...]) -> bool:
+def fits_shared_memory(
+    device: str, mode: str, type_: KernelGgmlType, shape: tuple[int, ...]
+) -> bool:
     """Say whether a matrix's rows fit shared memory beside one column of activations."""
     return plan_gemv(device, mode, type_, (shape[0], shape[-1])).depth > 0
 
 
-def products(device: str, product: Product) -> Iterator[Launch]:
+def gemv_launches(device: str, product: GemvProduct) -> Iterator[Launch]:
     """Yield the launches of a product.
 
     One for neighbours that meet the same activations, halves or int8, and for as many sequences as
     shared memory holds the activations of.
     """
     first_row = product.first_row
-    stride = product.stride or product.rows
+    stride = product.stride or product.out_rows
     biases = product.biases or (None,) * len(product.weights)
     pairs = zip(product.weights, biases, strict=True)
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].type.activation_bytes):
@@ -139,17 +141,17 @@ def products(device: str, product: Product) -> Iterator[Launch]:
         part = replace(
             product, weights=weights, biases=group_biases, first_row=first_row, stride=stride
         )
-        columns = columns_at_once(device, part)
+        columns = columns_per_launch(device, part)
         for at in range(0, product.sequences, columns):
             n = min(columns, product.sequences - at)
             ahead = None if first_row != product.first_row or at else product.ahead
-            yield _launch(device, replace(part, ahead=ahead), at, n)
-        first_row += part.rows
+            yield _gemv_launch(device, replace(part, ahead=ahead), at, n)
+        first_row += part.out_rows
 
 
-def columns_at_once(device: str, product: Product) -> int:
+def columns_per_launch(device: str, product: GemvProduct) -> int:
     """Return how many sequences' activations a launch takes; 0 if not even one's fit."""
-    total = product.read_rows
+    total = product.matrix_rows
 
     def all_fit(n: int) -> bool:
         plans = (
@@ -161,7 +163,7 @@ def columns_at_once(device: str, product: Product) -> int:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _MatrixGroup:
     """Neighbours of one type in a launch, and the number of the first."""
 
     weights: tuple[Weight, ...]
@@ -170,7 +172,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _KernelPiece:
     """A part of a launch that it may have: its arguments, constants and expression."""
 
     arguments: tuple[Argument, ...] = ()
@@ -178,15 +180,15 @@ class _Piece:
     expression: str = "Nothing{}"
 
 
-def _launch(device: str, product: Product, first: int, columns: int) -> Launch:
+def _gemv_launch(device: str, product: GemvProduct, first: int, columns: int) -> Launch:
     """Return the launch of `columns` sequences from `first` on."""
-    p, groups = product, _groups(device, product, columns)
+    p, groups = product, _matrix_groups(device, product, columns)
     plan, cols = groups[0].plan, p.weights[0].cols
     names = iter(f"P{i}" for i in itertools.count(len(groups)))
-    source = _source(p, first, columns, names)
-    ahead = _ahead(device, p, plan, names)
-    tail = _tail(p, first, names)
-    x, out = (_columns_of(p, buffer, first, columns) for buffer in (p.x, p.out))
+    source = _activation_piece(p, first, columns, names)
+    ahead = _prefetch_piece(device, p, plan, names)
+    tail = _argmax_piece(p, first, names)
+    x, out = (_columns_view(p, buffer, first, columns) for buffer in (p.x, p.out))
     pieces = (source, ahead, tail)
     optional = (
         *(() if p.norm is None else (Argument("const float* norm", p.norm),)),
@@ -197,10 +199,10 @@ def _launch(device: str, product: Product, first: int, columns: int) -> Launch:
     types = "_".join(dict.fromkeys(w.type.name.lower() for w in p.weights))
     some = f"_{first}_{columns}" if p.sequences > 1 else ""
     return Launch(
-        name=f"gemv_{p.role}_{types}_{p.read_rows}x{cols}{some}",
+        name=f"gemv_{p.role}_{types}_{p.matrix_rows}x{cols}{some}",
         file="gemv.cu",
         constants=(
-            *(_constants(p, group, columns) for group in groups),
+            *(_group_constants(p, group, columns) for group in groups),
             *(constants for piece in pieces for constants in piece.constants),
         ),
         arguments=(
@@ -209,33 +211,33 @@ def _launch(device: str, product: Product, first: int, columns: int) -> Launch:
             *optional,
             *(argument for piece in pieces for argument in piece.arguments),
         ),
-        body=_body(p, groups, pieces),
+        body=_kernel_body(p, groups, pieces),
         grid=(plan.grid, 1, 1),
         block=plan.warps * 32,
-        writes=("out", *_written(p.tail)),
-        operations=2 * p.read_rows * cols * columns,
+        writes=("out", *_written_by_tail(p.tail)),
+        operations=2 * p.matrix_rows * cols * columns,
         n_bytes=sum(w.n_bytes for w in p.weights),
         per_sm=max(1, 16 // plan.warps) if columns > 1 else 1,
-        shared=max(shared_memory(g.weights[0].type, cols, g.plan, columns) for g in groups),
+        shared=max(shared_memory_bytes(g.weights[0].type, cols, g.plan, columns) for g in groups),
         step=p.role,
     )
 
 
-def _groups(device: str, product: Product, columns: int) -> tuple[_Group, ...]:
+def _matrix_groups(device: str, product: GemvProduct, columns: int) -> tuple[_MatrixGroup, ...]:
     """Return the groups of a launch, all for as many warps and blocks."""
-    found, first = list[_Group](), 0
+    found, first = list[_MatrixGroup](), 0
     for _, group in itertools.groupby(product.weights, key=lambda weight: weight.type):
         weights = tuple(group)
         shape = (sum(w.rows for w in weights), weights[0].cols)
         plan = plan_gemv(device, product.mode, weights[0].type, shape, columns)
-        found.append(_Group(weights, plan, first))
+        found.append(_MatrixGroup(weights, plan, first))
         first += len(weights)
     warps, grid = min(g.plan.warps for g in found), max(g.plan.grid for g in found)
     return tuple(replace(g, plan=replace(g.plan, warps=warps, grid=grid)) for g in found)
 
 
 def gemv_constants(
-    type_: KernelType, cols: int, plan: GemvPlan, mode: str, activation: str
+    type_: KernelGgmlType, cols: int, plan: GemvPlan, mode: str, activation: str
 ) -> Constants:
     """Return the part of P of gemv() that a plan says; the other fields are left to be set."""
     return Constants(
@@ -251,7 +253,7 @@ def gemv_constants(
     )
 
 
-def _constants(p: Product, group: _Group, columns: int) -> Constants:
+def _group_constants(p: GemvProduct, group: _MatrixGroup, columns: int) -> Constants:
     first = group.weights[0]
     planned = gemv_constants(first.type, first.cols, group.plan, p.mode, p.activation)
     return Constants(
@@ -267,7 +269,7 @@ def _constants(p: Product, group: _Group, columns: int) -> Constants:
     )
 
 
-def _columns_of(product: Product, buffer: Buffer, first: int, columns: int) -> Buffer:
+def _columns_view(product: GemvProduct, buffer: Buffer, first: int, columns: int) -> Buffer:
     """Return the part of a buffer that belongs to these sequences."""
     if columns == product.sequences:
         return buffer
@@ -276,11 +278,13 @@ def _columns_of(product: Product, buffer: Buffer, first: int, columns: int) -> B
     return view.ensure_allocated()
 
 
-def _source(p: Product, first: int, columns: int, names: Iterator[str]) -> _Piece:
+def _activation_piece(
+    p: GemvProduct, first: int, columns: int, names: Iterator[str]
+) -> _KernelPiece:
     """Return where activations come from."""
     cols = p.weights[0].cols
     if p.parts is None:
-        return _Piece(expression="Plain<P0::COLS>{x}")
+        return _KernelPiece(expression="Plain<P0::COLS>{x}")
     heads, name = p.parts.heads, next(names)
     arguments = (
         Argument("const float* part", p.parts.part),
@@ -297,13 +301,15 @@ def _source(p: Product, first: int, columns: int, names: Iterator[str]) -> _Piec
         first=first,
         sequences=p.sequences,
     )
-    return _Piece(arguments, (constants,), f"attended_by<{name}>(x, part, part_ml, state)")
+    return _KernelPiece(arguments, (constants,), f"attended_by<{name}>(x, part, part_ml, state)")
 
 
-def _ahead(device: str, p: Product, plan: GemvPlan, names: Iterator[str]) -> _Piece:
+def _prefetch_piece(
+    device: str, p: GemvProduct, plan: GemvPlan, names: Iterator[str]
+) -> _KernelPiece:
     """Return what is asked of memory ahead."""
     if p.ahead is None:
-        return _Piece()
+        return _KernelPiece()
     cache, heads, name = p.ahead, p.ahead.heads, next(names)
     attention = heads.attention
     token_bytes = 2 * heads.sequences * attention.kv_width * heads.kv.size
@@ -319,18 +325,18 @@ def _ahead(device: str, p: Product, plan: GemvPlan, names: Iterator[str]) -> _Pi
         pages=heads.context // PAGE,
         window=attention.window,
         sequences=heads.sequences,
-        tokens=multiprocessors(device) * _AHEAD_BYTES_PER_SM // token_bytes,
+        tokens=multiprocessor_count(device) * _AHEAD_BYTES_PER_SM // token_bytes,
         threads=plan.warps * 32,
         grid=plan.grid,
     )
     expression = f"CacheAhead<{name}>{{cache, state + {name}::SEQUENCES, table, block}}"
-    return _Piece(arguments, (constants,), expression)
+    return _KernelPiece(arguments, (constants,), expression)
 
 
-def _tail(p: Product, first: int, names: Iterator[str]) -> _Piece:
+def _argmax_piece(p: GemvProduct, first: int, names: Iterator[str]) -> _KernelPiece:
     """Return the head's argmax."""
     if p.tail is None:
-        return _Piece()
+        return _KernelPiece()
     mail, signals, name = p.tail.mail, p.tail.signals, next(names)
     arguments = (
         Argument("float* part_v", p.tail.part_v),
@@ -344,10 +350,10 @@ def _tail(p: Product, first: int, names: Iterator[str]) -> _Piece:
     )
     given = f"{0 if mail is None else 'mail'}, {0 if signals is None else 'signals'}"
     expression = f"tail_of<{name}>(best.of, part_v, part_i, state, {given})"
-    return _Piece(arguments, (constants,), expression)
+    return _KernelPiece(arguments, (constants,), expression)
 
 
-def _written(tail: Tail | None) -> tuple[str, ...]:
+def _written_by_tail(tail: ArgmaxTail | None) -> tuple[str, ...]:
     """Return the arguments that the head's argmax writes."""
     if tail is None:
         return ()
@@ -356,7 +362,9 @@ def _written(tail: Tail | None) -> tuple[str, ...]:
     return ("part_v", "part_i", "state", *mail, *signals)
 
 
-def _body(p: Product, groups: tuple[_Group, ...], pieces: tuple[_Piece, ...]) -> str:
+def _kernel_body(
+    p: GemvProduct, groups: tuple[_MatrixGroup, ...], pieces: tuple[_KernelPiece, ...]
+) -> str:
     """Return the kernel's body: the groups as data, and gemv.cu's function that takes them."""
     source, ahead, tail = (piece.expression for piece in pieces)
     lines = []

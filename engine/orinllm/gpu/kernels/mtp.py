@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
-from orinllm.gpu.kernels.buffers import PAGE, most_tokens
+from orinllm.gpu.kernels.buffers import PAGE, chunk_capacity
 from orinllm.gpu.kernels.rows import element_grid
-from orinllm.gpu.launch import ROW_THREADS, Constants, Given, Launch, launch_of, launch_of_rows
+from orinllm.gpu.launch import ROW_THREADS, Constants, Given, Launch, make_launch, make_rows_launch
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,16 @@ class TokenRows:
     table: Buffer
 
     @property
-    def rows(self) -> int:
+    def most_rows(self) -> int:
         """Rows at most."""
-        return self.count if isinstance(self.count, int) else most_tokens(self.count)
+        return self.count if isinstance(self.count, int) else chunk_capacity(self.count)
 
     def constants(self, cols: int, threads: int) -> Constants:
         """Return P of keep_rows() and join()."""
         chunk = not isinstance(self.count, int)
-        pages = int(self.table.size) // (1 if chunk else self.rows)  # of a sequence
+        pages = int(self.table.size) // (1 if chunk else self.most_rows)  # of a sequence
         return Constants(
-            chunk=chunk, rows=self.rows, cols=cols, page=PAGE, pages=pages, threads=threads
+            chunk=chunk, rows=self.most_rows, cols=cols, page=PAGE, pages=pages, threads=threads
         )
 
     @property
@@ -36,15 +36,15 @@ class TokenRows:
         return {"const int* at": self.at, "const int* table": self.table}
 
 
-def keep_hidden_states(left: Buffer, x: Buffer, tokens: TokenRows) -> Launch:
+def keep_hidden_states_launch(left: Buffer, x: Buffer, tokens: TokenRows) -> Launch:
     """Return left = x, each row where its token's keys and values are."""
-    cols = x.size // tokens.rows
+    cols = x.size // tokens.most_rows
     given = {"float* left": left, "const float* x": x} | tokens.arguments
-    constants, grid = tokens.constants(cols, ROW_THREADS), element_grid(cols, tokens.rows)
-    return launch_of_rows("mtp.cu keep_rows", cols, constants, given, (), grid)
+    constants, grid = tokens.constants(cols, ROW_THREADS), element_grid(cols, tokens.most_rows)
+    return make_rows_launch("mtp.cu keep_rows", cols, constants, given, (), grid)
 
 
-def join_normed(
+def join_normed_launch(
     out: Buffer,
     rows: tuple[Buffer, Buffer],
     norms: tuple[Buffer, Buffer, Buffer],
@@ -59,6 +59,6 @@ def join_normed(
     given: Given = {"float* out": out, "const float* x": rows[0], "const float* given": rows[1]}
     given |= {f"const float* {name}": norm for name, norm in zip(names, norms, strict=True)}
     call = f"Joined{{out, x, given, {{own, last, behind}}, at, table, {eps!r}f}}"
-    constants, grid = tokens.constants(cols, 32), (tokens.rows, 1)
-    launch = launch_of("mtp.cu join", cols, constants, given | tokens.arguments, call, grid)
+    constants, grid = tokens.constants(cols, 32), (tokens.most_rows, 1)
+    launch = make_launch("mtp.cu join", cols, constants, given | tokens.arguments, call, grid)
     return replace(launch, block=32)

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.kernels.buffers import ceil_div, most_tokens
-from orinllm.gpu.kernels.rows import count_of
+from orinllm.gpu.kernels.buffers import ceil_div, chunk_capacity
+from orinllm.gpu.kernels.rows import row_count_arguments
 from orinllm.gpu.launch import (
     ROW_THREADS,
     Constants,
     Given,
     Launch,
-    launch_of,
-    launch_of_rows,
-    out_of,
+    make_launch,
+    make_rows_launch,
+    out_argument,
 )
-from orinllm.network.layer import Convolve, Delta, Recurrence, Scan
+from orinllm.network.layer import Convolve, GatedDeltaNet, Recurrence, SelectiveScan
 
 # Threads that share a channel's tokens in a chunk; tokens in shared memory together.
 _RANKS, _AT_ONCE = 8, 8
@@ -27,21 +27,21 @@ _COLUMN, _ROW = 2, 4
 _MOST_DELTA, _MOST_WIDTH, _MOST_SCAN = 128, 256, 1024
 
 
-def obstacle(operation: Recurrence) -> str | None:
+def reason_unsupported(operation: Recurrence) -> str | None:
     """Return why the kernels do not take a layer with a state, or None."""
     match operation:
-        case Delta(size=size) if size % 32 or size > _MOST_DELTA:
+        case GatedDeltaNet(size=size) if size % 32 or size > _MOST_DELTA:
             return f"heads of {size} dimensions; a multiple of 32 up to {_MOST_DELTA} was expected"
-        case Scan(state=width) if width % (4 * _ROW) or width > _MOST_WIDTH:
+        case SelectiveScan(state=width) if width % (4 * _ROW) or width > _MOST_WIDTH:
             return f"states of {width}; a multiple of {4 * _ROW} up to {_MOST_WIDTH} was expected"
-        case Scan(head_dim=size) if size % 8 or size * _ROW > _MOST_SCAN:
+        case SelectiveScan(head_dim=size) if size % 8 or size * _ROW > _MOST_SCAN:
             most = _MOST_SCAN // _ROW
             return f"heads of {size} dimensions; a multiple of 8 up to {most} was expected"
     return None
 
 
 @dataclass(frozen=True)
-class Places:
+class StatePlaces:
     """The states of an operation, from the first slot's on, and who has which slot.
 
     count: sequences, whose positions are behind as many tokens in `state`; or a chunk.
@@ -56,19 +56,19 @@ class Places:
     keeps: bool = True
 
     @property
-    def sequences(self) -> int:
+    def grid_sequences(self) -> int:
         """The second size of a grid."""
         return self.count if isinstance(self.count, int) else 1
 
     @property
-    def chunk(self) -> bool:
+    def is_chunk(self) -> bool:
         """Say whether tokens are those of a prompt's chunk."""
         return not isinstance(self.count, int)
 
     @property
-    def tokens(self) -> int:
+    def most_tokens(self) -> int:
         """Tokens of a sequence at most."""
-        return 1 if isinstance(self.count, int) else most_tokens(self.count)
+        return 1 if isinstance(self.count, int) else chunk_capacity(self.count)
 
     @property
     def arguments(self) -> Given:
@@ -80,49 +80,49 @@ class Places:
         }
 
     @property
-    def expression(self) -> str:
+    def states_expression(self) -> str:
         """The States of a kernel."""
-        return f"{{states, slots, at{'' if self.chunk else f' + {self.count}'}}}"
+        return f"{{states, slots, at{'' if self.is_chunk else f' + {self.count}'}}}"
 
     def constants(self, **more: int) -> Constants:
         """Return the part of P that Turn reads, and what else a kernel does."""
-        states = {"chunk": self.chunk, "keeps": self.keeps, "slot_stride": self.slot_stride}
+        states = {"chunk": self.is_chunk, "keeps": self.keeps, "slot_stride": self.slot_stride}
         return Constants(states | more)
 
     @property
-    def writes(self) -> tuple[str, ...]:
+    def written_arguments(self) -> tuple[str, ...]:
         """The arguments that a kernel writes."""
         return ("out", "states") if self.keeps else ("out",)
 
     @property
-    def at_once(self) -> int:
+    def tokens_at_once(self) -> int:
         """Tokens that are brought together."""
-        return _AT_ONCE if self.chunk else 1
+        return _AT_ONCE if self.is_chunk else 1
 
 
 @dataclass(frozen=True)
-class Rows:
+class StridedRows:
     """A value that an operation reads: rows of floats, `stride` from one to the next."""
 
     buffer: Buffer
     stride: int
 
 
-def _element(out: Buffer) -> str:
+def _element_type(out: Buffer) -> str:
     return "u16" if out.dtype == dtypes.uint16 else "float"
 
 
-def convolve(
+def convolution_launch(
     op: Convolve,
-    places: Places,
+    places: StatePlaces,
     out: Buffer,
-    rows: Rows,
+    rows: StridedRows,
     weight: Buffer,
     bias: Buffer | None,
 ) -> Launch:
     """Return a convolution: out (tokens, channels), floats or halves."""
-    ranks = _RANKS if places.chunk else 1
-    given = out_of(out) | {"const float* in": rows.buffer, "const float* weight": weight}
+    ranks = _RANKS if places.is_chunk else 1
+    given = out_argument(out) | {"const float* in": rows.buffer, "const float* weight": weight}
     constants = places.constants(
         channels=op.channels,
         taps=op.taps,
@@ -132,20 +132,20 @@ def convolve(
         threads=ROW_THREADS,
         ranks=ranks,
     )
-    launch = launch_of(
+    launch = make_launch(
         "recurrent.cu convolve",
         f"{op.channels}x{op.taps}",
         constants,
         given | {"const float* bias": bias} | places.arguments,
-        f"Convolution<{_element(out)}>{{out, in, weight, bias, {places.expression}}}",
-        (ceil_div(op.channels, ROW_THREADS // ranks), places.sequences),
+        f"Convolution<{_element_type(out)}>{{out, in, weight, bias, {places.states_expression}}}",
+        (ceil_div(op.channels, ROW_THREADS // ranks), places.grid_sequences),
     )
-    operations = 2 * op.channels * op.taps * places.sequences * places.tokens
-    return replace(launch, writes=places.writes, operations=operations)
+    operations = 2 * op.channels * op.taps * places.grid_sequences * places.most_tokens
+    return replace(launch, writes=places.written_arguments, operations=operations)
 
 
 @dataclass(frozen=True)
-class Gates:
+class GateVectors:
     """The vectors of a layer with a state: ssm_a and ssm_dt.bias by head, ssm_norm, ssm_d."""
 
     decay: Buffer
@@ -155,14 +155,21 @@ class Gates:
     skip: Buffer | None = None
 
 
-def delta(
-    op: Delta, places: Places, out: Buffer, rows: tuple[Rows, Rows, Rows], gates: Gates
+def delta_net_launch(
+    op: GatedDeltaNet,
+    places: StatePlaces,
+    out: Buffer,
+    rows: tuple[StridedRows, StridedRows, StridedRows],
+    gates: GateVectors,
 ) -> Launch:
     """Return a gated delta net of rows of q, k, v, of z, and of gates: out (tokens, width)."""
     qkv, beside, gate_rows = rows
     assert qkv.stride == (2 * op.key_heads + op.heads) * op.size
     assert gate_rows.stride == 2 * op.heads
-    given = out_of(out) | {"const float* in": qkv.buffer, "const float* beside": beside.buffer}
+    given = out_argument(out) | {
+        "const float* in": qkv.buffer,
+        "const float* beside": beside.buffer,
+    }
     given |= {"const float* gates": gate_rows.buffer, "const float* decay": gates.decay}
     given |= {"const float* dt": gates.dt, "const float* norm": gates.norm}
     constants = places.constants(
@@ -172,24 +179,28 @@ def delta(
         first=op.first,
         stride=beside.stride,
         split=_COLUMN,
-        at_once=places.at_once,
+        at_once=places.tokens_at_once,
     )
-    launch = launch_of(
+    launch = make_launch(
         "recurrent.cu delta",
         f"{op.heads}x{op.size}",
         constants,
         given | places.arguments,
-        f"DeltaNet<{_element(out)}>{{out, in, beside, gates, decay, dt, norm, "
-        f"{places.expression}, {gates.eps!r}f}}",
-        (op.heads, places.sequences),
+        f"DeltaNet<{_element_type(out)}>{{out, in, beside, gates, decay, dt, norm, "
+        f"{places.states_expression}, {gates.eps!r}f}}",
+        (op.heads, places.grid_sequences),
     )
-    operations = 8 * op.width * op.size * places.sequences * places.tokens
-    block, writes = op.size * _COLUMN, places.writes
+    operations = 8 * op.width * op.size * places.grid_sequences * places.most_tokens
+    block, writes = op.size * _COLUMN, places.written_arguments
     return replace(launch, block=block, writes=writes, operations=operations, per_sm=2)
 
 
-def scan(
-    op: Scan, places: Places, outs: tuple[Buffer, Buffer], rows: tuple[Rows, Rows], gates: Gates
+def mamba2_launches(
+    op: SelectiveScan,
+    places: StatePlaces,
+    outs: tuple[Buffer, Buffer],
+    rows: tuple[StridedRows, StridedRows],
+    gates: GateVectors,
 ) -> Iterator[Launch]:
     """Yield a Mamba-2 of rows of x, B, C, and of z and dt: into outs[0], then normed to outs[1]."""
     (mixed, out), (xbc, beside) = outs, rows
@@ -205,34 +216,34 @@ def scan(
         width=op.state,
         stride=beside.stride,
         split=_ROW,
-        at_once=places.at_once,
+        at_once=places.tokens_at_once,
         threads=threads,
     )
-    launch = launch_of(
+    launch = make_launch(
         "recurrent.cu scan",
         f"{op.heads}x{op.head_dim}x{op.state}",
         constants,
         given | places.arguments,
-        f"Mamba{{out, in, beside, decay, dt, skip, {places.expression}}}",
-        (op.heads, places.sequences),
+        f"Mamba{{out, in, beside, decay, dt, skip, {places.states_expression}}}",
+        (op.heads, places.grid_sequences),
     )
-    operations = 5 * op.width * op.state * places.sequences * places.tokens
-    yield replace(launch, block=threads, writes=places.writes, operations=operations)
-    count, most, more = count_of(places.count)
+    operations = 5 * op.width * op.state * places.grid_sequences * places.most_tokens
+    yield replace(launch, block=threads, writes=places.written_arguments, operations=operations)
+    count, most, more = row_count_arguments(places.count)
     cols = op.width // op.groups
-    yield launch_of_rows(
+    yield make_rows_launch(
         "recurrent.cu norm_groups",
         f"{op.groups}x{cols}",
         Constants(groups=op.groups, cols=cols, threads=ROW_THREADS),
-        out_of(out) | {"const float* in": mixed, "const float* norm": gates.norm} | more,
+        out_argument(out) | {"const float* in": mixed, "const float* norm": gates.norm} | more,
         (gates.eps, count),
         (op.groups, most),
     )
 
 
-def copy_states(states: Buffer, slot_stride: int, which: Buffer) -> Launch:
+def copy_states_launch(states: Buffer, slot_stride: int, which: Buffer) -> Launch:
     """Return the copy of one slot's states, of all layers, to another: which[0] to which[1]."""
-    return launch_of_rows(
+    return make_rows_launch(
         "recurrent.cu copy_states",
         slot_stride,
         Constants(slot_stride=slot_stride, threads=ROW_THREADS),

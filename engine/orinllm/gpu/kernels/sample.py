@@ -7,9 +7,9 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
-from orinllm.gpu.device import multiprocessors
+from orinllm.gpu.device import multiprocessor_count
 from orinllm.gpu.kernels.buffers import ceil_div
-from orinllm.gpu.launch import Constants, Given, Launch, launch_of
+from orinllm.gpu.launch import Constants, Given, Launch, make_launch
 
 # Of cuda/sample.cu: bins of a row, 4-byte words of a Slot and of a Row.
 _BINS, _SLOT_WORDS, _ROW_WORDS = 1024, 16, 8
@@ -39,7 +39,7 @@ class SampleBuffers:
     mail: Buffer | None = None
 
     @staticmethod
-    def make(
+    def allocate(
         logits: Buffer, state: Buffer, sequences: int, context: int, mail: Buffer | None = None
     ) -> "SampleBuffers":
         """Allocate what goes with logits (sequences, vocabulary); what must be zero is."""
@@ -57,7 +57,7 @@ class SampleBuffers:
             zeros(n * vocabulary, dtypes.float32),
             zeros(n * vocabulary),
             zeros(n * context),
-            zeros(n * mask_words(vocabulary), dtypes.uint32),
+            zeros(n * mask_word_count(vocabulary), dtypes.uint32),
             zeros(n * _ROW_WORDS),
             zeros(n * _BINS),
             Buffer(logits.device, n * _LIST, dtypes.uint64).allocate(),
@@ -65,19 +65,19 @@ class SampleBuffers:
         )
 
 
-def mask_words(vocabulary: int) -> int:
+def mask_word_count(vocabulary: int) -> int:
     """Return the words of a slot's mask: whether there is one, then a bit for each token."""
     return 1 + ceil_div(vocabulary, 32)
 
 
-def sample_tokens(buffers: SampleBuffers, threads: int = _THREADS) -> Iterator[Launch]:
+def sampling_launches(buffers: SampleBuffers, threads: int = _THREADS) -> Iterator[Launch]:
     """Yield the launches that replace the head's tokens of slots that draw theirs.
 
     Rows are spread over a block for 2048 logits, two on a multiprocessor at most.
     """
     sequences = buffers.rows.size // _ROW_WORDS
     vocabulary, context = (b.size // sequences for b in (buffers.logits, buffers.history))
-    most = max(1, 2 * multiprocessors(buffers.logits.device) // sequences)
+    most = max(1, 2 * multiprocessor_count(buffers.logits.device) // sequences)
     spread = min(most, ceil_div(vocabulary, _THREADS * _EACH))
     given: Given = {
         "const float* logits": buffers.logits,
@@ -109,5 +109,5 @@ def sample_tokens(buffers: SampleBuffers, threads: int = _THREADS) -> Iterator[L
         names = ", ".join(at.split()[-1] for at in given)
         call, label = f"Sample<P0>{{{names}}}", f"{sequences}x{vocabulary}"
         grid = blocks, sequences
-        launch = launch_of(f"sample.cu {kernel}", label, constants, given, call, grid)
+        launch = make_launch(f"sample.cu {kernel}", label, constants, given, call, grid)
         yield replace(launch, block=threads, writes=writes, operations=vocabulary * sequences)

@@ -77,7 +77,7 @@ PIECE = Tile(1, 8, 4, 1, 4, stages=4)
 _SPLIT_COLUMNS = 256
 
 
-def tile_for(multiprocessors: int, rows: int, tokens: int) -> Tile:
+def choose_tile(multiprocessors: int, rows: int, tokens: int) -> Tile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
 
     def blocks(tile: Tile) -> int:
@@ -86,7 +86,7 @@ def tile_for(multiprocessors: int, rows: int, tokens: int) -> Tile:
     return next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
 
 
-def piece_tile(multiprocessors: int, row_blocks: int, cols: int) -> Tile:
+def choose_piece_tile(multiprocessors: int, row_blocks: int, cols: int) -> Tile:
     """Return the tile of a piece: as many blocks share its columns as fill the machine."""
     segments = ceil_div(cols, _SPLIT_COLUMNS)
     most = max(1, PIECE.per_sm * multiprocessors // row_blocks)

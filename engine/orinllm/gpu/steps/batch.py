@@ -6,77 +6,81 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import host_tokens_of
-from orinllm.gpu.kernels.attention import attend_token, most_splits
-from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax, batch_products
+from orinllm.gpu.device import make_host_tokens
+from orinllm.gpu.kernels.attention import most_splits, token_attention_launch
+from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax_launch, batch_product_launches
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.rows import Norm, embed_tokens, norm_rows
+from orinllm.gpu.kernels.rows import NormWeights, embed_tokens_launch, norm_rows_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
-from orinllm.gpu.steps.lowering import PartsBuffers, head_matrix
-from orinllm.gpu.steps.rows import RowList
+from orinllm.gpu.steps.lowering import AttentionScratch, logits_matrix
+from orinllm.gpu.steps.rows import RowLowering
 from orinllm.network.layer import Step
 
 
-class BatchList(RowList):
+class BatchLowering(RowLowering):
     """Scratch of N sequences, and the launches over it, in order.
 
-    `state`, `table`, `logits` and `mail` are those of TokenList.
+    `state`, `table`, `logits` and `mail` are those of TokenLowering.
     """
 
     def __init__(self, memory: Memory, sequences: int) -> None:
         super().__init__(memory, sequences)
         self.sequences, n = sequences, sequences
-        self._normed = self.halves("normed", memory.config.dim)  # of the head
-        heads = {layer: memory.heads(layer, n) for layer in memory.config.attentions}
+        self._normed = self.halves_buffer("normed", memory.config.dim)  # of the head
+        heads = {layer: memory.layer_heads(layer, n) for layer in memory.config.attentions}
         self._splits = {layer: most_splits(memory.device, h) for layer, h in heads.items()}
-        self._parts = PartsBuffers(memory, heads, self._splits)
-        self._head = head_matrix(memory)
-        self.logits = memory.empty(n * self._head.rows)
-        parts, counters = ArgmaxScratch.sizes(n)
+        self._parts = AttentionScratch(memory, heads, self._splits)
+        self._head = logits_matrix(memory)
+        self.logits = memory.allocate(n * self._head.rows)
+        parts, counters = ArgmaxScratch.buffer_sizes(n)
         self._argmax = ArgmaxScratch(
-            memory.scratch(parts),
-            memory.scratch(parts, dtypes.int32),
-            memory.zeros(counters),
+            memory.allocate_scratch(parts),
+            memory.allocate_scratch(parts, dtypes.int32),
+            memory.allocate_zeros(counters),
         )
-        self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
-        self.mail = host_tokens_of(memory.device, n)
-        self.table = memory.zeros(n * memory.context // PAGE)
+        self.state = memory.allocate_zeros(
+            2 * n + 1 + n * max(h.block_count for h in heads.values())
+        )
+        self.mail = make_host_tokens(memory.device, n)
+        self.table = memory.allocate_zeros(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
-        self.launches = tuple(self._all())
+        self.launches = tuple(self._all_launches())
 
-    def _all(self) -> Iterator[Launch]:
+    def _all_launches(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences
         table = memory.weights.matrix("token_embd")
-        yield from self.begin(
-            lambda x: embed_tokens(table, x, self.state, n, config.embedding_scale)
+        yield from self.lower_input(
+            lambda x: embed_tokens_launch(table, x, self.state, n, config.embedding_scale)
         )
         for i in range(len(config.layers)):
-            yield from itertools.chain(*self.layer(i))
-        yield from self.end()
-        norm = Norm(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)
-        yield norm_rows(norm, self._normed, self.x, n)
+            yield from itertools.chain(*self.lower_layer(i))
+        yield from self.lower_kept_states()
+        norm = NormWeights(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)
+        yield norm_rows_launch(norm, self._normed, self.residual, n)
         head = RowProduct(
             *("head", "STORE", (self._head,), self.logits, self._normed, n),
             factor=config.logit_scale,
         )
-        yield from self.products(head)
-        yield argmax(self.logits, self._argmax, self.state, self.mail.buffer, config.logit_softcap)
+        yield from self.product_launches(head)
+        yield argmax_launch(
+            self.logits, self._argmax, self.state, self.mail.buffer, config.logit_softcap
+        )
 
-    def products(self, product: RowProduct) -> Iterator[Launch]:
+    def product_launches(self, product: RowProduct) -> Iterator[Launch]:
         """Yield products in which every weight is read once."""
-        return batch_products(self.memory.device, product)
+        return batch_product_launches(self.memory.device, product)
 
-    def store(self, layer: int, step: Step) -> Iterator[Launch]:
+    def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield nothing: attention of a token stores its key and value."""
         return iter(())
 
-    def attend(self, layer: int, step: Step) -> Iterator[Launch]:
+    def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position."""
         inputs = self.attention_inputs(layer, step)
-        parts = self._parts.of(inputs.cache.heads, self._splits[layer])
-        yield attend_token(self._values[step.out], inputs, parts, self.state)
+        parts = self._parts.parts_for_layer(inputs.cache.heads, self._splits[layer])
+        yield token_attention_launch(self._values[step.out_name], inputs, parts, self.state)
 
     @property
     def idle_state(self) -> Buffer:

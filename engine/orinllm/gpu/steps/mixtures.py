@@ -10,42 +10,42 @@ from orinllm.gpu.kernels.experts import (
     ExpertGroups,
     Router,
     RouterOutput,
-    choose_experts,
-    combine,
-    expert_hidden,
-    expert_parts,
-    group_by_expert,
-    most_tiles,
-    rows_hidden,
-    rows_parts,
+    combine_experts_launch,
+    expert_down_launch,
+    expert_hidden_launch,
+    group_by_expert_launch,
+    grouped_down_launch,
+    grouped_hidden_launch,
+    most_expert_tiles,
+    router_launch,
 )
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
-from orinllm.network.layer import Experts, Mix, Step
+from orinllm.network.layer import Experts, MixExperts, Step
 
 
-class _Scratch:
+class _MixtureScratch:
     """Buffers of one mixture over `tokens` tokens at most; `rows`: of halves, by expert."""
 
     def __init__(self, memory: Memory, experts: Experts, tokens: int, rows: bool) -> None:
         used = tokens * experts.used
         self.choice = RouterOutput(
-            memory.scratch(used, dtypes.int32),
-            memory.scratch(used),
-            memory.scratch(tokens * experts.count),
-            memory.zeros(tokens),
+            memory.allocate_scratch(used, dtypes.int32),
+            memory.allocate_scratch(used),
+            memory.allocate_scratch(tokens * experts.count),
+            memory.allocate_zeros(tokens),
         )
-        self.hidden = memory.scratch(
+        self.hidden = memory.allocate_scratch(
             used * experts.hidden, dtypes.uint16 if rows else dtypes.float32
         )
-        self.parts = memory.scratch(used * memory.config.dim)
+        self.parts = memory.allocate_scratch(used * memory.config.dim)
         self.groups = ExpertGroups(
-            memory.scratch(used, dtypes.int32),
-            memory.scratch(4 * (most_tiles(experts, tokens) + 1), dtypes.int32),
+            memory.allocate_scratch(used, dtypes.int32),
+            memory.allocate_scratch(4 * (most_expert_tiles(experts, tokens) + 1), dtypes.int32),
         )
 
 
-class Mixtures:
+class MixtureLowering:
     """The mixtures of a list of launches over `tokens` tokens at most.
 
     `rows`: over rows of halves. Layers of one shape share their scratch.
@@ -53,20 +53,27 @@ class Mixtures:
 
     def __init__(self, memory: Memory, tokens: int, rows: bool) -> None:
         self._memory, self._tokens, self._rows = memory, tokens, rows
-        self._scratch: dict[Experts, _Scratch] = {}
+        self._scratch: dict[Experts, _MixtureScratch] = {}
 
-    def _chosen(self, layer: int, step: Step) -> tuple[Router, ChosenExperts, _Scratch]:
+    def _router_and_experts(
+        self, layer: int, step: Step
+    ) -> tuple[Router, ChosenExperts, _MixtureScratch]:
         """Return a layer's router and experts, and the scratch of its shape."""
-        assert isinstance(step.operation, Mix)
+        assert isinstance(step.operation, MixExperts)
         weights, experts = self._memory.weights, step.operation.experts
-        prefix, norm = self._memory.config.prefix(layer), self._memory.norm(layer, step.norm)
+        prefix, norm = (
+            self._memory.config.tensor_prefix(layer),
+            self._memory.norm_weights(layer, step.norm),
+        )
         if experts not in self._scratch:
-            self._scratch[experts] = _Scratch(self._memory, experts, self._tokens, self._rows)
+            self._scratch[experts] = _MixtureScratch(
+                self._memory, experts, self._tokens, self._rows
+            )
         scratch = self._scratch[experts]
         chosen = ChosenExperts(
-            weights.stack(f"{prefix}ffn_gate_exps") if experts.gated else None,
-            weights.stack(f"{prefix}ffn_up_exps"),
-            weights.stack(f"{prefix}ffn_down_exps"),
+            weights.expert_matrices(f"{prefix}ffn_gate_exps") if experts.gated else None,
+            weights.expert_matrices(f"{prefix}ffn_up_exps"),
+            weights.expert_matrices(f"{prefix}ffn_down_exps"),
             step.operation.activation,
             norm,
             scratch.choice,
@@ -76,21 +83,21 @@ class Mixtures:
         )
         return weights.router(f"{prefix}ffn_gate_inp", norm, experts), chosen, scratch
 
-    def of_tokens(
+    def lower_tokens(
         self, layer: int, step: Step, x: Buffer, to: Buffer, state: Buffer
     ) -> Iterator[Launch]:
         """Yield to += the mixture of x, for a token of each sequence that is not idle.
 
         Without a sum in the step it is `to` = the mixture.
         """
-        router, chosen, scratch = self._chosen(layer, step)
-        yield choose_experts(router, x, scratch.choice, self._tokens, state)
-        yield expert_hidden(chosen, scratch.hidden, x)
-        yield expert_parts(chosen, scratch.parts, scratch.hidden)
+        router, chosen, scratch = self._router_and_experts(layer, step)
+        yield router_launch(router, x, scratch.choice, self._tokens, state)
+        yield expert_hidden_launch(chosen, scratch.hidden, x)
+        yield expert_down_launch(chosen, scratch.parts, scratch.hidden)
         factor = step.add.scale if step.add else None
-        yield combine(to, scratch.parts, chosen.experts.used, factor, self._tokens)
+        yield combine_experts_launch(to, scratch.parts, chosen.experts.used, factor, self._tokens)
 
-    def of_rows(
+    def lower_rows(
         self,
         layer: int,
         step: Step,
@@ -98,14 +105,14 @@ class Mixtures:
         count: int | Buffer,
         state: Buffer | None = None,
     ) -> Iterator[Launch]:
-        """Yield to += the mixture of x for `count` rows, as `of_tokens`.
+        """Yield to += the mixture of x for `count` rows, as `lower_tokens`.
 
         `rows` are x, its norm in halves, and `to`. Those that `state` has as idle are left out.
         """
-        (router, chosen, scratch), (x, normed, to) = self._chosen(layer, step), rows
-        yield choose_experts(router, x, scratch.choice, count, state)
-        yield group_by_expert(chosen.experts, scratch.groups, scratch.choice, count)
-        yield rows_hidden(chosen, scratch.hidden, normed)
-        yield rows_parts(chosen, scratch.parts, scratch.hidden)
+        (router, chosen, scratch), (x, normed, to) = self._router_and_experts(layer, step), rows
+        yield router_launch(router, x, scratch.choice, count, state)
+        yield group_by_expert_launch(chosen.experts, scratch.groups, scratch.choice, count)
+        yield grouped_hidden_launch(chosen, scratch.hidden, normed)
+        yield grouped_down_launch(chosen, scratch.parts, scratch.hidden)
         factor = step.add.scale if step.add else None
-        yield combine(to, scratch.parts, chosen.experts.used, factor, count)
+        yield combine_experts_launch(to, scratch.parts, chosen.experts.used, factor, count)

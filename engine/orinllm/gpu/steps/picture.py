@@ -19,30 +19,30 @@ from tinygrad.device import Buffer
 from orinllm.gpu.kernels.buffers import Weight, round_up
 from orinllm.gpu.kernels.encoder import (
     BLOCK_ROWS,
-    Columns,
-    Heads,
-    attend_all,
-    norm_biased,
-    place_rows,
-    pool_rows,
-    split_heads,
+    PaddedColumns,
+    PaddedHeads,
+    encoder_norm_launch,
+    full_attention_launch,
+    interpolate_rows_launch,
+    pool_rows_launch,
+    split_heads_launch,
 )
-from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_products
-from orinllm.gpu.launch import Graph, Launch
-from orinllm.gpu.memory import ints
-from orinllm.gpu.weights import floats
+from orinllm.gpu.kernels.gemm import COLUMN_STEP, RowProduct, chunk_product_launches
+from orinllm.gpu.launch import Launch, LaunchGraph
+from orinllm.gpu.memory import ints_on_device
+from orinllm.gpu.weights import floats_on_device
 from orinllm.network.layer import Norm, X
 from orinllm.network.vision.encoder import (
     AttendAll,
-    Bend,
     Encoder,
-    Join,
+    JoinRows,
     LayerNorm,
+    MatrixProduct,
     Operation,
-    Product,
+    ProductActivation,
 )
 from orinllm.network.vision.pictures import Floats
-from orinllm.network.vision.places import Arrangement, blocks_of
+from orinllm.network.vision.places import PatchArrangement, attention_blocks
 
 if TYPE_CHECKING:
     from orinllm.gpu.encoder import PictureBuffers, PictureWeights
@@ -51,137 +51,155 @@ _PATCHES = "patches"
 
 
 @dataclass(frozen=True)
-class _Value:
+class _RowsValue:
     """Rows of `each` patches. hidden: halves that are times HIDDEN_SCALE. part: columns of q."""
 
     buffer: Buffer
     each: int
-    columns: Columns
+    columns: PaddedColumns
     hidden: bool = False
     part: int = 0
 
 
-def _whole(width: int) -> Columns:
-    return Columns(width, round_up(width, COLUMN_STEP))
+def _padded_columns(width: int) -> PaddedColumns:
+    return PaddedColumns(width, round_up(width, COLUMN_STEP))
 
 
-class PictureList:
+class PictureLowering:
     """Launches for pictures of one shape, in buffers that others may share."""
 
     def __init__(
-        self, encoder: Encoder, weights: PictureWeights, room: PictureBuffers, arranged: Arrangement
+        self,
+        encoder: Encoder,
+        weights: PictureWeights,
+        room: PictureBuffers,
+        arranged: PatchArrangement,
     ) -> None:
         self._encoder, self._weights, self._room = encoder, weights, room
         self._arranged, self._patches = arranged, len(arranged.order)
         self._counts: dict[int, Buffer] = {}
-        self._values: dict[str, _Value] = {}
+        self._values: dict[str, _RowsValue] = {}
         device, whole = room.device, [slice(0, self._patches)]
-        ranges = [blocks_of(each, BLOCK_ROWS) for each in (whole, arranged.windows) if each]
-        self._ranges = [(ints(device, each.reshape(-1).tolist()), len(each)) for each in ranges]
+        ranges = [attention_blocks(each, BLOCK_ROWS) for each in (whole, arranged.windows) if each]
+        self._ranges = [
+            (ints_on_device(device, each.reshape(-1).tolist()), len(each)) for each in ranges
+        ]
         turns = arranged.turns
-        self._turns = None if turns is None else floats(device, np.concatenate(turns, axis=1))
-        columns = _whole(3 * encoder.shape.patch**2)
-        patches = room.rows(_PATCHES, 1, columns.all, dtypes.uint16, zero=True)
-        self._input = _Value(patches, 1, columns)
+        self._turns = (
+            None if turns is None else floats_on_device(device, np.concatenate(turns, axis=1))
+        )
+        columns = _padded_columns(3 * encoder.shape.patch**2)
+        patches = room.rows_buffer(_PATCHES, 1, columns.total_columns, dtypes.uint16, zero=True)
+        self._input = _RowsValue(patches, 1, columns)
         self.products: list[tuple[RowProduct, int]] = []  # and the patches of a row of each
-        self.launches = tuple(self._lower())
+        self.launches = tuple(self._lower_encoder())
         self._results = [self._values[name] for name in encoder.rows]
 
     @cached_property
-    def _graph(self) -> Graph:
-        return Graph(self._room.device, self.launches)
+    def _graph(self) -> LaunchGraph:
+        return LaunchGraph(self._room.device, self.launches)
 
-    def run(self, patches: Floats) -> Floats:
-        """Return the rows of a picture's patches, which are in the order of `patches_of`."""
+    def encode_patches(self, patches: Floats) -> Floats:
+        """Return the rows of a picture's patches, which are in the order of `normed_patches`."""
         columns, parts = self._input.columns, list[Floats]()
-        halves = np.zeros((self._patches, columns.all), np.float16)
+        halves = np.zeros((self._patches, columns.total_columns), np.float16)
         halves[:, : columns.of] = patches[self._arranged.order]
         view = self._input.buffer.view(halves.size, dtypes.uint16, 0).ensure_allocated()
         view.copyin(halves.view(np.uint8).data.cast("B"))
-        self._graph.run()
+        self._graph.start()
         for value in self._results:
             n, columns = self._patches // value.each, value.columns
-            view = value.buffer.view(n * columns.all, dtypes.float32, 0).ensure_allocated()
-            out = np.empty((n, columns.all), np.float32)
+            view = value.buffer.view(
+                n * columns.total_columns, dtypes.float32, 0
+            ).ensure_allocated()
+            out = np.empty((n, columns.total_columns), np.float32)
             view.copyout(out.view(np.uint8).data.cast("B"))
             parts.append(out[:, : columns.of])
         found: Floats = np.concatenate(parts, axis=1)[self._arranged.back]
         return found
 
-    def _count(self, each: int) -> Buffer:
+    def _row_count_buffer(self, each: int) -> Buffer:
         """Return what says to products how many rows of so many patches there are."""
         if each not in self._counts:
             n = self._patches // each
-            self._counts[each] = ints(self._room.device, [0, n, *[0] * n])
+            self._counts[each] = ints_on_device(self._room.device, [0, n, *[0] * n])
         return self._counts[each]
 
-    def _make(
-        self, name: str, each: int, columns: Columns, halves: bool = False, zero: bool = False
-    ) -> _Value:
+    def _make_value(
+        self, name: str, each: int, columns: PaddedColumns, halves: bool = False, zero: bool = False
+    ) -> _RowsValue:
         dtype = dtypes.uint16 if halves else dtypes.float32
-        buffer = self._room.rows(name, each, columns.all, dtype, zero)
-        self._values[name] = _Value(buffer, each, columns)
+        buffer = self._room.rows_buffer(name, each, columns.total_columns, dtype, zero)
+        self._values[name] = _RowsValue(buffer, each, columns)
         return self._values[name]
 
-    def _lower(self) -> Iterator[Launch]:
-        x = self._make(X, 1, _whole(self._encoder.shape.width))
+    def _lower_encoder(self) -> Iterator[Launch]:
+        x = self._make_value(X, 1, _padded_columns(self._encoder.shape.width))
         self._values[_PATCHES] = self._input
-        embed = Product(X, _PATCHES, (("v.patch_embd", self._encoder.shape.width),))
+        embed = MatrixProduct(X, _PATCHES, (("v.patch_embd", self._encoder.shape.width),))
         if (taps := self._arranged.taps) is not None:
             table = self._weights.vector("v.position_embd.weight", x.columns)
-            of = ints(self._room.device, taps[0].reshape(-1).tolist())
-            where = of, floats(self._room.device, taps[1])
-            yield place_rows(x.buffer, table, where, (self._patches, x.columns.all))
-        yield from self._product(embed, "STORE" if taps is None else "ADD")
+            of = ints_on_device(self._room.device, taps[0].reshape(-1).tolist())
+            where = of, floats_on_device(self._room.device, taps[1])
+            yield interpolate_rows_launch(
+                x.buffer, table, where, (self._patches, x.columns.total_columns)
+            )
+        yield from self._lower_product(embed, "STORE" if taps is None else "ADD")
         for operation in self._encoder.operations:
-            yield from self._lowered(operation)
+            yield from self._lower_operation(operation)
 
-    def _lowered(self, operation: Operation) -> Iterator[Launch]:
+    def _lower_operation(self, operation: Operation) -> Iterator[Launch]:
         values = self._values
         match operation:
             case LayerNorm(out, of, weight):
-                yield self._norm(out, values[of], weight, f"{weight}.bias")
+                yield self._norm_launch(out, values[of], weight, f"{weight}.bias")
             case Norm(out, of, weight):
-                yield self._norm(out, values[of], weight, None)
-            case Product(out, bend=bend):
-                plain = "STORE" if bend is None else "GATED" if bend is Bend.GATED else "ACTIVATED"
-                yield from self._product(operation, "ADD" if out == X else plain)
+                yield self._norm_launch(out, values[of], weight, None)
+            case MatrixProduct(out, bend=bend):
+                plain = (
+                    "STORE"
+                    if bend is None
+                    else "GATED"
+                    if bend is ProductActivation.GATED
+                    else "ACTIVATED"
+                )
+                yield from self._lower_product(operation, "ADD" if out == X else plain)
             case AttendAll():
-                yield from self._attention(operation)
-            case Join(out, of, rows, mean=True):
+                yield from self._lower_attention(operation)
+            case JoinRows(out, of, rows, mean=True):
                 value = values[of]
-                pooled = self._make(out, value.each * rows, value.columns)
-                shape = self._patches // pooled.each, value.columns.all
-                yield pool_rows(pooled.buffer, value.buffer, shape, rows)
-            case Join(out, of, rows):  # they lie one after the other
+                pooled = self._make_value(out, value.each * rows, value.columns)
+                shape = self._patches // pooled.each, value.columns.total_columns
+                yield pool_rows_launch(pooled.buffer, value.buffer, shape, rows)
+            case JoinRows(out, of, rows):  # they lie one after the other
                 value = values[of]
                 columns = replace(value.columns, groups=value.columns.groups * rows)
                 values[out] = replace(value, each=value.each * rows, columns=columns)
 
-    def _norm(self, out: str, value: _Value, weight: str, bias: str | None) -> Launch:
+    def _norm_launch(self, out: str, value: _RowsValue, weight: str, bias: str | None) -> Launch:
         columns = value.columns
-        normed = self._make(out, value.each, columns, halves=True)
+        normed = self._make_value(out, value.each, columns, halves=True)
         vectors = (
             self._weights.vector(f"{weight}.weight", columns),
             None if bias is None else self._weights.vector(bias, columns),
         )
         shape = self._patches // value.each, columns
-        return norm_biased(normed.buffer, value.buffer, vectors, self._encoder.eps, shape)
+        return encoder_norm_launch(normed.buffer, value.buffer, vectors, self._encoder.eps, shape)
 
-    def _product(self, made: Product, mode: str) -> Iterator[Launch]:
+    def _lower_product(self, made: MatrixProduct, mode: str) -> Iterator[Launch]:
         """Yield a product, and with it what follows of it alone: an activation, or an addition."""
         source, single = self._values[made.of], len(made.matrices) == 1
         part = round_up(made.matrices[0][1], COLUMN_STEP)
         group = sum(round_up(n, COLUMN_STEP) for _, n in made.matrices)
-        columns = Columns(made.matrices[0][1] if single else group, group)
+        columns = PaddedColumns(made.matrices[0][1] if single else group, group)
         if mode == "GATED":
-            columns = _whole(made.width)
+            columns = _padded_columns(made.width)
         halves = mode in ("ACTIVATED", "GATED")
         if made.out == X:
             value = self._values[X]
         else:
             zero = made.out in self._encoder.rows
-            value = self._make(made.out, source.each, columns, halves, zero=zero)
+            value = self._make_value(made.out, source.each, columns, halves, zero=zero)
         part = columns.of // 3 if single else part
         self._values[made.out] = replace(value, hidden=halves, part=part)
         product = RowProduct(
@@ -190,43 +208,43 @@ class PictureList:
             self._matrices(made, source.columns),
             value.buffer,
             source.buffer,
-            self._count(source.each),
+            self._row_count_buffer(source.each),
             biases=self._biases(made),
             activation="SILU" if made.bend is None else made.bend.value,
             of_hidden=source.hidden,
         )
         self.products.append((product, source.each))
-        yield from chunk_products(product)
+        yield from chunk_product_launches(product)
 
-    def _matrices(self, made: Product, columns: Columns) -> tuple[Weight, ...]:
+    def _matrices(self, made: MatrixProduct, columns: PaddedColumns) -> tuple[Weight, ...]:
         """Return matrices as they lie in the file; those of two types, which gate, in halves."""
         names = [f"{name}.weight" for name, _ in made.matrices]
         packed = len({self._weights.tensors[name].type for name in names}) == 1
         across = made.matrices[0][0] in self._encoder.across
         return tuple(self._weights.matrix(name, columns, packed, across) for name in names)
 
-    def _biases(self, made: Product) -> tuple[Buffer | None, ...]:
+    def _biases(self, made: MatrixProduct) -> tuple[Buffer | None, ...]:
         return tuple(
-            self._weights.vector(f"{name}.bias", _whole(n))
+            self._weights.vector(f"{name}.bias", _padded_columns(n))
             if f"{name}.bias" in self._weights.tensors
             else None
             for name, n in made.matrices
         )
 
-    def _attention(self, operation: AttendAll) -> Iterator[Launch]:
+    def _lower_attention(self, operation: AttendAll) -> Iterator[Launch]:
         value, width = self._values[operation.of], self._encoder.shape.width
-        columns = _whole(width)
+        columns = _padded_columns(width)
         gaps = columns.of != columns.group
-        out = self._make(operation.out, 1, columns, halves=True, zero=gaps)
-        heads = Heads(
+        out = self._make_value(operation.out, 1, columns, halves=True, zero=gaps)
+        heads = PaddedHeads(
             operation.heads,
             width // operation.heads,
             value.part,
-            value.columns.all,
-            out.columns.all,
+            value.columns.total_columns,
+            out.columns.total_columns,
         )
-        size, rows = heads.heads * heads.head_dim, self._patches
-        q, k, v = (self._room.rows(name, 1, size, dtypes.uint16) for name in "qkv")
-        yield split_heads((q, k, v), value.buffer, self._turns, heads, rows)
+        size, rows = heads.heads * heads.padded_head_dim, self._patches
+        q, k, v = (self._room.rows_buffer(name, 1, size, dtypes.uint16) for name in "qkv")
+        yield split_heads_launch((q, k, v), value.buffer, self._turns, heads, rows)
         ranges, blocks = self._ranges[operation.windowed]
-        yield attend_all(out.buffer, (q, k, v), ranges, heads, blocks)
+        yield full_attention_launch(out.buffer, (q, k, v), ranges, heads, blocks)

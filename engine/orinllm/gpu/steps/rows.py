@@ -10,7 +10,7 @@ from tinygrad.device import Buffer
 
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.rows import norm_rows, to_halves
+from orinllm.gpu.kernels.rows import norm_rows_launch, to_halves_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
 from orinllm.gpu.steps.lowering import Lowering, WantedProduct
@@ -20,7 +20,7 @@ from orinllm.network.layer import Linear, Step, X
 _HALVES, _JOINED = "x in halves", "what a block joins, in halves"
 
 
-class RowList(Lowering):
+class RowLowering(Lowering):
     """Scratch of `count` rows, a number or a chunk that says it, and the launches of a layer.
 
     Norms are launches, which leave halves: what products read.
@@ -29,30 +29,32 @@ class RowList(Lowering):
     def __init__(self, memory: Memory, count: int | Buffer, slots: Buffer | None = None) -> None:
         super().__init__(memory, count, dtypes.uint16, slots)
 
-    def _make_result(self, step: Step) -> None:
-        super()._make_result(step)
+    def _make_result_buffer(self, step: Step) -> None:
+        super()._make_result_buffer(step)
         if step.norm is not None:
-            self.halves(step.norm.out, self.memory.config.widths[step.source])
+            self.halves_buffer(step.norm.out, self.memory.config.value_widths[step.source])
         elif isinstance(step.operation, Linear) and step.source == X:
-            self.halves(_HALVES, self.memory.config.dim)
+            self.halves_buffer(_HALVES, self.memory.config.dim)
 
-    def halves(self, name: str, width: int) -> Buffer:
+    def halves_buffer(self, name: str, width: int) -> Buffer:
         """Return the halves that a norm leaves for products."""
         if name not in self._values:
-            self._values[name] = self.memory.scratch(self._rows * width, dtypes.uint16)
+            self._values[name] = self.memory.allocate_scratch(self._rows * width, dtypes.uint16)
         return self._values[name]
 
     @abstractmethod
-    def products(self, product: RowProduct) -> Iterator[Launch]:
+    def product_launches(self, product: RowProduct) -> Iterator[Launch]:
         """Yield the launches of a product."""
 
-    def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
+    def lower_product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield the norm before a step, if it has one, and its product."""
-        yield from self._norm_before(layer, step)
+        yield from self._lower_norm_before(layer, step)
         plain, source = step.norm is None and step.source == X, step.source
         if plain:
             source = _HALVES
-            yield to_halves(self._values[source], self.x, self.memory.config.dim, self.count)
+            yield to_halves_launch(
+                self._values[source], self.residual, self.memory.config.dim, self.count
+            )
         product = RowProduct(
             step.operation.out,
             wanted.mode,
@@ -65,30 +67,32 @@ class RowList(Lowering):
             activation=wanted.activation,
             of_hidden=plain or step.source in self._gated,
         )
-        yield from self.products(product)
+        yield from self.product_launches(product)
 
-    def layer_product(
+    def lower_plain_product(
         self, matrix: Weight, out: Buffer, source: Buffer | None = None
     ) -> Iterator[Launch]:
         """See `Lowering`."""
-        halves = self.halves(_HALVES if source is None else _JOINED, matrix.cols)
-        yield to_halves(halves, self.x if source is None else source, matrix.cols, self.count)
+        halves = self.halves_buffer(_HALVES if source is None else _JOINED, matrix.cols)
+        yield to_halves_launch(
+            halves, self.residual if source is None else source, matrix.cols, self.count
+        )
         pair = (out, halves)
-        yield from self.products(
+        yield from self.product_launches(
             RowProduct("layers", "STORE", (matrix,), *pair, self.count, of_hidden=True)
         )
 
-    def _norm_before(self, layer: int, step: Step) -> Iterator[Launch]:
+    def _lower_norm_before(self, layer: int, step: Step) -> Iterator[Launch]:
         if step.norm is not None:
-            norm, out = self.memory.norm(layer, step.norm), self._values[step.norm.out]
-            yield norm_rows(norm, out, self._values[step.source], self.count)
+            norm, out = self.memory.norm_weights(layer, step.norm), self._values[step.norm.out]
+            yield norm_rows_launch(norm, out, self._values[step.source], self.count)
 
-    def mix_experts(self, layer: int, step: Step) -> Iterator[Launch]:
+    def lower_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the mixture of all rows that are not idle."""
         assert step.norm is not None
-        yield from self._norm_before(layer, step)
-        rows = self.x, self._values[step.norm.out], self._values[step.out]
-        yield from self.mixtures.of_rows(layer, step, rows, self.count, self.idle_state)
+        yield from self._lower_norm_before(layer, step)
+        rows = self.residual, self._values[step.norm.out], self._values[step.out_name]
+        yield from self.mixtures.lower_rows(layer, step, rows, self.count, self.idle_state)
 
     @property
     def idle_state(self) -> Buffer | None:

@@ -11,117 +11,123 @@ from typing import TYPE_CHECKING
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.gpu.device import host_tokens_of, multiprocessors
+from orinllm.gpu.device import make_host_tokens, multiprocessor_count
 from orinllm.gpu.kernels.attention import (
-    attend_token,
     most_splits,
-    store_keys,
+    store_keys_launch,
+    token_attention_launch,
     warps_beside_gemvs,
 )
 from orinllm.gpu.kernels.buffers import PAGE, AttentionParts, Weight
-from orinllm.gpu.kernels.gemv import Product, Tail, products
-from orinllm.gpu.kernels.joined import join_neighbours
-from orinllm.gpu.kernels.rows import embed_tokens
+from orinllm.gpu.kernels.gemv import ArgmaxTail, GemvProduct, gemv_launches
+from orinllm.gpu.kernels.joined import join_neighbouring_launches
+from orinllm.gpu.kernels.rows import embed_tokens_launch
 from orinllm.gpu.launch import Launch
 from orinllm.gpu.memory import Memory
-from orinllm.gpu.steps.lowering import Lowering, PartsBuffers, WantedProduct, head_matrix
-from orinllm.network.layer import Attend, Recurrence, Step, inputs_of
+from orinllm.gpu.steps.lowering import AttentionScratch, Lowering, WantedProduct, logits_matrix
+from orinllm.network.layer import Attend, Recurrence, Step, state_inputs
 
 if TYPE_CHECKING:
-    from orinllm.gpu.kernels.recurrent import Places
+    from orinllm.gpu.kernels.recurrent import StatePlaces
 
 
-class TokenList(Lowering):
+class TokenLowering(Lowering):
     """Scratch of N sequences, and the launches over it, in order.
 
     `together`: the N tokens are neighbours in one sequence, computed as if one after another. Their
     recurrent states stay as they were before `passed`, a first position and a number of tokens;
     `keep`, behind `launches`, takes them behind as many as `passed` says then.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
-    sequence; `logits` is (N, vocabulary), `x` (N, width), at the end the last norm's input.
+    sequence; `logits` is (N, vocabulary), `residual` (N, width), at the end the last norm's input.
     Behind the launches of numbers `ends` it is what each layer is given, and what the last leaves.
-    `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens,
-    except where they are `together`. Norms are parts of the products behind them.
+    `ending`, the last launches, begin with `residual` before the last layer; `mail` takes the
+    tokens, except where they are `together`. Norms are parts of the products behind them.
     """
 
     def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
         super().__init__(memory, sequences, dtypes.float32)
         self.sequences, self._together = sequences, together
         config, n = memory.config, sequences
-        heads = {layer: memory.heads(layer, n) for layer in config.attentions}
-        split = {layer: memory.heads(layer, 1) for layer in heads} if together else heads
+        heads = {layer: memory.layer_heads(layer, n) for layer in config.attentions}
+        split = {layer: memory.layer_heads(layer, 1) for layer in heads} if together else heads
         self._warps = {layer: warps_beside_gemvs(memory.device, h) for layer, h in split.items()}
         self._splits = {
             layer: most_splits(memory.device, h, self._warps[layer]) for layer, h in split.items()
         }
-        self._parts = PartsBuffers(memory, heads, self._splits)
+        self._parts = AttentionScratch(memory, heads, self._splits)
         self._left: dict[str, AttentionParts] = {}  # in parts, of the layer that is lowered
         goes_back = together and memory.states is not None
-        self.passed = memory.zeros(2 + n) if goes_back else None
+        self.passed = memory.allocate_zeros(2 + n) if goes_back else None
         self.keep: list[Launch] = []
-        self._head = head_matrix(memory)
-        self.logits = memory.empty(n * self._head.rows)
+        self._head = logits_matrix(memory)
+        self.logits = memory.allocate(n * self._head.rows)
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
-        blocks = 2 * multiprocessors(memory.device)
-        self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
-        self.mail = None if together else host_tokens_of(memory.device, n)
-        self.table = memory.zeros(n * memory.context // PAGE)
+        blocks = 2 * multiprocessor_count(memory.device)
+        self.state = memory.allocate_zeros(
+            2 * n + 1 + n * max(h.block_count for h in heads.values())
+        )
+        self.mail = None if together else make_host_tokens(memory.device, n)
+        self.table = memory.allocate_zeros(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
-        apart = [(*itertools.chain(*self.layer(i)),) for i in range(len(config.layers))]
-        signals = memory.zeros(sum(map(len, apart)))
-        self._tail = Tail(
-            memory.scratch(n * blocks),
-            memory.scratch(n * blocks, dtypes.int32),
+        apart = [(*itertools.chain(*self.lower_layer(i)),) for i in range(len(config.layers))]
+        signals = memory.allocate_zeros(sum(map(len, apart)))
+        self._tail = ArgmaxTail(
+            memory.allocate_scratch(n * blocks),
+            memory.allocate_scratch(n * blocks, dtypes.int32),
             None if self.mail is None else self.mail.buffer,
             signals,
         )
         embeddings = memory.weights.matrix("token_embd")
         at = itertools.accumulate(map(len, apart), initial=0)
         *before, last = [
-            join_neighbours(layer, signals, first) for layer, first in zip(apart, at, strict=False)
+            join_neighbouring_launches(layer, signals, first)
+            for layer, first in zip(apart, at, strict=False)
         ]
         first = (
-            *self.begin(
-                lambda x: embed_tokens(embeddings, x, self.state, n, config.embedding_scale)
+            *self.lower_input(
+                lambda x: embed_tokens_launch(embeddings, x, self.state, n, config.embedding_scale)
             ),
         )
         sizes = map(len, (*before, last))
         self.ends = (*itertools.accumulate(sizes, initial=len(first) - 1),)
-        self.ending = (*last, *self.end(), *self._choose())
+        self.ending = (*last, *self.lower_kept_states(), *self._lower_head())
         self.launches = (*first, *itertools.chain(*before), *self.ending)
 
-    def layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+    def lower_layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
         """See `Lowering`; what states are made of outlasts the other layers, for `keep`."""
         if self.passed is None:
-            return super().layer(layer)
+            return super().lower_layer(layer)
         operations = self.memory.config.layers[layer].operations
         kept = [op for op in operations if isinstance(op, Recurrence)]
-        given = {name for op in kept for name in inputs_of(op)} - {op.out for op in kept}
-        shared, widths = {name: self._values[name] for name in given}, self.memory.config.widths
+        given = {name for op in kept for name in state_inputs(op)} - {op.out for op in kept}
+        shared, widths = (
+            {name: self._values[name] for name in given},
+            self.memory.config.value_widths,
+        )
         for name in given:
-            self._values[name] = self.memory.scratch(self.sequences * widths[name])
-        launches = super().layer(layer)
+            self._values[name] = self.memory.allocate_scratch(self.sequences * widths[name])
+        launches = super().lower_layer(layer)
         self._values |= shared
         return launches
 
-    def places(self, layer: int, operation: Recurrence) -> Places:
+    def state_places(self, layer: int, operation: Recurrence) -> StatePlaces:
         """See `Lowering`."""
-        places = super().places(layer, operation)
+        places = super().state_places(layer, operation)
         if self.passed is None:
             return places
         passed = replace(places, state=self.passed, count=self.passed)
-        launches = self._recurrences.of(layer, operation, passed)
+        launches = self._recurrences.lower_operation(layer, operation, passed)
         self.keep += [launch for launch in launches if "states" in launch.writes]
         return replace(passed, keeps=False)
 
-    def _choose(self) -> Iterator[Launch]:
+    def _lower_head(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences
-        head = Product(
+        head = GemvProduct(
             "head",
             "ARGMAX",
             (self._head,),
             self.logits,
-            self.x,
+            self.residual,
             self.state,
             norm=memory.weights.vector(f"{memory.config.final_norm}.weight"),
             eps=config.norm_eps,
@@ -130,11 +136,11 @@ class TokenList(Lowering):
             sequences=n,
             tail=self._tail,
         )
-        yield from products(memory.device, head)
+        yield from gemv_launches(memory.device, head)
 
-    def product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
+    def lower_product(self, layer: int, step: Step, wanted: WantedProduct) -> Iterator[Launch]:
         """Yield GEMVs, which norm what they read, and combine attention's parts."""
-        product = Product(
+        product = GemvProduct(
             step.operation.out,
             wanted.mode,
             self.weights(layer, step),
@@ -142,48 +148,52 @@ class TokenList(Lowering):
             self._values[step.source],
             self.state,
             biases=self.biases(layer, step),
-            norm=self.memory.norm(layer, step.norm).weight if step.norm else None,
+            norm=self.memory.norm_weights(layer, step.norm).weight if step.norm else None,
             eps=self.memory.config.norm_eps,
             factor=wanted.factor,
             activation=wanted.activation,
             sequences=self.sequences,
             parts=self._left.get(step.source),
-            ahead=self.cache(layer) if self._attended_next(layer, step) else None,
+            ahead=self.layer_cache(layer) if self._is_read_by_attention(layer, step) else None,
         )
-        yield from products(self.memory.device, product)
+        yield from gemv_launches(self.memory.device, product)
 
-    def layer_product(
+    def lower_plain_product(
         self, matrix: Weight, out: Buffer, source: Buffer | None = None
     ) -> Iterator[Launch]:
         """See `Lowering`."""
-        n, buffers = self.sequences, (out, self.x if source is None else source, self.state)
-        product = Product("layers", "STORE", (matrix,), *buffers, sequences=n)
-        yield from products(self.memory.device, product)
+        n, buffers = self.sequences, (out, self.residual if source is None else source, self.state)
+        product = GemvProduct("layers", "STORE", (matrix,), *buffers, sequences=n)
+        yield from gemv_launches(self.memory.device, product)
 
-    def _attended_next(self, layer: int, step: Step) -> bool:
+    def _is_read_by_attention(self, layer: int, step: Step) -> bool:
         steps = self.memory.config.layers[layer].steps
-        return any(s.source == step.out and isinstance(s.operation, Attend) for s in steps)
+        return any(s.source == step.out_name and isinstance(s.operation, Attend) for s in steps)
 
-    def store(self, layer: int, step: Step) -> Iterator[Launch]:
+    def lower_before_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield what neighbours in one sequence need; attention of others stores their own."""
         if self._together and self.memory.config.attentions[layer].reads is None:
             inputs = self.attention_inputs(layer, step)
-            yield store_keys(inputs, self._splits[layer], self.state)
+            yield store_keys_launch(inputs, self._splits[layer], self.state)
 
-    def attend(self, layer: int, step: Step) -> Iterator[Launch]:
+    def lower_attention(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position, whose parts its reader combines."""
         inputs = self.attention_inputs(layer, step)
-        parts = self._parts.of(inputs.cache.heads, self._splits[layer], self._warps[layer])
-        if parts.few > 1:
-            self._left[step.out] = parts
+        parts = self._parts.parts_for_layer(
+            inputs.cache.heads, self._splits[layer], self._warps[layer]
+        )
+        if parts.most_parts_for_reader > 1:
+            self._left[step.out_name] = parts
         else:
-            self._left.pop(step.out, None)
-        out = self._values[step.out]
-        yield attend_token(out, inputs, parts, self.state, stored=self._together)
+            self._left.pop(step.out_name, None)
+        out = self._values[step.out_name]
+        yield token_attention_launch(out, inputs, parts, self.state, stored=self._together)
 
-    def mix_experts(self, layer: int, step: Step) -> Iterator[Launch]:
+    def lower_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the mixture of each token of a sequence that is not idle."""
-        return self.mixtures.of_tokens(layer, step, self.x, self._values[step.out], self.state)
+        return self.mixtures.lower_tokens(
+            layer, step, self.residual, self._values[step.out_name], self.state
+        )
 
 
 def copy_ints(buffer: Buffer, values: list[int]) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 
 from orinllm.errors import BadInput
 from orinllm.network.arch.check import WantedTensor, check_tensors, wanted_tensors
-from orinllm.network.arch.gemma import gemma2, gemma3
-from orinllm.network.arch.gemma4 import gemma4
-from orinllm.network.arch.gpt_oss import gpt_oss
+from orinllm.network.arch.gemma import gemma2_config, gemma3_config
+from orinllm.network.arch.gemma4 import gemma4_config
+from orinllm.network.arch.gpt_oss import gpt_oss_config
 from orinllm.network.arch.header import Header, TensorShape, Vector
-from orinllm.network.arch.lfm2 import lfm2
-from orinllm.network.arch.llama import granite, llama, mistral3, smollm3
-from orinllm.network.arch.nemotron_h import nemotron_h
-from orinllm.network.arch.phi import phi3
-from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe, qwen3vl
-from orinllm.network.arch.qwen35 import qwen35, qwen35_mtp
+from orinllm.network.arch.lfm2 import lfm2_config
+from orinllm.network.arch.llama import granite_config, llama_config, mistral3_config, smollm3_config
+from orinllm.network.arch.nemotron_h import nemotron_h_config
+from orinllm.network.arch.phi import phi3_config
+from orinllm.network.arch.qwen import qwen2_config, qwen3_config, qwen3moe_config, qwen3vl_config
+from orinllm.network.arch.qwen35 import qwen35_config, qwen35_mtp_config
 from orinllm.network.arch.tinygrad_llm import upstream_config
 from orinllm.network.config import Config
 
@@ -48,29 +48,29 @@ class Family:
 
 
 ARCHITECTURES: Mapping[str, Family] = {
-    "llama": Family(llama, rope_tensors=True),
-    "mistral3": Family(mistral3, rope_tensors=True, reads=("attention.temperature_scale",)),
-    "smollm3": Family(smollm3),
-    "granite": Family(granite, rope_tensors=True),
-    "granitemoe": Family(granite, rope_tensors=True),
-    "qwen2": Family(qwen2),
-    "qwen3": Family(qwen3),
-    "qwen3moe": Family(qwen3moe),
-    "qwen2vl": Family(qwen2),
-    "qwen3vl": Family(qwen3vl),
-    "qwen3vlmoe": Family(qwen3vl),
-    "gemma2": Family(gemma2, reads=("attn_logit_softcapping",)),
-    "gemma3": Family(gemma3),
-    "phi3": Family(phi3, rope_tensors=True),
-    "gpt-oss": Family(gpt_oss),
-    "lfm2": Family(lfm2),
-    "lfm2moe": Family(lfm2),
-    "qwen35": Family(qwen35, block=qwen35_mtp),
-    "qwen35moe": Family(qwen35, block=qwen35_mtp),
-    "nemotron_h": Family(nemotron_h),
-    "nemotron_h_moe": Family(nemotron_h),
-    "granitehybrid": Family(granite, rope_tensors=True),
-    "gemma4": Family(gemma4, rope_tensors=True),
+    "llama": Family(llama_config, rope_tensors=True),
+    "mistral3": Family(mistral3_config, rope_tensors=True, reads=("attention.temperature_scale",)),
+    "smollm3": Family(smollm3_config),
+    "granite": Family(granite_config, rope_tensors=True),
+    "granitemoe": Family(granite_config, rope_tensors=True),
+    "qwen2": Family(qwen2_config),
+    "qwen3": Family(qwen3_config),
+    "qwen3moe": Family(qwen3moe_config),
+    "qwen2vl": Family(qwen2_config),
+    "qwen3vl": Family(qwen3vl_config),
+    "qwen3vlmoe": Family(qwen3vl_config),
+    "gemma2": Family(gemma2_config, reads=("attn_logit_softcapping",)),
+    "gemma3": Family(gemma3_config),
+    "phi3": Family(phi3_config, rope_tensors=True),
+    "gpt-oss": Family(gpt_oss_config),
+    "lfm2": Family(lfm2_config),
+    "lfm2moe": Family(lfm2_config),
+    "qwen35": Family(qwen35_config, block=qwen35_mtp_config),
+    "qwen35moe": Family(qwen35_config, block=qwen35_mtp_config),
+    "nemotron_h": Family(nemotron_h_config),
+    "nemotron_h_moe": Family(nemotron_h_config),
+    "granitehybrid": Family(granite_config, rope_tensors=True),
+    "gemma4": Family(gemma4_config, rope_tensors=True),
     **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(upstream_config)),
 }
 
@@ -116,13 +116,13 @@ def config_of(
             f"supported are {', '.join(ARCHITECTURES)}"
         )
     header = Header(metadata, tensors, vector, max_context or 0)
-    trained = header.count("context_length")
+    trained = header.whole_number("context_length")
     header = Header(metadata, tensors, vector, trained if max_context is None else max_context)
     family = ARCHITECTURES[name]
     header.refuse_keys({k: why for k, why in _FOREIGN_KEYS.items() if k not in family.reads})
     config = family.config(header)
     if config.layers:
-        check_tensors(config, tensors, family.rope_tensors, header.count("block_count"))
+        check_tensors(config, tensors, family.rope_tensors, header.whole_number("block_count"))
     return config
 
 
@@ -138,7 +138,7 @@ def mtp_config_of(
     """
     header = Header(metadata, tensors, vector, max_context)
     family = ARCHITECTURES.get(header.architecture)
-    if not header.proposing:
+    if not header.n_proposing_blocks:
         raise BadInput(
             f"{header.architecture}.nextn_predict_layers is missing from the file's metadata: it "
             "has no block that proposes tokens (MTP)"
@@ -150,5 +150,5 @@ def mtp_config_of(
             f"supported; those of {known} are"
         )
     config = family.block(header)
-    check_tensors(config, tensors, family.rope_tensors, header.count("block_count"))
+    check_tensors(config, tensors, family.rope_tensors, header.whole_number("block_count"))
     return config

@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from orinllm.errors import BadInput
-from orinllm.file.ggml import kernel_types
+from orinllm.file.ggml import kernel_ggml_types
 from orinllm.network.arch.header import TensorShape
 from orinllm.network.config import Config
 from orinllm.network.layer import (
+    AddMergedNorms,
     Attend,
     Convolve,
-    Delta,
     Experts,
+    GatedDeltaNet,
     Linear,
-    Merge,
-    Mix,
+    MixExperts,
     Norm,
     Operation,
-    Scale,
-    Scan,
+    ScaleResidual,
+    SelectiveScan,
     X,
 )
 
@@ -57,9 +57,9 @@ def wanted_tensors(config: Config) -> Iterator[WantedTensor]:
         yield WantedTensor("per_layer_model_proj.weight", (wide, config.dim))
         yield WantedTensor("per_layer_proj_norm.weight", (each,))
     for index, layer in enumerate(config.layers, config.first):
-        widths = layer.widths(config.dim)
+        widths = layer.value_widths(config.dim)
         for operation in layer.operations:
-            for wanted in _of_operation(operation, widths):
+            for wanted in _tensors_of_operation(operation, widths):
                 yield replace(wanted, name=f"blk.{index}.{wanted.name}")
     if config.joined is not None:
         yield WantedTensor(f"{config.joined}.weight", (config.dim, 2 * config.dim))
@@ -69,7 +69,9 @@ def wanted_tensors(config: Config) -> Iterator[WantedTensor]:
     yield WantedTensor("output.weight", (config.vocab_size, config.dim), optional=True)
 
 
-def _of_operation(operation: Operation, widths: Mapping[str, int]) -> Iterator[WantedTensor]:
+def _tensors_of_operation(
+    operation: Operation, widths: Mapping[str, int]
+) -> Iterator[WantedTensor]:
     """Yield the tensors of one operation, without their layer."""
     match operation:
         case Norm():
@@ -91,36 +93,38 @@ def _of_operation(operation: Operation, widths: Mapping[str, int]) -> Iterator[W
                     yield WantedTensor(f"attn_{name}.weight", shape, optional=True)
             if attention.sinks:
                 yield WantedTensor("attn_sinks.weight", (attention.heads,))
-        case Mix():
-            yield from _of_experts(operation.experts, widths[operation.of])
-        case Merge():
+        case MixExperts():
+            yield from _tensors_of_experts(operation.experts, widths[operation.of])
+        case AddMergedNorms():
             for name in (*operation.norms, operation.norm):
                 yield WantedTensor(f"{name}.weight", (widths[X],))
-        case Convolve() | Delta() | Scan() | Scale():
-            yield from _of_state(operation)
+        case Convolve() | GatedDeltaNet() | SelectiveScan() | ScaleResidual():
+            yield from _tensors_of_state(operation)
 
 
-def _of_state(operation: Convolve | Delta | Scan | Scale) -> Iterator[WantedTensor]:
+def _tensors_of_state(
+    operation: Convolve | GatedDeltaNet | SelectiveScan | ScaleResidual,
+) -> Iterator[WantedTensor]:
     match operation:
         case Convolve():
             yield WantedTensor(f"{operation.weight}.weight", (operation.channels, operation.taps))
             if not operation.gated:
                 yield WantedTensor(f"{operation.weight}.bias", (operation.channels,), optional=True)
-        case Delta():
+        case GatedDeltaNet():
             yield WantedTensor("ssm_a", (operation.heads,))
             yield WantedTensor("ssm_dt.bias", (operation.heads,))
             yield WantedTensor("ssm_norm.weight", (operation.size,))
-        case Scan():
+        case SelectiveScan():
             yield WantedTensor("ssm_a", (operation.heads, 1))
             yield WantedTensor("ssm_d", (operation.heads, 1))
             yield WantedTensor("ssm_dt.bias", (operation.heads,))
             per_group = operation.width // operation.groups
             yield WantedTensor("ssm_norm.weight", (operation.groups, per_group))
-        case Scale():
+        case ScaleResidual():
             yield WantedTensor(f"{operation.weight}.weight", (1,))
 
 
-def _of_experts(experts: Experts, dim: int) -> Iterator[WantedTensor]:
+def _tensors_of_experts(experts: Experts, dim: int) -> Iterator[WantedTensor]:
     yield WantedTensor("ffn_gate_inp.weight", (experts.count, dim))
     for name, rows, columns in (
         ("ffn_gate_exps", experts.hidden, dim),
@@ -153,9 +157,9 @@ def check_tensors(
     """
     known = set(ROPE_TENSORS) if rope else set()
     for wanted in wanted_tensors(config):
-        known.add(_check(config, wanted, tensors))
+        known.add(_check_tensor(config, wanted, tensors))
     unread = (name for name in tensors if name not in known)
-    if unknown := [name for name in unread if not _of_another(name, config, blocks)]:
+    if unknown := [name for name in unread if not _belongs_to_other_block(name, config, blocks)]:
         others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise BadInput(
             f"tensor {unknown[0]}{others} is not part of the architecture {config.architecture} "
@@ -163,17 +167,17 @@ def check_tensors(
         )
 
 
-def _of_another(name: str, config: Config, blocks: int) -> bool:
+def _belongs_to_other_block(name: str, config: Config, blocks: int) -> bool:
     """Say whether a tensor is of another of the file's blocks than the Config's layers.
 
     What is of no block is the model's own, if the Config is that of a block.
     """
-    if config.computes(name):
+    if config.uses_tensor(name):
         return config.joined is not None and not name.startswith("blk.")
     return int(name.split(".")[1]) < blocks
 
 
-def _check(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorShape]) -> str:
+def _check_tensor(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorShape]) -> str:
     """Check one tensor and return its name in the file."""
     name, first, rows = wanted.name, 0, None
     if wanted.is_matrix:
@@ -199,7 +203,7 @@ def _check(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorSha
 
 
 def _check_type(name: str, tensor: TensorShape, wanted: WantedTensor) -> None:
-    known = {type_.id: type_.name for type_ in kernel_types().values()}
+    known = {type_.id: type_.name for type_ in kernel_ggml_types().values()}
     if not wanted.is_matrix and tensor.type != F32:
         raise BadInput(
             f"tensor {name} has the type {known.get(tensor.type, tensor.type)}; F32 was expected"

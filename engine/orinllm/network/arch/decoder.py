@@ -12,7 +12,7 @@ from orinllm.network.config import Config, TensorRows
 from orinllm.network.layer import (
     Activate,
     Activation,
-    Add,
+    AddToResidual,
     Attend,
     Attention,
     Experts,
@@ -20,7 +20,7 @@ from orinllm.network.layer import (
     Gating,
     Layer,
     Linear,
-    Mix,
+    MixExperts,
     Norm,
     Operation,
     Rope,
@@ -29,7 +29,7 @@ from orinllm.network.layer import (
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadCounts:
     """The attention heads of the layers; counts are by layer, 0 where a layer has none."""
 
     heads: tuple[int, ...]
@@ -37,18 +37,18 @@ class Heads:
     head_dim: int
 
     @property
-    def scale(self) -> float:
+    def score_scale(self) -> float:
         """The usual scale of the scores."""
         return float(self.head_dim**-0.5)
 
 
-def heads_of(header: Header, least: int = 1) -> Heads:
+def read_heads(header: Header, least: int = 1) -> HeadCounts:
     """Read the heads; raises BadInput where they do not divide or values are of another length.
 
     `least` 0: layers may have none.
     """
-    heads = header.counts("attention.head_count", least=least)
-    kv_heads = header.counts("attention.head_count_kv", heads, least)
+    heads = header.whole_numbers_by_layer("attention.head_count", least=least)
+    kv_heads = header.whole_numbers_by_layer("attention.head_count_kv", heads, least)
     for n_heads, n_kv_heads in zip(heads, kv_heads, strict=True):
         if n_kv_heads and n_heads % n_kv_heads:
             raise BadInput(
@@ -56,13 +56,15 @@ def heads_of(header: Header, least: int = 1) -> Heads:
                 f"attention.head_count_kv, {n_kv_heads}"
             )
     widest = max(*heads, 1)
-    head_dim = header.count("attention.key_length", header.count("embedding_length") // widest)
-    if (value_length := header.count("attention.value_length", head_dim)) != head_dim:
+    head_dim = header.whole_number(
+        "attention.key_length", header.whole_number("embedding_length") // widest
+    )
+    if (value_length := header.whole_number("attention.value_length", head_dim)) != head_dim:
         raise BadInput(
             f"{header.architecture}.attention.value_length is {value_length} and key_length "
             f"{head_dim}: values of another length than keys are not supported"
         )
-    return Heads(heads, kv_heads, head_dim)
+    return HeadCounts(heads, kv_heads, head_dim)
 
 
 # What may stand beside experts.
@@ -74,7 +76,7 @@ _BESIDE = {
 }
 
 
-def experts_of(
+def read_experts(
     header: Header,
     hidden: int,
     gating: Gating,
@@ -86,14 +88,14 @@ def experts_of(
 
     `reads`: keys of what stands beside the experts that the family knows.
     """
-    count, used = header.count("expert_count"), header.count("expert_used_count")
+    count, used = header.whole_number("expert_count"), header.whole_number("expert_used_count")
     if used > count:
         raise BadInput(
             f"{header.architecture}.expert_used_count is {used} of {count} experts; "
             f"at most {count} was expected"
         )
     header.refuse_keys({key: what for key, what in _BESIDE.items() if key not in reads})
-    if header.has("expert_group_count") and header.count("expert_group_count") > 1:
+    if header.has_key("expert_group_count") and header.whole_number("expert_group_count") > 1:
         raise BadInput(f"{header.architecture}.expert_group_count: groups are not supported")
     # llama.cpp takes a scale of 0 for 1.
     scale = header.number("expert_weights_scale", 1.0) or 1.0
@@ -117,17 +119,17 @@ class FeedForward:
     def operations(self, of: str, dim: int, added: "Added") -> tuple[Operation, ...]:
         """Return what computes it of a value, with `added` what adds to X."""
         if self.experts is None:
-            return (*self._dense(of, "", self.hidden, dim), *added("down", None))
-        mix = Mix("down", of, self.experts, self.activation)
+            return (*self._dense_operations(of, "", self.hidden, dim), *added("down", None))
+        mix = MixExperts("down", of, self.experts, self.activation)
         if not self.shared:
             return (mix, *added("down", None))
-        *before, down = self._dense(of, "_shexp", self.shared, dim)
+        *before, down = self._dense_operations(of, "_shexp", self.shared, dim)
         gate = Linear("shared_gate", of, (("ffn_gate_inp_shexp", 1),))
         gates = (gate,) if self.shared_gate else ()
         by = gate.out if gates else None
         return (*before, *gates, mix, *added("down", None), down, *added("down_shexp", by))
 
-    def _dense(self, of: str, name: str, hidden: int, dim: int) -> tuple[Operation, ...]:
+    def _dense_operations(self, of: str, name: str, hidden: int, dim: int) -> tuple[Operation, ...]:
         matrices = ((f"ffn_gate{name}", hidden), (f"ffn_up{name}", hidden))
         down = Linear(f"down{name}", f"hidden{name}", ((f"ffn_down{name}", dim),))
         if self.activation == Activation.RELU_SQUARED:
@@ -156,32 +158,35 @@ class LayerParts:
     residual_scale: float = 1.0  # times both parts' outputs before they are added
     mixers: Sequence[tuple[Operation, ...] | None] = ()
 
-    def layer(self, index: int, dim: int) -> Layer:
+    def make_layer(self, index: int, dim: int) -> Layer:
         """Return layer `index` of a model that is `dim` wide."""
         mixer = self.mixers[index] if self.mixers else None
         if mixer is None:
-            mixer = attention_of("normed", self.attentions[index], dim)
+            mixer = attention_operations("normed", self.attentions[index], dim)
 
         def added(of: str, by: str | None) -> tuple[Operation, ...]:
-            return self._added(of, "post_ffw_norm", by)
+            return self._add_operations(of, "post_ffw_norm", by)
 
         return Layer(
             (
                 Norm("normed", X, "attn_norm"),
                 *mixer,
-                *self._added("out", "post_attention_norm"),
+                *self._add_operations("out", "post_attention_norm"),
                 Norm("normed", X, self.ffn_norm),
                 *self.feed_forwards[index].operations("normed", dim, added),
             )
         )
 
-    def _added(self, of: str, norm: str, by: str | None = None) -> tuple[Operation, ...]:
+    def _add_operations(self, of: str, norm: str, by: str | None = None) -> tuple[Operation, ...]:
         if self.post_norms:
-            return (Norm(f"{of}_normed", of, norm), Add(f"{of}_normed", self.residual_scale, by))
-        return (Add(of, self.residual_scale, by),)
+            return (
+                Norm(f"{of}_normed", of, norm),
+                AddToResidual(f"{of}_normed", self.residual_scale, by),
+            )
+        return (AddToResidual(of, self.residual_scale, by),)
 
 
-def attention_of(of: str, attention: Attention, dim: int) -> tuple[Operation, ...]:
+def attention_operations(of: str, attention: Attention, dim: int) -> tuple[Operation, ...]:
     """Return attention of a value, from its projections to the value `out`."""
     q, kv = attention.q_rows, attention.kv_width
     return (
@@ -191,10 +196,10 @@ def attention_of(of: str, attention: Attention, dim: int) -> tuple[Operation, ..
     )
 
 
-def decoder(header: Header, parts: LayerParts) -> Config:
+def decoder_config(header: Header, parts: LayerParts) -> Config:
     """Return the Config of a family without multipliers, fused tensors and other specials."""
-    dim = header.count("embedding_length")
-    return config_with(header, tuple(parts.layer(i, dim) for i in range(header.n_layers)))
+    dim = header.whole_number("embedding_length")
+    return config_with(header, tuple(parts.make_layer(i, dim) for i in range(header.n_layers)))
 
 
 def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
@@ -229,17 +234,19 @@ def config_with(header: Header, layers: tuple[Layer, ...], first: int = 0) -> Co
     if head is None or len(head.shape) != 2:
         raise BadInput("the file is no language model: it has no matrix token_embd.weight")
     return Config(
-        matrices=_fused(header, layers, first),
+        matrices=_rows_of_fused_tensors(header, layers, first),
         architecture=header.architecture,
-        dim=header.count("embedding_length"),
+        dim=header.whole_number("embedding_length"),
         vocab_size=head.shape[0],
-        trained_context=header.count("context_length"),
-        norm_eps=header.positive("attention.layer_norm_rms_epsilon"),
+        trained_context=header.whole_number("context_length"),
+        norm_eps=header.positive_number("attention.layer_norm_rms_epsilon"),
         layers=layers,
     )
 
 
-def _fused(header: Header, layers: tuple[Layer, ...], first_layer: int) -> dict[str, TensorRows]:
+def _rows_of_fused_tensors(
+    header: Header, layers: tuple[Layer, ...], first_layer: int
+) -> dict[str, TensorRows]:
     """Return the parts of fused tensors: q, k and v in attn_qkv, gate and up of the experts."""
     matrices: dict[str, TensorRows] = {}
 
@@ -254,14 +261,14 @@ def _fused(header: Header, layers: tuple[Layer, ...], first_layer: int) -> dict[
         for operation in layer.operations:
             if isinstance(operation, Linear) and operation.out == "qkv":
                 split(prefix, "attn_qkv", operation.matrices)
-            elif isinstance(operation, Mix):
+            elif isinstance(operation, MixExperts):
                 halves = ("ffn_gate_exps", "ffn_up_exps")
                 split(prefix, "ffn_gate_up_exps", ((n, operation.experts.hidden) for n in halves))
     return matrices
 
 
-def attentions(
-    heads: Heads,
+def layer_attentions(
+    heads: HeadCounts,
     rope: Rope | None,
     windows: Sequence[int] = (),
     near: Rope | None = None,
@@ -272,31 +279,36 @@ def attentions(
     near: the positions of layers that have a window. alike: more of `Attention`, of all layers.
     """
     counts = zip(heads.heads, heads.kv_heads, windows or (0,) * len(heads.heads), strict=True)
-    common = {"head_dim": heads.head_dim, "scale": heads.scale} | alike
+    common = {"head_dim": heads.head_dim, "scale": heads.score_scale} | alike
     return [
         Attention(heads=n, kv_heads=kv, rope=near if window else rope, window=window, **common)
         for n, kv, window in counts
     ]
 
 
-def dense(header: Header, activation: Activation) -> list[FeedForward]:
+def dense_feed_forwards(header: Header, activation: Activation) -> list[FeedForward]:
     """Return the dense feed-forward parts."""
-    return [FeedForward(activation, hidden) for hidden in header.counts("feed_forward_length")]
+    return [
+        FeedForward(activation, hidden)
+        for hidden in header.whole_numbers_by_layer("feed_forward_length")
+    ]
 
 
-def mixture(header: Header, experts: Experts, activation: Activation) -> list[FeedForward]:
+def expert_feed_forwards(
+    header: Header, experts: Experts, activation: Activation
+) -> list[FeedForward]:
     """Return the feed-forward parts of a model whose layers all have the same experts."""
     return [FeedForward(activation, experts=experts)] * header.n_layers
 
 
-def windows_of(header: Header, pattern: int, default: int = 0) -> tuple[int, ...]:
+def read_windows(header: Header, pattern: int, default: int = 0) -> tuple[int, ...]:
     """Return the window of each layer in tokens, 0 where it sees everything.
 
     The file's pattern is an array, true for layers with a window, or a number n: every n-th layer
     has none. `pattern` and `default`, a window, are those of files without the keys.
     """
     layers = header.n_layers
-    window = header.count("attention.sliding_window", default, least=0)
+    window = header.whole_number("attention.sliding_window", default, least=0)
     if window == 0:
         return (0,) * layers
     given = header.get("attention.sliding_window_pattern", pattern)

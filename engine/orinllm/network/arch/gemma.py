@@ -6,16 +6,16 @@ Source: src/models/{gemma2,gemma3}.cpp of llama.cpp 0.5.0.
 from dataclasses import replace
 
 from orinllm.network.arch.decoder import (
-    Heads,
+    HeadCounts,
     LayerParts,
-    attentions,
-    decoder,
-    dense,
-    heads_of,
-    windows_of,
+    decoder_config,
+    dense_feed_forwards,
+    layer_attentions,
+    read_heads,
+    read_windows,
 )
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
 from orinllm.network.layer import Activation, Attention
 
@@ -27,37 +27,41 @@ _LAYERS_27B_2, _LAYERS_27B_3 = 46, 62
 _WINDOW_2, _SCORE_CAP_2, _LOGIT_CAP_2 = 4096, 50.0, 30.0
 
 
-def gemma2(header: Header) -> Config:
+def gemma2_config(header: Header) -> Config:
     """Return the Config of a Gemma 2: scores and logits are soft-capped."""
-    heads, windows = heads_of(header), windows_of(header, _PATTERN_2, _WINDOW_2)
-    far = rope_of(header, heads.head_dim, interleaved=False)
-    base = header.positive("rope.freq_base_swa", header.positive("rope.freq_base", 10000.0))
-    near = rope_of(header, heads.head_dim, interleaved=False, base=base)
-    scale = _scale(header, heads, _LAYERS_27B_2)
+    heads, windows = read_heads(header), read_windows(header, _PATTERN_2, _WINDOW_2)
+    far = read_rope(header, heads.head_dim, interleaved=False)
+    base = header.positive_number(
+        "rope.freq_base_swa", header.positive_number("rope.freq_base", 10000.0)
+    )
+    near = read_rope(header, heads.head_dim, interleaved=False, base=base)
+    scale = _score_scale(header, heads, _LAYERS_27B_2)
     cap = header.number("attn_logit_softcapping", _SCORE_CAP_2)
-    layers = attentions(heads, far, windows, near, scale=scale, softcap=cap)
-    return _config(header, layers, header.number("final_logit_softcapping", _LOGIT_CAP_2))
+    layers = layer_attentions(heads, far, windows, near, scale=scale, softcap=cap)
+    return _gemma_config(header, layers, header.number("final_logit_softcapping", _LOGIT_CAP_2))
 
 
-def gemma3(header: Header) -> Config:
+def gemma3_config(header: Header) -> Config:
     """Return the Config of a Gemma 3: windows with a rotary base of their own, norms of q and k."""
-    heads, windows = heads_of(header), windows_of(header, _PATTERN_3)
-    far = rope_of(header, heads.head_dim, interleaved=False)
-    base = header.positive("rope.freq_base_swa", 10000.0)
-    near = rope_of(header, heads.head_dim, interleaved=False, base=base, factor=1.0)
-    scale = _scale(header, heads, _LAYERS_27B_3)
-    layers = attentions(heads, far, windows, near, scale=scale, qk_norm=True)
-    config = _config(header, layers, header.number("final_logit_softcapping", 0.0))
+    heads, windows = read_heads(header), read_windows(header, _PATTERN_3)
+    far = read_rope(header, heads.head_dim, interleaved=False)
+    base = header.positive_number("rope.freq_base_swa", 10000.0)
+    near = read_rope(header, heads.head_dim, interleaved=False, base=base, factor=1.0)
+    scale = _score_scale(header, heads, _LAYERS_27B_3)
+    layers = layer_attentions(heads, far, windows, near, scale=scale, qk_norm=True)
+    config = _gemma_config(header, layers, header.number("final_logit_softcapping", 0.0))
     return replace(config, whole_pictures=True)
 
 
-def _scale(header: Header, heads: Heads, layers_27b: int) -> float:
-    dim = header.count("embedding_length")
+def _score_scale(header: Header, heads: HeadCounts, layers_27b: int) -> float:
+    dim = header.whole_number("embedding_length")
     whole = header.n_layers == layers_27b
-    return float((dim // heads.heads[0]) ** -0.5) if whole else heads.scale
+    return float((dim // heads.heads[0]) ** -0.5) if whole else heads.score_scale
 
 
-def _config(header: Header, layers: list[Attention], logit_softcap: float) -> Config:
-    parts = LayerParts(layers, dense(header, Activation.GELU), post_norms=True)
-    scale = header.count("embedding_length") ** 0.5
-    return replace(decoder(header, parts), embedding_scale=scale, logit_softcap=logit_softcap)
+def _gemma_config(header: Header, layers: list[Attention], logit_softcap: float) -> Config:
+    parts = LayerParts(layers, dense_feed_forwards(header, Activation.GELU), post_norms=True)
+    scale = header.whole_number("embedding_length") ** 0.5
+    return replace(
+        decoder_config(header, parts), embedding_scale=scale, logit_softcap=logit_softcap
+    )

@@ -5,51 +5,54 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     FeedForward,
-    attentions,
     config_with,
-    experts_of,
-    heads_of,
-    windows_of,
+    layer_attentions,
+    read_experts,
+    read_heads,
+    read_windows,
 )
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import LAYERS, Config
 from orinllm.network.layer import (
     Activate,
     Activation,
-    Add,
+    AddMergedNorms,
+    AddToResidual,
     Attend,
     Attention,
     Gating,
     Layer,
     Linear,
-    Merge,
-    Mix,
+    MixExperts,
     Norm,
     Operation,
     Rope,
-    Scale,
+    ScaleResidual,
     X,
 )
 
 
-def gemma4(header: Header) -> Config:
+def gemma4_config(header: Header) -> Config:
     """Return the Config of a Gemma 4: embeddings by layer, and layers that share caches."""
-    each = header.count("embedding_length_per_layer_input", 0, least=0)
-    dim, hidden = header.count("embedding_length"), header.counts("feed_forward_length")
-    attended = _attentions(header)
+    each = header.whole_number("embedding_length_per_layer_input", 0, least=0)
+    dim, hidden = (
+        header.whole_number("embedding_length"),
+        header.whole_numbers_by_layer("feed_forward_length"),
+    )
+    attended = _layer_attentions(header)
 
     def layer(index: int) -> Layer:
         scaled = f"blk.{index}.layer_output_scale.weight" in header.tensors
         return Layer(
             (
                 Norm("normed", X, "attn_norm"),
-                *_attend(header, index, attended[index], dim),
-                *_added("out", "post_attention_norm"),
+                *_attention_operations(header, index, attended[index], dim),
+                *_norm_and_add("out", "post_attention_norm"),
                 Norm("normed", X, "ffn_norm"),
-                *_feed_forward(header, index, hidden[index], dim),
-                *(_of_layer(index, each, dim) if each else ()),
-                *((Scale("layer_output_scale"),) if scaled else ()),
+                *_feed_forward_operations(header, index, hidden[index], dim),
+                *(_layer_embedding_operations(index, each, dim) if each else ()),
+                *((ScaleResidual("layer_output_scale"),) if scaled else ()),
             )
         )
 
@@ -58,40 +61,44 @@ def gemma4(header: Header) -> Config:
     return replace(config, embedding_scale=dim**0.5, logit_softcap=cap, layer_embedding=each)
 
 
-def _added(of: str, norm: str) -> tuple[Operation, ...]:
-    return (Norm(f"{of}_normed", of, norm), Add(f"{of}_normed"))
+def _norm_and_add(of: str, norm: str) -> tuple[Operation, ...]:
+    return (Norm(f"{of}_normed", of, norm), AddToResidual(f"{of}_normed"))
 
 
-def _feed_forward(header: Header, index: int, hidden: int, dim: int) -> tuple[Operation, ...]:
+def _feed_forward_operations(
+    header: Header, index: int, hidden: int, dim: int
+) -> tuple[Operation, ...]:
     """Return the dense part, with the experts beside it where the layer has some."""
     dense, prefix = FeedForward(Activation.GELU, hidden), f"blk.{index}."
     if f"{prefix}ffn_gate_inp.weight" not in header.tensors:
-        return dense.operations("normed", dim, lambda of, by: _added(of, "post_ffw_norm"))
-    width = header.counts("expert_feed_forward_length")[index]
+        return dense.operations("normed", dim, lambda of, by: _norm_and_add(of, "post_ffw_norm"))
+    width = header.whole_numbers_by_layer("expert_feed_forward_length")[index]
     experts = replace(
-        experts_of(header, width, Gating.SOFTMAX, normalized=True),
+        read_experts(header, width, Gating.SOFTMAX, normalized=True),
         reads_x=True,
         scaled=f"{prefix}ffn_down_exps.scale" in header.tensors,
     )
     return (
         *dense.operations("normed", dim, lambda of, by: ()),
         Norm("normed_again", X, "pre_ffw_norm_2"),
-        Mix("mixed", "normed_again", experts, Activation.GELU),
-        Merge(("down", "mixed"), ("post_ffw_norm_1", "post_ffw_norm_2"), "post_ffw_norm"),
+        MixExperts("mixed", "normed_again", experts, Activation.GELU),
+        AddMergedNorms(("down", "mixed"), ("post_ffw_norm_1", "post_ffw_norm_2"), "post_ffw_norm"),
     )
 
 
-def _of_layer(index: int, each: int, dim: int) -> tuple[Operation, ...]:
+def _layer_embedding_operations(index: int, each: int, dim: int) -> tuple[Operation, ...]:
     """Return how a layer's own embedding of the token comes in."""
     return (
         Linear("chosen", X, (("inp_gate", each),)),
         Activate("gated", "chosen", Activation.GELU, by=LAYERS, first=index * each),
         Linear("layered", "gated", (("proj", dim),)),
-        *_added("layered", "post_norm"),
+        *_norm_and_add("layered", "post_norm"),
     )
 
 
-def _attend(header: Header, index: int, attention: Attention, dim: int) -> tuple[Operation, ...]:
+def _attention_operations(
+    header: Header, index: int, attention: Attention, dim: int
+) -> tuple[Operation, ...]:
     # Keys are the values, too, where a layer has no matrix for these.
     whole = any(f"blk.{index}.attn_{name}.weight" in header.tensors for name in ("v", "qkv"))
     value = "attn_v" if whole else "attn_k"
@@ -104,15 +111,18 @@ def _attend(header: Header, index: int, attention: Attention, dim: int) -> tuple
     )
 
 
-def _attentions(header: Header) -> list[Attention]:
+def _layer_attentions(header: Header) -> list[Attention]:
     """Return the attention of each layer: near ones have windows, and heads of their own size."""
     header.get("attention.sliding_window_pattern")  # has no default
-    windows, heads = windows_of(header, 0), heads_of(header)
-    near_size = header.count("attention.key_length_swa", heads.head_dim)
-    shared = header.count("attention.shared_kv_layers", 0, least=0)
+    windows, heads = read_windows(header, 0), read_heads(header)
+    near_size = header.whole_number("attention.key_length_swa", heads.head_dim)
+    shared = header.whole_number("attention.shared_kv_layers", 0, least=0)
     own = header.n_layers - shared
-    near, far = _near(header, near_size), rope_of(header, heads.head_dim, interleaved=False)
-    alike = attentions(heads, far, windows, near, scale=1.0, qk_norm=True, v_norm=True)
+    near, far = (
+        _window_rope(header, near_size),
+        read_rope(header, heads.head_dim, interleaved=False),
+    )
+    alike = layer_attentions(heads, far, windows, near, scale=1.0, qk_norm=True, v_norm=True)
     found = [
         replace(one, head_dim=near_size if one.window else heads.head_dim) for one in alike[:own]
     ]
@@ -127,13 +137,13 @@ def _attentions(header: Header) -> list[Attention]:
     return found
 
 
-def _near(header: Header, size: int) -> Rope:
+def _window_rope(header: Header, size: int) -> Rope:
     """Return the positions of layers with a window, which rope_freqs does not change."""
-    turned = header.count("rope.dimension_count_swa", size)
+    turned = header.whole_number("rope.dimension_count_swa", size)
     if turned % 2 or turned > size:
         raise BadInput(
             f"{header.architecture}.rope.dimension_count_swa is {turned}; "
             f"an even number up to the head's {size} was expected"
         )
-    base = header.positive("rope.freq_base_swa", 10000.0)
+    base = header.positive_number("rope.freq_base_swa", 10000.0)
     return Rope(tuple(base ** (-pair / turned) for pair in range(0, turned, 2)), False)

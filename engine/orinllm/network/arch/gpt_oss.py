@@ -2,15 +2,15 @@
 
 from orinllm.network.arch.decoder import (
     LayerParts,
-    attentions,
-    decoder,
-    experts_of,
-    heads_of,
-    mixture,
-    windows_of,
+    decoder_config,
+    expert_feed_forwards,
+    layer_attentions,
+    read_experts,
+    read_heads,
+    read_windows,
 )
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
 from orinllm.network.layer import Activation, Gating
 
@@ -18,16 +18,16 @@ from orinllm.network.layer import Activation, Gating
 _PATTERN = 2
 
 
-def gpt_oss(header: Header) -> Config:
+def gpt_oss_config(header: Header) -> Config:
     """Return the Config of a gpt-oss: YaRN, sinks, windows, and biases everywhere."""
-    heads = heads_of(header)
-    windows = windows_of(header, _PATTERN)
-    far = rope_of(header, heads.head_dim, interleaved=False)
-    base = header.positive("rope.freq_base", 10000.0)
-    base = header.positive("rope.freq_base_swa", base)
-    near = rope_of(header, heads.head_dim, interleaved=False, base=base)
-    hidden = header.count("expert_feed_forward_length")
-    experts = experts_of(header, hidden, Gating.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
-    layers = attentions(heads, far, windows, near, sinks=True)
-    mixed = mixture(header, experts, Activation.GPT_OSS)
-    return decoder(header, LayerParts(layers, mixed, ffn_norm="post_attention_norm"))
+    heads = read_heads(header)
+    windows = read_windows(header, _PATTERN)
+    far = read_rope(header, heads.head_dim, interleaved=False)
+    base = header.positive_number("rope.freq_base", 10000.0)
+    base = header.positive_number("rope.freq_base_swa", base)
+    near = read_rope(header, heads.head_dim, interleaved=False, base=base)
+    hidden = header.whole_number("expert_feed_forward_length")
+    experts = read_experts(header, hidden, Gating.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
+    layers = layer_attentions(heads, far, windows, near, sinks=True)
+    mixed = expert_feed_forwards(header, experts, Activation.GPT_OSS)
+    return decoder_config(header, LayerParts(layers, mixed, ffn_norm="post_attention_norm"))

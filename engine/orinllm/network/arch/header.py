@@ -45,7 +45,7 @@ class Header:
         """The file's general.architecture."""
         return str(self.metadata["general.architecture"])
 
-    def has(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         """Return whether the file has ARCHITECTURE.key."""
         return f"{self.architecture}.{key}" in self.metadata
 
@@ -57,43 +57,45 @@ class Header:
             raise BadInput(f"{name} is missing from the file's metadata; a value was expected")
         return value
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def whole_number(self, key: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number of at least `least`."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise BadInput(self._wrong(key, value, f"a whole number of at least {least}"))
+            raise BadInput(
+                self._wrong_value_text(key, value, f"a whole number of at least {least}")
+            )
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise BadInput(self._wrong(key, value, "a number"))
+            raise BadInput(self._wrong_value_text(key, value, "a number"))
         if not np.isfinite(value):
-            raise BadInput(self._wrong(key, value, "a finite number"))
+            raise BadInput(self._wrong_value_text(key, value, "a finite number"))
         return float(value)
 
-    def positive(self, key: str, default: float | None = None) -> float:
+    def positive_number(self, key: str, default: float | None = None) -> float:
         """Return a number above 0."""
         if (value := self.number(key, default)) <= 0:
-            raise BadInput(self._wrong(key, value, "a number above 0"))
+            raise BadInput(self._wrong_value_text(key, value, "a number above 0"))
         return value
 
     def text(self, key: str, default: str) -> str:
         """Return a string."""
         value = self.get(key, default)
         if not isinstance(value, str):
-            raise BadInput(self._wrong(key, value, "a string"))
+            raise BadInput(self._wrong_value_text(key, value, "a string"))
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a boolean."""
         value = self.get(key, default)
         if not isinstance(value, bool | np.bool_):
-            raise BadInput(self._wrong(key, value, "true or false"))
+            raise BadInput(self._wrong_value_text(key, value, "true or false"))
         return bool(value)
 
-    def counts(
+    def whole_numbers_by_layer(
         self, key: str, default: Sequence[int] | None = None, least: int = 1
     ) -> tuple[int, ...]:
         """Return a whole number of at least `least` by layer, from one or an array of them."""
@@ -102,16 +104,16 @@ class Header:
         if value is None and default is not None:
             return tuple(default)
         if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-            return (self.count(key, least=least),) * layers
+            return (self.whole_number(key, least=least),) * layers
         if len(value) < layers or any(int(item) != item or item < least for item in value):
             wanted = f"{layers} whole numbers of at least {least}, one a layer"
-            raise BadInput(self._wrong(key, list(value), wanted))
+            raise BadInput(self._wrong_value_text(key, list(value), wanted))
         return tuple(int(item) for item in value[:layers])
 
     @property
-    def proposing(self) -> int:
+    def n_proposing_blocks(self) -> int:
         """Blocks at the end that propose later tokens (MTP)."""
-        return self.count("nextn_predict_layers", 0, least=0)
+        return self.whole_number("nextn_predict_layers", 0, least=0)
 
     @property
     def n_layers(self) -> int:
@@ -119,11 +121,11 @@ class Header:
 
         Blocks at the end that propose later tokens are none of them, but in a `whole` header.
         """
-        layers = self.count("block_count") - (0 if self.whole else self.proposing)
+        layers = self.whole_number("block_count") - (0 if self.whole else self.n_proposing_blocks)
         if layers < 1:
             raise BadInput(
-                f"{self.architecture}.nextn_predict_layers is {self.proposing} of "
-                f"{self.count('block_count')} blocks; fewer were expected"
+                f"{self.architecture}.nextn_predict_layers is {self.n_proposing_blocks} of "
+                f"{self.whole_number('block_count')} blocks; fewer were expected"
             )
         # A file may have such a block alone.
         if layers > (_MOST_BLOCKS if self.whole else len(self.tensors)):
@@ -136,12 +138,12 @@ class Header:
     def refuse_keys(self, keys: Mapping[str, str]) -> None:
         """Refuse the file if one of `keys` is set and not 0; each says what it would stand for."""
         for key, meaning in keys.items():
-            if self.has(key) and np.any(np.asarray(self.get(key)) != 0):
+            if self.has_key(key) and np.any(np.asarray(self.get(key)) != 0):
                 raise BadInput(
                     f"{self.architecture}.{key} is {self.get(key)}: {meaning} is not supported"
                 )
 
-    def _wrong(self, key: str, value: object, expected: str) -> str:
+    def _wrong_value_text(self, key: str, value: object, expected: str) -> str:
         return (
             f"{self.architecture}.{key} is {value!r} in the file's metadata; "
             f"{expected} was expected"

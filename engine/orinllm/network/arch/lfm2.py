@@ -5,37 +5,37 @@ from dataclasses import replace
 from orinllm.network.arch.decoder import (
     FeedForward,
     LayerParts,
-    attentions,
-    decoder,
-    dense,
-    experts_of,
-    heads_of,
+    decoder_config,
+    dense_feed_forwards,
+    layer_attentions,
+    read_experts,
+    read_heads,
 )
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
 from orinllm.network.layer import Activation, Convolve, Gating, Linear
 
 
-def lfm2(header: Header) -> Config:
+def lfm2_config(header: Header) -> Config:
     """Return the Config of an LFM2: layers without key-value heads have a short convolution."""
-    heads, dim = heads_of(header, least=0), header.count("embedding_length")
-    rope = rope_of(header, heads.head_dim, interleaved=False)
-    taps = header.count("shortconv.l_cache", least=2)
+    heads, dim = read_heads(header, least=0), header.whole_number("embedding_length")
+    rope = read_rope(header, heads.head_dim, interleaved=False)
+    taps = header.whole_number("shortconv.l_cache", least=2)
 
     convolution = (
         Linear("projected", "normed", (("shortconv.in_proj", 3 * dim),)),
         Convolve("convolved", "projected", "shortconv.conv", dim, taps, gated=True),
         Linear("out", "convolved", (("shortconv.out_proj", dim),)),
     )
-    feed_forwards = dense(header, Activation.SILU)
+    feed_forwards = dense_feed_forwards(header, Activation.SILU)
     if header.architecture == "lfm2moe":
-        first = header.count("leading_dense_block_count", 0, least=0)
-        hidden = header.count("expert_feed_forward_length")
+        first = header.whole_number("leading_dense_block_count", 0, least=0)
+        hidden = header.whole_number("expert_feed_forward_length")
         reads = ("leading_dense_block_count",)
-        experts = experts_of(header, hidden, Gating.SIGMOID, normalized=True, reads=reads)
+        experts = read_experts(header, hidden, Gating.SIGMOID, normalized=True, reads=reads)
         mixed = FeedForward(Activation.SILU, experts=replace(experts, choice_bias=True))
         feed_forwards[first:] = [mixed] * len(feed_forwards[first:])
     mixers = [None if kv_heads else convolution for kv_heads in heads.kv_heads]
-    parts = LayerParts(attentions(heads, rope, qk_norm=True), feed_forwards, mixers=mixers)
-    return replace(decoder(header, parts), final_norm="token_embd_norm")
+    parts = LayerParts(layer_attentions(heads, rope, qk_norm=True), feed_forwards, mixers=mixers)
+    return replace(decoder_config(header, parts), final_norm="token_embd_norm")

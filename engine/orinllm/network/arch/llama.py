@@ -10,48 +10,48 @@ from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
     LayerParts,
-    attentions,
-    decoder,
-    dense,
-    experts_of,
-    heads_of,
+    decoder_config,
+    dense_feed_forwards,
+    layer_attentions,
+    read_experts,
+    read_heads,
 )
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.nemotron_h import mamba2
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.nemotron_h import mamba2_operations
+from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Gating, Temperature
+from orinllm.network.layer import Activation, Gating, QueryTemperature
 
 # In SmolLM3 every fourth layer has no positions; its file has no key for that.
 _SMOLLM3_STEP = 4
 
 
-def llama(header: Header) -> Config:
+def llama_config(header: Header) -> Config:
     """Return the Config of a llama; with experts it is a Mixtral."""
-    return decoder(header, _parts(header))
+    return decoder_config(header, _layer_parts(header))
 
 
-def mistral3(header: Header) -> Config:
+def mistral3_config(header: Header) -> Config:
     """Return the Config of a Ministral 3: queries beyond the original context are scaled."""
-    parts, scale = _parts(header), header.number("attention.temperature_scale", 0.0)
+    parts, scale = _layer_parts(header), header.number("attention.temperature_scale", 0.0)
     if scale == 0:
-        return decoder(header, parts)
-    trained = header.count("context_length")
-    length = header.count("rope.scaling.original_context_length", trained)
-    scaled = [replace(one, temperature=Temperature(scale, length)) for one in parts.attentions]
-    return decoder(header, replace(parts, attentions=scaled))
+        return decoder_config(header, parts)
+    trained = header.whole_number("context_length")
+    length = header.whole_number("rope.scaling.original_context_length", trained)
+    scaled = [replace(one, temperature=QueryTemperature(scale, length)) for one in parts.attentions]
+    return decoder_config(header, replace(parts, attentions=scaled))
 
 
-def smollm3(header: Header) -> Config:
+def smollm3_config(header: Header) -> Config:
     """Return the Config of a SmolLM3."""
-    heads = heads_of(header)
-    layers = attentions(heads, rope_of(header, heads.head_dim, interleaved=True))
+    heads = read_heads(header)
+    layers = layer_attentions(heads, read_rope(header, heads.head_dim, interleaved=True))
     step = slice(_SMOLLM3_STEP - 1, None, _SMOLLM3_STEP)
     layers[step] = [replace(one, rope=None) for one in layers[step]]
-    return decoder(header, LayerParts(layers, dense(header, Activation.SILU)))
+    return decoder_config(header, LayerParts(layers, dense_feed_forwards(header, Activation.SILU)))
 
 
-def granite(header: Header) -> Config:
+def granite_config(header: Header) -> Config:
     """Return the Config of a Granite, dense or of experts."""
     logit_scale = header.number("logit_scale")
     if logit_scale == 0:
@@ -59,41 +59,41 @@ def granite(header: Header) -> Config:
             f"{header.architecture}.logit_scale is 0; a number other than 0 was expected"
         )
     header.refuse_keys({"deepstack_mapping": "a vision model's projector"})
-    parts = _parts(
+    parts = _layer_parts(
         header,
         scale=header.number("attention.scale", 0.0) or None,
         # Dense files turn positions off by the key that says that a scaling was trained.
         has_rope=header.architecture == "granitemoe" or header.flag("rope.scaling.finetuned", True),
     )
     if header.architecture == "granitehybrid":
-        kv_heads, net = heads_of(header, least=0).kv_heads, mamba2(header)
+        kv_heads, net = read_heads(header, least=0).kv_heads, mamba2_operations(header)
         parts = replace(parts, mixers=[None if n else net for n in kv_heads])
     parts = replace(parts, residual_scale=header.number("residual_scale", 0.0) or 1.0)
     return replace(
-        decoder(header, parts),
+        decoder_config(header, parts),
         embedding_scale=header.number("embedding_scale", 0.0) or 1.0,
         logit_scale=1 / logit_scale,
     )
 
 
-def _parts(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerParts:
-    heads = heads_of(header, least=int(header.architecture != "granitehybrid"))
-    rope = rope_of(header, heads.head_dim, interleaved=True) if has_rope else None
+def _layer_parts(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerParts:
+    heads = read_heads(header, least=int(header.architecture != "granitehybrid"))
+    rope = read_rope(header, heads.head_dim, interleaved=True) if has_rope else None
     if rope is not None and 2 * len(rope.frequencies) != heads.head_dim:
         raise BadInput(
             f"{header.architecture}.rope.dimension_count is {2 * len(rope.frequencies)}; "
             f"the whole head, {heads.head_dim}, was expected"
         )
-    layers = attentions(heads, rope, scale=scale or heads.scale)
-    if header.count("expert_count", 0, least=0):
-        hidden = set(header.counts("feed_forward_length"))
+    layers = layer_attentions(heads, rope, scale=scale or heads.score_scale)
+    if header.whole_number("expert_count", 0, least=0):
+        hidden = set(header.whole_numbers_by_layer("feed_forward_length"))
         if len(hidden) > 1:
             raise BadInput(f"{header.architecture}: experts of different widths are not supported")
         is_granite = header.architecture.startswith("granite")
         reads, shared = SHARED if is_granite else (), "expert_shared_feed_forward_length"
         width = hidden.pop()
-        experts = experts_of(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
-        wide = header.count(shared, 0, least=0) if is_granite else 0
+        experts = read_experts(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
+        wide = header.whole_number(shared, 0, least=0) if is_granite else 0
         part = FeedForward(Activation.SILU, 0, experts, wide)
         return LayerParts(layers, [part] * header.n_layers)
-    return LayerParts(layers, dense(header, Activation.SILU))
+    return LayerParts(layers, dense_feed_forwards(header, Activation.SILU))

@@ -6,21 +6,27 @@ within their context; llama.cpp sets it to 0, and so does this.
 
 from dataclasses import replace
 
-from orinllm.network.arch.decoder import LayerParts, attentions, decoder, dense, heads_of
+from orinllm.network.arch.decoder import (
+    LayerParts,
+    decoder_config,
+    dense_feed_forwards,
+    layer_attentions,
+    read_heads,
+)
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.rope import rope_of
+from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config, TensorRows
 from orinllm.network.layer import Activation
 
 
-def phi3(header: Header) -> Config:
+def phi3_config(header: Header) -> Config:
     """Return the Config of a Phi-3: q, k and v are one tensor, gate and up another."""
-    heads = heads_of(header)
-    rope = rope_of(header, heads.head_dim, interleaved=False)
-    parts = LayerParts(attentions(heads, rope), dense(header, Activation.SILU))
-    config = decoder(header, parts)
+    heads = read_heads(header)
+    rope = read_rope(header, heads.head_dim, interleaved=False)
+    parts = LayerParts(layer_attentions(heads, rope), dense_feed_forwards(header, Activation.SILU))
+    config = decoder_config(header, parts)
     matrices = dict(config.matrices)
-    for index, hidden in enumerate(header.counts("feed_forward_length")):
+    for index, hidden in enumerate(header.whole_numbers_by_layer("feed_forward_length")):
         both = f"blk.{index}.ffn_up.weight"
         matrices[f"blk.{index}.ffn_gate"] = TensorRows(both, 0, hidden)
         matrices[f"blk.{index}.ffn_up"] = TensorRows(both, hidden, hidden)

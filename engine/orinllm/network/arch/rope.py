@@ -20,7 +20,7 @@ _SCALINGS = ("none", "linear", "yarn", "longrope")
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
-def rope_of(
+def read_rope(
     header: Header,
     head_dim: int,
     interleaved: bool,
@@ -32,7 +32,7 @@ def rope_of(
     `base` and `factor` stand in for the file's frequency base and scaling factor, for layers that
     have their own. Raises BadInput for a scaling that is not supported and for odd sizes.
     """
-    turned = header.count("rope.dimension_count", head_dim)
+    turned = header.whole_number("rope.dimension_count", head_dim)
     if turned % 2 or turned > head_dim:
         raise BadInput(
             f"{header.architecture}.rope.dimension_count is {turned}; "
@@ -44,18 +44,18 @@ def rope_of(
             f"{header.architecture}.rope.scaling.type is {scaling!r}, which is not supported; "
             f"supported are {', '.join(_SCALINGS)}"
         )
-    base = header.positive("rope.freq_base", 10000.0) if base is None else base
-    factor = _factor(header, scaling) if factor is None else factor
-    plain = base ** (-np.arange(0, turned, 2) / turned) / _divisors(header, turned // 2)
-    magnitude = header.positive("rope.scaling.attn_factor", 1.0)
+    base = header.positive_number("rope.freq_base", 10000.0) if base is None else base
+    factor = _scaling_factor(header, scaling) if factor is None else factor
+    plain = base ** (-np.arange(0, turned, 2) / turned) / _frequency_divisors(header, turned // 2)
+    magnitude = header.positive_number("rope.scaling.attn_factor", 1.0)
     if scaling != "yarn":
-        return Rope(_tuple(plain / factor), interleaved, magnitude)
-    kept = _yarn_kept(header, turned, base)
+        return Rope(_float_tuple(plain / factor), interleaved, magnitude)
+    kept = _yarn_kept_shares(header, turned, base)
     magnitude *= _yarn_magnitude(header, factor)
-    return Rope(_tuple(plain * (kept + (1 - kept) / factor)), interleaved, magnitude)
+    return Rope(_float_tuple(plain * (kept + (1 - kept) / factor)), interleaved, magnitude)
 
 
-def with_axes(header: Header, rope: Rope, mixed: bool) -> Rope:
+def rope_with_axes(header: Header, rope: Rope, mixed: bool) -> Rope:
     """Return positions of three parts (time, row, column), as a file's sections say.
 
     `mixed`: pairs take the parts in turns, as many of each as its section has; else in sections one
@@ -78,21 +78,21 @@ def with_axes(header: Header, rope: Rope, mixed: bool) -> Rope:
     return replace(rope, axes=tuple(axes))
 
 
-def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:
+def _float_tuple(values: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def _factor(header: Header, scaling: str) -> float:
+def _scaling_factor(header: Header, scaling: str) -> float:
     """Return what positions are divided by; `rope.scale_linear` is the key of old files."""
     if scaling == "none":
         return 1.0
     for key in ("rope.scaling.factor", "rope.scale_linear"):
-        if header.has(key) and header.number(key) != 0:
-            return header.positive(key)
+        if header.has_key(key) and header.number(key) != 0:
+            return header.positive_number(key)
     return 1.0
 
 
-def _divisors(header: Header, pairs: int) -> NDArray[np.float64]:
+def _frequency_divisors(header: Header, pairs: int) -> NDArray[np.float64]:
     """Return what each frequency is divided by: Llama 3's factors, or longrope's.
 
     longrope has two lists. Which one holds depends on the context that sequences may use, not on
@@ -100,8 +100,8 @@ def _divisors(header: Header, pairs: int) -> NDArray[np.float64]:
     """
     name = "rope_freqs.weight"
     if name not in header.tensors:
-        trained = header.count("context_length")
-        original = header.count("rope.scaling.original_context_length", trained)
+        trained = header.whole_number("context_length")
+        original = header.whole_number("rope.scaling.original_context_length", trained)
         kind = "long" if header.max_context > original else "short"
         name = f"rope_factors_{kind}.weight"
     if name not in header.tensors:
@@ -112,12 +112,12 @@ def _divisors(header: Header, pairs: int) -> NDArray[np.float64]:
     return factors
 
 
-def _yarn_kept(header: Header, turned: int, base: float) -> NDArray[np.float64]:
+def _yarn_kept_shares(header: Header, turned: int, base: float) -> NDArray[np.float64]:
     """Return how much of each plain frequency YaRN keeps: 1 all of it, 0 none."""
-    trained = header.count("context_length")
-    original = header.count("rope.scaling.original_context_length", trained)
-    fast = header.positive("rope.scaling.yarn_beta_fast", _BETA_FAST)
-    slow = header.positive("rope.scaling.yarn_beta_slow", _BETA_SLOW)
+    trained = header.whole_number("context_length")
+    original = header.whole_number("rope.scaling.original_context_length", trained)
+    fast = header.positive_number("rope.scaling.yarn_beta_fast", _BETA_FAST)
+    slow = header.positive_number("rope.scaling.yarn_beta_slow", _BETA_SLOW)
 
     def dimension(turns: float) -> float:
         """Return the dimension pair that turns so often over the original context."""

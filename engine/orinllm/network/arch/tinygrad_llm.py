@@ -27,11 +27,11 @@ def upstream_config(header: Header) -> Config:
             f"{name}.rope.scaling.type is {scaling!r}: {name} is supported without scaling only"
         )
     header.refuse_keys({"rope.scaling.factor": "rotary scaling of this architecture"})
-    if header.has("expert_group_count") and header.count("expert_group_count") > 1:
+    if header.has_key("expert_group_count") and header.whole_number("expert_group_count") > 1:
         raise BadInput(f"{name}.expert_group_count: groups of experts are not supported")
     biased = any(tensor.endswith("exp_probs_b.bias") for tensor in header.tensors)
-    if header.has("expert_gating_func"):
-        function = header.count("expert_gating_func")
+    if header.has_key("expert_gating_func"):
+        function = header.whole_number("expert_gating_func")
         if function != (_SIGMOID if biased else _SOFTMAX):
             raise BadInput(
                 f"{name}.expert_gating_func is {function} "
@@ -39,17 +39,17 @@ def upstream_config(header: Header) -> Config:
             )
     # tinygrad.llm reads these without a default.
     for key in ("attention.head_count", "attention.head_count_kv"):
-        header.count(key)
-    header.positive("rope.freq_base")
+        header.whole_number(key)
+    header.positive_number("rope.freq_base")
     head = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")
     if head is None:
         raise BadInput("the file is no language model: it has no matrix token_embd.weight")
     return Config(
         architecture=name,
-        dim=header.count("embedding_length"),
+        dim=header.whole_number("embedding_length"),
         vocab_size=head.shape[0],
-        trained_context=header.count("context_length"),
-        norm_eps=header.positive("attention.layer_norm_rms_epsilon"),
+        trained_context=header.whole_number("context_length"),
+        norm_eps=header.positive_number("attention.layer_norm_rms_epsilon"),
         layers=(),
         general_only=_REASONS[name],
     )

@@ -20,7 +20,7 @@ class LayerNorm:
     weight: str
 
 
-class Bend(Enum):
+class ProductActivation(Enum):
     """The end of a product: its values bent, or the first half's SiLU times the second."""
 
     GELU = "GELU"  # in the tanh form
@@ -30,7 +30,7 @@ class Bend(Enum):
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """out = W of, with the rows of matrices one after the other, plus biases that the file has.
 
     Then `bend`; what is X is added to it.
@@ -39,19 +39,21 @@ class Product:
     out: str
     of: str
     matrices: tuple[tuple[str, int], ...]
-    bend: Bend | None = None
+    bend: ProductActivation | None = None
 
     @property
     def width(self) -> int:
         """Elements of a row of `out`."""
-        return sum(n for _, n in self.matrices) // (2 if self.bend is Bend.GATED else 1)
+        return sum(n for _, n in self.matrices) // (
+            2 if self.bend is ProductActivation.GATED else 1
+        )
 
 
 @dataclass(frozen=True)
 class AttendAll:
     """out = attention of every row to every row; `of` has queries, keys, values side by side.
 
-    windowed: to those of its window alone (AnySize.window).
+    windowed: to those of its window alone (AnyPictureSize.window).
     """
 
     out: str
@@ -61,10 +63,10 @@ class AttendAll:
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinRows:
     """out = every `rows` rows one after the other as one row; `mean`: their mean.
 
-    Neighbours of a square of patches are such rows (places.py: Arrangement).
+    Neighbours of a square of patches are such rows (places.py: PatchArrangement).
     """
 
     out: str
@@ -73,11 +75,11 @@ class Join:
     mean: bool = False
 
 
-Operation = LayerNorm | Norm | Product | AttendAll | Join
+Operation = LayerNorm | Norm | MatrixProduct | AttendAll | JoinRows
 
 
 @dataclass(frozen=True)
-class Shape:
+class EncoderShape:
     """A vision transformer; sizes in pixels, heads and layers are numbers.
 
     fused: queries, keys and values are of one matrix. quick: its activation is x * sigmoid(1.702
@@ -96,7 +98,7 @@ class Shape:
     down: str = "ffn_down"
 
     @property
-    def side(self) -> int:
+    def patches_per_side(self) -> int:
         """Patches of a side."""
         return self.size // self.patch
 
@@ -107,7 +109,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class AnySize:
+class AnyPictureSize:
     """Pictures of any size, in whole blocks of patches, which come line by line in a block.
 
     A pair of a head's dimensions turns by a patch's row, or by its column, times base^(-4 i /
@@ -130,7 +132,7 @@ class Encoder:
     are of any size; `shape.size` and `positions` say nothing then.
     """
 
-    shape: Shape
+    shape: EncoderShape
     merge: int
     eps: float
     mean: tuple[float, ...]
@@ -139,11 +141,11 @@ class Encoder:
     operations: tuple[Operation, ...]
     rows: tuple[str, ...]
     across: frozenset[str] = frozenset()
-    free: AnySize | None = None
+    free: AnyPictureSize | None = None
     out_width: int = 0
 
     @property
-    def cell(self) -> int:
+    def block_pixels(self) -> int:
         """Pixels of a side of a block."""
         return self.shape.patch * self.merge
 
@@ -153,10 +155,10 @@ class Projector:
     """A file of llama.cpp's `--mmproj`: what its pictures become.
 
     way, sizes: how a picture is prepared (prepare.py). n_rows: of a tile; 0: as many as it has
-    blocks (AnySize). slot: what chat templates write for a picture; text: what stands for one of a
-    grid then, in which each `slot` is followed by the rows of the next tile, or stands for them
-    where it is not `kept`. bare: what stands for one in a template that knows no pictures, if that
-    is more. whole: the rows of a tile see each other, not only those before.
+    blocks (AnyPictureSize). slot: what chat templates write for a picture; text: what
+    stands for one of a grid then, in which each `slot` is followed by the rows of the next tile, or
+    stands for them where it is not `kept`. bare: what stands for one in a template that knows no
+    pictures, if that is more. whole: the rows of a tile see each other, not only those before.
     """
 
     kind: str
@@ -170,26 +172,28 @@ class Projector:
     bare: str | None = None
     whole: bool = False
 
-    def blocks(self, height: int, width: int) -> tuple[int, int] | None:
+    def block_grid(self, height: int, width: int) -> tuple[int, int] | None:
         """Return rows and columns of blocks of a tile of pixels; None: tiles have one size."""
         if self.encoder.free is None:
             return None
-        return height // self.encoder.cell, width // self.encoder.cell
+        return height // self.encoder.block_pixels, width // self.encoder.block_pixels
 
-    def most_rows(self, context: int) -> int:
+    def largest_tile_rows(self, context: int) -> int:
         """Return the rows of the largest tile that a context has room for."""
         if self.encoder.free is None:
             return self.n_rows
-        return max(1, min(self.sizes["most"] // self.encoder.cell**2, context))
+        return max(1, min(self.sizes["most"] // self.encoder.block_pixels**2, context))
 
-    def rows_of(self, height: int, width: int) -> int:
+    def rows_of_tile(self, height: int, width: int) -> int:
         """Return the rows of a tile of pixels."""
-        blocks = self.blocks(height, width)
+        blocks = self.block_grid(height, width)
         return self.n_rows if blocks is None else blocks[0] * blocks[1]
 
 
-def layers(
-    shape: Shape, every: int = 0, behind: Callable[[int], Iterable[Operation]] = lambda at: ()
+def layer_operations(
+    shape: EncoderShape,
+    every: int = 0,
+    behind: Callable[[int], Iterable[Operation]] = lambda at: (),
 ) -> list[Operation]:
     """Return the operations of all layers, up to the last norm.
 
@@ -202,17 +206,17 @@ def layers(
         at = f"v.blk.{index}."
         qkv = [("attn_qkv", 3 * width)] if shape.fused else [(f"attn_{n}", width) for n in "qkv"]
         up: tuple[tuple[str, int], ...] = ((f"{at}{shape.up}", shape.hidden),)
-        bend = Bend.QUICK_GELU if shape.quick else Bend.GELU
+        bend = ProductActivation.QUICK_GELU if shape.quick else ProductActivation.GELU
         if every:
-            up, bend = ((f"{at}ffn_gate", shape.hidden), *up), Bend.GATED
+            up, bend = ((f"{at}ffn_gate", shape.hidden), *up), ProductActivation.GATED
         found += [
             norm("normed", X, f"{at}ln1"),
-            Product("qkv", "normed", tuple((f"{at}{n}", rows) for n, rows in qkv)),
+            MatrixProduct("qkv", "normed", tuple((f"{at}{n}", rows) for n, rows in qkv)),
             AttendAll("attended", "qkv", shape.heads, every > 0 and (index + 1) % every != 0),
-            Product(X, "attended", ((f"{at}attn_out", width),)),
+            MatrixProduct(X, "attended", ((f"{at}attn_out", width),)),
             norm("normed", X, f"{at}ln2"),
-            Product("hidden", "normed", up, bend),
-            Product(X, "hidden", ((f"{at}{shape.down}", width),)),
+            MatrixProduct("hidden", "normed", up, bend),
+            MatrixProduct(X, "hidden", ((f"{at}{shape.down}", width),)),
             *behind(index),
         ]
     return [*found, norm("seen", X, "v.post_ln")]

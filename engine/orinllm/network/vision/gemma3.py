@@ -5,30 +5,32 @@ Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a 
 """
 
 from orinllm.network.layer import Norm
-from orinllm.network.vision.encoder import Join, Product, Projector, layers
+from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layer_operations
 from orinllm.network.vision.header import ClipHeader
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
 
 
-def gemma3(header: ClipHeader) -> Projector:
+def gemma3_projector(header: ClipHeader) -> Projector:
     """Return the projector of a Gemma 3."""
-    shape, pool = header.square(4)
-    out = header.tensor("mm.input_projection.weight")[-1]
+    shape, pool = header.square_tile_shape(4)
+    out = header.tensor_shape("mm.input_projection.weight")[-1]
     operations = [
-        *layers(shape),
-        Join("pooled", "seen", pool**2, mean=True),
+        *layer_operations(shape),
+        JoinRows("pooled", "seen", pool**2, mean=True),
         Norm("normed rows", "pooled", "mm.soft_emb_norm"),
-        Product("rows", "normed rows", (("mm.input_projection", out),)),
+        MatrixProduct("rows", "normed rows", (("mm.input_projection", out),)),
     ]
-    positions = range(shape.side**2)
-    encoder = header.encoder(shape, pool, positions, operations, across=("mm.input_projection",))
+    positions = range(shape.patches_per_side**2)
+    encoder = header.make_encoder(
+        shape, pool, positions, operations, across=("mm.input_projection",)
+    )
     return Projector(
         kind="gemma3",
         encoder=encoder,
         way="square",
         sizes={"size": shape.size},
-        n_rows=(shape.side // pool) ** 2,
+        n_rows=(shape.patches_per_side // pool) ** 2,
         slot=_BEGIN,
         kept=True,
         text=lambda grid: f"\n\n{_BEGIN}{_END}\n\n",

@@ -12,14 +12,14 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.network.layer import Norm
 from orinllm.network.vision.encoder import (
-    AnySize,
+    AnyPictureSize,
     AttendAll,
     Encoder,
-    Join,
+    EncoderShape,
+    JoinRows,
     LayerNorm,
+    MatrixProduct,
     Operation,
-    Product,
-    Shape,
 )
 from orinllm.network.vision.pictures import Floats
 
@@ -44,7 +44,7 @@ class ClipHeader:
             raise BadInput(f"{name} is missing from the file's metadata; a value was expected")
         return value
 
-    def count(self, key: str, default: int | None = None, most: int = _MOST) -> int:
+    def positive_whole_number(self, key: str, default: int | None = None, most: int = _MOST) -> int:
         """Return a whole number above 0."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -53,7 +53,7 @@ class ClipHeader:
             )
         return value
 
-    def floats(self, key: str, n: int = 3) -> tuple[float, ...]:
+    def numbers(self, key: str, n: int = 3) -> tuple[float, ...]:
         """Return `n` numbers from 0 on, as of three channels."""
         value = self.get(key)
         given = value if isinstance(value, list) else [value]
@@ -63,31 +63,37 @@ class ClipHeader:
             raise BadInput(f"clip.vision.{key} is {value!r}; {n} numbers from 0 on were expected")
         return tuple(map(float, given))
 
-    def square(self, default: int | None = None) -> tuple[Shape, int]:
+    def square_tile_shape(self, default: int | None = None) -> tuple[EncoderShape, int]:
         """Return the shape of an encoder of square tiles, and a side in patches of one row."""
         if self._metadata.get("clip.use_silu", False):
             raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
-        shape, side = self.shape(), self.count("projector.scale_factor", default)
-        if shape.side % side:
+        shape, side = (
+            self.encoder_shape(),
+            self.positive_whole_number("projector.scale_factor", default),
+        )
+        if shape.patches_per_side % side:
             raise BadInput(
-                f"clip.vision.projector.scale_factor is {side}; a divisor of {shape.side} patches "
-                "a side was expected"
+                f"clip.vision.projector.scale_factor is {side}; a divisor of "
+                f"{shape.patches_per_side} patches a side was expected"
             )
-        self._table(shape.side**2, shape.width)
+        self._check_position_table(shape.patches_per_side**2, shape.width)
         return shape, side
 
-    def shape(self) -> Shape:
+    def encoder_shape(self) -> EncoderShape:
         """Return the encoder's shape. In older files the names of up and down are exchanged."""
-        width, up = self.count("embedding_length"), self.tensor("v.blk.0.ffn_up.weight")
+        width, up = (
+            self.positive_whole_number("embedding_length"),
+            self.tensor_shape("v.blk.0.ffn_up.weight"),
+        )
         exchanged = len(up) == 2 and up[0] == width != up[1]
         hidden = up[1] if exchanged else up[0]
-        shape = Shape(
-            self.count("image_size"),
-            self.count("patch_size"),
+        shape = EncoderShape(
+            self.positive_whole_number("image_size"),
+            self.positive_whole_number("patch_size"),
             width,
             hidden,
-            self.count("attention.head_count"),
-            self.count("block_count", most=len(self._tensors)),
+            self.positive_whole_number("attention.head_count"),
+            self.positive_whole_number("block_count", most=len(self._tensors)),
             "v.blk.0.attn_qkv.weight" in self._tensors,
             not self._metadata.get("clip.use_gelu", False),
             *(("ffn_down", "ffn_up") if exchanged else ("ffn_up", "ffn_down")),
@@ -96,44 +102,44 @@ class ClipHeader:
             raise BadInput(f"clip.vision.*: sizes that do not fit each other: {shape}")
         return shape
 
-    def tensor(self, name: str) -> tuple[int, ...]:
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, rows first."""
         if name not in self._tensors:
             raise BadInput(f"tensor {name} is missing")
         self._read.add(name)
         return self._tensors[name].shape
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         """Say whether there is a tensor."""
         return name in self._tensors
 
-    def encoder(
+    def make_encoder(
         self,
-        shape: Shape,
+        shape: EncoderShape,
         merge: int,
-        positions: Iterable[int] | AnySize,
+        positions: Iterable[int] | AnyPictureSize,
         operations: Iterable[Operation],
         rows: Iterable[str] = ("rows",),
         across: Iterable[str] = (),
     ) -> Encoder:
         """Return an encoder, whose tensors are there in the shapes that it needs."""
-        free = positions if isinstance(positions, AnySize) else None
-        deviations = self.floats("image_std")
+        free = positions if isinstance(positions, AnyPictureSize) else None
+        deviations = self.numbers("image_std")
         if min(deviations) <= 0:
             raise BadInput(f"clip.vision.image_std is {deviations}; numbers above 0 were expected")
         encoder = Encoder(
             shape,
             merge,
-            self.floats("attention.layer_norm_epsilon", 1)[0],
-            self.floats("image_mean"),
+            self.numbers("attention.layer_norm_epsilon", 1)[0],
+            self.numbers("image_mean"),
             deviations,
-            () if isinstance(positions, AnySize) else tuple(positions),
+            () if isinstance(positions, AnyPictureSize) else tuple(positions),
             tuple(operations),
             tuple(rows),
             frozenset(across),
             free,
         )
-        widths = self._check(encoder, shape)
+        widths = self._check_tensors(encoder, shape)
         self._refuse_unread()
         return replace(encoder, out_width=sum(widths[name] for name in encoder.rows))
 
@@ -147,56 +153,60 @@ class ClipHeader:
                 "the file is of a variant that would be computed wrong"
             )
 
-    def _check(self, encoder: Encoder, shape: Shape) -> dict[str, int]:
+    def _check_tensors(self, encoder: Encoder, shape: EncoderShape) -> dict[str, int]:
         width, patch = shape.width, shape.patch
         for end in ("", ".1") if encoder.free else ("",):
-            self._expect(f"v.patch_embd.weight{end}", (width, 3, patch, patch))
-        if encoder.free is None or self.has("v.patch_embd.bias"):
-            self._expect("v.patch_embd.bias", (width,))
+            self._check_tensor_shape(f"v.patch_embd.weight{end}", (width, 3, patch, patch))
+        if encoder.free is None or self.has_tensor("v.patch_embd.bias"):
+            self._check_tensor_shape("v.patch_embd.bias", (width,))
         if encoder.free is not None and encoder.free.learned:
-            self._table(encoder.free.learned**2, width)
+            self._check_position_table(encoder.free.learned**2, width)
         widths = {"x": width}
         for operation in encoder.operations:
             match operation:
                 case LayerNorm(out, of, weight) | Norm(out, of, weight):
                     widths[out] = widths[of]
-                    self._expect(f"{weight}.weight", (widths[of],))
+                    self._check_tensor_shape(f"{weight}.weight", (widths[of],))
                     if isinstance(operation, LayerNorm):
-                        self._expect(f"{weight}.bias", (widths[of],))
-                case Product(out, of, matrices):
+                        self._check_tensor_shape(f"{weight}.bias", (widths[of],))
+                case MatrixProduct(out, of, matrices):
                     for name, n in matrices:
                         wanted = (n, widths[of])
                         across = name in encoder.across
-                        self._expect(f"{name}.weight", wanted[::-1] if across else wanted)
-                        if self.has(f"{name}.bias"):
-                            self._expect(f"{name}.bias", (n,))
+                        self._check_tensor_shape(
+                            f"{name}.weight", wanted[::-1] if across else wanted
+                        )
+                        if self.has_tensor(f"{name}.bias"):
+                            self._check_tensor_shape(f"{name}.bias", (n,))
                     widths[out] = operation.width
                 case AttendAll(out, of):
                     widths[out] = widths[of] // 3
-                case Join(out, of, rows, mean):
+                case JoinRows(out, of, rows, mean):
                     widths[out] = widths[of] * (1 if mean else rows)
         return widths
 
-    def _table(self, least: int, width: int) -> None:
-        rows = self.tensor("v.position_embd.weight")
+    def _check_position_table(self, least: int, width: int) -> None:
+        rows = self.tensor_shape("v.position_embd.weight")
         if len(rows) != 2 or rows[1] != width or rows[0] < least:
             raise BadInput(
                 f"tensor v.position_embd.weight has the shape {rows}; {least:,} rows or more of "
                 f"{width} were expected"
             )
 
-    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
-        if (found := self.tensor(name)) != shape:
+    def _check_tensor_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        if (found := self.tensor_shape(name)) != shape:
             raise BadInput(f"tensor {name} has the shape {found}; {shape} was expected")
 
 
-def weight_of(gguf: GGUF, name: str) -> Floats:
+def tensor_values(gguf: GGUF, name: str) -> Floats:
     """Return a tensor's values, rows first; of more than two dimensions as (rows, the rest).
 
     Where there are two, for two frames after the other, a picture is both: their sum.
     """
     tensor = gguf.tensors[name]
     rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-    values = np.asarray(dequantize(gguf.bytes(name).reshape(rows, -1), tensor.type), np.float32)
+    values = np.asarray(
+        dequantize(gguf.tensor_bytes(name).reshape(rows, -1), tensor.type), np.float32
+    )
     values = values.reshape(rows, -1) if rows > 1 else values.reshape(-1)
-    return values + weight_of(gguf, f"{name}.1") if f"{name}.1" in gguf.tensors else values
+    return values + tensor_values(gguf, f"{name}.1") if f"{name}.1" in gguf.tensors else values

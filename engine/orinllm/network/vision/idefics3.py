@@ -6,34 +6,39 @@ them are those of `transformers`' Idefics3Processor.
 
 import numpy as np
 
-from orinllm.network.vision.encoder import Join, Product, Projector, layers
+from orinllm.network.vision.encoder import JoinRows, MatrixProduct, Projector, layer_operations
 from orinllm.network.vision.header import ClipHeader
 
 _AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
-def idefics3(header: ClipHeader) -> Projector:
+def idefics3_projector(header: ClipHeader) -> Projector:
     """Return the projector of an Idefics 3 or a SmolVLM."""
-    shape, side = header.square()
-    out = header.tensor("mm.model.fc.weight")[0]
+    shape, side = header.square_tile_shape()
+    out = header.tensor_shape("mm.model.fc.weight")[0]
     operations = [
-        *layers(shape),
-        Join("joined", "seen", side**2),
-        Product("rows", "joined", (("mm.model.fc", out),)),
+        *layer_operations(shape),
+        JoinRows("joined", "seen", side**2),
+        MatrixProduct("rows", "joined", (("mm.model.fc", out),)),
     ]
     return Projector(
         kind="idefics3",
-        encoder=header.encoder(shape, side, _positions(shape.side), operations),
+        encoder=header.make_encoder(
+            shape, side, _patch_positions(shape.patches_per_side), operations
+        ),
         way="tiled",
-        sizes={"size": shape.size, "longest": header.count("preproc_image_size", shape.size)},
-        n_rows=(shape.side // side) ** 2,
+        sizes={
+            "size": shape.size,
+            "longest": header.positive_whole_number("preproc_image_size", shape.size),
+        },
+        n_rows=(shape.patches_per_side // side) ** 2,
         slot=_SLOT,
         kept=False,
-        text=_text,
+        text=_picture_text,
     )
 
 
-def _positions(side: int) -> list[int]:
+def _patch_positions(side: int) -> list[int]:
     """Return the position of each patch: its place in the tile, as a fraction in single floats.
 
     Where the fraction is rounded down, two neighbours have one position, as they had in training.
@@ -45,7 +50,7 @@ def _positions(side: int) -> list[int]:
     return [int(row * side + column) for row in buckets for column in buckets]
 
 
-def _text(grid: tuple[int, int]) -> str:
+def _picture_text(grid: tuple[int, int]) -> str:
     rows, columns = grid
     whole = f"{_AROUND}{_GLOBAL}{_SLOT}{_AROUND}"
     if (rows, columns) == (0, 0):

@@ -29,7 +29,7 @@ _KEPT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPicture:
     """A picture as its model's encoder takes it.
 
     tiles: (height, width, 3) each. grid: rows and columns of the tiles that it was cut into, before
@@ -46,14 +46,18 @@ class Picture:
     """A picture that an encoder makes `n_rows` rows of, when they are first asked for."""
 
     def __init__(
-        self, number: int, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
+        self,
+        number: int,
+        prepared: PreparedPicture,
+        n_rows: int,
+        encode: Callable[[PreparedPicture], Floats],
     ) -> None:
         self.grid, self.n_rows, self.shape = prepared.grid, n_rows, prepared.shape
         self.number, self.n_tiles = number, len(prepared.tiles)
         first = -number * MOST_ROWS - 1
         self.ids = range(first, first - n_rows, -1)
         self._encode, self._lock = encode, threading.Lock()
-        self._prepared: Prepared | None = prepared
+        self._prepared: PreparedPicture | None = prepared
         self._rows: Floats | None = None
 
     @property
@@ -86,17 +90,17 @@ _BY_NAME = weakref.WeakValueDictionary[bytes, Picture]()
 _RECENT: OrderedDict[int, Picture] = OrderedDict()
 
 
-def _number(row: int) -> int:
+def _picture_number(row: int) -> int:
     return (-row - 1) // MOST_ROWS
 
 
-def _known(row: int) -> Picture | None:
+def _known_picture(row: int) -> Picture | None:
     with _LOCK:
-        return _BY_NUMBER.get(_number(row))
+        return _BY_NUMBER.get(_picture_number(row))
 
 
-def picture_of(
-    owner: str, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
+def find_or_make_picture(
+    owner: str, prepared: PreparedPicture, n_rows: int, encode: Callable[[PreparedPicture], Floats]
 ) -> Picture:
     """Return the picture of these tiles, which may be known; `owner` names who encodes it."""
     name = hashlib.blake2b(f"{owner} {prepared.grid}".encode())
@@ -115,7 +119,7 @@ def picture_of(
         return picture
 
 
-def is_row(token: int) -> bool:
+def is_picture_row(token: int) -> bool:
     """Say whether a number among tokens may be a row of a picture."""
     return token < -MOST_ROWS
 
@@ -125,25 +129,27 @@ def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
 
     Raises BadInput for rows of a picture that is gone.
     """
-    rows = {_number(row): row for row in ids if row < 0}  # one of each picture
-    found = [picture for _, row in sorted(rows.items()) if (picture := _known(row)) is not None]
+    rows = {_picture_number(row): row for row in ids if row < 0}  # one of each picture
+    found = [
+        picture for _, row in sorted(rows.items()) if (picture := _known_picture(row)) is not None
+    ]
     if len(found) < len(rows):
         raise BadInput("the prompt has rows of a picture that is not there any more")
     return tuple(found)
 
 
-def rows_of(ids: Sequence[int]) -> tuple[list[int], Floats]:
+def picture_rows_in(ids: Sequence[int]) -> tuple[list[int], Floats]:
     """Return the places of a prompt's piece that are rows of pictures, and these rows.
 
     Computes those of pictures that are new. Somebody must hold the pictures (`pictures_in`).
     """
     places = [at for at, row in enumerate(ids) if row < 0]
     found = {picture.number: picture.rows for picture in pictures_in(ids)}
-    rows = [found[_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
+    rows = [found[_picture_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
     return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
 
-def turns_of(ids: Sequence[int], start: int, end: int) -> Turns:
+def mrope_positions(ids: Sequence[int], start: int, end: int) -> Turns:
     """Return the positions of ids[start:end] in three parts; `ids` begin at position 0.
 
     Those of text are equal. A picture of a shape has one time, and its rows and columns from there
@@ -151,7 +157,7 @@ def turns_of(ids: Sequence[int], start: int, end: int) -> Turns:
     """
     numbers = np.asarray(ids[:end], np.int64)
     turns = np.tile(np.arange(len(numbers), dtype=np.int32), (3, 1))
-    for at, (rows, columns) in _shapes(numbers):
+    for at, (rows, columns) in _shaped_pictures(numbers):
         n = min(rows * columns, end - at)
         places = np.arange(rows * columns, dtype=np.int32)[:n]
         turns[:, at : at + n] = turns[0, at]
@@ -161,21 +167,21 @@ def turns_of(ids: Sequence[int], start: int, end: int) -> Turns:
     return turns[:, start:]
 
 
-def text_turns(positions: Sequence[int]) -> Turns:
+def mrope_positions_of_text(positions: Sequence[int]) -> Turns:
     """Return the positions of text in three parts."""
     return np.tile(np.array(positions, np.int32), (3, 1))
 
 
 def position_shift(ids: Sequence[int]) -> int:
     """Return by how much the positions of text behind `ids` are less than the number of these."""
-    shapes = _shapes(np.asarray(ids, np.int64))
+    shapes = _shaped_pictures(np.asarray(ids, np.int64))
     return sum(rows * columns - max(rows, columns) for _, (rows, columns) in shapes)
 
 
-def _shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
+def _shaped_pictures(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield where pictures of a shape begin among tokens, and the shape."""
     for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
-        picture = _known(int(ids[at]))
+        picture = _known_picture(int(ids[at]))
         if picture is not None and picture.shape is not None:
             yield int(at), picture.shape
 
@@ -184,7 +190,7 @@ def picture_rows_ahead(ids: Sequence[int]) -> list[int]:
     """Return for each token of a prompt's piece how many rows of its own picture follow it."""
     found = [0] * len(ids)
     for at in range(len(ids) - 2, -1, -1):
-        if _same(ids, at + 1):
+        if _continues_picture(ids, at + 1):
             found[at] = found[at + 1] + 1
     return found
 
@@ -194,19 +200,19 @@ def end_between_pictures(ids: Sequence[int], start: int, end: int) -> int:
 
     That is before the picture, or behind it where the piece begins in it.
     """
-    if not start < end < len(ids) or not _same(ids, end):
+    if not start < end < len(ids) or not _continues_picture(ids, end):
         return end
     first = end
-    while first > start and _same(ids, first):
+    while first > start and _continues_picture(ids, first):
         first -= 1
     if first > start:
         return first
-    while end < len(ids) and _same(ids, end):
+    while end < len(ids) and _continues_picture(ids, end):
         end += 1
     return end
 
 
-def pieces_of(
+def split_into_pieces(
     ids: Sequence[int], start: int, end: int, most: int, whole: bool
 ) -> Iterator[tuple[int, int]]:
     """Yield pieces of ids[start:end], of `most` tokens or fewer; `whole`: none cuts a picture.
@@ -220,6 +226,6 @@ def pieces_of(
         start = to
 
 
-def _same(ids: Sequence[int], at: int) -> bool:
+def _continues_picture(ids: Sequence[int], at: int) -> bool:
     """Say whether a token is a row of the same picture as the one before it."""
     return at > 0 and ids[at] < 0 and ids[at] == ids[at - 1] - 1

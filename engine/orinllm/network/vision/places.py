@@ -10,20 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.network.vision.encoder import AnySize, Encoder
+from orinllm.network.vision.encoder import AnyPictureSize, Encoder
 from orinllm.network.vision.pictures import Floats, Pixels
 
 Places = NDArray[np.int64]
 
 
-def places_of(rows: int, columns: int, merge: int) -> Places:
+def patch_places(rows: int, columns: int, merge: int) -> Places:
     """Return row and column of each patch of a grid, in their order: (patches, 2)."""
     grid = np.indices((rows, columns)).reshape(2, rows // merge, merge, columns // merge, merge)
     found: Places = grid.transpose(1, 3, 2, 4, 0).reshape(-1, 2)
     return found
 
 
-def patches_of(encoder: Encoder, tile: Pixels) -> Floats:
+def normed_patches(encoder: Encoder, tile: Pixels) -> Floats:
     """Return a tile's patches, normed by channel: (patches, 3 * patch * patch)."""
     size, patch = encoder.shape.size, encoder.shape.patch
     if encoder.free is None and tile.shape != (size, size, 3):
@@ -34,11 +34,11 @@ def patches_of(encoder: Encoder, tile: Pixels) -> Floats:
     down, across = tile.shape[0] // patch, tile.shape[1] // patch
     x = x[: down * patch, : across * patch].reshape(down, patch, across, patch, 3)
     found = x.transpose(0, 2, 4, 1, 3).reshape(down, across, -1)
-    row, column = places_of(down, across, encoder.merge).T
+    row, column = patch_places(down, across, encoder.merge).T
     return np.ascontiguousarray(found[row, column])
 
 
-def turns_of(encoder: Encoder, free: AnySize, places: Places) -> tuple[Floats, Floats]:
+def rotary_tables(encoder: Encoder, free: AnyPictureSize, places: Places) -> tuple[Floats, Floats]:
     """Return cosines and sines by which heads are turned: (patches, half a head)."""
     half = encoder.shape.head_dim // 2
     frequencies = np.float32(free.base) ** (-np.arange(0, half, 2, dtype=np.float32) / half)
@@ -46,7 +46,7 @@ def turns_of(encoder: Encoder, free: AnySize, places: Places) -> tuple[Floats, F
     return np.cos(angles), np.sin(angles)
 
 
-def taps_of(side: int, rows: int, columns: int, places: Places) -> tuple[Places, Floats]:
+def interpolation_taps(side: int, rows: int, columns: int, places: Places) -> tuple[Places, Floats]:
     """Return which four rows of a square of positions a patch is between, and how near each is."""
 
     def taps(at: Places, n: int) -> tuple[Places, Floats]:
@@ -64,7 +64,7 @@ def taps_of(side: int, rows: int, columns: int, places: Places) -> tuple[Places,
     return np.stack(of, axis=1), np.stack(by, axis=1)
 
 
-def interpolated(table: Floats, taps: tuple[Places, Floats]) -> Floats:
+def interpolate_rows(table: Floats, taps: tuple[Places, Floats]) -> Floats:
     """Return the sum of a table's rows, each times a weight: (patches, width)."""
     out = np.zeros((len(taps[0]), table.shape[1]), np.float32)
     for of, by in zip(taps[0].T, taps[1].T, strict=True):
@@ -73,11 +73,12 @@ def interpolated(table: Floats, taps: tuple[Places, Floats]) -> Floats:
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class PatchArrangement:
     """Patches of a shape in an order in which those of a window, and of a row, lie together.
 
-    order: which of `patches_of` each is. taps: which rows of learned positions it has, and how much
-    of each (`taps_of`). windows: their ranges of rows. back: which row each of a result is.
+    order: which of `normed_patches` each is. taps: which rows of learned positions it has, and how
+    much of each (`interpolation_taps`). windows: their ranges of rows. back: which row each of a
+    result is.
     """
 
     order: Places
@@ -87,14 +88,14 @@ class Arrangement:
     back: Places
 
 
-def arrange(encoder: Encoder, rows: int, columns: int) -> Arrangement:
+def arrange_patches(encoder: Encoder, rows: int, columns: int) -> PatchArrangement:
     """Return the arrangement of a grid of patches."""
-    places, each = places_of(rows, columns, encoder.merge), encoder.merge**2
+    places, each = patch_places(rows, columns, encoder.merge), encoder.merge**2
     if (free := encoder.free) is None:
         of, by = np.zeros((len(places), 4), np.int64), np.zeros((len(places), 4), np.float32)
         of[:, 0], by[:, 0] = np.array(encoder.positions)[places @ np.array((columns, 1))], 1
         order = np.arange(len(places))
-        return Arrangement(order, (of, by), None, [], order[: len(order) // each])
+        return PatchArrangement(order, (of, by), None, [], order[: len(order) // each])
     order, ranges = np.arange(len(places)), list[slice]()
     if free.window:
         down, right = (places // free.window).T
@@ -103,12 +104,12 @@ def arrange(encoder: Encoder, rows: int, columns: int) -> Arrangement:
         ends = [*np.flatnonzero(np.diff(window[order])) + 1, len(order)]
         ranges = [slice(int(a), int(b)) for a, b in zip([0, *ends], ends, strict=False)]
     places = places[order]
-    taps = taps_of(free.learned, rows, columns, places) if free.learned else None
+    taps = interpolation_taps(free.learned, rows, columns, places) if free.learned else None
     back = np.argsort(order[::each], kind="stable")
-    return Arrangement(order, taps, turns_of(encoder, free, places), ranges, back)
+    return PatchArrangement(order, taps, rotary_tables(encoder, free, places), ranges, back)
 
 
-def blocks_of(windows: Sequence[slice], rows: int) -> Places:
+def attention_blocks(windows: Sequence[slice], rows: int) -> Places:
     """Return blocks of attention of so many rows: (first, end, first key, end of keys)."""
     found = [
         (first, min(first + rows, window.stop), window.start, window.stop)

@@ -25,10 +25,10 @@ _MOST_RATIO = 200
 Tiles = tuple[list[Image.Image], tuple[int, int]]
 
 
-def decode(data: bytes) -> Image.Image:
+def decode_picture(data: bytes) -> Image.Image:
     """Return the first frame of a file, upright, in RGB; raises BadInput for what is none."""
     try:
-        return upright(Image.open(io.BytesIO(data), formats=FORMATS))
+        return turn_upright(Image.open(io.BytesIO(data), formats=FORMATS))
     except UnidentifiedImageError:
         raise BadInput(f"it is no picture: {', '.join(FORMATS)} were expected") from None
     except Image.DecompressionBombError:
@@ -43,7 +43,7 @@ def check_size(width: int, height: int) -> None:
         )
 
 
-def upright(image: Image.Image) -> Image.Image:
+def turn_upright(image: Image.Image) -> Image.Image:
     """Return a picture turned as its EXIF data say, in RGB; what is transparent is white."""
     check_size(*image.size)
     image = ImageOps.exif_transpose(image)
@@ -54,18 +54,18 @@ def upright(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def square(image: Image.Image, size: int) -> Tiles:
+def square_tiles(image: Image.Image, size: int) -> Tiles:
     """Gemma 3: the whole picture as a square of `size` pixels."""
     return [image.resize((size, size), Image.Resampling.BILINEAR)], (0, 0)
 
 
-def tiled(image: Image.Image, size: int, longest: int) -> Tiles:
+def tiles_and_thumbnail(image: Image.Image, size: int, longest: int) -> Tiles:
     """Idefics 3: tiles of `size` pixels of a picture whose longer side is `longest`, and all of it.
 
     A picture that is one tile is not cut.
     """
-    image = _resized(image, *_longest_side(image.size, longest))
-    image = _resized(image, *_whole_tiles(image.size, size))
+    image = _resize(image, *_size_by_longest_side(image.size, longest))
+    image = _resize(image, *_size_in_whole_tiles(image.size, size))
     columns, rows = image.width // size, image.height // size
     if (columns, rows) == (1, 1):
         return [image], (0, 0)
@@ -74,10 +74,10 @@ def tiled(image: Image.Image, size: int, longest: int) -> Tiles:
         for row in range(rows)
         for column in range(columns)
     ]
-    return [*map(image.crop, boxes), _resized(image, size, size)], (rows, columns)
+    return [*map(image.crop, boxes), _resize(image, size, size)], (rows, columns)
 
 
-def blocks(image: Image.Image, cell: int, least: int, most: int) -> Tiles:
+def whole_block_tiles(image: Image.Image, cell: int, least: int, most: int) -> Tiles:
     """Qwen-VL: the whole picture, in whole blocks of `cell` pixels a side.
 
     It has from `least` to `most` pixels then, about, and its ratio of sides, which is up to 200.
@@ -98,11 +98,11 @@ def blocks(image: Image.Image, cell: int, least: int, most: int) -> Tiles:
     return [image.resize((wide, high), Image.Resampling.BICUBIC)], (0, 0)
 
 
-def _resized(image: Image.Image, width: int, height: int) -> Image.Image:
+def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def _longest_side(size: tuple[int, int], longest: int) -> tuple[int, int]:
+def _size_by_longest_side(size: tuple[int, int], longest: int) -> tuple[int, int]:
     """Return the size with a longer side of `longest`; the other one is even."""
     width, height = size
     ratio = width / height
@@ -121,7 +121,7 @@ def _longest_side(size: tuple[int, int], longest: int) -> tuple[int, int]:
     return max(width, 1), max(height, 1)
 
 
-def _whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
+def _size_in_whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
     """Return the size in whole tiles: the longer side first, the other one as the ratio says."""
     width, height = size
     ratio = width / height
@@ -135,16 +135,20 @@ def _whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
 
 
 #: Ways to prepare a picture, by the name that a projector gives.
-WAYS: Mapping[str, Callable[..., Tiles]] = {"square": square, "tiled": tiled, "blocks": blocks}
+WAYS: Mapping[str, Callable[..., Tiles]] = {
+    "square": square_tiles,
+    "tiled": tiles_and_thumbnail,
+    "blocks": whole_block_tiles,
+}
 
 
-def prepare(source: bytes | Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
+def prepare_picture(source: bytes | Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
     """Return the tiles of a file or an image, and their grid (pictures.py: Prepared).
 
     Raises BadInput, one line, for what is none.
     """
     try:
-        image = decode(source) if isinstance(source, bytes) else upright(source)
+        image = decode_picture(source) if isinstance(source, bytes) else turn_upright(source)
         return WAYS[way](image, **sizes)
     except (BadInput, MemoryError):
         raise

@@ -12,15 +12,15 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import (
-    AnySize,
-    Bend,
-    Join,
+    AnyPictureSize,
+    EncoderShape,
+    JoinRows,
     LayerNorm,
+    MatrixProduct,
     Operation,
-    Product,
+    ProductActivation,
     Projector,
-    Shape,
-    layers,
+    layer_operations,
 )
 from orinllm.network.vision.header import ClipHeader
 
@@ -32,46 +32,54 @@ _MOST, _LEAST, _LEAST_3 = 4096, 4, 64
 _WINDOW = 112
 
 
-def qwen2vl(header: ClipHeader) -> Projector:
+def qwen2vl_projector(header: ClipHeader) -> Projector:
     """Return the projector of a Qwen2-VL."""
-    shape = header.shape()
-    return _projector(header, shape, AnySize(), layers(shape), "qwen2vl_merger")
+    shape = header.encoder_shape()
+    return _make_projector(
+        header, shape, AnyPictureSize(), layer_operations(shape), "qwen2vl_merger"
+    )
 
 
-def qwen25vl(header: ClipHeader) -> Projector:
+def qwen25vl_projector(header: ClipHeader) -> Projector:
     """Return the projector of a Qwen2.5-VL: windows, RMS norms and SwiGLU."""
-    shape, merge, every = header.shape(), _merge(header), header.count("n_wa_pattern")
+    shape, merge, every = (
+        header.encoder_shape(),
+        _merge_size(header),
+        header.positive_whole_number("n_wa_pattern"),
+    )
     window = _WINDOW // shape.patch // merge * merge
     if not window:
         raise BadInput(
             f"clip.vision.patch_size is {shape.patch}; windows of {_WINDOW} pixels have no room "
             "for a block of such patches"
         )
-    return _projector(header, shape, AnySize(window), layers(shape, every), "qwen2.5vl_merger")
+    return _make_projector(
+        header, shape, AnyPictureSize(window), layer_operations(shape, every), "qwen2.5vl_merger"
+    )
 
 
-def qwen3vl(header: ClipHeader) -> Projector:
+def qwen3vl_projector(header: ClipHeader) -> Projector:
     """Return the projector of a Qwen3-VL: learned positions, and rows of layers on the way."""
-    shape, rows = replace(header.shape(), quick=False), _merge(header) ** 2
+    shape, rows = replace(header.encoder_shape(), quick=False), _merge_size(header) ** 2
     beside = list[str]()
 
     def behind(at: int) -> Iterator[Operation]:
         prefix = f"v.deepstack.{at}."
-        if header.has(f"{prefix}fc1.weight"):
+        if header.has_tensor(f"{prefix}fc1.weight"):
             beside.append(f"beside {at}")
-            yield Join("joined", X, rows)
+            yield JoinRows("joined", X, rows)
             yield LayerNorm("normed", "joined", f"{prefix}norm")
-            yield from _two(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
+            yield from _two_products(header, beside[-1], (f"{prefix}fc1", f"{prefix}fc2"))
 
-    operations = layers(shape, behind=behind)
-    free = AnySize(learned=math.isqrt(header.tensor("v.position_embd.weight")[0]))
-    return _projector(header, shape, free, operations, "qwen3vl_merger", beside)
+    operations = layer_operations(shape, behind=behind)
+    free = AnyPictureSize(learned=math.isqrt(header.tensor_shape("v.position_embd.weight")[0]))
+    return _make_projector(header, shape, free, operations, "qwen3vl_merger", beside)
 
 
-def _projector(
+def _make_projector(
     header: ClipHeader,
-    shape: Shape,
-    free: AnySize,
+    shape: EncoderShape,
+    free: AnyPictureSize,
     operations: list[Operation],
     kind: str,
     beside: Sequence[str] = (),
@@ -82,18 +90,21 @@ def _projector(
             f"clip.vision.attention.head_count is {shape.heads}: heads of {shape.width} elements "
             "whose quarters are whole were expected"
         )
-    merge = _merge(header)
-    operations += [Join("normed", "seen", merge**2), *_two(header, "rows", ("mm.0", "mm.2"))]
-    encoder = header.encoder(shape, merge, free, operations, ("rows", *beside))
-    area, least = encoder.cell**2, _LEAST_3 if free.learned else _LEAST
+    merge = _merge_size(header)
+    operations += [
+        JoinRows("normed", "seen", merge**2),
+        *_two_products(header, "rows", ("mm.0", "mm.2")),
+    ]
+    encoder = header.make_encoder(shape, merge, free, operations, ("rows", *beside))
+    area, least = encoder.block_pixels**2, _LEAST_3 if free.learned else _LEAST
     return Projector(
         kind=kind,
         encoder=encoder,
         way="blocks",
         sizes={
-            "cell": encoder.cell,
-            "least": header.count("image_min_pixels", least * area, most=1 << 30),
-            "most": header.count("image_max_pixels", _MOST * area, most=1 << 30),
+            "cell": encoder.block_pixels,
+            "least": header.positive_whole_number("image_min_pixels", least * area, most=1 << 30),
+            "most": header.positive_whole_number("image_max_pixels", _MOST * area, most=1 << 30),
         },
         n_rows=0,
         slot=_SLOT,
@@ -103,12 +114,12 @@ def _projector(
     )
 
 
-def _merge(header: ClipHeader) -> int:
-    return header.count("spatial_merge_size", 2)
+def _merge_size(header: ClipHeader) -> int:
+    return header.positive_whole_number("spatial_merge_size", 2)
 
 
-def _two(header: ClipHeader, out: str, names: tuple[str, str]) -> Iterator[Operation]:
+def _two_products(header: ClipHeader, out: str, names: tuple[str, str]) -> Iterator[Operation]:
     """Yield two matrices with an exact GELU between them, of the value "normed"."""
-    first, second = ((name, header.tensor(f"{name}.weight")[0]) for name in names)
-    yield Product("between", "normed", (first,), Bend.EXACT_GELU)
-    yield Product(out, "between", (second,))
+    first, second = ((name, header.tensor_shape(f"{name}.weight")[0]) for name in names)
+    yield MatrixProduct("between", "normed", (first,), ProductActivation.EXACT_GELU)
+    yield MatrixProduct(out, "between", (second,))

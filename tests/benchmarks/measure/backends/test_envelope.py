@@ -100,8 +100,8 @@ def test_a_compiler_that_is_missing_or_fails(tmp_path: Path, monkeypatch: Patch)
 PLANNED = """
 from orinbench.measure.backends.envelope import limit_cuda
 green = limit_cuda()
-from orinllm.gpu.device import blocks_per_sm, multiprocessors
-print(multiprocessors("CUDA"), green.sms, blocks_per_sm("CUDA"))
+from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
+print(multiprocessor_count("CUDA"), green.sms, gemv_blocks_per_sm("CUDA"))
 """
 
 

@@ -120,9 +120,11 @@ def test_a_batch_is_compared_with_its_sequences_alone(
     assert swapped.error > 0.5
 
     # Every token reads a page that nobody has written, or one of the other sequence's.
-    place = Decoder.place
+    place = Decoder.set_pages
     for stale in (lambda pages: [[7]] * len(pages), lambda pages: [*pages[1:], pages[0]]):
-        monkeypatch.setattr(Decoder, "place", lambda *a, of=stale: place(a[0], of(a[1]), *a[2:]))
+        monkeypatch.setattr(
+            Decoder, "set_pages", lambda *a, of=stale: place(a[0], of(a[1]), *a[2:])
+        )
         runner = FusedRunner(runner.executor, 2)
         stays = stale([1, 2]) == [[7], [7]]
         of = replace(case, n_depth=10) if stays else case  # else what is read is written, too
@@ -137,20 +139,20 @@ def test_a_stale_page_of_a_long_text_shows(
     """One of three pages, whose effect on logits was 0.5 %: both ways read it."""
     from orinllm.batching.fused_runner import FusedRunner
 
-    place, table = Decoder.place, FusedExecutor.place
+    place, table = Decoder.set_pages, FusedExecutor.set_pages
 
     def other(pages: Sequence[int]) -> list[int]:
         return [page if at != 1 else 3 for at, page in enumerate(pages)]
 
     if fault == "tokens":
-        monkeypatch.setattr(Decoder, "place", lambda *a: place(a[0], [other(a[1][0])], *a[2:]))
+        monkeypatch.setattr(Decoder, "set_pages", lambda *a: place(a[0], [other(a[1][0])], *a[2:]))
     elif fault == "prompt":
 
         def placed(executor: FusedExecutor, pages: Sequence[int], states: int = 0) -> None:
             table(executor, other(pages), states)
-            executor.decoder().place([pages])
+            executor.decoder_for().set_pages([pages])
 
-        monkeypatch.setattr(FusedExecutor, "place", placed)
+        monkeypatch.setattr(FusedExecutor, "set_pages", placed)
     runner = FusedRunner(load_emulated(tiny_path, 192, pages=4), 1)
     case = Case(0, 2, 140)
     found = check_engine_row(runner, case, rows_of(case))

@@ -14,7 +14,7 @@ from orinbench.errors import BenchError
 from orinbench.measure.profiling import command as profile
 from orinbench.measure.profiling.command import Profile, grouped, markdown, profile_command
 from orinbench.measure.profiling.log import kernel_class, read_log
-from orinllm.gpu.compiler import write_clang
+from orinllm.gpu.compiler import write_clang_script
 
 # Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
 LOG = """\
@@ -93,7 +93,7 @@ def test_a_device_that_does_not_open_is_one_line(least_path: Path) -> None:
 
 
 def test_a_model_on_the_cpu(least_path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    assert write_clang(tmp_path), "ziglang: missing, install the extra cpu"
+    assert write_clang_script(tmp_path), "ziglang: missing, install the extra cpu"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
     words = ["-m", str(least_path), "--backend", "tinygrad:CPU", "-p", "9"]

@@ -245,6 +245,6 @@ def test_a_peak_is_multiprocessors_times_clock_times_rate(
     state = SimpleNamespace(readings=SimpleNamespace(gpus=gpus))
     monkeypatch.setattr(work, "Device", Devices())
     monkeypatch.setattr(work, "read_state", lambda: state)
-    monkeypatch.setattr(work, "multiprocessors", lambda name: 16)
+    monkeypatch.setattr(work, "multiprocessor_count", lambda name: 16)
     found = peak("float16")
     assert found is None if want is None else found is not None and found[0] == want

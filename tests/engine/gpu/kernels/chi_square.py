@@ -14,9 +14,9 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling, candidates
-from orinllm.gpu.draws import slot_bytes
-from orinllm.gpu.kernels.sample import SampleBuffers, sample_tokens
-from orinllm.gpu.launch import Graph
+from orinllm.gpu.draws import packed_slot
+from orinllm.gpu.kernels.sample import SampleBuffers, sampling_launches
+from orinllm.gpu.launch import LaunchGraph
 
 SLOTS = 1000
 
@@ -32,15 +32,15 @@ def draw(
     assert len(positions) % SLOTS == 0
     rows = Buffer(device, SLOTS * len(logits), dtypes.float32).allocate()
     state = Buffer(device, 2 * SLOTS, dtypes.int32).allocate()
-    buffers = SampleBuffers.make(rows, state, SLOTS, 64)
-    graph = Graph(device, tuple(sample_tokens(buffers, threads)))
-    buffers.slots.copyin(memoryview(bytearray(slot_bytes(how) * SLOTS)))
+    buffers = SampleBuffers.allocate(rows, state, SLOTS, 64)
+    graph = LaunchGraph(device, tuple(sampling_launches(buffers, threads)))
+    buffers.slots.copyin(memoryview(bytearray(packed_slot(how) * SLOTS)))
     rows.copyin(memoryview(bytearray(np.tile(logits, SLOTS))))
     drawn = []
     for start in range(0, len(positions), SLOTS):
         given = np.array([*[-1] * SLOTS, *positions[start : start + SLOTS]], np.int32)
         state.copyin(memoryview(bytearray(given)))
-        graph.run()
+        graph.start()
         out = state.copyout(memoryview(bytearray(state.nbytes)))
         drawn.append(np.frombuffer(out, np.int32)[:SLOTS].copy())
     return np.concatenate(drawn)

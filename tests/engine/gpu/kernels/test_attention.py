@@ -15,14 +15,14 @@ from tests.engine.gpu import cuda_emulation
 from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tinygrad.device import Buffer
 
-from orinllm.file.ggml import kernel_types
+from orinllm.file.ggml import kernel_ggml_types
 from orinllm.gpu.device import compile_cuda
 from orinllm.gpu.kernels.attention import (
     AttentionInputs,
-    attend_chunk,
-    attend_token,
-    rotate_chunk,
-    store_keys,
+    chunk_attention_launch,
+    chunk_rotation_launch,
+    store_keys_launch,
+    token_attention_launch,
 )
 from orinllm.gpu.kernels.buffers import (
     CHUNK,
@@ -31,21 +31,21 @@ from orinllm.gpu.kernels.buffers import (
     PAGE,
     Q8_0,
     AttentionParts,
-    Cache,
-    Heads,
-    KeyType,
+    KernelHeads,
+    KvCacheType,
+    LayerKvCache,
     Weight,
 )
-from orinllm.gpu.kernels.gemv import Product, products
-from orinllm.gpu.kernels.joined import join_neighbours
-from orinllm.gpu.launch import Graph, Launch, shared_bytes
+from orinllm.gpu.kernels.gemv import GemvProduct, gemv_launches
+from orinllm.gpu.kernels.joined import join_neighbouring_launches
+from orinllm.gpu.launch import Launch, LaunchGraph, shared_memory_declaration
 from orinllm.network.layer import Attention, Rope
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-6
 # Tokens of a context, and of one whose splits are more than FEW: COMBINED of parts.cuh.
 LONG, LONGER = 832, 2112
-F16_WEIGHTS = next(t for t in kernel_types().values() if t.name == "F16")
+F16_WEIGHTS = next(t for t in kernel_ggml_types().values() if t.name == "F16")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Case:
     window: int = 0
     sinks: bool = False
     rotated: int = 0  # dimensions; 0: all
-    kv_type: KeyType = F16
+    kv_type: KvCacheType = F16
     valued: bool = False  # values are normed
 
     def attention(self) -> Attention:
@@ -102,10 +102,10 @@ def unset(*shape: int, dtype: Any = np.float32) -> Buffer:
 
 
 def run(*launches: Launch) -> None:
-    Graph("EMU", launches).run()
+    LaunchGraph("EMU", launches).start()
 
 
-def pack(values: Array, kind: KeyType) -> list[Array]:
+def pack(values: Array, kind: KvCacheType) -> list[Array]:
     """Return keys or values as they lie in memory: elements, and scales where there are any."""
     if not kind.group:
         return [values.astype(np.float16)]
@@ -131,7 +131,7 @@ class Layer:
         self, case: Case, rng: np.random.Generator, start: int, context: int, sequences: int = 1
     ) -> None:
         self.case, self.rng = case, rng
-        self.heads = Heads(case.attention(), context, sequences, case.kv_type)
+        self.heads = KernelHeads(case.attention(), context, sequences, case.kv_type)
         pages = context // PAGE
         self.table = rng.permutation(sequences * pages).astype(np.int32).reshape(sequences, pages)
         shape = (sequences * pages, 2, case.kv, PAGE, case.dim)
@@ -147,7 +147,7 @@ class Layer:
         self.shapes = [array.shape for array in packed]
         buffers = [buffer(array) for array in packed]
         scales = buffers[1] if case.kv_type.group else None
-        self.cache = Cache(self.heads, buffers[0], scales, buffer(self.table))
+        self.cache = LayerKvCache(self.heads, buffers[0], scales, buffer(self.table))
 
     @property
     def rope(self) -> Rope:
@@ -233,7 +233,7 @@ def parts_of(layer: Layer, splits: int) -> AttentionParts:
 
 
 def state_of(layer: Layer, positions: list[int]) -> Buffer:
-    counters = 1 + layer.heads.sequences * layer.heads.blocks
+    counters = 1 + layer.heads.sequences * layer.heads.block_count
     return buffer(np.array([0] * len(positions) + positions + [0] * counters, np.int32))
 
 
@@ -248,7 +248,7 @@ def test_a_token(case: Case, position: int, rng: np.random.Generator) -> None:
     splits = 7 if position == LONG - 13 and not case.window else 1
     dtype = np.float16 if splits > 1 else np.float32
     out, state = unset(heads, case.dim, dtype=dtype), state_of(layer, [position])
-    run(attend_token(out, layer.inputs(qkv), parts_of(layer, splits), state))
+    run(token_attention_launch(out, layer.inputs(qkv), parts_of(layer, splits), state))
     layer.check_written(qkv[0], position, 0)
     new, before = layer.written()[0], layer.before()[0]
     np.testing.assert_array_equal(new[:, :, :position], before[:, :, :position])
@@ -257,7 +257,7 @@ def test_a_token(case: Case, position: int, rng: np.random.Generator) -> None:
     for i in range(heads):
         want = layer.attended(qkv[0], i, position, new)
         np.testing.assert_allclose(got[i], want, rtol=4e-3, atol=4e-3)
-    assert read(state, np.int32).tolist() == [0, position, *[0] * (1 + layer.heads.blocks)]
+    assert read(state, np.int32).tolist() == [0, position, *[0] * (1 + layer.heads.block_count)]
 
 
 def test_the_smallest_keys_and_values_keep_their_signs(rng: np.random.Generator) -> None:
@@ -265,7 +265,7 @@ def test_the_smallest_keys_and_values_keep_their_signs(rng: np.random.Generator)
     layer = Layer(CASES[10], rng, 3, PAGE)
     qkv, heads = layer.qkv(1) * np.float32(4e-6), layer.case.kv * layer.case.group
     out = unset(heads, layer.case.dim)
-    run(attend_token(out, layer.inputs(qkv), parts_of(layer, 1), state_of(layer, [3])))
+    run(token_attention_launch(out, layer.inputs(qkv), parts_of(layer, 1), state_of(layer, [3])))
     values = qkv[0, heads + layer.case.kv :].astype(np.float64)
     off = np.abs(layer.written()[0, 1, :, 3] - values)
     top = np.abs(values).reshape(-1, 32).max(1)
@@ -279,12 +279,12 @@ def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.G
     for stored in (False, True):
         layer, out = Layer(case, rng, 63, 128, 3), unset(3, heads, case.dim)
         inputs, state = layer.inputs(qkv), state_of(layer, positions)
-        attention = attend_token(out, inputs, parts_of(layer, 3), state, stored)
+        attention = token_attention_launch(out, inputs, parts_of(layer, 3), state, stored)
         if stored:  # by another launch, for tokens that see one another
             before = layer.written()
             run(attention)
             np.testing.assert_array_equal(layer.written(), before)
-            run(store_keys(inputs, 3, state))
+            run(store_keys_launch(inputs, 3, state))
         run(attention)
         got, new = read(out).reshape(3, heads, case.dim), layer.written()
         for b, position in enumerate(positions):
@@ -302,11 +302,11 @@ def test_what_parts_of_a_launch_need(dim: int, launches: int, rng: np.random.Gen
     """
     layer = Layer(Case(dim, 1, 4), rng, 0, PAGE)
     inputs, state, out = layer.inputs(layer.qkv(1)), state_of(layer, [0]), unset(4, dim)
-    attention = attend_token(out, inputs, parts_of(layer, 1), state)
+    attention = token_attention_launch(out, inputs, parts_of(layer, 1), state)
     larger = replace(attention, shared=attention.shared + 16)
-    joined = join_neighbours([attention, larger], state, 0)
+    joined = join_neighbouring_launches([attention, larger], state, 0)
     assert len(joined) == launches
-    assert shared_bytes(larger.shared) in joined[-1].source
+    assert shared_memory_declaration(larger.shared) in joined[-1].cuda_source
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_few_splits_are_combined_by_their_reader(
     attended, state = unset(sequences, cols), state_of(layer, [position] * sequences)
     most = 32 if splits > FEW else 7
     parts = parts_of(layer, most)
-    run(attend_token(attended, layer.inputs(qkv), parts, state))
+    run(token_attention_launch(attended, layer.inputs(qkv), parts, state))
     left = 1 < splits <= FEW
     assert np.isnan(read(attended)).all() == left, "a few parts are left as they are"
     made = np.isfinite(read(parts.part).reshape(-1, most, case.dim)).all((0, 2))
@@ -334,10 +334,10 @@ def test_few_splits_are_combined_by_their_reader(
     packed = rng.standard_normal((rows, cols)).astype(np.float16)
     before = rng.standard_normal((sequences, rows)).astype(np.float32)
     out, weight = buffer(before), Weight(buffer(packed.view(np.uint8)), F16_WEIGHTS, rows, cols)
-    product = Product(
+    product = GemvProduct(
         *("out", "ADD", (weight,), out, attended, state), sequences=sequences, parts=parts
     )
-    run(*products("EMU", product))
+    run(*gemv_launches("EMU", product))
     new, w = layer.written(), packed.astype(np.float64)
     for b in range(sequences):
         heads = range(case.kv * case.group)
@@ -362,12 +362,12 @@ def test_the_cache_is_asked_for_while_q_k_and_v_are_computed(
     state = state_of(layer, [position, position])
     norm = buffer(np.ones(cols, np.float32))
     out, x = buffer(np.zeros((2, 9), np.float32)), buffer(np.ones((2, cols), np.float32))
-    product = Product(
+    product = GemvProduct(
         *("qkv", "STORE", (weight,), out, x, state), norm=norm, sequences=2, ahead=cache
     )
-    (launch,) = products("EMU", product)
+    (launch,) = gemv_launches("EMU", product)
     run(launch)
-    asked = cuda_emulation.prefetched(compile_cuda("EMU", launch.source))
+    asked = cuda_emulation.prefetched(compile_cuda("EMU", launch.cuda_source))
 
     # orinllm asks for 64 KiB a multiprocessor, an Orin having 256 KiB of L2 for each.
     size = layer.heads.kv.size
@@ -398,7 +398,7 @@ def test_a_chunk(case: Case, start: int, tokens: int, rng: np.random.Generator) 
     q = unset(tokens, heads, case.dim, dtype=np.float16)
     out = buffer(np.full((tokens + 1, heads, case.dim), 7, np.float16))
     inputs = layer.inputs(qkv)
-    run(rotate_chunk(q, inputs, chunk), attend_chunk(out, q, inputs, chunk))
+    run(chunk_rotation_launch(q, inputs, chunk), chunk_attention_launch(out, q, inputs, chunk))
     got, new = read(out, np.float16).reshape(tokens + 1, heads, case.dim), layer.written()[0]
     assert (got[tokens] == 7).all()
     np.testing.assert_array_equal(new[:, :, :start], layer.before()[0][:, :, :start])
@@ -423,11 +423,11 @@ def test_the_end_of_the_largest_pool(rng: np.random.Generator) -> None:
     cache._bufs["EMU"] = start - 2 * above * page
     try:
         out, state = unset(heads, case.dim), state_of(layer, [position])
-        run(attend_token(out, layer.inputs(qkv[:1]), parts_of(layer, 2), state))
+        run(token_attention_launch(out, layer.inputs(qkv[:1]), parts_of(layer, 2), state))
         chunk = buffer(np.array([position, tokens, *[0] * CHUNK], np.int32))
         q, rows = (unset(tokens, heads, case.dim, dtype=np.float16) for _ in range(2))
         inputs = layer.inputs(qkv)
-        run(rotate_chunk(q, inputs, chunk), attend_chunk(rows, q, inputs, chunk))
+        run(chunk_rotation_launch(q, inputs, chunk), chunk_attention_launch(rows, q, inputs, chunk))
     finally:
         cache._bufs["EMU"] = start
     new, got = layer.written()[0], read(rows, np.float16).reshape(tokens, heads, case.dim)
@@ -453,7 +453,11 @@ def test_a_context_of_131072_tokens(rng: np.random.Generator) -> None:
     layer.freqs[position] = np.concatenate([np.cos(angles), np.sin(angles)])
     qkv, heads = layer.qkv(1), case.group
     out = unset(heads, case.dim, dtype=np.float16)
-    run(attend_token(out, layer.inputs(qkv), parts_of(layer, 33), state_of(layer, [position])))
+    run(
+        token_attention_launch(
+            out, layer.inputs(qkv), parts_of(layer, 33), state_of(layer, [position])
+        )
+    )
     written = layer.written()[0]
     got = read(out, np.float16).reshape(heads, case.dim)
     for i in range(heads):

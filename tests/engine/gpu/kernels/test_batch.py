@@ -13,20 +13,20 @@ from tests.engine.sources import flat
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.errors import BadInput
-from orinllm.file.ggml import kernel_types
-from orinllm.gpu.decoder import size_classes
+from orinllm.file.ggml import kernel_ggml_types
+from orinllm.gpu.decoder import batch_sizes
 from orinllm.gpu.fused import FusedExecutor
-from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax, batch_products
-from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight, pages_of
+from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax_launch, batch_product_launches
+from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight, page_count
 from orinllm.gpu.kernels.gemm import RowProduct
-from orinllm.gpu.kernels.gemv import Product, Tail, products
-from orinllm.gpu.kernels.rows import gate
-from orinllm.gpu.launch import Graph
+from orinllm.gpu.kernels.gemv import ArgmaxTail, GemvProduct, gemv_launches
+from orinllm.gpu.kernels.rows import gate_launch
+from orinllm.gpu.launch import LaunchGraph
 from orinllm.gpu.memory import make_memory, most_pages, pages_that_fit
 from orinllm.loader import Network, make_runner, plan_network
 
 pytestmark = pytest.mark.usefixtures("emulation")
-BY_NAME = {t.name: t for t in kernel_types().values()}
+BY_NAME = {t.name: t for t in kernel_ggml_types().values()}
 HIDDEN_SCALE = 0.0625
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # Error of halves in the logits, of their norm; int8 activations, which GEMVs have, add more.
@@ -50,8 +50,8 @@ def matrix(rng: np.random.Generator, name: str, rows: int, cols: int) -> tuple[W
 
 
 def run(product: RowProduct) -> list[str]:
-    launches = list(batch_products("EMU", product))
-    Graph("EMU", launches).run()
+    launches = list(batch_product_launches("EMU", product))
+    LaunchGraph("EMU", launches).start()
     return [launch.name for launch in launches]
 
 
@@ -121,9 +121,9 @@ def test_a_gate_of_its_own(halves: bool, rows: int, rng: np.random.Generator) ->
     cols = 300  # more than a block has threads, and no multiple of them
     both = rng.standard_normal((rows, 2, cols)).astype(np.float32)
     out = buffer(np.full((rows, cols), np.nan, np.float16 if halves else np.float32))
-    (launch,) = launches = [gate(out, buffer(both), cols, "SILU", rows)]
+    (launch,) = launches = [gate_launch(out, buffer(both), cols, "SILU", rows)]
     assert launch.file == "gate.cu"
-    Graph("EMU", launches).run()
+    LaunchGraph("EMU", launches).start()
     a, b = both[:, 0].astype(np.float64), both[:, 1].astype(np.float64)
     got = read(out, np.float16 if halves else np.float32).astype(np.float64).reshape(rows, cols)
     np.testing.assert_allclose(
@@ -143,19 +143,19 @@ def test_the_most_likely_tokens(rng: np.random.Generator) -> None:
     logits[1] = np.nan
     logits[3, 0] = 7
     state = buffer(np.array([11, 12, 13, 14, 15, 16, 5, 6, -1, 0, 8, 9], np.int32))
-    size, counters = ArgmaxScratch.sizes(6)
+    size, counters = ArgmaxScratch.buffer_sizes(6)
     scratch = ArgmaxScratch(
         buffer(np.full(size, np.nan, np.float32)),
         buffer(np.full(size, -7, np.int32)),
         buffer(np.zeros(counters, np.int32)),
     )
     mail = buffer(np.full(12, -9, np.int32))
-    graph = Graph("EMU", [argmax(buffer(logits), scratch, state, mail)])
-    graph.run()
+    graph = LaunchGraph("EMU", [argmax_launch(buffer(logits), scratch, state, mail)])
+    graph.start()
     assert read(state, np.int32).tolist() == [300, -1, 13, 0, 40, 3, 6, 7, -1, 1, 9, 10]
     # By the parity of each position before: 5, 6, none, 0, 8, 9.
     assert read(mail, np.int32).tolist() == [-9, 300, -1, -9, -9, -9, 0, -9, 40, -9, -9, 3]
-    graph.run()  # counters are left as they were
+    graph.start()  # counters are left as they were
     assert read(state, np.int32)[6:].tolist() == [7, 8, -1, 2, 10, 11]
 
 
@@ -164,24 +164,24 @@ def test_of_equal_rows_the_first_is_the_next_token(
 ) -> None:
     """Of a head's rows, whichever warps and blocks have them: more blocks than a warp has lanes."""
     rows, cols, n, sms = 3000, 64, 2, 40
-    monkeypatch.setattr("orinllm.gpu.kernels.gemv.multiprocessors", lambda device: sms)
+    monkeypatch.setattr("orinllm.gpu.kernels.gemv.multiprocessor_count", lambda device: sms)
     packed, best = np.zeros((rows, cols), np.float16), rng.integers(0, rows, (cols, 40))
     for column, equal in enumerate(best):
         packed[equal, column] = 1
     blocks = n * 2 * sms
-    tail = Tail(buffer(np.zeros(blocks, np.float32)), buffer(np.zeros(blocks, np.int32)))
+    tail = ArgmaxTail(buffer(np.zeros(blocks, np.float32)), buffer(np.zeros(blocks, np.int32)))
     x, state = buffer(np.zeros((n, cols), np.float32)), buffer(np.zeros(2 * n + 1 + n, np.int32))
-    head = Product(
+    head = GemvProduct(
         *("head", "ARGMAX", (Weight(buffer(packed.view(np.uint8)), BY_NAME["F16"], rows, cols),)),
         *(buffer(np.zeros((n, rows), np.float32)), x, state),
         norm=buffer(np.ones(cols, np.float32)),
         sequences=n,
         tail=tail,
     )
-    graph = Graph("EMU", list(products("EMU", head)))
+    graph = LaunchGraph("EMU", list(gemv_launches("EMU", head)))
     for column in range(0, cols, n):
         x.copyin(memoryview(bytearray(np.eye(cols, dtype=np.float32)[column : column + n])))
-        graph.run()
+        graph.start()
         assert read(state, np.int32)[:n].tolist() == best[column : column + n].min(1).tolist()
 
 
@@ -189,14 +189,14 @@ class Slots:
     """Slots of one decoder, whose sequences begin alike: PROMPT's keys and values in each."""
 
     def __init__(self, executor: FusedExecutor, sequences: int) -> None:
-        self.executor, self.decoder = executor, executor.decoder(sequences)
+        self.executor, self.decoder = executor, executor.decoder_for(sequences)
         pool = executor.memory.pages
         # Scattered, and none of the last two, which hold what is copied.
         order = [p * 7 % (pool - 2) for p in range(2 * sequences)]
         assert len(set(order)) == 2 * sequences
         self.pages = [order[2 * i : 2 * i + 2] for i in range(sequences)]
         first = [pool - 1, pool - 2]
-        executor.place(first)
+        executor.set_pages(first)
         executor.fill(PROMPT, 0, len(PROMPT))
         for cache in executor.memory.caches:
             held = np.empty(cache.nbytes // 2, np.uint16)
@@ -205,7 +205,7 @@ class Slots:
             for pages in self.pages:
                 by_page[pages] = by_page[first]
             cache.copyin(held.data.cast("B"))
-        self.decoder.place(self.pages)
+        self.decoder.set_pages(self.pages)
 
 
 def off(got: Array, want: Array) -> float:
@@ -235,15 +235,15 @@ def test_slots_at_their_own_positions(
     given = [5 * i + 1 for i in range(sequences)]
     used = [0, 1, sequences - 1 if sequences % 3 else sequences - 2]
     rows = {i: [*PROMPT[: positions[i]], given[i]] for i in used}
-    decoder.step(given, positions)
+    decoder.start_step(given, positions)
     for _ in range(2):
-        tokens = decoder.tokens()
+        tokens = decoder.wait_for_tokens()
         for i, row in rows.items():
-            got = decoder.logits_of(i)
+            got = decoder.wait_for_slot_logits(i)
             assert off(got, reference.logits(row)[-1]) < HALVES
             assert tokens[i] == got.argmax()
             row.append(tokens[i])
-        decoder.step()
+        decoder.start_step()
 
 
 def test_a_slot_does_not_depend_on_the_others(emulated: Load, synthetic: Synthetic) -> None:
@@ -251,18 +251,18 @@ def test_a_slot_does_not_depend_on_the_others(emulated: Load, synthetic: Synthet
     executor = emulated(synthetic("tiny-mixtral", "Q6_K"), 128, 19)
     slots = Slots(executor, 8)
     decoder, pages = slots.decoder, slots.pages
-    decoder.step([5] * 8, [20, *[-1] * 7])
-    alone = decoder.logits_of(0)
-    decoder.step([5, *range(7)], [20, 30, 40, 50, 60, 3, 20, 65])
-    np.testing.assert_array_equal(decoder.logits_of(0), alone)
+    decoder.start_step([5] * 8, [20, *[-1] * 7])
+    alone = decoder.wait_for_slot_logits(0)
+    decoder.start_step([5, *range(7)], [20, 30, 40, 50, 60, 3, 20, 65])
+    np.testing.assert_array_equal(decoder.wait_for_slot_logits(0), alone)
     # The same sequence in another slot.
-    decoder.place_slot(6, pages[0])
-    decoder.step([9] * 6 + [5, 9], [-1, 30, -1, 2, -1, 3, 20, 65])
-    np.testing.assert_array_equal(decoder.logits_of(6), alone)
-    np.testing.assert_array_equal(decoder.logits()[6], alone)
-    executor.place(pages[0])
-    executor.step(5, 20)
-    assert 0 < off(executor.logits(), alone) < EIGHT_BIT
+    decoder.set_slot_pages(6, pages[0])
+    decoder.start_step([9] * 6 + [5, 9], [-1, 30, -1, 2, -1, 3, 20, 65])
+    np.testing.assert_array_equal(decoder.wait_for_slot_logits(6), alone)
+    np.testing.assert_array_equal(decoder.wait_for_logits()[6], alone)
+    executor.set_pages(pages[0])
+    executor.start_step(5, 20)
+    assert 0 < off(executor.wait_for_logits(), alone) < EIGHT_BIT
 
 
 ADDRESSES = """
@@ -306,22 +306,22 @@ def test_a_pool_of_pages(synthetic: Synthetic) -> None:
     assert pages_that_fit(network.config, 1 << 50) == most
     with pytest.raises(ValueError, match=f"a pool of {most + 1} pages; 1 to {most} are possible"):
         make_memory(network.config, None, "EMU", 128, most + 1)  # type: ignore[arg-type]
-    assert [pages_of(n) for n in (1, PAGE, PAGE + 1)] == [1, 1, 2]
-    assert [size_classes(n) for n in (1, 3, 32)] == [(1,), (1, 2, 4), (1, 2, 4, 8, 16, 32)]
+    assert [page_count(n) for n in (1, PAGE, PAGE + 1)] == [1, 1, 2]
+    assert [batch_sizes(n) for n in (1, 3, 32)] == [(1,), (1, 2, 4), (1, 2, 4, 8, 16, 32)]
     with pytest.raises(ValueError, match="33 slots; 1 to 32 are possible"):
-        size_classes(33)
+        batch_sizes(33)
 
 
 def test_bad_batches_and_pages_are_refused(emulated: Load, synthetic: Synthetic) -> None:
     executor = emulated(synthetic("tiny", "F16"), 128, 1)  # a pool below one context
     with pytest.raises(ValueError, match="33 sequences; a batch has 1 to 32"):
-        executor.decoder(33)
-    decoder = executor.decoder()
+        executor.decoder_for(33)
+    decoder = executor.decoder_for()
     with pytest.raises(ValueError, match="pages 0 to 1 of a pool of 1"):
-        decoder.place_slot(0, [0, 1])
+        decoder.set_slot_pages(0, [0, 1])
     with pytest.raises(ValueError, match=f"3 pages; a sequence of {2 * PAGE} tokens has 2"):
-        decoder.place([[0, 0, 0]])
+        decoder.set_pages([[0, 0, 0]])
     with pytest.raises(ValueError, match="pages of 2 sequences for 1 slots"):
-        decoder.place([[0], [0]])
+        decoder.set_pages([[0], [0]])
     with pytest.raises(ValueError, match="2 tokens and 1 positions for 1 slots"):
-        decoder.step([1, 2], [0])
+        decoder.start_step([1, 2], [0])

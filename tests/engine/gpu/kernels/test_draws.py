@@ -14,8 +14,8 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling, sample
 from orinllm.errors import BadInput
-from orinllm.gpu.draws import Draws
-from orinllm.gpu.launch import Graph
+from orinllm.gpu.draws import DeviceSampler
+from orinllm.gpu.launch import LaunchGraph
 
 CONTEXT, SLOTS = 256, 5
 PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -28,8 +28,8 @@ class Machine:
         self.slots = slots
         self._logits = Buffer("EMU", slots * vocabulary, dtypes.float32).allocate()
         self._state = Buffer("EMU", 2 * slots, dtypes.int32).allocate()
-        self.draws = Draws(self._logits, self._state, slots, CONTEXT)
-        self._graph = Graph("EMU", self.draws.launches)
+        self.draws = DeviceSampler(self._logits, self._state, slots, CONTEXT)
+        self._graph = LaunchGraph("EMU", self.draws.launches)
 
     def draw(self, logits: NDArray[np.float32], positions: Sequence[int]) -> list[int]:
         """Draw a token for each slot's logits, which are those of the position before its own.
@@ -39,8 +39,8 @@ class Machine:
         self._logits.copyin(memoryview(bytearray(np.ascontiguousarray(logits, np.float32))))
         state = np.array([*[-7] * self.slots, *positions], np.int32)
         self._state.copyin(memoryview(bytearray(state)))
-        self._graph.run()
-        self.draws.stepped()
+        self._graph.start()
+        self.draws.on_step_started()
         out = self._state.copyout(memoryview(bytearray(self._state.nbytes)))
         return list(map(int, np.frombuffer(out, np.int32)[: self.slots]))
 
@@ -83,7 +83,7 @@ def compare(logits: NDArray[np.float32], positions: Sequence[int]) -> None:
     idle = [-1] * (machine.slots - 1)
     rows = np.tile(logits, (machine.slots, 1))
     for name, how in HOW.items():
-        machine.draws.sample(0, how)
+        machine.draws.set_sampling(0, how)
         for position in positions:
             want = sample(logits, how, [], position)
             got = machine.draw(rows, [position, *idle])
@@ -113,7 +113,7 @@ def test_top_p_at_its_borders(top_p: float, vocabulary: int) -> None:
     logits = np.full((SLOTS, vocabulary), -60.0, np.float32)
     logits[:, -4:] = 3.0
     for slot in range(SLOTS):
-        machine.draws.sample(
+        machine.draws.set_sampling(
             slot, Sampling(temperature=1.0, top_k=0, top_p=top_p, min_p=0.0, seed=slot)
         )
     drawn = {token for position in range(1, 8) for token in machine.draw(logits, [position] * 5)}
@@ -128,7 +128,7 @@ def test_min_p_at_its_border(vocabulary: int) -> None:
     logits = np.full((SLOTS, vocabulary), 2.5, np.float32)
     logits[:, -4:] = 3.0
     for slot in range(SLOTS):
-        machine.draws.sample(slot, Sampling(top_k=0, top_p=1.0, min_p=1.0, seed=slot))
+        machine.draws.set_sampling(slot, Sampling(top_k=0, top_p=1.0, min_p=1.0, seed=slot))
     drawn = {token for position in range(1, 8) for token in machine.draw(logits, [position] * 5)}
     assert drawn == set(range(vocabulary - 4, vocabulary))
 
@@ -138,8 +138,8 @@ def test_a_seed_gives_its_token_in_any_slot() -> None:
     machine, logits = machine_of(1003), spread(SLOTS * 1003).reshape(SLOTS, 1003)
     how = [Sampling(seed=2**64 - 1), Sampling(top_k=0, seed=7), None, Sampling(seed=3), Sampling()]
     for slot, each in enumerate(how):
-        machine.draws.sample(slot, each)
-    assert machine.draws.needed
+        machine.draws.set_sampling(slot, each)
+    assert machine.draws.is_needed
     for positions in ([1, 2, 3, 4, -1], [200, 2, 5, 255, 0]):
         want = [
             -7 if each is None or position < 0 else sample(row, each, [], position)
@@ -147,8 +147,8 @@ def test_a_seed_gives_its_token_in_any_slot() -> None:
         ]
         assert machine.draw(logits, positions) == want
     for slot in range(SLOTS):
-        machine.draws.sample(slot, None)
-    assert not machine.draws.needed
+        machine.draws.set_sampling(slot, None)
+    assert not machine.draws.is_needed
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_penalties_count_what_was_drawn(how: Sampling) -> None:
     logits[:40] = spread(40, scale=1.0)
     machine, rows = machine_of(1003), np.tile(logits, (SLOTS, 1))
     for slot in range(SLOTS):
-        machine.draws.sample(slot, None)
-    machine.draws.sample(1, how)
-    machine.draws.remember(1, text)
+        machine.draws.set_sampling(slot, None)
+    machine.draws.set_sampling(1, how)
+    machine.draws.set_penalty_history(1, text)
 
     def drawn(position: int) -> int:
         left, token, *others = machine.draw(rows, [-1, position, 4, 4, 4])
@@ -179,7 +179,7 @@ def test_penalties_count_what_was_drawn(how: Sampling) -> None:
         assert drawn(len(text)) == want
         text.append(want)
     assert len(set(text)) > 5
-    machine.draws.sample(1, how)  # another request: nothing counts
+    machine.draws.set_sampling(1, how)  # another request: nothing counts
     assert drawn(9) == sample(logits, how, [], 9)
 
 
@@ -187,12 +187,12 @@ def test_biases() -> None:
     machine, logits = machine_of(1003), spread(1003)
     rows = np.tile(logits, (SLOTS, 1))
     how = Sampling(temperature=0, logit_bias={1002: 90.0, 7: 49.0})
-    machine.draws.sample(1, how)
+    machine.draws.set_sampling(1, how)
     assert machine.draw(rows, [1] * 5)[1] == sample(logits, how, [], 1) == 1002
-    machine.draws.sample(1, Sampling(temperature=0, presence_penalty=1.0))
+    machine.draws.set_sampling(1, Sampling(temperature=0, presence_penalty=1.0))
     assert machine.draw(rows, [1] * 5)[1] == logits.argmax()
     with pytest.raises(BadInput, match="logit_bias: token 1003 is not from 0 to 1002"):
-        machine.draws.sample(0, Sampling(logit_bias={1003: 1.0}))
+        machine.draws.set_sampling(0, Sampling(logit_bias={1003: 1.0}))
 
 
 def words(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
@@ -205,11 +205,11 @@ def test_a_mask_holds_for_one_step(vocabulary: int) -> None:
     machine, logits = machine_of(vocabulary), np.tile(spread(vocabulary), (SLOTS, 1))
     how = Sampling(top_k=0, top_p=1.0, min_p=0.0)
     for slot in range(SLOTS):
-        machine.draws.sample(slot, how if slot == 0 else None)
+        machine.draws.set_sampling(slot, how if slot == 0 else None)
     allowed = np.random.default_rng(1).random(vocabulary) < 0.3
     masked = np.where(allowed, logits[0], np.float32(-np.inf))
     for slot in (0, 1):
-        machine.draws.mask(slot, words(allowed))
+        machine.draws.set_token_mask(slot, words(allowed))
 
     def drawn(position: int) -> list[int]:
         return machine.draw(logits, [position] * SLOTS)[:3]
@@ -220,20 +220,20 @@ def test_a_mask_holds_for_one_step(vocabulary: int) -> None:
     only = np.arange(vocabulary) == vocabulary - 1
     for mask, want in ((only, vocabulary - 1), (only & False, -1)):
         for slot in (0, 1):
-            machine.draws.mask(slot, words(mask))
+            machine.draws.set_token_mask(slot, words(mask))
         assert drawn(5) == [want, want, -7]
-    machine.draws.mask(0, words(only))
-    machine.draws.mask(0, None)
+    machine.draws.set_token_mask(0, words(only))
+    machine.draws.set_token_mask(0, None)
     assert drawn(6)[0] == sample(logits[0], how, [], 6)
     with pytest.raises(ValueError, match="a mask has"):
-        machine.draws.mask(0, np.zeros(3 + vocabulary // 32, np.uint32))
+        machine.draws.set_token_mask(0, np.zeros(3 + vocabulary // 32, np.uint32))
 
 
 def test_logits_that_are_no_numbers() -> None:
     """Minus infinity is never drawn; a NaN or plus infinity leaves no token, and no trace."""
     machine, logits = machine_of(1003), spread(1003)
     how = Sampling(top_k=0, top_p=1.0, min_p=0.0)
-    machine.draws.sample(0, how)
+    machine.draws.set_sampling(0, how)
 
     def drawn(row: NDArray[np.float32]) -> int:
         return machine.draw(np.tile(row, (SLOTS, 1)), [3, -1, -1, -1, -1])[0]

@@ -14,7 +14,7 @@ from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.file.ggml import KernelType, kernel_types
+from orinllm.file.ggml import KernelGgmlType, kernel_ggml_types
 from orinllm.gpu.kernels.buffers import CHUNK
 from orinllm.gpu.kernels.experts import (
     ChosenExperts,
@@ -22,23 +22,23 @@ from orinllm.gpu.kernels.experts import (
     ExpertMatrices,
     Router,
     RouterOutput,
-    choose_experts,
-    combine,
-    expert_hidden,
-    expert_parts,
-    group_by_expert,
-    most_tiles,
-    rows_hidden,
-    rows_parts,
+    combine_experts_launch,
+    expert_down_launch,
+    expert_hidden_launch,
+    group_by_expert_launch,
+    grouped_down_launch,
+    grouped_hidden_launch,
+    most_expert_tiles,
+    router_launch,
 )
-from orinllm.gpu.kernels.rows import Norm
-from orinllm.gpu.launch import Graph
+from orinllm.gpu.kernels.rows import NormWeights
+from orinllm.gpu.launch import LaunchGraph
 from orinllm.network.layer import Activation, Experts, Gating
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-5
 DEVICE = os.environ.get("ORINLLM_TEST_DEVICE", "EMU")
-BY_NAME = {t.name: t for t in kernel_types().values()}
+BY_NAME = {t.name: t for t in kernel_ggml_types().values()}
 
 
 def floats(rng: np.random.Generator, *shape: int) -> Array:
@@ -97,15 +97,15 @@ def test_router(experts: Experts, biased: bool, tokens: int, rng: np.random.Gene
     x, norm = floats(rng, tokens, dim) * 3, floats(rng, dim)
     w, bias, extra = floats(rng, experts.count, dim), floats(rng, experts.count), None
     logits = normed(x, norm) @ w.T.astype(np.float64)
-    router = Router(buffer(w), None, Norm(buffer(norm), EPS), experts)
+    router = Router(buffer(w), None, NormWeights(buffer(norm), EPS), experts)
     if biased:
         extra = floats(rng, experts.count) / 4
         logits = logits + bias
         router = Router(router.weight, None, router.norm, experts, buffer(bias), buffer(extra))
     choice = choice_of(tokens, experts)
-    launch = Graph(DEVICE, [choose_experts(router, buffer(x), choice, tokens)])
+    launch = LaunchGraph(DEVICE, [router_launch(router, buffer(x), choice, tokens)])
     for _ in range(2):  # counters are left as they were
-        launch.run()
+        launch.start()
     ids, weights = chosen(logits, experts, extra)
     assert (read(choice.ids, np.int32).reshape(ids.shape) == ids).all()
     np.testing.assert_allclose(read(choice.weights).reshape(ids.shape), weights, rtol=1e-4)
@@ -123,9 +123,9 @@ def test_router_of_equals_and_of_no_numbers(
     rows = np.ones((count, dim), np.float32)
     kind = BY_NAME["Q8_0"] if packed else None
     w = buffer(quants.quantize(rows, GGMLQuantizationType.Q8_0) if packed else rows)
-    router = Router(w, kind, Norm(buffer(np.ones(dim, np.float32)), EPS), experts)
+    router = Router(w, kind, NormWeights(buffer(np.ones(dim, np.float32)), EPS), experts)
     choice, x = choice_of(1, experts), np.full((1, dim), value, np.float32)
-    Graph(DEVICE, [choose_experts(router, buffer(x), choice, 1)]).run()
+    LaunchGraph(DEVICE, [router_launch(router, buffer(x), choice, 1)]).start()
     assert read(choice.ids, np.int32).tolist() == ids
     np.testing.assert_allclose(read(choice.weights), weight, rtol=1e-6)
 
@@ -151,7 +151,14 @@ class Mixture:
     ) -> ChosenExperts:
         """The experts of so many tokens."""
         return ChosenExperts(
-            *(self.gate, self.up, self.down, self.activation, Norm(buffer(norm), EPS), choice),
+            *(
+                self.gate,
+                self.up,
+                self.down,
+                self.activation,
+                NormWeights(buffer(norm), EPS),
+                choice,
+            ),
             *(experts, tokens, groups),
         )
 
@@ -171,7 +178,7 @@ def activated(gate: Array, up: Array, activation: Activation) -> Array:
     return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
 
 
-def packed(rng: np.random.Generator, type_: KernelType, rows: int, cols: int) -> Array:
+def packed(rng: np.random.Generator, type_: KernelGgmlType, rows: int, cols: int) -> Array:
     """Packed rows of about normal values over sqrt(cols)."""
     if type_.name == "MXFP4":
         blocks = rng.integers(0, 256, (rows * cols // 32, 17), dtype=np.uint8)
@@ -201,7 +208,7 @@ def make_mixture(rng: np.random.Generator, experts: Experts, shape: Shape) -> Mi
     n, hidden, dim = experts.count, experts.hidden, shape.dim
     up_type, down_type = (BY_NAME[name] for name in shape.types)
 
-    def stack(type_: KernelType, rows: int, cols: int) -> tuple[Array, Array, Array]:
+    def stack(type_: KernelGgmlType, rows: int, cols: int) -> tuple[Array, Array, Array]:
         w = packed(rng, type_, n * rows, cols)
         values = quants.dequantize(w, GGMLQuantizationType(type_.id)).astype(np.float64)
         bias = floats(rng, n, rows) * shape.biased
@@ -284,11 +291,11 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
     token = mixture.chosen(experts, norm, choice, sequences)
     out = buffer(x)
     launches = [
-        expert_hidden(token, hidden, out),
-        expert_parts(token, part, hidden),
-        combine(out, part, experts.used, 0.5, sequences),
+        expert_hidden_launch(token, hidden, out),
+        expert_down_launch(token, part, hidden),
+        combine_experts_launch(out, part, experts.used, 0.5, sequences),
     ]
-    Graph(DEVICE, launches).run()
+    LaunchGraph(DEVICE, launches).start()
     got = read(out).reshape(x.shape)
     for i in range(sequences):
         scale = 1 / np.sqrt((x[i].astype(np.float64) ** 2).mean() + EPS)
@@ -304,7 +311,7 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
 
 def groups_of(experts: Experts) -> ExpertGroups:
     """Buffers that hold no valid pair or tile yet."""
-    tiles = np.full((most_tiles(experts, CHUNK) + 1, 4), -1, np.int32)
+    tiles = np.full((most_expert_tiles(experts, CHUNK) + 1, 4), -1, np.int32)
     return ExpertGroups(buffer(np.full(CHUNK * experts.used, -1, np.int32)), buffer(tiles))
 
 
@@ -327,7 +334,7 @@ def test_groups(count: int, used: int, tokens: int, rng: np.random.Generator) ->
     ids[:, 0] = np.where((ids == 2).any(axis=1), ids[:, 0], 2)  # one has all tokens
     choice = RouterOutput(*[buffer(padded(ids))] * 4)
     groups = groups_of(experts)
-    Graph(DEVICE, [group_by_expert(experts, groups, choice, chunk_of(tokens))]).run()
+    LaunchGraph(DEVICE, [group_by_expert_launch(experts, groups, choice, chunk_of(tokens))]).start()
     want = np.argsort(ids.reshape(-1), kind="stable")
     assert (read(groups.order, np.int32)[: want.size] == want).all()
     tiles = read(groups.tiles, np.int32).reshape(-1, 4)
@@ -359,12 +366,12 @@ def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Gener
     out, held, counted = buffer(padded(x)), groups_of(experts), chunk_of(tokens)
     chunk = mixture.chosen(experts, norm, choice, CHUNK, held)
     launches = [
-        group_by_expert(experts, held, choice, counted),
-        rows_hidden(chunk, hidden, buffer(padded(halves))),
-        rows_parts(chunk, part, hidden),
-        combine(out, part, experts.used, 0.5, counted),
+        group_by_expert_launch(experts, held, choice, counted),
+        grouped_hidden_launch(chunk, hidden, buffer(padded(halves))),
+        grouped_down_launch(chunk, part, hidden),
+        combine_experts_launch(out, part, experts.used, 0.5, counted),
     ]
-    Graph(DEVICE, launches).run()
+    LaunchGraph(DEVICE, launches).start()
     got = read(out).reshape(CHUNK, shape.dim)
     assert (got[tokens:] == -1).all()
     for i in range(tokens):
@@ -379,11 +386,11 @@ def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Gener
 def test_router_of_a_chunk(rng: np.random.Generator) -> None:
     experts, dim, tokens = MIXTURES[4], 136, 11
     x, norm, w = floats(rng, tokens, dim), floats(rng, dim), floats(rng, experts.count, dim)
-    router = Router(buffer(w), None, Norm(buffer(norm), EPS), experts)
+    router = Router(buffer(w), None, NormWeights(buffer(norm), EPS), experts)
     choice = choice_of(CHUNK, experts)
-    launch = choose_experts(router, buffer(padded(x)), choice, chunk_of(tokens))
+    launch = router_launch(router, buffer(padded(x)), choice, chunk_of(tokens))
     for _ in range(2):
-        Graph(DEVICE, [launch]).run()
+        LaunchGraph(DEVICE, [launch]).start()
     ids, weights = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
     got = read(choice.ids, np.int32).reshape(CHUNK, experts.used)
     assert (got[:tokens] == ids).all()
@@ -397,18 +404,18 @@ def test_idle_sequences_have_no_experts(tokens: int, rng: np.random.Generator) -
     """They are in no group, and nothing of an expert is read or written for them."""
     experts, dim = Experts(8, 2, 256, Gating.SOFTMAX, normalized=True), 256
     x, norm, w = floats(rng, tokens, dim), floats(rng, dim), floats(rng, experts.count, dim)
-    router = Router(buffer(w), None, Norm(buffer(norm), EPS), experts)
+    router = Router(buffer(w), None, NormWeights(buffer(norm), EPS), experts)
     positions = np.array([[4, -1, 0], [-1, 9, -1]], np.int32).reshape(-1)[:tokens]
     state = buffer(np.concatenate([np.zeros(tokens, np.int32), positions]))
     choice, groups = choice_of(tokens, experts), groups_of(experts)
     launches = [
-        choose_experts(router, buffer(x), choice, tokens, state),
-        group_by_expert(experts, groups, choice, tokens),
+        router_launch(router, buffer(x), choice, tokens, state),
+        group_by_expert_launch(experts, groups, choice, tokens),
     ]
     mixture = make_mixture(rng, experts, Shape(("Q8_0", "Q8_0"), dim, False, False))
     few = mixture.chosen(experts, norm, choice, tokens)
     hidden = buffer(np.full((tokens, experts.used, experts.hidden), np.nan, np.float32))
-    Graph(DEVICE, [*launches, expert_hidden(few, hidden, buffer(x))]).run()
+    LaunchGraph(DEVICE, [*launches, expert_hidden_launch(few, hidden, buffer(x))]).start()
     ids, _ = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
     idle = positions < 0
     ids[idle] = -1

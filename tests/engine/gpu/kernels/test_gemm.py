@@ -14,11 +14,16 @@ from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tests.engine.gpu.kernels.test_types import ROWS, TYPES, close, random_rows
 
 from orinbench.check.arithmetic import halves_of
-from orinllm.file.ggml import KernelType
+from orinllm.file.ggml import KernelGgmlType
 from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
-from orinllm.gpu.kernels.gemm import RowProduct, Splits, adjacent_matrices, tiled
-from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, piece_tile
-from orinllm.gpu.launch import Graph
+from orinllm.gpu.kernels.gemm import (
+    RowProduct,
+    SplitScratch,
+    group_adjacent_matrices,
+    tiled_product_launch,
+)
+from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, choose_piece_tile
+from orinllm.gpu.launch import LaunchGraph
 
 pytestmark = pytest.mark.usefixtures("emulation")
 NAMED = {t.name: t for t in TYPES}
@@ -38,7 +43,7 @@ class Matrix:
     values: Array
 
     @staticmethod
-    def random(rng: np.random.Generator, type_: KernelType, rows: int, cols: int) -> "Matrix":
+    def random(rng: np.random.Generator, type_: KernelGgmlType, rows: int, cols: int) -> "Matrix":
         made = [random_rows(rng, type_, cols).rows for _ in range(ceil_div(rows, ROWS))]
         packed = np.concatenate(made)[:rows]
         values = quants.dequantize(packed, GGMLQuantizationType(type_.id)).astype(np.float64)
@@ -74,8 +79,11 @@ def multiply(
         **more,
     )
     sums, arrived = buffer(np.full(2**16, np.nan, np.float32)), buffer(np.zeros(9, np.int32))
-    groups = [tiled(group, tile, Splits(sums, arrived)) for group in adjacent_matrices(product)]
-    Graph("EMU", groups).run()
+    groups = [
+        tiled_product_launch(group, tile, SplitScratch(sums, arrived))
+        for group in group_adjacent_matrices(product)
+    ]
+    LaunchGraph("EMU", groups).start()
     assert not read(arrived, np.int32).any()
     got = read(out, kind).reshape(room, width)
     assert (got[tokens:] == before[tokens:]).all()
@@ -88,7 +96,7 @@ def expect(got: Array, x: Array, values: Array) -> None:
 
 
 @pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
-def test_every_type(type_: KernelType, rng: np.random.Generator) -> None:
+def test_every_type(type_: KernelGgmlType, rng: np.random.Generator) -> None:
     """Segments of the smallest kind and half a unit, rows and tokens that fill no tile."""
     cols = 512 if type_.block_values == 256 else 480
     matrix = Matrix.random(rng, type_, 13, cols)
@@ -186,7 +194,7 @@ def test_gated(tile: Tile, rng: np.random.Generator) -> None:
     ],
 )
 def test_blocks_share_columns_to_fill_a_machine(row_blocks: int, cols: int, splits: int) -> None:
-    found = piece_tile(132, row_blocks, cols)
+    found = choose_piece_tile(132, row_blocks, cols)
     assert (found.splits, found.rows, found.tokens) == (splits, 64, PIECE_TOKENS)
-    sums, arrived = Splits.sizes(132)
+    sums, arrived = SplitScratch.buffer_sizes(132)
     assert splits == 1 or (row_blocks * splits * 64 * 64 <= sums and row_blocks <= arrived)

@@ -23,23 +23,31 @@ from tinygrad.dtype import DType
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinbench.measure.profiling import sass
-from orinllm.file.ggml import GgmlType, kernel_types
+from orinllm.file.ggml import GgmlType, kernel_ggml_types
 from orinllm.gpu.compile_ahead import target_gpu
-from orinllm.gpu.device import compile_for
+from orinllm.gpu.device import open_target_device
 from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.kernels.encoder import (
-    Columns,
-    Heads,
-    attend_all,
-    norm_biased,
-    place_rows,
-    pool_rows,
-    split_heads,
+    PaddedColumns,
+    PaddedHeads,
+    encoder_norm_launch,
+    full_attention_launch,
+    interpolate_rows_launch,
+    pool_rows_launch,
+    split_heads_launch,
 )
-from orinllm.gpu.kernels.gemm import RowProduct, chunk_products
-from orinllm.gpu.kernels.recurrent import Gates, Places, Rows, convolve, copy_states, delta, scan
-from orinllm.gpu.launch import Launch, included
-from orinllm.network.layer import Convolve, Delta, Scan
+from orinllm.gpu.kernels.gemm import RowProduct, chunk_product_launches
+from orinllm.gpu.kernels.recurrent import (
+    GateVectors,
+    StatePlaces,
+    StridedRows,
+    convolution_launch,
+    copy_states_launch,
+    delta_net_launch,
+    mamba2_launches,
+)
+from orinllm.gpu.launch import Launch, source_with_includes
+from orinllm.network.layer import Convolve, GatedDeltaNet, SelectiveScan
 
 # On an Orin one type of each way of unpacking, on the GPU of the benchmarks the commonest.
 CASES = [
@@ -80,7 +88,7 @@ def kind_of(launch: Launch) -> object:
     These bound a loop, and take most of the compilers' time.
     """
     if launch.file != "gemm.cu":
-        return launch.source
+        return launch.cuda_source
     (constants,) = launch.constants
     alike = constants | {"cols": 0, "out_stride": 0}
     return tuple(alike.items()), launch.per_sm
@@ -104,7 +112,7 @@ def compilers() -> str:
 
 def digest(kernel: Launch, arch: str) -> str:
     """A name for what registers depend on: a kernel's whole text, compilers, architecture."""
-    return hashlib.sha256(f"{compilers()} {arch} {kernel.source}".encode()).hexdigest()[:24]
+    return hashlib.sha256(f"{compilers()} {arch} {kernel.cuda_source}".encode()).hexdigest()[:24]
 
 
 def used(kernels: list[Launch], arch: str, folder: Path) -> dict[str, tuple[int, int]]:
@@ -132,7 +140,7 @@ def compiled(kernels: list[Launch], arch: str, folder: Path) -> dict[str, tuple[
     parts = [flat(*dict.fromkeys(kernel.file for kernel in kernels))]
     names = {}
     for i, kernel in enumerate(kernels):
-        own = kernel.source.removeprefix(included(kernel.file))
+        own = kernel.cuda_source.removeprefix(source_with_includes(kernel.file))
         names[f"k{i}"] = f"{kernel.name} {i}"
         parts.append(f"namespace n{i} {{\n{own.replace(f' {kernel.name}(', f' k{i}(')}}}")
     ptx = NVRTCCompiler(arch, ptx=True, cache_key="none").compile("\n".join(parts))
@@ -164,7 +172,7 @@ def test_what_a_product_is_added_to_is_read_before_it() -> None:
     kernels = sass.launches("1b", "Q6_K", "sm_87")
     (kernel,) = (kernel for kernel in kernels if kernel.name.startswith("joined_"))
     assert kernel.name.startswith("joined_qkv_attention_out_gate_up_down_")
-    ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.source).decode()
+    ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.cuda_source).decode()
     for role, part in (("out", 2), ("down", 4)):
         # Behind the wait for the part before; a wait loads once, and again in its loop.
         own = ptx.split("ld.acquire")[2 * part]
@@ -178,27 +186,41 @@ def recurrent_launches(tokens: int) -> list[Launch]:
 
     Of one token of each of two sequences, or of a chunk.
     """
-    device = compile_for(target_gpu("sm_87", None))
+    device = open_target_device(target_gpu("sm_87", None))
 
     def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
         return Buffer(device, size, dtype).allocate()
 
     chunk = tokens > 1
     count = some(2 + tokens, dtypes.int32) if chunk else 2
-    places = Places(some(1 << 20), 1 << 20, some(2, dtypes.int32), some(4, dtypes.int32), count)
-    net = Delta("o", "c", "p", 8192, "g", 32, 16, 128)
-    mamba = Scan("o", "c", "p", 128, 80, 8, 128)
+    places = StatePlaces(
+        some(1 << 20), 1 << 20, some(2, dtypes.int32), some(4, dtypes.int32), count
+    )
+    net = GatedDeltaNet("o", "c", "p", 8192, "g", 32, 16, 128)
+    mamba = SelectiveScan("o", "c", "p", 128, 80, 8, 128)
     short = Convolve("o", "p", "w", 2048, 3, gated=True)
     first = Convolve("o", "p", "w", 8192, 4)
     out, rows = some(1 << 20, dtypes.uint16 if chunk else dtypes.float32), some(1 << 20)
-    gates = Gates(rows, rows, rows, 1e-6, rows)
-    projected = Rows(rows, mamba.channels + mamba.width + mamba.heads)
+    gates = GateVectors(rows, rows, rows, 1e-6, rows)
+    projected = StridedRows(rows, mamba.channels + mamba.width + mamba.heads)
     return [
-        delta(net, places, out, (Rows(rows, 8192), Rows(rows, 12288), Rows(rows, 64)), gates),
-        *scan(mamba, places, (some(1 << 20), out), (Rows(rows, mamba.channels), projected), gates),
-        convolve(short, places, out, Rows(rows, 3 * 2048), rows, None),
-        convolve(first, places, some(1 << 20), Rows(rows, 12288), rows, rows),
-        copy_states(rows, 1 << 20, some(2, dtypes.int32)),
+        delta_net_launch(
+            net,
+            places,
+            out,
+            (StridedRows(rows, 8192), StridedRows(rows, 12288), StridedRows(rows, 64)),
+            gates,
+        ),
+        *mamba2_launches(
+            mamba,
+            places,
+            (some(1 << 20), out),
+            (StridedRows(rows, mamba.channels), projected),
+            gates,
+        ),
+        convolution_launch(short, places, out, StridedRows(rows, 3 * 2048), rows, None),
+        convolution_launch(first, places, some(1 << 20), StridedRows(rows, 12288), rows, rows),
+        copy_states_launch(rows, 1 << 20, some(2, dtypes.int32)),
     ]
 
 
@@ -217,24 +239,24 @@ def encoder_launches() -> list[Launch]:
     Heads are Qwen3-VL's, SigLIP's and Qwen2.5-VL's; tiles of products those of a large picture, a
     small one and a tiny one.
     """
-    device = compile_for(target_gpu("sm_87", None))
+    device = open_target_device(target_gpu("sm_87", None))
 
     def some(size: int, dtype: DType = dtypes.float32) -> Buffer:
         return Buffer(device, size, dtype).allocate()
 
-    x, halves, columns = some(1 << 20), some(1 << 20, dtypes.uint16), Columns(1152, 1152)
+    x, halves, columns = some(1 << 20), some(1 << 20, dtypes.uint16), PaddedColumns(1152, 1152)
     found = [
-        place_rows(x, x, (some(4, dtypes.int32), x), (64, 1152)),
-        pool_rows(x, halves, (16, 1152), 16),
-        norm_biased(halves, x, (x, x), 1e-6, (64, columns)),
-        norm_biased(halves, x, (x, None), 1e-6, (64, columns)),
+        interpolate_rows_launch(x, x, (some(4, dtypes.int32), x), (64, 1152)),
+        pool_rows_launch(x, halves, (16, 1152), 16),
+        encoder_norm_launch(halves, x, (x, x), 1e-6, (64, columns)),
+        encoder_norm_launch(halves, x, (x, None), 1e-6, (64, columns)),
     ]
     for head, turned in ((64, True), (72, False), (80, True)):
-        heads = Heads(16, head, 16 * head, 3 * 16 * head, 16 * head)
+        heads = PaddedHeads(16, head, 16 * head, 3 * 16 * head, 16 * head)
         three = halves, halves, halves
-        found.append(split_heads(three, x, x if turned else None, heads, 64))
-        found.append(attend_all(halves, three, some(4, dtypes.int32), heads, 1))
-    f16 = kernel_types()[int(GgmlType.F16)]
+        found.append(split_heads_launch(three, x, x if turned else None, heads, 64))
+        found.append(full_attention_launch(halves, three, some(4, dtypes.int32), heads, 1))
+    f16 = kernel_ggml_types()[int(GgmlType.F16)]
     for activation, rows, patches in (
         ("EXACT_GELU", 4096, 4096),
         ("EXACT_GELU", 1280, 256),
@@ -243,7 +265,7 @@ def encoder_launches() -> list[Launch]:
         ("GELU", 4096, 4096),
     ):
         weight, count = Weight(x, f16, rows, 1280), some(2 + patches, dtypes.int32)
-        found += chunk_products(
+        found += chunk_product_launches(
             RowProduct(
                 *("up", "ACTIVATED", (weight,), halves, halves, count),
                 biases=(x,),

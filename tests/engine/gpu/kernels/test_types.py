@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from tests.engine.gpu import cuda_emulation
 from tests.engine.sources import flat
 
-from orinllm.file.ggml import GgmlType, KernelType, kernel_types
+from orinllm.file.ggml import GgmlType, KernelGgmlType, kernel_ggml_types
 
 Array = NDArray[Any]
-TYPES = sorted(kernel_types().values(), key=lambda t: t.id)
+TYPES = sorted(kernel_ggml_types().values(), key=lambda t: t.id)
 # Offsets of the blocks' scales and minima, all halves.
 SCALES = {
     "Q4_0": (0,),
@@ -92,7 +92,7 @@ def library(name: str) -> ctypes.CDLL:
 class Packed:
     """Rows at the least alignment that their type has, in memory that ends with them."""
 
-    type: KernelType
+    type: KernelGgmlType
     rows: Array
 
     def values(self) -> Array:
@@ -116,7 +116,7 @@ class Packed:
         return out.astype(np.float64)
 
 
-def random_rows(rng: np.random.Generator, type_: KernelType, cols: int) -> Packed:
+def random_rows(rng: np.random.Generator, type_: KernelGgmlType, cols: int) -> Packed:
     """Random quants and scales; normal d of either sign."""
     n = ROWS * cols // type_.block_values
     if type_.name == "F16":
@@ -135,7 +135,7 @@ def random_rows(rng: np.random.Generator, type_: KernelType, cols: int) -> Packe
     return Packed(type_, rows)
 
 
-def extreme_rows(type_: KernelType, cols: int) -> Packed:
+def extreme_rows(type_: KernelGgmlType, cols: int) -> Packed:
     """All bits set with d negative, subnormal and large, and blocks of zeros."""
     n = ROWS * cols // type_.block_values
     blocks = np.full((n, type_.block_bytes), 0xFF, np.uint8)
@@ -148,7 +148,7 @@ def extreme_rows(type_: KernelType, cols: int) -> Packed:
     return Packed(type_, blocks.reshape(ROWS, -1))
 
 
-def seen_by_gemv(type_: KernelType, x: Array) -> Array:
+def seen_by_gemv(type_: KernelGgmlType, x: Array) -> Array:
     """Activations as the GEMV has them: int8 or halves, a float scale for 32."""
     groups = x.reshape(-1, 32).astype(np.float32)
     top = np.abs(groups).max(1, keepdims=True)
@@ -185,7 +185,7 @@ def test_sizes_are_those_of_gguf() -> None:
 
 
 @by_name
-def test_one_weight(type_: KernelType, rng: np.random.Generator) -> None:
+def test_one_weight(type_: KernelGgmlType, rng: np.random.Generator) -> None:
     packed = random_rows(rng, type_, LARGE)
     want = packed.values().reshape(-1)
     # A minimum is subtracted from a product: two roundings of the larger of them.
@@ -193,7 +193,7 @@ def test_one_weight(type_: KernelType, rng: np.random.Generator) -> None:
 
 
 @quantized_by_name
-def test_one_weight_of_extreme_blocks(type_: KernelType) -> None:
+def test_one_weight_of_extreme_blocks(type_: KernelGgmlType) -> None:
     packed = extreme_rows(type_, LARGE)
     want = packed.values().reshape(-1)
     got = packed.run(0, want.size, np.zeros(1))
@@ -201,7 +201,7 @@ def test_one_weight_of_extreme_blocks(type_: KernelType) -> None:
 
 
 @by_name
-def test_halves(type_: KernelType, rng: np.random.Generator) -> None:
+def test_halves(type_: KernelGgmlType, rng: np.random.Generator) -> None:
     packed = random_rows(rng, type_, LARGE)
     want = packed.values()
     got = packed.run(1, want.size, np.zeros(1)).reshape(want.shape)
@@ -220,7 +220,7 @@ def test_halves(type_: KernelType, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("cols", [LARGE, SMALL])
 @by_name
-def test_gemv(type_: KernelType, cols: int, rng: np.random.Generator) -> None:
+def test_gemv(type_: KernelGgmlType, cols: int, rng: np.random.Generator) -> None:
     packed = random_rows(rng, type_, cols)
     x = rng.standard_normal((2, cols)).astype(np.float32)
     got = packed.run(2 if cols == LARGE else 3, 2 * ROWS, x, 2).reshape(2, ROWS)
@@ -229,7 +229,7 @@ def test_gemv(type_: KernelType, cols: int, rng: np.random.Generator) -> None:
 
 
 @quantized_by_name
-def test_gemv_of_extreme_blocks(type_: KernelType, rng: np.random.Generator) -> None:
+def test_gemv_of_extreme_blocks(type_: KernelGgmlType, rng: np.random.Generator) -> None:
     """Largest sums of int8 products, an outlier that takes its group's scale, groups of zeros."""
     packed = extreme_rows(type_, LARGE)
     x = np.where(np.arange(LARGE) % 96 < 32, 0, rng.standard_normal(LARGE) * 1e4)

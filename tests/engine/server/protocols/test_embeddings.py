@@ -31,7 +31,7 @@ from orinllm.choose.hidden_states import TextVector, pooling_of
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_environment
 from orinllm.loader import Network
 from orinllm.model import ModelDescription
 from orinllm.other.tinygrad_llm import UpstreamExecutor
@@ -256,9 +256,9 @@ def test_pooling_is_the_files_unless_it_is_asked_for(
     kind: int, asked: Literal["mean", "last"] | None, want: str
 ) -> None:
     gguf = GGUF.open(smollm2())
-    gguf.metadata.add("llama.pooling_type", lambda: kind)
+    gguf.metadata.add_lazily("llama.pooling_type", lambda: kind)
     assert pooling_of(gguf, "llama", asked) == want
-    gguf.metadata.add("llama.pooling_type", lambda: 2)
+    gguf.metadata.add_lazily("llama.pooling_type", lambda: 2)
     with pytest.raises(BadInput, match="pooling_type is 2; 1 "):
         pooling_of(gguf, "llama", None)
 
@@ -287,7 +287,7 @@ def test_states_of_the_general_path(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Over a chunk's end; logits and states may take turns."""
-    for name, value in compiler_path(tmp_path, os.environ).items():
+    for name, value in compiler_environment(tmp_path, os.environ).items():
         monkeypatch.setenv(name, value)
     path = synthetic("tiny", "F16")
     network = Network.read(path, 64)

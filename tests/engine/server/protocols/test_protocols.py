@@ -11,7 +11,7 @@ import openai
 import pytest
 from tests.engine.server.live import live
 from tests.engine.server.protocols.test_tools import ARGUMENTS, CALL, WEATHER, template
-from tests.engine.server.toy import header, toy
+from tests.engine.server.toy import description, toy
 
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields
@@ -134,7 +134,7 @@ def events(reply: httpx.Response) -> list[dict[str, Any]]:
 def test_a_message_of_blocks() -> None:
     """Thoughts, a text and a call, whole and streamed."""
     text = f"<think>\nSo.\n</think>\n\nLook.\n<tool_call>\n{CALL}\n</tool_call>"
-    script = header().tokenizer.encode(text)
+    script = description().tokenizer.encode(text)
     with live(toy(script=script, template=template("Qwen-Qwen3-0.6B"))) as server:
         said = [{"role": "user", "content": "hi"}]
         asked = {"model": "test", "max_tokens": 99, "messages": said, "tools": [TOOL]}
@@ -168,7 +168,7 @@ def test_a_message_of_blocks() -> None:
 
 def test_ends() -> None:
     """A limit, a stop text, and the model's own end, in each protocol's words."""
-    script = header().tokenizer.encode("One two three four five")
+    script = description().tokenizer.encode("One two three four five")
     with live(toy(script=script)) as server:
         said = [{"role": "user", "content": "hi"}]
         for most, stop, reason in (

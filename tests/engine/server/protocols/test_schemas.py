@@ -17,7 +17,7 @@ import pydantic
 import pytest
 from tests.engine.server.conftest import MODEL
 from tests.engine.server.live import live
-from tests.engine.server.toy import header, toy
+from tests.engine.server.toy import description, toy
 
 from orinllm.errors import BadInput
 from orinllm.text.grammar import Grammars, MatcherConstraint
@@ -191,7 +191,7 @@ FIELDS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(header().tokenizer, header().network.config.vocab_size)
+    return Grammars(description().tokenizer, description().network.config.vocab_size)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -242,12 +242,12 @@ def test_keywords_that_cannot_be_held_are_named(
 def test_an_integer_ends(grammars: Grammars, schema: Any, ends: bool) -> None:
     """Llama-server's have 16 digits at most, too. A small model wrote ones until its last token."""
     matcher = grammars.matcher("schema", schema, "schema")
-    digits = header().tokenizer.encode("1" + "0" * 29)
+    digits = description().tokenizer.encode("1" + "0" * 29)
     if "enum" in schema:
         return  # llguidance counts that far in floating point; such a list is not refused
     assert (matcher.deep_copy().try_consume_tokens(digits) < len(digits)) is ends
     if ends:
-        short = header().tokenizer.encode("9" * 18)
+        short = description().tokenizer.encode("9" * 18)
         assert matcher.try_consume_tokens(short) == len(short)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.models import LLAMA_CPP, smollm2
 from tests.engine.server.conftest import MODEL
 from tests.engine.server.live import live
-from tests.engine.server.toy import header, toy
+from tests.engine.server.toy import description, toy
 
 from orinllm.text.template import ChatTemplate
 
@@ -64,7 +64,7 @@ def call_of(choice: Any) -> tuple[str, Any]:
 
 @pytest.mark.parametrize("stem", FAMILIES)
 def test_calls_of_each_family(stem: str) -> None:
-    script = header().tokenizer.encode(FAMILIES[stem])
+    script = description().tokenizer.encode(FAMILIES[stem])
     with live(toy(script=script, template=template(stem))) as server:
         api = server.client()
         asked: Any = {"model": "test", "messages": QUESTION, "tools": [WEATHER]}
@@ -92,7 +92,7 @@ def test_calls_of_each_family(stem: str) -> None:
 
 
 def test_reasoning_is_apart() -> None:
-    script = header().tokenizer.encode("<think>\nTwo and two.\n</think>\n\nFour.")
+    script = description().tokenizer.encode("<think>\nTwo and two.\n</think>\n\nFour.")
     with live(toy(script=script, template=template("Qwen-Qwen3-0.6B"))) as server:
         api = server.client()
         asked: Any = {"model": "test", "messages": [{"role": "user", "content": "2+2?"}]}
@@ -108,7 +108,7 @@ def test_reasoning_is_apart() -> None:
 
 
 def test_one_call_at_most() -> None:
-    script = header().tokenizer.encode(f"<tool_call>\n{CALL}\n</tool_call>\n" * 2)
+    script = description().tokenizer.encode(f"<tool_call>\n{CALL}\n</tool_call>\n" * 2)
     with live(toy(script=script, template=template("Qwen-Qwen2.5-7B-Instruct"))) as server:
         asked: Any = {"model": "test", "messages": QUESTION, "tools": [WEATHER]}
         create = server.client().chat.completions.create
@@ -192,11 +192,11 @@ def test_bad_tools(fields: dict[str, Any], param: str) -> None:
 
 def test_files_that_are_no_template(tmp_path: Path) -> None:
     from orinllm.errors import BadInput
-    from orinllm.server.engine import read_header
+    from orinllm.server.engine import read_description
     from orinllm.server.options import EngineOptions
 
     with pytest.raises(BadInput, match=r"--chat-template .*none: "):
-        read_header(EngineOptions(smollm2(), template=tmp_path / "none"))
+        read_description(EngineOptions(smollm2(), template=tmp_path / "none"))
 
 
 def test_a_small_model_uses_a_result(api: openai.OpenAI) -> None:
@@ -235,7 +235,7 @@ def test_every_template_s_model_must_call_what_it_must() -> None:
     stems, refused = sorted(p.stem for p in (LLAMA_CPP / "templates").glob("*.jinja")), []
     with live(toy(pages=512, context=16384)) as server:
         for stem in stems:
-            made = ChatTemplate(template(stem), header().tokenizer)
+            made = ChatTemplate(template(stem), description().tokenizer)
             server.service._engine = replace(server.engine, template=made)
             more = {"tools": [tool], "tool_choice": "required", "max_tokens": 150}
             asked = {"model": "test", "messages": QUESTION, **more}
