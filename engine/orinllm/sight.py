@@ -263,7 +263,7 @@ def enable_pictures(
             f"{network.gguf.path}: has no chat template; pictures (--mmproj) are parts of messages"
         )
     sight = PictureEncoder.read(mmproj, network, device)
-    if at_once and (prepare := getattr(sight.encode, "prepare", None)) is not None:
+    if at_once and (prepare := getattr(sight.encode, "prepare_for_rows", None)) is not None:
         prepare(sight.projector.largest_tile_rows(network.context))
     template.see(sight)
 

@@ -26,7 +26,7 @@ def show(source: Source) -> None:
 
     from orinllm.gpu.device import open_device
     from orinllm.gpu.kernels.buffers import KEY_TYPES
-    from orinllm.gpu.plan import cache_bytes, make_plan, type_name
+    from orinllm.gpu.plan import cache_bytes, make_plan
     from orinllm.model import ModelDescription
 
     description = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
@@ -45,7 +45,7 @@ def show(source: Source) -> None:
         path = "general" if source.general else plan.path
         taken = "fused kernels" if reason is None else f"{path} path: {reason}"
         shape = " x ".join(map(str, tensor.shape))
-        cells = tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken
+        cells = tensor.name, tensor.type.name, shape, f"{tensor.n_bytes:,}", taken
         table.add_row(*(Text(escape_unprintable(cell)) for cell in cells))  # and no markup
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 

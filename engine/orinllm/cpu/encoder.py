@@ -26,14 +26,14 @@ from orinllm.network.vision.encoder import (
     ProductActivation,
 )
 from orinllm.network.vision.header import tensor_values
-from orinllm.network.vision.pictures import Floats, Pixels
-from orinllm.network.vision.places import (
+from orinllm.network.vision.patches import (
     PatchArrangement,
     arrange_patches,
     attention_blocks,
     interpolate_rows,
     normed_patches,
 )
+from orinllm.network.vision.pictures import Floats, Pixels
 
 _PRODUCT, _LAYER_NORM, _RMS_NORM, _GATED, _SPLIT, _ATTEND_ALL, _COPY, _MEAN = range(8)
 _STORED, _ADDED = range(2)

@@ -86,7 +86,7 @@ class CpuMtpBlock(CpuExecutor):
     def _check_memory(self, weights: int, kept: int) -> None:
         """Count what the model holds by token, too, which its check has promised all memory."""
         wanted = (tensor.name.removesuffix(".weight") for tensor in wanted_tensors(self.config))
-        names = {self.config.tensor_rows(name).tensor for name in wanted}
+        names = {self.config.rows_of_matrix(name).tensor for name in wanted}
         held = (self._gguf.tensors[name] for name in names if name in self._gguf.tensors)
         own = sum(2 * tensor.n_elements for tensor in held if not lies_in_file(tensor))
         of_model = 2 * self._model.config.kv_elements_per_token + 4 * self._model.config.dim

@@ -201,7 +201,7 @@ class Program:
         return self.floats_address("rows of per_layer_token_embd", self._most * wide)
 
     def _lower_head(self) -> OpStruct:
-        own = self.config.tensor_rows("output").tensor in self._gguf.tensors
+        own = self.config.rows_of_matrix("output").tensor in self._gguf.tensors
         head = "output" if own else "token_embd"
         norm = self._vector_address(f"{self.config.final_norm}.weight")
         part = self._matrix_part(head, self.logits)
@@ -433,7 +433,7 @@ class Program:
         return address
 
     def _matrix_part(self, name: str, out: int, stride: int | None = None) -> MatrixPartStruct:
-        where = self.config.tensor_rows(name)
+        where = self.config.rows_of_matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         rows = where.rows or (tensor.shape[-2] if len(tensor.shape) > 1 else 1) - where.first_row
         size = row_bytes(tensor)

@@ -21,8 +21,8 @@ from orinllm.gpu.steps.picture import PictureLowering
 from orinllm.gpu.weights import floats_on_device
 from orinllm.network.vision.encoder import Encoder
 from orinllm.network.vision.header import tensor_values
+from orinllm.network.vision.patches import arrange_patches, normed_patches
 from orinllm.network.vision.pictures import Floats, Pixels
-from orinllm.network.vision.places import arrange_patches, normed_patches
 
 # Shapes of pictures whose launches are kept.
 _SHAPES_KEPT = 4

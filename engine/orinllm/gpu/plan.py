@@ -133,7 +133,7 @@ def _operation_obstacles(config: Config) -> dict[str, str]:
 def _used_matrices(gguf: GGUF, config: Config) -> Iterator[TensorInfo]:
     """Yield the file's matrices that the network computes with, each once."""
     wanted = (each for each in wanted_tensors(config) if each.is_matrix)
-    names = (config.tensor_rows(each.name.removesuffix(".weight")).tensor for each in wanted)
+    names = (config.rows_of_matrix(each.name.removesuffix(".weight")).tensor for each in wanted)
     yield from (gguf.tensors[name] for name in dict.fromkeys(names) if name in gguf.tensors)
 
 
@@ -148,7 +148,7 @@ def _tensor_obstacles(gguf: GGUF, config: Config, device: str) -> dict[str, str]
         if layer.mix_operation is not None and layer.mix_operation.experts.gated:
             gate, up = (
                 gguf.tensors[
-                    config.tensor_rows(f"{config.tensor_prefix(index)}ffn_{name}_exps").tensor
+                    config.rows_of_matrix(f"{config.tensor_prefix(index)}ffn_{name}_exps").tensor
                 ]
                 for name in ("gate", "up")
             )
@@ -175,11 +175,6 @@ def _matrix_obstacle(tensor: TensorInfo, device: str) -> str | None:
     ):
         return f"its rows of {cols} do not fit shared memory"
     return None
-
-
-def type_name(tensor: TensorInfo) -> str:
-    """Return the name of a tensor's type, for people."""
-    return tensor.type.name
 
 
 def check_tensor_types(gguf: GGUF) -> None:

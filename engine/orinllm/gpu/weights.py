@@ -69,7 +69,7 @@ def _split_into_runs(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]
 
 
 class Weights:
-    """Views of a file's parts, a buffer each. Names are logical: those of `Config.tensor_rows`.
+    """Views of a file's parts, a buffer each. Names are logical: those of `Config.rows_of_matrix`.
 
     The buffers are there at once, what is in them after `uploading`. `others` has, of the same
     file, what is on the device already.
@@ -142,7 +142,7 @@ class Weights:
 
     def matrix(self, name: str) -> Weight:
         """Return the matrix of a logical name; of stacked experts, all from the first one's row."""
-        where = self._config.tensor_rows(name)
+        where = self._config.rows_of_matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         floats_ = tensor.type == GgmlType.F32
         type_ = kernel_ggml_types()[int(GgmlType.F16 if floats_ else tensor.type)]
@@ -173,7 +173,7 @@ class Weights:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
         from orinllm.gpu.kernels.experts import ExpertMatrices  # dense models do not wait for it
 
-        where = self._config.tensor_rows(name)
+        where = self._config.rows_of_matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         whole = self.matrix(name)
         rows = where.rows or tensor.shape[-2] - where.first_row
@@ -228,7 +228,7 @@ class Weights:
 
     def bias(self, name: str) -> Buffer | None:
         """Return the bias of a logical matrix: of a fused tensor, its rows' part."""
-        where = self._config.tensor_rows(name)
+        where = self._config.rows_of_matrix(name)
         whole = where.tensor.removesuffix(".weight") + ".bias"
         if not self.has_tensor(whole):
             return None

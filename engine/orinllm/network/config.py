@@ -104,7 +104,7 @@ class Config:
         """Return what the names of a layer's tensors begin with."""
         return f"blk.{self.first + layer}."
 
-    def tensor_rows(self, name: str) -> TensorRows:
+    def rows_of_matrix(self, name: str) -> TensorRows:
         """Return where the matrix of a logical name, such as blk.0.attn_q, is in the file."""
         return self.matrices.get(name, TensorRows(f"{name}.weight"))
 

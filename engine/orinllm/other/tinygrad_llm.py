@@ -46,7 +46,7 @@ class UpstreamExecutor:
         self._model, _ = Transformer.from_gguf(Tensor(gguf.files[0], device=device), max_context)
         _check_tensor_names(gguf, config, set(get_state_dict(self._model)))
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
-        self._step, self._state = TinyJit(self._next_logits), TinyJit(self._last_state)
+        self._step, self._state = TinyJit(self._next_logits), TinyJit(self._last_hidden_state)
         self._length = 0
 
     @property
@@ -96,7 +96,7 @@ class UpstreamExecutor:
     def _next_logits(self, tokens: Tensor, start: UOp) -> Tensor:
         return next_logits(self._model, tokens, start)
 
-    def _last_state(self, tokens: Tensor, start: UOp) -> Tensor:
+    def _last_hidden_state(self, tokens: Tensor, start: UOp) -> Tensor:
         return _normed_states(self._model, tokens, start).float().reshape(-1).contiguous()
 
 

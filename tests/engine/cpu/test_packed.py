@@ -25,7 +25,7 @@ from orinllm.cpu.encoder import CpuEncoder, StageStruct
 from orinllm.cpu.native import SOURCES
 from orinllm.cpu.weights import PACKED, rounded_input_size
 from orinllm.file.ggml import GgmlType
-from orinllm.network.vision.places import attention_blocks
+from orinllm.network.vision.patches import attention_blocks
 from orinllm.network.vision.prepare import prepare_picture
 from orinllm.sight import read_projector
 

@@ -73,7 +73,7 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
     assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
     assert (
         content(weights.matrix("token_embd").buffer)
-        == gguf.tensor_bytes(config.tensor_rows("token_embd").tensor).tobytes()
+        == gguf.tensor_bytes(config.rows_of_matrix("token_embd").tensor).tobytes()
     )
 
 
@@ -171,7 +171,7 @@ def test_weights_arrive_while_launches_are_built(
     made = make_runner(network, plan_network(network, "EMU"))
     assert isinstance(made, FusedRunner)
     found = made.executor.memory.weights.matrix("token_embd").buffer
-    where = network.config.tensor_rows("token_embd").tensor
+    where = network.config.rows_of_matrix("token_embd").tensor
     assert content(found) == network.gguf.tensor_bytes(where).tobytes()
     assert len(copied) > 3
     built.clear()

@@ -21,7 +21,7 @@ from orinllm.gpu.kernels.encoder import (
     split_heads_launch,
 )
 from orinllm.gpu.launch import LaunchGraph
-from orinllm.network.vision.places import attention_blocks
+from orinllm.network.vision.patches import attention_blocks
 from orinllm.network.vision.prepare import prepare_picture
 from orinllm.sight import make_encode_function, read_projector
 

@@ -24,6 +24,7 @@ from orinllm.file.gguf import GGUF
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import AnyPictureSize, Encoder, EncoderShape
 from orinllm.network.vision.idefics3 import _picture_text
+from orinllm.network.vision.patches import normed_patches
 from orinllm.network.vision.pictures import (
     PreparedPicture,
     end_between_pictures,
@@ -32,7 +33,6 @@ from orinllm.network.vision.pictures import (
     pictures_in,
     split_into_pieces,
 )
-from orinllm.network.vision.places import normed_patches
 from orinllm.network.vision.prepare import _size_by_longest_side, decode_picture, prepare_picture
 from orinllm.sight import PictureEncoder, _picture_process, read_picture, read_projector
 

@@ -127,14 +127,14 @@ class Lowering(ABC):
         return self._values[X]
 
     @functools.cached_property
-    def mixtures(self) -> MixtureLowering:
+    def mixture_lowering(self) -> MixtureLowering:
         """Scratch of mixtures of experts, which dense models do not wait for."""
         from orinllm.gpu.steps.mixtures import MixtureLowering
 
         return MixtureLowering(self.memory, self._rows, rows=self._inputs == dtypes.uint16)
 
     @functools.cached_property
-    def _recurrences(self) -> RecurrenceLowering:
+    def _recurrence_lowering(self) -> RecurrenceLowering:
         """The layers with states, which other models do not wait for."""
         from orinllm.gpu.steps.recurrent import RecurrenceLowering
 
@@ -207,7 +207,7 @@ class Lowering(ABC):
                     | network.SelectiveScan() as operation
                 ):
                     places = self.state_places(layer, operation)
-                    launches += self._recurrences.lower_operation(layer, operation, places)
+                    launches += self._recurrence_lowering.lower_operation(layer, operation, places)
                     kept = len(launches)
         return launches[:kept], launches[kept:]
 

@@ -41,8 +41,8 @@ from orinllm.network.vision.encoder import (
     Operation,
     ProductActivation,
 )
+from orinllm.network.vision.patches import PatchArrangement, attention_blocks
 from orinllm.network.vision.pictures import Floats
-from orinllm.network.vision.places import PatchArrangement, attention_blocks
 
 if TYPE_CHECKING:
     from orinllm.gpu.encoder import PictureBuffers, PictureWeights

@@ -92,7 +92,7 @@ class RowLowering(Lowering):
         assert step.norm is not None
         yield from self._lower_norm_before(layer, step)
         rows = self.residual, self._values[step.norm.out], self._values[step.out_name]
-        yield from self.mixtures.lower_rows(layer, step, rows, self.count, self.idle_state)
+        yield from self.mixture_lowering.lower_rows(layer, step, rows, self.count, self.idle_state)
 
     @property
     def idle_state(self) -> Buffer | None:

@@ -116,7 +116,7 @@ class TokenLowering(Lowering):
         if self.passed is None:
             return places
         passed = replace(places, state=self.passed, count=self.passed)
-        launches = self._recurrences.lower_operation(layer, operation, passed)
+        launches = self._recurrence_lowering.lower_operation(layer, operation, passed)
         self.keep += [launch for launch in launches if "states" in launch.writes]
         return replace(passed, keeps=False)
 
@@ -191,7 +191,7 @@ class TokenLowering(Lowering):
 
     def lower_experts(self, layer: int, step: Step) -> Iterator[Launch]:
         """Yield the mixture of each token of a sequence that is not idle."""
-        return self.mixtures.lower_tokens(
+        return self.mixture_lowering.lower_tokens(
             layer, step, self.residual, self._values[step.out_name], self.state
         )
 

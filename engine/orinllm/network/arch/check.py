@@ -181,7 +181,7 @@ def _check_tensor(config: Config, wanted: WantedTensor, tensors: Mapping[str, Te
     """Check one tensor and return its name in the file."""
     name, first, rows = wanted.name, 0, None
     if wanted.is_matrix:
-        matrix = config.tensor_rows(wanted.name.removesuffix(".weight"))
+        matrix = config.rows_of_matrix(wanted.name.removesuffix(".weight"))
         name, first, rows = matrix.tensor, matrix.first_row, matrix.rows
     tensor = tensors.get(name)
     if tensor is None:

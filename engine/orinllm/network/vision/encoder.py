@@ -66,7 +66,7 @@ class AttendAll:
 class JoinRows:
     """out = every `rows` rows one after the other as one row; `mean`: their mean.
 
-    Neighbours of a square of patches are such rows (places.py: PatchArrangement).
+    Neighbours of a square of patches are such rows (patches.py: PatchArrangement).
     """
 
     out: str
