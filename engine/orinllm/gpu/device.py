@@ -338,9 +338,7 @@ def _cuda_multiprocessor_count(device: str) -> int:
 
     count = ctypes.c_int()
     status = cuda.cuDeviceGetAttribute(
-        ctypes.byref(count),
-        cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-        Device[device].cu_device,
+        ctypes.byref(count), cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, Device[device].cu_device
     )
     if status:
         raise RuntimeError(f"{device} does not say how many multiprocessors it has: error {status}")
@@ -465,9 +463,7 @@ def open_target_device(target: TargetGpu) -> str:
     register_toolchain(
         "NULL",
         Toolchain(
-            lambda device: compiler,
-            lambda device: target.multiprocessors,
-            lambda device: SHARING,
+            lambda device: compiler, lambda device: target.multiprocessors, lambda device: SHARING
         ),
     )
     return "NULL"

@@ -136,12 +136,7 @@ def out_argument(buffer: Buffer) -> Given:
 
 
 def make_launch(
-    kernel: str,
-    label: object,
-    constants: Constants,
-    given: Given,
-    call: str,
-    grid: tuple[int, int],
+    kernel: str, label: object, constants: Constants, given: Given, call: str, grid: tuple[int, int]
 ) -> Launch:
     """Return a launch of ROW_THREADS threads a block that writes its first argument.
 

@@ -169,12 +169,7 @@ class ChosenExperts:
 
 
 def _expert_product_launch(
-    role: str,
-    call: str,
-    mode: str,
-    chosen: ChosenExperts,
-    stack: ExpertMatrices,
-    given: Given,
+    role: str, call: str, mode: str, chosen: ChosenExperts, stack: ExpertMatrices, given: Given
 ) -> Launch:
     """Return a product of chosen experts, spread over the machine."""
     gated, device = mode == "GATED", stack.buffer.device
@@ -295,11 +290,7 @@ def group_by_expert_launch(
 
 
 def _tiled_experts_launch(
-    name: str,
-    chosen: ChosenExperts,
-    stacks: tuple[ExpertMatrices, ...],
-    out: Buffer,
-    inp: Buffer,
+    name: str, chosen: ChosenExperts, stacks: tuple[ExpertMatrices, ...], out: Buffer, inp: Buffer
 ) -> Launch:
     """Return a product of all tiles: of gate and up, or of one alone."""
     gated, stack, used = len(stacks) == 2, stacks[0], chosen.experts.used
