@@ -21,7 +21,7 @@ GRACE_SECONDS = 15.0
 _LAST_BYTES = 4096
 
 
-class Child:
+class ChildProcess:
     """A running program; use as a context manager or call `close`.
 
     Its standard output goes into `out`, a file or a PIPE that is read here; else it goes where its
@@ -54,13 +54,13 @@ class Child:
             self._errors.close()
             raise
 
-    def tell(self, data: bytes) -> None:
+    def write_input(self, data: bytes) -> None:
         """Write to its standard input; raises OSError, ValueError."""
         assert self._process.stdin is not None, "hears"
         self._process.stdin.write(data)
         self._process.stdin.flush()
 
-    def read(self, deadline: float) -> bytes:
+    def read_output(self, deadline: float) -> bytes:
         """Return what it says next, nothing at its end; raises TimeoutError at time.monotonic()."""
         assert self._process.stdout is not None, "PIPE"
         descriptor = self._process.stdout.fileno()
@@ -85,11 +85,11 @@ class Child:
                 time.sleep(pause := min(2 * pause, 0.05))
         return self._process.returncode
 
-    def status(self) -> int | None:
+    def exit_status(self) -> int | None:
         """Return its exit status, None while it runs."""
         return self.wait(0)
 
-    def errors(self, most: int | None = None) -> str:
+    def error_output(self, most: int | None = None) -> str:
         """Return what it wrote on standard error, or the last bytes of it; nothing if `verbose`."""
         if self._errors.closed:
             return ""
@@ -97,24 +97,24 @@ class Child:
         self._errors.seek(0 if most is None else max(0, size - most))
         return self._errors.read().decode(errors="replace")
 
-    def last_words(self, nothing: str = "it wrote nothing") -> str:
+    def last_error_line(self, nothing: str = "it wrote nothing") -> str:
         """Return the last line that it wrote; with `verbose` it is on the screen."""
-        return last_line(self.errors(_LAST_BYTES), nothing)
+        return last_nonempty_line(self.error_output(_LAST_BYTES), nothing)
 
-    def end(self, grace: float = GRACE_SECONDS, patience: float = 0.0) -> None:
+    def terminate(self, grace: float = GRACE_SECONDS, patience: float = 0.0) -> None:
         """End it and what it started: after `patience` by SIGTERM, after `grace` by SIGKILL."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         try:
             self.wait(patience)
-            self._signal(signal.SIGTERM)
+            self._send_signal(signal.SIGTERM)
             self.wait(grace)
         finally:  # also if Ctrl-C ends the patience
-            self._signal(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
             self.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         # Processes that it started may outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
@@ -122,26 +122,26 @@ class Child:
     def close(self, grace: float = GRACE_SECONDS, patience: float = 0.0) -> None:
         """End it and forget what it said."""
         if not self._errors.closed:
-            self.end(grace, patience)
+            self.terminate(grace, patience)
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._errors.close()
 
-    def __enter__(self) -> "Child":
+    def __enter__(self) -> "ChildProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def last_line(text: str, nothing: str = "it wrote nothing") -> str:
+def last_nonempty_line(text: str, nothing: str = "it wrote nothing") -> str:
     """Return the last line of a text that has anything in it."""
     lines = (line.strip() for line in reversed(text.splitlines()))
     return next((line for line in lines if line), nothing)
 
 
 @dataclass(frozen=True)
-class CommandEnd:
+class CommandResult:
     """The end of a command; `status` is None when its time ran out."""
 
     status: int | None
@@ -149,22 +149,22 @@ class CommandEnd:
     err: str
 
     @property
-    def reason(self) -> str:
+    def last_error_line(self) -> str:
         """The last line that it wrote on standard error, for people."""
-        return last_line(self.err)[:400]
+        return last_nonempty_line(self.err)[:400]
 
 
-def run(
+def run_command(
     command: Sequence[object],
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
-) -> CommandEnd:
+) -> CommandResult:
     """Run a command for at most `seconds`; then SIGTERM, and SIGKILL where that does not help.
 
     None is as long as it takes. Ctrl-C ends it too. Raises OSError where it cannot be started.
     """
-    with tempfile.TemporaryFile() as out, Child(command, environment, out=out) as child:
+    with tempfile.TemporaryFile() as out, ChildProcess(command, environment, out=out) as child:
         status = child.wait(seconds)
-        child.end()
+        child.terminate()
         out.seek(0)
-        return CommandEnd(status, out.read().decode(errors="replace"), child.errors())
+        return CommandResult(status, out.read().decode(errors="replace"), child.error_output())

@@ -16,7 +16,7 @@ from orinbench.measure.suite.command import suite_command
 from orinbench.progress import Messages
 from orinbench.serve.command import serve_bench_command
 from orinbench.show.command import report_command
-from orinbench.show.twin import twin_command
+from orinbench.show.twin_command import twin_command
 from orinbench.synth import synth_command
 from orinllm.errors import BadInput
 
@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = orinbench.main(args=argv, prog_name="orinbench", standalone_mode=False)
     except (BenchError, BadInput) as error:
-        Messages().line(str(error))
+        Messages().print_line(str(error))
         sys.exit(error.exit_code if isinstance(error, BenchError) else EXIT_BAD_INPUT)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "orinbench"
         said = error.format_message().rstrip(".")
-        Messages().line(f"{said}; {command} --help lists what there is")
+        Messages().print_line(f"{said}; {command} --help lists what there is")
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        Messages().line("interrupted")
+        Messages().print_line("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -25,8 +25,7 @@ def signals_that_end() -> list[signal.Signals]:
 class Interrupts:
     """Lets one signal raise KeyboardInterrupt inside the block, and none behind it.
 
-    `hold` lets none through: what ends a run and writes its results calls it first. `release` goes
-    on, and raises what was held back. `run` is for coroutines.
+    What ends a run and writes its results calls `start_holding` first, which lets none through.
 
     Python drops what is raised in the callback of a weak reference or in `__del__`: such an
     interrupt is raised again.
@@ -40,32 +39,32 @@ class Interrupts:
         self._again: threading.Timer | None = None
 
     def __enter__(self) -> "Interrupts":
-        self._dropped, sys.unraisablehook = sys.unraisablehook, self._drop
+        self._dropped, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._before = {
-            number: signal.signal(number, self._handle) for number in signals_that_end()
+            number: signal.signal(number, self._on_signal) for number in signals_that_end()
         }
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._again is not None:  # behind this block its signal would end the process
-            self.hold()
+            self.start_holding()
             self._again.cancel()
             self._again.join()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         sys.unraisablehook = self._dropped
 
-    def hold(self) -> None:
+    def start_holding(self) -> None:
         """Let nothing through any more."""
         self._held = True
 
-    def release(self) -> None:
+    def release_and_raise(self) -> None:
         """Let one through again; raises KeyboardInterrupt if one came meanwhile."""
         self._held = self._came
         if self._came:
             raise KeyboardInterrupt
 
-    def run(self, loop: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
+    def run_coroutine(self, loop: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine; an interrupt cancels it, then raises KeyboardInterrupt.
 
         One that is raised in the middle of a loop leaves tasks behind that never end.
@@ -83,14 +82,14 @@ class Interrupts:
                 if not self._came:
                     raise
 
-        self.hold()
+        self.start_holding()
         try:
             loop.run(cancellable())
         finally:
             self._cancel = None
-            self.release()
+            self.release_and_raise()
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name
         if self._held:
             self._came = True
@@ -100,7 +99,7 @@ class Interrupts:
         self._held = True
         raise KeyboardInterrupt
 
-    def _drop(self, unraisable: "sys.UnraisableHookArgs") -> None:
+    def _on_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             self._dropped(unraisable)
         else:

@@ -43,7 +43,7 @@ def read_text(path: Path, wanted: str) -> str:
         raise BenchError(f"{path}: cannot be read: is no text; want {wanted}") from None
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Put `content` in the place of a file, its folder included; raises BenchError.
 
     A link stays one. A pipe or a device is no file: it would be one afterwards.
@@ -64,7 +64,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise BenchError(f"{said}: cannot be written: {error.strerror}") from error
 
 
-def is_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
     """Return if a value is a number that a float can hold."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)
@@ -72,39 +72,39 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def read_plain(kind: type[T], value: Any, where: str) -> T:
+def parse_dataclass(kind: type[T], value: Any, where: str) -> T:
     """Return `value` as a `kind`: a dataclass of plain values, lists, dicts and dataclasses.
 
     Unknown fields are left out. Raises BenchError, which names `where` and the field.
     """
-    made: T = _read(kind, value, where, "")
+    made: T = _parse_value(kind, value, where, "")
     return made
 
 
-def _read(kind: Any, value: Any, where: str, name: str) -> Any:
+def _parse_value(kind: Any, value: Any, where: str, name: str) -> Any:
     inside = f"{where}: {name}" if name else where
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         (kind,) = (each for each in get_args(kind) if each is not type(None))
-        return None if value is None else _read(kind, value, where, name)
+        return None if value is None else _parse_value(kind, value, where, name)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
         given = {
-            field.name: _read(hints[field.name], value.get(field.name), inside, field.name)
+            field.name: _parse_value(hints[field.name], value.get(field.name), inside, field.name)
             for field in dataclasses.fields(kind)
-            if field.name in value or _needed(field)
+            if field.name in value or _is_required(field)
         }
         return kind(**given)  # type: ignore[operator]
     if origin is dict and isinstance(value, dict):
         of = get_args(kind)[1]
-        return {str(key): _read(of, value[key], inside, str(key)) for key in value}
+        return {str(key): _parse_value(of, value[key], inside, str(key)) for key in value}
     if origin is list and isinstance(value, list):
         of = get_args(kind)[0]
-        return [_read(of, each, inside, str(place + 1)) for place, each in enumerate(value)]
+        return [_parse_value(of, each, inside, str(place + 1)) for place, each in enumerate(value)]
     wanted: Any = dict if dataclasses.is_dataclass(kind) else origin or kind
     fits = isinstance(value, (int, float) if kind is float else wanted)
     if kind in (int, float):
-        fits = fits and is_number(value) and not isinstance(value, bool)
+        fits = fits and is_finite_number(value) and not isinstance(value, bool)
     if not fits:
         raise BenchError(f"{where}: {name or 'it'} is {str(value)[:60]!r}; want {_WORDS[wanted]}")
     if isinstance(value, str) and (len(value) > _LONGEST_TEXT or not value.isprintable()):
@@ -113,5 +113,5 @@ def _read(kind: Any, value: Any, where: str, name: str) -> Any:
     return float(value) if kind is float else value
 
 
-def _needed(field: dataclasses.Field[Any]) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -9,7 +9,7 @@ from typing import Any
 from gguf import GGMLQuantizationType
 
 from orinbench.errors import BenchError
-from orinbench.labels import type_label
+from orinbench.model_type_label import type_label
 from orinllm.errors import BadInput
 from orinllm.file.ggml import kernel_ggml_types
 from orinllm.file.gguf import GGUF, TensorInfo
@@ -59,7 +59,7 @@ class ModelInfo:
         return type_label(self)
 
     @property
-    def tied(self) -> bool:
+    def has_tied_head(self) -> bool:
         """True if the token embedding is the output head too."""
         return "output.weight" not in self.tensors
 
@@ -76,18 +76,18 @@ class ModelInfo:
         experts those that a token uses, and none of blocks behind the layers, which propose later
         tokens. The KV cache grows with the context and is not in here.
         """
-        return {tensor.name: self._token_read(tensor) for tensor in self.tensors.values()}
+        return {tensor.name: self._tensor_read_bytes(tensor) for tensor in self.tensors.values()}
 
     @property
     def token_read_bytes(self) -> int:
         """Sum of `token_read_by_tensor`."""
         return sum(self.token_read_by_tensor.values())
 
-    def _token_read(self, tensor: TensorInfo) -> int:
+    def _tensor_read_bytes(self, tensor: TensorInfo) -> int:
         part = tensor.name.split(".")
         if part[0] == "blk" and part[1].isdecimal() and int(part[1]) >= self.n_layers:
             return 0
-        if tensor.name == "token_embd.weight" and not self.tied:
+        if tensor.name == "token_embd.weight" and not self.has_tied_head:
             return tensor.n_bytes // tensor.shape[0]
         if "_exps." in tensor.name:
             used = self.metadata[f"{self.architecture}.expert_used_count"]

@@ -19,10 +19,10 @@ import click
 from orinbench.errors import BenchError
 from orinbench.judge.history.store import History, history_path
 from orinbench.judge.schema import Record
-from orinbench.measure.board import hottest, require_board
+from orinbench.measure.board import hottest_celsius, require_board
+from orinbench.measure.number_lists import parse_int_list, parse_pair
 from orinbench.measure.plan import BACKEND_NAMES, Case, make_tests
-from orinbench.measure.ranges import parse_int_list, parse_pair
-from orinbench.show.forms import RENDERERS
+from orinbench.show.output_formats import RENDERERS
 from orinbench.show.table import render_md
 from orinboard.files import Roots
 from orinllm.errors import BadInput
@@ -31,7 +31,7 @@ Command = Callable[..., Any]
 Options = TypeVar("Options")
 
 
-class Finite(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number in a range; "nan" and "inf", which Python reads as numbers too, are none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -45,7 +45,7 @@ class Finite(click.FloatRange):
 FILE = click.Path(path_type=Path, dir_okay=False)
 ANY_PATH = click.Path(path_type=Path)
 AT_LEAST_0, AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
-ABOVE_0 = Finite(0, min_open=True)
+ABOVE_0 = FiniteNumber(0, min_open=True)
 #: An option that takes a list, and may be repeated.
 LISTS: dict[str, Any] = {"multiple": True, "metavar": "LIST"}
 _HISTORY = "[default: ~/.local/state/tinygrad-orin/history.db]"
@@ -73,7 +73,7 @@ class Option:
     @property
     def flag(self) -> Any:
         """A dataclass's field that has its value."""
-        return flag_field({"": self})
+        return options_field({"": self})
 
 
 def option(names: str, what: str, **given: Any) -> Option:
@@ -86,12 +86,12 @@ def flag(names: str, what: str, **given: Any) -> Any:
     return option(names, what, **given).flag
 
 
-def flag_field(of: Mapping[str, Option]) -> Any:
+def options_field(of: Mapping[str, Option]) -> Any:
     """Return a dataclass's field that has the values of several options, by their keys."""
     return field(metadata={"options": of})
 
 
-def flags_of(kind: Callable[..., Options]) -> Callable[[Callable[[Options], Any]], Command]:
+def with_options(kind: Callable[..., Options]) -> Callable[[Callable[[Options], Any]], Command]:
     """Return what gives a command the options of a dataclass's fields, and one of it as values."""
     made = {
         f"{each.name}_{key}".rstrip("_").replace("-", "_"): (each.name, key, one)
@@ -118,7 +118,7 @@ def flags_of(kind: Callable[..., Options]) -> Callable[[Callable[[Options], Any]
     return decorate
 
 
-def output_form(forms: Sequence[str]) -> Option:
+def output_option(forms: Sequence[str]) -> Option:
     """Return the option -o, the form of the output: Markdown, unless there is plain text."""
     default = "text" if "text" in forms else "md"
     return option("-o --output", "Form of the output.", type=click.Choice(forms), default=default)
@@ -131,7 +131,9 @@ def seed_option(what: str) -> Option:
 
 def timeout_option(what: str, seconds: float = 1800.0) -> Option:
     """Return the option --timeout; `what` may take so many seconds."""
-    return option("--timeout", f"Seconds that {what} may take.", default=seconds, type=Finite(1))
+    return option(
+        "--timeout", f"Seconds that {what} may take.", default=seconds, type=FiniteNumber(1)
+    )
 
 
 def history_option(purpose: str) -> Option:
@@ -139,7 +141,7 @@ def history_option(purpose: str) -> Option:
     return option("--history", f"{purpose} {_HISTORY}", type=FILE, metavar="PATH")
 
 
-def history_file(command: Command) -> Command:
+def with_history_file(command: Command) -> Command:
     """Add --history to a command of `orinbench history`, which gets it as `path`.
 
     It may stand before a subcommand or behind it.
@@ -172,7 +174,7 @@ class ModelOptions:
     shape: str = flag("--shape", "Shape of the synthetic model used without -m.", default="160m")
     quant: str = flag("--quant", "Type of its weights.", default="Q6_K")
 
-    def files(self) -> list[Path]:
+    def model_files(self) -> list[Path]:
         """Return the models' files; those of the hub are fetched."""
         if self.hf and click.get_current_context().meta.get(OFFLINE):
             os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
@@ -209,10 +211,10 @@ class CaseOptions:
     def tests(self, parallel: Sequence[int] = (1,)) -> list[Case]:
         """Return the tests; raises BenchError for what cannot be run."""
         return make_tests(
-            numbers_of(self.n_prompt, "-p", 512),
-            numbers_of(self.n_gen, "-n", 128),
+            parse_numbers(self.n_prompt, "-p", 512),
+            parse_numbers(self.n_gen, "-n", 128),
             [parse_pair(pair, "-pg") for pair in self.pairs],
-            numbers_of(self.n_depth, "-d", 0),
+            parse_numbers(self.n_depth, "-d", 0),
             parallel,
         )
 
@@ -251,7 +253,7 @@ class RunOptions:
         type=AT_LEAST_1,
         metavar="N",
     )
-    output: str = output_form([*RENDERERS]).flag
+    output: str = output_option([*RENDERERS]).flag
     output_err: str | None = flag(
         "-oe --output-err",
         "Also print this form to standard error.",
@@ -278,7 +280,7 @@ class RunOptions:
     ).flag
     seed: int = seed_option("order and input").flag
     delay: float = flag(
-        "--delay", "Seconds to wait before each sample.", default=0.0, type=Finite(0)
+        "--delay", "Seconds to wait before each sample.", default=0.0, type=FiniteNumber(0)
     )
     require: str | None = flag(
         "--require",
@@ -293,7 +295,7 @@ class RunOptions:
     cooldown: float | None = flag(
         "--cooldown",
         "Wait until the board is this cool before each sample.",
-        type=Finite(0),
+        type=FiniteNumber(0),
         metavar="CELSIUS",
     )
     timeout: float = timeout_option("a step").flag
@@ -305,7 +307,7 @@ class RunOptions:
     verbose: bool = flag("-v --verbose", "Show the backends' output and all columns.", is_flag=True)
 
 
-def numbers_of(
+def parse_numbers(
     texts: Sequence[str], flag: str, default: int, minimum: int = 0, maximum: int | None = None
 ) -> list[int]:
     """Return the numbers of a LIST that was given several times, or the default."""
@@ -313,7 +315,7 @@ def numbers_of(
     return [value for numbers in lists for value in numbers] or [default]
 
 
-def kept_cache(kept: Path | None) -> dict[str, str]:
+def kept_cache_environment(kept: Path | None) -> dict[str, str]:
     """Return what a worker's environment needs for a kept cache; raises BenchError."""
     if kept is None:
         return {}
@@ -329,7 +331,7 @@ def kept_cache(kept: Path | None) -> dict[str, str]:
     return {"CACHEDB": str(kept.absolute())}
 
 
-def check_processes(given: int | None, repetitions: int, default: int) -> int:
+def process_count(given: int | None, repetitions: int, default: int) -> int:
     """Return the number of processes; raises BenchError for more than there are rounds."""
     if given is not None and given > repetitions:
         raise BenchError(
@@ -343,7 +345,7 @@ def check_board(options: RunOptions, roots: Roots) -> None:
     if options.require is not None:
         require_board(options.require, roots)
     if options.cooldown is not None:
-        hottest(options.cooldown, roots)
+        hottest_celsius(options.cooldown, roots)
 
 
 def check_output(options: RunOptions) -> None:
@@ -377,13 +379,12 @@ def write_records(records: Sequence[Record], options: RunOptions) -> None:
     if options.output_err:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(_rendered(records, options.output_err, options))
     if options.report:
-        from orinbench.show.page import write_report  # jinja2 is slow to load
+        from orinbench.show.html_page import write_report  # jinja2 is slow to load
 
         write_report(records, options.report)
 
 
 def _rendered(records: Sequence[Record], form: str, options: RunOptions) -> str:
-    """Return a form of the records; with -v, the table has all its columns."""
     return render_md(records, options.verbose) if form == "md" else RENDERERS[form](records)
 
 
@@ -392,7 +393,7 @@ def keep_in_history(records: Sequence[Record], path: Path) -> None:
     words = shlex.join(["orinbench", *sys.argv[1:]])
     try:
         with History(path, write=True) as history:
-            run, _ = history.add(records, words.encode(errors="backslashreplace").decode())
+            run, _ = history.add_run(records, words.encode(errors="backslashreplace").decode())
     except BenchError as error:
         click.echo(f"orinbench: not kept in the history: {error}", err=True)
     else:

@@ -28,7 +28,7 @@ QUESTION = "What does this picture show? Say it in one short sentence, the large
 
 
 @dataclass(frozen=True)
-class Pictures:
+class RandomPictures:
     """Pictures of so many pixels, each another one."""
 
     width: int
@@ -36,7 +36,7 @@ class Pictures:
     seed: int
 
     @staticmethod
-    def parse(text: str, seed: int) -> "Pictures":
+    def parse(text: str, seed: int) -> "RandomPictures":
         """Return the pictures of `--picture`, as 640x480; raises BenchError for no such size."""
         found = _SIZE.fullmatch(text)
         if found is None or int(found[1]) * int(found[2]) > MOST_PIXELS:
@@ -44,7 +44,7 @@ class Pictures:
                 f"--picture {text}: no size; WIDTHxHEIGHT was expected, as 640x480, of "
                 f"{MOST_PIXELS:,} pixels at most"
             )
-        return Pictures(int(found[1]), int(found[2]), seed)
+        return RandomPictures(int(found[1]), int(found[2]), seed)
 
     def draw(self, number: int) -> Image.Image:
         """Return a picture."""
@@ -53,17 +53,17 @@ class Pictures:
         coarse = Image.fromarray(rng.integers(0, 256, (*sides, 3), np.uint8))
         return coarse.resize((self.width, self.height), Image.Resampling.BICUBIC)
 
-    def file(self, number: int) -> bytes:
+    def jpeg(self, number: int) -> bytes:
         """Return a picture as a JPEG file."""
         file = io.BytesIO()
         self.draw(number).save(file, "JPEG", quality=90)
         return file.getvalue()
 
-    def uri(self, number: int) -> str:
+    def data_uri(self, number: int) -> str:
         """Return a picture as a data URI of a JPEG file."""
-        return f"data:image/jpeg;base64,{base64.b64encode(self.file(number)).decode()}"
+        return f"data:image/jpeg;base64,{base64.b64encode(self.jpeg(number)).decode()}"
 
-    def rows(self, mmproj: Path) -> int:
+    def token_count(self, mmproj: Path) -> int:
         """Return the tokens that a picture, and what is around it, takes; raises BenchError."""
         try:
             _, projector = read_projector(mmproj)
@@ -74,7 +74,7 @@ class Pictures:
         return rows + _AROUND * (1 + len(tiles))
 
 
-class Seeing:
+class VisionModel:
     """A model that sees on a device, as what is timed needs it; raises BadInput for others."""
 
     def __init__(self, network: Network, mmproj: Path, device: str) -> None:
@@ -85,18 +85,18 @@ class Seeing:
         self.sight: PictureEncoder = template.sight
 
     @staticmethod
-    def read(model: Path, mmproj: Path) -> "Seeing":
+    def read(model: Path, mmproj: Path) -> "VisionModel":
         """Read a model's files, to know how long prompts with pictures are."""
-        return Seeing(network_with_pictures(Network.read(model), mmproj), mmproj, "CPU")
+        return VisionModel(network_with_pictures(Network.read(model), mmproj), mmproj, "CPU")
 
-    def prompt(self, picture: Any) -> list[int]:
+    def picture_prompt(self, picture: Any) -> list[int]:
         """Return the prompt of a picture and QUESTION, whose tokens are the last ones."""
         seen: Picture = self.sight.make_picture(picture)
         parts = [{"type": "image", "image": seen}, {"type": "text", "text": QUESTION}]
         return self._template.encode([{"role": "user", "content": parts}])
 
     @property
-    def name(self) -> str:
+    def projector_label(self) -> str:
         """The projector, the commonest type of its matrices, and their bytes."""
         tensors = self.sight.gguf.tensors.values()
         types = [tensor.type.name for tensor in tensors if len(tensor.shape) > 1]

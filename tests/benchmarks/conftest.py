@@ -13,12 +13,12 @@ from hypothesis import settings
 from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.measure.backends.backend import (
+    BackendIdentity,
     Bandwidth,
-    FirstToken,
-    Identity,
-    Loaded,
+    FirstTokenTime,
+    LoadReport,
     Sample,
-    WarmedUp,
+    WarmUpCost,
 )
 from orinbench.measure.backends.tinygrad_backend import worker_environment
 from orinbench.measure.environment import read_environment
@@ -26,7 +26,7 @@ from orinbench.measure.plan import Case, Lane, Plan
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
-from orinbench.synth.shapes import SHAPES, Shape
+from orinbench.synth.shapes import SHAPES, ModelShape
 from orinboard.replay import TreeOnDisk, load_recording
 
 # A busy machine is slow and not wrong.
@@ -50,7 +50,7 @@ def least_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of one narrow layer that is not quantized: its kernels are soon compiled."""
     path = tmp_path_factory.mktemp("models") / "least.gguf"
     with Patch.context() as patch:
-        patch.setitem(SHAPES, "least", Shape(1, 64, 64, 2, 1, 32, 320, 128, tied=True))
+        patch.setitem(SHAPES, "least", ModelShape(1, 64, 64, 2, 1, 32, 320, 128, tied=True))
         write_synthetic(path, "least", "F16", 0, None)
     return path
 
@@ -102,7 +102,7 @@ def fake_llama_server(fake_llama_bench: Path, monkeypatch: Patch) -> Path:
 def known_bandwidth(monkeypatch: Patch) -> None:
     """A copy bandwidth without a probe of it, which takes seconds and has a test of its own."""
     found = Bandwidth(1 << 20, [10.0])
-    monkeypatch.setattr("orinbench.measure.command.copy_bandwidth", lambda *_: found)
+    monkeypatch.setattr("orinbench.measure.command.measure_copy_bandwidth", lambda *_: found)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def recorded_run(tiny_model: ModelInfo) -> Build:
     def lane(backend: str, milliseconds: dict[Case, list[float]], **fields: Any) -> LaneResult:
         is_llama = backend == "llama.cpp"
         plan = Lane(backend, tuple(milliseconds), tiny_model.path)
-        warm_up = None if is_llama else WarmedUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
+        warm_up = None if is_llama else WarmUpCost(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
         engine = {"build_commit": "abc", "backends": "CPU", "n_threads": 2, "n_ubatch": 512}
         rows = [
             RowResult(
@@ -159,7 +159,7 @@ def recorded_run(tiny_model: ModelInfo) -> Build:
             for case, values in milliseconds.items()
         ]
         defaults: dict[str, Any] = {
-            "identity": Identity(
+            "identity": BackendIdentity(
                 "llama.cpp abc" if is_llama else "tinygrad 0.13.0",
                 "abc" if is_llama else "0.13.0",
                 1 if is_llama else None,
@@ -169,12 +169,12 @@ def recorded_run(tiny_model: ModelInfo) -> Build:
                 None,
                 2,
             ),
-            "first_token": FirstToken(32, 1.5)
+            "first_token": FirstTokenTime(32, 1.5)
             if is_llama
-            else FirstToken(
+            else FirstTokenTime(
                 *(32, 1.5, 9.0),
-                Loaded(0.2, "general", "the forward pass", None),
-                Loaded(0.2, "general", "the forward pass", None, 4.0, 37),
+                LoadReport(0.2, "general", "the forward pass", None),
+                LoadReport(0.2, "general", "the forward pass", None, 4.0, 37),
             ),
             "bandwidth": Bandwidth(1 << 28, [9.0, 10.0, 11.0]),
             "check": {"passed": True, "text": f"passed, {backend}"},

@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from numpy.random import PCG64
 
 from orinbench.synth.random_blocks import normal_floats
-from orinbench.synth.shapes import QUANTS, Draw, Shape
+from orinbench.synth.shapes import QUANTS, ModelShape, WeightDraw
 
 LAYERS, EMBD, FF, HEADS, KV_HEADS, VOCAB = 2, 128, 256, 4, 2, 320
 
@@ -90,7 +90,7 @@ def write_family(
 
 def write_sparse(
     path: Path,
-    shape: Shape,
+    shape: ModelShape,
     quant: str = "Q6_K",
     architecture: str = "llama",
     drop: tuple[str, ...] = (),
@@ -116,7 +116,9 @@ def write_sparse(
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     for name, dims, draw in shape.tensors():
         of_matrix = QUANTS[quant].type_of(name, shape)
-        add_info(writer, name, dims, of_matrix if draw == Draw.MATRIX else GGMLQuantizationType.F32)
+        add_info(
+            writer, name, dims, of_matrix if draw == WeightDraw.MATRIX else GGMLQuantizationType.F32
+        )
     return finish_sparse(writer)
 
 

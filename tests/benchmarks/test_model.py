@@ -52,10 +52,10 @@ def test_a_token_reads_all_but_the_other_rows_of_the_embedding(
 ) -> None:
     model = open_model(write_sparse(tmp_path / "m.gguf", SHAPES[shape]))
     norms = (2 * model.n_layers + 1) * model.n_embd * 4
-    row = 0 if model.tied else model.n_embd // 256 * 210
+    row = 0 if model.has_tied_head else model.n_embd // 256 * 210
     assert model.token_read_bytes == matrices + norms + row
     assert model.token_read_by_tensor["token_embd.weight"] == (
-        model.tensors["token_embd.weight"].n_bytes if model.tied else row
+        model.tensors["token_embd.weight"].n_bytes if model.has_tied_head else row
     )
     assert sum(model.token_read_by_tensor.values()) == model.token_read_bytes
 

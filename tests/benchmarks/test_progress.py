@@ -13,14 +13,14 @@ class Terminal(io.StringIO):
 
 
 def use(talk: Messages) -> None:
-    talk.phase("opening tinygrad:CPU")
-    talk.detail("a detail")
-    talk.line("a line that stays")
-    talk.advance("opened")
-    talk.expect("1 round of 2 tests", 300.0, 2)
-    talk.phase("tinygrad:CPU: process 1 of 2")
-    talk.advance("tinygrad:CPU tg16")
-    talk.advance("tinygrad:CPU pp32")
+    talk.show_phase("opening tinygrad:CPU")
+    talk.show_detail("a detail")
+    talk.print_line("a line that stays")
+    talk.finish_step("opened")
+    talk.announce_steps("1 round of 2 tests", 300.0, 2)
+    talk.show_phase("tinygrad:CPU: process 1 of 2")
+    talk.finish_step("tinygrad:CPU tg16")
+    talk.finish_step("tinygrad:CPU pp32")
     talk.close()
 
 
@@ -28,10 +28,10 @@ def test_the_rest_is_told_now_and_then(capsys: Capture, monkeypatch: Patch) -> N
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     talk = Messages()
-    talk.expect("20 rounds", 0.5, 20)
+    talk.announce_steps("20 rounds", 0.5, 20)
     for _ in range(20):
         now[0] += 3.0
-        talk.advance("tinygrad:CPU tg16")
+        talk.finish_step("tinygrad:CPU tg16")
     assert capsys.readouterr().err.splitlines() == [
         "orinbench: 20 rounds",
         "orinbench: 20%, about 48 s left: tinygrad:CPU tg16",
@@ -46,10 +46,10 @@ def test_details_are_lines_now_and_then(capsys: Capture, monkeypatch: Patch) -> 
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     talk = Messages()
-    talk.phase("checking")
+    talk.show_phase("checking")
     for token in range(1, 31):
         now[0] += 1.0
-        talk.detail(f"token {token}")
+        talk.show_detail(f"token {token}")
     said = capsys.readouterr().err.splitlines()
     assert said == [f"orinbench: {t}" for t in ("checking", "token 10", "token 20", "token 30")]
 

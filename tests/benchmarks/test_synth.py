@@ -22,7 +22,7 @@ from orinbench.errors import BenchError
 from orinbench.model import SUPPORTED_TYPES, open_model
 from orinbench.synth import cached_synthetic, synth_command, write_synthetic
 from orinbench.synth.random_blocks import SYNTHETIC_TYPES, random_rows
-from orinbench.synth.shapes import QUANTS, SHAPES, Shape
+from orinbench.synth.shapes import QUANTS, SHAPES, ModelShape
 
 # Of the tensors' bytes alone: the header depends on the gguf library's version.
 TINY_Q6_K_SEED_0 = "6d9809cfd3ac8f21b2877872418defa9492f094479468ea7392e18fe9decc524"
@@ -38,7 +38,7 @@ def tensor_bytes(path: Path) -> bytes:
 
 
 shapes = st.builds(
-    Shape,
+    ModelShape,
     n_layers=st.integers(1, 3),
     n_embd=st.sampled_from((256, 512)),
     n_ff=st.sampled_from((256, 768)),
@@ -55,7 +55,7 @@ shapes = st.builds(
 @settings(max_examples=30, deadline=None)
 @given(shape=shapes, quant=st.sampled_from(sorted(QUANTS)), seed=st.integers(0, 2**64 - 1))
 def test_what_is_written_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, shape: Shape, quant: str, seed: int
+    tmp_path_factory: pytest.TempPathFactory, shape: ModelShape, quant: str, seed: int
 ) -> None:
     directory = tmp_path_factory.mktemp("synth")
     with patch.dict(SHAPES, drawn=shape):
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_back(
     reader, model = GGUFReader(path), open_model(path)
     expected = {name: dims for name, dims, _ in shape.tensors()}
     assert {t.name: tuple(reversed(t.shape.tolist())) for t in reader.tensors} == expected
-    assert model.tied == shape.tied
+    assert model.has_tied_head == shape.tied
     assert (model.n_layers, model.n_embd, model.n_heads) == (
         shape.n_layers,
         shape.n_embd,

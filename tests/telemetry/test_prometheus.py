@@ -21,7 +21,7 @@ from tests.telemetry.conftest import HWMON, idle, supply
 from tests.telemetry.prometheus import Prometheus, answer, free_port
 
 import orinexporter
-from orinbench.measure.board import EnergyRun, measure_energy, write_textfile
+from orinbench.measure.board import MeasuredEnergy, measure_energy, write_textfile
 from orinboard.energy import EnergySampler
 from orinboard.replay import Frame, Player
 from orinboard.sources import Board
@@ -58,7 +58,7 @@ class Machine:
     """The tests' machine: Prometheus, and the record of the run that the board went through."""
 
     prometheus: Prometheus
-    run: EnergyRun
+    run: MeasuredEnergy
     record: dict[str, Any]
 
 
@@ -95,7 +95,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
                         "backend": "tinygrad:NV",
                         "test": "tg400",
                     }
-                    record |= {"median_ts": 50.0} | run.fields(TOKENS)
+                    record |= {"median_ts": 50.0} | run.record_fields(TOKENS)
                     record |= {"ttft_warm_s": 0.3, "roofline_percent": 61.0}
                     write_textfile([record], texts)
                     time.sleep(1.5)

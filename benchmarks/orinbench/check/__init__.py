@@ -9,7 +9,7 @@ prompt and decoded tokens, what the logits at each position should have been. An
   explains the swap, and there are no more swaps than it explains.
 
 A mixture of experts that fails is judged once more with the experts that it may have taken where
-the router's scores are a tie within the tolerance (`ties`); the verdict names these choices.
+the router's scores are a tie within the tolerance (`find_ties`); the verdict names these choices.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,24 @@ from orinbench.check.arithmetic import (
     Arithmetic,
     RoundedReference,
 )
-from orinbench.check.greedy import Engine, Generation, context_of
-from orinbench.check.judgement import Verdict, judge
+from orinbench.check.expert_ties import resolve_ties, score_gap_limits
+from orinbench.check.greedy import Engine, GreedyGeneration, needed_context
+from orinbench.check.judgement import EngineVerdict, judge_logits
 from orinbench.check.layers import LayerJudge
-from orinbench.check.nonfinite import fault_of, fault_of_weights, first_nonfinite, require_layers
+from orinbench.check.nonfinite import (
+    first_nonfinite_text,
+    generation_fault,
+    require_tensors,
+    weights_fault,
+)
 from orinbench.check.reference import Reference
-from orinbench.check.ties import gaps_of, settle
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo
 from orinllm.progress import Say, say_nothing
 
 __all__ = [
-    "EIGHT_BITS_BY_256", "EIGHT_BIT_ACTIVATIONS", "EIGHT_BIT_CACHE", "HALF_WEIGHTS", "Candidate",
-    "Verdict", "judge", "run_check",
+    "EIGHT_BITS_BY_256", "EIGHT_BIT_ACTIVATIONS", "EIGHT_BIT_CACHE", "HALF_WEIGHTS",
+    "EngineToCheck", "EngineVerdict", "judge_logits", "run_check",
 ]  # fmt: skip
 
 _PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
@@ -51,7 +56,7 @@ _BESIDE, _BEFORE_END = 3, 4
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EngineToCheck:
     """An engine to judge, and its arithmetic (HALF_WEIGHTS, ...).
 
     long: tokens of one more prompt, whose layers alone are judged at its end and at the border of
@@ -66,21 +71,21 @@ class Candidate:
 
 def run_check(
     model: ModelInfo,
-    candidate: Candidate,
+    candidate: EngineToCheck,
     n_tokens: int = 12,
     seed: int = 0,
     say: Say = say_nothing,
-) -> Verdict:
+) -> EngineVerdict:
     """Judge an engine on `model`; `say` hears how far the reference is.
 
     Raises BenchError if the reference does not know the model or the engine does not answer. Does
-    not raise for a failed check: see `require`.
+    not raise for a failed check: see `require_passed`.
     """
     number = 0
-    require_layers(model)
-    prompts = sample_prompts(model, n_tokens, seed)
+    require_tensors(model)
+    prompts = random_prompts(model, n_tokens, seed)
     long = long_prompt(model, candidate.long, n_tokens, seed)
-    context = context_of([*prompts, *long], n_tokens)
+    context = needed_context([*prompts, *long], n_tokens)
     reference = Reference(
         model,
         lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}"),
@@ -89,11 +94,11 @@ def run_check(
     try:
         generations = candidate.engine([*prompts, *long], n_tokens)
     except BenchError as error:  # an argmax of NaN is no token, and reading its row may crash
-        if not (fault := fault_of_weights(model)):
+        if not (fault := weights_fault(model)):
             raise
-        return broken(candidate, (), f"{error}; {fault}")
-    if fault := fault_of(model, generations):
-        return broken(candidate, generations, fault)
+        return failed_verdict(candidate, (), f"{error}; {fault}")
+    if fault := generation_fault(model, generations):
+        return failed_verdict(candidate, generations, fault)
     arithmetic = arithmetic_of(model, candidate, generations)
     rounded = RoundedReference(model, arithmetic, context)
     layers = LayerJudge(reference, rounded, context)
@@ -103,34 +108,34 @@ def run_check(
         generation = generations[number - 1]
         last = len(generation.tokens)
         text = [*prompt, *generation.tokens[:-1]]
-        routes = layers.add(text, generation)
+        routes = layers.judge_text(text, generation)
         wanted.append(reference.logits(text, last, routes))
-        drawn = [one.like(reference, text, last) for one in layers.draws_of_all]
+        drawn = [one.logits_with_experts_of(reference, text, last) for one in layers.draws_of_all]
         noisy.append(np.stack(drawn))
-        for layer, gap in gaps_of(reference.routed, rounded.routed).items():
+        for layer, gap in score_gap_limits(reference.routed, rounded.routed).items():
             gaps[layer] = max(gap, gaps.get(layer, 0.0))
     for prompt, generation in zip(long, generations[len(prompts) :], strict=True):
         say(f"float64 reference of a prompt of {len(prompt)}, layer by layer")
         text = [*prompt, *generation.tokens[:-1]]
-        layers.add(text, generation, _judged(len(prompt), len(text)))
+        layers.judge_text(text, generation, _judged_positions(len(prompt), len(text)))
     generations = generations[: len(prompts)]
     if not all(np.isfinite(rows).all() for rows in wanted):
-        fault = f"the reference's logits are not finite; {first_nonfinite(model)}"
-        return broken(candidate, generations, fault)
+        fault = f"the reference's logits are not finite; {first_nonfinite_text(model)}"
+        return failed_verdict(candidate, generations, fault)
     if not np.concatenate(wanted).std(axis=-1).all():
         fault = "the reference's logits have no spread: the model says nothing"
-        return broken(candidate, generations, fault)
-    verdict = judge(candidate.name, generations, wanted, noisy, arithmetic.name)
+        return failed_verdict(candidate, generations, fault)
+    verdict = judge_logits(candidate.name, generations, wanted, noisy, arithmetic.name)
     if layers.seen:
-        return layers.added_to(verdict)
+        return layers.verdict_with_layers(verdict)
     if not reference.routed or verdict.passed:
         return verdict
     settled = [
-        settle(reference, prompt, generation, rows[0], gaps)
+        resolve_ties(reference, prompt, generation, rows[0], gaps)
         for prompt, generation, rows in zip(prompts, generations, noisy, strict=True)
     ]
     lines = tuple(
-        f"prompt {number}: {tie.line()}"
+        f"prompt {number}: {tie.summary_text()}"
         for number, (_, found) in enumerate(settled, 1)
         for tie in found
     )
@@ -138,13 +143,15 @@ def run_check(
         return verdict
     given = [rows for rows, _ in settled]
     noisy = [way + off - rows for way, off, rows in zip(given, noisy, wanted, strict=True)]
-    verdict = judge(candidate.name, generations, given, noisy, arithmetic.name)
+    verdict = judge_logits(candidate.name, generations, given, noisy, arithmetic.name)
     return replace(verdict, ties=lines)
 
 
-def broken(candidate: Candidate, generations: Sequence[Generation], fault: str) -> Verdict:
+def failed_verdict(
+    candidate: EngineToCheck, generations: Sequence[GreedyGeneration], fault: str
+) -> EngineVerdict:
     """Return the verdict on an engine whose numbers cannot be compared."""
-    return Verdict(
+    return EngineVerdict(
         engine=candidate.name,
         passed=False,
         quantity="logits",
@@ -156,14 +163,14 @@ def broken(candidate: Candidate, generations: Sequence[Generation], fault: str) 
     )
 
 
-def require(model: ModelInfo, verdict: Verdict) -> None:
+def require_passed(model: ModelInfo, verdict: EngineVerdict) -> None:
     """Raise CheckFailed, exit code 3, for an engine that failed."""
     if not verdict.passed:
-        raise CheckFailed(f"check of {model.path} failed: {verdict.line()}")
+        raise CheckFailed(f"check of {model.path} failed: {verdict.summary_line()}")
 
 
 def arithmetic_of(
-    model: ModelInfo, candidate: Candidate, generations: Sequence[Generation]
+    model: ModelInfo, candidate: EngineToCheck, generations: Sequence[GreedyGeneration]
 ) -> Arithmetic:
     """Return the candidate's arithmetic: tinygrad's fused kernels do as llama.cpp's.
 
@@ -178,7 +185,7 @@ def arithmetic_of(
     return EIGHT_BIT_ACTIVATIONS if fused and quantized else candidate.arithmetic
 
 
-def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]]:
+def random_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]]:
     """Return random prompts that leave room for `n_tokens` in the model's context."""
     room = model.context_length - n_tokens - 1
     if room < 1:
@@ -192,7 +199,7 @@ def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]
     ]
 
 
-def default_length(model: ModelInfo) -> int:
+def default_long_prompt_length(model: ModelInfo) -> int:
     """Return the tokens of a long prompt that nobody asked for.
 
     0 for models with states, of which the reference takes minutes, and for a short context.
@@ -214,8 +221,7 @@ def long_prompt(model: ModelInfo, length: int, n_tokens: int, seed: int) -> list
     return [draw.integers(model.vocab_size, size=length).tolist()]
 
 
-def _judged(prompt: int, text: int) -> NDArray[np.intp]:
-    """Return the positions that are judged of a long prompt and the tokens behind it."""
+def _judged_positions(prompt: int, text: int) -> NDArray[np.intp]:
     border = (prompt - 1) // _CHUNK * _CHUNK
     beside = range(max(border - _BESIDE, 0), min(border + _BESIDE, text))
     return np.unique([*beside, *range(max(prompt - _BEFORE_END, 0), text)])

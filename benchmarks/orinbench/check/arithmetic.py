@@ -27,13 +27,13 @@ _SCALES = {
 }
 
 
-def _half(x: Array, place: float = 1.0) -> Array:
+def _round_to_half(x: Array, place: float = 1.0) -> Array:
     """Round to half precision, which ends at 65504."""
     halves: Array = np.clip(x * place, -65504, 65504).astype(np.float16).astype(np.float64) / place
     return halves
 
 
-def _whole(x: Array, place: float, block: int = 32, most: int = 127) -> Array:
+def _round_to_integers(x: Array, place: float, block: int = 32, most: int = 127) -> Array:
     """Round to whole numbers by blocks, whose largest value is `most`: 127 are 8 bits."""
     width, off = x.shape[-1], place - 1
     padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -width % block)])
@@ -44,8 +44,7 @@ def _whole(x: Array, place: float, block: int = 32, most: int = 127) -> Array:
     return flat
 
 
-def _float(x: Array, place: float) -> Array:
-    """Round to single precision."""
+def _round_to_single(x: Array, place: float) -> Array:
     return (x * place).astype(np.float32).astype(np.float64) / place
 
 
@@ -63,23 +62,23 @@ class Arithmetic:
 
     name: str
     rounding: Rounding
-    kept: Rounding = _half
-    others: Rounding = _half
+    kept: Rounding = _round_to_half
+    others: Rounding = _round_to_half
 
 
 # The engine's CPU path (engine/orinllm/cpu/rows.c): one large activation makes its 31 neighbours
 # coarse, and real models have such.
 SIXTEEN_BIT_ACTIVATIONS = Arithmetic(
-    "16-bit activations", partial(_whole, most=32767), others=_float
+    "16-bit activations", partial(_round_to_integers, most=32767), others=_round_to_single
 )
 # tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1).
-HALF_WEIGHTS = Arithmetic("weights in half precision", _half)
+HALF_WEIGHTS = Arithmetic("weights in half precision", _round_to_half)
 # The engine's fused kernels and llama.cpp's CUDA kernels for quantized weights (ggml's Q8_1).
-EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _whole)
+EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _round_to_integers)
 # The same with a cache of q8_0.
-EIGHT_BIT_CACHE = Arithmetic("8-bit activations and cache", _whole, _whole)
+EIGHT_BIT_CACHE = Arithmetic("8-bit activations and cache", _round_to_integers, _round_to_integers)
 # llama.cpp's CPU kernels for K-quants (ggml's Q8_K); for the others blocks of 32 are finer.
-EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_whole, block=256))
+EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_round_to_integers, block=256))
 
 
 class RoundedReference(Reference):
@@ -94,33 +93,34 @@ class RoundedReference(Reference):
         super().__init__(model, context=context)
         self.arithmetic, self._place = arithmetic, place
 
-    def like(self, exact: Reference, tokens: Sequence[int], last: int) -> Array:
+    def logits_with_experts_of(self, exact: Reference, tokens: Sequence[int], last: int) -> Array:
         """Return the logits of the tokens with the experts that `exact` took for them last."""
         taken = {
             (layer, position): experts.tolist()
             for layer, routed in exact.routed.items()
             for position, experts in enumerate(routed.chosen)
         }
-        self.share(exact)
+        self.share_unpacked(exact)
         return self.logits(tokens, last, forced=taken)
 
-    def share(self, exact: Reference) -> None:
+    def share_unpacked(self, exact: Reference) -> None:
         """Take what another reference has unpacked, and leave there what this one unpacks."""
         self._unpacked = exact._unpacked
 
-    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+    def linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        """See `Reference`."""
         type_ = self.model.tensors[f"{name}.weight"].type
         rounding = self.arithmetic.others if type_ in UNQUANTIZED else self.arithmetic.rounding
         # Engines keep such weights as halves, which errs as much as if x were rounded so.
-        rounding = _half if type_ == GGMLQuantizationType.F32 else rounding
-        given = self._given(rounding(x, self._place), x, f"{name}.weight")
-        return super()._linear(given, name, expert)
+        rounding = _round_to_half if type_ == GGMLQuantizationType.F32 else rounding
+        given = self._product_input(rounding(x, self._place), x, f"{name}.weight")
+        return super().linear(given, name, expert)
 
-    def _given(self, rounded: Array, x: Array, name: str) -> Array:
+    def _product_input(self, rounded: Array, x: Array, name: str) -> Array:
         """Return what goes into a product with the weights of that name."""
         return rounded
 
-    def _kept(self, x: Array) -> Array:
+    def _as_cached(self, x: Array) -> Array:
         return self.arithmetic.kept(x, self._place)
 
     def _norm(self, x: Array, name: str) -> Array:
@@ -128,7 +128,7 @@ class RoundedReference(Reference):
         return others(super()._norm(others(x, place), name), place)
 
 
-class ChunkReference(RoundedReference):
+class RoundedPromptReference(RoundedReference):
     """The reference rounding like a prompt's kernels: activations and weights become halves.
 
     The rounding of most weights is done to activations, which errs as much and is one matrix for
@@ -141,20 +141,22 @@ class ChunkReference(RoundedReference):
         self._exact = exact  # The reference unpacks factors of rotation when it is made.
         super().__init__(exact.model, replace(HALF_WEIGHTS, kept=kept), context, place)
 
-    def _given(self, rounded: Array, x: Array, name: str) -> Array:
+    def _product_input(self, rounded: Array, x: Array, name: str) -> Array:
         type_ = self.model.tensors[name].type
         if type_ in UNQUANTIZED or type_ in _SCALES:
             return rounded
         return x + math.sqrt(2) * (rounded - x)
 
-    def _unpack(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
-        weights, type_ = self._exact._rows(name, rows), self.model.tensors[name].type
+    def _dequantize(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+        weights, type_ = self._exact._tensor_rows(name, rows), self.model.tensors[name].type
         if not isinstance(rows, slice) or type_ not in _SCALES:
             return weights
-        return halves_of(self._packed(name, rows), weights, type_)
+        return round_weights_to_half(self._packed_rows(name, rows), weights, type_)
 
 
-def halves_of(packed_rows: NDArray[np.uint8], weights: Array, type_: GGMLQuantizationType) -> Array:
+def round_weights_to_half(
+    packed_rows: NDArray[np.uint8], weights: Array, type_: GGMLQuantizationType
+) -> Array:
     """Round weights, a number times a scale less a minimum, as cuda/unpack.cuh does.
 
     packed_rows: (rows, bytes) of a type of `_SCALES`; weights: (rows, columns), what is in them.
@@ -171,10 +173,15 @@ def halves_of(packed_rows: NDArray[np.uint8], weights: Array, type_: GGMLQuantiz
     )
     groups = weights.reshape(*scale.shape, -1)
     whole_scale = np.where(scale == 0, 1, scale)[..., None]
-    products = np.rint((groups + minimum[..., None]) / whole_scale) * _scaled_half(scale)[..., None]
-    return _scaled_half(products - _scaled_half(minimum)[..., None]).reshape(weights.shape)
+    products = (
+        np.rint((groups + minimum[..., None]) / whole_scale)
+        * _round_scales_to_half(scale)[..., None]
+    )
+    return _round_scales_to_half(products - _round_scales_to_half(minimum)[..., None]).reshape(
+        weights.shape
+    )
 
 
-def _scaled_half(x: Array) -> Array:
+def _round_scales_to_half(x: Array) -> Array:
     """Round to halves of numbers that are 256 times as large: none is subnormal."""
-    return _half(256 * x) / 256
+    return _round_to_half(256 * x) / 256

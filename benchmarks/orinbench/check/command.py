@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from orinbench.check import Verdict, long_prompt, run_check, sample_prompts
-from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
-from orinbench.check.vision import EncoderErrors, check_encoder
+from orinbench.check import EngineVerdict, long_prompt, random_prompts, run_check
+from orinbench.check.gate import llama_cpp_to_check, tinygrad_to_check
+from orinbench.check.vision import EncoderVerdict, check_encoder
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend
-from orinbench.measure.chosen import choose_backends, model_paths
+from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import KEY_TYPES
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
@@ -22,10 +22,10 @@ from orinbench.options import (
     BackendOptions,
     ModelOptions,
     flag,
-    flags_of,
-    output_form,
+    output_option,
     seed_option,
     timeout_option,
+    with_options,
 )
 from orinbench.progress import Messages
 from orinllm.sight import make_encode_function, read_projector
@@ -52,11 +52,11 @@ class CheckOptions(BackendOptions, ModelOptions):
     mmproj: str | None = flag(
         "--mmproj", "Check the encoder of pictures of this file, too.", metavar="FILE"
     )
-    output: str = output_form(["text", "json"]).flag
+    output: str = output_option(["text", "json"]).flag
 
 
 @click.command("check", context_settings={"max_content_width": 100})
-@flags_of(CheckOptions)
+@with_options(CheckOptions)
 def check_command(options: CheckOptions) -> int:
     """Check tokens and logits against a float64 reference.
 
@@ -68,10 +68,10 @@ def check_command(options: CheckOptions) -> int:
     talk = Messages()
     if options.mmproj is not None:
         read_projector(options.mmproj)
-    paths, _ = model_paths(options, talk)
+    paths, _ = find_or_make_models(options, talk)
     models = [open_model(path) for path in paths]
     for model in models:
-        sample_prompts(model, options.n_tokens, options.seed)
+        random_prompts(model, options.n_tokens, options.seed)
         long_prompt(model, options.n_depth or 0, options.n_tokens, options.seed)
     names, llama_bench = choose_backends(options.backends, options.llama_bench, talk)
     if key != "f16" and (plain := [name for name in names if name.startswith("tinygrad:CPU")]):
@@ -81,28 +81,30 @@ def check_command(options: CheckOptions) -> int:
     try:
         for name in names if options.mmproj else ():
             if name.startswith("tinygrad:"):
-                talk.phase(f"{name}: checking {options.mmproj}")
+                talk.show_phase(f"{name}: checking {options.mmproj}")
                 seen = _check_encoder(name, str(options.mmproj), options.seed)
                 reports.append({"seed": options.seed, **asdict(seen)})
                 talk.close()
                 if options.output == "text":
-                    click.echo(f"{options.mmproj}: {seen.line()}")
+                    click.echo(f"{options.mmproj}: {seen.summary_line()}")
         for model, name in itertools.product(models, names):
-            talk.phase(f"{name}: checking {model.path}")
+            talk.show_phase(f"{name}: checking {model.path}")
             try:
-                verdict = _check(name, model, llama_bench, options, talk)
+                verdict = _check_backend(name, model, llama_bench, options, talk)
             except BenchError as error:
                 died = True
-                talk.line(f"{name}: {error}")
+                talk.print_line(f"{name}: {error}")
                 continue
             seed = options.seed
             reports.append({"model": str(model.path), "seed": seed, **asdict(verdict)})
             talk.close()
             if options.output == "text":
-                click.echo(f"{model.path}: {verdict.line()}")
+                click.echo(f"{model.path}: {verdict.summary_line()}")
     except KeyboardInterrupt:
         interrupted = True
-        talk.line(f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done")
+        talk.print_line(
+            f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done"
+        )
     finally:
         talk.close()
     if options.output == "json":
@@ -114,25 +116,25 @@ def check_command(options: CheckOptions) -> int:
     return 1 if died else 0
 
 
-def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderErrors:
+def _check_encoder(name: str, mmproj: str, seed: int) -> EncoderVerdict:
     clip, projector = read_projector(mmproj)
     encode = make_encode_function(name.removeprefix("tinygrad:"), clip, projector)
     return check_encoder(name, Path(mmproj), encode, seed)
 
 
-def _check(
+def _check_backend(
     name: str, model: ModelInfo, llama_bench: Path | None, options: CheckOptions, talk: Messages
-) -> Verdict:
+) -> EngineVerdict:
     def say(text: str) -> None:
-        talk.detail(f"{name}: {text}")
+        talk.show_detail(f"{name}: {text}")
 
     timeout, n_tokens, seed = options.timeout, options.n_tokens, options.seed
     if name == "llama.cpp":
-        if (found := llama_cpp_candidate(model, llama_bench, timeout, say)) is None:
+        if (found := llama_cpp_to_check(model, llama_bench, timeout, say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
         return run_check(model, found, n_tokens, seed, say)
     with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
-        candidate = tinygrad_candidate(name, model, device, say, options.cache_type_k)
+        candidate = tinygrad_to_check(name, model, device, say, options.cache_type_k)
         if options.n_depth is not None:
             candidate = replace(candidate, long=options.n_depth)
         return run_check(model, candidate, n_tokens, seed, say)

@@ -8,16 +8,16 @@ from orinbench.check import (
     EIGHT_BIT_CACHE,
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
-    Candidate,
-    default_length,
-    require,
+    EngineToCheck,
+    default_long_prompt_length,
+    require_passed,
     run_check,
 )
 from orinbench.check.greedy import tinygrad_engine
-from orinbench.check.reference import unsupported
+from orinbench.check.reference import unsupported_feature
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.backend import Backend, BackendDiedError
-from orinbench.measure.backends.llama_server import find_beside, llama_cpp_engine
+from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_engine
 from orinbench.measure.backends.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
@@ -30,7 +30,7 @@ SMALL_MODEL = 300_000_000
 _SEED = 0
 
 
-class Gate:
+class CorrectnessGate:
     """Checks one lane at a time against the float64 reference.
 
     `asked` is --check or --no-check, None if neither was given. `llama_bench` is the binary whose
@@ -52,29 +52,29 @@ class Gate:
         BackendDiedError for an engine that does not answer.
         """
         assert lane.model is not None, "only lanes with a model have a gate"
-        if reason := self._skip(lane.model):
+        if reason := self._skip_reason(lane.model):
             return {"passed": None, "text": f"numbers not checked: {reason}"}
         name = lane.plan.name
-        candidate = self._candidate(name, lane.model, backend)
+        candidate = self._engine_to_check(name, lane.model, backend)
         if candidate is None:
             return {
                 "passed": None,
                 "text": f"{name} not checked: no llama-server beside llama-bench",
             }
-        self.talk.phase(f"{name}: checking tokens and logits against the float64 reference")
+        self.talk.show_phase(f"{name}: checking tokens and logits against the float64 reference")
         try:
-            verdict = run_check(lane.model, candidate, seed=_SEED, say=self._say(name))
-            require(lane.model, verdict)
+            verdict = run_check(lane.model, candidate, seed=_SEED, say=self._detail_printer(name))
+            require_passed(lane.model, verdict)
         except CheckFailed:
             raise
         except BenchError as error:
             raise BackendDiedError(f"check: {error}") from error
-        return {**asdict(verdict), "seed": _SEED, "text": f"passed, {verdict.line()}"}
+        return {**asdict(verdict), "seed": _SEED, "text": f"passed, {verdict.summary_line()}"}
 
-    def _skip(self, model: ModelInfo) -> str | None:
+    def _skip_reason(self, model: ModelInfo) -> str | None:
         if self.asked is False:
             return "--no-check"
-        unknown = unsupported(model)
+        unknown = unsupported_feature(model)
         if unknown and self.asked:
             raise BenchError(f"--check: {model.path}: the float64 reference lacks {unknown}")
         if unknown:
@@ -83,40 +83,44 @@ class Gate:
             return "the model is large; --check does it"
         return None
 
-    def _candidate(self, name: str, model: ModelInfo, backend: Backend) -> Candidate | None:
-        say = self._say(name)
+    def _engine_to_check(
+        self, name: str, model: ModelInfo, backend: Backend
+    ) -> EngineToCheck | None:
+        say = self._detail_printer(name)
         if not isinstance(backend, TinygradBackend):
-            return llama_cpp_candidate(model, self.llama_bench, self.timeout, say)
+            return llama_cpp_to_check(model, self.llama_bench, self.timeout, say)
         key_type = backend.plan.key_type
-        return tinygrad_candidate(name, model, backend, say, key_type, backend.general)
+        return tinygrad_to_check(name, model, backend, say, key_type, backend.general)
 
-    def _say(self, name: str) -> Say:
-        return lambda text: self.talk.detail(f"{name}: check: {text}")
+    def _detail_printer(self, name: str) -> Say:
+        return lambda text: self.talk.show_detail(f"{name}: check: {text}")
 
 
 # By the type of keys and values.
 ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_CACHE}
 
 
-def tinygrad_candidate(
+def tinygrad_to_check(
     name: str,
     model: ModelInfo,
     backend: DeviceBackend,
     say: Say,
     key_type: str,
     general: bool = False,
-) -> Candidate:
+) -> EngineToCheck:
     """Return the engine on a device, or with `general` tinygrad.llm's own network."""
-    engine = tinygrad_engine(model.path, backend.start, say, general, key_type)
+    engine = tinygrad_engine(model.path, backend.start_worker, say, general, key_type)
     fused = not general and not name.startswith("tinygrad:CPU")
-    return Candidate(name, engine, ARITHMETICS[key_type], default_length(model) if fused else 0)
+    return EngineToCheck(
+        name, engine, ARITHMETICS[key_type], default_long_prompt_length(model) if fused else 0
+    )
 
 
-def llama_cpp_candidate(
+def llama_cpp_to_check(
     model: ModelInfo, llama_bench: Path | None, timeout: float, say: Say
-) -> Candidate | None:
+) -> EngineToCheck | None:
     """Return llama.cpp as its server answers; None where there is none."""
-    if (server := find_beside("llama-server", llama_bench)) is None:
+    if (server := find_llama_program("llama-server", llama_bench)) is None:
         return None
     engine = llama_cpp_engine(server, model, timeout, say)
-    return Candidate("llama.cpp", engine, EIGHT_BITS_BY_256)
+    return EngineToCheck("llama.cpp", engine, EIGHT_BITS_BY_256)

@@ -1,6 +1,6 @@
 """Greedy decoding with logits by the engines that the correctness gate judges.
 
-`tinygrad_greedy` runs in a worker, which `tinygrad_engine` starts and asks. `llama_cpp_engine` asks
+`decode_greedily` runs in a worker, which `tinygrad_engine` starts and asks. `llama_cpp_engine` asks
 a `llama-server`.
 """
 
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.errors import BenchError
-from orinbench.measure.backends.backend import BackendDiedError, Load
-from orinbench.measure.backends.process import WorkerProcess
+from orinbench.measure.backends.backend import BackendDiedError, LoadRequest
+from orinbench.measure.backends.worker_process import WorkerProcess
 from orinllm.progress import Say, say_nothing
 
 if TYPE_CHECKING:
-    from orinbench.measure.backends.timed_models import Executor
+    from orinbench.measure.backends.timed_models import SequenceExecutor
 
 
 @dataclass(frozen=True)
-class Generation:
+class GreedyGeneration:
     """Tokens decoded greedily, and what the engine thought of each position's alternatives."""
 
     tokens: list[int]
@@ -35,13 +35,13 @@ class Generation:
     layers: NDArray[np.float32] | None = None
 
 
-def prefixed(say: Say, where: str) -> Say:
+def prefixed_say(say: Say, where: str) -> Say:
     """Return what says `where` in front of each text."""
     return lambda text: say(f"{where}: {text}")
 
 
 # From prompts and a number of tokens to one generation for each prompt.
-Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
+Engine = Callable[[Sequence[Sequence[int]], int], list[GreedyGeneration]]
 
 
 # Lengths of prompts that are cut. Longer ones have several chunks anyway, parts of shorter ones
@@ -49,9 +49,9 @@ Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 _CUT = range(32, 512)
 
 
-def tinygrad_greedy(
-    executor: "Executor", prompt: Sequence[int], n_tokens: int, say: Say = say_nothing
-) -> Generation:
+def decode_greedily(
+    executor: "SequenceExecutor", prompt: Sequence[int], n_tokens: int, say: Say = say_nothing
+) -> GreedyGeneration:
     """Decode greedily, the path that is timed; then replay for the logits, and for the layers.
 
     Each time a prompt ends with its answer's first token, as a server's does. A replay feeds the
@@ -92,10 +92,10 @@ def tinygrad_greedy(
             executor.token()
             say(f"layers of token {number} of {n_tokens}")
         executor.watch(0)
-    return Generation(tokens, np.stack(logits), False, executor.name == "fused", layers)
+    return GreedyGeneration(tokens, np.stack(logits), False, executor.name == "fused", layers)
 
 
-def context_of(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
+def needed_context(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
     """Return the context that engine and reference run with: a rotation may depend on it."""
     return max(len(prompt) for prompt in prompts) + n_tokens + 1
 
@@ -113,11 +113,11 @@ def tinygrad_engine(
     hears how far it is. The engine raises BenchError, with the worker's last line, if that fails.
     """
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        load = Load(str(model), context_of(prompts, n_tokens), 1, key_type, general)
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
+        load = LoadRequest(str(model), needed_context(prompts, n_tokens), 1, key_type, general)
         with start(say=say) as worker:
             try:
-                return worker.runner.generate(load, prompts, n_tokens)
+                return worker.runner.generate_greedily(load, prompts, n_tokens)
             except BackendDiedError as error:
                 raise BenchError(f"tinygrad: {error}") from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.greedy import Generation
+from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.reference import log_softmax
 from orinbench.check.reference_rope import Array
 
@@ -34,7 +34,7 @@ _FLOOR = 2.0**-12
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EngineVerdict:
     """The gate's finding about one engine. Errors are engine minus reference."""
 
     engine: str
@@ -64,7 +64,7 @@ class Verdict:
     layer_slope: float | None = None
     ties: tuple[str, ...] = ()  # choices of experts that rounding decided otherwise
 
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """Say it in one line."""
         if self.relative_error is None or self.max_abs_error is None:
             return f"{self.engine}: FAILED: {'; '.join(self.failures)}"
@@ -77,8 +77,8 @@ class Verdict:
         swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
         engine = f"{self.engine} (fused kernels)" if self.fused else self.engine
         found = (
-            f"{engine}: {self.quantity} off by {percent(self.relative_error)} of their spread "
-            f"(allowed {percent(self.tolerance)}: {self.arithmetic}), "
+            f"{engine}: {self.quantity} off by {percent_text(self.relative_error)} of their spread "
+            f"(allowed {percent_text(self.tolerance)}: {self.arithmetic}), "
             f"at most {self.max_abs_error:.1e}{kl}; "
             f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}; {layers}"
             f"{''.join(f'; a tie: {tie}' for tie in self.ties[:NAMED_TIES])}"
@@ -87,34 +87,34 @@ class Verdict:
         return found if self.passed else f"{found}: FAILED: {'; '.join(self.failures)}"
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     """Return a share in percent, in two digits."""
     return f"{100 * share:.2g} %" if share < 10 else f"{share:.0f} times"
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class ExpectedErrors:
     """Errors that an arithmetic makes in the reference's own logits, (tokens, vocabulary)."""
 
     wanted: Array  # the reference's logits, or their log-softmax
     noise: Array  # rounded minus wanted; or some draws of it, (draws, tokens, vocabulary)
 
     @property
-    def position(self) -> Array:
+    def position_rms(self) -> Array:
         """Expected rms error of each position: half its own, half of all."""
         floor = (_FLOOR * self.wanted.std(axis=-1)) ** 2
         own = (self.noise**2).mean(axis=-1).reshape(-1, len(self.wanted)).mean(axis=0)
         wide: Array = np.sqrt((own + own.mean()) / 2 + floor)
         return wide
 
-    def scaled(self, error: Array) -> Array:
+    def scaled_errors(self, error: Array) -> Array:
         """Return each error as a multiple of what its row and position should be off by."""
-        position = self.position[:, None]
+        position = self.position_rms[:, None]
         row = ((self.noise / position) ** 2).reshape(-1, error.shape[-1]).mean(axis=0)
         scaled: Array = error / (position * np.sqrt((1 + row) / 2))
         return scaled
 
-    def slope(self, error: Array) -> float:
+    def relative_slope(self, error: Array) -> float:
         """Return the mean slope of errors along the logits, as a multiple of the noise's."""
         centred = self.wanted - self.wanted.mean(axis=-1, keepdims=True)
 
@@ -126,13 +126,13 @@ class Yardstick:
         return float(abs(slopes(error).mean()) / usual)
 
 
-def judge(
+def judge_logits(
     engine: str,
-    generations: Sequence[Generation],
+    generations: Sequence[GreedyGeneration],
     wanted: Sequence[Array],
     rounded: Sequence[Array],
     arithmetic: str,
-) -> Verdict:
+) -> EngineVerdict:
     """Compare generations with the logits that the reference wants, each (tokens, vocabulary).
 
     `rounded` are the reference's logits when it rounds as the engine does (`arithmetic`), or some
@@ -149,14 +149,14 @@ def judge(
         got = np.where(np.isfinite(got), got, 0.0)
     spread = float(reference.std(axis=-1).mean())
     target, off = (log_softmax(reference), log_softmax(noisy)) if normalized else (reference, noisy)
-    yardstick = Yardstick(target, off - target)
+    yardstick = ExpectedErrors(target, off - target)
     error = got - target
-    wide = np.sqrt(np.nanmean(error**2, axis=-1)) / yardstick.position
-    scaled = np.abs(yardstick.scaled(error))
-    usual = float(np.sqrt((yardstick.position**2).mean())) / spread
+    wide = np.sqrt(np.nanmean(error**2, axis=-1)) / yardstick.position_rms
+    scaled = np.abs(yardstick.scaled_errors(error))
+    usual = float(np.sqrt((yardstick.position_rms**2).mean())) / spread
     relative = float(np.sqrt(np.nanmean(error**2))) / spread
-    kl, kl_error = _divergence(reference, noisy, got) if complete else (None, None)
-    found = Verdict(
+    kl, kl_error = _kl_divergence(reference, noisy, got) if complete else (None, None)
+    found = EngineVerdict(
         engine=engine,
         passed=False,
         quantity="log-probabilities" if normalized else "logits",
@@ -168,9 +168,9 @@ def judge(
         position_error=float(wide.max()),
         element_error=float(np.nanmax(scaled)),
         row_error=float(np.sqrt(_column_means(scaled**2)).max()),
-        slope_error=yardstick.slope(error),
+        slope_error=yardstick.relative_slope(error),
         worst_rank=int(
-            (got > np.take_along_axis(got, _first_choices(reference), 1)).sum(axis=-1).max()
+            (got > np.take_along_axis(got, _top_tokens(reference), 1)).sum(axis=-1).max()
         ),
         arithmetic=arithmetic,
         fused=any(generation.fused for generation in generations),
@@ -179,34 +179,34 @@ def judge(
         kl_error=kl_error,
         top1_agreement=float(np.mean(tokens == reference.argmax(axis=-1))),
     )
-    failures += _too_wide(found)
-    noise = yardstick.position * float(np.clip(relative / usual, 1, MOST_WIDE))
-    wrong = wrong_choices(reference, tokens, noise)
+    failures += _excessive_errors(found)
+    noise = yardstick.position_rms * float(np.clip(relative / usual, 1, MOST_WIDE))
+    wrong = wrong_choice_texts(reference, tokens, noise)
     failures += wrong
     if not normalized:  # what the engine thinks itself; a server's tokens are its argmax
-        failures += [f"by its own logits: {said}" for said in wrong_choices(got, tokens, noise)]
+        failures += [
+            f"by its own logits: {said}" for said in wrong_choice_texts(got, tokens, noise)
+        ]
     changed = int((tokens != reference.argmax(axis=-1)).sum())
-    return _concluded(found, failures, 0 if wrong else changed)
+    return _with_failures(found, failures, 0 if wrong else changed)
 
 
-def _concluded(found: Verdict, failures: Sequence[str], forgiven: int) -> Verdict:
+def _with_failures(found: EngineVerdict, failures: Sequence[str], forgiven: int) -> EngineVerdict:
     values = {**vars(found), "failures": tuple(failures), "passed": not failures}
-    return Verdict(**{**values, "forgiven": forgiven})
+    return EngineVerdict(**{**values, "forgiven": forgiven})
 
 
-def _first_choices(rows: Array) -> NDArray[np.intp]:
+def _top_tokens(rows: Array) -> NDArray[np.intp]:
     return np.asarray(rows.argmax(axis=-1))[:, None]
 
 
 def _column_means(squares: Array) -> Array:
-    """Return the mean of each column's numbers, 0 where it has none."""
     there = np.isfinite(squares)
     means: Array = np.where(there, squares, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
     return means
 
 
-def _too_wide(found: Verdict) -> list[str]:
-    """Say which errors are wider than the arithmetic explains."""
+def _excessive_errors(found: EngineVerdict) -> list[str]:
     assert found.relative_error is not None
     failures = []
     if not found.relative_error <= found.tolerance:
@@ -227,7 +227,7 @@ def _too_wide(found: Verdict) -> list[str]:
     return failures
 
 
-def _divergence(reference: Array, noisy: Array, got: Array) -> tuple[float, float]:
+def _kl_divergence(reference: Array, noisy: Array, got: Array) -> tuple[float, float]:
     """Return the mean KL(reference || engine), and it as a multiple of the rounded reference's."""
     wanted = log_softmax(reference)
     kl, usual = (
@@ -238,7 +238,7 @@ def _divergence(reference: Array, noisy: Array, got: Array) -> tuple[float, floa
     return kl, kl / (usual + (_FLOOR * float(reference.std(axis=-1).mean())) ** 2 / 2)
 
 
-def wrong_choices(rows: Array, tokens: NDArray[np.int_], noise: Array) -> list[str]:
+def wrong_choice_texts(rows: Array, tokens: NDArray[np.int_], noise: Array) -> list[str]:
     """Say which tokens are no first choices of `rows`, beyond what `noise` makes of them.
 
     `noise` is the standard deviation of a logit's error at each position. A choice is wrong if it
@@ -253,7 +253,7 @@ def wrong_choices(rows: Array, tokens: NDArray[np.int_], noise: Array) -> list[s
         for position in np.flatnonzero(gaps > MOST_GAP * apart)
     ]
     changed = int((gaps > 0).sum())
-    chance = _at_least(changed, _chances(rows, apart))
+    chance = _chance_of_at_least(changed, _top_change_chances(rows, apart))
     if chance < LEAST_CHANCE:
         wrong.append(
             f"{changed} of {len(tokens)} tokens are no first choices, by rounding alone a chance "
@@ -262,7 +262,7 @@ def wrong_choices(rows: Array, tokens: NDArray[np.int_], noise: Array) -> list[s
     return wrong
 
 
-def _chances(rows: Array, apart: Array) -> Array:
+def _top_change_chances(rows: Array, apart: Array) -> Array:
     """Return the chance that noise makes another token than the first the largest, by position."""
     few = min(32, rows.shape[-1])
     best = -np.sort(-np.partition(np.nan_to_num(rows, nan=-np.inf), -few, axis=-1)[:, -few:])
@@ -272,8 +272,7 @@ def _chances(rows: Array, apart: Array) -> Array:
     return chances
 
 
-def _at_least(count: int, chances: Array) -> float:
-    """Return the chance of `count` events or more of independent ones."""
+def _chance_of_at_least(count: int, chances: Array) -> float:
     exactly = np.array([1.0])
     for chance in chances:
         exactly = np.convolve(exactly, [1 - chance, chance])

@@ -1,8 +1,8 @@
 """The verdict on an engine's layers, each by itself.
 
-An engine that says what each of its layers is given (`Generation.layers`) is judged layer by layer:
-the reference computes what the layer makes of the engine's own numbers, so that no rounding of
-other layers hides what is wrong in it. The yardstick is the reference itself when it rounds like
+An engine that says what each of its layers is given (`GreedyGeneration.layers`) is judged layer by
+layer: the reference computes what a layer makes of the engine's own numbers, so that no rounding of
+others hides what is wrong in it. The yardstick is the reference itself when it rounds like
 the engine, on the same numbers. The head is one layer more, the embedding must be exact. Behind a
 prompt a GPU keeps what the last layer leaves to itself: that layer and the head are judged as one.
 """
@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.arithmetic import SIXTEEN_BIT_ACTIVATIONS, ChunkReference, RoundedReference
-from orinbench.check.greedy import Generation
-from orinbench.check.judgement import Verdict
+from orinbench.check.arithmetic import (
+    SIXTEEN_BIT_ACTIVATIONS,
+    RoundedPromptReference,
+    RoundedReference,
+)
+from orinbench.check.expert_ties import Way, find_ties, score_gap_limits
+from orinbench.check.greedy import GreedyGeneration
+from orinbench.check.judgement import EngineVerdict
 from orinbench.check.reference import Positions, Reference
 from orinbench.check.reference_rope import Array
-from orinbench.check.ties import Way, gaps_of, ties
 
 # Limits, as multiples of what rounding makes. docs/models.md has the largest values that right
 # engines reach, and the script that finds them.
@@ -42,7 +46,7 @@ _WIDE = 1.5
 
 
 @dataclass(frozen=True)
-class LayerError:
+class LayerErrors:
     """Errors of a layer, as multiples of the yardstick."""
 
     name: str
@@ -53,7 +57,7 @@ class LayerError:
     positions: int
     most_position: float
 
-    def failures(self) -> Iterator[str]:
+    def failure_texts(self) -> Iterator[str]:
         """Say which are wider than rounding explains."""
         column = MOST_LAYER_COLUMN * (1 + 4 / self.positions)
         for value, most, what in (
@@ -79,11 +83,11 @@ class LayerJudge:
         more = [RoundedReference(exact.model, self._arithmetic, context, at) for at in places[1:]]
         self._rounded = [rounded, *more]
         for one in self._rounded:
-            one.share(exact)
+            one.share_unpacked(exact)
         kept = self._arithmetic.kept  # their cache is the same
-        self._of_chunks = [ChunkReference(exact, kept, context, place) for place in places]
+        self._of_chunks = [RoundedPromptReference(exact, kept, context, place) for place in places]
         for one in self._of_chunks[1:]:
-            one.share(self._of_chunks[0])
+            one.share_unpacked(self._of_chunks[0])
         # What draws the rounding of all layers together.
         self.draws_of_all = self._rounded[: _DRAWS_OF_ALL if states else 1]
         self._found: dict[str, list[tuple[Array, ...]]] = {}
@@ -91,8 +95,8 @@ class LayerJudge:
         self.broken: list[str] = []
         self.seen = False  # whether the engine says what its layers are given
 
-    def add(
-        self, tokens: Sequence[int], generation: Generation, of: Positions = slice(None)
+    def judge_text(
+        self, tokens: Sequence[int], generation: GreedyGeneration, of: Positions = slice(None)
     ) -> Way | None:
         """Judge what layers made of a text; return the experts that they took.
 
@@ -109,9 +113,9 @@ class LayerJudge:
         if not all(finite):
             self.broken.append(f"what layer {finite.index(False)} is given is not finite")
             return None
-        embedded = self._exact.embedded(tokens)
+        embedded = self._exact.embed_tokens(tokens)
         for one in (*self._rounded, *self._of_chunks):
-            one.embedded(tokens)
+            one.embed_tokens(tokens)
         off = np.sqrt(((x[0] - embedded) ** 2).mean(-1) / (embedded**2).mean(-1))
         if not off.max() <= _EMBEDDING:
             at = int(off.argmax())
@@ -120,17 +124,19 @@ class LayerJudge:
         routes = Way()
         for layer in range(len(x) - 1):
             after = x[layer + 1, of].astype(np.float64)
-            routes |= self._layer(layer, (x[layer].astype(np.float64), of), after, chunks)
+            routes |= self._judge_layer(layer, (x[layer].astype(np.float64), of), after, chunks)
         if begun:
             place = len(tokens) - len(logits)
-            routes |= self._end(x[-2].astype(np.float64), logits[:1], place)
+            routes |= self._judge_last_layer(x[-2].astype(np.float64), logits[:1], place)
         if last:
             left = x[-1, -last:].astype(np.float64)
-            wanted, rounded = (one.logits_of(left) for one in (self._exact, self._rounded[0]))
-            self._keep("the head", logits[begun:] - wanted, (rounded - wanted)[None], wanted)
+            wanted, rounded = (
+                one.logits_of_hidden(left) for one in (self._exact, self._rounded[0])
+            )
+            self._keep_errors("the head", logits[begun:] - wanted, (rounded - wanted)[None], wanted)
         return routes
 
-    def _end(self, x: Array, logits: Array, place: int) -> Way:
+    def _judge_last_layer(self, x: Array, logits: Array, place: int) -> Way:
         """Collect errors of the last layer and the head at a place, given what the layer was.
 
         Returns the experts that it took.
@@ -138,27 +144,26 @@ class LayerJudge:
         exact, layer, of = self._exact, self._exact.model.n_layers - 1, np.array([place])
 
         def logits_by(one: Reference, ways: Way) -> Array:
-            return one.logits_of(one.after(layer, x, ways, of))
+            return one.logits_of_hidden(one.layer_output(layer, x, ways, of))
 
         wanted = logits_by(exact, {})
-        taken = self._taken(layer)
+        taken = self._experts_taken(layer)
         rounded = self._rounded[: len(_PLACES)]
         error, noise = (
             logits - wanted,
             np.stack([logits_by(one, taken) for one in rounded]) - wanted,
         )
         if taken:
-            taken |= self._settle(
+            taken |= self._resolve_ties(
                 layer, lambda ways: logits - logits_by(exact, ways), (error, noise), of
             )
-        self._keep("the last layer and the head behind prompts", error, noise, wanted)
+        self._keep_errors("the last layer and the head behind prompts", error, noise, wanted)
         return {(layer, place): taken[layer, 0]} if taken else {}
 
     def _has_state(self, layer: int) -> bool:
-        """Say whether a layer is a delta net or a Mamba."""
         return f"blk.{layer}.ssm_conv1d.weight" in self._exact.model.tensors
 
-    def _layer(
+    def _judge_layer(
         self, layer: int, given: tuple[Array, Positions], after: Array, chunks: NDArray[np.bool_]
     ) -> Way:
         """Collect errors of a layer, given all positions and which are judged.
@@ -166,34 +171,37 @@ class LayerJudge:
         Returns the experts that it took.
         """
         exact, (x, of) = self._exact, given
-        wanted = exact.after(layer, x, {}, of)
-        taken = self._taken(layer)
+        wanted = exact.layer_output(layer, x, {}, of)
+        taken = self._experts_taken(layer)
         draws = len(_PLACES_OF_STATES if self._has_state(layer) else _PLACES)
         rounded = self._rounded[:draws]
-        noise = np.stack([one.after(layer, x, taken, of) - wanted for one in rounded])
+        noise = np.stack([one.layer_output(layer, x, taken, of) - wanted for one in rounded])
         if chunks.any():
             for drawn, one in zip(noise, self._of_chunks[:draws], strict=True):
-                off = one.after(layer, x, taken, of) - wanted
+                off = one.layer_output(layer, x, taken, of) - wanted
                 drawn[chunks] = _OF_CHUNKS * off[chunks]
         error, added = after - wanted, wanted - x[of]
         if taken:
             places = np.arange(len(x))[of]
-            taken |= self._settle(
-                layer, lambda ways: after - exact.after(layer, x, ways, of), (error, noise), places
+            taken |= self._resolve_ties(
+                layer,
+                lambda ways: after - exact.layer_output(layer, x, ways, of),
+                (error, noise),
+                places,
             )
         there = np.isfinite(after).all(-1)
         for name, rows in (("", there & ~chunks), (" of prompts", there & chunks)):
             if rows.any():
-                self._keep(f"layer {layer}{name}", error[rows], noise[:, rows], added[rows])
+                self._keep_errors(f"layer {layer}{name}", error[rows], noise[:, rows], added[rows])
         return taken
 
-    def _taken(self, layer: int) -> Way:
+    def _experts_taken(self, layer: int) -> Way:
         """Return the experts that the reference took last, by their places; none: no mixture."""
         routed = self._exact.routed.get(layer)
         each = () if routed is None else routed.chosen
         return {(layer, at): experts.tolist() for at, experts in enumerate(each)}
 
-    def _settle(
+    def _resolve_ties(
         self,
         layer: int,
         errors_by: Callable[[Way], Array],
@@ -205,41 +213,41 @@ class LayerJudge:
         places: the positions of errors in the text.
         """
         (error, noise), found, routed = errors, Way(), self._exact.routed[layer]
-        gaps = gaps_of({layer: routed}, {layer: self._rounded[0].routed[layer]})
+        gaps = score_gap_limits({layer: routed}, {layer: self._rounded[0].routed[layer]})
         usual = np.sqrt(((noise**2).mean((0, -1)) + (noise**2).mean()) / 2)
         wide = np.sqrt((error**2).mean(-1)) > _WIDE * usual
         chosen = routed.chosen.copy()
-        open_ = [tie for tie in ties({layer: routed}, gaps) if wide[tie.position]]
+        open_ = [tie for tie in find_ties({layer: routed}, gaps) if wide[tie.position]]
         said: dict[int, str] = {}
         while open_:
             tried = {tie.position: tie for tie in reversed(open_)}
             open_ = [tie for tie in open_ if tie is not tried[tie.position]]
-            ways = {(layer, at): t.other_way(chosen[at].tolist()) for at, t in tried.items()}
+            ways = {(layer, at): t.swapped_experts(chosen[at].tolist()) for at, t in tried.items()}
             rows = errors_by(ways)
             for at, tie in tried.items():
                 if (rows[at] ** 2).mean() < (error[at] ** 2).mean():
                     error[at], found[layer, at] = rows[at], ways[layer, at]
-                    said[at] = replace(tie, position=int(places[at])).line()
+                    said[at] = replace(tie, position=int(places[at])).summary_text()
         self.ties.extend(said.values())
         return found
 
-    def _keep(self, name: str, error: Array, noise: Array, added: Array) -> None:
+    def _keep_errors(self, name: str, error: Array, noise: Array, added: Array) -> None:
         self._found.setdefault(name, []).append((error, noise, added))
 
-    def errors(self) -> list[LayerError]:
+    def layer_errors(self) -> list[LayerErrors]:
         """Return those of each layer, and of the head."""
         on_cpu = self._arithmetic is SIXTEEN_BIT_ACTIVATIONS
         errors = []
         for name, parts in self._found.items():
             error, noise, added = (np.concatenate(of, -2) for of in zip(*parts, strict=True))
             floor = _FLOOR_ON_CPU if on_cpu else _FLOOR
-            errors.append(_error_of(name, error, noise, added, floor))
+            errors.append(_errors_of_layer(name, error, noise, added, floor))
         return errors
 
-    def added_to(self, verdict: Verdict) -> Verdict:
+    def verdict_with_layers(self, verdict: EngineVerdict) -> EngineVerdict:
         """Return a verdict on logits and layers."""
-        errors = self.errors()
-        said = [line for one in errors for line in one.failures()]
+        errors = self.layer_errors()
+        said = [line for one in errors for line in one.failure_texts()]
         failures = (*verdict.failures, *self.broken, *said)
         return replace(
             verdict,
@@ -251,9 +259,9 @@ class LayerJudge:
         )
 
 
-def _error_of(
+def _errors_of_layer(
     name: str, error: Array, noise: Array, added: Array, floor: float = _FLOOR
-) -> LayerError:
+) -> LayerErrors:
     """Compare errors with those of the rounded reference; `added` is what they are errors of.
 
     error, added: (positions, columns); noise: some draws of the former.
@@ -267,7 +275,7 @@ def _error_of(
     deviation = np.sqrt(mean / (added**2).sum())
     has_state = len(noise) == len(_PLACES_OF_STATES)  # others are drawn less often
     slope, *usual_slopes = ((of * added).sum() / (added**2).sum() for of in (error, *noise))
-    return LayerError(
+    return LayerErrors(
         name,
         float(np.sqrt(errors.mean() / mean)),
         float(np.sqrt(position.max())),

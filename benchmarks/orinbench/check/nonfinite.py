@@ -7,8 +7,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
-from orinbench.check.greedy import Generation
-from orinbench.check.reference import Reference, unsupported
+from orinbench.check.greedy import GreedyGeneration
+from orinbench.check.reference import Reference, unsupported_feature
 from orinbench.check.reference_rope import Array
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo
@@ -22,7 +22,7 @@ HALF_MAX = 65504.0
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
+def generation_fault(model: ModelInfo, generations: Sequence[GreedyGeneration]) -> str | None:
     """Say what of an engine's answer is no number or no token, and where in the model it began.
 
     None if all are. Log-probabilities that an engine left out (NaN) are no fault.
@@ -34,19 +34,19 @@ def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
         if broken.any() or np.isnan(logits).all():
             count = int(broken.sum()) or logits.size
             said = f"{count} of {logits.size} logits are not finite"
-            return f"{said}; {first_nonfinite(model, generation)}"
+            return f"{said}; {first_nonfinite_text(model, generation)}"
         for token in generation.tokens:
             if not 0 <= token < model.vocab_size:
                 said = f"token {token} is not among the model's {model.vocab_size}"
-                return f"{said}; {first_nonfinite(model, generation)}"
+                return f"{said}; {first_nonfinite_text(model, generation)}"
     return None
 
 
-def first_nonfinite(model: ModelInfo, generation: Generation | None = None) -> str:
+def first_nonfinite_text(model: ModelInfo, generation: GreedyGeneration | None = None) -> str:
     """Say in which tensor and layer numbers that are not finite begin."""
-    if fault := fault_of_weights(model):
+    if fault := weights_fault(model):
         return fault
-    if unsupported(model) is not None:
+    if unsupported_feature(model) is not None:
         return "all weights of the file are finite"
     if found := NonfiniteReference(model).first_nonfinite_place(
         generation.tokens if generation else [0]
@@ -55,23 +55,22 @@ def first_nonfinite(model: ModelInfo, generation: Generation | None = None) -> s
     return "weights and the reference's numbers are finite: it begins in the engine"
 
 
-def fault_of_weights(model: ModelInfo) -> str | None:
+def weights_fault(model: ModelInfo) -> str | None:
     """Say which of the file's weights are not finite, None if all are."""
     for tensor in model.tensors.values():
-        if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weights(model, tensor)):
-            place = name_and_layer(tensor.name)
+        if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weight_chunks(model, tensor)):
+            place = tensor_and_layer_text(tensor.name)
             return f"it begins in the file: weights not finite in {place}: {count}"
     return None
 
 
-def name_and_layer(name: str) -> str:
+def tensor_and_layer_text(name: str) -> str:
     """Return a tensor's name, and its layer."""
     layer = _LAYER.match(name)
     return f"{name} (layer {layer[1]})" if layer else name
 
 
-def _weights(model: ModelInfo, tensor: TensorInfo) -> Iterator[Array]:
-    """Yield a tensor's weights, in chunks."""
+def _weight_chunks(model: ModelInfo, tensor: TensorInfo) -> Iterator[Array]:
     block, block_bytes = GGML_QUANT_SIZES[tensor.type]
     raw = model.gguf.tensor_bytes(tensor.name).reshape(-1, block_bytes)
     step = max(1, _CHUNK_WEIGHTS // block)
@@ -96,25 +95,26 @@ class NonfiniteReference(Reference):
                 return self._found
         return ""
 
-    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
-        return self._watched(super()._linear(x, name, expert), f"{name}.weight")
+    def linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        """See `Reference`."""
+        return self._stop_at_nonfinite(super().linear(x, name, expert), f"{name}.weight")
 
     def _norm(self, x: Array, name: str) -> Array:
-        return self._watched(super()._norm(x, name), name)
+        return self._stop_at_nonfinite(super()._norm(x, name), name)
 
-    def _watched(self, values: Array, name: str) -> Array:
+    def _stop_at_nonfinite(self, values: Array, name: str) -> Array:
         largest = float(np.abs(values).max())
         if not largest <= HALF_MAX:
             far = "are not finite" if not np.isfinite(largest) else f"reach {largest:.1e}"
             self._found = (
-                f"it begins behind {name_and_layer(name)}, whose products {far} in the reference; "
-                f"half precision ends at {HALF_MAX:.0f}"
+                f"it begins behind {tensor_and_layer_text(name)}, whose products {far} in the "
+                f"reference; half precision ends at {HALF_MAX:.0f}"
             )
             raise StopIteration
         return values
 
 
-def require_layers(model: ModelInfo) -> None:
+def require_tensors(model: ModelInfo) -> None:
     """Raise BenchError for a tensor that is missing or that does not fit the metadata."""
     gguf = model.gguf
     try:

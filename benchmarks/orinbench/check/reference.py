@@ -13,8 +13,14 @@ from gguf import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from orinbench.check.reference_recurrent import recurrence
-from orinbench.check.reference_rope import SCALINGS, Array, rotate, rotation_of, windowed
+from orinbench.check.reference_recurrent import recurrent_layer
+from orinbench.check.reference_rope import (
+    SCALINGS,
+    Array,
+    has_sliding_window,
+    layer_rotation,
+    rotate,
+)
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo
 
@@ -49,7 +55,7 @@ Routes = Mapping[tuple[int, int], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutedExperts:
     """A layer's router scores for the tokens of a call, and the experts taken."""
 
     scores: Array  # (tokens, experts)
@@ -70,18 +76,18 @@ class Reference:
         say: Callable[[str], None] = lambda text: None,
         context: int | None = None,
     ) -> None:
-        if reason := unsupported(model):
+        if reason := unsupported_feature(model):
             raise BenchError(f"{model.path}: the float64 reference does not know {reason}")
         self.model, self._say = model, say
-        self.routed: dict[int, Routed] = {}
+        self.routed: dict[int, RoutedExperts] = {}
         self._forced: Routes = {}
         self._each: Array | None = None  # each layer's own embedding of the tokens
         self._wanted: Positions = slice(None)  # what a layer is computed for
         self._unpacked: dict[tuple[str, int | None, int | None], NDArray[np.float32]] = {}
         self._caches: dict[bool, tuple[Array, Array]] = {}  # by whether the layer has a window
-        self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
+        self._norm_eps = self.metadata_number("attention.layer_norm_rms_epsilon", 1e-5)
         self._rotations = [
-            rotation_of(model, layer, self._vector, context or model.context_length)
+            layer_rotation(model, layer, self._vector, context or model.context_length)
             for layer in range(model.n_layers)
         ]
 
@@ -97,38 +103,38 @@ class Reference:
             self._forced = {}
         return self._head(x)
 
-    def logits_of(self, x: Array) -> Array:
+    def logits_of_hidden(self, x: Array) -> Array:
         """Return the logits of what the last layer leaves: (positions, vocab_size)."""
         return self._head(self._last_norm(x))
 
     def _head(self, x: Array) -> Array:
-        logits = self._linear(x, "token_embd" if self.model.tied else "output")
+        logits = self.linear(x, "token_embd" if self.model.has_tied_head else "output")
         if self.model.architecture in _GRANITES:
-            logits = logits / self._number("logit_scale", 1)
-        if cap := self._number("final_logit_softcapping", 0):
+            logits = logits / self.metadata_number("logit_scale", 1)
+        if cap := self.metadata_number("final_logit_softcapping", 0):
             logits = cap * np.tanh(logits / cap)
         return logits
 
     def hidden_states(self, tokens: Sequence[int]) -> Array:
         """Return what the last norm makes of each token, before the logits: (tokens, width)."""
-        x = self.embedded(tokens)
+        x = self.embed_tokens(tokens)
         for layer in range(self.model.n_layers):
-            x = self.after(layer, x)
+            x = self.layer_output(layer, x)
         return self._last_norm(x)
 
-    def embedded(self, tokens: Sequence[int]) -> Array:
+    def embed_tokens(self, tokens: Sequence[int]) -> Array:
         """Return what the first layer is given, and remember the tokens: (tokens, width)."""
-        x = self._rows("token_embd.weight", np.asarray(tokens))
+        x = self._tensor_rows("token_embd.weight", np.asarray(tokens))
         if self.model.architecture in _GEMMAS:
             x = x * np.sqrt(self.model.n_embd)
-        x = x * (self._number("embedding_scale", 0) or 1)
-        self._each, self._caches = self._of_layers(x, tokens), {}
+        x = x * (self.metadata_number("embedding_scale", 0) or 1)
+        self._each, self._caches = self._layer_embeddings(x, tokens), {}
         return x
 
-    def after(
+    def layer_output(
         self, layer: int, x: Array, forced: Routes | None = None, wanted: Positions = slice(None)
     ) -> Array:
-        """Return what a layer makes of x, (tokens, width), the tokens of `embedded`.
+        """Return what a layer makes of x, (tokens, width), the tokens of `embed_tokens`.
 
         `forced`: see `logits`. `wanted` are positions; all others serve as keys and values. Experts
         are of their places among these.
@@ -140,10 +146,10 @@ class Reference:
             for key in of_others:
                 del self._unpacked[key]
         self._forced = self._forced if forced is None else forced
-        x = self._layer(layer, x)
+        x = self._run_layer(layer, x)
         if self._each is not None:
-            x = self._with_own(f"blk.{layer}.", x, self._each[wanted, layer])
-        if (scale := self.tensor(f"blk.{layer}.layer_output_scale.weight")) is not None:
+            x = self._add_layer_embedding(f"blk.{layer}.", x, self._each[wanted, layer])
+        if (scale := self.small_tensor(f"blk.{layer}.layer_output_scale.weight")) is not None:
             x = x * scale
         return x
 
@@ -151,30 +157,29 @@ class Reference:
         final = "token_embd_norm" if self.model.architecture.startswith("lfm2") else "output_norm"
         return self._norm(x, f"{final}.weight")
 
-    def _of_layers(self, x: Array, tokens: Sequence[int]) -> Array | None:
+    def _layer_embeddings(self, x: Array, tokens: Sequence[int]) -> Array | None:
         """Return each layer's own embedding of the tokens, (tokens, layers, size); None: none."""
         if "per_layer_token_embd.weight" not in self.model.tensors:
             return None
         shape = (len(x), self.model.n_layers, -1)
-        table = self._rows("per_layer_token_embd.weight", np.asarray(tokens)).reshape(shape)
-        made = self._linear(x, "per_layer_model_proj").reshape(shape) / np.sqrt(self.model.n_embd)
+        table = self._tensor_rows("per_layer_token_embd.weight", np.asarray(tokens)).reshape(shape)
+        made = self.linear(x, "per_layer_model_proj").reshape(shape) / np.sqrt(self.model.n_embd)
         made = self._norm(made, "per_layer_proj_norm.weight")
         both: Array = (made + table * np.sqrt(table.shape[-1])) / np.sqrt(2)
         return both
 
-    def _with_own(self, prefix: str, x: Array, own: Array) -> Array:
-        """Add what a layer makes of its own embedding of the tokens."""
-        inner = self._gated(self._linear(x, f"{prefix}inp_gate"), own)
-        part = self._linear(inner, f"{prefix}proj")
+    def _add_layer_embedding(self, prefix: str, x: Array, own: Array) -> Array:
+        inner = self._gated_activation(self.linear(x, f"{prefix}inp_gate"), own)
+        part = self.linear(inner, f"{prefix}proj")
         return x + self._norm(part, f"{prefix}post_norm.weight")
 
-    def _layer(self, layer: int, x: Array) -> Array:
+    def _run_layer(self, layer: int, x: Array) -> Array:
         prefix, key = f"blk.{layer}.", self.model.architecture
-        residual = self._number("residual_scale", 0) or 1
+        residual = self.metadata_number("residual_scale", 0) or 1
         normed = self._norm(x, prefix + "attn_norm.weight")
         if key.startswith("nemotron_h"):
-            return x[self._wanted] + self._one_part(layer, normed)
-        part = recurrence(self, prefix, normed)
+            return x[self._wanted] + self._single_part_layer(layer, normed)
+        part = recurrent_layer(self, prefix, normed)
         part = self._attention(layer, normed) if part is None else part[self._wanted]
         if key in _GEMMAS:
             part = self._norm(part, prefix + "post_attention_norm.weight")
@@ -182,45 +187,43 @@ class Reference:
         norm = "post_attention_norm" if key in _LATE_NORMS else "ffn_norm"
         normed = self._norm(x, f"{prefix}{norm}.weight")
         if f"{prefix}pre_ffw_norm_2.weight" in self.model.tensors:
-            part = self._beside_experts(layer, x, normed)
+            part = self._dense_beside_experts(layer, x, normed)
         else:
-            part = self._second_part(layer, normed)
+            part = self._feed_forward_or_experts(layer, normed)
         if key in _GEMMAS:
             part = self._norm(part, prefix + "post_ffw_norm.weight")
         return x + residual * part
 
-    def _second_part(self, layer: int, x: Array) -> Array:
-        """Return the feed-forward part of a layer, dense or of experts."""
+    def _feed_forward_or_experts(self, layer: int, x: Array) -> Array:
         prefix = f"blk.{layer}."
         if f"{prefix}ffn_gate_inp.weight" not in self.model.tensors:
             return self._feed_forward(prefix, x)
-        part = self._mixture(layer, x)
+        part = self._expert_mixture(layer, x)
         if f"{prefix}ffn_up_shexp.weight" not in self.model.tensors:
             return part
         shared = self._feed_forward(prefix, x, "_shexp")
-        if (gate := self.tensor(f"{prefix}ffn_gate_inp_shexp.weight")) is not None:
+        if (gate := self.small_tensor(f"{prefix}ffn_gate_inp_shexp.weight")) is not None:
             shared = shared / (1 + np.exp(-x @ gate.reshape(-1, 1)))
         return part + shared
 
-    def _beside_experts(self, layer: int, x: Array, normed: Array) -> Array:
+    def _dense_beside_experts(self, layer: int, x: Array, normed: Array) -> Array:
         """Return Gemma 4's dense part and its experts, each with a norm, whose router reads x."""
         prefix = f"blk.{layer}."
         dense = self._feed_forward(prefix, normed)
         scale = self._vector(f"{prefix}ffn_gate_inp.scale") / np.sqrt(self.model.n_embd)
         read = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self._norm_eps) * scale
-        scores = self._linear(read, f"{prefix}ffn_gate_inp")
-        mixed = self._mixture(layer, self._norm(x, f"{prefix}pre_ffw_norm_2.weight"), scores)
+        scores = self.linear(read, f"{prefix}ffn_gate_inp")
+        mixed = self._expert_mixture(layer, self._norm(x, f"{prefix}pre_ffw_norm_2.weight"), scores)
         both: Array = self._norm(dense, f"{prefix}post_ffw_norm_1.weight")
         return both + self._norm(mixed, f"{prefix}post_ffw_norm_2.weight")
 
-    def _one_part(self, layer: int, x: Array) -> Array:
-        """Return a layer that is a recurrence, attention or a feed-forward part."""
-        part = recurrence(self, f"blk.{layer}.", x)
+    def _single_part_layer(self, layer: int, x: Array) -> Array:
+        part = recurrent_layer(self, f"blk.{layer}.", x)
         if part is not None:
             return part[self._wanted]
         if f"blk.{layer}.attn_q.weight" in self.model.tensors:
             return self._attention(layer, x)
-        return self._second_part(layer, x[self._wanted])
+        return self._feed_forward_or_experts(layer, x[self._wanted])
 
     def _attention(self, layer: int, x: Array) -> Array:
         model, prefix = self.model, f"blk.{layer}."
@@ -243,21 +246,26 @@ class Reference:
                 k = rotate(k, positions, rotation, neighbours)
             if model.architecture == "gemma4":
                 v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + self._norm_eps)
-            self._caches[windowed(model, layer)] = k, v = self._kept(k), self._kept(v)
+            self._caches[has_sliding_window(model, layer)] = k, v = (
+                self._as_cached(k),
+                self._as_cached(v),
+            )
         else:  # those of the last layer of its kind that has some
-            k, v = self._caches[windowed(model, layer)]
+            k, v = self._caches[has_sliding_window(model, layer)]
         group = q.shape[1] // k.shape[1]
         k, v = (np.repeat(part, group, axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) * self._score_scale()
-        if hotter := self._number("attention.temperature_scale", 0):
-            trained = self._number("rope.scaling.original_context_length", model.context_length)
+        if hotter := self.metadata_number("attention.temperature_scale", 0):
+            trained = self.metadata_number(
+                "rope.scaling.original_context_length", model.context_length
+            )
             scores *= 1 + hotter * np.log(1 + own // trained)[:, None]
-        if cap := self._number("attn_logit_softcapping", 0):
+        if cap := self.metadata_number("attn_logit_softcapping", 0):
             scores = cap * np.tanh(scores / cap)
         distance = own[:, None] - positions
         hidden = distance < 0
-        if windowed(model, layer):
-            hidden |= distance >= self._number("attention.sliding_window", 0)
+        if has_sliding_window(model, layer):
+            hidden |= distance >= self.metadata_number("attention.sliding_window", 0)
         scores[:, hidden] = -np.inf
         if f"{prefix}attn_sinks.weight" in model.tensors:  # a score that has no value
             sinks = self._vector(f"{prefix}attn_sinks.weight")[:, None, None]
@@ -268,9 +276,9 @@ class Reference:
         mixed = np.einsum("hqk,khd->qhd", weights, v)
         if gate is not None:
             mixed = mixed / (1 + np.exp(-gate))
-        return self._linear(mixed.reshape(n, -1), f"{prefix}attn_output")
+        return self.linear(mixed.reshape(n, -1), f"{prefix}attn_output")
 
-    def _kept(self, x: Array) -> Array:
+    def _as_cached(self, x: Array) -> Array:
         """Return keys or values as a cache keeps them, (tokens, heads, head size)."""
         return x
 
@@ -281,25 +289,25 @@ class Reference:
         """
         model, size, asking = self.model, self.model.head_dim, x[self._wanted]
         if model.architecture in _HYBRIDS:
-            if (norm := self.tensor(f"{prefix}attn_q_norm.weight")) is not None:
+            if (norm := self.small_tensor(f"{prefix}attn_q_norm.weight")) is not None:
                 size = len(norm)
             names = [n for n in ("q", "k", "v") if f"{prefix}attn_{n}.weight" in model.tensors]
             names = ["q", "k", "k"] if names == ["q", "k"] else names  # values are keys
             given = [asking, x, x]
             parts = [
-                self._linear(of, f"{prefix}attn_{name}")
+                self.linear(of, f"{prefix}attn_{name}")
                 for of, name in zip(given, names, strict=False)
             ]
             return [part.reshape(len(part), -1, size) for part in parts]
         counts = (model.n_heads, model.n_kv_heads, model.n_kv_heads)
         if f"{prefix}attn_qkv.weight" in model.tensors:
             ends = np.cumsum([count * size for count in counts])[:-1]
-            parts = np.split(self._linear(x, f"{prefix}attn_qkv"), ends, axis=-1)
+            parts = np.split(self.linear(x, f"{prefix}attn_qkv"), ends, axis=-1)
             parts[0] = parts[0][self._wanted]
         else:
             given = [asking, x, x]
             parts = [
-                self._linear(of, f"{prefix}attn_{name}")
+                self.linear(of, f"{prefix}attn_{name}")
                 for of, name in zip(given, "qkv", strict=True)
             ]
         return [
@@ -310,7 +318,7 @@ class Reference:
         model = self.model
         if (model.architecture, model.n_layers) in (("gemma2", 46), ("gemma3", 62)):  # the 27Bs
             return float((model.n_embd // model.n_heads) ** -0.5)
-        given = self._number("attention.scale", 0)
+        given = self.metadata_number("attention.scale", 0)
         if model.architecture == "gemma4":
             return 1.0
         if given and model.architecture in (*_GRANITES, "nemotron_h", "nemotron_h_moe"):
@@ -319,19 +327,19 @@ class Reference:
 
     def _feed_forward(self, prefix: str, x: Array, of: str = "") -> Array:
         if self.model.architecture.startswith("nemotron_h"):
-            up = self._linear(x, f"{prefix}ffn_up{of}")
-            return self._linear(np.maximum(up, 0) ** 2, f"{prefix}ffn_down{of}")
+            up = self.linear(x, f"{prefix}ffn_up{of}")
+            return self.linear(np.maximum(up, 0) ** 2, f"{prefix}ffn_down{of}")
         if f"{prefix}ffn_gate{of}.weight" in self.model.tensors:
-            gate = self._linear(x, f"{prefix}ffn_gate{of}")
-            up = self._linear(x, f"{prefix}ffn_up{of}")
+            gate = self.linear(x, f"{prefix}ffn_gate{of}")
+            up = self.linear(x, f"{prefix}ffn_up{of}")
         else:
-            gate, up = np.split(self._linear(x, f"{prefix}ffn_up"), 2, axis=-1)
-        return self._linear(self._gated(gate, up), f"{prefix}ffn_down{of}")
+            gate, up = np.split(self.linear(x, f"{prefix}ffn_up"), 2, axis=-1)
+        return self.linear(self._gated_activation(gate, up), f"{prefix}ffn_down{of}")
 
-    def _mixture(self, layer: int, x: Array, scores: Array | None = None) -> Array:
-        prefix, used = f"blk.{layer}.", int(self._number("expert_used_count", 0))
-        scores = self._linear(x, f"{prefix}ffn_gate_inp") if scores is None else scores
-        bias = self.tensor(f"{prefix}exp_probs_b.bias")
+    def _expert_mixture(self, layer: int, x: Array, scores: Array | None = None) -> Array:
+        prefix, used = f"blk.{layer}.", int(self.metadata_number("expert_used_count", 0))
+        scores = self.linear(x, f"{prefix}ffn_gate_inp") if scores is None else scores
+        bias = self.small_tensor(f"{prefix}exp_probs_b.bias")
         chances = 1 / (1 + np.exp(-scores))
         if bias is not None:  # experts are chosen by it, but not weighted
             scores = chances + bias
@@ -339,36 +347,35 @@ class Reference:
         for (at, position), experts in self._forced.items():
             if at == layer:
                 chosen[position] = experts
-        self.routed[layer] = Routed(scores, chosen)
+        self.routed[layer] = RoutedExperts(scores, chosen)
         # Softmax over all experts, divided by the sum of the chosen, is softmax over the chosen.
         weights = np.exp(log_softmax(np.take_along_axis(scores, chosen, axis=-1)))
         if bias is not None:
             weights = np.take_along_axis(chances, chosen, axis=-1)
             weights = weights / weights.sum(-1, keepdims=True)
-        weights = weights * (self._number("expert_weights_scale", 0) or 1)
-        if (own := self.tensor(f"{prefix}ffn_down_exps.scale")) is not None:
+        weights = weights * (self.metadata_number("expert_weights_scale", 0) or 1)
+        if (own := self.small_tensor(f"{prefix}ffn_down_exps.scale")) is not None:
             weights = weights * own[chosen]
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             token, slot = np.nonzero(chosen == expert)
-            inner = self._inside(prefix, x[token], int(expert))
-            down = self._linear(inner, f"{prefix}ffn_down_exps", int(expert))
+            inner = self._expert_inner(prefix, x[token], int(expert))
+            down = self.linear(inner, f"{prefix}ffn_down_exps", int(expert))
             out[token] += weights[token, slot][:, None] * down
         return out
 
-    def _inside(self, prefix: str, x: Array, expert: int) -> Array:
+    def _expert_inner(self, prefix: str, x: Array, expert: int) -> Array:
         """Return what an expert's last matrix reads."""
         if f"{prefix}ffn_gate_up_exps.weight" in self.model.tensors:
-            both = self._linear(x, f"{prefix}ffn_gate_up_exps", expert)
-            return self._gated(*np.split(both, 2, axis=-1))
-        up = self._linear(x, f"{prefix}ffn_up_exps", expert)
+            both = self.linear(x, f"{prefix}ffn_gate_up_exps", expert)
+            return self._gated_activation(*np.split(both, 2, axis=-1))
+        up = self.linear(x, f"{prefix}ffn_up_exps", expert)
         if f"{prefix}ffn_gate_exps.weight" in self.model.tensors:
-            return self._gated(self._linear(x, f"{prefix}ffn_gate_exps", expert), up)
+            return self._gated_activation(self.linear(x, f"{prefix}ffn_gate_exps", expert), up)
         squared: Array = np.maximum(up, 0) ** 2
         return squared
 
-    def _gated(self, gate: Array, up: Array) -> Array:
-        """Return the activation of gate times up."""
+    def _gated_activation(self, gate: Array, up: Array) -> Array:
         if self.model.architecture in _GEMMAS:
             inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
             gate = gate / 2 * (1 + np.tanh(inner))
@@ -385,7 +392,7 @@ class Reference:
         normed: Array = x / np.sqrt(mean_square + self._norm_eps) * self._vector(name)
         return normed
 
-    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+    def linear(self, x: Array, name: str, expert: int | None = None) -> Array:
         """Return x (tokens, columns) times the transposed matrix, plus the bias if there is one.
 
         Of stacked experts, `expert` says which one.
@@ -396,48 +403,42 @@ class Reference:
         step = max(1, _CHUNK_WEIGHTS // n_columns)
         for start in range(0, n_rows, step):
             rows = slice(start, min(start + step, n_rows))
-            matrix = self._rows(f"{name}.weight", slice(first + rows.start, first + rows.stop))
+            matrix = self._tensor_rows(
+                f"{name}.weight", slice(first + rows.start, first + rows.stop)
+            )
             out[:, rows] = x @ matrix.T
         if f"{name}.bias" in self.model.tensors:
             out += self._vector(f"{name}.bias")[first : first + n_rows]
         return out
 
-    def linear(self, x: Array, name: str) -> Array:
-        """See `Weights` of reference_recurrent.py."""
-        return self._linear(x, name)
-
-    def tensor(self, name: str) -> Array | None:
+    def small_tensor(self, name: str) -> Array | None:
         """See `Weights`."""
         found = self.model.tensors.get(name)
         return None if found is None else self._vector(name).reshape(found.shape)
 
-    def number(self, key: str, default: float = 0.0) -> float:
+    def metadata_number(self, key: str, default: float = 0.0) -> float:
         """See `Weights`."""
-        return self._number(key, default)
-
-    def _number(self, key: str, default: float) -> float:
         return float(self.model.metadata.get(f"{self.model.architecture}.{key}", default))
 
     def _vector(self, name: str) -> Array:
-        return self._rows(name, slice(None)).reshape(-1)
+        return self._tensor_rows(name, slice(None)).reshape(-1)
 
-    def _rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+    def _tensor_rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
         """Return rows of a tensor; small models are unpacked once, small layers for a while."""
         model = self.model
         if not isinstance(rows, slice) or model.n_params > _KEPT_WEIGHTS * model.n_layers:
-            return self._unpack(name, rows)
+            return self._dequantize(name, rows)
         key = name, rows.start, rows.stop
         if key not in self._unpacked:
-            self._unpacked[key] = self._unpack(name, rows).astype(np.float32)
+            self._unpacked[key] = self._dequantize(name, rows).astype(np.float32)
         return self._unpacked[key].astype(np.float64)
 
-    def _unpack(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+    def _dequantize(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
         type_ = self.model.tensors[name].type
-        weights: Array = dequantize(self._packed(name, rows), type_).astype(np.float64)
+        weights: Array = dequantize(self._packed_rows(name, rows), type_).astype(np.float64)
         return weights
 
-    def _packed(self, name: str, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        """Return a tensor's rows as they lie in the file: (rows, bytes)."""
+    def _packed_rows(self, name: str, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
         tensor = self.model.tensors[name]
         block, block_bytes = GGML_QUANT_SIZES[tensor.type]
         per_row = tensor.shape[-1] // block * block_bytes
@@ -445,7 +446,7 @@ class Reference:
         return packed
 
 
-def unsupported(model: ModelInfo) -> str | None:
+def unsupported_feature(model: ModelInfo) -> str | None:
     """Say what of the model the reference does not know, or None."""
     key = model.architecture
     if key not in _NEIGHBOUR_ROPE:

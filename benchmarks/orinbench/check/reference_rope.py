@@ -25,7 +25,7 @@ class Rotation:
     magnitude: float
 
 
-def rotation_of(
+def layer_rotation(
     model: ModelInfo, layer: int, vector: Callable[[str], Array], context: int
 ) -> Rotation | None:
     """Return the rotation of a layer; None where the network has no positions in it."""
@@ -40,14 +40,14 @@ def rotation_of(
         return None
     if key.startswith("nemotron_h"):
         return None
-    if key == "gemma4" and windowed(model, layer):
+    if key == "gemma4" and has_sliding_window(model, layer):
         wide = int(value("rope.dimension_count_swa", value("attention.key_length_swa", 0)))
         slow = np.arange(wide // 2) * 2 / wide
         return Rotation(value("rope.freq_base_swa", 1e4) ** -slow, 1.0)
     size = int(value("rope.dimension_count", model.head_dim))
     base, stretch = value("rope.freq_base", 1e4), value("rope.scaling.factor", 1.0)
     kind = str(model.metadata.get(f"{key}.rope.scaling.type", "linear"))
-    if windowed(model, layer) and key == "gemma3":  # local layers keep what was trained
+    if has_sliding_window(model, layer) and key == "gemma3":  # local layers keep what was trained
         base, stretch = value("rope.freq_base_swa", 1e4), 1.0
     trained = value("rope.scaling.original_context_length", model.context_length)
     wavelengths = 2 * np.pi * base ** (np.arange(size // 2) * 2 / size)
@@ -79,7 +79,7 @@ def rotation_of(
     return Rotation(blend * slow + (1 - blend) * fast, magnitude)
 
 
-def windowed(model: ModelInfo, layer: int) -> bool:
+def has_sliding_window(model: ModelInfo, layer: int) -> bool:
     """Return whether a layer sees only the last `attention.sliding_window` tokens."""
     if model.architecture == "gemma4":
         return bool(model.metadata["gemma4.attention.sliding_window_pattern"][layer])

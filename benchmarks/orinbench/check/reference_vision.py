@@ -42,31 +42,34 @@ class VisionReference:
         if self.kind not in _KINDS:
             raise BenchError(f"{path}: the float64 reference knows no projector {self.kind!r}")
         self._free = self.kind in _QWENS
-        self.patch, self._heads = self._key("patch_size"), self._key("attention.head_count")
-        self._eps = float(self._key("attention.layer_norm_epsilon"))
-        self.merge = self._key("spatial_merge_size", 2) if self._free else 1
-        self.size = None if self._free else self._key("image_size")
+        self.patch, self._heads = (
+            self._metadata_value("patch_size"),
+            self._metadata_value("attention.head_count"),
+        )
+        self._eps = float(self._metadata_value("attention.layer_norm_epsilon"))
+        self.merge = self._metadata_value("spatial_merge_size", 2) if self._free else 1
+        self.size = None if self._free else self._metadata_value("image_size")
 
-    def rows(self, pixels: NDArray[np.uint8]) -> Array:
+    def tile_rows(self, pixels: NDArray[np.uint8]) -> Array:
         """Return the rows of a tile (height, width, 3): (rows, width of the language model)."""
         down, across = (side // self.patch for side in pixels.shape[:2])
-        places = self._places(down, across)
-        x = self._patches(pixels, places) + self._positions(places, down, across)
-        windows = self._windows(places)
+        places = self._patch_places(down, across)
+        x = self._patch_embeddings(pixels, places) + self._position_embeddings(places, down, across)
+        windows = self._window_mask(places)
         beside = []
-        for at in range(self._key("block_count")):
+        for at in range(self._metadata_value("block_count")):
             x = self._layer(x, at, places, windows)
             if f"v.deepstack.{at}.fc1.weight" in self._tensors:
                 name = f"v.deepstack.{at}."
                 joined = self._norm(x.reshape(-1, self.merge**2 * x.shape[1]), f"{name}norm")
-                beside.append(self._two(joined, f"{name}fc1", f"{name}fc2"))
+                beside.append(self._two_layer_gelu(joined, f"{name}fc1", f"{name}fc2"))
         x = self._norm(x, "v.post_ln")
         if self._free:
-            first = self._two(x.reshape(-1, self.merge**2 * x.shape[1]), "mm.0", "mm.2")
+            first = self._two_layer_gelu(x.reshape(-1, self.merge**2 * x.shape[1]), "mm.0", "mm.2")
             return np.concatenate([first, *beside], axis=1)
-        return self._projected(x, down, across)
+        return self._projected_rows(x, down, across)
 
-    def _key(self, name: str, default: Any = None) -> Any:
+    def _metadata_value(self, name: str, default: Any = None) -> Any:
         value = self._keys.get(f"clip.vision.{name}", default)
         if value is None:
             raise BenchError(f"clip.vision.{name} is missing")
@@ -85,19 +88,18 @@ class VisionReference:
         return out + self._weight(f"{name}.bias") if f"{name}.bias" in self._tensors else out
 
     def _norm(self, x: Array, name: str) -> Array:
-        """Return the LayerNorm, or the RMS norm where there is no bias."""
         biased = f"{name}.bias" in self._tensors
         x = x - x.mean(axis=1, keepdims=True) if biased else x
         x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + self._eps)
         x = x * self._weight(f"{name}.weight")
         return x + self._weight(f"{name}.bias") if biased else x
 
-    def _two(self, x: Array, first: str, second: str) -> Array:
+    def _two_layer_gelu(self, x: Array, first: str, second: str) -> Array:
         x = self._linear(x, first)
         erf: Array = np.vectorize(math.erf)(x / math.sqrt(2))
         return self._linear(x * (1 + erf) / 2, second)
 
-    def _places(self, down: int, across: int) -> list[tuple[int, int]]:
+    def _patch_places(self, down: int, across: int) -> list[tuple[int, int]]:
         """Return the patches in their order: block by block, line by line in a block."""
         m = self.merge
         return [
@@ -108,8 +110,10 @@ class VisionReference:
             for x in range(m)
         ]
 
-    def _patches(self, pixels: NDArray[np.uint8], places: Places) -> Array:
-        mean, std = (np.array(self._key(f"image_{name}"), np.float64) for name in ("mean", "std"))
+    def _patch_embeddings(self, pixels: NDArray[np.uint8], places: Places) -> Array:
+        mean, std = (
+            np.array(self._metadata_value(f"image_{name}"), np.float64) for name in ("mean", "std")
+        )
         image, n = (pixels.astype(np.float64) / 255 - mean) / std, self.patch
         weight = self._weight("v.patch_embd.weight")
         if "v.patch_embd.weight.1" in self._tensors:  # a picture is two frames that are the same
@@ -119,7 +123,7 @@ class VisionReference:
         bias = "v.patch_embd.bias"
         return out + self._weight(bias) if bias in self._tensors else out
 
-    def _positions(self, places: Places, down: int, across: int) -> Array | float:
+    def _position_embeddings(self, places: Places, down: int, across: int) -> Array | float:
         name = "v.position_embd.weight"
         if name not in self._tensors:
             return 0.0
@@ -135,9 +139,9 @@ class VisionReference:
         side = math.isqrt(len(table))
         square = table.reshape(side, side, -1)
         down_at, across_at = (np.linspace(0, side - 1, n) for n in (down, across))
-        return np.stack([_between(square, down_at[y], across_at[x]) for y, x in places])
+        return np.stack([_interpolated(square, down_at[y], across_at[x]) for y, x in places])
 
-    def _windows(self, places: Places) -> NDArray[np.bool_] | None:
+    def _window_mask(self, places: Places) -> NDArray[np.bool_] | None:
         """Return which patches are in one window; None: there are none."""
         if self.kind != "qwen2.5vl_merger":
             return None
@@ -149,7 +153,7 @@ class VisionReference:
     def _layer(self, x: Array, at: int, places: Places, windows: NDArray[np.bool_] | None) -> Array:
         name = f"v.blk.{at}."
         seen = windows
-        if windows is not None and (at + 1) % self._key("n_wa_pattern") == 0:
+        if windows is not None and (at + 1) % self._metadata_value("n_wa_pattern") == 0:
             seen = None
         x = x + self._attention(self._norm(x, f"{name}ln1"), name, places, seen)
         normed = self._norm(x, f"{name}ln2")
@@ -179,7 +183,7 @@ class VisionReference:
             q, k, v = (self._linear(x, f"{name}attn_{part}") for part in "qkv")
         q, k, v = (part.reshape(len(x), self._heads, -1).swapaxes(0, 1) for part in (q, k, v))
         if self._free:
-            q, k = (_turned(part, places) for part in (q, k))
+            q, k = (_rotate_heads(part, places) for part in (q, k))
         q, k, v = map(self._rounded, (q, k, v))
         scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[2])
         if seen is not None:
@@ -188,8 +192,8 @@ class VisionReference:
         out = self._rounded(weights / weights.sum(axis=2, keepdims=True)) @ v
         return self._linear(out.swapaxes(0, 1).reshape(len(x), -1), f"{name}attn_out")
 
-    def _projected(self, x: Array, down: int, across: int) -> Array:
-        side = self._key("projector.scale_factor", 4)
+    def _projected_rows(self, x: Array, down: int, across: int) -> Array:
+        side = self._metadata_value("projector.scale_factor", 4)
         square = x.reshape(down, across, -1)
         corners = [(y, x) for y in range(0, down, side) for x in range(0, across, side)]
         blocks = [square[y : y + side, x : x + side].reshape(side**2, -1) for y, x in corners]
@@ -200,7 +204,7 @@ class VisionReference:
         return self._rounded(pooled) @ self._weight("mm.input_projection.weight")
 
 
-def _between(square: Array, y: float, x: float) -> Array:
+def _interpolated(square: Array, y: float, x: float) -> Array:
     """Return what is at a place between the rows and columns of a square (side, side, width)."""
     top, left = min(int(y), len(square) - 2), min(int(x), len(square) - 2)
     (a, b), (c, d) = square[top : top + 2, left : left + 2]
@@ -209,7 +213,7 @@ def _between(square: Array, y: float, x: float) -> Array:
     return found
 
 
-def _turned(heads: Array, places: Places) -> Array:
+def _rotate_heads(heads: Array, places: Places) -> Array:
     """Return heads (heads, patches, elements) turned by each patch's row and column.
 
     Element i and the one half a head behind it are a complex number; the first half of these turn

@@ -20,7 +20,7 @@ _TIMES = {np.float16: 4.0, np.float32: 32.0}
 
 
 @dataclass(frozen=True)
-class EncoderErrors:
+class EncoderVerdict:
     """The result of a check: root mean squares of errors, as shares of that of the rows."""
 
     backend: str
@@ -31,7 +31,7 @@ class EncoderErrors:
     worst_row: float
     passed: bool
 
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """Return the verdict as one line."""
         return (
             f"{self.backend}: {'pass' if self.passed else 'FAIL'}: {self.n_rows} rows of pictures, "
@@ -40,7 +40,7 @@ class EncoderErrors:
         )
 
 
-def tiles_of(reference: VisionReference, seed: int) -> list[Pixels]:
+def random_tiles(reference: VisionReference, seed: int) -> list[Pixels]:
     """Return seeded tiles in sizes that the encoder takes."""
     rng, side = np.random.default_rng(seed), reference.patch * reference.merge
     sizes = [(down * side, across * side) for down, across in _BLOCKS]
@@ -49,7 +49,7 @@ def tiles_of(reference: VisionReference, seed: int) -> list[Pixels]:
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
-def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> EncoderErrors:
+def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> EncoderVerdict:
     """Judge an encoder; raises BenchError for a projector that the reference does not know.
 
     Allowed is what the rounding of the backend's products makes of the same weights, to single
@@ -58,13 +58,13 @@ def check_encoder(backend: str, mmproj: Path, encode: Encode, seed: int) -> Enco
     exact = VisionReference(mmproj)
     rounding = np.float32 if backend.endswith("CPU") else np.float16
     rounded = VisionReference(mmproj, rounding)
-    tiles = tiles_of(exact, seed)
-    wanted, near = (np.concatenate([r.rows(t) for t in tiles]) for r in (exact, rounded))
+    tiles = random_tiles(exact, seed)
+    wanted, near = (np.concatenate([r.tile_rows(t) for t in tiles]) for r in (exact, rounded))
     found, scale = encode(tiles).astype(np.float64), float(np.sqrt(np.mean(wanted**2)))
     if found.shape != wanted.shape:
-        return EncoderErrors(backend, str(mmproj), len(found), np.inf, 0.0, np.inf, False)
+        return EncoderVerdict(backend, str(mmproj), len(found), np.inf, 0.0, np.inf, False)
     by_row = np.sqrt(np.mean((found - wanted) ** 2, axis=1)) / scale
     error, worst = float(np.sqrt(np.mean(by_row**2))), float(by_row.max())
     allowed = _TIMES[rounding] * float(np.sqrt(np.mean((near - wanted) ** 2))) / scale
     passed = error <= allowed and worst <= 2 * allowed  # a NaN is neither
-    return EncoderErrors(backend, str(mmproj), len(found), error, allowed, worst, passed)
+    return EncoderVerdict(backend, str(mmproj), len(found), error, allowed, worst, passed)

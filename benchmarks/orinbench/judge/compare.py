@@ -7,20 +7,20 @@ from pathlib import Path
 import click
 
 from orinbench.errors import EXIT_SLOWER, BenchError
-from orinbench.judge.history.store import Filter, History, history_path
-from orinbench.judge.history.trend import Trend, read_trends, run_noise
-from orinbench.judge.identity import case_key, day_of, machine
+from orinbench.judge.history.store import History, RecordFilter, history_path
+from orinbench.judge.history.trend import Trend, noise_by_case, read_trends
+from orinbench.judge.identity import case_key, machine_key, measurement_day
 from orinbench.judge.load_results import load_records
 from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import Noise
-from orinbench.options import history_option, output_form
+from orinbench.options import history_option, output_option
 
 
 @click.command("compare", context_settings={"max_content_width": 100})
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@output_form(["md", "json"])
+@output_option(["md", "json"])
 @history_option("Database in which runs are looked up.")
 def compare_command(before: str, after: str, output: str, history: Path | None) -> int:
     """Compare two results: which tests are slower or faster in B?
@@ -34,50 +34,49 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     """
     path = history or history_path()
     old, new = (find_records(name, path) for name in (before, after))
-    compared = compare_saved(old, new, noise_between(before, after, path))
+    compared = compare_saved(old, new, noise_between_results(before, after, path))
     if not compared.judged:
         raise BenchError(
             f"{before} and {after} measured no test in common (model, backend, test, -t)"
         )
     if output == "json":
-        tests = [test.plain() for test in compared.judged]
+        tests = [test.json_fields() for test in compared.judged]
         click.echo(json.dumps(tests, ensure_ascii=False))
     else:
-        notes = [f"in B, {test.line()}" for test in compared.missing]
+        notes = [f"in B, {test.summary_line()}" for test in compared.missing]
         click.echo(compared.markdown("B", "A", notes))
     return EXIT_SLOWER if compared.is_worse else 0
 
 
-def noise_between(before: str, after: str, history: Path) -> dict[str, Noise | None]:
+def noise_between_results(before: str, after: str, history: Path) -> dict[str, Noise | None]:
     """Return how much runs differ by themselves, as far as the history of this machine knows it."""
     if not history.exists():
         return {}
-    one, other = (_run_of(name, history) for name in (before, after))
+    one, other = (_history_run(name, history) for name in (before, after))
     with History(history) as store:
-        trends = read_trends(store, Filter())
+        trends = read_trends(store, RecordFilter())
     if one is not None and other is not None:
-        return run_noise(trends, one, other)
+        return noise_by_case(trends, one, other)
     records = find_records(after, history)
-    machines = {(case_key(record), machine(record)) for record in records}
+    machines = {(case_key(record), machine_key(record)) for record in records}
     judged = [*records, *find_records(before, history)]
     return {
-        case_key(last): _noise_beside(trend, judged)
+        case_key(last): _noise_of_other_runs(trend, judged)
         for trend in trends
         for last in (trend.points[-1].record,)
-        if (case_key(last), machine(last)) in machines
+        if (case_key(last), machine_key(last)) in machines
     }
 
 
-def _noise_beside(trend: Trend, judged: Sequence[Record]) -> Noise | None:
-    """Return the noise that records are judged by, of the other runs of a series."""
-    days = {day_of(record) for record in judged}
+def _noise_of_other_runs(trend: Trend, judged: Sequence[Record]) -> Noise | None:
+    days = {measurement_day(record) for record in judged}
     known = {day for day in days if day is not None}
     times = {record.test_time for record in judged if record.test_time}
     own = {at for at, point in enumerate(trend.points) if point.record.test_time in times}
     return trend.noise_of_days(known if days == known else set(), without=own)
 
 
-def _run_of(name: str, history: Path) -> int | None:
+def _history_run(name: str, history: Path) -> int | None:
     """Return the number of a run of the history that a name means, None for anything else."""
     if Path(name).exists() or not history.exists():
         return None
@@ -89,7 +88,7 @@ def find_records(name: str, history: Path) -> list[Record]:
     """Return the records of a file or of a run of the history; raises BenchError."""
     if Path(name).exists():
         return load_records(Path(name))
-    if (run := _run_of(name, history)) is None:
+    if (run := _history_run(name, history)) is None:
         raise BenchError(f"{name}: no such file, and no run or pinned name of {history}")
     with History(history) as store:
         return store.records(run)

@@ -31,18 +31,18 @@ CONTEXT_FIELDS = tuple(
 )
 
 
-def identity(record: Record) -> str:
+def measurement_identity(record: Record) -> str:
     """Return what identifies a (complete) record's measurement, as JSON."""
-    key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
+    key = {field: _switch_as_integer(getattr(record, field)) for field in KEY_FIELDS}
     key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
     key["n_parallel"] = key["n_parallel"] or 1  # llama.cpp's own files have one sequence
     if record.mmproj:
         key["mmproj"] = record.mmproj
     if record.decode_path is None:
-        key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
+        key |= {field: _switch_as_integer(getattr(record, field)) for field in SETTING_FIELDS}
         for field in OTHER_SETTINGS:
             if (value := getattr(record, field)) not in (None, LLAMA_DEFAULTS[field]):
-                key[field] = _plain(value)
+                key[field] = _switch_as_integer(value)
     else:  # the engine chooses how many tokens of a prompt go through at once
         key["n_ubatch"] = None
         if record.type_k in KEY_TYPES[1:]:  # which -ctk alone asks for
@@ -50,18 +50,17 @@ def identity(record: Record) -> str:
     return json.dumps(key, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
-    """Return a switch as 0 or 1, which is how SQL has it."""
+def _switch_as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
 def case_label(record: Record) -> str:
     """Return the case in words: benchmark, test, backend, model."""
     model = f", {record.model_type}" if record.model_type else ""
-    return f"{qualified_test(record)}, {record.backend}{model}"
+    return f"{benchmark_and_test(record)}, {record.backend}{model}"
 
 
-def qualified_test(record: Record) -> str:
+def benchmark_and_test(record: Record) -> str:
     """Return the test, behind the benchmark's name unless it is llama-bench."""
     if record.benchmark == "llama-bench":
         return str(record.test)
@@ -72,18 +71,21 @@ def test_labels(records: Sequence[Record]) -> dict[str, str]:
     """Return the test of each identity, with the settings that tell it from others of its name."""
     cases: dict[tuple[str, str, str], dict[str, Record]] = {}
     for record in records:
-        same_name = qualified_test(record), record.backend, record.model_type or ""
-        cases.setdefault(same_name, {})[identity(record)] = record
+        same_name = benchmark_and_test(record), record.backend, record.model_type or ""
+        cases.setdefault(same_name, {})[measurement_identity(record)] = record
     labels = {}
     for (test, *_), of in cases.items():
         asked = [knob for knob in KNOBS if len({getattr(r, knob.field) for r in of.values()}) > 1]
         for case, record in of.items():
-            said = [f"{knob.flags[0]} {_plain(getattr(record, knob.field))}" for knob in asked]
+            said = [
+                f"{knob.flags[0]} {_switch_as_integer(getattr(record, knob.field))}"
+                for knob in asked
+            ]
             labels[case] = " ".join([test, *said])
     return labels
 
 
-def test_suffix(record: Record) -> str:
+def model_type_suffix(record: Record) -> str:
     """Return what stands behind the model's name where llama-bench's fields do not say the test.
 
     Those are sequences at once, sampling, time to first text and a part of the multiprocessors.
@@ -103,22 +105,22 @@ def device_label(record: Record) -> str:
     return f"{name} ({board})" if board and board not in name else name
 
 
-def machine(record: Record) -> tuple[str, ...]:
+def machine_key(record: Record) -> tuple[str, ...]:
     """Return what tells the machine of a record from others, as far as it says."""
     return device_label(record), record.cpu_info or "", record.gpu_info or ""
 
 
 def case_key(record: Record) -> str:
     """Return what tells a record's measurement on its device from all others."""
-    return f"{identity(record)} {device_label(record)}"
+    return f"{measurement_identity(record)} {device_label(record)}"
 
 
-def day_of(record: Record) -> str | None:
+def measurement_day(record: Record) -> str | None:
     """Return the day that a record was measured on (UTC), None where it does not say."""
     return str(record.test_time)[:10] if record.test_time else None
 
 
-def context(record: Record) -> dict[str, Any]:
+def context_fields(record: Record) -> dict[str, Any]:
     """Return what may explain that a record differs from another of the same measurement."""
     environment = record.environment
     found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
@@ -129,12 +131,12 @@ def context(record: Record) -> dict[str, Any]:
     return {field: value for field, value in found.items() if value not in (None, [], {})}
 
 
-def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
+def context_differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
     """Return what differs between the contexts of two results, one line each.
 
     What only one of them knows is no difference.
     """
-    old, new = (_contexts(records) for records in (before, after))
+    old, new = (_context_values(records) for records in (before, after))
     return [
         f"{field}: {' + '.join(old[field])} -> {' + '.join(new[field])}"
         for field in old
@@ -142,11 +144,10 @@ def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
     ]
 
 
-def _contexts(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Return each field's values over all records, without repeats."""
+def _context_values(records: Sequence[Record]) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for record in records:
-        for field, value in context(record).items():
+        for field, value in context_fields(record).items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             found.setdefault(field, {})[text] = None
     return {field: list(values) for field, values in found.items()}

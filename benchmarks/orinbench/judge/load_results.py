@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import is_number, read_text
-from orinbench.judge.identity import test_suffix
-from orinbench.judge.record import to_json
+from orinbench.jsonfile import is_finite_number, read_text
+from orinbench.judge.identity import model_type_suffix
+from orinbench.judge.make_records import compact_json
 from orinbench.judge.samples import summarize
-from orinbench.judge.schema import SCHEMA_VERSION, Plain, Record, fault_of, record_of
+from orinbench.judge.schema import SCHEMA_VERSION, Plain, Record, record_fault, record_from_fields
 from orinbench.measure.plan import Case
 
 # Speeds are between these, so that their ratios and roots are numbers.
@@ -29,7 +29,7 @@ def load_records(path: Path) -> list[Record]:
     text = read_text(path, "what -o json or jsonl wrote")
     if not (records := _from_json(path, text)):
         raise BenchError(f"{path}: holds no records; write it with -o json or jsonl")
-    return [_checked(path, index, record) for index, record in enumerate(records)]
+    return [_checked_record(path, index, record) for index, record in enumerate(records)]
 
 
 def _from_json(path: Path, text: str) -> list[Any]:
@@ -42,13 +42,13 @@ def _from_json(path: Path, text: str) -> list[Any]:
         else:
             raise ValueError
         if HALF_A_PAIR.search(text):
-            to_json(found).encode()  # half of a pair can be in JSON, and nowhere else
+            compact_json(found).encode()  # half of a pair can be in JSON, and nowhere else
         return found
     except (ValueError, RecursionError):
         raise BenchError(f"{path}: is no result of llama-bench -o json or jsonl") from None
 
 
-def _checked(path: Path, index: int, record: Any) -> Record:
+def _checked_record(path: Path, index: int, record: Any) -> Record:
     where = f"{path}: record {index + 1}"
     if not isinstance(record, dict):
         raise BenchError(f"{where} is no object; write the file with -o json or jsonl")
@@ -72,14 +72,14 @@ def _checked(path: Path, index: int, record: Any) -> Record:
         raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
     if (record.get("ci95_low_ts") is None) != (record.get("ci95_high_ts") is None):
         raise BenchError(f"{where} has one end of ci95_low_ts and ci95_high_ts; want both")
-    if fault := fault_of(record):
+    if fault := record_fault(record):
         raise BenchError(f"{where}: {fault}")
     return completed_record(record)
 
 
 def _are_speeds(samples: Any) -> bool:
     return isinstance(samples, list) and all(
-        is_number(s) and LEAST_SPEED <= s <= MOST_SPEED for s in samples
+        is_finite_number(s) and LEAST_SPEED <= s <= MOST_SPEED for s in samples
     )
 
 
@@ -89,11 +89,11 @@ def completed_record(plain: Plain) -> Record:
     Records from before a field was there get its default, llama.cpp's own get our names for what
     they say, and statistics where they have samples. What is in the file stays as it is.
     """
-    record = record_of(plain)
+    record = record_from_fields(plain)
     if record.model_type is not None:
-        record.model_type = record.model_type.removesuffix(test_suffix(record))
+        record.model_type = record.model_type.removesuffix(model_type_suffix(record))
     if not record.backend:
-        _name_llama_cpp(record)
+        _fill_llama_cpp_fields(record)
     if len(record.processes) != len(record.samples_ts):
         # llama.cpp's own, and ours from before each round had a process: one process made them.
         record.processes = [0] * len(record.samples_ts)
@@ -104,9 +104,9 @@ def completed_record(plain: Plain) -> Record:
     return record
 
 
-def _name_llama_cpp(record: Record) -> None:
+def _fill_llama_cpp_fields(record: Record) -> None:
     case = Case(record.n_prompt or 0, record.n_gen or 0, record.n_depth or 0)
-    on_cpu = runs_on_cpu(vars(record))
+    on_cpu = ran_on_cpu(vars(record))
     record.backend, record.partial = "llama.cpp", False
     record.software = f"llama.cpp {record.build_commit or 'unknown'}"
     record.test, record.work = case.label, case.n_tokens
@@ -114,7 +114,7 @@ def _name_llama_cpp(record: Record) -> None:
     record.device_name = None if on_cpu else record.gpu_info or None
 
 
-def runs_on_cpu(plain: Plain) -> bool:
+def ran_on_cpu(plain: Plain) -> bool:
     """True if llama-bench's record is of a run on the CPU alone."""
     accelerators = set(str(plain.get("backends") or "").split(",")) - {"CPU", "BLAS", ""}
     return not accelerators or plain.get("n_gpu_layers") == 0

@@ -46,15 +46,15 @@ def signed_rank(differences: Sequence[float] | Floats, confidence: float = CONFI
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
-    first, second = _pairs(n)
+    first, second = _pair_indices(n)
     means = np.sort((values[first] + values[second]) / 2)
-    low, high = _ends(means, tuple(range(2, 2 * n + 1, 2)), None, confidence)
+    low, high = _interval_ends(means, tuple(range(2, 2 * n + 1, 2)), None, confidence)
     moved = values[values != 0]
     p_value = 1.0
     if len(moved):
         ranks = doubled_ranks(np.abs(moved))
-        p_value = _two_sided(tuple(sorted(ranks)), None, int(ranks[moved > 0].sum()))
-    return RankTest(_middle(means), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
+        p_value = _two_sided_p(tuple(sorted(ranks)), None, int(ranks[moved > 0].sum()))
+    return RankTest(_sorted_median(means), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
 
 
 def rank_sum(
@@ -67,22 +67,20 @@ def rank_sum(
     """
     a, b = (np.asarray(side, dtype=np.float64) for side in (ours, theirs))
     ranks = doubled_ranks(np.concatenate([a, b]))
-    p_value = _two_sided(tuple(sorted(ranks)), len(a), int(ranks[: len(a)].sum()))
+    p_value = _two_sided_p(tuple(sorted(ranks)), len(a), int(ranks[: len(a)].sum()))
     differences = np.sort(np.subtract.outer(a, b).ravel())
     ranks_of_all = tuple(range(2, 2 * (len(a) + len(b)) + 1, 2))
-    low, high = _ends(differences, ranks_of_all, len(a), confidence)
+    low, high = _interval_ends(differences, ranks_of_all, len(a), confidence)
     least_p = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
-    return RankTest(_middle(differences), low, high, p_value, least_p)
+    return RankTest(_sorted_median(differences), low, high, p_value, least_p)
 
 
 @lru_cache(maxsize=16)
-def _pairs(n: int) -> tuple[Ranks, Ranks]:
-    """Return the indices of all pairs of n, each with itself as well."""
+def _pair_indices(n: int) -> tuple[Ranks, Ranks]:
     return np.triu_indices(n)
 
 
-def _middle(ordered: Floats) -> float:
-    """Return the median of sorted numbers."""
+def _sorted_median(ordered: Floats) -> float:
     n = len(ordered)
     return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
 
@@ -95,51 +93,48 @@ def doubled_ranks(values: Floats) -> Ranks:
     return (first + last + 1).astype(np.int64)
 
 
-def _ends(
+def _interval_ends(
     candidates: Floats, ranks: tuple[int, ...], chosen: int | None, confidence: float
 ) -> tuple[float | None, float | None]:
     """Return the interval among sorted candidates: those beyond its ends are rejected."""
-    outside = _outside(ranks, chosen, (1 - confidence) / 2)
+    outside = _count_outside(ranks, chosen, (1 - confidence) / 2)
     if outside < 0:
         return None, None
     return float(candidates[outside]), float(candidates[len(candidates) - 1 - outside])
 
 
 @lru_cache(maxsize=256)
-def _outside(ranks: tuple[int, ...], chosen: int | None, tail: float) -> int:
+def _count_outside(ranks: tuple[int, ...], chosen: int | None, tail: float) -> int:
     """Return how many candidates lie outside the interval on either side, -1 for no interval."""
     n = len(ranks)
     if n > MANY:
-        mean, deviation = _moments(ranks, chosen)
+        mean, deviation = _mean_and_deviation(ranks, chosen)
         least = 0 if chosen is None else chosen * (chosen + 1)
         # Sums of doubled ranks go by twos.
         return math.floor((mean - least - NormalDist().inv_cdf(1 - tail) * deviation) / 2)
-    below = _below(ranks, chosen)
+    below = _cumulative_distribution(ranks, chosen)
     least = 0 if chosen is None else sum(ranks[:chosen])
     reachable = below[least::2]
     return int(np.searchsorted(reachable, tail, "right")) - 1
 
 
-def _two_sided(ranks: tuple[int, ...], chosen: int | None, observed: int) -> float:
-    """Return the chance of a sum of ranks as far from its mean as the observed one."""
+def _two_sided_p(ranks: tuple[int, ...], chosen: int | None, observed: int) -> float:
     if len(ranks) > MANY:
-        mean, deviation = _moments(ranks, chosen)
+        mean, deviation = _mean_and_deviation(ranks, chosen)
         # Sums of doubled ranks go by twos: the correction for continuity is half of that.
         far = max(0.0, abs(observed - mean) - 1) / deviation if deviation else 0.0
         return math.erfc(far / math.sqrt(2))
-    below = _below(ranks, chosen)
+    below = _cumulative_distribution(ranks, chosen)
     above = 1.0 - (below[observed - 1] if observed else 0.0)
     return float(min(1.0, 2 * min(below[observed], above)))
 
 
 @lru_cache(maxsize=256)
-def _below(ranks: tuple[int, ...], chosen: int | None) -> Counts:
-    """Return the chance of a sum of at most each number."""
-    return np.cumsum(_distribution(ranks, chosen))
+def _cumulative_distribution(ranks: tuple[int, ...], chosen: int | None) -> Counts:
+    return np.cumsum(_rank_sum_distribution(ranks, chosen))
 
 
-def _moments(ranks: tuple[int, ...], chosen: int | None) -> tuple[float, float]:
-    """Return mean and standard deviation of the sum of ranks."""
+def _mean_and_deviation(ranks: tuple[int, ...], chosen: int | None) -> tuple[float, float]:
     values = np.asarray(ranks, dtype=np.float64)
     if chosen is None:  # each rank counts or not, by a coin
         return float(values.sum() / 2), float(np.sqrt((values**2).sum()) / 2)
@@ -148,7 +143,7 @@ def _moments(ranks: tuple[int, ...], chosen: int | None) -> tuple[float, float]:
     return float(chosen * values.mean()), float(np.sqrt(spread))
 
 
-def _distribution(ranks: tuple[int, ...], chosen: int | None) -> Counts:
+def _rank_sum_distribution(ranks: tuple[int, ...], chosen: int | None) -> Counts:
     """Return the chance of each sum of ranks, from 0 to the sum of all.
 
     The ranks in a sum are `chosen` in number, drawn without order; or, for None, any of them.

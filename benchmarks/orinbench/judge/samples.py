@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orinbench.judge.verdict import MIN_UNITS, SIGNIFICANCE, student_t
-from orinbench.show.markdown import counted
+from orinbench.show.markdown import counted_noun
 
 RESAMPLES = 10_000
 # Ten sigma, as hyperfine warns: 1.4826 makes the median absolute deviation estimate a normal
@@ -67,7 +67,7 @@ class BenchWarning:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SampleSummary:
     """A sample's statistics, in the samples' unit; the interval is the median's, 95 %.
 
     With fewer than MIN_UNITS processes there is no interval.
@@ -85,16 +85,16 @@ class Summary:
 
 def summarize(
     samples: Sequence[float], seed: int = 0, processes: Sequence[int] | None = None
-) -> Summary:
+) -> SampleSummary:
     """Return the statistics of at least one sample.
 
     `processes` says which process each sample is of; None: each is of its own.
     """
     values = np.asarray(samples, dtype=np.float64)
-    groups = _groups(values, range(len(values)) if processes is None else processes)
+    groups = _samples_by_process(values, range(len(values)) if processes is None else processes)
     low, high = bootstrap_interval(groups, seed)
     p5, p95 = np.percentile(values, [5, 95])
-    return Summary(
+    return SampleSummary(
         n=len(values),
         mean=float(values.mean()),
         sd=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
@@ -106,7 +106,7 @@ def summarize(
     )
 
 
-def _groups(values: Floats, processes: Sequence[int]) -> list[Floats]:
+def _samples_by_process(values: Floats, processes: Sequence[int]) -> list[Floats]:
     names = np.asarray(processes)
     return [values[names == name] for name in dict.fromkeys(processes)]
 
@@ -128,18 +128,17 @@ def bootstrap_interval(
         return None, None
     medians = np.array([np.median(group) for group in groups])
     picks = np.random.default_rng(seed).integers(0, n, (resamples, n))
-    tail = _tail(n)
+    tail = _tail_share(n)
     low, high = np.quantile(np.median(medians[picks], axis=1), [tail, 1 - tail])
     return float(low), float(high)
 
 
 @lru_cache
-def _tail(n: int) -> float:
-    """Return the share of the bootstrap's medians beyond either end of the interval."""
+def _tail_share(n: int) -> float:
     return math.erfc(math.sqrt(n / (n - 1)) * student_t(SIGNIFICANCE, n - 1) / math.sqrt(2)) / 2
 
 
-def outliers(values: Sequence[float]) -> list[int]:
+def outlier_indices(values: Sequence[float]) -> list[int]:
     """Return the indices of samples that are OUTLIER_SIGMAS from the median."""
     samples = np.asarray(values, dtype=np.float64)
     deviations = np.abs(samples - np.median(samples))
@@ -148,7 +147,7 @@ def outliers(values: Sequence[float]) -> list[int]:
     return [int(index) for index in np.flatnonzero(far & visible)]
 
 
-def two_speeds(values: Sequence[float]) -> tuple[float, float] | None:
+def two_speed_means(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the means of the two heaps that (positive) samples lie in, None if there is one."""
     samples = np.sort(np.asarray(values, dtype=np.float64))
     n = len(samples)
@@ -162,7 +161,7 @@ def two_speeds(values: Sequence[float]) -> tuple[float, float] | None:
     return None
 
 
-def drift(values: Sequence[float]) -> float:
+def drift_share(values: Sequence[float]) -> float:
     """Return how much the (positive) values grew over the run, as a share; 0 if not significant.
 
     Mann-Kendall's test by permutation says whether there is a trend, Theil-Sen's slope of the
@@ -194,15 +193,15 @@ def sample_warnings(
         yield BenchWarning(
             WarningKind.TOO_FEW_SAMPLES,
             f"no 95 % interval, which takes {MIN_UNITS} processes: use -r 10",
-            f"{counted(len(values), 'sample')} of {counted(units, 'process')}",
+            f"{counted_noun(len(values), 'sample')} of {counted_noun(units, 'process')}",
         )
-    if len(values) >= MIN_UNITS and (odd := outliers(values)):
+    if len(values) >= MIN_UNITS and (odd := outlier_indices(values)):
         yield BenchWarning(
             WarningKind.OUTLIERS,
             f"some samples lie more than {OUTLIER_SIGMAS} standard deviations off",
             f"{len(odd)} of {len(values)}",
         )
-    if heaps := two_speeds(values):
+    if heaps := two_speed_means(values):
         yield BenchWarning(
             WarningKind.TWO_SPEEDS,
             "the samples form two groups, and the median describes neither",
@@ -219,7 +218,7 @@ def sample_warnings(
             f"standard deviation {100 * cv:.0f} %; "
             + (f"-r {wanted}" if wanted <= MOST_ROUNDS else "quiet the machine first"),
         )
-    if abs(trend := drift(values)) >= DRIFT_FLOOR:
+    if abs(trend := drift_share(values)) >= DRIFT_FLOOR:
         yield BenchWarning(
             WarningKind.DRIFT,
             "throughput drifted during the run: pin the clocks, or let the machine settle",

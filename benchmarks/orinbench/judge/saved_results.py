@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinbench.judge.identity import (
+    benchmark_and_test,
     case_key,
-    differences,
-    identity,
-    machine,
-    qualified_test,
+    context_differences,
+    machine_key,
+    measurement_identity,
     test_labels,
 )
 from orinbench.judge.schema import Record
@@ -19,8 +19,8 @@ from orinbench.judge.verdict import (
     Comparison,
     Noise,
     Verdict,
-    adjusted,
     compare_separate,
+    holm_adjusted,
     interval_text,
     process_medians,
     ratio_text,
@@ -39,21 +39,21 @@ class JudgedTest:
     comparison: Comparison
     case: str = ""
 
-    def plain(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         test = {"backend": self.backend, "test": self.label, "n": self.comparison.n}
-        return test | self.comparison.plain()
+        return test | self.comparison.json_fields()
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingTest:
     """A test that was measured before and now was not; `error` says why it failed, if it did."""
 
     label: str
     backend: str
     error: str | None
 
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """Say it."""
         what = "was not measured" if self.error is None else f"failed: {self.error}"
         return f"{self.backend} {self.label}: {what}"
@@ -64,7 +64,7 @@ class SavedComparison:
     """Two saved results: their tests in common, judged at once, and what only the first has."""
 
     judged: list[JudgedTest]
-    missing: list[Missing]
+    missing: list[MissingTest]
     differs: list[str]  # between machines and versions
     usual: list[str]  # differences between runs of the same software
     questions: int  # that were asked of each test, this one being one of them
@@ -119,21 +119,32 @@ def compare_saved(
     `noise` says by `case_key` how much runs differ by themselves. Records without samples on a
     side, such as those of llama.cpp's sql, are left out.
     """
-    old = {identity(record): record for record in before if record.samples_ts}
+    old = {measurement_identity(record): record for record in before if record.samples_ts}
     new = [record for record in after if record.samples_ts]
-    both = [(old[identity(record)], record) for record in new if identity(record) in old]
+    both = [
+        (old[measurement_identity(record)], record)
+        for record in new
+        if measurement_identity(record) in old
+    ]
     comparisons = [
         compare_records(record, then, noise.get(case_key(record))) for then, record in both
     ]
     labels = test_labels([*before, *after])
     judged = [
-        JudgedTest(labels[identity(record)], record.backend, comparison, identity(record))
-        for (_, record), comparison in zip(both, adjusted(comparisons, questions), strict=True)
+        JudgedTest(
+            labels[measurement_identity(record)],
+            record.backend,
+            comparison,
+            measurement_identity(record),
+        )
+        for (_, record), comparison in zip(both, holm_adjusted(comparisons, questions), strict=True)
     ]
-    errors = {(qualified_test(record), record.backend): record.error for record in after}
-    gone = old.keys() - {identity(record) for record in new}
+    errors = {(benchmark_and_test(record), record.backend): record.error for record in after}
+    gone = old.keys() - {measurement_identity(record) for record in new}
     missing = [
-        Missing(labels[case], record.backend, errors.get((qualified_test(record), record.backend)))
+        MissingTest(
+            labels[case], record.backend, errors.get((benchmark_and_test(record), record.backend))
+        )
         for case, record in old.items()
         if case in gone
     ]
@@ -143,7 +154,7 @@ def compare_saved(
         for test in judged
         if (each := test.comparison.noise) is not None
     ]
-    return SavedComparison(judged, missing, differences(before, after), usual, questions)
+    return SavedComparison(judged, missing, context_differences(before, after), usual, questions)
 
 
 # Values of samples.WarningKind: of a run whose machine was not the one that is asked about.
@@ -157,9 +168,9 @@ def compare_records(record: Record, then: Record, noise: Noise | None) -> Compar
     day or a restart does to a machine, and one machine's noise nothing of another's. Nor is there
     under a warning that the machine was not fit.
     """
-    if machine(record) != machine(then):
+    if machine_key(record) != machine_key(then):
         noise = None
-    comparison = compare_separate(medians(record), medians(then), noise)
+    comparison = compare_separate(record_medians(record), record_medians(then), noise)
     kinds = {warning.get("kind") for side in (record, then) for warning in side.warnings}
     if comparison.verdict in UNJUDGED:
         return comparison
@@ -170,6 +181,6 @@ def compare_records(record: Record, then: Record, noise: Noise | None) -> Compar
     return comparison
 
 
-def medians(record: Record) -> list[float]:
+def record_medians(record: Record) -> list[float]:
     """Return the medians of a record's processes."""
     return list(process_medians(record.samples_ts, record.processes).values())

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import is_number, read_plain
+from orinbench.jsonfile import is_finite_number, parse_dataclass
 
 SCHEMA_VERSION = 1
 Plain = dict[str, Any]
 
 
-def _llama(default: Any) -> Any:
+def _llama_bench_field(default: Any) -> Any:
     """Return a field of llama-bench's, which has this value there if nothing was given (0.5.0).
 
     What means nothing to tinygrad is None here and is written so.
@@ -31,40 +31,40 @@ class Record:
 
     # llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.
     build_commit: str | None = None
-    build_number: int | None = _llama(0)
-    cpu_info: str | None = _llama("")
-    gpu_info: str | None = _llama("")
-    backends: str | None = _llama("")
+    build_number: int | None = _llama_bench_field(0)
+    cpu_info: str | None = _llama_bench_field("")
+    gpu_info: str | None = _llama_bench_field("")
+    backends: str | None = _llama_bench_field("")
     model_filename: str | None = None
     model_type: str | None = None
     model_size: int | None = None
     model_n_params: int | None = None
-    n_batch: int | None = _llama(2048)
-    n_ubatch: int | None = _llama(512)
-    n_threads: int | None = _llama(0)
-    cpu_mask: str | None = _llama("0x0")
-    cpu_strict: int | None = _llama(0)
-    poll: int | None = _llama(50)
-    type_k: str | None = _llama("f16")
-    type_v: str | None = _llama("f16")
-    n_gpu_layers: int | None = _llama(-1)
-    n_cpu_moe: int | None = _llama(0)
-    split_mode: str | None = _llama("layer")
-    main_gpu: int | None = _llama(0)
-    no_kv_offload: int | None = _llama(0)
-    flash_attn: int | None = _llama(0)
-    devices: str | None = _llama("auto")
-    tensor_split: str | None = _llama("0.00")
-    tensor_buft_overrides: str | None = _llama("none")
-    load_mode: str | None = _llama("auto")
-    lazy_mode: str | None = _llama("auto")
-    use_mmap: int | None = _llama(1)
-    embeddings: int | None = _llama(0)
-    no_op_offload: int | None = _llama(0)
-    no_host: int | None = _llama(0)
-    repack: int | None = _llama(1)
-    fit_target: int | None = _llama(0)
-    fit_min_ctx: int | None = _llama(0)
+    n_batch: int | None = _llama_bench_field(2048)
+    n_ubatch: int | None = _llama_bench_field(512)
+    n_threads: int | None = _llama_bench_field(0)
+    cpu_mask: str | None = _llama_bench_field("0x0")
+    cpu_strict: int | None = _llama_bench_field(0)
+    poll: int | None = _llama_bench_field(50)
+    type_k: str | None = _llama_bench_field("f16")
+    type_v: str | None = _llama_bench_field("f16")
+    n_gpu_layers: int | None = _llama_bench_field(-1)
+    n_cpu_moe: int | None = _llama_bench_field(0)
+    split_mode: str | None = _llama_bench_field("layer")
+    main_gpu: int | None = _llama_bench_field(0)
+    no_kv_offload: int | None = _llama_bench_field(0)
+    flash_attn: int | None = _llama_bench_field(0)
+    devices: str | None = _llama_bench_field("auto")
+    tensor_split: str | None = _llama_bench_field("0.00")
+    tensor_buft_overrides: str | None = _llama_bench_field("none")
+    load_mode: str | None = _llama_bench_field("auto")
+    lazy_mode: str | None = _llama_bench_field("auto")
+    use_mmap: int | None = _llama_bench_field(1)
+    embeddings: int | None = _llama_bench_field(0)
+    no_op_offload: int | None = _llama_bench_field(0)
+    no_host: int | None = _llama_bench_field(0)
+    repack: int | None = _llama_bench_field(1)
+    fit_target: int | None = _llama_bench_field(0)
+    fit_min_ctx: int | None = _llama_bench_field(0)
     n_prompt: int | None = None
     n_gen: int | None = None
     n_depth: int | None = None
@@ -141,12 +141,12 @@ class Record:
     environment: Plain = field(default_factory=dict)
 
     @property
-    def centre(self) -> float:
+    def median_or_mean(self) -> float:
         """The median, or the mean of what came without samples; 0 if nothing was measured."""
         return (self.avg_ts if self.median_ts is None else self.median_ts) or 0.0
 
 
-def _kind(annotation: Any) -> Any:
+def _bare_type(annotation: Any) -> Any:
     """Return int of int | None, list of list[int]."""
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
@@ -155,7 +155,7 @@ def _kind(annotation: Any) -> Any:
 
 # What each field is in Python, in order, and in SQL; lists and objects are JSON there.
 _HINTS = get_type_hints(Record)
-KINDS = {name: _kind(hint) for name, hint in _HINTS.items()}
+KINDS = {name: _bare_type(hint) for name, hint in _HINTS.items()}
 FIELDS = {
     name: {int: "INTEGER", bool: "INTEGER", float: "REAL"}.get(kind, "TEXT")
     for name, kind in KINDS.items()
@@ -165,7 +165,7 @@ LLAMA_FIELDS = _names[: _names.index("schema_version")]
 LLAMA_DEFAULTS: Plain = {f.name: f.metadata["llama-bench"] for f in fields(Record) if f.metadata}
 
 
-def record_of(plain: Plain) -> Record:
+def record_from_fields(plain: Plain) -> Record:
     """Return a record from its fields by name.
 
     Others are left out, and lists and objects that are none are empty.
@@ -279,7 +279,7 @@ _READ = set(
 )
 
 
-def fault_of(plain: Plain) -> str | None:
+def record_fault(plain: Plain) -> str | None:
     """Return which of our fields holds what no record has there, and what would be right.
 
     Those of llama.cpp's that nothing here reads are its own: versions of it differ in them.
@@ -294,22 +294,22 @@ def fault_of(plain: Plain) -> str | None:
             if kind is not list and isinstance(value, list | dict):
                 return f"{name} must be one value"
             continue
-        if kind in _WORDS and not _fits(value, kind):
+        if kind in _WORDS and not _has_type(value, kind):
             return f"{name} must be {_WORDS[kind]}"
         if name in _SHAPES and isinstance(value, kind):
             try:
-                read_plain(_SHAPES[name], value, name)
+                parse_dataclass(_SHAPES[name], value, name)
                 if name == "extra":
                     times = {key: value[key] for key in value if key.endswith(_UNITS_OF_TIME)}
-                    read_plain(dict[str, float | None], times, name)
+                    parse_dataclass(dict[str, float | None], times, name)
             except BenchError as error:
                 return str(error)
     return None
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     if kind is str:
         return isinstance(value, str)
     if kind is bool:
         return value in (0, 1)
-    return is_number(value)
+    return is_finite_number(value)

@@ -53,14 +53,14 @@ class MeasuredPair:
 
 
 @dataclass(frozen=True)
-class Fit:
+class BoardFit:
     """Two numbers of a board: GB/s, and how often a score is read or written."""
 
     clock: float  # MHz
     bandwidth: float
     passes: float
 
-    def milliseconds(self, work: TimedWork) -> float:
+    def predicted_ms(self, work: TimedWork) -> float:
         """Return how long the board takes, in ms."""
         issue = work.milliseconds * work.mhz / self.clock
         chunks = math.ceil(work.tokens / _CHUNK) if work.is_prompt else 1
@@ -73,30 +73,29 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Twin:
+class OrinTwin:
     """A fit, and the errors of predictions that it has not seen, as logarithms of ratios."""
 
-    fit: Fit
+    fit: BoardFit
     errors: dict[bool, list[float]]  # of prompts (True) and of tokens
 
-    def interval(self, work: TimedWork) -> tuple[float, float, float]:
+    def predicted_interval(self, work: TimedWork) -> tuple[float, float, float]:
         """Return the prediction in ms, and the ends of its interval of 90 %."""
-        expected = self.fit.milliseconds(work)
+        expected = self.fit.predicted_ms(work)
         reach = math.exp(_quantile([abs(error) for error in self.errors[work.is_prompt]], _SHARE))
         return expected, expected / reach, expected * reach
 
-    def summary(self, is_prompt: bool) -> tuple[int, float, float, float]:
+    def error_summary(self, is_prompt: bool) -> tuple[int, float, float, float]:
         """Return number of cells, then median, 90 % quantile and largest error, as shares."""
         sizes = [math.expm1(abs(error)) for error in self.errors[is_prompt]]
         return len(sizes), statistics.median(sizes), _quantile(sizes, _SHARE), max(sizes)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share does not exceed."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-def fitted(cells: Sequence[MeasuredPair], clock: float) -> Fit:
+def fit_board(cells: Sequence[MeasuredPair], clock: float) -> BoardFit:
     """Return the fit with the smallest squares of errors, bandwidth by tokens, passes by prompts.
 
     Errors are logarithms of ratios. Raises ValueError without a token or without a prompt.
@@ -105,32 +104,32 @@ def fitted(cells: Sequence[MeasuredPair], clock: float) -> Fit:
     prompts = [cell for cell in cells if cell.work.is_prompt]
     if not tokens or not prompts:
         raise ValueError("a fit needs a token and a prompt")
-    bandwidth = min(_BANDWIDTHS, key=lambda gb_s: _squares(tokens, Fit(clock, gb_s, 0)))
-    fits = [Fit(clock, bandwidth, passes) for passes in _PASSES]
-    return min(fits, key=lambda fit: _squares(prompts, fit))
+    bandwidth = min(_BANDWIDTHS, key=lambda gb_s: _sum_of_squares(tokens, BoardFit(clock, gb_s, 0)))
+    fits = [BoardFit(clock, bandwidth, passes) for passes in _PASSES]
+    return min(fits, key=lambda fit: _sum_of_squares(prompts, fit))
 
 
-def _squares(cells: Iterable[MeasuredPair], fit: Fit) -> float:
-    return sum(_error(cell, fit) ** 2 for cell in cells)
+def _sum_of_squares(cells: Iterable[MeasuredPair], fit: BoardFit) -> float:
+    return sum(_log_error(cell, fit) ** 2 for cell in cells)
 
 
-def _error(cell: MeasuredPair, fit: Fit) -> float:
-    return math.log(fit.milliseconds(cell.work) / cell.board)
+def _log_error(cell: MeasuredPair, fit: BoardFit) -> float:
+    return math.log(fit.predicted_ms(cell.work) / cell.board)
 
 
-def twin_of(cells: Sequence[MeasuredPair], clock: float) -> Twin:
+def cross_validated_twin(cells: Sequence[MeasuredPair], clock: float) -> OrinTwin:
     """Return the fit to all cells, with the error of each under a fit without its kind."""
     errors: dict[bool, list[float]] = {False: [], True: []}
     for kind in sorted({cell.kind for cell in cells}):
-        without = fitted([cell for cell in cells if cell.kind != kind], clock)
+        without = fit_board([cell for cell in cells if cell.kind != kind], clock)
         for cell in cells:
             if cell.kind == kind:
-                errors[cell.work.is_prompt].append(_error(cell, without))
-    return Twin(fitted(cells, clock), errors)
+                errors[cell.work.is_prompt].append(_log_error(cell, without))
+    return OrinTwin(fit_board(cells, clock), errors)
 
 
 @dataclass(frozen=True)
-class Calibration:
+class TwinCalibration:
     """Contents of twin.json: cells, the board's clock in MHz, its published times and sources.
 
     `watts` are the least and the most that its rails took while an engine decoded.
@@ -143,15 +142,17 @@ class Calibration:
     envelope: str
     cells: tuple[MeasuredPair, ...]
 
-    def twin(
+    def fit_twin(
         self, sms: int = 16, accept: Callable[[MeasuredPair], bool] = lambda cell: True
-    ) -> Twin:
+    ) -> OrinTwin:
         """Return the twin by the cells of so many multiprocessors that `accept` takes."""
-        return twin_of([c for c in self.cells if c.sms == sms and accept(c)], self.clock)
+        return cross_validated_twin(
+            [c for c in self.cells if c.sms == sms and accept(c)], self.clock
+        )
 
 
 @cache
-def calibration() -> Calibration:
+def load_calibration() -> TwinCalibration:
     """Return the calibration that ships with orinbench."""
     data = json.loads((files("orinbench.judge") / "twin.json").read_text("utf-8"))
     scores = data["scores_by_model"]
@@ -173,4 +174,4 @@ def calibration() -> Calibration:
     )
     least, most = data["decode_watts"]
     sources = data["board"], data["source"], data["envelope"]
-    return Calibration(data["board_mhz"], (least, most), *sources, cells)
+    return TwinCalibration(data["board_mhz"], (least, most), *sources, cells)

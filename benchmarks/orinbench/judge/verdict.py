@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from orinbench.judge.ranks import Floats, Ranks, RankTest, doubled_ranks, rank_sum, signed_rank
-from orinbench.show.markdown import counted
+from orinbench.show.markdown import counted_noun
 
 SIGNIFICANCE = 0.05
 # Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
@@ -76,7 +76,7 @@ class Comparison:
     ends: Ends | None = field(default=None, compare=False, repr=False)
     noise: Noise | None = field(default=None, compare=False)
 
-    def plain(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """Return what JSON has of it."""
         return {
             "ratio": self.ratio,
@@ -102,7 +102,7 @@ def compare_paired(ours: Sequence[float], theirs: Sequence[float]) -> Comparison
     drawn, a machine that slows down or swings does so for either side.
     """
     logs = np.log(np.asarray(ours, dtype=np.float64) / np.asarray(theirs, dtype=np.float64))
-    return _judged(len(logs), lambda chance: signed_rank(logs, 1 - chance))
+    return _judged_comparison(len(logs), lambda chance: signed_rank(logs, 1 - chance))
 
 
 def compare_separate(
@@ -115,8 +115,8 @@ def compare_separate(
     the test is of these two runs alone, and says nothing about their software: `compare_records`.
     """
     a, b = (np.log(np.asarray(side, dtype=np.float64)) for side in (ours, theirs))
-    comparison = _judged(min(len(a), len(b)), lambda chance: rank_sum(a, b, 1 - chance))
-    return comparison if noise is None else _against(comparison, noise)
+    comparison = _judged_comparison(min(len(a), len(b)), lambda chance: rank_sum(a, b, 1 - chance))
+    return comparison if noise is None else _judged_against_noise(comparison, noise)
 
 
 def without_verdict(comparison: Comparison, reason: Verdict) -> Comparison:
@@ -124,12 +124,12 @@ def without_verdict(comparison: Comparison, reason: Verdict) -> Comparison:
     return replace(comparison, verdict=reason, p_value=1.0, least_p=1.0)
 
 
-def _judged(n: int, test_at: Callable[[float], RankTest]) -> Comparison:
+def _judged_comparison(n: int, test_at: Callable[[float], RankTest]) -> Comparison:
     test = test_at(SIGNIFICANCE)
     ratio = math.exp(test.shift)
     verdict = Verdict.TOO_FEW
     if test.least_p < SIGNIFICANCE:
-        verdict = _verdict(ratio, test.p_value)
+        verdict = _verdict_of_p(ratio, test.p_value)
 
     def ends(chance: float) -> tuple[float | None, float | None]:
         found = test if chance == SIGNIFICANCE else test_at(chance)
@@ -162,14 +162,13 @@ def _with_interval(comparison: Comparison, chance: float) -> Comparison:
     return replace(comparison, ci_low=low, ci_high=high)
 
 
-def _verdict(ratio: float, p_value: float) -> Verdict:
+def _verdict_of_p(ratio: float, p_value: float) -> Verdict:
     if p_value >= SIGNIFICANCE:
         return Verdict.NO_DIFFERENCE
     return Verdict.FASTER if ratio > 1 else Verdict.SLOWER
 
 
-def _against(comparison: Comparison, noise: Noise) -> Comparison:
-    """Return a comparison of two runs that must also stand out from how runs differ."""
+def _judged_against_noise(comparison: Comparison, noise: Noise) -> Comparison:
     log_ratio, sd = math.log(comparison.ratio), noise.sd * math.sqrt(2)
     t = abs(log_ratio) / sd if sd > 0 else math.inf if log_ratio else 0.0
     p_value = student_p(t, noise.degrees)
@@ -187,7 +186,7 @@ def _against(comparison: Comparison, noise: Noise) -> Comparison:
     found = replace(
         comparison,
         p_value=p_value,
-        verdict=_verdict(comparison.ratio, p_value),
+        verdict=_verdict_of_p(comparison.ratio, p_value),
         least_p=0.0 if too_few else comparison.least_p,
         ends=ends,
         noise=noise,
@@ -195,7 +194,7 @@ def _against(comparison: Comparison, noise: Noise) -> Comparison:
     return _with_interval(found, SIGNIFICANCE)
 
 
-def adjusted(comparisons: Sequence[Comparison], questions: int = 1) -> list[Comparison]:
+def holm_adjusted(comparisons: Sequence[Comparison], questions: int = 1) -> list[Comparison]:
     """Return comparisons that are asked at once, with Holm's p-values and the verdicts they allow.
 
     Where a test has to answer other `questions` besides, this one gets its share of the 5 %.
@@ -210,19 +209,20 @@ def adjusted(comparisons: Sequence[Comparison], questions: int = 1) -> list[Comp
     where its verdict is "no difference".
     """
     tested = [c for c in comparisons if c.verdict not in UNJUDGED]
-    corrected = [min(1.0, questions * p) for p in holm([c.p_value for c in tested])]
+    corrected = [min(1.0, questions * p) for p in holm_p_values([c.p_value for c in tested])]
     still_open = sum(p >= SIGNIFICANCE for p in corrected)
     each = iter(corrected)
     return [
-        _with_p(comparison, next(each), questions * len(tested), questions * still_open)
+        _with_adjusted_p(comparison, next(each), questions * len(tested), questions * still_open)
         if comparison.verdict not in UNJUDGED
         else comparison
         for comparison in comparisons
     ]
 
 
-def _with_p(comparison: Comparison, p_value: float, tests: int, still_open: int) -> Comparison:
-    """Return a comparison with a higher p-value and what is left of verdict and interval."""
+def _with_adjusted_p(
+    comparison: Comparison, p_value: float, tests: int, still_open: int
+) -> Comparison:
     if p_value < SIGNIFICANCE:
         return _with_interval(replace(comparison, p_value=p_value), SIGNIFICANCE / tests)
     too_few = comparison.least_p * tests >= SIGNIFICANCE
@@ -231,7 +231,7 @@ def _with_p(comparison: Comparison, p_value: float, tests: int, still_open: int)
     return _with_interval(found, SIGNIFICANCE / still_open)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm_p_values(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the order given."""
     found = [0.0] * len(p_values)
     highest = 0.0
@@ -249,7 +249,7 @@ def pairs_needed(tests: int) -> int:
     return max(MIN_UNITS, math.floor(math.log2(2 * max(1, tests) / SIGNIFICANCE)) + 1)
 
 
-def noise_of(stretches: Iterable[Sequence[float]]) -> Noise | None:
+def noise_within_stretches(stretches: Iterable[Sequence[float]]) -> Noise | None:
     """Return the spread of the medians (above 0) of runs in stretches where nothing changed.
 
     None if no stretch has two runs.
@@ -268,17 +268,21 @@ def student_p(t: float, degrees: int) -> float:
 
     With t = sqrt(degrees) tan(angle) the density is cos(angle)^(degrees - 1) up to a factor.
     """
-    return max(0.0, 1.0 - _area(math.atan(t / math.sqrt(degrees)), degrees) / _whole_area(degrees))
+    return max(
+        0.0,
+        1.0
+        - _cosine_area(math.atan(t / math.sqrt(degrees)), degrees) / _whole_cosine_area(degrees),
+    )
 
 
-def _area(bound: float, degrees: int) -> float:
+def _cosine_area(bound: float, degrees: int) -> float:
     middles = bound * (np.arange(4000) + 0.5) / 4000
     return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
 
 
 @lru_cache
-def _whole_area(degrees: int) -> float:
-    return _area(math.pi / 2, degrees)
+def _whole_cosine_area(degrees: int) -> float:
+    return _cosine_area(math.pi / 2, degrees)
 
 
 @lru_cache
@@ -321,19 +325,20 @@ def _change_point(
     values = np.asarray(medians, dtype=np.float64)
     centred = doubled_ranks(values) - (n + 1)
     sums = np.abs(np.cumsum(centred)[:-1])
-    chance = (1 + (_highest(tuple(sorted(centred)), seed, draws) >= sums.max()).sum()) / (draws + 1)
+    chance = (1 + (_permuted_maxima(tuple(sorted(centred)), seed, draws) >= sums.max()).sum()) / (
+        draws + 1
+    )
     return int(sums.argmax()) + 1 if chance < significance else None
 
 
 @lru_cache
-def _highest(centred: tuple[int, ...], seed: int, draws: int) -> Ranks:
-    """Return the highest sums of ranks, to any place, of so many permutations of a series."""
+def _permuted_maxima(centred: tuple[int, ...], seed: int, draws: int) -> Ranks:
     shuffled = np.random.default_rng(seed).permuted(np.tile(centred, (draws, 1)), axis=1)
     highest: Ranks = np.abs(np.cumsum(shuffled, axis=1)[:, :-1]).max(axis=1)
     return highest
 
 
-def slope(medians: Sequence[float] | Floats) -> float:
+def theil_sen_slope(medians: Sequence[float] | Floats) -> float:
     """Return Theil and Sen's slope of a series of at least two: the share a run grows by."""
     logs = np.log(np.asarray(medians, dtype=np.float64))
     pairs = itertools.combinations(range(len(logs)), 2)
@@ -348,8 +353,8 @@ def verdict_text(
     `more` is the flag that gets more of them.
     """
     count = {
-        "pair": f"{counted(comparison.n, 'pair')} of processes",
-        "process": f"{counted(comparison.n, 'process')} a side",
+        "pair": f"{counted_noun(comparison.n, 'pair')} of processes",
+        "process": f"{counted_noun(comparison.n, 'process')} a side",
     }[unit]
     inside = interval_text(comparison.ci_low, comparison.ci_high, "{} to {} at 95 %, ")
     measured = f"{ratio_text(comparison.ratio)} times as fast as {theirs} ({inside}{count})"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import write_whole
+from orinbench.jsonfile import write_atomically
 from orinbench.judge.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
 from orinboard.energy import BENCHMARK_HERTZ, EnergySampler
@@ -49,13 +49,13 @@ METRICS = (
 LABELS = {"model": "model_type", "backend": "backend", "test": "test"}
 
 
-def board_state(roots: Roots | None = None) -> BoardState:
+def read_board_state(roots: Roots | None = None) -> BoardState:
     """The board now; `.record()` is the record's form of it. Takes some milliseconds."""
     return read_state(roots)
 
 
 @dataclass
-class EnergyRun:
+class MeasuredEnergy:
     """A region's energy, complete once the region has been left; times are Unix seconds.
 
     `timed` is the part of the region that counts, in seconds of time.monotonic(); None is all.
@@ -73,7 +73,7 @@ class EnergyRun:
         """Energy drawn in the timed part; or until now, or until the region was left."""
         return self.sampler.energy_between(*self.timed) if self.timed else self.sampler.energy()
 
-    def count_last(self, nanoseconds: int, ended: float | None = None) -> None:
+    def set_timed_part(self, nanoseconds: int, ended: float | None = None) -> None:
         """The timed part took so long, and ended just now or at `ended` of time.monotonic()."""
         last = self.sampler.last_sample
         # A region that was left ended with its last sample; the sampler's process took its time.
@@ -81,7 +81,7 @@ class EnergyRun:
         end = now if ended is None else ended
         self.timed = (end - nanoseconds / 1e9, end)
 
-    def fields(self, tokens: float) -> dict[str, Any]:
+    def record_fields(self, tokens: float) -> dict[str, Any]:
         """The record's fields for `tokens` units of work; empty on a machine without a sensor.
 
         Joules of a token come with the rails that were summed, and are left out where the samples
@@ -114,13 +114,12 @@ class EnergyRun:
                 "sensors": [dataclasses.asdict(sensor) for sensor in self.sampler.chip_averagings],
                 "idle_watts": self.idle_watts,
                 "tokens": tokens,
-                "started": self._unix(0, self.started),
-                "ended": self._unix(1, self.ended),
+                "started": self._edge_in_unix_time(0, self.started),
+                "ended": self._edge_in_unix_time(1, self.ended),
             },
         }
 
-    def _unix(self, edge: int, otherwise: float | None) -> float | None:
-        """An edge of the timed part as Unix time."""
+    def _edge_in_unix_time(self, edge: int, otherwise: float | None) -> float | None:
         if self.timed is None:
             return otherwise
         return self.timed[edge] + time.time() - time.monotonic()
@@ -145,7 +144,7 @@ def energy_note(record: Mapping[str, Any]) -> str:
     return "; ".join(words) + "."
 
 
-def readings_of_power(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
+def power_reading_count(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
     """The sensor's readings in the timed part of a repetition: the median over all repetitions.
 
     `runs` is the `energy` of a record: one entry a repetition.
@@ -155,7 +154,7 @@ def readings_of_power(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
 
 
 def energy_fields(samples: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """The row's fields from `EnergyRun.fields` of its repetitions: medians, and each of them."""
+    """The row's fields from `record_fields` of its repetitions: medians, and each of them."""
     known = [run for run in samples if run and run["joules_per_token"] is not None]
     if not known:
         return {}
@@ -166,13 +165,13 @@ def energy_fields(samples: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]
     return fields | {"energy": [run["energy"] if run else None for run in samples]}
 
 
-def rail_choice(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]:
+def chosen_rails(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]:
     """The rails in `--rails`, as they are called; raises BenchError for one that is not there."""
     if spec is None:
         return ()
     choice = tuple(dict.fromkeys(name.strip() for name in spec.split(",")))
     try:
-        check_rail_choice(choice, board_state(roots).readings.rails)
+        check_rail_choice(choice, read_board_state(roots).readings.rails)
     except ValueError as error:
         raise BenchError(f"--rails {spec}: {error}") from None
     return choice
@@ -188,7 +187,7 @@ class IdlePower(NamedTuple):
 UNKNOWN_IDLE = IdlePower()
 
 
-def measure_idle(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> IdlePower:
+def measure_idle_power(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> IdlePower:
     """Return what is drawn before any work; at once where no sensor answers."""
     with EnergySampler(roots, BENCHMARK_HERTZ, rails=rails) as sampler:
         metered = sampler.energy().boundary is not None or bool(sampler.health().errors)
@@ -203,7 +202,7 @@ def measure_energy(
     hertz: float = BENCHMARK_HERTZ,
     rails: tuple[str, ...] = (),
     idle: IdlePower = UNKNOWN_IDLE,
-) -> Iterator[EnergyRun]:
+) -> Iterator[MeasuredEnergy]:
     """Measure the energy of what happens inside, `hertz` times a second in a process of its own.
 
     `rails` names those to sum; else the ones that are known to make up the machine. Where nothing
@@ -212,7 +211,7 @@ def measure_energy(
     sampler = EnergySampler(roots, hertz, keep=True, rails=rails)
     if idle.metered:
         sampler.start_sampling()
-    run = EnergyRun(sampler, time.time(), idle_watts=idle.watts)
+    run = MeasuredEnergy(sampler, time.time(), idle_watts=idle.watts)
     try:
         yield run
     finally:
@@ -223,7 +222,7 @@ def measure_energy(
 def require_board(spec: str, roots: Roots | None = None) -> None:
     """Refuse to go on unless the board meets `spec`: BenchError says what to run."""
     try:
-        problems = unmet_conditions(spec, board_state(roots), roots)
+        problems = unmet_conditions(spec, read_board_state(roots), roots)
     except ValueError as error:
         raise BenchError(f"--require {spec}: {error}") from None
     if problems:
@@ -234,10 +233,10 @@ def board_warnings(
     before: BoardState, after: BoardState, roots: Roots | None = None
 ) -> tuple[BenchWarning, ...] | None:
     """Return what between two states of a Jetson makes a figure suspect; None of no Jetson."""
-    return tuple(_suspicions(before, after, roots or Roots())) if is_jetson(after) else None
+    return tuple(_jetson_warnings(before, after, roots or Roots())) if is_jetson(after) else None
 
 
-def _suspicions(before: BoardState, after: BoardState, roots: Roots) -> Iterator[BenchWarning]:
+def _jetson_warnings(before: BoardState, after: BoardState, roots: Roots) -> Iterator[BenchWarning]:
     throttled = WarningKind.THROTTLED
     for reason, count in after.throttle_events_since(before).items():
         yield BenchWarning(throttled, f"throttled: {reason.replace('_', '-')} events", str(count))
@@ -264,14 +263,14 @@ def is_jetson(state: BoardState) -> bool:
     return state.identity is not None and bool(state.identity.soc)
 
 
-def hottest(celsius: float, roots: Roots | None = None) -> float:
+def hottest_celsius(celsius: float, roots: Roots | None = None) -> float:
     """The hottest zone in °C, for `--cooldown celsius`; raises BenchError without a sensor."""
     if (found := BoardState(read_zones(Files(roots or Roots()))).hottest_celsius) is None:
         raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
     return found
 
 
-def check_textfile(directory: Path) -> None:
+def require_textfile_directory(directory: Path) -> None:
     """Raise BenchError, before anything is measured, for a directory that cannot be written."""
     if not directory.is_dir():
         raise BenchError(f"--textfile {directory}: no such directory; name the collector's")
@@ -279,7 +278,7 @@ def check_textfile(directory: Path) -> None:
         raise BenchError(f"--textfile {directory}: not writable for this user")
 
 
-def cooldown(
+def wait_for_cooldown(
     celsius: float,
     tell: Callable[[float], None] = lambda _: None,
     *,
@@ -294,7 +293,7 @@ def cooldown(
     """
     begun = time.monotonic()
     while True:
-        now, waited = hottest(celsius, roots), time.monotonic() - begun
+        now, waited = hottest_celsius(celsius, roots), time.monotonic() - begun
         if now <= celsius:
             return waited
         if waited >= limit:
@@ -306,7 +305,7 @@ def cooldown(
         time.sleep(interval)
 
 
-def record_field(record: Mapping[str, Any], field: str) -> float | None:
+def metric_value(record: Mapping[str, Any], field: str) -> float | None:
     """A field of a record, `energy.joules` being one of the last repetition; None if missing."""
     outer, _, inner = field.partition(".")
     found = record.get(outer)
@@ -322,7 +321,7 @@ def write_textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Pat
     Raises BenchError where the directory is missing, which nobody would collect from, or cannot be
     written.
     """
-    check_textfile(directory)
+    require_textfile_directory(directory)
     # Rows that differ in other settings only would be one series: the last of them stays.
     rows = {
         tuple(str(record.get(field) or "") for field in LABELS.values()): record
@@ -330,7 +329,7 @@ def write_textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Pat
     }
     registry = CollectorRegistry()
     for name, text, field in METRICS:
-        numbers = {labels: record_field(record, field) for labels, record in rows.items()}
+        numbers = {labels: metric_value(record, field) for labels, record in rows.items()}
         known = {labels: number for labels, number in numbers.items() if number is not None}
         if known:
             gauge = Gauge(f"orinbench_{name}", text, list(LABELS), registry=registry)
@@ -339,5 +338,5 @@ def write_textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Pat
     written = "When these figures were written, as Unix time."
     Gauge("orinbench_written_seconds", written, registry=registry).set_to_current_time()
     file = directory / TEXTFILE
-    write_whole(file, generate_latest(registry))
+    write_atomically(file, generate_latest(registry))
     return file

@@ -30,7 +30,7 @@ class ClockState:
     gpu_throttling: tuple[str, ...] = ()  # why the GPU is slower than asked, by NVML's words
 
 
-class GpuInUse:
+class GpuNameInUse:
     """Name of the GPU that the bench's own processes compute on, kept once it is known."""
 
     def __init__(self, roots: Roots | None = None) -> None:
@@ -51,13 +51,13 @@ def read_clocks(
 
     Of several it is the one whose name is `gpu`.
     """
-    frequencies = _integers(root.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
-    throttles = _integers(root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    frequencies = _read_integers(root.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    throttles = _read_integers(root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     gpus = board.readings.gpus if board else ()
     meant = [one for one in gpus if len(gpus) == 1 or one.name == gpu]
     hertz = meant[0].current_hz if meant else None
     return ClockState(
-        governors=governors(root),
+        governors=cpu_governors(root),
         cpu_khz=min(frequencies) if frequencies else None,
         cpu_throttle_count=sum(throttles) if throttles else None,
         gpu_mhz=None if hertz is None else hertz // 1_000_000,
@@ -65,13 +65,13 @@ def read_clocks(
     )
 
 
-def governors(root: Path = CPU_ROOT) -> tuple[str, ...]:
+def cpu_governors(root: Path = CPU_ROOT) -> tuple[str, ...]:
     """Return the governors in use, sorted."""
     paths = root.glob("cpu[0-9]*/cpufreq/scaling_governor")
     return tuple(sorted({path.read_text().strip() for path in paths}))
 
 
-def _integers(paths: Iterable[Path]) -> list[int]:
+def _read_integers(paths: Iterable[Path]) -> list[int]:
     values = []
     for path in paths:
         try:

@@ -10,29 +10,29 @@ from pathlib import Path
 
 import click
 
-from orinbench.check.gate import Gate
-from orinbench.check.nonfinite import require_layers
-from orinbench.check.reference import unsupported
+from orinbench.check.gate import CorrectnessGate
+from orinbench.check.nonfinite import require_tensors
+from orinbench.check.reference import unsupported_feature
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.judge.history.store import history_path
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.judge.verdict import pairs_needed
-from orinbench.measure.backends.backend import Backend, LeftOutError
-from orinbench.measure.backends.envelope import Preload
+from orinbench.measure.backends.backend import Backend, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_bench
-from orinbench.measure.backends.tinygrad_backend import TinygradBackend, copy_bandwidth
-from orinbench.measure.board import check_textfile, rail_choice, write_textfile
-from orinbench.measure.chosen import choose_backends, model_paths
-from orinbench.measure.journal import Journal, journal_directory, lost_journals
+from orinbench.measure.backends.orin_envelope import GreenContextPreload
+from orinbench.measure.backends.tinygrad_backend import TinygradBackend, measure_copy_bandwidth
+from orinbench.measure.board import chosen_rails, require_textfile_directory, write_textfile
+from orinbench.measure.journal import Journal, journal_directory, take_lost_journals
 from orinbench.measure.llama_flags import (
     LlamaBenchOptions,
-    WholeFlags,
-    check_passed_on,
-    list_all_devices,
+    WholeWordCommand,
+    all_devices_text,
+    check_llama_cpp_flags,
+    llama_cpp_arguments,
     parity_options,
-    passed_on,
 )
+from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import (
     KEY_TYPES,
     KNOBS,
@@ -47,18 +47,18 @@ from orinbench.measure.plan import (
 from orinbench.measure.prompt_text import prompt_text
 from orinbench.measure.results import RunResult
 from orinbench.measure.runner import Runner
-from orinbench.measure.sampled import sampling_of
+from orinbench.measure.token_sampling import parse_sampling
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
     check_board,
     check_output,
-    check_processes,
-    flags_of,
-    kept_cache,
-    numbers_of,
+    kept_cache_environment,
+    parse_numbers,
+    process_count,
+    with_options,
     write_records,
 )
-from orinbench.pictures import Pictures, Seeing
+from orinbench.pictures import RandomPictures, VisionModel
 from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
@@ -80,12 +80,12 @@ FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/measure/
 
 @click.command(
     "llama-bench",
-    cls=WholeFlags,
+    cls=WholeWordCommand,
     short_help="Measure a model on tinygrad and llama.cpp.",
     context_settings={"max_content_width": 100},
 )
 @parity_options
-@flags_of(LlamaBenchOptions)
+@with_options(LlamaBenchOptions)
 def llama_bench_command(options: LlamaBenchOptions) -> int:
     """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
 
@@ -94,19 +94,19 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     Results go to standard output, everything else to standard error.
     """
     if options.list_devices:
-        click.echo(list_all_devices(find_llama_bench(options.llama_bench)))
+        click.echo(all_devices_text(find_llama_bench(options.llama_bench)))
         return 0
     roots = Roots()
     check_options(options, roots)
     plan_options = PlanOptions(options)
     talk, sms = Messages(options.progress), options.sms
-    for path, samples in lost_journals(journal_directory()):
-        talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
-    paths, synthetic = model_paths(options, talk)
+    for path, samples in take_lost_journals(journal_directory()):
+        talk.print_line(f"an earlier run was killed; its samples are in {path} ({samples})")
+    paths, synthetic = find_or_make_models(options, talk)
     models = {path: open_model(path) for path in paths}
     for model in models.values():
-        if unsupported(model) is None:
-            require_layers(model)
+        if unsupported_feature(model) is None:
+            require_tensors(model)
     tests, settings = plan_options.tests + picture_tests(options, paths), plan_options.settings
     if not tests:
         raise BenchError("-p 0 -n 0: nothing to run; give -p, -n or -pg a number above 0")
@@ -114,32 +114,32 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
     check_contexts([*tests, *(Case(n, 0, 0, text=True) for n in asked)], models.values())
     backends, binary = choose_backends(options.backends, options.llama_bench, talk, sms)
     check_possible(options, plan_options, backends)
-    texts = text_lengths(plan_options, models.values(), talk)
+    texts = timed_text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options.sampling)
     lanes = lanes_by_environment(
         tuple(replace(lane, mmproj=options.mmproj) for lane in lanes), options.variables
     )
     if note := skipped_clang_note(os.environ):
-        talk.line(note)
+        talk.print_line(note)
     plan = Plan(lanes, plan_options.repetitions, options.seed, plan_options.processes)
     with (
         Interrupts() as interrupts,
         Journal(journal_directory()) as journal,
-        envelope(sms, binary if "llama.cpp" in backends else None) as preload,
+        built_preload(sms, binary if "llama.cpp" in backends else None) as preload,
     ):
         runner = Runner(
             plan,
             [make_backend(lane, binary, options, preload) for lane in lanes],
             [models[lane.model] for lane in lanes if lane.model],
             talk,
-            gate=Gate(options.check, talk, binary, options.timeout),
-            probe=None if sms else lambda device: copy_bandwidth(device, options.timeout),
+            gate=CorrectnessGate(options.check, talk, binary, options.timeout),
+            probe=None if sms else lambda device: measure_copy_bandwidth(device, options.timeout),
             delay=options.delay,
             warm_up=not options.no_warmup,
             cooldown=options.cooldown,
             roots=roots,
             journal=journal,
-            rails=rail_choice(options.rails, roots),
+            rails=chosen_rails(options.rails, roots),
             interrupts=interrupts,
             fit_seconds=None if options.processes else FIT_SECONDS,
             least_processes=pairs_needed(sum(len(lane.cases) for lane in lanes[1:])),
@@ -148,25 +148,25 @@ def llama_bench_command(options: LlamaBenchOptions) -> int:
         runner.result.synthetic = synthetic or made_up
         is_first = is_first_run(options)
         run = run_and_report(runner, options, journal)
-        if words := last_words(run) if is_first else None:
-            talk.line(words)
+        if words := newcomer_note(run) if is_first else None:
+            talk.print_line(words)
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
 
 def check_options(options: LlamaBenchOptions, roots: Roots) -> None:
     """Raise BenchError for what cannot be, before anything is written or opened."""
     check_output(options)
-    check_passed_on(options)
+    check_llama_cpp_flags(options)
     parse_variables(options.variables)
-    if kept_cache(options.kept) and options.cold_start:
+    if kept_cache_environment(options.kept) and options.cold_start:
         raise BenchError("--kept with --cold-start: a cold start has nothing kept; choose one")
     for text in options.sampling:
-        sampling_of(text)
+        parse_sampling(text)
         if options.path_ == "general":
             raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
     check_board(options, roots)
     if options.textfile is not None:
-        check_textfile(options.textfile)
+        require_textfile_directory(options.textfile)
 
 
 def run_and_report(runner: Runner, options: LlamaBenchOptions, journal: Journal) -> RunResult:
@@ -176,11 +176,11 @@ def run_and_report(runner: Runner, options: LlamaBenchOptions, journal: Journal)
     except Exception:
         if any(row.samples for lane in runner.result.lanes for row in lane.rows):
             runner.result.partial = True
-            report(runner.result, options)
-            journal.not_needed()
+            write_results(runner.result, options)
+            journal.mark_not_needed()
         raise
-    report(run, options)
-    journal.not_needed()
+    write_results(run, options)
+    journal.mark_not_needed()
     return run
 
 
@@ -189,11 +189,11 @@ class PlanOptions:
 
     def __init__(self, options: LlamaBenchOptions) -> None:
         self.repetitions = options.repetitions
-        self.processes = check_processes(options.processes, self.repetitions, PROCESSES)
-        n_prompt = numbers_of(options.n_prompt, "-p", 512)
+        self.processes = process_count(options.processes, self.repetitions, PROCESSES)
+        n_prompt = parse_numbers(options.n_prompt, "-p", 512)
         self.asks_text = bool(options.texts)
-        self.texts = [n for n in numbers_of(options.texts, "--ttft", max(n_prompt)) if n]
-        self.parallel = numbers_of(options.n_parallel, "-npl", 1, 1, MOST_SEQUENCES)
+        self.texts = [n for n in parse_numbers(options.texts, "--ttft", max(n_prompt)) if n]
+        self.parallel = parse_numbers(options.n_parallel, "-npl", 1, 1, MOST_SEQUENCES)
         self.tests = options.tests(self.parallel)
         self.settings = parse_settings(options.knobs)
 
@@ -221,7 +221,7 @@ def check_possible(options: LlamaBenchOptions, plan: PlanOptions, backends: Sequ
         raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
-def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Messages) -> list[int]:
+def timed_text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Messages) -> list[int]:
     """Return the lengths of the texts to time, none where a model cannot answer such a text.
 
     Raises BenchError if they were asked for.
@@ -229,15 +229,15 @@ def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Messages)
     try:
         for model, n_tokens in itertools.product(models, plan.texts):
             if n_tokens >= model.context_length:
-                raise LeftOutError(
+                raise CaseLeftOutError(
                     f"a text of {n_tokens} tokens leaves no room for an answer in the "
                     f"{model.context_length} of {model.path}"
                 )
             prompt_text(model.path, n_tokens, 0)
-    except LeftOutError as error:
+    except CaseLeftOutError as error:
         if plan.asks_text:
             raise BenchError(f"--ttft: {error}") from None
-        talk.line(f"time to the first text (--ttft) left out: {error}")
+        talk.print_line(f"time to the first text (--ttft) left out: {error}")
         return []
     return list(dict.fromkeys(plan.texts))
 
@@ -255,11 +255,11 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
     if len(models) > 1 or options.path_ == "general":
         why = "the engine sees, not tinygrad.llm" if options.path_ == "general" else "it is of one"
         raise BenchError(f"--mmproj {options.mmproj}: {why}; leave the others out")
-    drawn = [Pictures.parse(size, options.seed) for size in sizes]
+    drawn = [RandomPictures.parse(size, options.seed) for size in sizes]
     try:
-        seeing = Seeing.read(models[0], options.mmproj)
-        seen = [seeing.sight.make_picture(pictures.file(0)) for pictures in drawn]
-        prompts = [len(seeing.prompt(picture)) for picture in seen]
+        seeing = VisionModel.read(models[0], options.mmproj)
+        seen = [seeing.sight.make_picture(pictures.jpeg(0)) for pictures in drawn]
+        prompts = [len(seeing.picture_prompt(picture)) for picture in seen]
     except BadInput as error:
         raise BenchError(f"--mmproj: {error}") from None
     ways = [
@@ -267,7 +267,7 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
         for picture, n in zip(seen, prompts, strict=True)
     ]
     return [
-        replace(case, picture=size, encoder=seeing.name)
+        replace(case, picture=size, encoder=seeing.projector_label)
         for size, both in zip(sizes, ways, strict=True)
         for case in both
     ]
@@ -276,15 +276,15 @@ def picture_tests(options: LlamaBenchOptions, models: Sequence[Path]) -> list[Ca
 def check_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None:
     """Raise BenchError for a test that does not fit into a model's context."""
     for model, case in itertools.product(models, tests):
-        if case.context > model.context_length:
+        if case.context_length > model.context_length:
             raise BenchError(
-                f"{case.label} needs a context of {case.context} tokens; {model.path} has "
+                f"{case.label} needs a context of {case.context_length} tokens; {model.path} has "
                 f"{model.context_length}; use a smaller -p, -n, -pg or -d"
             )
 
 
 @contextmanager
-def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
+def built_preload(sms: int | None, binary: Path | None) -> Iterator[GreenContextPreload | None]:
     """Give the library that keeps llama.cpp to so many multiprocessors, where that is asked for.
 
     Raises BenchError, one line, where it cannot be built.
@@ -293,16 +293,19 @@ def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="orinbench-") as folder:
-        yield Preload(sms, Path(folder))
+        yield GreenContextPreload(sms, Path(folder))
 
 
 def make_backend(
-    plan: Lane, binary: Path | None, options: LlamaBenchOptions, preload: Preload | None = None
+    plan: Lane,
+    binary: Path | None,
+    options: LlamaBenchOptions,
+    preload: GreenContextPreload | None = None,
 ) -> Backend:
     """Return the backend of a lane; nothing is started yet."""
     if plan.is_tinygrad:
         cold = options.cold_start
-        cache = kept_cache(options.kept)
+        cache = kept_cache_environment(options.kept)
         if cold is None:
             variables = {**os.environ, **dict(plan.variables)}
             cold = not cache and all(variables.get(name, "0") == "0" for name in SEARCH_VARIABLES)
@@ -312,7 +315,7 @@ def make_backend(
         return made
     assert binary is not None
     extra = ["--no-warmup"] if options.no_warmup else []
-    extra += passed_on(options)
+    extra += llama_cpp_arguments(options)
     return LlamaCppBackend(binary, plan, options.timeout, extra, options.verbose, preload)
 
 
@@ -321,13 +324,13 @@ def is_first_run(options: LlamaBenchOptions) -> bool:
     return not options.no_history and not (options.history or history_path()).exists()
 
 
-def last_words(run: RunResult) -> str | None:
+def newcomer_note(run: RunResult) -> str | None:
     """Return a note for newcomers behind a whole run on CPUs without llama.cpp, else None."""
     others = any(lane.on_gpu or not lane.plan.is_tinygrad for lane in run.lanes)
     return None if run.partial or run.failed or others else FIRST_RUN
 
 
-def report(run: RunResult, options: LlamaBenchOptions) -> None:
+def write_results(run: RunResult, options: LlamaBenchOptions) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
@@ -353,5 +356,5 @@ def ignored_flags(backend: str, path: str | None, options: LlamaBenchOptions) ->
         and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
         and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]
-    words = iter(passed_on(options))
+    words = iter(llama_cpp_arguments(options))
     return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

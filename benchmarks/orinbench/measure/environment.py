@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from orinbench.measure.clocks import governors
+from orinbench.measure.clocks import cpu_governors
 from orinboard.files import Files, Roots
 from orinboard.sensors import nvml
 
@@ -64,17 +64,19 @@ def read_environment() -> Environment:
     """Read the machine once; it does not change during a run."""
     version = package_version("tinygrad")
     patched = PATCHED.fullmatch(version) if version else None
-    total = _field(MEMORY_INFO, "MemTotal")
+    total = _field_after_colon(MEMORY_INFO, "MemTotal")
     return Environment(
         os=_os_name(),
         kernel=platform.release(),
         machine=platform.machine(),
         board=_first_line(DEVICE_TREE_MODEL),
         l4t_release=_first_line(L4T_RELEASE),
-        cpu=_field(CPU_INFO, "model name") or platform.processor() or platform.machine(),
+        cpu=_field_after_colon(CPU_INFO, "model name")
+        or platform.processor()
+        or platform.machine(),
         cpu_count=len(os.sched_getaffinity(0)),
         memory_bytes=1024 * int(total.split()[0]) if total else None,
-        cpu_governors=governors(),
+        cpu_governors=cpu_governors(),
         load_average=os.getloadavg()[0],
         python=platform.python_version(),
         orinbench_version=package_version("tinygrad-orin"),
@@ -105,7 +107,7 @@ def gpu_name() -> str | None:
     return None
 
 
-def gpu_driver() -> str | None:
+def gpu_driver_version() -> str | None:
     """Return the version of the NVIDIA driver or of L4T."""
     if (line := _first_line(NVIDIA_VERSION)) is not None:
         return next((word for word in line.split() if word[0].isdigit() and "." in word), None)
@@ -120,16 +122,15 @@ def _os_name() -> str:
 
 
 def _first_line(path: Path) -> str | None:
-    return _text(path).partition("\n")[0].strip("\0# ") or None
+    return _text_or_empty(path).partition("\n")[0].strip("\0# ") or None
 
 
-def _field(path: Path, name: str) -> str | None:
-    lines = (line.partition(":") for line in _text(path).splitlines())
+def _field_after_colon(path: Path, name: str) -> str | None:
+    lines = (line.partition(":") for line in _text_or_empty(path).splitlines())
     return next((value.strip() for key, _, value in lines if key.strip() == name), None)
 
 
-def _text(path: Path) -> str:
-    """Return what is in a file, nothing for one that cannot be read."""
+def _text_or_empty(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

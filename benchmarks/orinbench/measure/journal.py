@@ -25,9 +25,9 @@ def journal_directory() -> Path:
 class Journal:
     """A file with one JSON object a line for each sample; use as a context manager.
 
-    It is gone with the block if `not_needed` was called, as the results are out, or if it holds no
-    sample. The lock on it goes with the process, so whoever gets the lock knows that the run is no
-    more. A folder that cannot be written costs the journal, not the run.
+    It is gone with the block if it was marked as not needed, or if it holds no sample. The lock on
+    it goes with the process, so whoever gets the lock knows that the run is no more. A folder that
+    cannot be written costs the journal, not the run.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,11 +50,11 @@ class Journal:
                 self._path.unlink(missing_ok=True)
             self._file.close()
 
-    def not_needed(self) -> None:
+    def mark_not_needed(self) -> None:
         """Say that what is in it has been written elsewhere."""
         self._needed = False
 
-    def write(self, lane: Lane, row: RowResult, sample: Sample) -> None:
+    def append_sample(self, lane: Lane, row: RowResult, sample: Sample) -> None:
         """Append a sample; after this the kernel has it, whatever becomes of the process."""
         if self._file is None:
             return
@@ -68,13 +68,13 @@ class Journal:
             "round": sample.round,
             "ns": sample.ns,
             "unit": row.case.unit,
-            "ts": row.work * 1e9 / sample.ns,
+            "ts": row.work_units * 1e9 / sample.ns,
         }
         with contextlib.suppress(OSError):  # the disk is full
             self._file.write(json.dumps(line).encode() + b"\n")
 
 
-def lost_journals(directory: Path) -> Iterator[tuple[Path, int]]:
+def take_lost_journals(directory: Path) -> Iterator[tuple[Path, int]]:
     """Yield the path and number of samples of each run that was killed since the last call.
 
     The files are renamed, so that each is told once, and stay; those without a sample go.

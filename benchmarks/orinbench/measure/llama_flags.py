@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from orinbench.child import run
+from orinbench.child import run_command
 from orinbench.errors import BenchError
-from orinbench.measure.backends.tinygrad_backend import probe_device
+from orinbench.measure.backends.tinygrad_backend import open_failure
 from orinbench.measure.environment import package_version
 from orinbench.measure.plan import KNOBS, TINYGRAD_DEVICES, ListSetting
 from orinbench.options import (
@@ -24,8 +24,8 @@ from orinbench.options import (
     Option,
     RunOptions,
     flag,
-    flag_field,
     option,
+    options_field,
 )
 
 # `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
@@ -103,10 +103,10 @@ class LlamaBenchOptions(RunOptions, BackendOptions, CaseOptions, ModelOptions):
     numa: str | None = flag("--numa", "Passed to llama.cpp.", type=click.Choice(NUMA))
     prio: int | None = flag("--prio", "Passed to llama.cpp.", type=click.IntRange(-1, 3))
     rpc: str | None = flag("-rpc --rpc", "Passed to llama.cpp.", metavar="LIST")
-    knobs: Mapping[str, tuple[str, ...]] = flag_field({k.field: _knob_option(k) for k in KNOBS})
+    knobs: Mapping[str, tuple[str, ...]] = options_field({k.field: _knob_option(k) for k in KNOBS})
 
 
-class WholeFlags(click.Command):
+class WholeWordCommand(click.Command):
     """A command whose flags are whole words, as llama-bench's: `-rpcx` is no `-r` with a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -133,18 +133,18 @@ class WholeFlags(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _version(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+def _print_version(ctx: click.Context, _: click.Parameter, given: bool) -> None:
     if given and not ctx.resilient_parsing:
         click.echo(f"orinbench {package_version('tinygrad-orin') or 'unknown'}")
         click.echo(f"tinygrad {package_version('tinygrad') or 'unknown'}")
         ctx.exit()
 
 
-def _offline(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+def _store_offline(ctx: click.Context, _: click.Parameter, given: bool) -> None:
     ctx.meta[OFFLINE] = given
 
 
-def _of_hub(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
+def _refuse_hub_flag(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
     if given is not None:
         raise BenchError(f"{parameter.opts[0]}: not read here; {_INSTEAD[str(parameter.name)]}")
 
@@ -159,10 +159,10 @@ def parity_options(command: Command) -> Command:
     """Add the flags of llama-bench that end the command, or say how another is read."""
     instead = "Refused, with what does the same."
     for names, what, callback, is_flag in (
-        ("hf_token -hft --hf-token", instead, _of_hub, False),
-        ("hf_file -hff --hf-file", instead, _of_hub, False),
-        ("--version", "Print the versions and exit.", _version, True),
-        ("--offline", "Ask no hub: -hf takes what is here.", _offline, True),
+        ("hf_token -hft --hf-token", instead, _refuse_hub_flag, False),
+        ("hf_file -hff --hf-file", instead, _refuse_hub_flag, False),
+        ("--version", "Print the versions and exit.", _print_version, True),
+        ("--offline", "Ask no hub: -hf takes what is here.", _store_offline, True),
     ):
         kind: dict[str, Any] = {"is_flag": True} if is_flag else {"metavar": "X"}
         eager = option(names, what, callback=callback, expose_value=False, is_eager=True, **kind)
@@ -170,7 +170,7 @@ def parity_options(command: Command) -> Command:
     return command
 
 
-def check_passed_on(options: LlamaBenchOptions) -> None:
+def check_llama_cpp_flags(options: LlamaBenchOptions) -> None:
     """Raise BenchError for a value that llama-bench would not take."""
     rpc = options.rpc
     for server in rpc.split(",") if rpc is not None else ():
@@ -179,25 +179,25 @@ def check_passed_on(options: LlamaBenchOptions) -> None:
             raise BenchError(f"-rpc {rpc}: '{server}' is no HOST:PORT")
 
 
-def passed_on(options: LlamaBenchOptions) -> list[str]:
+def llama_cpp_arguments(options: LlamaBenchOptions) -> list[str]:
     """Return the arguments for llama.cpp's binary."""
     given = [(f"--{name}", getattr(options, name)) for name in ("numa", "prio", "rpc")]
     return [word for flag, value in given if value is not None for word in (flag, str(value))]
 
 
-def list_all_devices(binary: Path | None) -> str:
+def all_devices_text(binary: Path | None) -> str:
     """Return tinygrad's devices, each with why it does not open, and what llama-bench lists."""
     lines = []
     for device in TINYGRAD_DEVICES:
-        reason = probe_device(device)
+        reason = open_failure(device)
         lines.append(f"tinygrad:{device}: " + (f"does not open: {reason}" if reason else "opens"))
-    lines += _llama_cpp_devices(binary) if binary else ["llama.cpp: no llama-bench on PATH"]
+    lines += _llama_cpp_device_lines(binary) if binary else ["llama.cpp: no llama-bench on PATH"]
     return "\n".join(lines)
 
 
-def _llama_cpp_devices(binary: Path) -> Sequence[str]:
+def _llama_cpp_device_lines(binary: Path) -> Sequence[str]:
     try:
-        done = run([binary, "--list-devices"], LIST_SECONDS)
+        done = run_command([binary, "--list-devices"], LIST_SECONDS)
     except OSError as error:
         return [f"llama.cpp: {binary} --list-devices: {error}"]
     if done.status is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from orinbench.errors import BenchError
-from orinbench.measure.ranges import parse_int_list
+from orinbench.measure.number_lists import parse_int_list
 
 # Contexts are rounded up to this, so that runs with a few tokens more or less share kernels.
 CONTEXT_STEP = 256
@@ -37,11 +37,11 @@ class ListSetting:
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def _switch(field: str, help_text: str, *flags: str) -> ListSetting:
+def _switch_setting(field: str, help_text: str, *flags: str) -> ListSetting:
     return ListSetting(field, flags, True, f"{help_text}, 0 or 1", maximum=1)
 
 
-def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> ListSetting:
+def _choice_setting(field: str, *flags: str, choices: Sequence[str] = ()) -> ListSetting:
     return ListSetting(field, flags, False, f"One of {', '.join(choices)}", choices=tuple(choices))
 
 
@@ -59,28 +59,30 @@ KNOBS = (
     ),
     ListSetting("n_threads", ("-t", "--threads"), True, "CPU threads, also of tinygrad:CPU", 1),
     ListSetting("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask", form=_MASK),
-    _switch("cpu_strict", "Strict CPU placement", "--cpu-strict"),
+    _switch_setting("cpu_strict", "Strict CPU placement", "--cpu-strict"),
     ListSetting("poll", ("--poll",), True, "Polling level, 0 to 100", maximum=100),
     ListSetting("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "Layers on the GPU", -1),
     ListSetting("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
-    _word("split_mode", "-sm", "--split-mode", choices=("none", "layer", "row", "tensor")),
+    _choice_setting(
+        "split_mode", "-sm", "--split-mode", choices=("none", "layer", "row", "tensor")
+    ),
     ListSetting("main_gpu", ("-mg", "--main-gpu"), True, "Index of the main GPU"),
-    _switch("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
-    _word("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
+    _switch_setting("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
+    _choice_setting("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
     ListSetting("devices", ("-dev", "--device"), False, "Devices, separated by /"),
-    _word("load_mode", "-lm", "--load-mode", choices=_LOAD_MODES),
-    _word("lazy_mode", "-lzm", "--lazy-mode", choices=("on", "auto", "off")),
-    _switch("use_mmap", "Older spelling of -lm", "-mmp", "--mmap"),
-    _switch("embeddings", "Compute embeddings", "-embd", "--embeddings"),
+    _choice_setting("load_mode", "-lm", "--load-mode", choices=_LOAD_MODES),
+    _choice_setting("lazy_mode", "-lzm", "--lazy-mode", choices=("on", "auto", "off")),
+    _switch_setting("use_mmap", "Older spelling of -lm", "-mmp", "--mmap"),
+    _switch_setting("embeddings", "Compute embeddings", "-embd", "--embeddings"),
     ListSetting(
         "tensor_split", ("-ts", "--tensor-split"), False, "Shares of the GPUs", form=_SHARES
     ),
     ListSetting(
         "tensor_buft_overrides", ("-ot", "--override-tensor"), False, "Placement of tensors"
     ),
-    _switch("no_op_offload", "Offload no operations", "-nopo", "--no-op-offload"),
-    _switch("no_host", "No host buffers", "--no-host"),
-    _switch("repack", "Repack weights on the CPU", "--repack"),
+    _switch_setting("no_op_offload", "Offload no operations", "-nopo", "--no-op-offload"),
+    _switch_setting("no_host", "No host buffers", "--no-host"),
+    _switch_setting("repack", "Repack weights on the CPU", "--repack"),
     ListSetting("fit_target", ("-fitt", "--fit-target"), True, "MiB to leave free on a device"),
     ListSetting("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "Minimum context that must fit"),
 )
@@ -125,7 +127,7 @@ class Case:
         return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
-    def encodes(self) -> bool:
+    def is_encoding(self) -> bool:
         """Say whether a picture's encoding alone is timed, and no token."""
         return bool(self.picture) and not self.text
 
@@ -135,7 +137,7 @@ class Case:
         return self.n_prompt + self.n_gen * self.n_parallel
 
     @property
-    def context(self) -> int:
+    def context_length(self) -> int:
         """Tokens of a sequence at its end."""
         return self.n_depth + self.n_prompt + self.n_gen
 
@@ -199,7 +201,7 @@ class Lane:
     @property
     def max_context(self) -> int:
         """The context that all of llama-bench's cases fit in, in steps of CONTEXT_STEP tokens."""
-        need = max(case.context for case in self.llama_cases)
+        need = max(case.context_length for case in self.llama_cases)
         return -(-need // CONTEXT_STEP) * CONTEXT_STEP
 
     @property
@@ -217,13 +219,13 @@ class Plan:
     seed: int
     processes: int = 1
 
-    def process(self, round_: int) -> int:
+    def process_of_round(self, round_: int) -> int:
         """Return the process, from 0, that serves a round."""
         return round_ * min(self.processes, self.repetitions) // self.repetitions
 
 
 @dataclass(frozen=True)
-class Step:
+class Repetition:
     """One repetition: which round, lane and case."""
 
     round: int
@@ -266,15 +268,14 @@ def parse_settings(given: Mapping[str, Sequence[str]]) -> list[Settings]:
             if knob.integer:
                 values += parse_int_list(text, knob.flags[0], knob.minimum, knob.maximum)
             else:
-                values += [_checked(knob, value, text) for value in text.split(",") if value]
+                values += [_checked_value(knob, value, text) for value in text.split(",") if value]
         if not values:
             raise BenchError(f"{knob.flags[0]}: no value given")
         axes.append([(field, value) for value in values])
     return [tuple(combination) for combination in itertools.product(*axes)]
 
 
-def _checked(knob: ListSetting, value: str, text: str) -> str:
-    """Return a value that llama-bench takes; raises BenchError for another."""
+def _checked_value(knob: ListSetting, value: str, text: str) -> str:
     where = f"{knob.flags[0]} {text}: '{value}' is"
     if knob.choices and value not in knob.choices:
         raise BenchError(f"{where} none of {', '.join(knob.choices)}")
@@ -309,7 +310,7 @@ def make_lanes(
                 ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
                 threads = dict(combination).get("n_threads")
                 if not backend.startswith("tinygrad:CPU"):
-                    lane = replace(lane, key_type=key_type(dict(combination)))
+                    lane = replace(lane, key_type=cache_key_type(dict(combination)))
                 elif threads is not None:
                     lane = replace(lane, n_threads=int(threads))
                 combination = ()
@@ -347,7 +348,7 @@ def lanes_by_environment(lanes: Sequence[Lane], texts: Sequence[str]) -> tuple[L
     )
 
 
-def key_type(settings: Mapping[str, object]) -> str:
+def cache_key_type(settings: Mapping[str, object]) -> str:
     """Return the type of tinygrad's keys and values: what -ctk and -ctv both say, if it is known.
 
     Else it is f16, and the knobs are recorded as ignored.
@@ -356,7 +357,7 @@ def key_type(settings: Mapping[str, object]) -> str:
     return next((name for name in KEY_TYPES if given == {name}), KEY_TYPES[0])
 
 
-def planned_repetitions(plan: Plan) -> Iterator[Step]:
+def planned_repetitions(plan: Plan) -> Iterator[Repetition]:
     """Yield every repetition: in each round each case of each lane once, shuffled by the seed.
 
     Rounds make pairs of backends comparable (they saw the same minute of the machine); shuffling
@@ -365,7 +366,7 @@ def planned_repetitions(plan: Plan) -> Iterator[Step]:
     draw = random.Random(plan.seed)
     for round_ in range(plan.repetitions):
         steps = [
-            Step(round_, lane, case)
+            Repetition(round_, lane, case)
             for lane, lane_plan in enumerate(plan.lanes)
             for case in range(len(lane_plan.cases))
         ]
@@ -373,7 +374,7 @@ def planned_repetitions(plan: Plan) -> Iterator[Step]:
         yield from steps
 
 
-def check_backend_name(name: str) -> bool:
+def is_backend_name(name: str) -> bool:
     """Return whether `name` is a backend: one of BACKEND_NAMES, or tinygrad's with a renderer."""
     if name in BACKEND_NAMES:
         return True

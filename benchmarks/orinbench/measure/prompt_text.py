@@ -4,7 +4,7 @@ import random
 from functools import cache
 from pathlib import Path
 
-from orinbench.measure.backends.backend import LeftOutError
+from orinbench.measure.backends.backend import CaseLeftOutError
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.text.tokenizer import Tokenizer
@@ -33,17 +33,17 @@ def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
     """Return words drawn by `seed` that are a prompt of exactly `n_tokens` tokens.
 
-    Raises LeftOutError where there is none: no vocabulary known here, or too few tokens.
+    Raises CaseLeftOutError where there is none: no vocabulary known here, or too few tokens.
     """
     try:
         tokenizer = tokenizer_of(path)
     except BadInput as error:
-        raise LeftOutError(str(error)) from None
+        raise CaseLeftOutError(str(error)) from None
 
     def count(text: str) -> int:
         return len(prompt_tokens(tokenizer, text))
 
-    words = words_text(n_tokens, seed).split()
+    words = random_words(n_tokens, seed).split()
     low, high = 0, len(words)  # words of which there are surely not too many; at most
     while low < high:
         middle = (low + high + 1) // 2
@@ -57,10 +57,10 @@ def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
             break
         text = longer
     if not text or have != n_tokens:
-        raise LeftOutError(f"no text has {n_tokens} tokens in this vocabulary")
+        raise CaseLeftOutError(f"no text has {n_tokens} tokens in this vocabulary")
     return text
 
 
-def words_text(n_words: int, seed: int) -> str:
+def random_words(n_words: int, seed: int) -> str:
     """Return so many words, drawn by `seed`."""
     return " ".join(random.Random(seed).choices(_WORDS.split(), k=n_words))

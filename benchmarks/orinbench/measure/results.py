@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orinbench.measure.backends.backend import (
+    BackendIdentity,
     Bandwidth,
-    FirstToken,
-    Identity,
-    Prepared,
+    FirstTokenTime,
+    PreparedCase,
     Sample,
-    WarmedUp,
+    WarmUpCost,
 )
 from orinbench.measure.environment import Environment
 from orinbench.measure.plan import AnyCase, Case, Lane, Plan
@@ -22,34 +22,34 @@ class RowResult:
     """One case of one lane."""
 
     case: AnyCase
-    warm_up: WarmedUp | None = None
+    warm_up: WarmUpCost | None = None
     samples: list[Sample] = field(default_factory=list)
     error: str | None = None
     left_out: str | None = None  # why it was not run, which is no failure
     reference_error: float | None = None  # of its last logits; None: not compared
 
     @property
-    def work(self) -> float:
+    def work_units(self) -> float:
         """Units of work in one repetition: tokens, or what the warm-up of the suite's case says."""
         if isinstance(self.case, Case):
             return self.case.n_tokens
-        assert self.prepared is not None
-        return self.prepared.work
+        assert self.prepared_case is not None
+        return self.prepared_case.work
 
     @property
-    def prepared(self) -> Prepared | None:
+    def prepared_case(self) -> PreparedCase | None:
         """Description of a repetition, for a suite's case."""
-        return self.warm_up if isinstance(self.warm_up, Prepared) else None
+        return self.warm_up if isinstance(self.warm_up, PreparedCase) else None
 
     @property
-    def processes(self) -> list[int]:
+    def sample_processes(self) -> list[int]:
         """Index of the lane's process that took each sample."""
         return [sample.process for sample in self.samples]
 
     @property
     def throughputs(self) -> list[float]:
         """Units of work a second of each sample, in the order taken."""
-        return [self.work * 1e9 / sample.ns for sample in self.samples]
+        return [self.work_units * 1e9 / sample.ns for sample in self.samples]
 
 
 @dataclass
@@ -59,8 +59,8 @@ class LaneResult:
     plan: Lane
     model: ModelInfo | None
     rows: list[RowResult]
-    identity: Identity | None = None
-    first_token: FirstToken | None = None
+    identity: BackendIdentity | None = None
+    first_token: FirstTokenTime | None = None
     # Seconds from start to first token of each process, kernels in the cache.
     first_tokens_s: list[float] = field(default_factory=list)
     bandwidth: Bandwidth | None = None

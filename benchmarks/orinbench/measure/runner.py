@@ -13,34 +13,34 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from orinbench.check.rows import require_row
+from orinbench.check.row_gate import require_row_passed
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.interrupts import Interrupts
 from orinbench.measure.backends.backend import (
     Backend,
     BackendDiedError,
     Bandwidth,
-    LeftOutError,
-    NoNumbersError,
+    CaseLeftOutError,
+    NonfiniteLogitsError,
 )
 from orinbench.measure.board import (
     UNKNOWN_IDLE,
     IdlePower,
-    board_state,
     board_warnings,
-    cooldown,
     has_sensors,
     measure_energy,
-    measure_idle,
+    measure_idle_power,
+    read_board_state,
+    wait_for_cooldown,
 )
-from orinbench.measure.clocks import GpuInUse, read_clocks
+from orinbench.measure.clocks import GpuNameInUse, read_clocks
 from orinbench.measure.environment import read_environment
 from orinbench.measure.journal import Journal
 from orinbench.measure.plan import Plan, planned_repetitions
 from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo
 from orinbench.progress import Messages
-from orinbench.show.markdown import counted
+from orinbench.show.markdown import counted_noun
 from orinboard.files import Roots
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
@@ -93,7 +93,7 @@ class Runner:
         )
         self._lanes = list(zip(self.result.lanes, self.backends, strict=True))
         self._bandwidths: dict[str, Bandwidth | None] = {}
-        self._gpu = GpuInUse(self.roots)
+        self._gpu = GpuNameInUse(self.roots)
 
     def run(self) -> RunResult:
         """Return the result; `partial` says that Ctrl-C cut it short.
@@ -103,12 +103,12 @@ class Runner:
         try:
             try:
                 self._prepare()
-                self._measure()
+                self._measure_rounds()
             finally:
-                self.interrupts.hold()
+                self.interrupts.start_holding()
         except KeyboardInterrupt:
             self.result.partial = True
-            self.talk.line(f"ended by {self.interrupts.name}; what was measured follows")
+            self.talk.print_line(f"ended by {self.interrupts.name}; what was measured follows")
         finally:
             self.talk.close()
             for backend in self.backends:
@@ -116,65 +116,64 @@ class Runner:
         return self.result
 
     def _prepare(self) -> None:
-        self.idle = measure_idle(self.roots, self.rails)
-        self._open()
+        self.idle = measure_idle_power(self.roots, self.rails)
+        self._open_backends()
         for lane, _ in self._lanes:
             self._measure_bandwidth(lane)
-            self.talk.advance("copy bandwidth")
+            self.talk.finish_step("copy bandwidth")
         for lane, backend in self._lanes:
             if lane.plan.model is not None and lane.error is None:
-                self.talk.phase(f"{lane.plan.name}: first token of {lane.plan.model.name}")
-                with self._costing(lane):
-                    lane.first_token = backend.first_token()
+                self.talk.show_phase(f"{lane.plan.name}: first token of {lane.plan.model.name}")
+                with self._recording_failure(lane):
+                    lane.first_token = backend.time_first_token()
                     lane.first_tokens_s = [lane.first_token.warm_s]
-            self.talk.advance("first token")
+            self.talk.finish_step("first token")
         for lane, backend in self._lanes:
             # The gate says where numbers that are none begin.
             if self.gate is not None and (lane.error is None or lane.no_numbers):
-                with self._costing(lane):
+                with self._recording_failure(lane):
                     lane.check = self.gate(lane, backend)
-            self.talk.advance("check")
+            self.talk.finish_step("check")
         for lane, backend in self._lanes:
             for row in lane.rows if self.warm_up else ():
                 if lane.plan.is_tinygrad:
-                    self.talk.phase(f"{lane.plan.name}: warm-up of {row.case.label}")
+                    self.talk.show_phase(f"{lane.plan.name}: warm-up of {row.case.label}")
                 if lane.can_run(row):
-                    with self._costing(lane, row):
+                    with self._recording_failure(lane, row):
                         row.warm_up = backend.warm_up(row.case)
-                    require_row(lane, row)
-                self.talk.advance("warm-up")
+                    require_row_passed(lane, row)
+                self.talk.finish_step("warm-up")
 
-    def _open(self) -> None:
-        """Open every backend; raises BenchError where none opens."""
+    def _open_backends(self) -> None:
         for lane, backend in self._lanes:
-            self.talk.phase(f"opening {lane.plan.name}")
+            self.talk.show_phase(f"opening {lane.plan.name}")
             try:
                 lane.identity = backend.open()
             except BackendDiedError as error:
                 lane.error = str(error)
-            self.talk.advance(f"opened {lane.plan.name}")
+            self.talk.finish_step(f"opened {lane.plan.name}")
         lanes = self.result.lanes
         reasons = [f"{lane.plan.name}: {lane.error}" for lane in lanes if lane.error]
         if len(reasons) == len(lanes):
             flag = "--backend" if any(lane.model for lane in lanes) else "--device"
             raise BenchError(f"{flag}: none opens ({'; '.join(reasons)})")
         for reason in reasons:
-            self.talk.line(reason)
+            self.talk.print_line(reason)
 
     @contextmanager
-    def _costing(self, lane: LaneResult, row: RowResult | None = None) -> Iterator[None]:
+    def _recording_failure(self, lane: LaneResult, row: RowResult | None = None) -> Iterator[None]:
         """Let a backend's death inside cost its lane, or a row of it alone."""
         name = f"{lane.plan.name}: {row.case.label}" if row else lane.plan.name
         try:
             yield
         except BackendDiedError as error:
             (row or lane).error = str(error)
-            lane.no_numbers |= row is None and isinstance(error, NoNumbersError)
-            self.talk.line(f"{name}: {error}")
-        except LeftOutError as error:
+            lane.no_numbers |= row is None and isinstance(error, NonfiniteLogitsError)
+            self.talk.print_line(f"{name}: {error}")
+        except CaseLeftOutError as error:
             assert row is not None, "only a case is left out"
             row.left_out = str(error)
-            self.talk.line(f"{name} left out: {error}")
+            self.talk.print_line(f"{name} left out: {error}")
 
     def _measure_bandwidth(self, lane: LaneResult) -> None:
         """Measure the bandwidth of the lane's device, once a device.
@@ -190,32 +189,32 @@ class Runner:
         if device is None:
             return
         if device not in self._bandwidths:
-            self.talk.phase(f"{device}: copy bandwidth")
+            self.talk.show_phase(f"{device}: copy bandwidth")
             try:
                 self._bandwidths[device] = self.probe(device)
             except BackendDiedError as error:
-                self.talk.line(f"{device}: copy bandwidth not measured: {error}")
+                self.talk.print_line(f"{device}: copy bandwidth not measured: {error}")
                 self._bandwidths[device] = None
         lane.bandwidth = self._bandwidths[device]
 
-    def _measure(self) -> None:
-        self._fit()
+    def _measure_rounds(self) -> None:
+        self._fit_processes()
         process = 0
         for step in planned_repetitions(self.plan):
             lane, backend = self._lanes[step.lane]
             row = lane.rows[step.case]
             if row.left_out is not None:
                 continue
-            if (wanted := self.plan.process(step.round)) != process:
+            if (wanted := self.plan.process_of_round(step.round)) != process:
                 process = wanted
-                self._renew(process)
+                self._restart_backends(process)
             if lane.can_run(row):
-                self._rest()
-                with self._costing(lane, row):
-                    self._repeat(step.round, lane, row, backend)
-            self.talk.advance(f"{lane.plan.name} {row.case.label}")
+                self._pause()
+                with self._recording_failure(lane, row):
+                    self._time_repetition(step.round, lane, row, backend)
+            self.talk.finish_step(f"{lane.plan.name} {row.case.label}")
 
-    def _fit(self) -> None:
+    def _fit_processes(self) -> None:
         """Take fewer processes if they would take too long, and say how long the rest takes."""
         rows = [row for lane in self.result.lanes for row in lane.rows if row.left_out is None]
         repetition_s = sum(row.warm_up.repetition_s for row in rows if row.warm_up)
@@ -232,33 +231,35 @@ class Runner:
             self.result.plan = self.plan
         repetitions, processes = self.plan.repetitions, self.plan.processes
         fewer = f" instead of {planned}, since each start takes {start_s:.0f} s"
-        self.talk.expect(
-            f"{counted(repetitions, 'round')} of {counted(len(rows), 'test')}, spread over "
-            f"{counted(processes, 'fresh process')} of each backend"
+        self.talk.announce_steps(
+            f"{counted_noun(repetitions, 'round')} of {counted_noun(len(rows), 'test')}, spread "
+            f"over {counted_noun(processes, 'fresh process')} of each backend"
             + fewer
             * (processes < planned),
             repetitions * (repetition_s + len(rows) * self.delay) + start_s * (processes - 1),
             len(rows) * repetitions + len(self.plan.lanes) * (processes - 1),
         )
 
-    def _renew(self, process: int) -> None:
+    def _restart_backends(self, process: int) -> None:
         """Start every backend anew, in an order drawn, and warm up what it serves."""
         drawn = list(self._lanes)
         random.Random(f"{self.plan.seed} {process}").shuffle(drawn)
         for lane, backend in drawn:
             if any(lane.can_run(row) for row in lane.rows):
-                self.talk.phase(f"{lane.plan.name}: process {process + 1} of {self.plan.processes}")
-                with self._costing(lane):
-                    if (seconds := backend.renew()) is not None:
+                self.talk.show_phase(
+                    f"{lane.plan.name}: process {process + 1} of {self.plan.processes}"
+                )
+                with self._recording_failure(lane):
+                    if (seconds := backend.restart()) is not None:
                         lane.first_tokens_s.append(seconds)
             for row in lane.rows if self.warm_up else ():
                 if lane.can_run(row):
-                    with self._costing(lane, row):
+                    with self._recording_failure(lane, row):
                         # The record says what the first process's took.
                         backend.warm_up(row.case)
-            self.talk.advance("fresh process")
+            self.talk.finish_step("fresh process")
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""
         time.sleep(self.delay)
         if self.cooldown is None:
@@ -267,29 +268,31 @@ class Runner:
 
         def tell(celsius: float) -> None:
             if not told:
-                self.talk.line(f"cooling down from {celsius:.1f} to {self.cooldown:g} °C")
+                self.talk.print_line(f"cooling down from {celsius:.1f} to {self.cooldown:g} °C")
             told.append(celsius)
 
-        cooldown(self.cooldown, tell, roots=self.roots)
+        wait_for_cooldown(self.cooldown, tell, roots=self.roots)
 
-    def _repeat(self, round_: int, lane: LaneResult, row: RowResult, backend: Backend) -> None:
-        board = board_state(self.roots)
+    def _time_repetition(
+        self, round_: int, lane: LaneResult, row: RowResult, backend: Backend
+    ) -> None:
+        board = read_board_state(self.roots)
         gpu = self._gpu() if lane.on_gpu else None
         clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
         with measure_energy(self.roots, rails=self.rails, idle=self.idle) as energy:
-            sample = backend.measure(row.case, self.plan.seed + round_)
-        energy.count_last(sample.ns, sample.ended_s)
-        after = board_state(self.roots)
+            sample = backend.time_repetition(row.case, self.plan.seed + round_)
+        energy.set_timed_part(sample.ns, sample.ended_s)
+        after = read_board_state(self.roots)
         sample = replace(
             sample,
             round=round_,
-            process=self.plan.process(round_),
+            process=self.plan.process_of_round(round_),
             clocks_before=clocks,
             clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
             board_before=board.json_record() if has_sensors(board) else None,
             board_after=after.json_record() if has_sensors(after) else None,
             board_warnings=board_warnings(board, after, self.roots),
-            energy=energy.fields(row.work) or None,
+            energy=energy.record_fields(row.work_units) or None,
         )
         if not sample.finite:
             raise CheckFailed(
@@ -298,4 +301,4 @@ class Runner:
             )
         row.samples.append(sample)
         if self.journal is not None:
-            self.journal.write(lane.plan, row, sample)
+            self.journal.append_sample(lane.plan, row, sample)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import read_plain
+from orinbench.jsonfile import parse_dataclass
 
 #: Where requests go, by the name that `--endpoint` takes.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -25,7 +25,7 @@ class Prompt:
     picture: str | None = None
 
     @property
-    def content(self) -> str | list[dict[str, Any]]:
+    def message_content(self) -> str | list[dict[str, Any]]:
         """The content of a chat's message."""
         if self.picture is None:
             return self.text
@@ -34,7 +34,7 @@ class Prompt:
 
 
 @dataclass
-class Answer:
+class AnswerTimes:
     """Times of an answer: seconds of time.perf_counter().
 
     `due` is when the request should have been sent; its wait in the client counts. `gaps_s` are the
@@ -50,7 +50,7 @@ class Answer:
     output_tokens: int | None = None
     error: str | None = None
 
-    def add_text(self, now: float) -> None:
+    def note_text_time(self, now: float) -> None:
         """Count a piece of text that came."""
         if self.last is None:
             self.first = now
@@ -86,7 +86,7 @@ class PromptTokensDetails:
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """A server's count of one request's tokens."""
 
     prompt_tokens: int
@@ -99,7 +99,7 @@ class Usage:
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 
-    def fault(self, max_tokens: int) -> str | None:
+    def fault_text(self, max_tokens: int) -> str | None:
         """Return what cannot be of an answer with text that may have so many tokens."""
         if not 1 <= self.completion_tokens <= max_tokens:
             return f"{self.completion_tokens} tokens of an answer that has 1 to {max_tokens}"
@@ -121,10 +121,10 @@ class Client:
         self._url = base_url.rstrip("/") + PATHS[endpoint]
         self._timeout = timeout
 
-    def _body(self, prompt: Prompt) -> dict[str, Any]:
+    def _request_body(self, prompt: Prompt) -> dict[str, Any]:
         asked: dict[str, Any] = {"prompt": prompt.text}
         if self._endpoint == "chat":
-            asked = {"messages": [{"role": "user", "content": prompt.content}]}
+            asked = {"messages": [{"role": "user", "content": prompt.message_content}]}
         return {
             **asked,
             "model": self._model,
@@ -135,12 +135,12 @@ class Client:
             "stream_options": {"include_usage": True},
         }
 
-    async def ask(self, prompt: Prompt, due: float) -> Answer:
+    async def ask(self, prompt: Prompt, due: float) -> AnswerTimes:
         """Send a request and read its answer; what goes wrong is its `error`."""
-        answer = Answer(due)
+        answer = AnswerTimes(due)
         try:
             async with asyncio.timeout(self._timeout):
-                answer.error = await self._ask(prompt, answer)
+                answer.error = await self._stream_answer(prompt, answer)
         except TimeoutError:
             answer.error = f"not complete after {self._timeout:g} s (--timeout)"
         except httpx.HTTPError as error:
@@ -149,35 +149,37 @@ class Client:
             answer.error = f"not OpenAI's stream: {error}"
         return answer
 
-    async def _ask(self, prompt: Prompt, answer: Answer) -> str | None:
-        async with self._client.stream("POST", self._url, json=self._body(prompt)) as response:
+    async def _stream_answer(self, prompt: Prompt, answer: AnswerTimes) -> str | None:
+        async with self._client.stream(
+            "POST", self._url, json=self._request_body(prompt)
+        ) as response:
             if response.status_code != 200:
                 said = (await response.aread()).decode(errors="replace")
-                return f"status {response.status_code}: {_reason(said)}"
+                return f"status {response.status_code}: {_error_message(said)}"
             usage = None
-            async for data in _events(response.aiter_bytes()):
+            async for data in _event_data(response.aiter_bytes()):
                 now = time.perf_counter()
                 event = json.loads(data)
                 if not isinstance(event, dict):
                     raise ValueError(f"an event is {data[:60]!r}, and no object")
                 if event.get("error"):
-                    return f"in the stream: {_reason(data)}"
-                if _text_of(event):
-                    answer.add_text(now)
+                    return f"in the stream: {_error_message(data)}"
+                if _event_text(event):
+                    answer.note_text_time(now)
                 if event.get("usage"):
-                    usage = read_plain(Usage, event["usage"], "usage")
+                    usage = parse_dataclass(TokenUsage, event["usage"], "usage")
         if answer.first is None:
             return "the answer has no text"
         if usage is None:
             return "the answer has no usage, so its tokens are not known"
-        if fault := usage.fault(prompt.max_tokens):
+        if fault := usage.fault_text(prompt.max_tokens):
             return f"the usage counts {fault}"
         answer.prompt_tokens, answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         answer.output_tokens = usage.completion_tokens
         return None
 
 
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """Yield the data of a stream's events, one line each, up to [DONE] or its end.
 
     httpx's own lines also end at U+2028 and U+0085, which a text in JSON may hold as they are.
@@ -193,7 +195,7 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
                 yield data
 
 
-def _text_of(event: dict[str, Any]) -> str:
+def _event_text(event: dict[str, Any]) -> str:
     choices = event.get("choices") or []
     if not isinstance(choices, list):
         raise ValueError("choices is no list")
@@ -207,8 +209,7 @@ def _text_of(event: dict[str, Any]) -> str:
     return ""
 
 
-def _reason(body: str) -> str:
-    """Return the message of OpenAI's error object, else the body's beginning, on one line."""
+def _error_message(body: str) -> str:
     try:
         error = json.loads(body)["error"]
         body = str(error["message"] if isinstance(error, dict) else error)

@@ -13,29 +13,29 @@ import httpx
 
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
-from orinbench.measure.backends.backend import LeftOutError
-from orinbench.measure.prompt_text import prompt_text, words_text
-from orinbench.measure.ranges import parse_int_list
+from orinbench.measure.backends.backend import CaseLeftOutError
+from orinbench.measure.number_lists import parse_int_list
+from orinbench.measure.prompt_text import prompt_text, random_words
 from orinbench.options import (
     ABOVE_0,
     ANY_PATH,
     AT_LEAST_1,
     flag,
-    flag_field,
-    flags_of,
     option,
-    output_form,
+    options_field,
+    output_option,
     seed_option,
     timeout_option,
+    with_options,
 )
-from orinbench.pictures import Pictures
+from orinbench.pictures import RandomPictures
 from orinbench.progress import Messages
 from orinbench.serve.client import PATHS
-from orinbench.serve.figures import parse_goals
 from orinbench.serve.load import Load
+from orinbench.serve.load_statistics import parse_goals
 from orinbench.serve.output import render_json, render_md
-from orinbench.serve.run import Plan, Results, Server, run
-from orinbench.serve.servers import STARTED, Room, command_of, started
+from orinbench.serve.run import LoadPlan, Server, ServeResults, run_rounds
+from orinbench.serve.servers import STARTED, ServerCapacity, server_command, started_server
 
 # Seeds of the run's texts lie so far apart; a request takes one.
 _SEED_STEP = 1_000_003
@@ -65,7 +65,7 @@ class ServeOptions:
     endpoint: str = flag(
         "--endpoint", "The path that is asked.", type=click.Choice([*PATHS]), default="completions"
     )
-    flags: Mapping[str, str] = flag_field(
+    flags: Mapping[str, str] = options_field(
         {
             name: option(
                 f"--{name}-flags", f"Flags of {name}, for --start.", default="", metavar="FLAGS"
@@ -110,12 +110,12 @@ class ServeOptions:
     )
     seed: int = seed_option("texts and arrivals").flag
     timeout: float = timeout_option("a step", 600.0).flag
-    output: str = output_form(["md", "json"]).flag
+    output: str = output_option(["md", "json"]).flag
     verbose: bool = flag("-v --verbose", "Show the servers' own output.", is_flag=True)
 
 
 @click.command("serve-bench", context_settings={"max_content_width": 100})
-@flags_of(ServeOptions)
+@with_options(ServeOptions)
 def serve_bench_command(options: ServeOptions) -> int:
     """Measure servers that speak OpenAI's protocol, under load.
 
@@ -123,13 +123,13 @@ def serve_bench_command(options: ServeOptions) -> int:
     another random text, with -m of exactly -p tokens, else of -p words. Results go to standard
     output, the rest to standard error. Ctrl-C and SIGTERM print what was measured until then.
     """
-    loads = _loads(options)
-    plan = _plan(options, loads)
-    servers = _servers(options, plan)
+    loads = _parse_loads(options)
+    plan = _make_plan(options, loads)
+    servers = _make_servers(options, plan)
     talk = Messages()
     with Interrupts() as interrupts:
         try:
-            results = run(plan, servers, talk, interrupts)
+            results = run_rounds(plan, servers, talk, interrupts)
         finally:
             talk.close()
         click.echo((render_json if options.output == "json" else render_md)(results), nl=False)
@@ -138,13 +138,12 @@ def serve_bench_command(options: ServeOptions) -> int:
     return EXIT_INTERRUPTED if results.partial else EXIT_FAILED_ROWS * _any_failed(results)
 
 
-def _any_failed(results: Results) -> bool:
+def _any_failed(results: ServeResults) -> bool:
     stretches = [s for rounds in results.stretches.values() for s in rounds.values()]
     return any(answer.error for stretch in stretches for answer in stretch.answers)
 
 
-def _loads(options: ServeOptions) -> tuple[Load, ...]:
-    """Return the loads; raises BenchError for what is none."""
+def _parse_loads(options: ServeOptions) -> tuple[Load, ...]:
     if options.burstiness != 1 and not options.rate:
         raise BenchError(f"--burstiness {options.burstiness:g}: is of --rate, which is not given")
     given = options.concurrency or (None if options.rate else "1,8")
@@ -160,7 +159,7 @@ def _loads(options: ServeOptions) -> tuple[Load, ...]:
     return tuple(dict.fromkeys(loads))
 
 
-def _plan(options: ServeOptions, loads: tuple[Load, ...]) -> Plan:
+def _make_plan(options: ServeOptions, loads: tuple[Load, ...]) -> LoadPlan:
     headers = {}
     if (path := options.api_key_file) is not None:
         try:
@@ -170,13 +169,13 @@ def _plan(options: ServeOptions, loads: tuple[Load, ...]) -> Plan:
         if not keys:
             raise BenchError(f"--api-key-file {path}: is empty; a key was expected")
         headers["Authorization"] = f"Bearer {keys[0]}"
-    pictures, rows = _pictures(options)
-    return Plan(
+    pictures, rows = _parse_pictures(options)
+    return LoadPlan(
         loads=loads,
         rounds=options.rounds,
         requests=options.requests,
         max_tokens=options.output_len,
-        prompt=_prompts(options.model, options.input_len, options.seed),
+        prompt=_prompt_maker(options.model, options.input_len, options.seed),
         endpoint=options.endpoint,
         model_name=options.model_name,
         headers=headers,
@@ -188,8 +187,7 @@ def _plan(options: ServeOptions, loads: tuple[Load, ...]) -> Plan:
     )
 
 
-def _pictures(options: ServeOptions) -> tuple[Pictures | None, int | None]:
-    """Return what each request has a picture of, and its rows; raises BenchError."""
+def _parse_pictures(options: ServeOptions) -> tuple[RandomPictures | None, int | None]:
     if options.picture is None:
         if options.mmproj is not None:
             raise BenchError(f"--mmproj {options.mmproj}: is of --picture, which is not given")
@@ -198,29 +196,26 @@ def _pictures(options: ServeOptions) -> tuple[Pictures | None, int | None]:
         raise BenchError(f"--picture {options.picture}: is of chats; give --endpoint chat")
     if options.start and options.mmproj is None:
         raise BenchError(f"--start {options.start}: sees with --mmproj FILE, which is not given")
-    pictures = Pictures.parse(options.picture, options.seed)
-    return pictures, None if options.mmproj is None else pictures.rows(options.mmproj)
+    pictures = RandomPictures.parse(options.picture, options.seed)
+    return pictures, None if options.mmproj is None else pictures.token_count(options.mmproj)
 
 
-def _prompts(model: Path | None, length: int, seed: int) -> Callable[[int], str]:
-    """Return what makes the text of the i-th request; raises BenchError where none can be."""
+def _prompt_maker(model: Path | None, length: int, seed: int) -> Callable[[int], str]:
     base = seed * _SEED_STEP
     if model is None:
-        return lambda i: words_text(length, base + i)
+        return lambda i: random_words(length, base + i)
     try:
         prompt_text(model, length, base)
-    except LeftOutError as error:
+    except CaseLeftOutError as error:
         raise BenchError(str(error)) from None
     return lambda i: prompt_text(model, length, base + i)
 
 
-def _there(url: str) -> AbstractContextManager[str]:
-    """Give the address of a server that runs already."""
+def _running_server(url: str) -> AbstractContextManager[str]:
     return nullcontext(url)
 
 
 def _check_address(text: str) -> None:
-    """Raise BenchError for what is no address of a server."""
     try:
         url = httpx.URL(text)
         good = url.scheme in _HTTP and url.host and (url.port or 1) < 1 << 16
@@ -230,8 +225,7 @@ def _check_address(text: str) -> None:
         raise BenchError(f"--url {text!r}: no address; right is http://127.0.0.1:8000")
 
 
-def _servers(options: ServeOptions, plan: Plan) -> tuple[Server, ...]:
-    """Return the servers; raises BenchError for none, for unknown ones, for one without a file."""
+def _make_servers(options: ServeOptions, plan: LoadPlan) -> tuple[Server, ...]:
     names = [name for name in (options.start or "").split(",") if name]
     if unknown := [name for name in names if name not in STARTED]:
         raise BenchError(f"--start {unknown[0]}: unknown; there are {', '.join(STARTED)}")
@@ -242,18 +236,18 @@ def _servers(options: ServeOptions, plan: Plan) -> tuple[Server, ...]:
         _check_address(url)
     if not names and not options.urls:
         raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
-    found = [Server(url, partial(_there, url)) for url in dict.fromkeys(options.urls)]
+    found = [Server(url, partial(_running_server, url)) for url in dict.fromkeys(options.urls)]
     for name in dict.fromkeys(names):
         if options.model is None:
             raise BenchError(f"--start {options.start}: serves a file; name it with -m FILE")
         most = max(load.concurrency or 0 for load in plan.loads) or 8
-        queue = max(map(plan.count, plan.loads))
+        queue = max(map(plan.request_count, plan.loads))
         tokens = options.input_len + plan.max_tokens + (plan.rows or 0)
-        room = Room(options.model, most, tokens, queue)
+        room = ServerCapacity(options.model, most, tokens, queue)
         more = options.flags[name]
         if options.mmproj is not None:
             more += f" --mmproj {shlex.quote(str(options.mmproj))}"
-        command_of(name, room, 0, more)  # raises where there is no program
-        serve = partial(started, name, room, more, options.timeout, options.verbose)
+        server_command(name, room, 0, more)  # raises where there is no program
+        serve = partial(started_server, name, room, more, options.timeout, options.verbose)
         found.append(Server(name, serve, fresh=True))
     return tuple(found)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orinbench.serve.client import Answer, Prompt
+from orinbench.serve.client import AnswerTimes, Prompt
 
-Ask = Callable[[Prompt, float], Awaitable[Answer]]
+Ask = Callable[[Prompt, float], Awaitable[AnswerTimes]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Load:
 class LoadResult:
     """The answers under one load, and what the client itself took."""
 
-    answers: list[Answer]
+    answers: list[AnswerTimes]
     seconds: float  # from the first request to the last text
     cpu_share: float  # of one core, by the client: near 1, the client is the limit
 
@@ -44,16 +44,18 @@ class LoadResult:
 async def ask_all(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> LoadResult:
     """Ask all prompts under a load."""
     cpu, start = time.process_time(), time.perf_counter()
-    run = _closed if load.rate is None else _open
+    run = _ask_closed_loop if load.rate is None else _ask_open_loop
     answers = await run(load, prompts, ask, seed)
     cpu, now = time.process_time() - cpu, time.perf_counter()
     ends = [answer.last for answer in answers if answer.error is None and answer.last is not None]
     return LoadResult(answers, (max(ends) if ends else now) - start, cpu / (now - start))
 
 
-async def _closed(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> list[Answer]:
+async def _ask_closed_loop(
+    load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int
+) -> list[AnswerTimes]:
     left = iter(prompts)
-    answers: list[Answer] = []
+    answers: list[AnswerTimes] = []
 
     async def user() -> None:
         for prompt in left:  # shared: each takes the next
@@ -64,20 +66,22 @@ async def _closed(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) ->
     return answers
 
 
-async def _open(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> list[Answer]:
+async def _ask_open_loop(
+    load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int
+) -> list[AnswerTimes]:
     assert load.rate is not None
     start = time.perf_counter()
 
-    async def at(due: float, prompt: Prompt) -> Answer:
+    async def at(due: float, prompt: Prompt) -> AnswerTimes:
         await asyncio.sleep(due - time.perf_counter())
         return await ask(prompt, due)
 
-    times = arrivals(len(prompts), load.rate, load.burstiness, seed)
+    times = arrival_times(len(prompts), load.rate, load.burstiness, seed)
     pairs = zip(times, prompts, strict=True)
     return list(await asyncio.gather(*(at(start + due, prompt) for due, prompt in pairs)))
 
 
-def arrivals(n: int, rate: float, burstiness: float, seed: int) -> list[float]:
+def arrival_times(n: int, rate: float, burstiness: float, seed: int) -> list[float]:
     """Return when `n` requests arrive, in seconds from the first, `rate` a second on average."""
     draw = np.random.default_rng(seed)
     gaps = draw.gamma(burstiness, 1 / (rate * burstiness), max(0, n - 1))

@@ -7,10 +7,10 @@ from typing import Any
 
 from orinbench.judge.verdict import Comparison, Verdict, interval_text, pairs_needed, ratio_text
 from orinbench.measure.environment import read_environment
-from orinbench.serve.figures import Figures
 from orinbench.serve.load import Load
-from orinbench.serve.run import Plan, Results
-from orinbench.show.markdown import counted, markdown_table
+from orinbench.serve.load_statistics import LoadStatistics
+from orinbench.serve.run import LoadPlan, ServeResults
+from orinbench.show.markdown import counted_noun, markdown_table
 
 # Of a core: a client that takes more than this measures itself.
 _BUSY_CLIENT = 0.8
@@ -21,24 +21,24 @@ _TIMES = (
     ("whole answer (E2E)", "e2e_ms"),
 )
 
-Row = tuple[str, Load, Figures]
+Row = tuple[str, Load, LoadStatistics]
 
 
-def render_md(results: Results) -> str:
+def render_md(results: ServeResults) -> str:
     """Return the tables and notes."""
     rows = [
         (server.name, load, figures)
         for load in results.plan.loads
         for server in results.servers
-        if (figures := results.figures(server.name, load))
+        if (figures := results.statistics_of(server.name, load))
     ]
     if not rows:
         return "Interrupted before the first figure.\n"
     notes = "\n".join(f"- {note}" for note in _notes(results, rows))
-    return f"{_throughput(rows)}\n\n{_latency(rows)}\n\n{notes}\n"
+    return f"{_throughput_table(rows)}\n\n{_latency_table(rows)}\n\n{notes}\n"
 
 
-def _throughput(rows: list[Row]) -> str:
+def _throughput_table(rows: list[Row]) -> str:
     titles = ["server", "load", "requests", "failed", "requests/s", "output tok/s", "all tok/s"]
     goals = any(figures.goodput_s is not None for *_, figures in rows)
     cells = [
@@ -53,7 +53,7 @@ def _throughput(rows: list[Row]) -> str:
     return markdown_table(titles, cells, titles[2:])
 
 
-def _latency(rows: list[Row]) -> str:
+def _latency_table(rows: list[Row]) -> str:
     titles = ["server", "load", "milliseconds", "p50", "p90", "p99", "mean"]
     cells = [
         [name, load.label, what, *(f"{found[p]:.2f}" for p in titles[3:])]
@@ -64,11 +64,11 @@ def _latency(rows: list[Row]) -> str:
     return markdown_table(titles, cells, titles[3:])
 
 
-def _notes(results: Results, rows: list[Row]) -> list[str]:
+def _notes(results: ServeResults, rows: list[Row]) -> list[str]:
     plan = results.plan
     compared = results.comparisons()
     needed = pairs_needed(len(compared))
-    notes = [_said(*each, needed) for each in compared]
+    notes = [_comparison_text(*each, needed) for each in compared]
     if notes and not all(server.fresh for server in results.servers):
         notes.append(
             "A server of --url is one process in all rounds: a difference may be that process's "
@@ -99,26 +99,26 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     notes.append(
         f"Requests: {plan.endpoint}, streamed, greedy; on average {prompt:.0f} tokens of prompt "
         f"and {output:.0f} of answer, as the server counts them; "
-        f"{_pictures(plan)}"
-        f"{_rounds(results)}, servers in an order drawn with seed "
+        f"{_pictures_text(plan)}"
+        f"{_rounds_text(results)}, servers in an order drawn with seed "
         f"{plan.seed}. Times are the client's, from when a request was due."
     )
     return notes
 
 
-def _pictures(plan: Plan) -> str:
+def _pictures_text(plan: LoadPlan) -> str:
     if (each := plan.pictures) is None:
         return ""
     return f"with each a picture of {each.width} x {each.height}, another one each time; "
 
 
-def _rounds(results: Results) -> str:
-    text = counted(results.plan.rounds, "round")
+def _rounds_text(results: ServeResults) -> str:
+    text = counted_noun(results.plan.rounds, "round")
     done = max(map(len, results.stretches.values()), default=0)
     return f"{done} of {text}" if results.partial else text
 
 
-def _said(
+def _comparison_text(
     server: str, baseline: str, load: Load, measure: str, comparison: Comparison, needed: int
 ) -> str:
     """Say what a comparison shows; of times the inverse is compared, so more is better.
@@ -134,17 +134,17 @@ def _said(
     }.get(comparison.verdict, comparison.verdict.value)
     return (
         f"{load.label}, {measure}: {better}: {ratio_text(comparison.ratio)} times as good as "
-        f"{baseline} ({inside}{counted(comparison.n, 'round')})."
+        f"{baseline} ({inside}{counted_noun(comparison.n, 'round')})."
     )
 
 
-def render_json(results: Results) -> str:
+def render_json(results: ServeResults) -> str:
     """Return one object: the plan, figures of each round and of all, comparisons, the machine."""
     plan = results.plan
     found: list[dict[str, Any]] = []
     for server in results.servers:
         for load in plan.loads:
-            whole = results.figures(server.name, load)
+            whole = results.statistics_of(server.name, load)
             if whole is None:
                 continue
             rounds = results.stretches[server.name, load]
@@ -170,7 +170,7 @@ def render_json(results: Results) -> str:
             "load": load.label,
             "measure": measure,
             "n": comparison.n,
-            **comparison.plain(),
+            **comparison.json_fields(),
         }
         for server, baseline, load, measure, comparison in results.comparisons()
     ]

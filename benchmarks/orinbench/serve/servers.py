@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 
-from orinbench.child import Child
+from orinbench.child import ChildProcess
 from orinbench.errors import BenchError
-from orinbench.measure.backends.llama_server import await_ready, find_beside
+from orinbench.measure.backends.llama_server import await_ready, find_llama_program
 
 #: What `--start` takes.
 STARTED = ("orinllm", "llama-server")
@@ -22,7 +22,7 @@ _SPARE_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Room:
+class ServerCapacity:
     """Room that a started server must have: `slots` answers at once, of so many tokens each."""
 
     model: Path
@@ -31,12 +31,12 @@ class Room:
     queue: int  # requests that may wait
 
     @property
-    def context(self) -> int:
+    def context_length(self) -> int:
         """Tokens of a sequence."""
         return self.tokens + _SPARE_TOKENS
 
 
-def command_of(name: str, room: Room, port: int, more: str) -> list[str]:
+def server_command(name: str, room: ServerCapacity, port: int, more: str) -> list[str]:
     """Return the command of a server that `--start` names; `more` are its user's own flags.
 
     Raises BenchError where there is no such program, or where no shell could read the flags.
@@ -48,17 +48,19 @@ def command_of(name: str, room: Room, port: int, more: str) -> list[str]:
     if name == "orinllm":
         program = [sys.executable, "-c", "from orinllm.command.cli import main; main()", "serve"]
         # Its slots are as many as fit; one on the general path, which takes no other number.
-        context = ["-c", str(room.context), "--queue", str(room.queue)]
+        context = ["-c", str(room.context_length), "--queue", str(room.queue)]
         return [*program, str(room.model), *context, *where]
-    binary = find_beside("llama-server")
+    binary = find_llama_program("llama-server")
     if binary is None:
         raise BenchError("--start llama-server: not on PATH")
-    total = str(room.context * room.slots)  # it divides its context among the slots
+    total = str(room.context_length * room.slots)  # it divides its context among the slots
     return [str(binary), "-m", str(room.model), "-c", total, "-np", str(room.slots), *where]
 
 
 @contextlib.contextmanager
-def started(name: str, room: Room, more: str, timeout: float, verbose: bool) -> Iterator[str]:
+def started_server(
+    name: str, room: ServerCapacity, more: str, timeout: float, verbose: bool
+) -> Iterator[str]:
     """Start a server, wait until it is ready, give its address, end it.
 
     Raises BenchError, with its last line, where it does not get ready.
@@ -74,7 +76,7 @@ def started(name: str, room: Room, more: str, timeout: float, verbose: bool) -> 
         return False
 
     try:
-        child = Child(command_of(name, room, port, more), verbose=verbose)
+        child = ChildProcess(server_command(name, room, port, more), verbose=verbose)
     except OSError as error:
         raise BenchError(f"--start {name}: does not start: {error.strerror}") from None
     with child:
@@ -82,7 +84,7 @@ def started(name: str, room: Room, more: str, timeout: float, verbose: bool) -> 
         yield address
 
 
-def served_model(address: str, headers: dict[str, str]) -> str:
+def first_served_model(address: str, headers: dict[str, str]) -> str:
     """Return the first model that a server lists; raises BenchError, one line."""
     url = f"{address.rstrip('/')}/v1/models"
     try:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from orinbench.jsonfile import write_whole
-from orinbench.judge.compare import find_records, noise_between
+from orinbench.jsonfile import write_atomically
+from orinbench.judge.compare import find_records, noise_between_results
 from orinbench.judge.history.store import history_path
 from orinbench.judge.saved_results import compare_saved
 from orinbench.options import FILE, history_option, option
@@ -25,21 +25,23 @@ def report_command(results: tuple[str, ...], output: Path, title: str, history: 
     of the history. Each behind the first is compared with it, test by test.
     """
     path = history or history_path()
-    found = {_name(result, results): find_records(result, path) for result in results}
+    found = {_run_name(result, results): find_records(result, path) for result in results}
     first, *later = zip(found, dict.fromkeys(results), strict=True)
     compared = {
-        name: compare_saved(found[first[0]], found[name], noise_between(first[1], result, path))
+        name: compare_saved(
+            found[first[0]], found[name], noise_between_results(first[1], result, path)
+        )
         for name, result in later
     }
-    from orinbench.show.page import Runs, render_runs  # jinja2 is slow to load
+    from orinbench.show.html_page import PageRuns, render_runs  # jinja2 is slow to load
 
     runs = found if later else {"": found[first[0]]}
-    write_whole(output, render_runs(Runs(runs, compared), title))
+    write_atomically(output, render_runs(PageRuns(runs, compared), title))
     click.echo(f"orinbench: wrote {output}", err=True)
     return 0
 
 
-def _name(result: str, results: tuple[str, ...]) -> str:
+def _run_name(result: str, results: tuple[str, ...]) -> str:
     """Return a run's name on the page: a file's own where no other has it, or a run's."""
     if not Path(result).exists():
         return f"run {result}" if result.isdecimal() else result

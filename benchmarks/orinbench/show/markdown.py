@@ -30,7 +30,7 @@ def markdown_table(
     return "\n".join([line(titles), line(rule), *map(line, cells)])
 
 
-def counted(count: int, word: str) -> str:
+def counted_noun(count: int, word: str) -> str:
     """Return "1 run" or "2 runs"."""
     plural = "es" if word.endswith("s") else "s"
     return f"{count} {word}{plural * (count != 1)}"

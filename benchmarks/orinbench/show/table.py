@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinbench.judge.identity import qualified_test
+from orinbench.judge.identity import benchmark_and_test
 from orinbench.judge.schema import Record
-from orinbench.measure.backends.envelope import ORIN_GB_S, ORIN_MHZ
+from orinbench.measure.backends.orin_envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.measure.board import energy_note
 from orinbench.measure.plan import KNOBS
-from orinbench.show.markdown import counted, markdown_table
+from orinbench.show.markdown import counted_noun, markdown_table
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def render_md(records: Sequence[Record], whole: bool = False) -> str:
     others = [record for record in records if not record.model_type]
     tables = [table_of(rows, whole) for rows in (models, others) if rows]
     drawn = [f"{markdown_table(table.titles, table.rows, table.right)}\n" for table in tables]
-    return "\n".join([*drawn, *(f"- {note}" for note in notes(records)), ""])
+    return "\n".join([*drawn, *(f"- {note}" for note in table_notes(records)), ""])
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,6 @@ def _columns(records: Sequence[Record], whole: bool) -> list[Column]:
 
 
 def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list[Column]:
-    """Return the columns of the settings that differ between rows of a backend."""
     titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
     columns = []
     for name in (knob.field for knob in KNOBS):
@@ -92,11 +91,11 @@ def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list
         }
         backends = {is_llama_cpp for is_llama_cpp, _ in seen}
         if len(seen) > len(backends) or name in always:
-            columns.append(Column(titles.get(name, name), _at(name, str)))
+            columns.append(Column(titles.get(name, name), _field_cell(name, str)))
     return columns
 
 
-def _at(path: str, form: Callable[[Any], str]) -> Callable[[Record], str]:
+def _field_cell(path: str, form: Callable[[Any], str]) -> Callable[[Record], str]:
     """Return the cell of a field, or of a part of one (`extra/kernels`), empty for None."""
 
     def cell(record: Record) -> str:
@@ -108,33 +107,35 @@ def _at(path: str, form: Callable[[Any], str]) -> Callable[[Record], str]:
     return cell
 
 
-def _throughput(record: Record) -> str:
+def _throughput_text(record: Record) -> str:
     if record.avg_ts is None:
-        return _why_none(record)
-    return f"{_number(record.avg_ts)} ± {_number(record.stddev_ts)}{_mark(record)}"
+        return _missing_text(record)
+    return (
+        f"{_number_text(record.avg_ts)} ± {_number_text(record.stddev_ts)}{_partial_mark(record)}"
+    )
 
 
-def _median(record: Record) -> str:
+def _median_text(record: Record) -> str:
     if record.median_ts is None:
-        return _throughput(record)
-    return f"{_number(record.median_ts)}{_mark(record)}"
+        return _throughput_text(record)
+    return f"{_number_text(record.median_ts)}{_partial_mark(record)}"
 
 
-def _why_none(record: Record) -> str:
+def _missing_text(record: Record) -> str:
     if record.extra.get("left_out"):
         return "left out"
     return "failed" if record.error else "not run"
 
 
-def _mark(record: Record) -> str:
+def _partial_mark(record: Record) -> str:
     return " (partial)" if record.partial or record.error else ""
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None else f"{_number(low)} – {_number(high)}"
+def _interval_text(low: float | None, high: float | None) -> str:
+    return "" if low is None else f"{_number_text(low)} – {_number_text(high)}"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if value == 0 or abs(value) >= 1 else f"{value:.3g}"
@@ -143,7 +144,7 @@ def _number(value: float | None) -> str:
 def memory_text(record: Record) -> str:
     """Resident memory of the process on the CPU, what is allocated on the device elsewhere."""
     peak = record.peak_rss_bytes if record.device == "CPU" else record.peak_device_bytes
-    return "" if peak is None else _size(peak)
+    return "" if peak is None else _size_text(peak)
 
 
 def time_text(us: float) -> str:
@@ -154,83 +155,86 @@ def time_text(us: float) -> str:
     return f"{us:.4g} µs"
 
 
-def _ms(ms: float) -> str:
+def _ms_text(ms: float) -> str:
     return time_text(1000 * ms)
 
 
-def _size(n_bytes: int) -> str:
+def _size_text(n_bytes: int) -> str:
     """llama-bench's form: MiB below 1 GiB."""
     return f"{n_bytes / MIB:.2f} MiB" if n_bytes < GIB else f"{n_bytes / GIB:.2f} GiB"
 
 
-def _params(count: int) -> str:
+def _params_text(count: int) -> str:
     return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
 
 
-def _ratios(record: Record) -> str:
+def _ratios_text(record: Record) -> str:
     """Return the throughput as a multiple of the first backend's in the same rounds."""
     return ", ".join(f"{found['ratio']:.3g}" for found in record.comparisons)
 
 
 _percent = "{:.1f} %".format
 _digits = "{:.3g}".format
-BACKEND = Column("backend", _at("backend", str), right=False)
+BACKEND = Column("backend", _field_cell("backend", str), right=False)
 INTERVAL = Column(
-    "95 % interval", lambda record: _interval(record.ci95_low_ts, record.ci95_high_ts)
+    "95 % interval", lambda record: _interval_text(record.ci95_low_ts, record.ci95_high_ts)
 )
-FIRST_TEXT = Column("first text", _at("extra/first_text_ms", _ms), optional=True)
-PICTURE = Column("picture", _at("extra/picture_ms", _ms), optional=True)
-JOULES = Column("J/token", _at("joules_per_token", _digits), optional=True)
+FIRST_TEXT = Column("first text", _field_cell("extra/first_text_ms", _ms_text), optional=True)
+PICTURE = Column("picture", _field_cell("extra/picture_ms", _ms_text), optional=True)
+JOULES = Column("J/token", _field_cell("joules_per_token", _digits), optional=True)
 MODEL = [
-    Column("model", _at("model_type", str), right=False),
-    Column("size", _at("model_size", _size)),
-    Column("params", _at("model_n_params", _params)),
+    Column("model", _field_cell("model_type", str), right=False),
+    Column("size", _field_cell("model_size", _size_text)),
+    Column("params", _field_cell("model_n_params", _params_text)),
 ]
 WHOLE = [
-    Column("test", _at("test", str)),
-    Column("t/s", _throughput),
-    Column("median", _at("median_ts", _number)),
+    Column("test", _field_cell("test", str)),
+    Column("t/s", _throughput_text),
+    Column("median", _field_cell("median_ts", _number_text)),
     INTERVAL,
-    Column("p5 – p95", lambda its: _interval(its.p5_ts, its.p95_ts)),
+    Column("p5 – p95", lambda its: _interval_text(its.p5_ts, its.p95_ts)),
     FIRST_TEXT,
     PICTURE,
-    Column("roofline", _at("roofline_percent", _percent)),
-    Column("kernels/token", _at("kernels_per_token", str)),
+    Column("roofline", _field_cell("roofline_percent", _percent)),
+    Column("kernels/token", _field_cell("kernels_per_token", str)),
     Column("peak memory", memory_text),
     JOULES,
-    Column("t/s/W", _at("tokens_per_joule", _digits), optional=True),
+    Column("t/s/W", _field_cell("tokens_per_joule", _digits), optional=True),
 ]
 SHORT = [
-    Column("test", _at("test", str), right=False),
-    Column("t/s, median", _median),
+    Column("test", _field_cell("test", str), right=False),
+    Column("t/s, median", _median_text),
     INTERVAL,
     FIRST_TEXT,
     PICTURE,
 ]
-MEMORY = [Column("of roofline", _at("roofline_percent", _percent)), Column("memory", memory_text)]
+MEMORY = [
+    Column("of roofline", _field_cell("roofline_percent", _percent)),
+    Column("memory", memory_text),
+]
 ENVELOPE = [
-    Column("each", _at("extra/envelope/ms", _ms)),
-    Column("at 1.3 GHz *", _at("extra/envelope/orin_ms", _ms)),
-    Column("memory *", _at("extra/envelope/orin_memory_floor_ms", _ms)),
+    Column("each", _field_cell("extra/envelope/ms", _ms_text)),
+    Column("at 1.3 GHz *", _field_cell("extra/envelope/orin_ms", _ms_text)),
+    Column("memory *", _field_cell("extra/envelope/orin_memory_floor_ms", _ms_text)),
 ]
 SUITE = [
-    Column("benchmark", _at("benchmark", str), right=False),
-    Column("test", _at("test", str), right=False),
+    Column("benchmark", _field_cell("benchmark", str), right=False),
+    Column("test", _field_cell("test", str), right=False),
     BACKEND,
-    Column("per second", _throughput),
-    Column("unit", _at("unit", str), right=False),
-    Column("median", _at("median_ts", _number)),
+    Column("per second", _throughput_text),
+    Column("unit", _field_cell("unit", str), right=False),
+    Column("median", _field_cell("median_ts", _number_text)),
     INTERVAL,
-    Column("of peak", _at("peak_percent", _percent), optional=True),
-    Column("of copy bandwidth", _at("roofline_percent", _percent), optional=True),
-    Column("p50", _at("extra/p50_us", time_text), optional=True),
-    Column("p99", _at("extra/p99_us", time_text), optional=True),
-    Column("p99.9", _at("extra/p99.9_us", time_text), optional=True),
-    Column("max", _at("extra/max_us", time_text), optional=True),
-    Column("kernels", _at("extra/kernels", str), optional=True),
-    Column("of the first", _ratios, optional=True),
-    Column("J/unit", _at("joules_per_token", _digits), optional=True),
-    Column("unit/J", _at("tokens_per_joule", _digits), optional=True),
+    Column("of peak", _field_cell("peak_percent", _percent), optional=True),
+    Column("of copy bandwidth", _field_cell("roofline_percent", _percent), optional=True),
+    Column("p50", _field_cell("extra/p50_us", time_text), optional=True),
+    Column("p99", _field_cell("extra/p99_us", time_text), optional=True),
+    Column("p99.9", _field_cell("extra/p99.9_us", time_text), optional=True),
+    Column("max", _field_cell("extra/max_us", time_text), optional=True),
+    Column("kernels", _field_cell("extra/kernels", str), optional=True),
+    Column("of the first", _ratios_text, optional=True),
+    Column("J/unit", _field_cell("joules_per_token", _digits), optional=True),
+    Column("unit/J", _field_cell("tokens_per_joule", _digits), optional=True),
 ]
 
 
@@ -248,7 +252,7 @@ def _envelope_note(record: Record) -> str:
     )
 
 
-def notes(records: Sequence[Record]) -> list[str]:
+def table_notes(records: Sequence[Record]) -> list[str]:
     """Return what stands below the table: each fact once, in the order a reader asks for them."""
     found: list[str] = [_model_note(record) for record in records]
     for record in records:
@@ -289,17 +293,16 @@ def notes(records: Sequence[Record]) -> list[str]:
     if first.repetitions is not None:  # llama.cpp's own records do not say
         processes = max(len(set(record.processes or [0])) for record in records)
         found.append(
-            f"Samples: {counted(first.repetitions, 'round')}{planned}; "
+            f"Samples: {counted_noun(first.repetitions, 'round')}{planned}; "
             f"in each, every backend and test once, in an order drawn with seed {first.seed}; "
-            f"{counted(processes, 'fresh process')} of each backend. "
-            f"Not timed: {_excluded(records)}."
+            f"{counted_noun(processes, 'fresh process')} of each backend. "
+            f"Not timed: {_excluded_note(records)}."
         )
     found.append(_machine_note(records))
     return [note for note in dict.fromkeys(found) if note]
 
 
-def _excluded(records: Sequence[Record]) -> str:
-    """Return what is not timed, of the tests that leave more out first."""
+def _excluded_note(records: Sequence[Record]) -> str:
     found: dict[str, list[str]] = {}
     for record in records:
         tests = found.setdefault(record.excluded or "", [])
@@ -312,7 +315,7 @@ def _excluded(records: Sequence[Record]) -> str:
 def _model_note(record: Record) -> str:
     if not record.model_type or record.model_size is None:
         return ""
-    size, params = _size(record.model_size), _params(record.model_n_params or 0)
+    size, params = _size_text(record.model_size), _params_text(record.model_n_params or 0)
     return f"Model: {record.model_type}, {size}, {params} weights."
 
 
@@ -321,7 +324,7 @@ def _first_token_note(record: Record) -> str:
         return ""
     times = f"{record.ttft_warm_s:.1f} s"
     if record.ttft_cold_s is not None:
-        kernels = counted(record.cold_kernels_compiled or 0, "kernel")
+        kernels = counted_noun(record.cold_kernels_compiled or 0, "kernel")
         compiling = f"{kernels}, {record.cold_compile_s or 0:.1f} s in the compiler"
         cold = f"{record.ttft_cold_s:.1f} s with an empty kernel cache"
         times = f"{cold} ({compiling}), {times} with a full one"
@@ -376,7 +379,6 @@ def _check_note(record: Record) -> str:
 
 
 def _row_notes(records: Sequence[Record]) -> list[str]:
-    """Say of each backend how its rows were checked at their own depth and batch."""
     rows: dict[str, list[str]] = {}
     for record in records:
         if record.check and (said := record.check.get("row")):
@@ -390,12 +392,15 @@ def warning_lines(records: Sequence[Record]) -> list[str]:
     timed = [record for record in records if record.samples_ns]
     for record in timed:
         for warning in record.warnings:
-            row, detail = f"{record.backend} {qualified_test(record)}", warning.get("detail") or ""
+            row, detail = (
+                f"{record.backend} {benchmark_and_test(record)}",
+                warning.get("detail") or "",
+            )
             seen.setdefault(str(warning["text"]), []).append((row, str(detail)))
-    return [f"{text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
+    return [f"{text}: {_rows_text(rows, len(timed))}." for text, rows in seen.items()]
 
 
-def _rows(rows: Sequence[tuple[str, str]], total: int) -> str:
+def _rows_text(rows: Sequence[tuple[str, str]], total: int) -> str:
     """Return the rows, each with its detail; all rows with one detail in two words."""
     details = {detail for _, detail in rows}
     if len(details) == 1 and len(rows) == total > 1:

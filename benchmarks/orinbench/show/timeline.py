@@ -10,7 +10,7 @@ from orinboard.board import JUNCTION
 
 
 @dataclass(frozen=True)
-class Panel:
+class ReadingPanel:
     """One reading over the run: its values, its ends as drawn, the points of each series.
 
     Points are percent of the panel's width, and of its height from the top.
@@ -23,29 +23,29 @@ class Panel:
     points: Mapping[str, Sequence[tuple[float, float]]]
 
 
-def _speed(record: Record, index: int) -> float | None:
+def _speed_percent(record: Record, index: int) -> float | None:
     return 100 * record.samples_ts[index] / statistics.median(record.samples_ts)
 
 
 def _gpu_mhz(record: Record, index: int) -> float | None:
-    gpus = _part(record.board_after, index).get("gpus", ())
+    gpus = _sample_entry(record.board_after, index).get("gpus", ())
     hertz = max((gpu.get("current_hz") or 0 for gpu in gpus), default=0)
-    return _clock(record, index, "gpu_mhz") or hertz / 1e6 or None
+    return _clock_after(record, index, "gpu_mhz") or hertz / 1e6 or None
 
 
 def _cpu_mhz(record: Record, index: int) -> float | None:
-    khz = _clock(record, index, "cpu_khz")
+    khz = _clock_after(record, index, "cpu_khz")
     return khz / 1e3 if khz else None
 
 
-def _clock(record: Record, index: int, name: str) -> float | None:
-    found: float | None = (_part(record.clocks, index).get("after") or {}).get(name)
+def _clock_after(record: Record, index: int, name: str) -> float | None:
+    found: float | None = (_sample_entry(record.clocks, index).get("after") or {}).get(name)
     return found
 
 
 def _celsius(record: Record, index: int) -> float | None:
     """Return the junction's temperature, or that of the hottest zone."""
-    zones = _part(record.board_after, index).get("zones", ())
+    zones = _sample_entry(record.board_after, index).get("zones", ())
     read = ((zone.get("name"), zone.get("celsius")) for zone in zones)
     celsius = {name: float(found) for name, found in read if found is not None}
     return celsius.get(JUNCTION) or max(celsius.values(), default=None)
@@ -53,10 +53,10 @@ def _celsius(record: Record, index: int) -> float | None:
 
 def _watts(record: Record, index: int) -> float | None:
     """Return the module's power at the end of the repetition, or that of the rails it summed."""
-    board = _part(record.board_after, index)
+    board = _sample_entry(record.board_after, index)
     if (watts := board.get("module_watts")) is not None:
         return float(watts)
-    summed = _part(record.energy, index).get("summed", ())
+    summed = _sample_entry(record.energy, index).get("summed", ())
     rails = [rail.get("watts") for rail in board.get("rails", ()) if rail.get("name") in summed]
     known = [float(watts) for watts in rails if watts is not None]
     return sum(known) if known else None
@@ -64,7 +64,7 @@ def _watts(record: Record, index: int) -> float | None:
 
 # What is shown of a repetition, by title; what no sensor tells is None.
 READINGS: dict[str, Callable[[Record, int], float | None]] = {
-    "speed, % of the median": _speed,
+    "speed, % of the median": _speed_percent,
     "GPU clock, MHz": _gpu_mhz,
     "CPU clock, MHz": _cpu_mhz,
     "temperature, °C": _celsius,
@@ -74,28 +74,28 @@ READINGS: dict[str, Callable[[Record, int], float | None]] = {
 
 def read_panels(
     records: Sequence[Record], series: Callable[[Record], str] = lambda record: record.backend
-) -> tuple[list[Panel], str]:
+) -> tuple[list[ReadingPanel], str]:
     """Return a panel of each reading that the records have, and what goes from left to right.
 
     Only machines with an energy sensor record when a repetition was; elsewhere it is the round.
     """
     places = [(record, index) for record in records for index in range(len(record.samples_ts))]
-    ends = [_part(record.energy, index).get("ended") for record, index in places]
+    ends = [_sample_entry(record.energy, index).get("ended") for record, index in places]
     across = [float(end) for end in ends if end is not None]
     if not (timed := len(across) == len(places)):
-        across = [_round(record, index) for record, index in places]
+        across = [_round_number(record, index) for record, index in places]
     moments = sorted(zip(across, places, strict=True), key=lambda moment: moment[0])
     if len(moments) < 2:
         return [], ""
     start, end = moments[0][0], moments[-1][0]
     at = [(100 * (x - start) / ((end - start) or 1), *place) for x, place in moments]
     what = "seconds since the first repetition ended" if timed else "round"
-    return [panel for title in READINGS for panel in _panel(title, at, series)], what
+    return [panel for title in READINGS for panel in _panel_of_reading(title, at, series)], what
 
 
-def _panel(
+def _panel_of_reading(
     title: str, moments: Sequence[tuple[float, Record, int]], series: Callable[[Record], str]
-) -> Iterator[Panel]:
+) -> Iterator[ReadingPanel]:
     """Yield the panel of a reading, none if nothing tells it; power begins at zero."""
     read = READINGS[title]
     found = [(x, record, read(record, index)) for x, record, index in moments]
@@ -110,13 +110,12 @@ def _panel(
     for x, record, value in known:
         place = round(x, 2), round(100 - 100 * (value - least) / room, 2)
         points.setdefault(series(record), []).append(place)
-    yield Panel(title, values, least, least + room, points)
+    yield ReadingPanel(title, values, least, least + room, points)
 
 
-def _round(record: Record, index: int) -> float:
+def _round_number(record: Record, index: int) -> float:
     return float(record.rounds[index] if index < len(record.rounds) else index) + 1
 
 
-def _part(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
-    """Return what a list has of a sample, an empty object if it is missing."""
+def _sample_entry(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
     return (samples and index < len(samples) and samples[index]) or {}

@@ -23,7 +23,15 @@ from orinbench.model import open_model
 from orinbench.options import AT_LEAST_1, option, seed_option
 from orinbench.progress import Messages
 from orinbench.synth.random_blocks import normal_floats, random_rows
-from orinbench.synth.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
+from orinbench.synth.shapes import (
+    QUANTS,
+    SHAPES,
+    ModelShape,
+    QuantRecipe,
+    WeightDraw,
+    quant_named,
+    shape_named,
+)
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
 GENERATION = 2
@@ -56,7 +64,7 @@ def write_synthetic(
     """
     shape, quant = shape_named(shape_name), quant_named(quant_name)
     shape = replace(shape, context_length=context or shape.context_length)
-    total = sum(n_bytes for *_, n_bytes, _ in _tensors(shape, quant))
+    total = sum(n_bytes for *_, n_bytes, _ in _tensor_layouts(shape, quant))
     try:
         free = shutil.disk_usage(path.parent).free
         if free < total + _MARGIN_BYTES:
@@ -64,18 +72,18 @@ def write_synthetic(
                 f"{path}: needs {(total + _MARGIN_BYTES) / 1e9:.2f} GB but the disk has "
                 f"{free / 1e9:.2f} GB free; free some or choose a smaller --shape"
             )
-        with _replacing(path) as part:
+        with _replacing_file(path) as part:
             writer = GGUFWriter(part, shape.architecture)
             # llama.cpp asks models with "phi3" in their names for tokens that these have not.
             name = f"synthetic {shape_name.replace('phi3', 'phi')} {quant_name} seed {seed}"
             _add_metadata(writer, shape, quant, name)
             _add_tensors(writer, shape, quant)
-            _write(writer, shape, quant, seed, progress, total)
+            _write_tensors(writer, shape, quant, seed, progress, total)
     except OSError as error:
         raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_outline(path: Path, shape_name: str, quant_name: str) -> None:
+def write_sparse_model(path: Path, shape_name: str, quant_name: str) -> None:
     """Write a synthetic model's header, and tensors of zeros that take no room on most disks."""
     shape, quant = shape_named(shape_name), quant_named(quant_name)
     writer = GGUFWriter(path, shape.architecture)
@@ -86,12 +94,14 @@ def write_outline(path: Path, shape_name: str, quant_name: str) -> None:
     writer.write_ti_data_to_file()
     writer.close()
     end = path.stat().st_size
-    total = sum(-(-n_bytes // _ALIGNMENT) * _ALIGNMENT for *_, n_bytes, _ in _tensors(shape, quant))
+    total = sum(
+        -(-n_bytes // _ALIGNMENT) * _ALIGNMENT for *_, n_bytes, _ in _tensor_layouts(shape, quant)
+    )
     os.truncate(path, -(-end // _ALIGNMENT) * _ALIGNMENT + total)
 
 
-def _add_tensors(writer: GGUFWriter, shape: Shape, quant: Quant) -> None:
-    for tensor, dims, tensor_type, n_bytes, _ in _tensors(shape, quant):
+def _add_tensors(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe) -> None:
+    for tensor, dims, tensor_type, n_bytes, _ in _tensor_layouts(shape, quant):
         row_bytes = (*dims[:-1], n_bytes // math.prod(dims[:-1]))
         writer.add_tensor_info(
             tensor, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
@@ -119,22 +129,22 @@ def cached_synthetic(
     return path
 
 
-def _tensors(
-    shape: Shape, quant: Quant
-) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int, Draw]]:
+def _tensor_layouts(
+    shape: ModelShape, quant: QuantRecipe
+) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int, WeightDraw]]:
     """Yield name, shape (rows first), type, bytes and draw of each tensor, in the file's order."""
     for name, dims, draw in shape.tensors():
         tensor_type = GGMLQuantizationType.F32
-        if draw == Draw.MATRIX:
-            tensor_type = quant.fitting(name, shape, dims[-1])
+        if draw == WeightDraw.MATRIX:
+            tensor_type = quant.matrix_type(name, shape, dims[-1])
         block, block_bytes = GGML_QUANT_SIZES[tensor_type]
         yield name, dims, tensor_type, math.prod(dims) // block * block_bytes, draw
 
 
-def _write(
+def _write_tensors(
     writer: GGUFWriter,
-    shape: Shape,
-    quant: Quant,
+    shape: ModelShape,
+    quant: QuantRecipe,
     seed: int,
     progress: ProgressCallback | None,
     total: int,
@@ -146,9 +156,9 @@ def _write(
     (file,) = writer.fout
     writer.write_padding(file, file.tell())
     done = 0
-    for name, dims, tensor_type, n_bytes, draw in _tensors(shape, quant):
+    for name, dims, tensor_type, n_bytes, draw in _tensor_layouts(shape, quant):
         chunks: Iterable[np.ndarray]
-        if draw == Draw.MATRIX:
+        if draw == WeightDraw.MATRIX:
             chunks = random_rows(tensor_type, math.prod(dims), shape.weight_std, seed, name)
         else:
             values = normal_floats(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
@@ -164,16 +174,18 @@ def _write(
 
 
 # From nearly normal numbers. Long factors are what longrope's are: up to some tens.
-_DRAWS: dict[Draw, Callable[[np.ndarray, Shape], np.ndarray]] = {
-    Draw.NORM: lambda values, shape: 1 + np.float32(0.1) * values,
-    Draw.BIAS: lambda values, shape: np.float32(0.2) * values,
-    Draw.SINK: lambda values, shape: values,
-    Draw.ROUTER: lambda values, shape: values / np.float32(np.sqrt(shape.n_embd)),
-    Draw.FACTORS: lambda values, shape: 1 + np.abs(values) * np.float32(4),
-    Draw.TAPS: lambda values, shape: values / np.float32(2),
-    Draw.DECAY: lambda values, shape: -np.abs(values) - np.float32(0.01),
-    Draw.QUERY: lambda values, shape: (1 + np.float32(0.1) * values) / np.sqrt(shape.head_dim),
-    Draw.ROOT: lambda values, shape: np.sqrt(shape.n_embd) * (1 + np.float32(0.1) * values),
+_DRAWS: dict[WeightDraw, Callable[[np.ndarray, ModelShape], np.ndarray]] = {
+    WeightDraw.NORM: lambda values, shape: 1 + np.float32(0.1) * values,
+    WeightDraw.BIAS: lambda values, shape: np.float32(0.2) * values,
+    WeightDraw.SINK: lambda values, shape: values,
+    WeightDraw.ROUTER: lambda values, shape: values / np.float32(np.sqrt(shape.n_embd)),
+    WeightDraw.FACTORS: lambda values, shape: 1 + np.abs(values) * np.float32(4),
+    WeightDraw.TAPS: lambda values, shape: values / np.float32(2),
+    WeightDraw.DECAY: lambda values, shape: -np.abs(values) - np.float32(0.01),
+    WeightDraw.QUERY: lambda values, shape: (
+        (1 + np.float32(0.1) * values) / np.sqrt(shape.head_dim)
+    ),
+    WeightDraw.ROOT: lambda values, shape: np.sqrt(shape.n_embd) * (1 + np.float32(0.1) * values),
 }
 
 
@@ -186,7 +198,7 @@ _VALUES: dict[type, Callable[[GGUFWriter, str, Any], None]] = {
 }
 
 
-def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> None:
+def _add_metadata(writer: GGUFWriter, shape: ModelShape, quant: QuantRecipe, name: str) -> None:
     writer.add_name(name)
     writer.add_description("random weights: made to be measured, not to be talked to")
     writer.add_file_type(quant.file_type)
@@ -244,7 +256,7 @@ def _vocabulary(size: int) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def _replacing_file(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; rename it on success, remove it on anything else."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -255,12 +267,12 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def told(what: str) -> ProgressCallback:
+def write_progress(what: str) -> ProgressCallback:
     """Return what says how much of a model is written, where that takes long."""
     talk = Messages()
 
     def progress(done: int, total: int) -> None:
-        talk.detail(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        talk.show_detail(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
         if done >= total:
             talk.close()
 
@@ -287,7 +299,7 @@ def synth_command(
         raise BenchError(f"{out}: is no regular file; the file to write was expected")
     if out.exists() and not force:
         raise BenchError(f"{out}: exists already; pass --force to replace it")
-    write_synthetic(out, shape, quant, seed, told(f"synthetic {shape} {quant}"), context)
+    write_synthetic(out, shape, quant, seed, write_progress(f"synthetic {shape} {quant}"), context)
     model = open_model(out)
     click.echo(
         f"{out}: {model.name}: {model.type_label}, {model.n_params / 1e6:,.1f} M weights, "

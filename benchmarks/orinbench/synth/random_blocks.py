@@ -16,7 +16,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _BlockLayout:
     """Byte offsets of a block's scale `d` and its minimum's scale, and what they scale.
 
     `unit_std` is the weights' standard deviation at d = 1 and all other bits random. `min_ratio` is
@@ -55,18 +55,18 @@ _E2M1_RMS = float(np.sqrt(np.mean(np.square((0, 0.5, 1, 1.5, 2, 3, 4, 6)))))
 
 _T = GGMLQuantizationType
 _LAYOUTS = {
-    _T.Q4_0: _Layout(0, _rms(_uniform_std(16), 0.5), signed=True),
-    _T.Q4_1: _Layout(0, _uniform_std(16), min=2, min_ratio=-7.5),
-    _T.Q5_0: _Layout(0, _rms(_uniform_std(32), 0.5), signed=True),
-    _T.Q5_1: _Layout(0, _uniform_std(32), min=2, min_ratio=-15.5),
-    _T.Q8_0: _Layout(0, _rms(_uniform_std(256), 0.5), signed=True),
-    _T.Q2_K: _Layout(80, _k_std(4, 16), min=82, min_ratio=1.5),
-    _T.Q3_K: _Layout(108, _rms(_uniform_std(64), 0.5) * _rms(_uniform_std(8), 0.5)),
-    _T.Q4_K: _Layout(0, _k_std(16), min=2, min_ratio=7.5),
-    _T.Q5_K: _Layout(0, _k_std(32), min=2, min_ratio=15.5),
-    _T.Q6_K: _Layout(208, _rms(_uniform_std(256), 0.5) * _rms(_uniform_std(64), 0.5)),
-    _T.IQ4_NL: _Layout(0, _IQ4_RMS, signed=True),
-    _T.IQ4_XS: _Layout(0, _rms(_uniform_std(64), 0.5) * _IQ4_RMS),
+    _T.Q4_0: _BlockLayout(0, _rms(_uniform_std(16), 0.5), signed=True),
+    _T.Q4_1: _BlockLayout(0, _uniform_std(16), min=2, min_ratio=-7.5),
+    _T.Q5_0: _BlockLayout(0, _rms(_uniform_std(32), 0.5), signed=True),
+    _T.Q5_1: _BlockLayout(0, _uniform_std(32), min=2, min_ratio=-15.5),
+    _T.Q8_0: _BlockLayout(0, _rms(_uniform_std(256), 0.5), signed=True),
+    _T.Q2_K: _BlockLayout(80, _k_std(4, 16), min=82, min_ratio=1.5),
+    _T.Q3_K: _BlockLayout(108, _rms(_uniform_std(64), 0.5) * _rms(_uniform_std(8), 0.5)),
+    _T.Q4_K: _BlockLayout(0, _k_std(16), min=2, min_ratio=7.5),
+    _T.Q5_K: _BlockLayout(0, _k_std(32), min=2, min_ratio=15.5),
+    _T.Q6_K: _BlockLayout(208, _rms(_uniform_std(256), 0.5) * _rms(_uniform_std(64), 0.5)),
+    _T.IQ4_NL: _BlockLayout(0, _IQ4_RMS, signed=True),
+    _T.IQ4_XS: _BlockLayout(0, _rms(_uniform_std(64), 0.5) * _IQ4_RMS),
 }
 _FLOATS = (_T.F32, _T.F16, _T.BF16)
 SYNTHETIC_TYPES = (*_LAYOUTS, _T.MXFP4, *_FLOATS)
@@ -89,11 +89,11 @@ def random_rows(
     for start in range(0, n_blocks, step := _CHUNK_BYTES // block_bytes):
         count = min(step, n_blocks - start)
         if tensor_type in _FLOATS:
-            yield _floats(bits, tensor_type, count, std)
+            yield _random_floats(bits, tensor_type, count, std)
         elif tensor_type == _T.MXFP4:
-            yield _mxfp4(bits, count, std)
+            yield _random_mxfp4(bits, count, std)
         else:
-            yield _blocks(bits, tensor_type, count, std)
+            yield _random_blocks(bits, tensor_type, count, std)
 
 
 def normal_floats(bits: PCG64, count: int) -> NDArray[np.float32]:
@@ -104,7 +104,7 @@ def normal_floats(bits: PCG64, count: int) -> NDArray[np.float32]:
     return values
 
 
-def _floats(
+def _random_floats(
     bits: PCG64, tensor_type: GGMLQuantizationType, count: int, std: float
 ) -> NDArray[np.uint8]:
     values = normal_floats(bits, count) * np.float32(std)
@@ -115,7 +115,7 @@ def _floats(
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
 
 
-def _mxfp4(bits: PCG64, count: int, std: float) -> NDArray[np.uint8]:
+def _random_mxfp4(bits: PCG64, count: int, std: float) -> NDArray[np.uint8]:
     """Blocks whose exponents are two neighbours, mixed so that the weights' rms is `std`."""
     n_bytes = GGML_QUANT_SIZES[_T.MXFP4][1]
     random: NDArray[np.uint8] = bits.random_raw((count * n_bytes + 7) // 8).view(np.uint8)
@@ -128,7 +128,7 @@ def _mxfp4(bits: PCG64, count: int, std: float) -> NDArray[np.uint8]:
     return flat
 
 
-def _blocks(
+def _random_blocks(
     bits: PCG64, tensor_type: GGMLQuantizationType, count: int, std: float
 ) -> NDArray[np.uint8]:
     layout, n_bytes = _LAYOUTS[tensor_type], GGML_QUANT_SIZES[tensor_type][1]

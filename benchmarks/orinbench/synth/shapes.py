@@ -13,7 +13,7 @@ from orinbench.errors import BenchError
 Keys = Mapping[str, int | float | bool | str | list[int] | list[bool]]
 
 
-class Draw(Enum):
+class WeightDraw(Enum):
     """Distribution of a tensor's values; all but matrices are F32."""
 
     MATRIX = "matrix"  # around 0, in the type that is wanted
@@ -28,11 +28,11 @@ class Draw(Enum):
     QUERY = "query"  # near 1 / the root of a head's size, where scores have no such scale
 
 
-Tensor = tuple[str, tuple[int, ...], Draw]
+Tensor = tuple[str, tuple[int, ...], WeightDraw]
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Dimensions of a model; widths are numbers of weights."""
 
     n_layers: int
@@ -64,17 +64,21 @@ class Shape:
         Stacked experts have three sizes: (experts, rows, columns).
         """
         head, norm = (self.vocab_size, self.n_embd), (self.n_embd,)
-        found: list[Tensor] = [("token_embd.weight", head, Draw.MATRIX)]
+        found: list[Tensor] = [("token_embd.weight", head, WeightDraw.MATRIX)]
         for layer in range(self.n_blocks):
-            parts = *self._mixer(layer), *self._feed_forward(), *self._proposing(layer)
+            parts = (
+                *self._mixer_tensors(layer),
+                *self._feed_forward_tensors(),
+                *self._proposing_tensors(layer),
+            )
             for name, dims, draw in parts:
                 found.append((f"blk.{layer}.{name}", dims, draw))
-        found += [] if self.tied else [("output.weight", head, Draw.MATRIX)]
+        found += [] if self.tied else [("output.weight", head, WeightDraw.MATRIX)]
         last = "token_embd_norm" if self.architecture == "lfm2" else "output_norm"
-        found.append((f"{last}.weight", norm, Draw.NORM))
+        found.append((f"{last}.weight", norm, WeightDraw.NORM))
         pairs = ((self.n_rot or self.head_dim) // 2,)
-        found += [(name, pairs, Draw.FACTORS) for name in self.rope_tensors]
-        return sorted(found, key=lambda tensor: tensor[2] != Draw.MATRIX)
+        found += [(name, pairs, WeightDraw.FACTORS) for name in self.rope_tensors]
+        return sorted(found, key=lambda tensor: tensor[2] != WeightDraw.MATRIX)
 
     @property
     def n_blocks(self) -> int:
@@ -90,65 +94,74 @@ class Shape:
             return self.n_kv_heads
         return [self.n_kv_heads * (layer in self.attends) for layer in range(self.n_layers)]
 
-    def _mixer(self, layer: int) -> Iterator[Tensor]:
+    def _mixer_tensors(self, layer: int) -> Iterator[Tensor]:
         if self.attends is None or layer in self.attends or layer >= self.n_layers:
-            yield from self._attention()
+            yield from self._attention_tensors()
         elif self.architecture == "lfm2":
-            yield from self._short_convolution()
+            yield from self._short_convolution_tensors()
         else:
-            yield from self._delta_net()
+            yield from self._delta_net_tensors()
 
-    def _short_convolution(self) -> Iterator[Tensor]:
-        yield "shortconv.in_proj.weight", (3 * self.n_embd, self.n_embd), Draw.MATRIX
-        yield "shortconv.out_proj.weight", (self.n_embd, self.n_embd), Draw.MATRIX
-        yield "shortconv.conv.weight", (self.n_embd, self._size("shortconv.l_cache")), Draw.TAPS
-        yield "attn_norm.weight", (self.n_embd,), Draw.NORM
+    def _short_convolution_tensors(self) -> Iterator[Tensor]:
+        yield "shortconv.in_proj.weight", (3 * self.n_embd, self.n_embd), WeightDraw.MATRIX
+        yield "shortconv.out_proj.weight", (self.n_embd, self.n_embd), WeightDraw.MATRIX
+        yield (
+            "shortconv.conv.weight",
+            (self.n_embd, self._metadata_size("shortconv.l_cache")),
+            WeightDraw.TAPS,
+        )
+        yield "attn_norm.weight", (self.n_embd,), WeightDraw.NORM
 
-    def _delta_net(self) -> Iterator[Tensor]:
-        inner, heads = self._size("ssm.inner_size"), self._size("ssm.time_step_rank")
-        rows = inner + 2 * self._size("ssm.group_count") * self._size("ssm.state_size")
-        yield "attn_qkv.weight", (rows, self.n_embd), Draw.MATRIX
-        yield "attn_gate.weight", (inner, self.n_embd), Draw.MATRIX
-        yield "ssm_out.weight", (self.n_embd, inner), Draw.MATRIX
-        yield "ssm_conv1d.weight", (rows, self._size("ssm.conv_kernel")), Draw.TAPS
-        yield "ssm_dt.bias", (heads,), Draw.BIAS
-        yield "ssm_a", (heads,), Draw.DECAY
-        yield "ssm_alpha.weight", (heads, self.n_embd), Draw.ROUTER
-        yield "ssm_beta.weight", (heads, self.n_embd), Draw.ROUTER
-        yield "ssm_norm.weight", (inner // heads,), Draw.NORM
-        yield "attn_norm.weight", (self.n_embd,), Draw.NORM
-        yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
+    def _delta_net_tensors(self) -> Iterator[Tensor]:
+        inner, heads = (
+            self._metadata_size("ssm.inner_size"),
+            self._metadata_size("ssm.time_step_rank"),
+        )
+        rows = inner + 2 * self._metadata_size("ssm.group_count") * self._metadata_size(
+            "ssm.state_size"
+        )
+        yield "attn_qkv.weight", (rows, self.n_embd), WeightDraw.MATRIX
+        yield "attn_gate.weight", (inner, self.n_embd), WeightDraw.MATRIX
+        yield "ssm_out.weight", (self.n_embd, inner), WeightDraw.MATRIX
+        yield "ssm_conv1d.weight", (rows, self._metadata_size("ssm.conv_kernel")), WeightDraw.TAPS
+        yield "ssm_dt.bias", (heads,), WeightDraw.BIAS
+        yield "ssm_a", (heads,), WeightDraw.DECAY
+        yield "ssm_alpha.weight", (heads, self.n_embd), WeightDraw.ROUTER
+        yield "ssm_beta.weight", (heads, self.n_embd), WeightDraw.ROUTER
+        yield "ssm_norm.weight", (inner // heads,), WeightDraw.NORM
+        yield "attn_norm.weight", (self.n_embd,), WeightDraw.NORM
+        yield "post_attention_norm.weight", (self.n_embd,), WeightDraw.NORM
 
-    def _size(self, key: str) -> int:
+    def _metadata_size(self, key: str) -> int:
         size = self.metadata[key]
         assert isinstance(size, int)
         return size
 
-    def _attention(self) -> Iterator[Tensor]:
+    def _attention_tensors(self) -> Iterator[Tensor]:
         q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         if self.architecture == "phi3":
-            yield "attn_qkv.weight", (q_rows + 2 * kv_rows, self.n_embd), Draw.MATRIX
+            yield "attn_qkv.weight", (q_rows + 2 * kv_rows, self.n_embd), WeightDraw.MATRIX
         else:
             for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
                 gated = name == "q" and self.architecture == "qwen35"  # each head has its gate
-                yield f"attn_{name}.weight", ((1 + gated) * rows, self.n_embd), Draw.MATRIX
+                yield f"attn_{name}.weight", ((1 + gated) * rows, self.n_embd), WeightDraw.MATRIX
                 if self.architecture in ("qwen2", "gpt-oss"):
-                    yield f"attn_{name}.bias", (rows,), Draw.BIAS
-        yield "attn_output.weight", (self.n_embd, q_rows), Draw.MATRIX
-        yield "attn_norm.weight", (self.n_embd,), Draw.NORM
+                    yield f"attn_{name}.bias", (rows,), WeightDraw.BIAS
+        yield "attn_output.weight", (self.n_embd, q_rows), WeightDraw.MATRIX
+        yield "attn_norm.weight", (self.n_embd,), WeightDraw.NORM
         if self.architecture in ("gemma2", "gemma3", "gemma4", "gpt-oss", "qwen35"):
-            yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
+            yield "post_attention_norm.weight", (self.n_embd,), WeightDraw.NORM
         if self.architecture in _NORMED_HEADS:
-            draw = Draw.QUERY if self.architecture == "gemma4" else Draw.NORM
+            draw = WeightDraw.QUERY if self.architecture == "gemma4" else WeightDraw.NORM
             yield "attn_q_norm.weight", (self.head_dim,), draw
-            yield "attn_k_norm.weight", (self.head_dim,), Draw.NORM
+            yield "attn_k_norm.weight", (self.head_dim,), WeightDraw.NORM
         if self.architecture == "gpt-oss":
-            yield "attn_sinks.weight", (self.n_heads,), Draw.SINK
-            yield "attn_output.bias", (self.n_embd,), Draw.BIAS
+            yield "attn_sinks.weight", (self.n_heads,), WeightDraw.SINK
+            yield "attn_output.bias", (self.n_embd,), WeightDraw.BIAS
 
-    def _feed_forward(self) -> Iterator[Tensor]:
+    def _feed_forward_tensors(self) -> Iterator[Tensor]:
         if self.architecture == "gemma4":
-            yield from self._dense_and_experts()
+            yield from self._dense_and_expert_tensors()
             return
         stack = (self.n_experts,) if self.n_experts else ()
         suffix = "_exps" if self.n_experts else ""
@@ -157,47 +170,47 @@ class Shape:
             parts = [("up", 2 * self.n_ff), ("down", self.n_embd)]
         for name, rows in parts:
             columns = self.n_ff if name == "down" else self.n_embd
-            yield f"ffn_{name}{suffix}.weight", (*stack, rows, columns), Draw.MATRIX
+            yield f"ffn_{name}{suffix}.weight", (*stack, rows, columns), WeightDraw.MATRIX
             if self.architecture == "gpt-oss":
-                yield f"ffn_{name}_exps.bias", (self.n_experts, rows), Draw.BIAS
+                yield f"ffn_{name}_exps.bias", (self.n_experts, rows), WeightDraw.BIAS
         if self.architecture not in ("gpt-oss", "qwen35"):
-            yield "ffn_norm.weight", (self.n_embd,), Draw.NORM
+            yield "ffn_norm.weight", (self.n_embd,), WeightDraw.NORM
         if self.architecture in ("gemma2", "gemma3"):
-            yield "post_ffw_norm.weight", (self.n_embd,), Draw.NORM
+            yield "post_ffw_norm.weight", (self.n_embd,), WeightDraw.NORM
         if self.n_experts:
-            yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), Draw.ROUTER
+            yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), WeightDraw.ROUTER
         if self.architecture == "gpt-oss":
-            yield "ffn_gate_inp.bias", (self.n_experts,), Draw.BIAS
+            yield "ffn_gate_inp.bias", (self.n_experts,), WeightDraw.BIAS
 
-    def _proposing(self, layer: int) -> Iterator[Tensor]:
+    def _proposing_tensors(self, layer: int) -> Iterator[Tensor]:
         if layer >= self.n_layers:
-            yield "nextn.eh_proj.weight", (self.n_embd, 2 * self.n_embd), Draw.MATRIX
+            yield "nextn.eh_proj.weight", (self.n_embd, 2 * self.n_embd), WeightDraw.MATRIX
             for name in ("enorm", "hnorm", "shared_head_norm"):
-                yield f"nextn.{name}.weight", (self.n_embd,), Draw.NORM
+                yield f"nextn.{name}.weight", (self.n_embd,), WeightDraw.NORM
 
-    def _dense_and_experts(self) -> Iterator[Tensor]:
+    def _dense_and_expert_tensors(self) -> Iterator[Tensor]:
         wide, count = (2 * self.n_ff, self.n_embd), self.n_experts
-        yield "ffn_gate.weight", (self.n_ff, self.n_embd), Draw.MATRIX
-        yield "ffn_up.weight", (self.n_ff, self.n_embd), Draw.MATRIX
-        yield "ffn_down.weight", (self.n_embd, self.n_ff), Draw.MATRIX
-        yield "ffn_gate_up_exps.weight", (count, *wide), Draw.MATRIX
-        yield "ffn_down_exps.weight", (count, self.n_embd, self.n_ff), Draw.MATRIX
-        yield "ffn_gate_inp.weight", (count, self.n_embd), Draw.ROUTER
-        yield "ffn_gate_inp.scale", (self.n_embd,), Draw.ROOT
-        yield "ffn_down_exps.scale", (count,), Draw.NORM
-        yield "layer_output_scale.weight", (1,), Draw.NORM
+        yield "ffn_gate.weight", (self.n_ff, self.n_embd), WeightDraw.MATRIX
+        yield "ffn_up.weight", (self.n_ff, self.n_embd), WeightDraw.MATRIX
+        yield "ffn_down.weight", (self.n_embd, self.n_ff), WeightDraw.MATRIX
+        yield "ffn_gate_up_exps.weight", (count, *wide), WeightDraw.MATRIX
+        yield "ffn_down_exps.weight", (count, self.n_embd, self.n_ff), WeightDraw.MATRIX
+        yield "ffn_gate_inp.weight", (count, self.n_embd), WeightDraw.ROUTER
+        yield "ffn_gate_inp.scale", (self.n_embd,), WeightDraw.ROOT
+        yield "ffn_down_exps.scale", (count,), WeightDraw.NORM
+        yield "layer_output_scale.weight", (1,), WeightDraw.NORM
         for name in (
             "ffn_norm",
             "pre_ffw_norm_2",
             *(f"post_ffw_norm{n}" for n in ("", "_1", "_2")),
         ):
-            yield f"{name}.weight", (self.n_embd,), Draw.NORM
+            yield f"{name}.weight", (self.n_embd,), WeightDraw.NORM
 
 
 _NORMED_HEADS = ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "qwen35", "lfm2")
 
 
-def _read_shapes() -> dict[str, Shape]:
+def _read_shapes() -> dict[str, ModelShape]:
     """Return the shapes of shapes.json by name.
 
     1b, 3b and 8b are those of Llama 3.2 1B, Llama 3.2 3B and Llama 3 8B; 160m is that of
@@ -206,13 +219,13 @@ def _read_shapes() -> dict[str, Shape]:
     layers. The tiny ones are for tests: one a family, windows and original contexts so short that a
     short prompt crosses them. `like` names one from which others differ by a few fields.
     """
-    found: dict[str, Shape] = {}
+    found: dict[str, ModelShape] = {}
     raw = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
     for name, given in raw.items():
         kin = vars(found[given.pop("like")]) if "like" in given else {"metadata": {}}
         given["metadata"] = {**kin["metadata"], **given.get("metadata", {})}
         lists = {key: tuple(given[key]) for key in ("rope_tensors", "attends") if key in given}
-        found[name] = Shape(**{**kin, **given, **lists})
+        found[name] = ModelShape(**{**kin, **given, **lists})
     return found
 
 
@@ -220,13 +233,13 @@ SHAPES = _read_shapes()
 
 
 @dataclass(frozen=True)
-class Quant:
+class QuantRecipe:
     """Each matrix's type, and the file type that names the mixture."""
 
     file_type: LlamaFileType
-    type_of: Callable[[str, Shape], GGMLQuantizationType]
+    type_of: Callable[[str, ModelShape], GGMLQuantizationType]
 
-    def fitting(self, name: str, shape: Shape, columns: int) -> GGMLQuantizationType:
+    def matrix_type(self, name: str, shape: ModelShape, columns: int) -> GGMLQuantizationType:
         """Return the type of a matrix whose rows have `columns` weights.
 
         As llama-quantize, which falls back where a row is no multiple of a type's block.
@@ -249,15 +262,15 @@ _FALLBACKS = {
 }
 
 
-def _uniform(name: str, file_type: str) -> Quant:
+def _uniform_recipe(name: str, file_type: str) -> QuantRecipe:
     tensor_type = GGMLQuantizationType[name]
-    return Quant(LlamaFileType[file_type], lambda _name, _shape: tensor_type)
+    return QuantRecipe(LlamaFileType[file_type], lambda _name, _shape: tensor_type)
 
 
-def _medium(low: GGMLQuantizationType, file_type: LlamaFileType) -> Quant:
+def _medium_recipe(low: GGMLQuantizationType, file_type: LlamaFileType) -> QuantRecipe:
     """Return llama-quantize's Q4_K_M and Q5_K_M: Q6_K for the head, half of attn_v and ffn_down."""
 
-    def type_of(name: str, shape: Shape) -> GGMLQuantizationType:
+    def type_of(name: str, shape: ModelShape) -> GGMLQuantizationType:
         if name == "output.weight" or (name == "token_embd.weight" and shape.tied):
             return GGMLQuantizationType.Q6_K
         if name.endswith(("attn_v.weight", "ffn_down.weight")):
@@ -266,10 +279,10 @@ def _medium(low: GGMLQuantizationType, file_type: LlamaFileType) -> Quant:
                 return GGMLQuantizationType.Q6_K
         return low
 
-    return Quant(file_type, type_of)
+    return QuantRecipe(file_type, type_of)
 
 
-def _experts_mxfp4(name: str, shape: Shape) -> GGMLQuantizationType:
+def _mxfp4_matrix_type(name: str, shape: ModelShape) -> GGMLQuantizationType:
     """Return MXFP4 for stacked experts; for all matrices of a model that has none."""
     return _T.MXFP4 if "_exps." in name or not shape.n_experts else _T.Q8_0
 
@@ -277,23 +290,23 @@ def _experts_mxfp4(name: str, shape: Shape) -> GGMLQuantizationType:
 _PLAIN = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q6_K IQ4_NL IQ4_XS".split()
 _SMALL = "Q2_K Q3_K Q4_K Q5_K".split()
 QUANTS = {
-    "F32": _uniform("F32", "ALL_F32"),
-    **{name: _uniform(name, f"MOSTLY_{name}") for name in _PLAIN},
-    **{name: _uniform(name, f"MOSTLY_{name}_S") for name in _SMALL},
-    "Q4_K_M": _medium(GGMLQuantizationType.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "Q5_K_M": _medium(GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "MXFP4": Quant(LlamaFileType.MOSTLY_MXFP4_MOE, _experts_mxfp4),
+    "F32": _uniform_recipe("F32", "ALL_F32"),
+    **{name: _uniform_recipe(name, f"MOSTLY_{name}") for name in _PLAIN},
+    **{name: _uniform_recipe(name, f"MOSTLY_{name}_S") for name in _SMALL},
+    "Q4_K_M": _medium_recipe(GGMLQuantizationType.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
+    "Q5_K_M": _medium_recipe(GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
+    "MXFP4": QuantRecipe(LlamaFileType.MOSTLY_MXFP4_MOE, _mxfp4_matrix_type),
 }
 
 
-def shape_named(name: str) -> Shape:
+def shape_named(name: str) -> ModelShape:
     """Return the shape called `name`; raises BenchError, listing the shapes, if there is none."""
     if name not in SHAPES:
         raise BenchError(f"--shape {name}: no such shape; there are {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
-def quant_named(name: str) -> Quant:
+def quant_named(name: str) -> QuantRecipe:
     """Return the recipe called `name`; raises BenchError, listing them, if there is none."""
     if name not in QUANTS:
         raise BenchError(f"--quant {name}: no such type; there are {', '.join(QUANTS)}")

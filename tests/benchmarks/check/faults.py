@@ -22,12 +22,12 @@ from unittest.mock import patch
 import numpy as np
 from tests.engine.conftest import load_emulated
 
-from orinbench.check import HALF_WEIGHTS, Candidate, Verdict, layers, reference, run_check
+from orinbench.check import HALF_WEIGHTS, EngineToCheck, EngineVerdict, layers, reference, run_check
 from orinbench.check.arithmetic import RoundedReference
-from orinbench.check.greedy import Generation, context_of, tinygrad_greedy
+from orinbench.check.greedy import GreedyGeneration, decode_greedily, needed_context
 from orinbench.check.reference import Reference, log_softmax
 from orinbench.check.reference_rope import Array, rotate
-from orinbench.measure.backends.timed_models import OneSequence, load_runner
+from orinbench.measure.backends.timed_models import RunnerExecutor, load_runner
 from orinbench.model import ModelInfo, open_model
 from orinllm.batching.fused_runner import FusedRunner
 
@@ -35,11 +35,11 @@ _PAGE = 32
 _PERCENT = re.compile(r"([0-9.]+) %")
 
 
-def answers(model: ModelInfo, device: str) -> Callable[..., list[Generation]]:
+def answers(model: ModelInfo, device: str) -> Callable[..., list[GreedyGeneration]]:
     """Return an engine on EMU, the emulated GPU, or CPU, that answers each question once."""
-    known: dict[str, list[Generation]] = {}
+    known: dict[str, list[GreedyGeneration]] = {}
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
         if (key := str((prompts, n_tokens))) not in known:
             known[key] = _answer(model.path, device, prompts, n_tokens)
         return known[key]
@@ -49,17 +49,17 @@ def answers(model: ModelInfo, device: str) -> Callable[..., list[Generation]]:
 
 def _answer(
     path: Path, device: str, prompts: Sequence[Sequence[int]], n_tokens: int
-) -> list[Generation]:
+) -> list[GreedyGeneration]:
     from tests.engine.gpu import cuda_emulation
     from tinygrad import Context
 
-    context = -(-context_of(prompts, n_tokens) // _PAGE) * _PAGE
+    context = -(-needed_context(prompts, n_tokens) // _PAGE) * _PAGE
     if device == "EMU":
         cuda_emulation.install()
     with Context(DEV=device):
         runner: Any = load_runner(str(path), context) if device == "CPU" else None
-        one = OneSequence(runner or FusedRunner(load_emulated(path, context), 1))
-        return [tinygrad_greedy(one, prompt, n_tokens) for prompt in prompts]
+        one = RunnerExecutor(runner or FusedRunner(load_emulated(path, context), 1))
+        return [decode_greedily(one, prompt, n_tokens) for prompt in prompts]
 
 
 def factor_of(kind: str) -> float:
@@ -116,7 +116,7 @@ class Fault:
             x = (np.round(blocks / scale) * scale).reshape(x.shape)
         out = np.asarray(real(of, x, name, *expert)).copy()
         if kind == "8 blocks of 32 weights zero":
-            rows = of._rows(f"{name}.weight", slice(row, row + 8))
+            rows = of._tensor_rows(f"{name}.weight", slice(row, row + 8))
             out[:, row : row + 8] -= x[:, column : column + 32] @ rows[:, column : column + 32].T
         if kind.startswith("16 rows"):
             out[:, row : row + 16] *= self.factor
@@ -308,7 +308,7 @@ def kinds_of(model: ModelInfo) -> tuple[str, ...]:
     return (*OUTSIDE, *(k for k in INSIDE if k not in without), *(OF_MIXTURES if mixture else ()))
 
 
-def _answered(found: Generation, kind: str, draw: Any) -> Generation:
+def _answered(found: GreedyGeneration, kind: str, draw: Any) -> GreedyGeneration:
     """Return an answer with a fault of the head or of the choice."""
     rows = found.logits.copy()
     if kind in HEAD:
@@ -321,8 +321,9 @@ def _answered(found: Generation, kind: str, draw: Any) -> Generation:
 def planted(fault: Fault) -> Iterator[None]:
     """Make the reference wrong in one place."""
     hooks = {
-        "_linear": fault.linear, "_norm": fault.norm, "_kept": fault.kept, "_layer": fault.forward,
-        "_feed_forward": fault.feed_forward, "_gated": fault.gated, "_mixture": fault.mixture,
+        "linear": fault.linear, "_norm": fault.norm, "_as_cached": fault.kept,
+        "_run_layer": fault.forward, "_feed_forward": fault.feed_forward,
+        "_gated_activation": fault.gated, "_expert_mixture": fault.mixture,
     }  # fmt: skip
 
     def method(hook: Any, real: Any) -> Any:
@@ -332,8 +333,8 @@ def planted(fault: Fault) -> Iterator[None]:
         patch.object(Reference, name, method(hook, getattr(Reference, name)))
         for name, hook in hooks.items()
     ]
-    kept = method(fault.kept, RoundedReference._kept)
-    patches.append(patch.object(RoundedReference, "_kept", kept))
+    kept = method(fault.kept, RoundedReference._as_cached)
+    patches.append(patch.object(RoundedReference, "_as_cached", kept))
     patches.append(patch.object(reference, "rotate", lambda *of: fault.rotated(rotate, *of)))
     soft = lambda scores: fault.softmax(log_softmax, scores)  # noqa: E731
     patches.append(patch.object(reference, "log_softmax", soft))
@@ -348,33 +349,33 @@ def planted(fault: Fault) -> Iterator[None]:
 
 def verdict_on(
     model: ModelInfo, engine: Any, kind: str = "", seed: int = 0, n_tokens: int = 12
-) -> Verdict:
+) -> EngineVerdict:
     """Judge a right engine, or one with a fault."""
     if not kind:
-        return run_check(model, Candidate("engine", engine, HALF_WEIGHTS), n_tokens, seed)
+        return run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens, seed)
     if kind in OUTSIDE:
         draw = np.random.default_rng(seed)
 
-        def wrong(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        def wrong(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
             return [_answered(found, kind, draw) for found in engine(prompts, n_tokens)]
 
-        return run_check(model, Candidate("engine", wrong, HALF_WEIGHTS), n_tokens)
+        return run_check(model, EngineToCheck("engine", wrong, HALF_WEIGHTS), n_tokens)
     with planted(Fault(kind, model, seed)):
-        return run_check(model, Candidate("engine", engine, HALF_WEIGHTS), n_tokens)
+        return run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), n_tokens)
 
 
 def _right(model: ModelInfo, engine: Any, seeds: int) -> str:
     """Judge a right engine's answers to several prompts; return what they reach."""
-    seen: list[layers.LayerError] = []
-    real = layers.LayerJudge.errors
+    seen: list[layers.LayerErrors] = []
+    real = layers.LayerJudge.layer_errors
 
-    def errors(judge: layers.LayerJudge) -> list[layers.LayerError]:
+    def errors(judge: layers.LayerJudge) -> list[layers.LayerErrors]:
         seen.extend(found := real(judge))
         return found
 
-    with patch.object(layers.LayerJudge, "errors", errors):
+    with patch.object(layers.LayerJudge, "layer_errors", errors):
         found = [verdict_on(model, engine, seed=seed) for seed in range(seeds)]
-    failed = [verdict.line() for verdict in found if not verdict.passed]
+    failed = [verdict.summary_line() for verdict in found if not verdict.passed]
     worst = [max(getattr(e, of) for e in seen) for of in ("width", "position", "column", "slope")]
     most = " ".join(f"{value:.2f}" for value in worst)
     return f"{len(failed)} of {len(found)} failed; layers at most {most} {failed or ''}"

@@ -22,23 +22,23 @@ from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     EIGHT_BITS_BY_256,
     HALF_WEIGHTS,
-    Candidate,
-    judge,
-    require,
+    EngineToCheck,
+    judge_logits,
+    random_prompts,
+    require_passed,
     run_check,
-    sample_prompts,
 )
 from orinbench.check import command as check_command_module
 from orinbench.check.arithmetic import Arithmetic
 from orinbench.check.command import check_command
-from orinbench.check.greedy import Engine, Generation, tinygrad_engine
-from orinbench.check.judgement import wrong_choices
+from orinbench.check.greedy import Engine, GreedyGeneration, tinygrad_engine
+from orinbench.check.judgement import wrong_choice_texts
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.measure.backends.llama_server import find_beside, llama_cpp_engine
-from orinbench.measure.backends.process import WorkerProcess
+from orinbench.measure.backends.llama_server import find_llama_program, llama_cpp_engine
 from orinbench.measure.backends.tinygrad_backend import worker_environment
+from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
 
@@ -70,7 +70,7 @@ def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
     """The reference itself, over a file that may be damaged, with noise on its logits."""
     reference, draw = Reference(model), np.random.default_rng(0)
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
         generations = []
         for prompt in prompts:
             tokens: list[int] = []
@@ -79,7 +79,7 @@ def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
                 row = reference.logits([*prompt, *tokens])[0]
                 rows.append(row + noise * draw.standard_normal(row.shape))
                 tokens.append(int(rows[-1].argmax()))
-            generations.append(Generation(tokens, np.stack(rows)))
+            generations.append(GreedyGeneration(tokens, np.stack(rows)))
         return generations
 
     return engine
@@ -117,7 +117,7 @@ def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
 
 
 def judged(model: ModelInfo, engine: Engine, arithmetic: Arithmetic = HALF_WEIGHTS) -> Any:
-    verdict = run_check(model, Candidate("engine", engine, arithmetic), N_TOKENS)
+    verdict = run_check(model, EngineToCheck("engine", engine, arithmetic), N_TOKENS)
     assert verdict.passed == (not verdict.failures)
     return verdict
 
@@ -128,7 +128,7 @@ def test_noise_within_the_tolerance_passes_and_above_it_fails(tiny: ModelInfo) -
     verdict = judged(tiny, numpy_engine(tiny, 1.5 * limit))
     assert not verdict.passed
     with pytest.raises(CheckFailed) as caught:
-        require(tiny, verdict)
+        require_passed(tiny, verdict)
     assert caught.value.exit_code == 3
     message = str(caught.value)
     assert message.startswith(f"check of {tiny.path} failed: engine: logits off by ")
@@ -139,7 +139,7 @@ def test_noise_within_the_tolerance_passes_and_above_it_fails(tiny: ModelInfo) -
 def test_planted_bugs_fail(tiny: ModelInfo, tmp_path: Path, break_it: Any) -> None:
     broken = break_it(tiny, tmp_path / "broken.gguf")
     with pytest.raises(CheckFailed, match="relative error"):
-        require(tiny, judged(tiny, numpy_engine(broken)))
+        require_passed(tiny, judged(tiny, numpy_engine(broken)))
 
 
 def test_wrong_metadata_fails(tiny: ModelInfo) -> None:
@@ -150,7 +150,9 @@ def test_wrong_metadata_fails(tiny: ModelInfo) -> None:
 def one_position(token: int, got: Array, wanted: Array, off: float = 0.01) -> Any:
     """Judge one position, where rounding makes every logit `off` wrong."""
     rounded = wanted + off * np.array([1.0, -1.0, 1.0, -1.0])
-    return judge("e", [Generation([token], got[None])], [wanted[None]], [rounded[None]], "halves")
+    return judge_logits(
+        "e", [GreedyGeneration([token], got[None])], [wanted[None]], [rounded[None]], "halves"
+    )
 
 
 WANTED = np.array([0.0, 1.0, 2.0, 2.005])
@@ -160,14 +162,14 @@ NUDGE = np.array([0.0, 0.0, 0.004, -0.004])  # swaps the last two
 def test_another_token_is_forgiven_within_the_error_only() -> None:
     near = one_position(2, WANTED + NUDGE, WANTED)
     assert near.passed and near.forgiven == 1 and near.top1_agreement == 0
-    assert "0% of 1 greedy tokens agree (1 within the error)" in near.line()
+    assert "0% of 1 greedy tokens agree (1 within the error)" in near.summary_line()
     exact = one_position(2, WANTED, WANTED, off=1e-4)  # right logits, wrong choice
     assert not exact.passed
-    assert "token 0 is 2 instead of 3" in exact.line() and "FAILED" in exact.line()
+    assert "token 0 is 2 instead of 3" in exact.summary_line() and "FAILED" in exact.summary_line()
     # 0.2 behind, where both logits may be off by 0.01: the largest error excuses nothing.
     behind = WANTED - [0, 0, 0.2, 0]
     far = one_position(2, behind + np.array([0, 0, 0.3, 0]), behind)
-    assert not far.passed and "2.0e-01 above it: more than rounding" in far.line()
+    assert not far.passed and "2.0e-01 above it: more than rounding" in far.summary_line()
 
 
 def test_too_many_forgivable_choices_are_not_forgiven() -> None:
@@ -175,9 +177,9 @@ def test_too_many_forgivable_choices_are_not_forgiven() -> None:
     rows = np.tile(np.array([0.0, 0.0, 1.0, 1.06]), (10, 1))
     noise = np.full(10, 0.02 / 2**0.5)
     tokens = np.array([2, *[3] * 9])
-    assert wrong_choices(rows, tokens, noise) == []
+    assert wrong_choice_texts(rows, tokens, noise) == []
     tokens[:4] = 2
-    (said,) = wrong_choices(rows, tokens, noise)
+    (said,) = wrong_choice_texts(rows, tokens, noise)
     assert said.startswith("4 of 10 tokens are no first choices, by rounding alone a chance of ")
 
 
@@ -195,11 +197,11 @@ def test_missing_alternatives_are_judged_by_those_that_are_there() -> None:
     log_probabilities = WANTED - np.log(np.exp(WANTED).sum())
     got = log_probabilities.copy()
     got[0] = np.nan
-    generation, rounded = Generation([3], got[None], normalized=True), WANTED + NUDGE
-    verdict = judge("e", [generation], [WANTED[None]], [rounded[None]], "halves")
+    generation, rounded = GreedyGeneration([3], got[None], normalized=True), WANTED + NUDGE
+    verdict = judge_logits("e", [generation], [WANTED[None]], [rounded[None]], "halves")
     assert verdict.passed and verdict.kl_divergence is None
     assert verdict.quantity == "log-probabilities"
-    assert "KL" not in verdict.line()
+    assert "KL" not in verdict.summary_line()
 
 
 @pytest.mark.parametrize(
@@ -218,14 +220,14 @@ def test_fused_kernels_over_quantized_weights_round_activations(
     model = open_model(path)
     plain = numpy_engine(model)
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
         return [replace(found, fused=fused) for found in plain(prompts, n_tokens)]
 
     verdict = judged(model, engine)
     assert (verdict.fused, verdict.arithmetic) == (fused, arithmetic.name)
     assert (verdict.tolerance > 0.01) == (arithmetic is EIGHT_BIT_ACTIVATIONS)
-    assert verdict.line().startswith("engine (fused kernels): " if fused else "engine: ")
-    assert f": {arithmetic.name})" in verdict.line()
+    assert verdict.summary_line().startswith("engine (fused kernels): " if fused else "engine: ")
+    assert f": {arithmetic.name})" in verdict.summary_line()
 
 
 def test_tinygrad_passes_and_fails_against_another_rotation(
@@ -233,7 +235,7 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
 ) -> None:
     said: list[str] = []
     live = tinygrad_engine(tiny.path, worker("CPU", tmp_path), said.append)
-    generations = live(sample_prompts(tiny, N_TOKENS, 0), N_TOKENS)
+    generations = live(random_prompts(tiny, N_TOKENS, 0), N_TOKENS)
     of = "prompt 1 of 2"
     assert said[:3] == [
         "loading the model",
@@ -243,16 +245,16 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
     assert said[-1] == f"prompt 2 of 2: layers of token {N_TOKENS} of {N_TOKENS}"
     assert len(said) == 1 + 2 * (1 + 3 * N_TOKENS)
 
-    def recorded(_prompts: Sequence[Sequence[int]], _n_tokens: int) -> list[Generation]:
+    def recorded(_prompts: Sequence[Sequence[int]], _n_tokens: int) -> list[GreedyGeneration]:
         return generations
 
     verdict = judged(tiny, recorded)
-    require(tiny, verdict)
+    require_passed(tiny, verdict)
     # Not exact, or the reference would be checking itself; and far from the tolerance.
     assert 1e-5 < verdict.relative_error < 0.8 * verdict.tolerance
     broken = with_wrong_rope(tiny, tmp_path / "broken.gguf")
     with pytest.raises(CheckFailed, match="relative error"):
-        require(broken, judged(broken, recorded))
+        require_passed(broken, judged(broken, recorded))
 
 
 def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> None:
@@ -260,7 +262,7 @@ def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> Non
     write_synthetic(path := tmp_path / "phi3.gguf", "tiny-phi3", "F16", 0)
     model = open_model(path)
     engine = tinygrad_engine(path, worker("CPU", tmp_path))
-    require(model, judged(model, engine))
+    require_passed(model, judged(model, engine))
 
 
 @pytest.mark.parametrize(
@@ -283,18 +285,18 @@ def test_llama_server_is_found_beside_llama_bench_and_on_path(
     server: Path, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_beside("llama-server", server.with_name("llama-bench")) == server
-    assert find_beside("llama-server") is None
+    assert find_llama_program("llama-server", server.with_name("llama-bench")) == server
+    assert find_llama_program("llama-server") is None
     monkeypatch.setenv("PATH", str(server.parent))
-    assert find_beside("llama-server", tmp_path / "llama-bench") == server
+    assert find_llama_program("llama-server", tmp_path / "llama-bench") == server
 
 
 @pytest.mark.skipif(not shutil.which("llama-server"), reason="no llama-server on PATH")
 def test_llama_cpp_passes(tiny: ModelInfo) -> None:
-    binary = find_beside("llama-server")
+    binary = find_llama_program("llama-server")
     assert binary is not None
     verdict = judged(tiny, llama_cpp_engine(binary, tiny, 120), EIGHT_BITS_BY_256)
-    require(tiny, verdict)
+    require_passed(tiny, verdict)
     assert verdict.relative_error > 1e-4
 
 

@@ -16,9 +16,9 @@ from tests.benchmarks.check.test_gate import perfect
 from tests.benchmarks.gguf_files import write_family
 from tests.benchmarks.orinbench_command import Capture, orinbench
 
-from orinbench.check import HALF_WEIGHTS, Candidate, require, run_check
-from orinbench.check.greedy import Generation
-from orinbench.check.nonfinite import fault_of
+from orinbench.check import HALF_WEIGHTS, EngineToCheck, require_passed, run_check
+from orinbench.check.greedy import GreedyGeneration
+from orinbench.check.nonfinite import generation_fault
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo, open_model
 
@@ -129,7 +129,9 @@ def test_no_kind_reaches_a_figure(kind: str, whole: Path, tmp_path: Path) -> Non
     corrupt(path)
     with pytest.raises(BenchError) as caught:
         model = open_model(path)
-        require(model, run_check(model, Candidate("e", lazily(model), HALF_WEIGHTS), n_tokens=2))
+        require_passed(
+            model, run_check(model, EngineToCheck("e", lazily(model), HALF_WEIGHTS), n_tokens=2)
+        )
     assert caught.value.exit_code == code
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
@@ -146,32 +148,37 @@ def test_what_half_precision_cannot_hold_is_named(name: str, whole: Path, tmp_pa
     path.write_bytes(whole.read_bytes())
     fill(name, 1e38)(path)
 
-    def engine(prompts: Any, n_tokens: int) -> list[Generation]:
-        return [Generation([0] * n_tokens, np.full((n_tokens, 320), np.nan)) for _ in prompts]
+    def engine(prompts: Any, n_tokens: int) -> list[GreedyGeneration]:
+        return [GreedyGeneration([0] * n_tokens, np.full((n_tokens, 320), np.nan)) for _ in prompts]
 
-    verdict = run_check(open_model(path), Candidate("e", engine, HALF_WEIGHTS), 2)
-    assert "640 of 640 logits are not finite; it begins behind " + name in verdict.line()
-    assert "half precision ends at 65504" in verdict.line()
+    verdict = run_check(open_model(path), EngineToCheck("e", engine, HALF_WEIGHTS), 2)
+    assert "640 of 640 logits are not finite; it begins behind " + name in verdict.summary_line()
+    assert "half precision ends at 65504" in verdict.summary_line()
 
 
 def test_no_chance_is_a_log_probability(whole: Path) -> None:
     values = np.zeros((1, 320))
     values[0, 1], values[0, 2] = -np.inf, np.nan
-    assert fault_of(open_model(whole), [Generation([0], values, normalized=True)]) is None
-    assert fault_of(open_model(whole), [Generation([0], values)]) is not None
+    assert (
+        generation_fault(open_model(whole), [GreedyGeneration([0], values, normalized=True)])
+        is None
+    )
+    assert generation_fault(open_model(whole), [GreedyGeneration([0], values)]) is not None
 
 
 @pytest.mark.parametrize("token", [-1, 320, 10**9])
 def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None:
     model = open_model(whole)
 
-    def engine(prompts: Any, n_tokens: int) -> list[Generation]:
-        return [Generation([token] * n_tokens, np.zeros((n_tokens, 320))) for _ in prompts]
+    def engine(prompts: Any, n_tokens: int) -> list[GreedyGeneration]:
+        return [GreedyGeneration([token] * n_tokens, np.zeros((n_tokens, 320))) for _ in prompts]
 
-    verdict = run_check(model, Candidate("e", engine, HALF_WEIGHTS), n_tokens=2)
+    verdict = run_check(model, EngineToCheck("e", engine, HALF_WEIGHTS), n_tokens=2)
     assert not verdict.passed
-    assert verdict.line().startswith(f"e: FAILED: token {token} is not among the model's 320; ")
-    assert verdict.line().endswith("it begins in the engine")
+    assert verdict.summary_line().startswith(
+        f"e: FAILED: token {token} is not among the model's 320; "
+    )
+    assert verdict.summary_line().endswith("it begins in the engine")
 
 
 def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Path) -> None:
@@ -179,16 +186,16 @@ def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Pat
     path = tmp_path / "corrupted.gguf"
     path.write_bytes(whole.read_bytes())
 
-    def engine(prompts: Any, n_tokens: int) -> list[Generation]:
+    def engine(prompts: Any, n_tokens: int) -> list[GreedyGeneration]:
         raise BenchError("tinygrad: killed by SIGSEGV")
 
-    candidate = Candidate("e", engine, HALF_WEIGHTS)
+    candidate = EngineToCheck("e", engine, HALF_WEIGHTS)
     with pytest.raises(BenchError, match="SIGSEGV"):
         run_check(open_model(path), candidate, n_tokens=2)
     put("token_embd.weight", np.nan)(path)
     verdict = run_check(open_model(path), candidate, n_tokens=2)
     says = "it begins in the file: weights not finite in token_embd.weight: 1"
-    assert verdict.line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
+    assert verdict.summary_line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
 
 
 @pytest.mark.usefixtures("no_llama_bench", "known_bandwidth")

@@ -10,8 +10,8 @@ import pytest
 from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.check import gate
-from orinbench.check.gate import Gate
-from orinbench.check.greedy import Generation
+from orinbench.check.gate import CorrectnessGate
+from orinbench.check.greedy import GreedyGeneration
 from orinbench.check.reference import Reference
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.measure.backends.backend import Backend, BackendDiedError
@@ -27,15 +27,15 @@ def lane(recorded_run: Build) -> LaneResult:
     return recorded_run({"tinygrad:CPU": {Case(0, 4, 0): []}}).lanes[0]
 
 
-def make(asked: bool | None, binary: Path | None = None) -> Gate:
-    return Gate(asked, Messages(), binary, timeout=300)
+def make(asked: bool | None, binary: Path | None = None) -> CorrectnessGate:
+    return CorrectnessGate(asked, Messages(), binary, timeout=300)
 
 
 def perfect(model: ModelInfo, off: float = 0.0) -> Any:
     """Return an engine that answers with the reference's own numbers, `off` from them."""
     reference = Reference(model)
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
         generations = []
         for prompt in prompts:
             tokens: list[int] = []
@@ -43,7 +43,7 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
                 tokens.append(int(reference.logits([*prompt, *tokens]).argmax()))
             logits = reference.logits([*prompt, *tokens[:-1]], last=n_tokens)
             wave = off * np.cos(np.arange(logits.shape[1]))
-            generations.append(Generation(tokens, logits + wave))
+            generations.append(GreedyGeneration(tokens, logits + wave))
         return generations
 
     return engine
@@ -80,7 +80,7 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
     found = make(True)(lane, backend)
     assert (found["passed"], found["arithmetic"]) == (True, "8-bit activations and cache")
     # What is timed is what is checked, its keys too.
-    assert (asked[0][1], asked[0][-1]) == (backend.start, "q8_0")
+    assert (asked[0][1], asked[0][-1]) == (backend.start_worker, "q8_0")
     monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model, off=1.0))
     with pytest.raises(CheckFailed, match="above the tolerance") as caught:
         make(None)(lane, backend)
@@ -94,14 +94,14 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
         ("CUDA", roomy, True, 0),
         ("CPU", roomy, False, 0),
     ):
-        engine = gate.tinygrad_candidate(f"tinygrad:{name}", of, backend, print, "f16", general)
+        engine = gate.tinygrad_to_check(f"tinygrad:{name}", of, backend, print, "f16", general)
         assert engine.long == long
 
 
 def test_an_engine_that_does_not_answer_costs_its_lane(
     lane: LaneResult, monkeypatch: Patch
 ) -> None:
-    def engine(*_: object) -> list[Generation]:
+    def engine(*_: object) -> list[GreedyGeneration]:
         raise BenchError("tinygrad on CPU: ended with status -11")
 
     monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: engine)
@@ -140,7 +140,7 @@ def test_what_is_not_checked_says_why(lane: LaneResult, monkeypatch: Patch) -> N
     with monkeypatch.context() as small:
         small.setattr(gate, "SMALL_MODEL", 1)
         assert "large; --check does it" in make(None)(lane, backend)["text"]
-    monkeypatch.setattr(gate, "unsupported", lambda model: "mixture of experts")
+    monkeypatch.setattr(gate, "unsupported_feature", lambda model: "mixture of experts")
     assert "lacks mixture of experts" in make(None)(lane, backend)["text"]
     with pytest.raises(BenchError, match=r"--check: .* lacks mixture of experts"):
         make(True)(lane, backend)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.check.greedy import tinygrad_greedy
+from orinbench.check.greedy import decode_greedily
 
 
 class FakeExecutor:
@@ -41,7 +41,7 @@ class FakeExecutor:
 
 def test_logits_are_those_of_the_tokens_kernels() -> None:
     executor = FakeExecutor()
-    found = tinygrad_greedy(executor, [7, 8, 9], 3)
+    found = decode_greedily(executor, [7, 8, 9], 3)
     assert found.fused and found.tokens == [100, 101, 102]
     # each time, because recurrent states cannot go back to the prompt's end
     assert executor.filled == [7, 8] * 3

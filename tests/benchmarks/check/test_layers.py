@@ -12,11 +12,17 @@ from tests.benchmarks.orinbench_command import Patch
 from tests.engine.gpu.routing import plant_tie
 from tests.engine.network import hybrid_models
 
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, long_prompt, run_check
-from orinbench.check import sample_prompts as prompts_of
+from orinbench.check import (
+    EIGHT_BIT_ACTIVATIONS,
+    HALF_WEIGHTS,
+    EngineToCheck,
+    long_prompt,
+    run_check,
+)
+from orinbench.check import random_prompts as prompts_of
 from orinbench.check.arithmetic import RoundedReference
-from orinbench.check.greedy import Generation
-from orinbench.check.layers import LayerJudge, _error_of
+from orinbench.check.greedy import GreedyGeneration
+from orinbench.check.layers import LayerJudge, _errors_of_layer
 from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import Array
 from orinbench.errors import BenchError
@@ -55,8 +61,8 @@ def wider(error: Array, by: float, rows: Any = slice(None), columns: Any = slice
 def test_each_limit(change: Callable[[Array, Array], Array], says: str) -> None:
     draw = np.random.default_rng(0)
     error, noise, added = draw.standard_normal((3, POSITIONS, WIDTH))
-    found = _error_of("layer 0", change(error, 4 * added), noise[None], 4 * added)
-    failures = list(found.failures())
+    found = _errors_of_layer("layer 0", change(error, 4 * added), noise[None], 4 * added)
+    failures = list(found.failure_texts())
     assert (says in " ".join(failures)) if says else not failures
 
 
@@ -64,25 +70,25 @@ def engine_of(model: ModelInfo, change: Callable[..., Any] = lambda *of: None, *
     """An engine that is the reference, and says what its layers are given."""
     reference = Reference(model)
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
         found = []
         for prompt in prompts:
             text = list(prompt)
             forced = more.get("forced", {}) if prompt is prompts[-1] else {}
-            layers = [reference.embedded(text)]
+            layers = [reference.embed_tokens(text)]
             for layer in range(model.n_layers):
-                layers.append(reference.after(layer, layers[-1], forced))
-            rows = reference.logits_of(layers[-1][-1:])
+                layers.append(reference.layer_output(layer, layers[-1], forced))
+            rows = reference.logits_of_hidden(layers[-1][-1:])
             change(given := np.array(layers, np.float32))
             token = int(rows[0].argmax())
-            found.append(Generation([token], rows, False, more.get("fused", False), given))
+            found.append(GreedyGeneration([token], rows, False, more.get("fused", False), given))
         return found
 
     return engine
 
 
 def verdict_on(model: ModelInfo, engine: Any) -> Any:
-    return run_check(model, Candidate("engine", engine, HALF_WEIGHTS), 1)
+    return run_check(model, EngineToCheck("engine", engine, HALF_WEIGHTS), 1)
 
 
 def put(at: Any, value: float) -> Callable[[Any], None]:
@@ -106,8 +112,8 @@ def put(at: Any, value: float) -> Callable[[Any], None]:
 )
 def test_what_layers_are_given(tiny: ModelInfo, change: Any, says: str) -> None:
     verdict = verdict_on(tiny, engine_of(tiny, change))
-    assert verdict.passed == (not says) and says in verdict.line()
-    assert ("layers not seen" in verdict.line()) == ("not finite" in says)
+    assert verdict.passed == (not says) and says in verdict.summary_line()
+    assert ("layers not seen" in verdict.summary_line()) == ("not finite" in says)
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -123,25 +129,25 @@ def test_prompts_round_less_than_tokens(tiny: ModelInfo, chunked: bool) -> None:
 
     verdict = verdict_on(tiny, engine_of(tiny, change, fused=True))
     assert verdict.arithmetic == EIGHT_BIT_ACTIVATIONS.name
-    assert ("layer 0 of prompts: its errors are" in verdict.line()) == chunked
+    assert ("layer 0 of prompts: its errors are" in verdict.summary_line()) == chunked
 
 
 @pytest.mark.parametrize("row", [-1, -2])
 def test_the_token_behind_a_prompt(tiny: ModelInfo, row: int) -> None:
     """Its last layer tells nothing, so it is judged with the head: not behind another row."""
 
-    def begun(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+    def begun(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
         found = []
         for prompt, of in zip(prompts, engine_of(tiny, fused=True)(prompts, n_tokens), strict=True):
             given = np.array(of.layers)
             given[-1] = np.nan
             logits = Reference(tiny).logits(prompt, last=2)[[row]]
-            found.append(Generation([int(logits.argmax())], logits, False, True, given))
+            found.append(GreedyGeneration([int(logits.argmax())], logits, False, True, given))
         return found
 
     verdict = verdict_on(tiny, begun)
     assert verdict.passed == (row == -1)
-    assert ("the last layer and the head behind prompts: " in verdict.line()) == (row == -2)
+    assert ("the last layer and the head behind prompts: " in verdict.summary_line()) == (row == -2)
 
 
 def test_a_swapped_expert_is_found_where_it_was_taken(tmp_path: Path) -> None:
@@ -154,12 +160,12 @@ def test_a_swapped_expert_is_found_where_it_was_taken(tmp_path: Path) -> None:
     chosen = reference.routed[1].chosen[at].tolist()
     other = [left if expert == taken else expert for expert in chosen]
     verdict = verdict_on(model, engine_of(model, forced={(1, at): other}))
-    assert verdict.passed, verdict.line()
+    assert verdict.passed, verdict.summary_line()
     assert verdict.ties == (verdict.ties[0],) and f"layer 1 takes expert {left}" in verdict.ties[0]
     (far,) = {*range(8)} - {*np.argsort(-reference.routed[1].scores[at])[:7].tolist()}
     wrong = [far if expert == taken else expert for expert in chosen]
     verdict = verdict_on(model, engine_of(model, forced={(1, at): wrong}))
-    assert not verdict.passed and "layer 1: " in verdict.line()
+    assert not verdict.passed and "layer 1: " in verdict.summary_line()
 
 
 def test_states_need_many_draws_of_the_rounding(tmp_path: Path) -> None:
@@ -168,12 +174,14 @@ def test_states_need_many_draws_of_the_rounding(tmp_path: Path) -> None:
     model = open_model(path)
     engine, rounded = (RoundedReference(model, HALF_WEIGHTS, 64, at) for at in (1.41, 1.0))
     text = np.random.default_rng(10).integers(model.vocab_size, size=10).tolist()
-    x = [engine.embedded(text)]
+    x = [engine.embed_tokens(text)]
     for layer in range(model.n_layers):
-        x.append(engine.after(layer, x[-1], {}))
+        x.append(engine.layer_output(layer, x[-1], {}))
     judge = LayerJudge(Reference(model, context=64), rounded, 64)
-    judge.add(text, Generation([0], engine.logits_of(x[-1][-1:]), False, False, np.array(x)))
-    assert not [line for one in judge.errors() for line in one.failures()]
+    judge.judge_text(
+        text, GreedyGeneration([0], engine.logits_of_hidden(x[-1][-1:]), False, False, np.array(x))
+    )
+    assert not [line for one in judge.layer_errors() for line in one.failure_texts()]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "nemotron_h_moe", "granitehybrid", "tiny-phi3"])
@@ -183,10 +191,10 @@ def test_positions_of_a_layer_are_those_of_all(tmp_path: Path, name: str) -> Non
     else:
         hybrid_models.write(tmp_path / "m.gguf", name)
     reference = Reference(open_model(tmp_path / "m.gguf"), context=64)
-    x, some = reference.embedded(range(3, 20)), np.array([2, 9, 16])
+    x, some = reference.embed_tokens(range(3, 20)), np.array([2, 9, 16])
     for layer in range(reference.model.n_layers):
-        everywhere = reference.after(layer, x, {})
-        assert np.allclose(reference.after(layer, x, {}, some), everywhere[some], rtol=1e-9)
+        everywhere = reference.layer_output(layer, x, {})
+        assert np.allclose(reference.layer_output(layer, x, {}, some), everywhere[some], rtol=1e-9)
         x = everywhere
 
 
@@ -201,13 +209,13 @@ def test_a_long_prompt_is_judged_at_some_positions(tmp_path: Path, monkeypatch: 
             if given.shape[1] == 24:
                 given[2, at, 7] += 1
 
-        candidate = Candidate("engine", engine_of(small, change), HALF_WEIGHTS, 24)
+        candidate = EngineToCheck("engine", engine_of(small, change), HALF_WEIGHTS, 24)
         return run_check(small, candidate, 1)
 
     for at, judged in ((3, False), (10, False), (19, True), (23, True)):
         verdict = of(at)
         assert verdict.passed != judged, at
-        assert verdict.n_prompts == 1 and ("layer 1: " in verdict.line()) == judged
+        assert verdict.n_prompts == 1 and ("layer 1: " in verdict.summary_line()) == judged
     assert len(long_prompt(small, 24, 1, 0)[0]) == 24 and not long_prompt(small, 0, 1, 0)
     with pytest.raises(BenchError, match=r"-d 24: needs a context of 26 tokens; .* has 25"):
         long_prompt(replace(small, context_length=25), 24, 1, 0)

@@ -71,10 +71,10 @@ def test_rounding_alone_is_no_fault(
 ) -> None:
     monkeypatch.setattr(layers, "_FLOOR_ON_CPU", layers._FLOOR)  # which would hide the yardstick
     verdict = verdict_on(*of(shape), n_tokens=N_TOKENS)
-    assert verdict.passed, verdict.line()
+    assert verdict.passed, verdict.summary_line()
     # The yardstick is as wide as the rounding is, not wider: that is where the power is from.
     assert verdict.layer_error is not None and 0.9 < verdict.layer_error < 1.2
-    assert f"; no layer's errors above {verdict.layer_error:.2f} times" in verdict.line()
+    assert f"; no layer's errors above {verdict.layer_error:.2f} times" in verdict.summary_line()
 
 
 def test_a_large_activation_is_no_fault(
@@ -90,7 +90,7 @@ def test_a_large_activation_is_no_fault(
     model = open_model(path)
     with np.errstate(over="ignore"):  # of the reference's SiLU, whose gates are large, too
         verdict = verdict_on(model, answers(model, "CPU"), n_tokens=N_TOKENS)
-    assert verdict.passed, verdict.line()
+    assert verdict.passed, verdict.summary_line()
     assert verdict.layer_error is not None and verdict.layer_error < 1.1
 
 
@@ -113,4 +113,4 @@ def test_a_prompts_last_row_is_judged(tmp_path: Path, monkeypatch: Patch) -> Non
     monkeypatch.setattr("orinllm.gpu.decoder.copy_last_row_launch", row_before)
     model = open_model(path)
     verdict = verdict_on(model, answers(model, "EMU"), n_tokens=2)
-    assert "the last layer and the head behind prompts: its errors are" in verdict.line()
+    assert "the last layer and the head behind prompts: its errors are" in verdict.summary_line()

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.judge.history.check import check_run
-from orinbench.judge.history.trend import Point, Trend, judge_points
+from orinbench.judge.history.check import compare_with_baseline
+from orinbench.judge.history.trend import Trend, TrendPoint, judge_points
 from orinbench.judge.samples import bootstrap_interval
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import (
     Comparison,
     Noise,
     Verdict,
-    adjusted,
     compare_paired,
     compare_separate,
-    noise_of,
+    holm_adjusted,
+    noise_within_stretches,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -164,7 +164,9 @@ def history_cell(kind: Kind, rounds: int, seed: int) -> Cell:
             medians(alone(draw, kind, rounds)) + draw.normal(0, NOISE)
             for _ in range(EARLIER_RUNS + 2)
         ]
-        noises[index] = noise_of([[float(np.exp(np.median(run))) for run in runs[2:]]])
+        noises[index] = noise_within_stretches(
+            [[float(np.exp(np.median(run))) for run in runs[2:]]]
+        )
         pairs.append((runs[0], runs[1]))
     order = iter([index for index in range(EXPERIMENTS) for _ in range(2)])
     return _cell(pairs, lambda a, b: compare_separate(a.tolist(), b.tolist(), noises[next(order)]))
@@ -190,7 +192,7 @@ def family_share(rounds: int, seed: int) -> float:
     claims = 0
     for _ in range(FEWER):
         sides = [np.exp(medians(side_by_side(draw, kind, rounds))) for _ in range(TESTS)]
-        judged = adjusted([compare_paired(a.tolist(), b.tolist()) for a, b in sides])
+        judged = holm_adjusted([compare_paired(a.tolist(), b.tolist()) for a, b in sides])
         claims += any(c.verdict in (Verdict.FASTER, Verdict.SLOWER) for c in judged)
     return 100 * claims / FEWER
 
@@ -208,11 +210,13 @@ def red_shares(baselines: Sequence[int], seed: int) -> list[float]:
             speeds = np.exp(draw.normal(0, NOISE, 10) + draw.normal(0, 3 * NOISE))
             record = Record(test="tg128", samples_ts=speeds.tolist(), processes=list(range(10)))
             record.median_ts = float(np.median(speeds))
-            points.append(Point(run, record))
+            points.append(TrendPoint(run, record))
         trend = Trend("tg128", "CPU", "tok/s", points)
         judge_points([trend])
         for run in baselines:
             before, after = points[run - 1].record, points[-1].record
-            compared, fell = check_run([trend], [before], [after], range(run, SERIES + 1))
+            compared, fell = compare_with_baseline(
+                [trend], [before], [after], range(run, SERIES + 1)
+            )
             red[run] += compared.is_worse or bool(fell)
     return [100 * count / FEWER for count in red.values()]

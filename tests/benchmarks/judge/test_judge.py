@@ -13,14 +13,14 @@ from orinbench.judge.verdict import (
     Comparison,
     Noise,
     Verdict,
-    adjusted,
     change_points,
     compare_paired,
     compare_separate,
+    holm_adjusted,
     pairs_needed,
-    slope,
     student_p,
     student_t,
+    theil_sen_slope,
 )
 
 NUMBERS = st.integers(-5, 5).map(float)
@@ -94,15 +94,15 @@ def test_pairing_sees_what_a_noisy_machine_hides() -> None:
 
 
 def test_a_verdict_must_survive_the_correction() -> None:
-    judged = adjusted([comparison(0.001), comparison(0.03), comparison(0.04)])
+    judged = holm_adjusted([comparison(0.001), comparison(0.03), comparison(0.04)])
     assert [c.verdict for c in judged] == [
         Verdict.SLOWER,
         Verdict.NO_DIFFERENCE,
         Verdict.NO_DIFFERENCE,
     ]
     assert [c.p_value for c in judged] == pytest.approx([0.003, 0.06, 0.06])
-    assert adjusted([comparison(0.03)])[0].verdict is Verdict.SLOWER
-    (shared,) = adjusted([replace(comparison(0.03), least_p=0.03)], questions=2)
+    assert holm_adjusted([comparison(0.03)])[0].verdict is Verdict.SLOWER
+    (shared,) = holm_adjusted([replace(comparison(0.03), least_p=0.03)], questions=2)
     assert (shared.p_value, shared.verdict) == (0.06, Verdict.TOO_FEW)
 
 
@@ -110,7 +110,7 @@ def test_a_verdict_must_survive_the_correction() -> None:
 def test_the_fewest_pairs_that_can_say_anything(tests: int) -> None:
     def verdicts(pairs: int) -> set[Verdict]:
         slower = compare_paired([1.0 + i / 1e3 for i in range(pairs)], [2.0] * pairs)
-        return {c.verdict for c in adjusted([slower] * tests)}
+        return {c.verdict for c in holm_adjusted([slower] * tests)}
 
     assert verdicts(pairs_needed(tests)) == {Verdict.SLOWER}
     assert verdicts(pairs_needed(tests) - 1) == {Verdict.TOO_FEW}
@@ -141,7 +141,7 @@ def test_steps_and_creeps_are_change_points() -> None:
     assert change_points(step) == [9]
     creep = np.asarray(100 * (1 - 0.004) ** np.arange(15) * noise, np.float64)
     assert change_points(creep)
-    assert slope(creep) == pytest.approx(-0.004, abs=5e-4)
+    assert theil_sen_slope(creep) == pytest.approx(-0.004, abs=5e-4)
     assert change_points([100.0, 90.0, 80.0]) == []
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import Build, Patch
 
-from orinbench.judge.identity import identity
+from orinbench.judge.identity import measurement_identity
 from orinbench.judge.load_results import load_records
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.judge.schema import FIELDS, LLAMA_FIELDS
 from orinbench.measure.clocks import ClockState
 from orinbench.measure.plan import Case
-from orinbench.show.forms import render_json
+from orinbench.show.output_formats import render_json
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
 BOTH = {
@@ -36,13 +36,13 @@ def test_the_key_tells_all_tests_apart_and_is_read_back(
     cases = [TG, replace(TG, n_parallel=8), replace(TG, sampling="temperature=0")]
     cases += [PP, replace(PP, text=True), replace(PP, sms=16), replace(PP, n_gen=1)]
     records = make_records(recorded_run({"tinygrad:CPU": {case: [8.0] * 6 for case in cases}}))
-    assert len({identity(record) for record in records}) == len(cases)
+    assert len({measurement_identity(record) for record in records}) == len(cases)
     assert [r.sampling for r in records[:4]] == ["random", "random", "temperature=0", None]
     assert [r.n_gen for r in records] == [16, 16, 16, 0, 0, 0, 1]
     (tmp_path / "run.json").write_text(render_json(records))
     read = load_records(tmp_path / "run.json")
-    assert [(r.model_type, identity(r)) for r in read] == [
-        (r.model_type, identity(r)) for r in records
+    assert [(r.model_type, measurement_identity(r)) for r in read] == [
+        (r.model_type, measurement_identity(r)) for r in records
     ]
 
 

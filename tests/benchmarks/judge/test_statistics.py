@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from orinbench.judge.samples import (
     WarningKind,
-    drift,
-    outliers,
+    drift_share,
+    outlier_indices,
     sample_warnings,
     summarize,
-    two_speeds,
+    two_speed_means,
 )
 from orinbench.judge.verdict import MIN_UNITS
 
@@ -52,19 +52,19 @@ def test_figures_scale_with_the_samples(values: list[float], factor: float) -> N
 
 
 def test_outliers_are_ten_sigma_off() -> None:
-    assert outliers([100.0, 101.0, 99.0, 100.0, 100.5, 60.0]) == [5]
-    assert outliers([100.0] * 9 + [100.01]) == []  # MAD is 0 and the deviation invisible
-    assert outliers([100.0] * 9 + [50.0]) == [9]
+    assert outlier_indices([100.0, 101.0, 99.0, 100.0, 100.5, 60.0]) == [5]
+    assert outlier_indices([100.0] * 9 + [100.01]) == []  # MAD is 0 and the deviation invisible
+    assert outlier_indices([100.0] * 9 + [50.0]) == [9]
     # A quarter of 1,000 runs of 10 normal samples have one beyond 3.5; hardly one beyond 10.
     draw = np.random.default_rng(0)
-    assert sum(bool(outliers(draw.normal(100, 2, 10).tolist())) for _ in range(1000)) < 10
+    assert sum(bool(outlier_indices(draw.normal(100, 2, 10).tolist())) for _ in range(1000)) < 10
 
 
 def test_drift_of_a_long_run_is_found_in_little_memory() -> None:
     noise = np.random.default_rng(1).normal(1, 0.02, 5000)
-    assert drift(list(noise)) == 0.0
+    assert drift_share(list(noise)) == 0.0
     tracemalloc.start()
-    falling = drift(list(noise * np.linspace(1.0, 0.9, 5000)))
+    falling = drift_share(list(noise * np.linspace(1.0, 0.9, 5000)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert falling == pytest.approx(-0.1, abs=0.01)
@@ -74,15 +74,17 @@ def test_drift_of_a_long_run_is_found_in_little_memory() -> None:
 @settings(deadline=None)
 @given(st.lists(st.floats(0.001, 1e6), min_size=6, max_size=15))
 def test_drift_never_falls_by_more_than_everything(values: list[float]) -> None:
-    assert drift(values) > -1
+    assert drift_share(values) > -1
 
 
 def test_two_speeds_are_two_heaps_and_not_a_spread() -> None:
-    assert two_speeds([100.0, 101.0, 99.0, 80.0, 79.0, 81.0]) == (80.0, 100.0)
-    assert two_speeds([100.0, 100.1, 100.2, 100.5, 100.6, 100.7]) is None  # within a percent
-    assert two_speeds([100.0, 80.0]) is None
+    assert two_speed_means([100.0, 101.0, 99.0, 80.0, 79.0, 81.0]) == (80.0, 100.0)
+    assert two_speed_means([100.0, 100.1, 100.2, 100.5, 100.6, 100.7]) is None  # within a percent
+    assert two_speed_means([100.0, 80.0]) is None
     draw = np.random.default_rng(0)
-    assert sum(two_speeds(draw.normal(100, 5, 10).tolist()) is not None for _ in range(1000)) < 10
+    assert (
+        sum(two_speed_means(draw.normal(100, 5, 10).tolist()) is not None for _ in range(1000)) < 10
+    )
 
 
 def test_warnings_are_typed_and_say_what_was_seen() -> None:

@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import Capture, orinbench, refused
 
-from orinbench.judge.twin import Fit, MeasuredPair, TimedWork, calibration, twin_of
+from orinbench.judge.twin import (
+    BoardFit,
+    MeasuredPair,
+    TimedWork,
+    cross_validated_twin,
+    load_calibration,
+)
 
-BOARD = Fit(clock=1000, bandwidth=130, passes=2.5)
+BOARD = BoardFit(clock=1000, bandwidth=130, passes=2.5)
 
 
 def made(kind: str, weights: float) -> list[MeasuredPair]:
     """Cells of a board that BOARD describes exactly."""
     works = [TimedWork(False, depth, weights, 4 + depth / 1000, 2000) for depth in (100, 2000)]
     works += [TimedWork(True, n, weights, n / 10, 2000, scores=512) for n in (128, 600, 4096)]
-    return [MeasuredPair(kind, 16, work, BOARD.milliseconds(work)) for work in works]
+    return [MeasuredPair(kind, 16, work, BOARD.predicted_ms(work)) for work in works]
 
 
 CELLS = [*made("a", 1e9), *made("b", 2.5e9)]
@@ -24,24 +30,24 @@ CELLS = [*made("a", 1e9), *made("b", 2.5e9)]
 
 def test_a_type_is_judged_by_a_fit_that_has_not_seen_it() -> None:
     odd = [MeasuredPair("odd", 16, cell.work, cell.board * 1.2) for cell in made("odd", 1.7e9)]
-    twin = twin_of([*CELLS, *odd], 1000)
+    twin = cross_validated_twin([*CELLS, *odd], 1000)
     # The fit to "a" and "b" is exact, so what is odd is off by all of it.
     assert min(twin.errors[True]) == pytest.approx(-math.log(1.2))
-    expected, low, high = twin.interval(odd[0].work)
+    expected, low, high = twin.predicted_interval(odd[0].work)
     assert low < expected < high
 
 
 def test_the_shipped_calibration_holds_out_what_it_claims() -> None:
-    twin = calibration().twin()
+    twin = load_calibration().fit_twin()
     for is_prompt, median, most in ((False, 0.05, 0.22), (True, 0.03, 0.22)):
-        _, middle, _, largest = twin.summary(is_prompt)
+        _, middle, _, largest = twin.error_summary(is_prompt)
         assert middle < median
         assert largest < most
     # Sixteen multiprocessors explain the board, fourteen do not.
     fit = twin.fit
-    fourteen = [cell for cell in calibration().cells if cell.sms == 14]
+    fourteen = [cell for cell in load_calibration().cells if cell.sms == 14]
     assert fourteen
-    assert all(fit.milliseconds(cell.work) > 1.1 * cell.board for cell in fourteen)
+    assert all(fit.predicted_ms(cell.work) > 1.1 * cell.board for cell in fourteen)
 
 
 def record(**changed: object) -> dict[str, object]:
@@ -66,7 +72,7 @@ def test_the_command_prints_a_prediction_with_its_interval(tmp_path: Path, capsy
     path.write_text(json.dumps([record(), prompt, batch]))
     assert orinbench("twin", str(path), "-o", "json") == 0
     token, prompt, batch = json.loads(capsys.readouterr().out)
-    fit = calibration().twin().fit
+    fit = load_calibration().fit_twin().fit
     by_hand = math.hypot(2.0 * 1980 / 1300, 1014 / fit.bandwidth)
     assert token["orin_ms"] == pytest.approx(by_hand)
     assert token["orin_low_ms"] < token["orin_ms"] < token["orin_high_ms"]

@@ -15,7 +15,7 @@ import pytest
 from tests.benchmarks.interrupted import interrupted
 from tests.benchmarks.orinbench_command import Capture, Patch
 
-from orinbench.child import Child
+from orinbench.child import ChildProcess
 from orinbench.interrupts import SIGNALS, Interrupts
 
 # The bench in a process of its own, with llama-bench's stand-in as its only backend.
@@ -106,12 +106,12 @@ def test_one_goes_through_and_those_behind_it_wait() -> None:
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with Interrupts() as interrupts:
-        interrupts.hold()
-        interrupts.release()
-        interrupts.hold()
+        interrupts.start_holding()
+        interrupts.release_and_raise()
+        interrupts.start_holding()
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            interrupts.release()
+            interrupts.release_and_raise()
         signal.raise_signal(signal.SIGINT)  # one was enough
 
 
@@ -144,7 +144,7 @@ def test_work_that_something_else_cancels_has_not_ended_well() -> None:
         asyncio.Runner() as loop,
         pytest.raises(asyncio.CancelledError),
     ):
-        interrupts.run(loop, cancelled())
+        interrupts.run_coroutine(loop, cancelled())
 
 
 def test_one_that_comes_again_behind_the_block_ends_nothing(monkeypatch: Patch) -> None:
@@ -165,14 +165,16 @@ def test_one_that_comes_again_behind_the_block_ends_nothing(monkeypatch: Patch) 
 
 def test_an_interrupt_while_a_program_is_ended_leaves_none_behind() -> None:
     """The program takes its time over SIGTERM, and Ctrl-C comes meanwhile."""
-    child = Child(["/bin/sh", "-c", "trap '' TERM; echo ready; sleep 60"], out=subprocess.PIPE)
-    assert child.read(time.monotonic() + 60) == b"ready\n"
+    child = ChildProcess(
+        ["/bin/sh", "-c", "trap '' TERM; echo ready; sleep 60"], out=subprocess.PIPE
+    )
+    assert child.read_output(time.monotonic() + 60) == b"ready\n"
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            child.end(grace=60)
+            child.terminate(grace=60)
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert child.status() == -signal.SIGKILL
+    assert child.exit_status() == -signal.SIGKILL
     child.close()

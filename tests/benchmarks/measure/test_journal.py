@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.measure.backends.backend import Sample
-from orinbench.measure.journal import Journal, journal_directory, lost_journals
+from orinbench.measure.journal import Journal, journal_directory, take_lost_journals
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.results import RowResult
 
@@ -27,7 +27,7 @@ from orinbench.measure.backends.backend import Sample
 with Journal(Path(sys.argv[1])) as journal:
     for round_ in range(int(sys.argv[2])):
         lane = Lane("tinygrad:CPU", (), Path("m"))
-        journal.write(lane, RowResult(Case(0, 16, 0)), Sample(10**6, round=round_))
+        journal.append_sample(lane, RowResult(Case(0, 16, 0)), Sample(10**6, round=round_))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -40,7 +40,7 @@ def kill_a_run(folder: Path, samples: int) -> None:
 def test_samples_are_on_disk_as_they_come_and_go_with_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     with Journal(folder) as journal:
-        journal.write(LANE, RowResult(CASE), SAMPLE)
+        journal.append_sample(LANE, RowResult(CASE), SAMPLE)
         (path,) = folder.iterdir()
         assert json.loads(path.read_text()) == {
             "benchmark": "llama-bench",
@@ -53,17 +53,17 @@ def test_samples_are_on_disk_as_they_come_and_go_with_the_end(tmp_path: Path) ->
             "unit": "tok/s",
             "ts": 2000.0,
         }
-        assert list(lost_journals(folder)) == []  # it still runs
-        journal.not_needed()
+        assert list(take_lost_journals(folder)) == []  # it still runs
+        journal.mark_not_needed()
     assert list(folder.iterdir()) == []
 
 
 def test_a_journal_goes_only_when_its_results_are_written(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
-        journal.write(LANE, RowResult(CASE), SAMPLE)
-        journal.not_needed()
-        journal.write(LANE, RowResult(CASE), SAMPLE)
-    ((_, samples),) = lost_journals(tmp_path)
+        journal.append_sample(LANE, RowResult(CASE), SAMPLE)
+        journal.mark_not_needed()
+        journal.append_sample(LANE, RowResult(CASE), SAMPLE)
+    ((_, samples),) = take_lost_journals(tmp_path)
     assert samples == 2
     with Journal(tmp_path / "empty"):
         pass
@@ -75,25 +75,25 @@ def test_a_killed_run_is_told_once_and_kept(tmp_path: Path) -> None:
     (torn,) = tmp_path.iterdir()
     with torn.open("ab") as file:
         file.write(b"\xff\x00")  # what the disk had of a sixth when the power went
-    ((path, samples),) = lost_journals(tmp_path)
+    ((path, samples),) = take_lost_journals(tmp_path)
     assert samples == 5 and path.name.endswith(".lost.jsonl")
     whole = path.read_bytes().splitlines()[:5]
     assert [json.loads(line)["round"] for line in whole] == [0, 1, 2, 3, 4]
-    assert list(lost_journals(tmp_path)) == []
+    assert list(take_lost_journals(tmp_path)) == []
     assert path.exists()
 
 
 def test_a_run_killed_before_its_first_sample_leaves_nothing(tmp_path: Path) -> None:
     kill_a_run(tmp_path, 0)
-    assert list(lost_journals(tmp_path)) == []
+    assert list(take_lost_journals(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_costs_the_journal_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with Journal(tmp_path / "file" / "runs") as journal:
-        journal.write(LANE, RowResult(CASE), SAMPLE)
-    assert list(lost_journals(tmp_path / "file" / "runs")) == []
+        journal.append_sample(LANE, RowResult(CASE), SAMPLE)
+    assert list(take_lost_journals(tmp_path / "file" / "runs")) == []
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, journal._file.fileno())
         os.close(full)
-        journal.write(LANE, RowResult(CASE), SAMPLE)
-        journal.write(LANE, RowResult(CASE), SAMPLE)
+        journal.append_sample(LANE, RowResult(CASE), SAMPLE)
+        journal.append_sample(LANE, RowResult(CASE), SAMPLE)
         assert path.read_text() == ""
-    assert list(lost_journals(tmp_path)) == []
+    assert list(take_lost_journals(tmp_path)) == []
     assert not path.exists()
 
 

@@ -19,13 +19,13 @@ from tests.benchmarks.orinbench_command import Build, Capture, Patch, orinbench,
 
 from orinbench.cli import main
 from orinbench.judge.schema import FIELDS
-from orinbench.measure import chosen
 from orinbench.measure import command as llama_bench
+from orinbench.measure import models_and_backends
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.tinygrad_backend import TinygradBackend
 from orinbench.measure.llama_flags import LlamaBenchOptions
 from orinbench.measure.plan import BACKEND_NAMES, Case, Lane
-from orinbench.options import flags_of
+from orinbench.options import with_options
 from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinboard.replay import TreeOnDisk
@@ -171,7 +171,7 @@ def test_devices_and_versions_are_listed(
 ) -> None:
     fake_llama_bench.write_text("#!/bin/sh\necho 'Available devices:'\necho '  CUDA0: H200'\n")
     reasons = {"NV": "no GPU"}
-    monkeypatch.setattr("orinbench.measure.llama_flags.probe_device", reasons.get)
+    monkeypatch.setattr("orinbench.measure.llama_flags.open_failure", reasons.get)
     assert run("--list-devices", "--llama-bench", str(fake_llama_bench)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "tinygrad:NV: does not open: no GPU",
@@ -189,7 +189,7 @@ def test_an_unknown_backend_lists_what_there_is_and_why_not(
     bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
     reasons = {"NV": "no GPU", "CUDA": "no libcuda"}
-    monkeypatch.setattr(chosen, "probe_device", reasons.get)
+    monkeypatch.setattr(models_and_backends, "open_failure", reasons.get)
     line = refused(capsys, "llama-bench", *bench, "--backend", "tinygrad:TPU")
     assert line == (
         "--backend tinygrad:TPU: unknown; there are "
@@ -204,7 +204,7 @@ def test_llama_cpp_without_a_binary(
 ) -> None:
     assert run("-m", str(tiny_path), "--backend", "llama.cpp") == 2
     assert "no llama-bench on PATH; name it with --llama-bench" in capsys.readouterr().err
-    monkeypatch.setattr(chosen, "probe_device", lambda device: f"no {device}")
+    monkeypatch.setattr(models_and_backends, "open_failure", lambda device: f"no {device}")
     assert run("-m", str(tiny_path)) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("orinbench: --backend: nothing opens: tinygrad:NV (does not open: no")
@@ -213,8 +213,8 @@ def test_llama_cpp_without_a_binary(
 def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(chosen, "probe_device", {"NV": "no GPU"}.get)
-    backends, binary = chosen.choose_backends([], str(fake_llama_bench), Messages())
+    monkeypatch.setattr(models_and_backends, "open_failure", {"NV": "no GPU"}.get)
+    backends, binary = models_and_backends.choose_backends([], str(fake_llama_bench), Messages())
     assert backends == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench
 
@@ -222,7 +222,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
 def options(**given: Any) -> LlamaBenchOptions:
     """The options as click gives them for a command line of nothing, but for these."""
     seen: list[LlamaBenchOptions] = []
-    click.command()(flags_of(LlamaBenchOptions)(seen.append)).main([], standalone_mode=False)
+    click.command()(with_options(LlamaBenchOptions)(seen.append)).main([], standalone_mode=False)
     knobs = {name: given.pop(name, value) for name, value in seen[0].knobs.items()}
     return replace(seen[0], **given, knobs=knobs)
 
@@ -313,14 +313,14 @@ def test_without_a_model_there_is_a_synthetic_one(
 def test_an_unexpected_crash_keeps_what_was_measured(
     bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
-    measure = LlamaCppBackend.measure
+    measure = LlamaCppBackend.time_repetition
 
     def crash(self: LlamaCppBackend, case: Any, seed: int) -> Any:
         if seed == 1:
             raise ZeroDivisionError
         return measure(self, case, seed)
 
-    monkeypatch.setattr(LlamaCppBackend, "measure", crash)
+    monkeypatch.setattr(LlamaCppBackend, "time_repetition", crash)
     with pytest.raises(ZeroDivisionError):
         main(["llama-bench", *bench, "-p", "8", "-n", "0", "-r", "3", "-o", "json"])
     (record,) = json.loads(capsys.readouterr().out)
@@ -410,12 +410,13 @@ def test_a_killed_run_is_told_of_at_the_next_start(
 def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Build, tmp_path: Path) -> None:
     times = {Case(0, 4, 0): [8.0]}
     alone = recorded_run({"tinygrad:CPU": times})
-    assert "the kernels are made for GPUs" in (llama_bench.last_words(alone) or "")
-    assert llama_bench.last_words(recorded_run({"tinygrad:CPU": times, "llama.cpp": times})) is None
+    assert "the kernels are made for GPUs" in (llama_bench.newcomer_note(alone) or "")
+    both = recorded_run({"tinygrad:CPU": times, "llama.cpp": times})
+    assert llama_bench.newcomer_note(both) is None
     alone.lanes[0].rows[0].error = "killed by SIGSEGV"
-    assert llama_bench.last_words(alone) is None
+    assert llama_bench.newcomer_note(alone) is None
     alone.lanes[0].rows[0].error, alone.partial = None, True
-    assert llama_bench.last_words(alone) is None
+    assert llama_bench.newcomer_note(alone) is None
     # It is for once: neither for a second run, nor for one that leaves no trace.
     path = tmp_path / "history.db"
     assert llama_bench.is_first_run(options(history=path))

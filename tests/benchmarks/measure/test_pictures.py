@@ -16,17 +16,17 @@ from tests.engine.vision import tiny
 from tinygrad import Context
 from tinygrad.device import Buffer, Compiler
 
-from orinbench.check.rows import require_row
+from orinbench.check.row_gate import require_row_passed
 from orinbench.errors import CheckFailed
-from orinbench.judge.identity import identity
+from orinbench.judge.identity import measurement_identity
 from orinbench.judge.schema import Record
 from orinbench.measure.backends import llama_cpp
-from orinbench.measure.backends.backend import BackendDiedError, LeftOutError, Load
-from orinbench.measure.backends.llama_server import FirstText
+from orinbench.measure.backends.backend import BackendDiedError, CaseLeftOutError, LoadRequest
+from orinbench.measure.backends.llama_server import FirstTextTime
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.results import LaneResult, RowResult
-from orinbench.pictures import QUESTION, Seeing
+from orinbench.pictures import QUESTION, VisionModel
 
 pytestmark = pytest.mark.usefixtures("known_bandwidth")
 run = partial(orinbench, "llama-bench")
@@ -49,21 +49,24 @@ def test_an_encoder_is_timed_and_compared_and_so_is_a_first_text(
         monkeypatch.setattr(owner, name, getattr(owner, name))
     with Context(DEV="CPU"):
         runner = TinygradRunner()
-        runner.load(Load(str(files / "model.gguf"), 256, mmproj=str(files / "mmproj.gguf")))
+        runner.load(LoadRequest(str(files / "model.gguf"), 256, mmproj=str(files / "mmproj.gguf")))
         for case in (SEEN, ASKED):
             warm = runner.warm_up(case, check=True)
             assert warm.checked is not None and warm.checked.error < 1e-5
-            first, second = (runner.measure(case, 0) for _ in range(2))
+            first, second = (runner.time_repetition(case, 0) for _ in range(2))
             assert first.finite and second.finite and min(first.ns, second.ns) > 100_000
         assert second.extra == {"prompt_tokens": ASKED.n_prompt}
-        drawn = {runner._sees.sight.make_picture(runner._picture(SEEN)).ids for _ in range(3)}
+        drawn = {
+            runner._vision_model.sight.make_picture(runner._draw_picture(SEEN)).ids
+            for _ in range(3)
+        }
         assert len(drawn) == 3  # each is another one, or its rows would be known
-        encode, sight = runner._sees.sight.encode, runner._sees.sight
-        runner._sees.sight = replace(sight, encode=lambda tiles: encode(tiles)[::-1])
+        encode, sight = runner._vision_model.sight.encode, runner._vision_model.sight
+        runner._vision_model.sight = replace(sight, encode=lambda tiles: encode(tiles)[::-1])
         found = runner.warm_up(SEEN, check=True)
     lane = LaneResult(Lane("tinygrad:CPU", (SEEN,)), None, [])
     with pytest.raises(CheckFailed, match=r"its rows are .* off the float64 reference, allowed 1"):
-        require_row(lane, RowResult(SEEN, found))
+        require_row_passed(lane, RowResult(SEEN, found))
 
 
 def llama(binary: Path, files: Path) -> llama_cpp.LlamaCppBackend:
@@ -75,7 +78,7 @@ def test_an_encoder_of_llama_cpp_says_its_time(fake_llama_bench: Path, files: Pa
     """As llama-mtmd-cli b1-0c1e570 (0.3.36 of the Python package) talks, and older ones."""
     binary = fake_llama_bench.with_name("llama-mtmd-cli")
     lane = llama(fake_llama_bench, files)
-    with pytest.raises(LeftOutError, match="no llama-mtmd-cli"):
+    with pytest.raises(CaseLeftOutError, match="no llama-mtmd-cli"):
         lane.warm_up(SEEN)
     binary.write_text(
         '#!/bin/sh\necho "$@" > "$0.log"\necho an answer\n'
@@ -83,12 +86,12 @@ def test_an_encoder_of_llama_cpp_says_its_time(fake_llama_bench: Path, files: Pa
         "echo 'image slice encoded in 9 ms' >&2\necho 'image decoded (batch 1/1) in 4 ms' >&2\n"
     )
     binary.chmod(0o755)
-    assert lane.measure(SEEN, 3).ns == 31_000_000
+    assert lane.time_repetition(SEEN, 3).ns == 31_000_000
     said = (binary.parent / "llama-mtmd-cli.log").read_text()
     assert f"-m {files}/model.gguf --image /" in said and f"--mmproj {files}/mmproj.gguf" in said
     binary.write_text("#!/bin/sh\necho an answer\n")
     with pytest.raises(BackendDiedError, match="says no time"):
-        lane.measure(SEEN, 3)
+        lane.time_repetition(SEEN, 3)
 
 
 def test_a_first_text_of_llama_server_is_of_a_picture(
@@ -96,12 +99,14 @@ def test_a_first_text_of_llama_server_is_of_a_picture(
 ) -> None:
     asked = list[Any]()
 
-    def first_text(binary: Path, arguments: list[str], requests: Any, timeout: float) -> FirstText:
+    def first_text(
+        binary: Path, arguments: list[str], requests: Any, timeout: float
+    ) -> FirstTextTime:
         asked.extend((arguments, *requests))
-        return FirstText(5, 1.0, 181, 2)
+        return FirstTextTime(5, 1.0, 181, 2)
 
-    monkeypatch.setattr(llama_cpp, "first_text", first_text)
-    sample = llama(fake_llama_bench, files).measure(ASKED, 3)
+    monkeypatch.setattr(llama_cpp, "time_first_text", first_text)
+    sample = llama(fake_llama_bench, files).time_repetition(ASKED, 3)
     assert (sample.ns, sample.extra["prompt_tokens"]) == (5, 181)
     arguments, warm, timed = asked
     assert arguments[2:4] == ["--mmproj", str(files / "mmproj.gguf")]
@@ -125,7 +130,7 @@ def test_the_rows_of_a_run(fake_llama_bench: Path, files: Path, capsys: Capture)
     tests = ["img168x112", "ttft img168x112", "img300x200", "ttft img300x200"]
     assert [record["test"] for record in records] == tests
     assert [record["n_prompt"] for record in records] == [24, 128, 28, 132]
-    name = Seeing.read(files / "model.gguf", files / "mmproj.gguf").name
+    name = VisionModel.read(files / "model.gguf", files / "mmproj.gguf").projector_label
     assert [record["mmproj"] for record in records] == [name] * 4
     assert name.startswith("qwen2.5vl_merger F16 ")
     assert "no llama-mtmd-cli" in records[0]["extra"]["left_out"]
@@ -153,5 +158,14 @@ def test_what_cannot_be_seen_is_one_line(
 def test_an_encoder_is_part_of_what_is_measured() -> None:
     """And records of before have the identity that their history knows."""
     plain, seen = Record(test="pp8"), Record(test="pp8", mmproj="gemma3 F16 9")
-    assert "mmproj" not in identity(plain)
-    assert len({identity(plain), identity(seen), identity(Record(test="pp8", mmproj="x"))}) == 3
+    assert "mmproj" not in measurement_identity(plain)
+    assert (
+        len(
+            {
+                measurement_identity(plain),
+                measurement_identity(seen),
+                measurement_identity(Record(test="pp8", mmproj="x")),
+            }
+        )
+        == 3
+    )

@@ -6,7 +6,7 @@ import pytest
 from tests.benchmarks.gguf_files import write_sparse
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendDiedError, LeftOutError
+from orinbench.measure.backends.backend import BackendDiedError, CaseLeftOutError
 from orinbench.measure.backends.llama_cpp import LlamaCppBackend
 from orinbench.measure.backends.llama_server import server_arguments
 from orinbench.measure.plan import CONTEXT_STEP, Case, Lane
@@ -27,9 +27,9 @@ def test_a_text_has_as_many_tokens_as_asked(tiny_path: Path, n_tokens: int) -> N
 
 
 def test_a_text_that_cannot_be_is_left_out(tmp_path: Path) -> None:
-    with pytest.raises(LeftOutError, match="no text has 0 tokens in this vocabulary"):
+    with pytest.raises(CaseLeftOutError, match="no text has 0 tokens in this vocabulary"):
         prompt_text(SMOLLM2, 0, 0)
-    with pytest.raises(LeftOutError, match=r"tokenizer\.ggml"):
+    with pytest.raises(CaseLeftOutError, match=r"tokenizer\.ggml"):
         prompt_text(write_sparse(tmp_path / "bare.gguf", SHAPES["tiny"]), 8, 0)
 
 
@@ -43,21 +43,21 @@ def test_llama_cpp_answers_a_text_through_its_server(
     monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.1")
     backend = llama(fake_llama_bench, tiny_path)
     assert backend.warm_up(CASE) is None
-    sample = backend.measure(CASE, 0)
+    sample = backend.time_repetition(CASE, 0)
     assert sample.ns > 1e8 and sample.extra["http_ms"] > 0
     monkeypatch.setenv("FAKE_LLAMA_SERVER", "miscounts")
     with pytest.raises(BackendDiedError, match="made 257 tokens of a text of 256"):
-        backend.measure(CASE, 0)
+        backend.time_repetition(CASE, 0)
     monkeypatch.setenv("FAKE_LLAMA_SERVER", "dies")
     with pytest.raises(BackendDiedError, match="llama-server: ended with status 1: error: cannot"):
-        backend.measure(CASE, 0)
+        backend.time_repetition(CASE, 0)
 
 
 def test_without_a_server_the_row_is_left_out(
     fake_llama_bench: Path, tiny_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LeftOutError, match="no llama-server beside llama-bench or on PATH"):
+    with pytest.raises(CaseLeftOutError, match="no llama-server beside llama-bench or on PATH"):
         llama(fake_llama_bench, tiny_path).warm_up(CASE)
 
 
@@ -68,5 +68,5 @@ def test_settings_in_llama_servers_words() -> None:
     )
     words = "-ub 64 -fa on --no-kv-offload --no-mmap -ts 3,1 -ngl 99"
     assert server_arguments(settings) == words.split()
-    with pytest.raises(LeftOutError, match="llama-server has no -embd"):
+    with pytest.raises(CaseLeftOutError, match="llama-server has no -embd"):
         server_arguments((("embeddings", 1),))

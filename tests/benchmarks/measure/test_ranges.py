@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orinbench.errors import BenchError
-from orinbench.measure.ranges import MAX_VALUES, parse_int_list, parse_pair
+from orinbench.measure.number_lists import MAX_VALUES, parse_int_list, parse_pair
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,19 @@ import pytest
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import CheckFailed
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.measure.backends.backend import (
     Backend,
     BackendDiedError,
+    BackendIdentity,
     Bandwidth,
-    FirstToken,
-    Identity,
-    NoNumbersError,
-    RowChecked,
+    FirstTokenTime,
+    NonfiniteLogitsError,
+    RowCheckResult,
     Sample,
-    WarmedUp,
+    WarmUpCost,
 )
-from orinbench.measure.board import FEW_READINGS, readings_of_power
+from orinbench.measure.board import FEW_READINGS, power_reading_count
 from orinbench.measure.journal import Journal
 from orinbench.measure.plan import Case, Lane, Plan
 from orinbench.measure.results import LaneResult, RunResult
@@ -50,25 +50,27 @@ class FakeBackend:
         self.log.append(f"{self.name} {what}")
         self.hook(self.log[-1])
 
-    def open(self) -> Identity:
+    def open(self) -> BackendIdentity:
         self._note("open")
-        return Identity(self.name, "1", None, self.device, None, None, None, None)
+        return BackendIdentity(self.name, "1", None, self.device, None, None, None, None)
 
-    def first_token(self) -> FirstToken:
+    def time_first_token(self) -> FirstTokenTime:
         self._note("first token")
-        return FirstToken(32, 1.0)
+        return FirstTokenTime(32, 1.0)
 
-    def warm_up(self, case: Case) -> WarmedUp | None:
+    def warm_up(self, case: Case) -> WarmUpCost | None:
         self._note(f"warm up {case.label}")
-        return WarmedUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
+        return (
+            WarmUpCost(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
+        )
 
-    def measure(self, case: Case, seed: int) -> Sample:
+    def time_repetition(self, case: Case, seed: int) -> Sample:
         self._note(f"measure {case.label} seed {seed}")
         if self.seconds:
             time.sleep(self.seconds)
         return Sample(int(self.seconds * 1e9) or 1_000_000)
 
-    def renew(self) -> float | None:
+    def restart(self) -> float | None:
         self._note("renew")
         return None if self.name == "llama.cpp" else 2.0
 
@@ -83,15 +85,15 @@ class SilentTalk(Messages):
         super().__init__()
         self.lines: list[str] = []
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.lines.append(text)
 
-    phase = detail = line
+    show_phase = show_detail = print_line
 
-    def expect(self, text: str, seconds: float, left: int) -> None:
+    def announce_steps(self, text: str, seconds: float, left: int) -> None:
         self.lines.append(f"expect {text} {seconds:.1f} {left}")
 
-    def advance(self, text: str) -> None:
+    def finish_step(self, text: str) -> None:
         self.lines.append(f"advance {text}")
 
     def close(self) -> None:
@@ -194,7 +196,7 @@ def test_rounds_are_spread_over_fresh_processes(tiny_model: ModelInfo) -> None:
     run = bench.run()
     for lane in run.lanes:
         for row in lane.rows:
-            assert row.processes == [0, 0, 1, 1, 2]
+            assert row.sample_processes == [0, 0, 1, 1, 2]
             assert [sample.round for sample in row.samples] == [0, 1, 2, 3, 4]
     for name, starts in (("tinygrad:CPU", [1.0, 2.0, 2.0]), ("llama.cpp", [1.0])):
         assert bench.log.count(f"{name} renew") == 2
@@ -220,7 +222,7 @@ def test_a_run_that_would_take_too_long_takes_fewer_processes(tiny_model: ModelI
             least_processes=least,
         )
         run = bench.run()
-        assert len(set(run.lanes[0].rows[0].processes)) == taken == run.plan.processes
+        assert len(set(run.lanes[0].rows[0].sample_processes)) == taken == run.plan.processes
         (said,) = [line for line in bench.talk.lines if line.startswith("expect")]
         assert ("instead of" in said) == (taken < planned)
 
@@ -348,7 +350,7 @@ def test_the_board_and_its_energy_stand_around_each_sample(
         assert [board["module_watts"] for board in boards] == pytest.approx([6.6075] * 2, rel=1e-4)
     kinds = {warning["kind"] for warning in decode.warnings}
     assert "clocks_not_pinned" in kinds
-    rough = readings_of_power(decode.energy) < FEW_READINGS
+    rough = power_reading_count(decode.energy) < FEW_READINGS
     assert ("rough_energy" in kinds) == rough  # a quarter of a second: a busy machine reads little
     first = decode.energy[0]
     assert first["coverage"] == 0.95 and (
@@ -371,7 +373,7 @@ def test_each_repetition_waits_for_a_cool_board(
 ) -> None:
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=90.0)
     assert not bench.run().partial
-    monkeypatch.setattr("orinbench.measure.runner.cooldown", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("orinbench.measure.runner.wait_for_cooldown", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Bench(tiny_model, roots=orin.roots, cooldown=20.0).run()
 
@@ -380,7 +382,7 @@ def test_each_repetition_waits_for_a_cool_board(
         tell(61.0)
         return 2.0
 
-    monkeypatch.setattr("orinbench.measure.runner.cooldown", slow)
+    monkeypatch.setattr("orinbench.measure.runner.wait_for_cooldown", slow)
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=20.0)
     bench.run()
     assert bench.talk.lines.count("cooling down from 62.0 to 20 °C") == 4
@@ -407,12 +409,12 @@ def test_the_delay_comes_before_each_repetition(tiny_model: ModelInfo, monkeypat
 
 
 def test_numbers_that_are_none_end_a_timed_run(tiny_model: ModelInfo, monkeypatch: Patch) -> None:
-    measure = FakeBackend.measure
+    measure = FakeBackend.time_repetition
 
     def nothing(self: FakeBackend, case: Case, seed: int) -> Sample:
         return replace(measure(self, case, seed), finite=seed == 7)
 
-    monkeypatch.setattr(FakeBackend, "measure", nothing)
+    monkeypatch.setattr(FakeBackend, "time_repetition", nothing)
     bench = Bench(tiny_model)
     with pytest.raises(CheckFailed, match="a timed repetition left logits that are not finite"):
         bench.runner.run()
@@ -420,7 +422,7 @@ def test_numbers_that_are_none_end_a_timed_run(tiny_model: ModelInfo, monkeypatc
 
 
 def test_the_gate_looks_where_a_model_begins_with_no_numbers(tiny_model: ModelInfo) -> None:
-    for error, looks in ((NoNumbersError("x"), True), (BackendDiedError("x"), False)):
+    for error, looks in ((NonfiniteLogitsError("x"), True), (BackendDiedError("x"), False)):
 
         def hook(line: str, error: BackendDiedError = error) -> None:
             if line == "tinygrad:CPU first token":
@@ -431,7 +433,7 @@ def test_the_gate_looks_where_a_model_begins_with_no_numbers(tiny_model: ModelIn
 
 
 def test_a_row_with_wrong_numbers_is_not_timed(tiny_model: ModelInfo, monkeypatch: Patch) -> None:
-    wrong = WarmedUp(checked=RowChecked(True, 0.9, "a decoded token"))
+    wrong = WarmUpCost(checked=RowCheckResult(True, 0.9, "a decoded token"))
     monkeypatch.setattr(FakeBackend, "warm_up", lambda *of: wrong)
     bench = Bench(tiny_model)
     with pytest.raises(CheckFailed, match=r"check of tinygrad:CPU pp32 failed: .* off a decoded"):

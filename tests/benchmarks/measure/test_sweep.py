@@ -10,7 +10,7 @@ import pytest
 from tests.benchmarks.orinbench_command import Build, Capture, orinbench
 
 from orinbench.errors import BenchError
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.measure.plan import Case, Lane, lanes_by_environment, parse_variables
 
 TG = Case(0, 4, 0)

@@ -29,15 +29,15 @@ from tests.engine.vision import tiny
 
 from orinbench.errors import BenchError
 from orinbench.interrupts import SIGNALS, Interrupts
-from orinbench.pictures import Pictures
+from orinbench.pictures import RandomPictures
 from orinbench.progress import Messages
-from orinbench.serve.client import Answer, Client, Prompt
-from orinbench.serve.figures import figures_of, parse_goals
-from orinbench.serve.load import Load, LoadResult, arrivals, ask_all
+from orinbench.serve.client import AnswerTimes, Client, Prompt
+from orinbench.serve.load import Load, LoadResult, arrival_times, ask_all
+from orinbench.serve.load_statistics import load_statistics, parse_goals
 from orinbench.serve.output import render_json, render_md
-from orinbench.serve.run import Plan, Results, Server
-from orinbench.serve.run import run as run_plan
-from orinbench.serve.servers import Room, command_of
+from orinbench.serve.run import LoadPlan, Server, ServeResults
+from orinbench.serve.run import run_rounds as run_plan
+from orinbench.serve.servers import ServerCapacity, server_command
 
 run = partial(orinbench, "serve-bench")
 FIRST_S, GAP_S = 0.05, 0.02
@@ -60,19 +60,21 @@ def server() -> Iterator[Served]:
         thread.join()
 
 
-def stretch(*answers: Answer, seconds: float = 2.0) -> LoadResult:
+def stretch(*answers: AnswerTimes, seconds: float = 2.0) -> LoadResult:
     return LoadResult(list(answers), seconds, 0.1)
 
 
 def test_figures_of_known_answers() -> None:
-    def answer(ttft: float, gaps: list[float], tokens: int) -> Answer:
+    def answer(ttft: float, gaps: list[float], tokens: int) -> AnswerTimes:
         first = 10.0 + ttft
-        return Answer(10.0, first, first + sum(gaps), gaps, 100, 40, tokens)
+        return AnswerTimes(10.0, first, first + sum(gaps), gaps, 100, 40, tokens)
 
-    found = figures_of(
+    found = load_statistics(
         [
             stretch(answer(0.1, [0.02, 0.03], 3), answer(0.3, [0.04], 3)),
-            stretch(answer(0.2, [], 1), Answer(1.0, 9.0, 9.0, [5.0], error="status 429: full")),
+            stretch(
+                answer(0.2, [], 1), AnswerTimes(1.0, 9.0, 9.0, [5.0], error="status 429: full")
+            ),
         ],
         {"ttft": 250, "tpot": 30},
     )
@@ -87,7 +89,7 @@ def test_figures_of_known_answers() -> None:
     assert found.tpot_ms["mean"] == pytest.approx((25 + 20) / 2)
     assert found.e2e_ms["p99"] == pytest.approx(200 + 0.98 * 140)
     assert found.goodput_s == 2 / 4  # the second is late
-    nothing = figures_of([stretch(Answer(1.0, error="x"))], {})
+    nothing = load_statistics([stretch(AnswerTimes(1.0, error="x"))], {})
     assert nothing.ttft_ms == {} and nothing.goodput_s is None and nothing.output_tokens_s == 0
 
 
@@ -145,11 +147,11 @@ def test_an_open_loop_does_not_wait_for_answers(server: Served, capsys: Capture)
 def test_a_late_client_counts_and_what_follows_the_text_does_not() -> None:
     """The first request holds up the client while the second is due, and its connection after."""
 
-    async def ask(prompt: Prompt, due: float) -> Answer:
+    async def ask(prompt: Prompt, due: float) -> AnswerTimes:
         if prompt.text == "0":
             time.sleep(0.1)
-        answer = Answer(due, prompt_tokens=1, output_tokens=1)
-        answer.add_text(time.perf_counter())
+        answer = AnswerTimes(due, prompt_tokens=1, output_tokens=1)
+        answer.note_text_time(time.perf_counter())
         await asyncio.sleep(0.5)
         return answer
 
@@ -160,8 +162,8 @@ def test_a_late_client_counts_and_what_follows_the_text_does_not() -> None:
     assert 0.1 <= found.seconds <= last - found.answers[0].due + 0.01
 
 
-def plan_of(load: Load) -> Plan:
-    return Plan((load,), 7, 1, 8, str, "completions", "m", {}, 1.0, 0, {})
+def plan_of(load: Load) -> LoadPlan:
+    return LoadPlan((load,), 7, 1, 8, str, "completions", "m", {}, 1.0, 0, {})
 
 
 def test_verdicts_are_of_all_measures_at_once() -> None:
@@ -170,10 +172,10 @@ def test_verdicts_are_of_all_measures_at_once() -> None:
     load = Load(1)
     plan = plan_of(load)
     for rounds, says in ((6, "too few rounds for a verdict (-r 7 or more)"), (7, "b is better")):
-        results = Results(plan, servers)
+        results = ServeResults(plan, servers)
         for name, slow in (("a", 2.0), ("b", 1.0)):
             results.stretches[name, load] = {
-                i: stretch(Answer(0.0, slow + i / 9, slow * 3, [slow], 1, 0, 3), seconds=slow)
+                i: stretch(AnswerTimes(0.0, slow + i / 9, slow * 3, [slow], 1, 0, 3), seconds=slow)
                 for i in range(rounds)
             }
         compared = render_md(results).partition("\n- ")[2]
@@ -186,17 +188,19 @@ def test_verdicts_are_of_all_measures_at_once() -> None:
     assert "of a core" not in compared and "Interrupted" not in compared
     results.partial = True
     assert "Interrupted: the figures are those measured until then." in render_md(results)
-    results.stretches["a", load] = {0: LoadResult([Answer(0.0, error="x")], 1.0, cpu_share=0.9)}
+    results.stretches["a", load] = {
+        0: LoadResult([AnswerTimes(0.0, error="x")], 1.0, cpu_share=0.9)
+    }
     assert "a, 1 at once: the client took 90 % of a core" in render_md(results)
 
 
 def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: Patch) -> None:
     seen: list[str] = []
 
-    async def measure(results: Results, server: Server, *_: object) -> None:
+    async def measure(results: ServeResults, server: Server, *_: object) -> None:
         seen.append(server.name)
 
-    monkeypatch.setattr("orinbench.serve.run._measure", measure)
+    monkeypatch.setattr("orinbench.serve.run._measure_loads", measure)
     servers = tuple(Server(name, nullcontext) for name in "ab")  # type: ignore[arg-type]
     run_plan(plan_of(Load(1)), servers, Messages(), Interrupts())
     rounds = {tuple(seen[i : i + 2]) for i in range(0, 14, 2)}
@@ -205,22 +209,26 @@ def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: Patch) -> Non
 
 def test_arrivals_have_their_rate_and_burstiness() -> None:
     for burstiness, deviation in ((1.0, 1.0), (4.0, 0.5), (0.25, 2.0)):
-        times = arrivals(20_001, 5.0, burstiness, 3)
+        times = arrival_times(20_001, 5.0, burstiness, 3)
         gaps = [later - earlier for earlier, later in pairwise(times)]
         assert times[0] == 0.0
         assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.05)
         assert statistics.stdev(gaps) * 5 == pytest.approx(deviation, rel=0.05)
-    assert arrivals(5, 5.0, 1.0, 3) == arrivals(5, 5.0, 1.0, 3) != arrivals(5, 5.0, 1.0, 4)
+    assert (
+        arrival_times(5, 5.0, 1.0, 3)
+        == arrival_times(5, 5.0, 1.0, 3)
+        != arrival_times(5, 5.0, 1.0, 4)
+    )
 
 
 WORD = b'data: {"choices": [{"text": "w"}]}'
 USAGE = b'data: {"usage": {"prompt_tokens": 9, "completion_tokens": 2}}'
 
 
-def asked(*lines: bytes) -> Answer:
+def asked(*lines: bytes) -> AnswerTimes:
     """The answer of at most 4 tokens that a client makes of a stream."""
 
-    async def ask() -> Answer:
+    async def ask() -> AnswerTimes:
         body = b"".join(line + b"\n\n" for line in lines)
         transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
         async with httpx.AsyncClient(transport=transport) as client:
@@ -273,7 +281,7 @@ def test_failures_are_counted_and_said(server: Served, monkeypatch: Patch, capsy
     words = ["--url", url, "--concurrency", "4", "--requests", "4", "-n", "1", "-r", "1"]
     assert run(*words, "--timeout", "1") == 1
     assert "4 failed: not complete after 1 s (--timeout)." in capsys.readouterr().out
-    monkeypatch.setattr("orinbench.serve.command.words_text", lambda n, seed: "teapot")
+    monkeypatch.setattr("orinbench.serve.command.random_words", lambda n, seed: "teapot")
     assert run(*words) == 1
     assert "4 failed: status 429: the queue is full." in capsys.readouterr().out
 
@@ -290,7 +298,7 @@ def test_a_server_that_goes_leaves_the_rounds_before(
             raise BenchError(f"{address}: gone.")
         return name
 
-    monkeypatch.setattr("orinbench.serve.run.served_model", served)
+    monkeypatch.setattr("orinbench.serve.run.first_served_model", served)
     words = ["--url", url, "--concurrency", "1", "--requests", "2", "-n", "1", "-o", "json"]
     assert run(*words, "-r", "9") == 2
     captured = capsys.readouterr()
@@ -327,8 +335,8 @@ def test_an_interrupt_cancels_what_is_measured(monkeypatch: Patch) -> None:
             seen.append(type(error).__name__)
             raise
 
-    monkeypatch.setattr("orinbench.serve.run._measure", measure)
-    monkeypatch.setattr("orinbench.serve.run.served_model", lambda *_: "m")
+    monkeypatch.setattr("orinbench.serve.run._measure_loads", measure)
+    monkeypatch.setattr("orinbench.serve.run.first_served_model", lambda *_: "m")
     servers = (Server("a", nullcontext),)  # type: ignore[arg-type]
     with Interrupts() as interrupts:
         assert run_plan(plan_of(Load(1)), servers, Messages(), interrupts).partial
@@ -366,14 +374,14 @@ def test_servers_are_started_in_turns_and_compared(
 
 
 def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
-    room = Room(Path("m.gguf"), slots=8, tokens=640, queue=32)
+    room = ServerCapacity(Path("m.gguf"), slots=8, tokens=640, queue=32)
     where = "--host 127.0.0.1 --port 81"
-    ours = " ".join(command_of("orinllm", room, 81, "--deterministic"))
+    ours = " ".join(server_command("orinllm", room, 81, "--deterministic"))
     assert ours.endswith(f"serve m.gguf -c 704 --queue 32 {where} --deterministic")
-    theirs = " ".join(command_of("llama-server", room, 81, "-ngl 99"))
+    theirs = " ".join(server_command("llama-server", room, 81, "-ngl 99"))
     assert theirs.endswith(f"-m m.gguf -c 5632 -np 8 {where} -ngl 99")
     with pytest.raises(BenchError, match="--orinllm-flags '-x: no closing quotation"):
-        command_of("orinllm", room, 81, "'-x")
+        server_command("orinllm", room, 81, "'-x")
 
 
 @pytest.mark.parametrize(
@@ -442,4 +450,4 @@ def test_each_request_has_another_picture(server: Served, tmp_path: Path) -> Non
         shown.add(data)
     assert len(shown) == len(fake.seen) == 5  # two of them to warm up
     tiny.write_mmproj(tmp_path / "mmproj.gguf", "gemma3")
-    assert Pictures.parse("60x45", 0).rows(tmp_path / "mmproj.gguf") == tiny.ROWS + 32
+    assert RandomPictures.parse("60x45", 0).token_count(tmp_path / "mmproj.gguf") == tiny.ROWS + 32

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import Build
 
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.judge.schema import Record
 from orinbench.measure.plan import Case
-from orinbench.show.page import render
+from orinbench.show.html_page import render_run
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 0)
 
@@ -77,7 +77,7 @@ def rich_records(plain_records: list[Record]) -> list[Record]:
 def rich_page(rich_records: list[Record]) -> str:
     """The page of `rich_records`."""
     if "rich" not in _pages:
-        _pages["rich"] = render(rich_records)
+        _pages["rich"] = render_run(rich_records)
     return _pages["rich"]
 
 
@@ -86,5 +86,5 @@ def plain_page(plain_records: list[Record]) -> str:
     """The page of `plain_records`, cut short and synthetic."""
     if "plain" not in _pages:
         short = [replace(record, partial=True, synthetic=True) for record in plain_records]
-        _pages["plain"] = render(short)
+        _pages["plain"] = render_run(short)
     return _pages["plain"]

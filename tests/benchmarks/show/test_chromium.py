@@ -10,7 +10,7 @@ from tests.benchmarks.show.chromium import CHROMIUM, Chromium
 from tests.benchmarks.show.test_page import HOSTILE
 
 from orinbench.judge.schema import Record
-from orinbench.show.page import write_report
+from orinbench.show.html_page import write_report
 
 browser_there = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 PHONE, SCREEN = 360, 1280

@@ -10,7 +10,7 @@ from tests.benchmarks.orinbench_command import Capture, Patch, orinbench, refuse
 
 from orinbench.judge.history.store import History, history_path
 from orinbench.judge.schema import Record
-from orinbench.show.forms import render_json
+from orinbench.show.output_formats import render_json
 
 
 def test_files_and_runs_become_a_page(
@@ -19,7 +19,9 @@ def test_files_and_runs_become_a_page(
     result, page = tmp_path / "a.json", tmp_path / "a.html"
     result.write_text(render_json(plain_records))
     with History(history_path(), write=True) as history:
-        history.add([replace(record, model_type="of the history") for record in plain_records], "x")
+        history.add_run(
+            [replace(record, model_type="of the history") for record in plain_records], "x"
+        )
     assert orinbench("report", str(result), "1", "-o", str(page), "--title", "Both") == 0
     assert f"wrote {page}" in capsys.readouterr().err
     text = page.read_text()

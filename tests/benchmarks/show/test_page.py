@@ -14,8 +14,8 @@ from orinbench.judge.load_results import completed_record, load_records
 from orinbench.judge.saved_results import compare_saved
 from orinbench.judge.schema import Plain, Record
 from orinbench.judge.verdict import Noise
-from orinbench.show.page import Runs, render, render_runs, short_number
-from orinbench.show.timeline import Panel, read_panels
+from orinbench.show.html_page import PageRuns, render_run, render_runs, short_number
+from orinbench.show.timeline import ReadingPanel, read_panels
 
 DATA = Path(__file__).parents[1] / "judge/history/data"
 HOSTILE = '<script>alert(1)</script>"\'&{{7*7}}$\\frac{1}{</svg></style>#0068a8 id="x\x00\x1b'
@@ -124,19 +124,19 @@ def groups_of(page: str, chart: int) -> dict[str, str]:
 
 def test_a_time_below_zero_is_no_bar(plain_records: list[Record]) -> None:
     record = replace(plain_records[0], extra={"first_text_ms": -1.0})
-    assert "Time to first text in ms" not in render([record])
+    assert "Time to first text in ms" not in render_run([record])
 
 
 def test_several_runs_stand_side_by_side_with_their_verdicts(plain_records: list[Record]) -> None:
     after = [
-        replace(r, samples_ts=[1.2 * s for s in r.samples_ts], median_ts=1.2 * r.centre)
+        replace(r, samples_ts=[1.2 * s for s in r.samples_ts], median_ts=1.2 * r.median_or_mean)
         for r in plain_records
         if r.backend == "tinygrad:CPU"
     ]
     after[1].extra = {"first_text_ms": 40.0}  # pp512
     noise = {case_key(record): Noise(0.001, 9) for record in after[:1]}
     compared = {"after": compare_saved(plain_records, after, noise)}
-    page = render_runs(Runs({"before": plain_records, "after": after}, compared))
+    page = render_runs(PageRuns({"before": plain_records, "after": after}, compared))
     tg = groups_of(page, 0)["tg128"]
     assert re.findall(r'bar-label">(.*?)<', tg) == [
         "before tinygrad:CPU", "after tinygrad:CPU", "before llama.cpp"
@@ -160,15 +160,15 @@ FIELDS = ("test", "backend", "model_type", "device_name", "unit", "benchmark", "
 
 
 def test_a_ratio_without_a_verdict_says_so(rich_records: list[Record]) -> None:
-    assert ", no verdict" not in render(rich_records)
+    assert ", no verdict" not in render_run(rich_records)
     for record in rich_records:
         for comparison in record.comparisons:
             comparison["verdict"] = "too few processes"
-    assert ", no verdict" in render(rich_records)
+    assert ", no verdict" in render_run(rich_records)
     for record in rich_records:
         for comparison in record.comparisons:
             comparison["verdict"] = "no difference shown"
-    page = render(rich_records)
+    page = render_run(rich_records)
     assert ", no difference shown" in page and ", no verdict" not in page
 
 
@@ -184,7 +184,7 @@ def test_hostile_text_stays_text(rich_records: list[Record]) -> None:
     record.environment = {"cpu": HOSTILE, "tinygrad_variables": {HOSTILE: HOSTILE}}
     record.check = {"text": HOSTILE}
     record.ignored_flags = [HOSTILE]
-    text = render(rich_records, HOSTILE)
+    text = render_run(rich_records, HOSTILE)
     page = Reader(text)
     tags = [tag for tag, _ in page.tags]
     assert "script" not in tags and "<script" not in text
@@ -195,10 +195,10 @@ def test_hostile_text_stays_text(rich_records: list[Record]) -> None:
 
 
 def test_results_of_llama_cpp_and_failed_ones(plain_records: list[Record]) -> None:
-    text = render(load_records(DATA / "llama_bench.json"))
+    text = render_run(load_records(DATA / "llama_bench.json"))
     assert "llama ?B Q6_K on AMD EPYC" in text and "measured-0" in text
     none: Plain = {"samples_ts": [], "median_ts": None, "avg_ts": None, "comparisons": []}
-    text = render([replace(record, **none, error="out of memory") for record in plain_records])
+    text = render_run([replace(record, **none, error="out of memory") for record in plain_records])
     assert "<figure" not in text and "llama.cpp tg128 failed: out of memory." in text
 
 
@@ -210,7 +210,7 @@ def test_other_benchmarks_are_read_by_their_fields(plain_records: list[Record]) 
             for size in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
         )
     )
-    page = Reader(render([*plain_records, *products]))
+    page = Reader(render_run([*plain_records, *products]))
     assert {"measured-0", "measured-1"} <= set(page.sections())
     said = " ".join(page.text)
     assert "matmul, GFLOPS" in said and "81.9 %" in said
@@ -223,7 +223,7 @@ def test_numbers_are_short() -> None:
     ]  # fmt: skip
 
 
-def by_title(records: list[Record]) -> tuple[dict[str, Panel], str]:
+def by_title(records: list[Record]) -> tuple[dict[str, ReadingPanel], str]:
     panels, across = read_panels(records)
     return {panel.title.partition(",")[0]: panel for panel in panels}, across
 
@@ -263,7 +263,7 @@ def test_what_is_timed_is_told_of_the_tests_that_it_is_true_of() -> None:
         {"test": "jit 2", "benchmark": "launch", "included": "a jit"},
         {"test": "fp32 512", "included": "a kernel"},
     ]
-    said = " ".join(Reader(render(suite_rows(*rows))).text)
+    said = " ".join(Reader(render_run(suite_rows(*rows))).text)
     for text in ("launch (direct): a call", "launch (jit, jit 2): a jit", "matmul: a kernel"):
         assert f"Timed by {text}." in said
 
@@ -274,6 +274,6 @@ def test_a_row_without_figures_says_why() -> None:
         {"test": "fp32 8192", "extra": {"left_out": "8 GiB are not free"}},
         {"test": "fp16 512", "partial": True},
     ]
-    said = " ".join(Reader(render(suite_rows(*rows))).text)
+    said = " ".join(Reader(render_run(suite_rows(*rows))).text)
     assert "left out: 8 GiB are not free" in said
     assert "not run" in said

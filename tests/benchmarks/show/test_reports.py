@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.benchmarks.orinbench_command import Build
 
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.judge.schema import FIELDS
 from orinbench.measure.plan import Case
-from orinbench.show.forms import RENDERERS, render_csv, render_sql
+from orinbench.show.output_formats import RENDERERS, render_csv, render_sql
 from orinbench.show.table import render_md
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)

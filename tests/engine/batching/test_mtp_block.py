@@ -20,7 +20,7 @@ from tests.engine.network import hybrid_models
 from tests.engine.network.hybrid_models import CONTEXT, MODELS, PROMPT
 
 from orinbench.check.reference import Reference
-from orinbench.check.reference_rope import rotation_of
+from orinbench.check.reference_rope import layer_rotation
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.guesses import SpeculatingRunner
@@ -77,7 +77,7 @@ class BlockReference(Reference):
     def proposals(self, text: list[int], most: int) -> NDArray[np.float64]:
         """Return the logits of the greedy tokens behind a text: (most, vocabulary)."""
         model, at, found = self.model, self.model.n_layers, []
-        self._rotations.append(rotation_of(model, at, self._vector, model.context_length))
+        self._rotations.append(layer_rotation(model, at, self._vector, model.context_length))
         left, name = self.hidden_states(text)[:-1], f"blk.{at}.nextn."
 
         def own(tensor: str, *others: str) -> str:
@@ -85,11 +85,12 @@ class BlockReference(Reference):
             return next(one for one in names if f"{one}.weight" in model.tensors)
 
         for _ in range(most):
-            rows = self._rows(f"{own('embed_tokens', 'token_embd')}.weight", np.asarray(text[1:]))
+            table = f"{own('embed_tokens', 'token_embd')}.weight"
+            rows = self._tensor_rows(table, np.asarray(text[1:]))
             parts = self._norm(rows, f"{name}enorm.weight"), self._norm(left, f"{name}hnorm.weight")
-            x = self._layer(at, self._linear(np.concatenate(parts, axis=-1), f"{name}eh_proj"))
+            x = self._run_layer(at, self.linear(np.concatenate(parts, axis=-1), f"{name}eh_proj"))
             last = self._norm(x, f"{own('shared_head_norm', 'output_norm')}.weight")[-1:]
-            found.append(self._linear(last, own("shared_head_head", "output", "token_embd"))[0])
+            found.append(self.linear(last, own("shared_head_head", "output", "token_embd"))[0])
             text, left = [*text, int(found[-1].argmax())], np.concatenate((left, last))
         return np.array(found)
 

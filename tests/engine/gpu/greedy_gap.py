@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from tinygrad import Device
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.timed_models import Executor, OneSequence, make_network_runner
+from orinbench.measure.backends.timed_models import (
+    RunnerExecutor,
+    SequenceExecutor,
+    make_network_runner,
+)
 from orinbench.model import open_model
 from orinllm.loader import Network, make_runner, plan_network
 
 FIRST = 5  # the token that all begin with
 
 
-def logits_of(executor: Executor, tokens: list[int]) -> NDArray[np.float64]:
+def logits_of(executor: SequenceExecutor, tokens: list[int]) -> NDArray[np.float64]:
     """Logits after each token: (tokens, vocabulary)."""
     rows = []
     for position, token in enumerate(tokens):
@@ -45,14 +49,14 @@ def main() -> int:
     plan = plan_network(network, str(Device.DEFAULT))
     if not plan.is_fused:
         parser.error(f"{options.model}: the fused kernels do not take it on {plan.device}")
-    executor = OneSequence(make_network_runner(network))
+    executor = RunnerExecutor(make_network_runner(network))
     tokens = [FIRST]
     executor.step(FIRST, 0)
     for _ in range(options.tokens):
         tokens.append(executor.token())
         executor.step()
     found = {"fused": logits_of(executor, tokens[:-1])}
-    cpu = OneSequence(make_runner(network, plan_network(network, "CPU")))
+    cpu = RunnerExecutor(make_runner(network, plan_network(network, "CPU")))
     found["cpu"] = logits_of(cpu, tokens[:-1])
     if options.float64:
         reference = Reference(open_model(options.model))

@@ -23,7 +23,7 @@ from tests.engine.gpu import cuda_emulation
 from tinygrad import Context
 
 from orinbench.check.reference import Reference
-from orinbench.measure.backends.timed_models import OneSequence
+from orinbench.measure.backends.timed_models import RunnerExecutor
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.batching.fused_runner import FusedRunner
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 def logits_of(runner: Runner) -> Floats:
     """Return the logits of an engine's executor after the positions of the prompt."""
     tokens, found = llama_cpp_golden.prompt(), []
-    executor = OneSequence(runner)
+    executor = RunnerExecutor(runner)
     for position in POSITIONS:
         executor.fill(tokens, 0, position)
         executor.step(tokens[position], position)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.check.reference import Reference, Routed
+from orinbench.check.reference import Reference, RoutedExperts
 from orinbench.model import open_model
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.launch import Launch, LaunchGraph
@@ -77,7 +77,7 @@ def forced(routing: Routing) -> dict[tuple[int, int], list[int]]:
     }
 
 
-def flips(routing: Routing, routed: dict[int, Routed]) -> list[tuple[int, int, float]]:
+def flips(routing: Routing, routed: dict[int, RoutedExperts]) -> list[tuple[int, int, float]]:
     """Return layer, position and gap of the scores, where the two chose differently."""
     found = []
     for layer, rows in routing.items():

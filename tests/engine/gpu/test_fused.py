@@ -77,7 +77,7 @@ def test_tokens_that_the_host_reads_later(emulated: Load, synthetic: Synthetic) 
         logits, token = executor.wait_for_logits(), executor.wait_for_token()
         executor.begin_answer(PROMPT, len(PROMPT) - 1)
         assert (executor.wait_for_logits() == logits).all()
-        ((followed,),) = EngineLoop(FusedRunner(executor, 1)).answer([PROMPT], 7, [how])[2:]
+        ((followed,),) = EngineLoop(FusedRunner(executor, 1)).time_answers([PROMPT], 7, [how])[2:]
         # Of the token behind the last one nothing was computed.
         state = executor.decoder_for().list.state
         assert read(state, np.int32)[1] == len(PROMPT) + 7 - 1

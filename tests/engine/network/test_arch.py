@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.engine.network.hybrid_models import MODELS
 
-from orinbench.synth.shapes import QUANTS, SHAPES, Draw
+from orinbench.synth.shapes import QUANTS, SHAPES, WeightDraw
 from orinllm.errors import BadInput
 from orinllm.network.arch import ARCHITECTURES, config_of
 from orinllm.network.arch.gemma4 import gemma4_config
@@ -274,9 +274,9 @@ def test_what_only_tinygrad_llm_runs_says_why() -> None:
 def test_every_quantization_of_a_narrow_model_is_read(quant: str) -> None:
     """Rows of 896 are no multiple of 256: llama-quantize falls back to smaller blocks."""
     file, shape = File("0.5b"), SHAPES["0.5b"]
-    matrices = [(name, dims) for name, dims, draw in shape.tensors() if draw == Draw.MATRIX]
+    matrices = [(name, dims) for name, dims, draw in shape.tensors() if draw == WeightDraw.MATRIX]
     for name, dims in matrices:
-        file.tensors[name] = Tensor(dims, int(QUANTS[quant].fitting(name, shape, dims[-1])))
+        file.tensors[name] = Tensor(dims, int(QUANTS[quant].matrix_type(name, shape, dims[-1])))
     assert file.config().dim == 896
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.models import tokenizer
 from tests.engine.other import upstream_models
 
-from orinbench.measure.backends.timed_models import OneSequence
+from orinbench.measure.backends.timed_models import RunnerExecutor
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.compiler import compiler_environment
 from orinllm.loader import Network, make_runner, make_store, plan_network
@@ -32,10 +32,10 @@ def test_logits_are_llama_cpps(tmp_path: Path, name: str) -> None:
     plan = plan_network(network, "CPU")
     # The gated delta net has two paths on a CPU, the other one in test_hybrid.py too.
     for general in [True] if not network.config.layers else [True, False]:
-        _check(OneSequence(make_runner(network, plan, general)), name)
+        _check(RunnerExecutor(make_runner(network, plan, general)), name)
 
 
-def _check(executor: OneSequence, name: str) -> None:
+def _check(executor: RunnerExecutor, name: str) -> None:
     tokens, want = list(upstream_models.PROMPT), np.array(WANTED[name])
     for _ in range(2):
         executor.fill(tokens, 0, len(tokens) - 1)

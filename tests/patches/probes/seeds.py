@@ -53,7 +53,7 @@ LOGITS_OFF = {"general": 5e-3, "fused": 5e-2}
 
 def write_model(path: Path, width: int = 256, quant: str = "Q6_K") -> None:
     """Write the model: one layer, 4 heads, 2 of keys, 320 tokens; a block of Q6_K is 256 wide."""
-    shapes.SHAPES["seeds"] = shapes.Shape(
+    shapes.SHAPES["seeds"] = shapes.ModelShape(
         1, width, width, 4, 2, width // 4, 320, 128, tied=False, weight_std=1.6 / width**0.5
     )
     write_synthetic(path, "seeds", quant, seed=3)
@@ -79,11 +79,11 @@ def decode(model: Path, path: str, count: int, logits: Path | None) -> list[int]
 
 def fused_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
     """Tokens by the engine's fused kernels."""
-    from orinbench.check.greedy import tinygrad_greedy
-    from orinbench.measure.backends.timed_models import OneSequence, load_runner
+    from orinbench.check.greedy import decode_greedily
+    from orinbench.measure.backends.timed_models import RunnerExecutor, load_runner
 
-    executor = OneSequence(load_runner(str(model), CONTEXT))
-    generation = tinygrad_greedy(executor, PROMPT, count)
+    executor = RunnerExecutor(load_runner(str(model), CONTEXT))
+    generation = decode_greedily(executor, PROMPT, count)
     if logits is not None:
         assert generation.fused, "the fused kernels do not take the model"
         np.save(logits, generation.logits)

@@ -182,16 +182,16 @@ def test_requirements(
 
 
 def test_warnings_of_a_run(show: Show) -> None:
-    before = board.board_state(show(idle()))
+    before = board.read_board_state(show(idle()))
     roots = show(maxn_load())
-    found = board.board_warnings(before, board.board_state(roots), roots)
+    found = board.board_warnings(before, board.read_board_state(roots), roots)
     throttled = WarningKind.THROTTLED
     assert found == (
         BenchWarning(throttled, "throttled: instantaneous-overcurrent events", "1284"),
         BenchWarning(throttled, "throttling: gpu-throttle-alert was raised"),
     )
     roots = show(cores_off())
-    found = board.board_warnings(before, board.board_state(roots), roots)
+    found = board.board_warnings(before, board.read_board_state(roots), roots)
     assert found is not None
     assert [warning.kind for warning in found] == [
         WarningKind.POWER_MODE,
@@ -201,7 +201,7 @@ def test_warnings_of_a_run(show: Show) -> None:
     assert "the power mode changed" in found[0].text
     assert "run: sudo nvpmodel -m 0" in found[1].text
     assert "run: sudo jetson_clocks" in found[2].text
-    empty = board.board_state(show({}))
+    empty = board.read_board_state(show({}))
     assert board.board_warnings(empty, empty, roots) is None
 
 
@@ -214,9 +214,9 @@ def test_cooling_down(show: Show, stage: TreeOnDisk) -> None:
         if len(told) == 6:
             stage.apply_changes({f"{THERMAL}/thermal_zone8/temp": "49000\n"})
 
-    waited = board.cooldown(50.0, tell, roots=roots, interval=0.05)
+    waited = board.wait_for_cooldown(50.0, tell, roots=roots, interval=0.05)
     assert 0.3 <= waited < 30 and told == [88.125] * 6
-    assert board.cooldown(50.0, roots=roots) < 1
+    assert board.wait_for_cooldown(50.0, roots=roots) < 1
 
 
 def test_a_board_that_does_not_cool_down(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,10 +224,10 @@ def test_a_board_that_does_not_cool_down(show: Show, monkeypatch: pytest.MonkeyP
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
     monkeypatch.setattr(board, "time", clock)
     with pytest.raises(BenchError, match=r"--cooldown 20: still 45.6 °C after 0 s"):
-        board.cooldown(20, roots=show(idle()), limit=0.1, interval=0.05)
+        board.wait_for_cooldown(20, roots=show(idle()), limit=0.1, interval=0.05)
     assert slept == [0.05, 0.05]
     with pytest.raises(BenchError, match="--cooldown 50: this machine has no temperature sensor"):
-        board.cooldown(50, roots=show({}))
+        board.wait_for_cooldown(50, roots=show({}))
 
 
 def test_only_the_timed_part_of_a_repetition_counts(show: Show) -> None:
@@ -235,8 +235,8 @@ def test_only_the_timed_part_of_a_repetition_counts(show: Show) -> None:
     roots = show(idle() | supply(30, 5, 5, 1))
     with board.measure_energy(roots, hertz=4) as run:
         time.sleep(0.8)
-        run.count_last(400_000_000)
-    fields = run.fields(tokens=16)
+        run.set_timed_part(400_000_000)
+    fields = run.record_fields(tokens=16)
     assert fields["energy"]["seconds"] == pytest.approx(0.4, abs=0.001)
     assert fields["joules_per_token"] == pytest.approx(40 * 0.4 / 16, rel=0.01)
     assert run.sampler.energy().seconds > 0.75
@@ -264,7 +264,7 @@ def test_energy_with_gaps_is_not_put_on_tokens(show: Show, stage: TreeOnDisk) ->
         time.sleep(0.1)
         stage.apply_changes({f"{HWMON}/hwmon1/curr1_input": "\n"})
         time.sleep(0.1)
-    fields = run.fields(tokens=100)
+    fields = run.record_fields(tokens=100)
     assert fields["joules_per_token"] is None and fields["energy"]["gap_seconds"] > 0.05
 
 

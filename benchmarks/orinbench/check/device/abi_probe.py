@@ -59,13 +59,13 @@ DIRECT_KIND_CTRL = 0x100
 READ, WRITE = 2, 1
 
 
-def request(letter: str, nr: int, size: int, direction: int = READ | WRITE) -> int:
+def ioctl_number(letter: str, nr: int, size: int, direction: int = READ | WRITE) -> int:
     """_IOC of asm-generic/ioctl.h."""
     return direction << 30 | size << 16 | ord(letter) << 8 | nr
 
 
 @dataclass(frozen=True)
-class Call:
+class IoctlCall:
     """One ioctl: the device it is for, its number, its struct, and how it has to end.
 
     `fmt` and `values` are the argument in struct's words; `expect` is an errno's name or "ok".
@@ -85,7 +85,7 @@ class Call:
         """Bytes of the struct."""
         return struct.calcsize("<" + self.fmt)
 
-    def argument(self) -> bytearray:
+    def argument_bytes(self) -> bytearray:
         """Return the argument; all zeros where no values are given."""
         if not self.values:
             return bytearray(self.size)
@@ -95,34 +95,34 @@ class Call:
 # A descriptor that is surely none.
 NO_FD = 0x7FFFFFFF
 CALLS = (
-    Call("ctrl", "GET_CHARACTERISTICS", "G", 5, "QQ"),
-    Call("ctrl", "ALLOC_AS", "G", 8, "IiII3Q6I", expect="EINVAL"),
-    Call("ctrl", "GET_TPC_MASKS", "G", 10, "IIQ"),
-    Call("ctrl", "OPEN_CHANNEL", "G", 11, "i", (0x7FFF,), "EINVAL"),
-    Call("ctrl", "NUM_VSMS", "G", 18, "II"),
-    Call("ctrl", "GET_GPU_TIME", "G", 25, "QQ"),
-    Call("ctrl", "GET_ENGINE_INFO", "G", 26, "IIQ"),
-    Call("as", "BIND_CHANNEL", "A", 1, "I", (NO_FD,), "EINVAL"),
-    Call("as", "FREE_SPACE", "A", 3, "QQI3I"),
-    Call("as", "UNMAP_BUFFER", "A", 5, "Q"),
-    Call("as", "ALLOC_SPACE", "A", 6, "QIIQ2I", (1, 3, 0, 0, 0, 0), "EINVAL"),
-    Call("as", "MAP_BUFFER_EX", "A", 7, "IhhII3Q", (0, -1, 0, NO_FD, PAGE, 0, 0, 0), "EBADF"),
-    Call("as", "GET_VA_REGIONS", "A", 8, "QII"),
-    Call("tsg", "EVENT_ID_CTRL", "T", 7, "IIiI", expect="EINVAL"),
-    Call("tsg", "SET_TIMESLICE", "T", 9, "II", expect="EINVAL", direction=WRITE),
-    Call("tsg", "GET_TIMESLICE", "T", 10, "II", direction=READ),
-    Call("tsg", "BIND_CHANNEL_EX", "T", 11, "iI4I", (NO_FD, *[0] * 5), "EINVAL"),
-    Call("tsg", "READ_SINGLE_SM_ERROR_STATE", "T", 12, "IIQQ", (4096, 0, 0, 0), "EINVAL"),
-    Call("tsg", "CREATE_SUBCONTEXT", "T", 18, "IiII", (9, 0, 0, 0), "EINVAL"),
-    Call("channel", "WDT", "H", 119, "II", expect="EINVAL", direction=WRITE),
-    Call("channel", "ALLOC_OBJ_CTX", "H", 108, "IIQ", expect="EINVAL"),
-    Call("channel", "SET_ERROR_NOTIFIER", "H", 111, "QQII", expect="EINVAL"),
-    Call("channel", "SETUP_BIND", "H", 128, "IIIiiI5Q9I4x", (3, *[0] * 19), "EINVAL"),
-    Call("nvmap", "CREATE", "N", 0, "II", (PAGE, 0)),
-    Call("nvmap", "ALLOC", "N", 3, "IIIIi", expect="EINVAL", direction=WRITE),
-    Call("nvmap", "PARAM", "N", 8, "II2I", expect="ENOTTY"),
-    Call("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
-    Call("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
+    IoctlCall("ctrl", "GET_CHARACTERISTICS", "G", 5, "QQ"),
+    IoctlCall("ctrl", "ALLOC_AS", "G", 8, "IiII3Q6I", expect="EINVAL"),
+    IoctlCall("ctrl", "GET_TPC_MASKS", "G", 10, "IIQ"),
+    IoctlCall("ctrl", "OPEN_CHANNEL", "G", 11, "i", (0x7FFF,), "EINVAL"),
+    IoctlCall("ctrl", "NUM_VSMS", "G", 18, "II"),
+    IoctlCall("ctrl", "GET_GPU_TIME", "G", 25, "QQ"),
+    IoctlCall("ctrl", "GET_ENGINE_INFO", "G", 26, "IIQ"),
+    IoctlCall("as", "BIND_CHANNEL", "A", 1, "I", (NO_FD,), "EINVAL"),
+    IoctlCall("as", "FREE_SPACE", "A", 3, "QQI3I"),
+    IoctlCall("as", "UNMAP_BUFFER", "A", 5, "Q"),
+    IoctlCall("as", "ALLOC_SPACE", "A", 6, "QIIQ2I", (1, 3, 0, 0, 0, 0), "EINVAL"),
+    IoctlCall("as", "MAP_BUFFER_EX", "A", 7, "IhhII3Q", (0, -1, 0, NO_FD, PAGE, 0, 0, 0), "EBADF"),
+    IoctlCall("as", "GET_VA_REGIONS", "A", 8, "QII"),
+    IoctlCall("tsg", "EVENT_ID_CTRL", "T", 7, "IIiI", expect="EINVAL"),
+    IoctlCall("tsg", "SET_TIMESLICE", "T", 9, "II", expect="EINVAL", direction=WRITE),
+    IoctlCall("tsg", "GET_TIMESLICE", "T", 10, "II", direction=READ),
+    IoctlCall("tsg", "BIND_CHANNEL_EX", "T", 11, "iI4I", (NO_FD, *[0] * 5), "EINVAL"),
+    IoctlCall("tsg", "READ_SINGLE_SM_ERROR_STATE", "T", 12, "IIQQ", (4096, 0, 0, 0), "EINVAL"),
+    IoctlCall("tsg", "CREATE_SUBCONTEXT", "T", 18, "IiII", (9, 0, 0, 0), "EINVAL"),
+    IoctlCall("channel", "WDT", "H", 119, "II", expect="EINVAL", direction=WRITE),
+    IoctlCall("channel", "ALLOC_OBJ_CTX", "H", 108, "IIQ", expect="EINVAL"),
+    IoctlCall("channel", "SET_ERROR_NOTIFIER", "H", 111, "QQII", expect="EINVAL"),
+    IoctlCall("channel", "SETUP_BIND", "H", 128, "IIIiiI5Q9I4x", (3, *[0] * 19), "EINVAL"),
+    IoctlCall("nvmap", "CREATE", "N", 0, "II", (PAGE, 0)),
+    IoctlCall("nvmap", "ALLOC", "N", 3, "IIIIi", expect="EINVAL", direction=WRITE),
+    IoctlCall("nvmap", "PARAM", "N", 8, "II2I", expect="ENOTTY"),
+    IoctlCall("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
+    IoctlCall("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
 )
 # Differences between releases: r35 has no subcontexts to create, a shorter SETUP_BIND, and looks
 # for DIRECT_KIND_CTRL before the descriptor.
@@ -140,7 +140,7 @@ def errno_name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, str(error.errno))
 
 
-def ask(fd: int, number: int, argument: bytearray) -> str:
+def try_ioctl(fd: int, number: int, argument: bytearray) -> str:
     """Make one ioctl; return "ok" or the errno's name."""
     try:
         fcntl.ioctl(fd, number, argument, True)
@@ -149,21 +149,21 @@ def ask(fd: int, number: int, argument: bytearray) -> str:
     return "ok"
 
 
-def call(fd: int, letter: str, nr: int, fmt: str, *values: int) -> tuple[Any, ...]:
+def make_ioctl(fd: int, letter: str, nr: int, fmt: str, *values: int) -> tuple[Any, ...]:
     """Make an ioctl that has to work; returns the struct afterwards. Raises OSError."""
     argument = bytearray(struct.pack("<" + fmt, *values))
-    fcntl.ioctl(fd, request(letter, nr, len(argument)), argument, True)
+    fcntl.ioctl(fd, ioctl_number(letter, nr, len(argument)), argument, True)
     return struct.unpack("<" + fmt, argument)
 
 
-def alloc_as(ctrl: int, end: int) -> int:
+def allocate_address_space(ctrl: int, end: int) -> int:
     """ALLOC_AS with unified addresses and no big pages; returns the descriptor."""
-    fd: int = call(ctrl, "G", 8, "IiII3Q6I", 0, 0, 2, 0, VA_START, end, 0, *[0] * 6)[1]
+    fd: int = make_ioctl(ctrl, "G", 8, "IiII3Q6I", 0, 0, 2, 0, VA_START, end, 0, *[0] * 6)[1]
     return fd
 
 
 @contextlib.contextmanager
-def closing(*fds: int) -> Iterator[None]:
+def closing_descriptors(*fds: int) -> Iterator[None]:
     """Close descriptors, whatever happens."""
     try:
         yield
@@ -172,21 +172,23 @@ def closing(*fds: int) -> Iterator[None]:
             os.close(fd)
 
 
-def characteristics(ctrl: int) -> dict[str, Any]:
+def gpu_characteristics(ctrl: int) -> dict[str, Any]:
     """Return the size of the driver's struct, the release that it tells, and its members."""
-    size = call(ctrl, "G", 5, "QQ", 0, 0)[0]
+    size = make_ioctl(ctrl, "G", 5, "QQ", 0, 0)[0]
     release = RELEASES.get(size, "unknown")
     found: dict[str, Any] = {"size": size, "release": release}
     if release == "unknown":
         return found
     room = bytearray(1024)
-    call(ctrl, "G", 5, "QQ", len(room), address_of(room))
+    make_ioctl(ctrl, "G", 5, "QQ", len(room), buffer_address(room))
     for name, (offset, fmt) in MEMBERS.items():
-        (found[name],) = struct.unpack_from("<" + fmt, room, offset + member_shift(release, offset))
+        (found[name],) = struct.unpack_from(
+            "<" + fmt, room, offset + member_offset_shift(release, offset)
+        )
     return found
 
 
-def member_shift(release: str, offset: int) -> int:
+def member_offset_shift(release: str, offset: int) -> int:
     """Return how far a member of r36 at `offset` lies elsewhere in another release."""
     if release == "r35" and offset >= 24:
         return -8
@@ -195,20 +197,20 @@ def member_shift(release: str, offset: int) -> int:
     return 0
 
 
-def address_of(room: bytearray) -> int:
+def buffer_address(room: bytearray) -> int:
     """Return where a buffer lies."""
     return ctypes.addressof((ctypes.c_char * len(room)).from_buffer(room))
 
 
-def multiprocessors(ctrl: int) -> int:
+def multiprocessor_count(ctrl: int) -> int:
     """Return twice the TPCs that GET_TPC_MASKS shows: an SM 8.7 part has two SMs a TPC."""
     room = bytearray(64)
-    size = call(ctrl, "G", 10, "IIQ", len(room), 0, address_of(room))[0]
+    size = make_ioctl(ctrl, "G", 10, "IIQ", len(room), 0, buffer_address(room))[0]
     masks = struct.unpack_from(f"<{min(size, len(room)) // 4}I", room)
     return sum(2 * int(mask).bit_count() for mask in masks)
 
 
-def check_calls(fds: dict[str, int], release: str) -> list[dict[str, Any]]:
+def try_all_calls(fds: dict[str, int], release: str) -> list[dict[str, Any]]:
     """Make every call of the table with its size and with another; return how each ended."""
     said = []
     for usual in CALLS:
@@ -216,10 +218,10 @@ def check_calls(fds: dict[str, int], release: str) -> list[dict[str, Any]]:
         if other is None:
             continue
         made = replace(usual, **other)
-        right = request(made.letter, made.nr, made.size, made.direction)
-        wrong = request(made.letter, made.nr, made.size - 4 or 8, made.direction)
-        answer = ask(fds[made.device], right, made.argument())
-        other_size = ask(fds[made.device], wrong, bytearray(64))
+        right = ioctl_number(made.letter, made.nr, made.size, made.direction)
+        wrong = ioctl_number(made.letter, made.nr, made.size - 4 or 8, made.direction)
+        answer = try_ioctl(fds[made.device], right, made.argument_bytes())
+        other_size = try_ioctl(fds[made.device], wrong, bytearray(64))
         said.append(
             {
                 "device": made.device,
@@ -235,18 +237,18 @@ def check_calls(fds: dict[str, int], release: str) -> list[dict[str, Any]]:
     return said
 
 
-def allocate(nvmap: int, size: int) -> int:
+def allocate_dmabuf(nvmap: int, size: int) -> int:
     """CREATE, ALLOC in IOVMM memory, GET_FD, FREE; returns the dmabuf's descriptor."""
-    handle = call(nvmap, "N", 0, "II", size, 0)[1]
+    handle = make_ioctl(nvmap, "N", 0, "II", size, 0)[1]
     argument = bytearray(struct.pack("<IIIIi", handle, 1 << 30, 0x09000002, PAGE, 0))
-    fcntl.ioctl(nvmap, request("N", 3, 20, WRITE), argument, True)
-    fd: int = call(nvmap, "N", 15, "iI", 0, handle)[0]
+    fcntl.ioctl(nvmap, ioctl_number("N", 3, 20, WRITE), argument, True)
+    fd: int = make_ioctl(nvmap, "N", 15, "iI", 0, handle)[0]
     signed = handle - (1 << 32) if handle >= 1 << 31 else handle
-    fcntl.ioctl(nvmap, request("N", 4, 0, 0), signed)
+    fcntl.ioctl(nvmap, ioctl_number("N", 4, 0, 0), signed)
     return fd
 
 
-def address_windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
+def probe_address_space(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     """Answer the question of the address space: which ends work, and where buffers are put.
 
     The kernel's own region follows the user's end; both shader windows have to lie behind that.
@@ -255,25 +257,25 @@ def address_windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     flags = DIRECT_KIND_CTRL if release == "r35" else 0
     for name, end in (("va_end", VA_END), ("other_va_end", OTHER_VA_END)):
         try:
-            placed = placed_buffers(ctrl, nvmap, end, flags)
+            placed = map_buffers(ctrl, nvmap, end, flags)
         except OSError as error:
             placed = {"works": False, "errno": errno_name(error)}
         found[name] = {"end": f"{end:#x}", **placed}
     return found
 
 
-def placed_buffers(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
+def map_buffers(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
     """Make an address space up to `end`, map buffers with `flags`, and say where they are."""
-    as_fd = alloc_as(ctrl, end)
-    with closing(as_fd):
+    as_fd = allocate_address_space(ctrl, end)
+    with closing_descriptors(as_fd):
         regions = bytearray(24)
-        call(as_fd, "A", 8, "QII", address_of(regions), len(regions), 0)
+        make_ioctl(as_fd, "A", 8, "QII", buffer_address(regions), len(regions), 0)
         start, page, _, pages = struct.unpack("<QIIQ", regions)
         addresses = []
         for size in (PAGE, 1 << 20, 16 << 20):
-            fd = allocate(nvmap, size)
-            with closing(fd):
-                out = call(as_fd, "A", 7, "IhhII3Q", flags, -1, 0, fd, PAGE, 0, 0, 0)
+            fd = allocate_dmabuf(nvmap, size)
+            with closing_descriptors(fd):
+                out = make_ioctl(as_fd, "A", 7, "IhhII3Q", flags, -1, 0, fd, PAGE, 0, 0, 0)
                 addresses.append((out[7], size))
         low, high = WINDOWS
         return {
@@ -289,20 +291,20 @@ def placed_buffers(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any
 def main() -> None:
     """Print what was found; raises OSError where the nodes do not open."""
     ctrl, nvmap = os.open(CTRL, os.O_RDWR), os.open(NVMAP, os.O_RDWR)
-    with closing(ctrl, nvmap):
-        found = characteristics(ctrl)
+    with closing_descriptors(ctrl, nvmap):
+        found = gpu_characteristics(ctrl)
         release = found["release"]
         opened = "IIQQ" if release != "r35" else "II"
-        tsg = call(ctrl, "G", 9, opened, *[0] * len(opened))[0]
-        channel, as_fd = call(ctrl, "G", 11, "i", -1)[0], alloc_as(ctrl, VA_END)
+        tsg = make_ioctl(ctrl, "G", 9, opened, *[0] * len(opened))[0]
+        channel, as_fd = make_ioctl(ctrl, "G", 11, "i", -1)[0], allocate_address_space(ctrl, VA_END)
         fds = {"ctrl": ctrl, "nvmap": nvmap, "tsg": tsg, "channel": channel, "as": as_fd}
-        with closing(as_fd, tsg, channel):
-            calls = check_calls(fds, release)
+        with closing_descriptors(as_fd, tsg, channel):
+            calls = try_all_calls(fds, release)
         result = {
-            "characteristics": {**found, "sms": multiprocessors(ctrl)},
+            "characteristics": {**found, "sms": multiprocessor_count(ctrl)},
             "calls": calls,
             "unexpected": [entry["name"] for entry in calls if not entry["as_expected"]],
-            "windows": address_windows(ctrl, nvmap, release),
+            "windows": probe_address_space(ctrl, nvmap, release),
         }
     json.dump(result, sys.stdout)
 

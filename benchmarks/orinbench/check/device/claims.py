@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.jsonfile import read_plain, read_text
+from orinbench.jsonfile import parse_dataclass, read_text
 
 FORMAT = "tinygrad-orin device-check 3"
 
@@ -39,7 +39,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChoiceAnswer:
     """An answer in a report: one of the driver's choices against another, as people are told."""
 
     own: str
@@ -59,14 +59,14 @@ def load_report(path: Path) -> dict[str, Any]:
     said = report.get("format") if isinstance(report, dict) else None
     if said != FORMAT:
         raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
-    read_plain(Report, report, str(path))
+    parse_dataclass(Report, report, str(path))
     for name, entry in report["steps"].items():
         if not isinstance(entry.get("result"), dict | None):
             raise BenchError(f"{path}: steps: {name}: result: want an object or null")
     return report
 
 
-class Outcome(Enum):
+class ClaimOutcome(Enum):
     """A report's outcome for one claim."""
 
     REFUTED = "refuted"
@@ -136,38 +136,38 @@ def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
     return []
 
 
-def judge(claim: Claim, report: dict[str, Any]) -> tuple[Outcome, str]:
+def judge_claim(claim: Claim, report: dict[str, Any]) -> tuple[ClaimOutcome, str]:
     """Return what a valid report says of a claim, and what of it makes it so.
 
     What is wrong is so without the rest, too.
     """
     if claim.board_only and report["simulated"]:
-        return Outcome.NOT_TESTED, "only a board can show it"
+        return ClaimOutcome.NOT_TESTED, "only a board can show it"
     missing = ""
     for check in claim.checks:
         try:
-            found, wanted = _found(report, check.path), check.value
+            found, wanted = _step_values(report, check.path), check.value
             if check.op == "same as":
-                wanted = _found(report, tuple(str(check.value).split("/")))[0]
+                wanted = _step_values(report, tuple(str(check.value).split("/")))[0]
         except LookupError as error:
             missing = missing or str(error.args[0])
             continue
         for value in found:
-            if not _holds(check.op, value, wanted):
+            if not _comparison_holds(check.op, value, wanted):
                 claimed = f"{check.op} {json.dumps(check.value)}"
                 said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {claimed}"
-                return Outcome.REFUTED, said
-    return (Outcome.NOT_TESTED, missing) if missing else (Outcome.CONFIRMED, "")
+                return ClaimOutcome.REFUTED, said
+    return (ClaimOutcome.NOT_TESTED, missing) if missing else (ClaimOutcome.CONFIRMED, "")
 
 
-def _holds(op: str, value: Any, wanted: Any) -> bool:
+def _comparison_holds(op: str, value: Any, wanted: Any) -> bool:
     try:
         return OPERATIONS[op](value, wanted)
     except TypeError:
         return False
 
 
-def _found(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
+def _step_values(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
     """Return the values at a path of the steps; raises LookupError with the reason for none."""
     step = report["steps"].get(path[0])
     if step is None:

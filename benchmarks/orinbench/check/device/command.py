@@ -13,22 +13,29 @@ import click
 
 from orinbench.check.device.claims import (
     FORMAT,
-    Answer,
-    Outcome,
-    judge,
+    ChoiceAnswer,
+    ClaimOutcome,
+    judge_claim,
     load_claims,
     load_report,
     values_at,
 )
 from orinbench.check.device.privacy import Scrubber, machine_secrets
-from orinbench.check.device.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
+from orinbench.check.device.steps import (
+    CTRL,
+    STEPS,
+    DeviceCheck,
+    Step,
+    StepNotPossible,
+    StepOutOfTime,
+)
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
-from orinbench.jsonfile import read_plain, write_whole
+from orinbench.jsonfile import parse_dataclass, write_atomically
 from orinbench.measure.environment import package_version
 from orinbench.model import open_model
 from orinbench.options import ANY_PATH, FILE, option
-from orinbench.progress import Messages, duration
-from orinbench.show.markdown import counted
+from orinbench.progress import Messages, duration_text
+from orinbench.show.markdown import counted_noun
 
 REPORT = "report.json"
 _BOARD = ("steps", "identity", "result", "environment", "board")
@@ -74,18 +81,18 @@ def device_check_command(
         )
     if model:
         open_model(model)
-    check = Check(
+    check = DeviceCheck(
         folder=folder.absolute(),
         simulated=_SIMULATED in os.environ,
         begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
         model=model,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report = begin_report(check, fresh)
+    report = resumed_or_new_report(check, fresh)
     return take_steps(check, report, [step for step in STEPS if step.name in names], Messages())
 
 
-def versions() -> dict[str, str | None]:
+def software_versions() -> dict[str, str | None]:
     """Return what the figures are of."""
     return {
         "orinbench": package_version("tinygrad-orin"),
@@ -94,14 +101,14 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def begin_report(check: Check, fresh: bool) -> dict[str, Any]:
+def resumed_or_new_report(check: DeviceCheck, fresh: bool) -> dict[str, Any]:
     """Return the report to go on with, or a new one; raises BenchError for another check's."""
     path = check.folder / REPORT
     new = {
         "format": FORMAT,
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "simulated": check.simulated,
-        "versions": versions(),
+        "versions": software_versions(),
         "steps": {},
     }
     if fresh or not path.exists():
@@ -116,50 +123,54 @@ def begin_report(check: Check, fresh: bool) -> dict[str, Any]:
     return old
 
 
-def take_steps(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Messages) -> int:
+def take_steps(
+    check: DeviceCheck, report: dict[str, Any], steps: Sequence[Step], talk: Messages
+) -> int:
     """Take the steps that the report lacks, record each; returns the exit code."""
     path = check.folder / REPORT
     scrub = Scrubber(machine_secrets() | {str(check.folder)})
     left = [s for s in steps if report["steps"].get(s.name, {}).get("status") != "done"]
     if len(left) < len(steps):
-        talk.line(f"done already: {counted(len(steps) - len(left), 'step')}; to take: {len(left)}")
+        talk.print_line(
+            f"done already: {counted_noun(len(steps) - len(left), 'step')}; to take: {len(left)}"
+        )
     if check.simulated:
-        talk.line("a simulated GPU and the least work; no figure says anything of a board")
-    _write(report, path)
+        talk.print_line("a simulated GPU and the least work; no figure says anything of a board")
+    _write_report(report, path)
     try:
         for number, step in enumerate(left, 1):
-            talk.phase(
+            talk.show_phase(
                 f"[{number}/{len(left)}] {step.name}: {step.about}, "
-                f"at most {duration(step.seconds)}"
+                f"at most {duration_text(step.seconds)}"
             )
-            entry = scrub(step_entry(check, step))
+            entry = scrub(take_step(check, step))
             report["steps"][step.name] = entry
-            _write(report, path)
+            _write_report(report, path)
             reason = f": {entry['reason']}" if entry["reason"] else ""
-            talk.line(f"{step.name}: {entry['status']} in {entry['seconds']:.0f} s{reason}")
+            talk.print_line(f"{step.name}: {entry['status']} in {entry['seconds']:.0f} s{reason}")
     except KeyboardInterrupt:
-        talk.line(f"interrupted; {path} has what was done, the same command goes on")
+        talk.print_line(f"interrupted; {path} has what was done, the same command goes on")
         return EXIT_INTERRUPTED
     finally:
         talk.close()
-    talk.line(f"{path}; judge it with `orinbench device-check verify {path}`")
+    talk.print_line(f"{path}; judge it with `orinbench device-check verify {path}`")
     failed = [name for name, entry in report["steps"].items() if entry["status"] == "failed"]
     return EXIT_STEP_FAILED if failed else 0
 
 
-def _write(report: dict[str, Any], path: Path) -> None:
-    write_whole(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+def _write_report(report: dict[str, Any], path: Path) -> None:
+    write_atomically(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
-def step_entry(check: Check, step: Step) -> dict[str, Any]:
+def take_step(check: DeviceCheck, step: Step) -> dict[str, Any]:
     """Take a step; return its entry in the report, whatever happens."""
     begun = time.monotonic()
     status, reason, result = "done", None, None
     try:
         result = step.take(check, step.seconds)
-    except NotRun as error:
+    except StepNotPossible as error:
         status, reason = "not run", str(error)
-    except OutOfTime as error:
+    except StepOutOfTime as error:
         status, reason, result = "out of time", str(error), error.result
     except Exception as error:  # a step that fails costs the others nothing
         status, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
@@ -175,14 +186,14 @@ def verify_command(file: Path) -> int:
     It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
-    judged = [(claim, *judge(claim, report)) for claim in load_claims()]
+    judged = [(claim, *judge_claim(claim, report)) for claim in load_claims()]
     (board,) = values_at(report, _BOARD) or ["a board without a name"]
     simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
     where = "the simulator: nothing here is confirmed for hardware" if simulated else board
     click.echo(
         f"Report of {report['started']}, tinygrad {report['versions'].get('tinygrad')}, {where}"
     )
-    for outcome in Outcome:
+    for outcome in ClaimOutcome:
         if of := [(claim, because) for claim, found, because in judged if found is outcome]:
             click.echo(f"\n{outcome.value} ({len(of)}):")
         for claim, because in of:
@@ -197,11 +208,10 @@ def verify_command(file: Path) -> int:
         click.echo(f"\nperformance{simulated}:")
     for line in lines:
         click.echo(f"  {line}")
-    return EXIT_REFUTED if any(found is Outcome.REFUTED for _, found, _ in judged) else 0
+    return EXIT_REFUTED if any(found is ClaimOutcome.REFUTED for _, found, _ in judged) else 0
 
 
 def _answer_line(name: str, entry: Any) -> str:
-    """Say what a report found about one of the driver's choices."""
-    answer = read_plain(Answer, entry, f"performance: {name}")
+    answer = parse_dataclass(ChoiceAnswer, entry, f"performance: {name}")
     figure = f"; {answer.figure} {answer.ratio:.3f} of the other's" if answer.ratio else ""
     return f"{name}: {answer.own} or {answer.other}: {answer.verdict}{figure}"

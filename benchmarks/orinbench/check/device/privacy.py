@@ -49,7 +49,7 @@ class Scrubber:
             else None
         )
 
-    def text(self, text: str) -> str:
+    def scrubbed_text(self, text: str) -> str:
         """Return a text without what is private."""
         text = _PATH.sub("<path>", text)
         for pattern, instead in _PATTERNS:
@@ -59,9 +59,9 @@ class Scrubber:
     def __call__(self, value: Any) -> Any:
         """Return a JSON value without what is private, keys included."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.scrubbed_text(value)
         if isinstance(value, dict):
-            return {self.text(str(key)): self(inner) for key, inner in value.items()}
+            return {self.scrubbed_text(str(key)): self(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self(inner) for inner in value]
         return value

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from orinbench.child import Child
+from orinbench.child import ChildProcess
 
 T = TypeVar("T")
 Found = dict[str, Any]
@@ -36,42 +36,42 @@ extern "C" __global__ void spin(int* out, int n) {
 
 
 @dataclass(frozen=True)
-class Work:
+class ProbeWork:
     """A program's order: how much it does, and the driver's choice that it tries."""
 
     size: str  # "board", or "tiny": the little that a simulated GPU can do beside it
     choice: str = "-"
 
-    def of(self, board: T, tiny: T) -> T:
+    def by_size(self, board: T, tiny: T) -> T:
         """Return the amount of work on a board, or the one of a simulated GPU."""
         return board if self.size == "board" else tiny
 
 
-def device() -> Any:
+def open_device() -> Any:
     """Return the default device, opened."""
     from tinygrad import Device
 
     return Device[Device.DEFAULT]
 
 
-def program(source: str, name: str) -> Any:
+def compile_cuda(source: str, name: str) -> Any:
     """Compile CUDA C for the device and load it."""
     from tinygrad.runtime.ops_nv import NVProgram
 
-    gpu = device()
+    gpu = open_device()
     return NVProgram(gpu, name, gpu.compiler.compile(source))
 
 
-def buffers(*sizes: int) -> list[Any]:
+def new_buffers(*sizes: int) -> list[Any]:
     """Allocate buffers of so many bytes on the device."""
     from tinygrad.device import BufferSpec
 
-    return [device().allocator.alloc(size, BufferSpec()) for size in sizes]
+    return [open_device().allocator.alloc(size, BufferSpec()) for size in sizes]
 
 
-def seconds_of(launch: Callable[[], object]) -> float:
+def launch_seconds(launch: Callable[[], object]) -> float:
     """Return the seconds of a launch and of waiting for it, on an idle device."""
-    gpu = device()
+    gpu = open_device()
     gpu.synchronize()
     begun = time.perf_counter()
     launch()
@@ -98,7 +98,7 @@ QMD_BYTES = 256
 STORE_SOURCE = 'extern "C" __global__ void store(int* x) { x[0] = 1; }'
 
 
-def smoke(work: Work) -> Found:
+def probe_smoke(work: ProbeWork) -> Found:
     """Sums, a matrix product, copies both ways, both windows; each against numpy."""
     from tinygrad import Device, Tensor
 
@@ -106,31 +106,31 @@ def smoke(work: Work) -> Found:
     a, b = (draw.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
     product = (Tensor(a) @ Tensor(b)).numpy()
     bytes_ = draw.integers(0, 256, 1 << 20, dtype=np.uint8)
-    gpu = device()
+    gpu = open_device()
     return {
         "device": Device.DEFAULT,
         "arch": str(getattr(gpu, "arch", "")),
         "interface": type(getattr(gpu, "iface", None)).__name__,
         "machine": platform.machine(),
-        **computes(work),
+        **probe_computes(work),
         "product_error": float(abs(product - a @ b).max()),
         "copy": bool((Tensor(bytes_).contiguous().realize().numpy() == bytes_).all()),
-        "windows": _windows(),
+        "windows": _memory_windows_work(),
         "sms": int(getattr(gpu, "num_sms", 0)),
-        "events": _events(),
+        "events": _waits_end_by_events(),
     }
 
 
-def computes(work: Work) -> Found:
+def probe_computes(work: ProbeWork) -> Found:
     """The device opens and adds."""
     from tinygrad import Tensor
 
     return {"sum": (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2.0] * 4}
 
 
-def _events() -> bool:
+def _waits_end_by_events() -> bool:
     """Return true if waits of some milliseconds have ended by an event of the driver's."""
-    gpu = device()
+    gpu = open_device()
     for _ in range(3):
         block = gpu.new_signal(value=0)
         queue = gpu.hw_compute_queue_t().wait(block, 1)
@@ -140,12 +140,12 @@ def _events() -> bool:
     return bool(getattr(gpu.iface, "has_events", False))
 
 
-def _windows() -> bool:
+def _memory_windows_work() -> bool:
     """True if a kernel with shared and with local memory computes what numpy does."""
     given = np.arange(65, dtype=np.float32)
-    add = program(WINDOWS_SOURCE, "windows")
-    out, source = buffers(256, 260)
-    gpu = device()
+    add = compile_cuda(WINDOWS_SOURCE, "windows")
+    out, source = new_buffers(256, 260)
+    gpu = open_device()
     gpu.allocator._copyin(source, memoryview(bytearray(given.tobytes())))
     add(out, source, global_size=(1, 1, 1), local_size=(64, 1, 1), wait=True)
     room = bytearray(256)
@@ -158,54 +158,54 @@ def _windows() -> bool:
     return bool((np.frombuffer(room, np.float32) == part[::-1]).all())
 
 
-def _error_of(launch: Callable[[], None]) -> Found:
+def _launch_error(launch: Callable[[], None]) -> Found:
     """Wait for a launch that fails; return what tinygrad says and how long that took."""
     begun = time.perf_counter()
     try:
         launch()
-        device().synchronize()
+        open_device().synchronize()
     except RuntimeError as error:
         return {"error": str(error), "seconds": time.perf_counter() - begun}
     return {"error": None, "seconds": time.perf_counter() - begun}
 
 
-def misaligned(work: Work) -> Found:
+def probe_misaligned(work: ProbeWork) -> Found:
     """Load a float4 from an address that is not aligned."""
-    load, (out, source) = program(MISALIGNED_SOURCE, "odd_float4"), buffers(4096, 4096)
-    return _error_of(lambda: load(out, source, global_size=(1, 1, 1), local_size=(32, 1, 1)))
+    load, (out, source) = compile_cuda(MISALIGNED_SOURCE, "odd_float4"), new_buffers(4096, 4096)
+    return _launch_error(lambda: load(out, source, global_size=(1, 1, 1), local_size=(32, 1, 1)))
 
 
-def unmapped(work: Work) -> Found:
+def probe_unmapped(work: ProbeWork) -> Found:
     """Store to memory that has been given back."""
     from tinygrad.device import BufferSpec
 
-    store, gpu = program(STORE_SOURCE, "store"), device()
+    store, gpu = compile_cuda(STORE_SOURCE, "store"), open_device()
     spec = BufferSpec(nolru=True)
     buffer = gpu.allocator.alloc(4096, spec)
     gone = buffer.offset(0)
     gpu.allocator.free(buffer, 4096, spec)
-    return _error_of(lambda: store(gone, **ONE_THREAD))
+    return _launch_error(lambda: store(gone, **ONE_THREAD))
 
 
-def hang(work: Work) -> Found:
+def probe_hang(work: ProbeWork) -> Found:
     """Wait on the GPU for a signal that nobody gives (HCQDEV_WAIT_TIMEOUT_MS bounds it)."""
-    gpu = device()
+    gpu = open_device()
     block = gpu.new_signal(value=0)
 
     def launch() -> None:
         queue = gpu.hw_compute_queue_t().wait(block, 1)
         queue.signal(gpu.timeline_signal, gpu.next_timeline()).submit(gpu)
 
-    return _error_of(launch)
+    return _launch_error(launch)
 
 
-def ring(times_over: float, long_kernels: bool) -> Found:
+def time_full_ring(times_over: float, long_kernels: bool) -> Found:
     """Time launches, in microseconds of each: as many as half the ring holds, and several rings.
 
     A kernel takes the GPU several times longer than a launch takes the host (`host_us`), so that
     the ring fills; `full` counts the launches that found it so.
     """
-    gpu, work, (out,) = device(), program(SPIN_SOURCE, "spin"), buffers(4096)
+    gpu, work, (out,) = open_device(), compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
     fifo, loops, full = gpu.compute_gpfifo, 1, 0
 
     def launch(launches: int) -> None:
@@ -215,7 +215,7 @@ def ring(times_over: float, long_kernels: bool) -> Found:
             work(out, **ONE_THREAD, vals=(loops,))
 
     def each_us(launches: int) -> float:
-        return 1e6 * seconds_of(lambda: launch(launches)) / launches
+        return 1e6 * launch_seconds(lambda: launch(launches)) / launches
 
     each_us(8)
     begun = time.perf_counter()
@@ -229,13 +229,13 @@ def ring(times_over: float, long_kernels: bool) -> Found:
     return {**found, "half_us": half_us, "over_us": over_us, "ratio": over_us / half_us}
 
 
-def qmd(times: int) -> Found:
+def count_late_qmd_writes(times: int) -> Found:
     """Launch with the release in the QMD, and clear the QMD when the release is seen.
 
     What is in it afterwards has been written by the GPU behind its release; `written` counts the
     QMDs that the GPU had changed until then.
     """
-    gpu, work, (out,) = device(), program(SPIN_SOURCE, "spin"), buffers(4096)
+    gpu, work, (out,) = open_device(), compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
     done, written, late = gpu.new_signal(value=0), 0, 0
     for turn in range(1, times + 1):
         queue = gpu.hw_compute_queue_t().wait(gpu.timeline_signal, gpu.timeline_value - 1)
@@ -257,9 +257,12 @@ def qmd(times: int) -> Found:
     return {"launches": times, "written": written, "written_after_release": late}
 
 
-def queue(work: Work) -> Found:
+def probe_queue(work: ProbeWork) -> Found:
     """Queue behaviour that only hardware decides: a full ring, and writes into a QMD."""
-    return {"ring": ring(work.of(3.0, 1.1), work.of(True, False)), "qmd": qmd(work.of(500, 3))}
+    return {
+        "ring": time_full_ring(work.by_size(3.0, 1.1), work.by_size(True, False)),
+        "qmd": count_late_qmd_writes(work.by_size(500, 3)),
+    }
 
 
 # Around a line of the L2, a page, what the driver caches, and the L2 of an AGX Orin.
@@ -271,7 +274,7 @@ extern "C" __global__ void move(int* y, const int* x, int n, int add) {
 }"""
 
 
-def coherence(work: Work) -> Found:
+def probe_coherence(work: ProbeWork) -> Found:
     """Wrong ints that CPU and GPU read of each other, by direction; the L2 by TEGRA_L2.
 
     With the choice no_flush the CPU touches the shared buffer without the driver's flush.
@@ -279,9 +282,9 @@ def coherence(work: Work) -> Found:
     from tinygrad.device import BufferSpec
     from tinygrad.helpers import to_mv
 
-    gpu, move = device(), program(MOVE_SOURCE, "move")
+    gpu, move = open_device(), compile_cuda(MOVE_SOURCE, "move")
     sizes = COHERENCE_SIZES if work.size == "board" else COHERENCE_SIZES[:7]
-    shared, evict = buffers(8 << 20, 8 << 20)
+    shared, evict = new_buffers(8 << 20, 8 << 20)
     mail = gpu.allocator.alloc(8 << 20, BufferSpec(cpu_access=True))  # never cached
     own = np.frombuffer(gpu.allocator._as_buffer(mail), np.int32)
     both = np.frombuffer(to_mv(int(shared.va_addr), 8 << 20), np.int32)
@@ -296,7 +299,7 @@ def coherence(work: Work) -> Found:
             gpu.allocator._as_buffer(shared)
 
     wrong = dict.fromkeys(("cpu_then_gpu", "gpu_then_cpu", "cpu_over_gpu"), 0)
-    for turn, size in enumerate(sizes * work.of(3, 1), 1):
+    for turn, size in enumerate(sizes * work.by_size(3, 1), 1):
         n, count = size // 4, np.arange(size // 4, dtype=np.int32)
         launch(mail, shared, n, 0)  # the GPU has read what the CPU then writes
         cpu_next()
@@ -310,10 +313,14 @@ def coherence(work: Work) -> Found:
         launch(shared, mail, n, 9 * turn)
         cpu_next()
         both[:n] = count - turn
-        launch(evict, shared, work.of(2 << 20, 1 << 10), 0)
+        launch(evict, shared, work.by_size(2 << 20, 1 << 10), 0)
         gpu.invalidate_caches()  # whatever is dirty is written back, over the CPU's stores
         wrong["cpu_over_gpu"] += int((both[:n] != count - turn).sum())
-    return {**wrong, "wrong": sum(wrong.values()), "compared": 3 * sum(sizes) // 4 * work.of(3, 1)}
+    return {
+        **wrong,
+        "wrong": sum(wrong.values()),
+        "compared": 3 * sum(sizes) // 4 * work.by_size(3, 1),
+    }
 
 
 # Amounts on a board, and on a simulated GPU.
@@ -342,84 +349,89 @@ extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n)
 }"""
 
 
-def l2(work: Work) -> Found:
+def probe_l2(work: ProbeWork) -> Found:
     """Read a buffer again and again that the L2 could hold."""
-    size, blocks = work.of(2 << 20, 128 << 10), work.of(*BLOCKS)
-    read, (source, out) = program(READ_SOURCE, "read_all"), buffers(size, blocks * 256 * 16)
+    size, blocks = work.by_size(2 << 20, 128 << 10), work.by_size(*BLOCKS)
+    read, (source, out) = (
+        compile_cuda(READ_SOURCE, "read_all"),
+        new_buffers(size, blocks * 256 * 16),
+    )
 
     def again() -> None:
         sizes_of = {"global_size": (blocks, 1, 1), "local_size": (256, 1, 1)}
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(seconds_of(again) for _ in range(work.of(*LAUNCHES)))
+    took = median(launch_seconds(again) for _ in range(work.by_size(*LAUNCHES)))
     return {"read_gb_s": size / 1e9 / took}
 
 
-def shared_memory(work: Work) -> Found:
+def probe_shared_memory(work: ProbeWork) -> Found:
     """A kernel of which an SM holds one block or several."""
-    blocks, loops = work.of(*BLOCKS), work.of(4096, 4)
-    sums, (out,) = program(SHARED_SOURCE, "shared_sums"), buffers(16 * blocks * 512)
+    blocks, loops = work.by_size(*BLOCKS), work.by_size(4096, 4)
+    sums, (out,) = compile_cuda(SHARED_SOURCE, "shared_sums"), new_buffers(16 * blocks * 512)
 
     def launch() -> None:
         sums(out, global_size=(16 * blocks, 1, 1), local_size=(128, 1, 1), vals=(loops,))
 
     launch()
-    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.of(*LAUNCHES)))}
+    return {
+        "launch_us": 1e6 * median(launch_seconds(launch) for _ in range(work.by_size(*LAUNCHES)))
+    }
 
 
-def preemption(work: Work) -> Found:
+def probe_preemption(work: ProbeWork) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
-    launches, seconds = work.of(*LAUNCHES), work.of(*RIVAL_SECONDS)
-    short, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
+    launches, seconds = work.by_size(*LAUNCHES), work.by_size(*RIVAL_SECONDS)
+    short, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
 
     def launch() -> None:
         short(out, **ONE_THREAD, vals=(64,))
 
     launch()
-    alone = median(seconds_of(launch) for _ in range(launches))
+    alone = median(launch_seconds(launch) for _ in range(launches))
     # The kernels that a switch has to stop are the rival's: it goes with the same choice.
     words = (os.devnull, "rival", work.size, work.choice)
-    with Child([sys.executable, "-m", "orinbench.check.device.probes", *words]) as rival:
+    with ChildProcess([sys.executable, "-m", "orinbench.check.device.probes", *words]) as rival:
         time.sleep(seconds / 5)
-        beside = [seconds_of(launch) for _ in range(launches)]
+        beside = [launch_seconds(launch) for _ in range(launches)]
         status = rival.wait()
     worst = sorted(beside)[len(beside) * 99 // 100]
     found = {"alone_us": 1e6 * alone, "beside_us": 1e6 * median(beside), "worst_us": 1e6 * worst}
     return {**found, "lived": int(status == 0)}
 
 
-def rival(work: Work) -> Found:
+def probe_rival(work: ProbeWork) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
-    long, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
-    loops, until = 1 << 10, time.monotonic() + work.of(*RIVAL_SECONDS)
+    long, (out,) = compile_cuda(SPIN_SOURCE, "spin"), new_buffers(4096)
+    loops, until = 1 << 10, time.monotonic() + work.by_size(*RIVAL_SECONDS)
     while time.monotonic() < until:
-        took = seconds_of(partial(long, out, **ONE_THREAD, vals=(loops,)))
+        took = launch_seconds(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
     return {}
 
 
-def rings(work: Work) -> Found:
+def probe_rings(work: ProbeWork) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    launches, short = work.of(*LAUNCHES), program(SPIN_SOURCE, "spin")
-    (out,) = buffers(4096)
+    launches, short = work.by_size(*LAUNCHES), compile_cuda(SPIN_SOURCE, "spin")
+    (out,) = new_buffers(4096)
 
     def row() -> None:
         for _ in range(launches):
             short(out, **ONE_THREAD, vals=(1,))
 
     row()
-    return {"submit_us": 1e6 * median(seconds_of(row) for _ in range(5)) / launches}
+    return {"submit_us": 1e6 * median(launch_seconds(row) for _ in range(5)) / launches}
 
 
-def memory(work: Work) -> Found:
+def probe_memory(work: ProbeWork) -> Found:
     """Take memory until the driver says that there is no more; give it back.
 
     The reserve is 1 GiB (`TEGRA_RESERVE_MB`), so that a wrong answer leaves the board alive.
     """
     from tinygrad.device import BufferSpec
 
-    gpu, step, spec = device(), 256 << 20, BufferSpec(nolru=True)
+    gpu, step, spec = open_device(), 256 << 20, BufferSpec(nolru=True)
     taken, said = [], ""
     before = gpu.iface.memory_available()
     try:
@@ -436,7 +448,7 @@ def memory(work: Work) -> Found:
     return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
 
 
-def take_choice(choice: str) -> None:
+def apply_choice(choice: str) -> None:
     """Make a choice of the process that the driver has no variable for; the device opens later."""
     if choice == "wait_for_idle":
         from tinygrad.runtime.support.nv.tegra import TegraIface
@@ -460,10 +472,11 @@ def take_choice(choice: str) -> None:
 
 
 PROGRAMS = {
-    made.__name__: made
+    made.__name__.removeprefix("probe_"): made
     for made in (
-        *(smoke, computes, coherence, misaligned, unmapped, hang, queue),
-        *(l2, shared_memory, preemption, rival, rings, memory),
+        *(probe_smoke, probe_computes, probe_coherence, probe_misaligned, probe_unmapped),
+        *(probe_hang, probe_queue, probe_l2, probe_shared_memory, probe_preemption),
+        *(probe_rival, probe_rings, probe_memory),
     )
 }
 
@@ -471,8 +484,8 @@ PROGRAMS = {
 def main(out: str, name: str, size: str, choice: str) -> int:
     """Run a program and write what it found; returns the exit status."""
     try:
-        take_choice(choice)
-        found = PROGRAMS[name](Work(size, choice))
+        apply_choice(choice)
+        found = PROGRAMS[name](ProbeWork(size, choice))
     except Exception as error:  # of a device that does not open, of a kernel that faults
         found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
     Path(out).write_text(json.dumps(found))

@@ -1,7 +1,7 @@
 """The steps of a device check, in their order, each with its time.
 
-A step returns its result, raises `NotRun` with the reason, or `OutOfTime` with what it has. No step
-needs a person or changes the board, and what may crash the GPU runs in a process of its own.
+A step returns its result, raises `StepNotPossible` with the reason, or `StepOutOfTime` with what it
+has. None needs a person or changes the board; what may crash the GPU runs in a process of its own.
 """
 
 import json
@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from orinbench.check.device.probes import Found
-from orinbench.child import CommandEnd, run
+from orinbench.child import CommandResult, run_command
 from orinbench.measure.backends.llama_cpp import find_llama_bench
-from orinbench.measure.board import board_state
+from orinbench.measure.board import read_board_state
 from orinbench.measure.environment import read_environment
 
 CTRL = "/dev/nvgpu/igpu0/ctrl"
@@ -43,11 +43,11 @@ _NAMES = re.compile(r"\b(comm|name|process|pid|task)([ :=]+)\S+", re.I)
 _MOST_LINES = 2000
 
 
-class NotRun(Exception):  # noqa: N818
+class StepNotPossible(Exception):  # noqa: N818
     """The step cannot be taken here; the message says why and what would help."""
 
 
-class OutOfTime(Exception):  # noqa: N818
+class StepOutOfTime(Exception):  # noqa: N818
     """The step's time ran out; `result` is what it has, None if that is nothing."""
 
     def __init__(self, seconds: float, result: Any = None) -> None:
@@ -56,7 +56,7 @@ class OutOfTime(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class ProbeRun:
+class ProbeRequest:
     """A program of `probes.py`: its name, the environment and the choice that it runs with."""
 
     name: str
@@ -65,7 +65,7 @@ class ProbeRun:
 
 
 @dataclass(frozen=True)
-class Check:
+class DeviceCheck:
     """State shared by the steps; `begun_us` is its start, in microseconds of CLOCK_MONOTONIC."""
 
     folder: Path
@@ -74,77 +74,83 @@ class Check:
     model: Path | None = None
 
     @property
-    def size(self) -> str:
+    def work_size(self) -> str:
         """Amounts of work: "board", or "tiny" for a simulated GPU."""
         return "tiny" if self.simulated else "board"
 
     @property
-    def trace(self) -> Path:
+    def trace_path(self) -> Path:
         """The recorded calls: beside the report."""
         return self.folder / "trace.jsonl"
 
     @property
-    def environment(self) -> dict[str, str]:
+    def tinygrad_environment(self) -> dict[str, str]:
         """Environment for tinygrad: its own driver, and a bounded wait."""
-        return {"DEV": "TEGRA+NV", _WAIT: _WAIT_MS[self.size]}
+        return {"DEV": "TEGRA+NV", _WAIT: _WAIT_MS[self.work_size]}
 
-    def run_probe(self, ask: ProbeRun, seconds: float, recorder: Sequence[object] = ()) -> Found:
-        """Return what a program found; raises OutOfTime, and RuntimeError with its error.
+    def run_probe(
+        self, ask: ProbeRequest, seconds: float, recorder: Sequence[object] = ()
+    ) -> Found:
+        """Return what a program found; raises StepOutOfTime, and RuntimeError with its error.
 
         `recorder` is a Python program with its arguments, in which it runs.
         """
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch, "found.json")
-            words = (*PROBES, out, ask.name, self.size, ask.choice)
-            variables = {**self.environment, **ask.variables}
-            ended = run([sys.executable, *recorder, *words], max(seconds, 1), variables)
-            found: Found = {"failed": ended.reason}
+            words = (*PROBES, out, ask.name, self.work_size, ask.choice)
+            variables = {**self.tinygrad_environment, **ask.variables}
+            ended = run_command([sys.executable, *recorder, *words], max(seconds, 1), variables)
+            found: Found = {"failed": ended.last_error_line}
             if out.exists():
                 found = json.loads(out.read_text())
             elif ended.status is None:
-                raise OutOfTime(seconds)
+                raise StepOutOfTime(seconds)
         if "failed" in found:
             raise RuntimeError(found["failed"])
         return found
 
-    def try_probe(self, ask: ProbeRun, seconds: float) -> Found:
+    def try_probe(self, ask: ProbeRequest, seconds: float) -> Found:
         """Return what a program found; an end without a result is its `error`."""
         try:
             return self.run_probe(ask, seconds)
-        except (OutOfTime, RuntimeError) as error:
+        except (StepOutOfTime, RuntimeError) as error:
             return {"error": str(error)}
 
 
-def identity(check: Check, seconds: float) -> dict[str, Any]:
+def record_machine(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """The machine and its state."""
-    return {"environment": asdict(read_environment()), "state": board_state().json_record()}
+    return {"environment": asdict(read_environment()), "state": read_board_state().json_record()}
 
 
-def abi(check: Check, seconds: float) -> Any:
+def run_abi_probe(check: DeviceCheck, seconds: float) -> Any:
     """Record the drivers' answers to a client that shares nothing with tinygrad."""
-    ended = run([sys.executable, "-m", "orinbench.check.device.abi_probe"], seconds)
-    _expect(ended, seconds)
+    ended = run_command([sys.executable, "-m", "orinbench.check.device.abi_probe"], seconds)
+    _require_success(ended, seconds)
     return json.loads(ended.out)
 
 
-def smoke(check: Check, seconds: float) -> Any:
+def record_smoke_trace(check: DeviceCheck, seconds: float) -> Any:
     """tinygrad computes, with every call of it recorded into trace.jsonl."""
     with tempfile.TemporaryDirectory() as scratch:
         recorder = Path(scratch, "recorder.pyz")
-        _expect(run([sys.executable, "-m", "nvgpusim", "recorder", recorder], seconds), seconds)
-        return check.run_probe(ProbeRun("smoke"), seconds, (recorder, "-o", check.trace, "--"))
+        _require_success(
+            run_command([sys.executable, "-m", "nvgpusim", "recorder", recorder], seconds), seconds
+        )
+        return check.run_probe(
+            ProbeRequest("smoke"), seconds, (recorder, "-o", check.trace_path, "--")
+        )
 
 
-def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
+def replay_trace(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """Replay the recorded calls and compare the model's answers with the board's."""
-    if not check.trace.exists():
-        raise NotRun("there is no trace: the step smoke made none")
+    if not check.trace_path.exists():
+        raise StepNotPossible("there is no trace: the step smoke made none")
     said = []
     for flags in ([], ["--addresses"]):
-        command = [sys.executable, "-m", "nvgpusim", "replay", *flags, check.trace]
-        ended = run(command, seconds)
+        command = [sys.executable, "-m", "nvgpusim", "replay", *flags, check.trace_path]
+        ended = run_command(command, seconds)
         if ended.status != 1:  # 1: there are differences
-            _expect(ended, seconds)
+            _require_success(ended, seconds)
         said.append(f"{ended.out}\n{ended.err}")
     plain, with_addresses = (_REPLAYED.search(text) for text in said)
     if plain is None or with_addresses is None:
@@ -157,33 +163,33 @@ def replay_trace(check: Check, seconds: float) -> dict[str, Any]:
     }
 
 
-def queue(check: Check, seconds: float) -> dict[str, Any]:
+def measure_queue(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """Measure the cost of a full ring and record what the GPU writes into a QMD."""
-    return check.run_probe(ProbeRun("queue"), seconds)
+    return check.run_probe(ProbeRequest("queue"), seconds)
 
 
-def coherence(check: Check, seconds: float) -> dict[str, Any]:
+def measure_coherence(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """Count what CPU and GPU miss of each other's stores: without the L2, flushed, not flushed."""
     until, found = time.monotonic() + seconds, {}
     for name, policy, choice in COHERENCE:
-        ask = ProbeRun("coherence", {"TEGRA_L2": policy}, choice)
+        ask = ProbeRequest("coherence", {"TEGRA_L2": policy}, choice)
         found[name] = check.run_probe(ask, until - time.monotonic())
     return found
 
 
-def memory(check: Check, seconds: float) -> dict[str, Any]:
+def find_memory_limit(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """Find where memory ends: with an error of the driver, 1 GiB before the board has none."""
-    return check.run_probe(ProbeRun("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
+    return check.run_probe(ProbeRequest("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
 
 
-def faults(check: Check, seconds: float) -> dict[str, Any]:
+def provoke_faults(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """Provoke errors that are safe; record tinygrad's message and if the GPU then works."""
     found = {}
     until = time.monotonic() + seconds
     for name in ("misaligned", "unmapped", "hang"):
         wait = {_WAIT: _HANG_MS} if name == "hang" else {}
-        said = check.try_probe(ProbeRun(name, wait), until - time.monotonic())
-        after = check.try_probe(ProbeRun("computes"), until - time.monotonic())
+        said = check.try_probe(ProbeRequest(name, wait), until - time.monotonic())
+        after = check.try_probe(ProbeRequest("computes"), until - time.monotonic())
         found[name] = {**said, "works_afterwards": after.get("sum") is True}
     return found
 
@@ -216,7 +222,7 @@ QUESTIONS = (
 _RUN_SECONDS = 90.0
 
 
-def performance(check: Check, seconds: float) -> Any:
+def time_choices(check: DeviceCheck, seconds: float) -> Any:
     """Time the driver's choices, each against its alternative.
 
     The sides run as own, other, other, own, so that a drift does not look like a difference.
@@ -225,19 +231,19 @@ def performance(check: Check, seconds: float) -> Any:
     until = time.monotonic() + seconds
     for question in QUESTIONS:
         own, other = (
-            ProbeRun(question.name),
-            ProbeRun(question.name, question.variables, question.choice),
+            ProbeRequest(question.name),
+            ProbeRequest(question.name, question.variables, question.choice),
         )
         runs: list[Found] = []
         for side in (own, other, other, own):
             if (left := until - time.monotonic()) <= 0:
-                raise OutOfTime(seconds, found)
+                raise StepOutOfTime(seconds, found)
             runs.append(check.try_probe(side, min(left, _RUN_SECONDS)))
-        found[question.name] = compared_choices(question, [runs[0], runs[3]], runs[1:3])
+        found[question.name] = choice_comparison(question, [runs[0], runs[3]], runs[1:3])
     return found
 
 
-def compared_choices(
+def choice_comparison(
     question: ChoiceQuestion, own: Sequence[Found], other: Sequence[Found]
 ) -> Found:
     """Return what a report has of a question: the runs, own over other, and which is better.
@@ -263,32 +269,32 @@ def compared_choices(
     return entry | said
 
 
-def _orinbench(check: Check, seconds: float, *words: object) -> tuple[list[Any], bool]:
+def _run_orinbench(check: DeviceCheck, seconds: float, *words: object) -> tuple[list[Any], bool]:
     """Return what a command of orinbench found on tinygrad's own driver, and if it had the time.
 
-    Raises OutOfTime, and RuntimeError with its last line, where it found nothing.
+    Raises StepOutOfTime, and RuntimeError with its last line, where it found nothing.
     """
     command = [sys.executable, "-m", "orinbench", *words, "-o", "json"]
-    ended = run(command, seconds, check.environment)
+    ended = run_command(command, seconds, check.tinygrad_environment)
     try:
         return json.loads(ended.out), ended.status is not None
     except ValueError:
-        _expect(ended, seconds)
-        raise RuntimeError(ended.reason) from None
+        _require_success(ended, seconds)
+        raise RuntimeError(ended.last_error_line) from None
 
 
-def numbers(check: Check, seconds: float) -> dict[str, Any]:
+def check_numbers(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """`orinbench check`: the fused kernels of a synthetic 160m against the float64 reference."""
     few = ("--shape", "tiny", "-n", "1") if check.simulated else ()
-    found, whole = _orinbench(check, seconds, "check", "--backend", "tinygrad:NV", *few)
+    found, whole = _run_orinbench(check, seconds, "check", "--backend", "tinygrad:NV", *few)
     if not found and not whole:
-        raise OutOfTime(seconds)
+        raise StepOutOfTime(seconds)
     if not found:
         raise RuntimeError("the engine did not answer")
     return {"verdicts": found}
 
 
-def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
+def run_llama_bench(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """`orinbench llama-bench` on tinygrad's own driver, by policy of the L2, and llama.cpp."""
     backends = ["tinygrad:NV", *["llama.cpp"] * (find_llama_bench(None) is not None)]
     words = ["llama-bench", "--backend", ",".join(backends), "--no-cold-start", "--no-history"]
@@ -297,16 +303,16 @@ def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
     else:
         words += ["-m", str(check.model)] if check.model else ["--shape", "1b"]
         words += ["-p", "512", "-n", "128", "-r", "7", "--env", L2_POLICIES]
-    records, whole = _orinbench(check, seconds, *words)
+    records, whole = _run_orinbench(check, seconds, *words)
     if records and all(record.get("error") for record in records):
         raise RuntimeError(f"every case failed, the first one: {records[0]['error']}")
-    found = {"records": records, "against_llama_cpp": against_llama_cpp(records)}
+    found = {"records": records, "against_llama_cpp": comparisons_with_llama_cpp(records)}
     if not whole:
-        raise OutOfTime(seconds, found)
+        raise StepOutOfTime(seconds, found)
     return found
 
 
-def against_llama_cpp(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def comparisons_with_llama_cpp(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return by test how tinygrad, as the driver has it, compares with llama.cpp."""
     return {
         str(record["test"]): comparison
@@ -317,13 +323,15 @@ def against_llama_cpp(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def kernel_log(check: Check, seconds: float) -> dict[str, Any]:
+def read_kernel_log(check: DeviceCheck, seconds: float) -> dict[str, Any]:
     """The GPU's lines of the kernel log since the check began, the oldest first."""
     try:
         fd = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        raise NotRun(f"/dev/kmsg: {reason}: as root, or with kernel.dmesg_restrict=0") from None
+        raise StepNotPossible(
+            f"/dev/kmsg: {reason}: as root, or with kernel.dmesg_restrict=0"
+        ) from None
     found: list[str] = []
     try:
         while True:
@@ -341,12 +349,11 @@ def kernel_log(check: Check, seconds: float) -> dict[str, Any]:
         os.close(fd)
 
 
-def _expect(ended: CommandEnd, seconds: float) -> None:
-    """Raise where a command did not end well in its time."""
+def _require_success(ended: CommandResult, seconds: float) -> None:
     if ended.status is None:
-        raise OutOfTime(seconds)
+        raise StepOutOfTime(seconds)
     if ended.status != 0:
-        raise RuntimeError(ended.reason)
+        raise RuntimeError(ended.last_error_line)
 
 
 @dataclass(frozen=True)
@@ -355,22 +362,22 @@ class Step:
 
     name: str
     seconds: float
-    take: Callable[[Check, float], Any]
+    take: Callable[[DeviceCheck, float], Any]
     about: str
 
 
 # 36 minutes in all. What may leave the GPU unusable comes last.
 STEPS = (
-    Step("identity", 30, identity, "the board and its state"),
-    Step("abi", 60, abi, "struct sizes, characteristics, address spaces"),
-    Step("smoke", 180, smoke, "sums, copies, both windows; the trace"),
+    Step("identity", 30, record_machine, "the board and its state"),
+    Step("abi", 60, run_abi_probe, "struct sizes, characteristics, address spaces"),
+    Step("smoke", 180, record_smoke_trace, "sums, copies, both windows; the trace"),
     Step("replay", 120, replay_trace, "the trace against the model of the drivers"),
-    Step("queue", 60, queue, "a full ring, and what the GPU writes into a QMD"),
-    Step("coherence", 30, coherence, "what CPU and GPU miss of each other's stores"),
-    Step("memory", 60, memory, "where memory ends, 1 GiB before the board's"),
-    Step("performance", 300, performance, "the driver's choices against others, in turns"),
-    Step("check", 300, numbers, "a model against the float64 reference"),
-    Step("llama-bench", 780, llama_bench, "tinygrad and llama.cpp, in turn"),
-    Step("faults", 240, faults, "errors that are safe to provoke"),
-    Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),
+    Step("queue", 60, measure_queue, "a full ring, and what the GPU writes into a QMD"),
+    Step("coherence", 30, measure_coherence, "what CPU and GPU miss of each other's stores"),
+    Step("memory", 60, find_memory_limit, "where memory ends, 1 GiB before the board's"),
+    Step("performance", 300, time_choices, "the driver's choices against others, in turns"),
+    Step("check", 300, check_numbers, "a model against the float64 reference"),
+    Step("llama-bench", 780, run_llama_bench, "tinygrad and llama.cpp, in turn"),
+    Step("faults", 240, provoke_faults, "errors that are safe to provoke"),
+    Step("kernel-log", 20, read_kernel_log, "what the kernel said meanwhile"),
 )

@@ -10,18 +10,18 @@ from typing import Any
 import click
 
 from orinbench.errors import EXIT_SLOWER, BenchError
-from orinbench.judge.history.store import Filter, History
+from orinbench.judge.history.store import History, RecordFilter
 from orinbench.judge.history.trend import (
     QUESTIONS,
-    Change,
+    LevelChange,
     Trend,
     change_text,
+    noise_by_case,
     read_trends,
-    run_noise,
 )
 from orinbench.judge.saved_results import SavedComparison, compare_saved
 from orinbench.judge.schema import Record
-from orinbench.options import history_file, option, output_form
+from orinbench.options import option, output_option, with_history_file
 
 _AGAINST = "Run to compare with. [default: the pinned baseline, else the run before]"
 
@@ -29,8 +29,8 @@ _AGAINST = "Run to compare with. [default: the pinned baseline, else the run bef
 @click.command("check")
 @click.argument("run", type=int, required=False)
 @option("--against", _AGAINST, metavar="NAME|RUN")
-@output_form(["md", "json"])
-@history_file
+@output_option(["md", "json"])
+@with_history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
     """Compare a run with a baseline, for CI.
 
@@ -42,11 +42,11 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
     with History(path) as store:
         order = [kept.id for kept in store.runs()]
         judged_run = _judged_run(order, run, path)
-        baseline = _baseline(store, order, judged_run, against)
+        baseline = _baseline_run(store, order, judged_run, against)
         records = store.records(baseline), store.records(judged_run)
-        trends = read_trends(store, Filter())
+        trends = read_trends(store, RecordFilter())
     since = order[order.index(baseline) : order.index(judged_run) + 1]
-    compared, fell = check_run(trends, *records, since)
+    compared, fell = compare_with_baseline(trends, *records, since)
     if not compared.judged:
         raise BenchError(
             f"run {judged_run} and {baseline} measured no test in common: name another by --against"
@@ -55,31 +55,33 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
         whole = {
             "run": judged_run,
             "baseline": baseline,
-            "tests": [test.plain() for test in compared.judged],
+            "tests": [test.json_fields() for test in compared.judged],
             "missing": [asdict(test) for test in compared.missing],
-            "fell": [_plain(trend, change) for trend, change in fell],
+            "fell": [_change_fields(trend, change) for trend, change in fell],
         }
         click.echo(json.dumps(whole, ensure_ascii=False))
     else:
-        notes = [test.line() for test in compared.missing]
+        notes = [test.summary_line() for test in compared.missing]
         notes += [f"{trend.label}: {change_text(change)}" for trend, change in fell]
         click.echo(compared.markdown(f"run {judged_run}", f"run {baseline}", notes))
     return EXIT_SLOWER if compared.is_worse or fell else 0
 
 
-def check_run(
+def compare_with_baseline(
     trends: Sequence[Trend], before: Sequence[Record], after: Sequence[Record], runs: Sequence[int]
-) -> tuple[SavedComparison, list[tuple[Trend, Change]]]:
+) -> tuple[SavedComparison, list[tuple[Trend, LevelChange]]]:
     """Compare the last of `runs` with the first, whose records these are, and say what fell since.
 
     In 5 % of runs in which nothing changed, either says that something did.
     """
-    noise = run_noise(trends, runs[0], runs[-1])
+    noise = noise_by_case(trends, runs[0], runs[-1])
     compared = compare_saved(before, after, noise, QUESTIONS)
-    return compared, [(trend, change) for trend in trends for change in _lost(trend, runs[1:])]
+    return compared, [
+        (trend, change) for trend in trends for change in _lasting_falls(trend, runs[1:])
+    ]
 
 
-def _lost(trend: Trend, since: Sequence[int]) -> list[Change]:
+def _lasting_falls(trend: Trend, since: Sequence[int]) -> list[LevelChange]:
     """Return the falls in these runs that later ones did not make good, but for the noise."""
     changes = [change for change in trend.changes if change.run in since]
     regained = 1.0 - (trend.noise.sd if trend.noise else 0.0)
@@ -100,9 +102,9 @@ def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
     return order[-1] if run is None else run
 
 
-def _baseline(store: History, order: Sequence[int], run: int, against: str | None) -> int:
+def _baseline_run(store: History, order: Sequence[int], run: int, against: str | None) -> int:
     """Return the baseline's run; raises BenchError for one that there is not or that came later."""
-    if against is None and store.pins().get("baseline", run) != run:
+    if against is None and store.pinned_runs().get("baseline", run) != run:
         against = "baseline"
     if against is None:
         if order.index(run) == 0:
@@ -115,7 +117,7 @@ def _baseline(store: History, order: Sequence[int], run: int, against: str | Non
     return found
 
 
-def _plain(trend: Trend, change: Change) -> dict[str, Any]:
+def _change_fields(trend: Trend, change: LevelChange) -> dict[str, Any]:
     return {
         "case": trend.label,
         "device": trend.device,
@@ -128,7 +130,7 @@ def _plain(trend: Trend, change: Change) -> dict[str, Any]:
 @click.command("pin")
 @click.argument("name", required=False)
 @click.argument("run", type=int, required=False)
-@history_file
+@with_history_file
 def pin_command(path: Path, name: str | None, run: int | None) -> None:
     """Name a run, or list the names.
 
@@ -139,6 +141,6 @@ def pin_command(path: Path, name: str | None, run: int | None) -> None:
             runs = store.runs()
             if run is None and not runs:
                 raise BenchError(f"{path}: no runs yet; llama-bench and suite write them")
-            store.pin(name, runs[-1].id if run is None else run)
-        for pinned, its in store.pins().items():
+            store.pin_run(name, runs[-1].id if run is None else run)
+        for pinned, its in store.pinned_runs().items():
             click.echo(f"{pinned}: run {its}")

@@ -7,18 +7,18 @@ import click
 
 from orinbench.errors import BenchError
 from orinbench.judge.history.check import check_command, pin_command
-from orinbench.judge.history.store import Filter, History, Run
-from orinbench.judge.history.trend import Point, Trend, change_text, read_trends
+from orinbench.judge.history.store import History, HistoryRun, RecordFilter
+from orinbench.judge.history.trend import Trend, TrendPoint, change_text, read_trends
 from orinbench.judge.load_results import load_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import UNJUDGED
-from orinbench.options import history_file, output_form
-from orinbench.show.forms import RENDERERS
-from orinbench.show.markdown import counted, markdown_table
+from orinbench.options import output_option, with_history_file
+from orinbench.show.markdown import counted_noun, markdown_table
+from orinbench.show.output_formats import RENDERERS
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
-@history_file
+@with_history_file
 @click.option("--test", metavar="WORD", help="Only tests with this in their names, such as tg128.")
 @click.option("--device", metavar="WORD", help="Only devices with this in their names.")
 @click.option("--last", default=20, type=click.IntRange(1), help="Runs to show. [default: 20]")
@@ -34,7 +34,7 @@ def history_command(
     context.obj = path
     if context.invoked_subcommand is not None:
         return 0
-    only = Filter(test, device)
+    only = RecordFilter(test, device)
     with History(path) as store:
         runs, trends = store.runs(only), read_trends(store, only)
     if not runs and (test or device):
@@ -51,14 +51,14 @@ def history_command(
             click.echo(f"\n{_trend_table(trend, points)}")
         once += [(trend, point) for point in points if len(points) == 1]
     if once:
-        click.echo(f"\n{_once_table(once)}")
+        click.echo(f"\n{_measured_once_table(once)}")
     return 0
 
 
 @history_command.command("show")
 @click.argument("run", type=int)
-@output_form(sorted(RENDERERS))
-@history_file
+@output_option(sorted(RENDERERS))
+@with_history_file
 def show_command(path: Path, run: int, output: str) -> None:
     """Print a run as the command that measured it printed it."""
     with History(path) as history:
@@ -67,7 +67,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 
 @history_command.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@history_file
+@with_history_file
 def import_command(path: Path, files: Sequence[Path]) -> None:
     """Add saved results to the history.
 
@@ -76,9 +76,9 @@ def import_command(path: Path, files: Sequence[Path]) -> None:
     results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):
-            run, new = history.add(records, f"import of {file.name}")
+            run, new = history.add_run(records, f"import of {file.name}")
             word = "kept as run" if new else "is there already, as run"
-            click.echo(f"{file}: {word} {run} ({counted(len(records), 'record')})")
+            click.echo(f"{file}: {word} {run} ({counted_noun(len(records), 'record')})")
 
 
 for command in (check_command, pin_command):
@@ -87,22 +87,22 @@ for command in (check_command, pin_command):
 
 @history_command.command("remove")
 @click.argument("runs", nargs=-1, required=True, type=int)
-@history_file
+@with_history_file
 def remove_command(path: Path, runs: Sequence[int]) -> None:
     """Forget runs."""
     with History(path) as history:
         for run in runs:
-            history.remove(run)
+            history.remove_run(run)
             click.echo(f"run {run} is gone")
 
 
-def _runs_table(runs: Sequence[Run], total: int) -> str:
+def _runs_table(runs: Sequence[HistoryRun], total: int) -> str:
     titles = ("run", "started", "measured", "on", "rows", "by")
     rows = [
         (
             str(run.id),
             run.started,
-            _cases(run),
+            _cases_text(run),
             ", ".join(run.devices),
             str(run.n_records),
             run.origin + (" (partial)" if run.partial else ""),
@@ -110,26 +110,25 @@ def _runs_table(runs: Sequence[Run], total: int) -> str:
         for run in runs
     ]
     older = total - len(runs)
-    more = f"\n\n{counted(older, 'older run')}: --last {total}" if older else ""
+    more = f"\n\n{counted_noun(older, 'older run')}: --last {total}" if older else ""
     return markdown_table(titles, rows, right=("run", "rows")) + more
 
 
-def _cases(run: Run) -> str:
+def _cases_text(run: HistoryRun) -> str:
     return "; ".join(f"{benchmark}: {', '.join(tests)}" for benchmark, tests in run.cases.items())
 
 
-def _once_table(measured: Sequence[tuple[Trend, Point]]) -> str:
+def _measured_once_table(measured: Sequence[tuple[Trend, TrendPoint]]) -> str:
     titles = ("run", "case", "device", "median", "95 % interval", "n", "unit")
     rows = [
-        (str(point.run), trend.label, trend.device, *_figures(point.record), trend.unit)
+        (str(point.run), trend.label, trend.device, *_figure_cells(point.record), trend.unit)
         for trend, point in measured
     ]
     table = markdown_table(titles, rows, right=("run", "median", "n"))
     return f"### Measured once\n\n{table}"
 
 
-def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
-    """Return the table of those points of a trend that are shown."""
+def _trend_table(trend: Trend, points: Sequence[TrendPoint]) -> str:
     titles = ("run", "started", "software", trend.unit, "95 % interval", "n", "to the run before",
               "p", "verdict")  # fmt: skip
     table = markdown_table(
@@ -145,7 +144,7 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
         share, degrees = 100 * noise.sd, noise.degrees
         notes.append(
             f"- noise between {noise.of} with nothing changed: {share:.3g} % standard deviation, "
-            f"{counted(degrees, 'degree')} of freedom"
+            f"{counted_noun(degrees, 'degree')} of freedom"
         )
     else:
         notes.append("- noise between runs is not known: no two in a row with nothing changed")
@@ -154,28 +153,27 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
     )
 
 
-def _trend_row(point: Point) -> tuple[str, ...]:
+def _trend_row(point: TrendPoint) -> tuple[str, ...]:
     record, change = point.record, point.change
-    row = (str(point.run), record.test_time or "", record.software or "", *_figures(record))
+    row = (str(point.run), record.test_time or "", record.software or "", *_figure_cells(record))
     if change is None:
         return *row, "", "", ""
-    ends = _interval(change.ci_low, change.ci_high, _percent, "to")
-    share = _percent(change.ratio) + (f" ({ends})" if ends else "")
+    ends = _interval_text(change.ci_low, change.ci_high, _percent_text, "to")
+    share = _percent_text(change.ratio) + (f" ({ends})" if ends else "")
     p = "" if change.verdict in UNJUDGED else f"{change.p_value:.2g}"
     return *row, share, p, change.verdict.value
 
 
-def _figures(record: Record) -> tuple[str, str, str]:
-    """Return the cells of a record's median, its interval, and the number of samples."""
-    interval = _interval(record.ci95_low_ts, record.ci95_high_ts, "{:.5g}".format, "–")
-    return f"{record.centre:.5g}", interval, str(len(record.samples_ts) or "")
+def _figure_cells(record: Record) -> tuple[str, str, str]:
+    interval = _interval_text(record.ci95_low_ts, record.ci95_high_ts, "{:.5g}".format, "–")
+    return f"{record.median_or_mean:.5g}", interval, str(len(record.samples_ts) or "")
 
 
-def _interval(
+def _interval_text(
     low: float | None, high: float | None, form: Callable[[float], str], between: str
 ) -> str:
     return "" if low is None or high is None else f"{form(low)} {between} {form(high)}"
 
 
-def _percent(ratio: float) -> str:
+def _percent_text(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.judge.identity import device_label, identity
+from orinbench.judge.identity import device_label, measurement_identity
 from orinbench.judge.load_results import completed_record
-from orinbench.judge.record import to_json
+from orinbench.judge.make_records import compact_json
 from orinbench.judge.schema import Plain, Record
-from orinbench.show.forms import as_llama_bench
+from orinbench.show.output_formats import as_llama_bench
 
 # "orin" in ASCII: tells a history from any other SQLite file (PRAGMA application_id).
 APPLICATION_ID = 0x6F72696E
@@ -71,7 +71,7 @@ LOCK_SECONDS = 10.0
 
 
 @dataclass
-class Run:
+class HistoryRun:
     """One run: `origin` is the command that measured it, or the file that it came from.
 
     Tests of each benchmark and devices are keys, in the order of the records.
@@ -87,13 +87,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Filter:
+class RecordFilter:
     """Filter of the rows to show: each field is a word that its column contains, in any case."""
 
     test: str | None = None
     device: str | None = None
 
-    def sql(self) -> tuple[str, list[str]]:
+    def sql_condition(self) -> tuple[str, list[str]]:
         """Return a condition over `records` and its values."""
         given = {name: value for name, value in vars(self).items() if value}
         condition = " AND ".join(f"instr(lower(coalesce({name}, '')), ?)" for name in given)
@@ -115,7 +115,7 @@ class History:
     def __init__(self, path: Path, write: bool = False, lock_seconds: float = LOCK_SECONDS) -> None:
         self.path = path
         self._lock_seconds = lock_seconds
-        with self._told():
+        with self._raising_bench_errors():
             if path.exists() and not path.is_file():
                 raise BenchError(f"{path}: is no regular file; a history is one")
             if write:
@@ -136,10 +136,12 @@ class History:
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def add(self, records: Sequence[Record], origin: str) -> tuple[int, bool]:
+    def add_run(self, records: Sequence[Record], origin: str) -> tuple[int, bool]:
         """Keep a run's records; return its id, and whether it is new: a run is kept once."""
-        digest = hashlib.sha256(to_json([_essence(record) for record in records]).encode())
-        with self._told(), self._transaction():
+        digest = hashlib.sha256(
+            compact_json([_fields_for_digest(record) for record in records]).encode()
+        )
+        with self._raising_bench_errors(), self._transaction():
             known = self._database.execute(
                 "SELECT id FROM runs WHERE digest = ?", [digest.hexdigest()]
             ).fetchone()
@@ -156,54 +158,56 @@ class History:
                     now,
                     origin,
                     int(any(record.partial for record in records)),
-                    to_json(records[0].environment),
+                    compact_json(records[0].environment),
                 ],
             ).lastrowid
             assert run is not None
             self._database.executemany(
                 f"INSERT INTO records VALUES ({', '.join('?' * 18)})",
-                [_row(run, position, record) for position, record in enumerate(records)],
+                [_record_row(run, position, record) for position, record in enumerate(records)],
             )
         return run, True
 
-    def runs(self, only: Filter = Filter()) -> list[Run]:
+    def runs(self, only: RecordFilter = RecordFilter()) -> list[HistoryRun]:
         """Return the runs that have a record which `only` lets through, the latest last."""
-        condition, values = only.sql()
-        rows = self._rows(
+        condition, values = only.sql_condition()
+        rows = self._query_rows(
             "SELECT runs.id, started, origin, partial, benchmark, test, device"
             f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
             " ORDER BY started, runs.id, position",
             *values,
         )
-        runs: dict[int, Run] = {}
+        runs: dict[int, HistoryRun] = {}
         for id_, started, origin, partial, benchmark, test, device in rows:
-            run = runs.setdefault(id_, Run(id_, started, origin, bool(partial)))
+            run = runs.setdefault(id_, HistoryRun(id_, started, origin, bool(partial)))
             run.n_records += 1
             run.cases.setdefault(benchmark, {})[test] = None
             run.devices[device] = None
         return list(runs.values())
 
-    def ids(self) -> set[int]:
+    def run_ids(self) -> set[int]:
         """Return the ids of all runs."""
-        return {id_ for (id_,) in self._rows("SELECT id FROM runs")}
+        return {id_ for (id_,) in self._query_rows("SELECT id FROM runs")}
 
     def run_named(self, name: str) -> int | None:
         """Return the run that a pinned name or a number means, None for another."""
-        if (pinned := self.pins().get(name)) is not None:
+        if (pinned := self.pinned_runs().get(name)) is not None:
             return pinned
-        return int(name) if name.isdecimal() and int(name) in self.ids() else None
+        return int(name) if name.isdecimal() and int(name) in self.run_ids() else None
 
     def records(self, run: int) -> list[Record]:
         """Return a run's records; raises BenchError if there is no such run."""
-        rows = self._rows("SELECT record FROM records WHERE run = ? ORDER BY position", run)
+        rows = self._query_rows("SELECT record FROM records WHERE run = ? ORDER BY position", run)
         if not rows:
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
         return [completed_record(json.loads(text)) for (text,) in rows]
 
-    def measurements(self, only: Filter = Filter()) -> list[tuple[int, str, str, Record]]:
+    def measured_records(
+        self, only: RecordFilter = RecordFilter()
+    ) -> list[tuple[int, str, str, Record]]:
         """Return (run, identity, device, record) of what has figures, in the order of the runs."""
-        condition, values = only.sql()
-        rows = self._rows(
+        condition, values = only.sql_condition()
+        rows = self._query_rows(
             "SELECT run, identity, device, record FROM records JOIN runs ON run = runs.id"
             f" WHERE coalesce(median, mean) IS NOT NULL AND {condition}"
             " ORDER BY started, run, position",
@@ -214,35 +218,35 @@ class History:
             for run, case, device, text in rows
         ]
 
-    def remove(self, run: int) -> None:
+    def remove_run(self, run: int) -> None:
         """Forget a run; raises BenchError if there is no such run."""
-        with self._told(), self._transaction():
+        with self._raising_bench_errors(), self._transaction():
             if not self._database.execute("DELETE FROM runs WHERE id = ?", [run]).rowcount:
                 raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
 
-    def pin(self, name: str, run: int) -> None:
+    def pin_run(self, name: str, run: int) -> None:
         """Give a run a name; a name that another run had is this one's now. Raises BenchError."""
         if not name.isprintable() or not name.strip() or name.isdecimal():
             raise BenchError(f"history pin {name!r}: want a name, which is no number")
-        if run not in self.ids():
+        if run not in self.run_ids():
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
-        with self._told(), self._transaction():
+        with self._raising_bench_errors(), self._transaction():
             self._database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?)", [name, run])
 
-    def pins(self) -> dict[str, int]:
+    def pinned_runs(self) -> dict[str, int]:
         """Return the runs that have names."""
-        return dict(self._rows("SELECT name, run FROM pins ORDER BY name"))
+        return dict(self._query_rows("SELECT name, run FROM pins ORDER BY name"))
 
-    def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._told():
+    def _query_rows(self, query: str, *values: Any) -> list[Any]:
+        with self._raising_bench_errors():
             return self._database.execute(query, values).fetchall()
 
     def _migrate(self) -> None:
         """Bring a new or old file to today's schema."""
-        if self._checked_version() == len(MIGRATIONS):
+        if self._schema_version() == len(MIGRATIONS):
             return
         with self._transaction():
-            version = self._checked_version()  # another process may have been quicker
+            version = self._schema_version()  # another process may have been quicker
             if version == 0:
                 self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             for statements in MIGRATIONS[version:]:
@@ -250,7 +254,7 @@ class History:
                     self._database.execute(statement)
             self._database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
-    def _checked_version(self) -> int:
+    def _schema_version(self) -> int:
         (application,) = self._database.execute("PRAGMA application_id").fetchone()
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -277,8 +281,7 @@ class History:
         self._database.execute("COMMIT")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn what SQLite and the file system say into one line."""
+    def _raising_bench_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -299,7 +302,7 @@ class History:
             ) from None
 
 
-def _essence(record: Record) -> Plain:
+def _fields_for_digest(record: Record) -> Plain:
     """Return what of a record is not a default, so that a new field changes no digest.
 
     It is of the form that files have, so that a run is the same as its own result file.
@@ -308,9 +311,17 @@ def _essence(record: Record) -> Plain:
     return {name: value for name, value in plain.items() if value not in (None, [], {})}
 
 
-def _row(run: int, position: int, record: Record) -> list[Any]:
+def _record_row(run: int, position: int, record: Record) -> list[Any]:
     names = "benchmark test backend model_type software unit median_ts ci95_low_ts ci95_high_ts"
     columns = [getattr(record, name) for name in f"{names} avg_ts stddev_ts".split()]
-    whole = to_json({name: value for name, value in vars(record).items() if value is not None})
+    whole = compact_json({name: value for name, value in vars(record).items() if value is not None})
     numbers = [len(record.samples_ts), record.error]
-    return [run, position, identity(record), device_label(record), *columns, *numbers, whole]
+    return [
+        run,
+        position,
+        measurement_identity(record),
+        device_label(record),
+        *columns,
+        *numbers,
+        whole,
+    ]

@@ -14,16 +14,16 @@ class BackendDiedError(Exception):
     """A backend cannot go on; the message is the one line that its rows carry."""
 
 
-class NoNumbersError(BackendDiedError):
+class NonfiniteLogitsError(BackendDiedError):
     """A model's logits are no numbers: the gate can say where that begins."""
 
 
-class LeftOutError(Exception):
+class CaseLeftOutError(Exception):
     """A case would take too long on this device: left out, and no failure."""
 
 
 @dataclass(frozen=True)
-class Identity:
+class BackendIdentity:
     """A backend's description of itself when its device is open and computes."""
 
     software: str  # e.g. "tinygrad 0.13.0+orin.0123456789ab"
@@ -47,7 +47,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadRequest:
     """A GGUF to load for contexts of up to `max_context` tokens.
 
     `general`: into tinygrad.llm's own network.
@@ -62,7 +62,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadReport:
     """The model is loaded, and the first token is on the host."""
 
     load_s: float  # of the file alone
@@ -75,7 +75,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class FirstToken:
+class FirstTokenTime:
     """Time to the first token, from the start of the process, for a prompt of `n_prompt` tokens.
 
     `warm` and `cold` are what the two workers said; llama.cpp has none.
@@ -84,12 +84,12 @@ class FirstToken:
     n_prompt: int
     warm_s: float
     cold_s: float | None = None  # kernel cache empty; None: nothing is cached, or it was not asked
-    warm: Loaded | None = None
-    cold: Loaded | None = None
+    warm: LoadReport | None = None
+    cold: LoadReport | None = None
 
 
 @dataclass(frozen=True)
-class RowChecked:
+class RowCheckResult:
     """A row's last logits at its depth and batch beside the same ones computed in another way."""
 
     finite: bool
@@ -103,7 +103,7 @@ class RowChecked:
 
 
 @dataclass(frozen=True)
-class WarmedUp:
+class WarmUpCost:
     """Cost of getting a case ready: its kernels are compiled and its graphs captured."""
 
     seconds: float = 0.0
@@ -114,12 +114,12 @@ class WarmedUp:
     launches_per_token: int | None = None  # calls that the host makes for them
     type_k: str | None = None
     type_v: str | None = None
-    checked: RowChecked | None = None  # the first time that a case is warmed up
+    checked: RowCheckResult | None = None  # the first time that a case is warmed up
     search_s: float = 0.0  # inside BEAM's search, compiling and timing included
 
 
 @dataclass(frozen=True)
-class Prepared(WarmedUp):
+class PreparedCase(WarmUpCost):
     """A repetition of a case of the suite, or the reason for leaving the case out."""
 
     left_out: str | None = None
@@ -156,7 +156,7 @@ class Sample:
     clocks_after: ClockState | None = None
     # The board's sensors (power, temperature, clocks), None where there are none; what of them
     # makes the sample suspect, None if it is no Jetson; and what the timed region drew:
-    # `board.EnergyRun.fields`.
+    # `board.MeasuredEnergy.record_fields`.
     board_before: dict[str, Any] | None = None
     board_after: dict[str, Any] | None = None
     board_warnings: tuple[BenchWarning, ...] | None = None
@@ -166,22 +166,22 @@ class Sample:
 class Backend(Protocol):
     """A lane at work; cases are of the lane's kind. Methods raise BackendDiedError, one line."""
 
-    def open(self) -> Identity:
+    def open(self) -> BackendIdentity:
         """Start, load the model where the process stays, and say what runs."""
 
-    def first_token(self) -> FirstToken:
+    def time_first_token(self) -> FirstTokenTime:
         """Measure the time to the first token."""
 
-    def warm_up(self, case: Any) -> WarmedUp | None:
+    def warm_up(self, case: Any) -> WarmUpCost | None:
         """Get a case ready to be timed; None where each repetition does that for itself.
 
-        Raises LeftOutError for a case that the device is too small or too slow for.
+        Raises CaseLeftOutError for a case that the device is too small or too slow for.
         """
 
-    def measure(self, case: Any, seed: int) -> Sample:
+    def time_repetition(self, case: Any, seed: int) -> Sample:
         """Time one repetition."""
 
-    def renew(self) -> float | None:
+    def restart(self) -> float | None:
         """Replace the process by a fresh one, as it was before the first warm-up.
 
         Returns the seconds from its start to its first token, None where there is none.

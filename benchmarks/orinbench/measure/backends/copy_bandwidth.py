@@ -22,10 +22,10 @@ _THREADS, _UNROLL, _BLOCKS_AN_SM = 256, 8, 8
 Bytes = npt.NDArray[np.uint8]
 
 
-def copy_bandwidth(n_bytes: int, repetitions: int) -> list[float]:
+def measure_copy_bandwidth(n_bytes: int, repetitions: int) -> list[float]:
     """Return `repetitions` samples in bytes per nanosecond (GB/s), read plus written."""
     device = Device[Device.DEFAULT]
-    probe = Copy(n_bytes)
+    probe = DeviceCopy(n_bytes)
     for _ in range(3):  # plain, capture, replay
         probe.call()
     samples = []
@@ -39,11 +39,11 @@ def copy_bandwidth(n_bytes: int, repetitions: int) -> list[float]:
     return samples
 
 
-class Copy:
+class DeviceCopy:
     """A copy of a buffer of `n_bytes`, a multiple of 16, on the device.
 
-    `call` launches it, `moved` is what it reads plus writes in bytes, `result` what the last call
-    has left. `source` is what is copied; the default is ones.
+    `call` launches it, `moved` is what it reads plus writes in bytes. `source` is what
+    is copied; the default is ones.
     """
 
     def __init__(self, n_bytes: int, source: Bytes | None = None) -> None:
@@ -57,10 +57,10 @@ class Copy:
         self._input = words.contiguous().realize()
         self._output: Any = None
         self.call: Callable[[], object] = (
-            self._fused(n_bytes) if self._is_fused else self._generated()
+            self._fused_copy(n_bytes) if self._is_fused else self._generated_copy()
         )
 
-    def result(self) -> Bytes:
+    def copied_bytes(self) -> Bytes:
         """Return the copied bytes."""
         if self._is_fused:
             left = self._output.copyout(memoryview(bytearray(self._output.nbytes)))
@@ -68,8 +68,7 @@ class Copy:
         found: Bytes = (self._output.numpy() - 1).view(np.uint8)  # the copy adds one
         return found
 
-    def _generated(self) -> Callable[[], object]:
-        """Return a jit of what tinygrad generates."""
+    def _generated_copy(self) -> Callable[[], object]:
         jit = TinyJit(lambda given: (given + 1).realize())
 
         def call() -> None:
@@ -77,8 +76,7 @@ class Copy:
 
         return call
 
-    def _fused(self, n_bytes: int) -> Callable[[], object]:
-        """Return what launches a kernel of 16-byte accesses."""
+    def _fused_copy(self, n_bytes: int) -> Callable[[], object]:
         from tinygrad.device import Buffer
 
         from orinllm.gpu.device import multiprocessor_count
@@ -94,7 +92,7 @@ class Copy:
                 Argument("int4* out", out),
                 Argument("const int4* in", self._input.uop.base.buffer),
             ),
-            body=_code(n_bytes // 16, blocks * _THREADS),
+            body=_copy_kernel_body(n_bytes // 16, blocks * _THREADS),
             grid=(blocks, 1, 1),
             block=_THREADS,
             writes=("out",),
@@ -103,7 +101,7 @@ class Copy:
         return LaunchGraph(Device.DEFAULT, [launch]).start
 
 
-def _code(n: int, step: int) -> str:
+def _copy_kernel_body(n: int, step: int) -> str:
     """Return the body of the kernel over `n` int4; `step` threads run it."""
     each = f"#pragma unroll\n  for (int j = 0; j < {_UNROLL}; j++) if (i + j * {step} < n)"
     return (

@@ -15,29 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orinbench.child import PIPE, Child
+from orinbench.child import PIPE, ChildProcess
 from orinbench.errors import BenchError
-from orinbench.judge.load_results import runs_on_cpu
+from orinbench.judge.load_results import ran_on_cpu
 from orinbench.measure.backends.backend import (
     BackendDiedError,
-    FirstToken,
-    Identity,
-    LeftOutError,
+    BackendIdentity,
+    CaseLeftOutError,
+    FirstTokenTime,
     Sample,
-    WarmedUp,
+    WarmUpCost,
 )
-from orinbench.measure.backends.envelope import Preload
 from orinbench.measure.backends.llama_server import (
-    asked_of,
-    find_beside,
-    first_text,
+    find_llama_program,
+    one_token_request,
     server_arguments,
+    time_first_text,
 )
-from orinbench.measure.backends.process import ended_how
+from orinbench.measure.backends.orin_envelope import GreenContextPreload
 from orinbench.measure.backends.tinygrad_backend import FIRST_TOKEN_PROMPT
+from orinbench.measure.backends.worker_process import exit_text
 from orinbench.measure.plan import KNOB_BY_FIELD, Case, Lane
 from orinbench.measure.prompt_text import prompt_text
-from orinbench.pictures import QUESTION, Pictures
+from orinbench.pictures import QUESTION, RandomPictures
 
 # The first repetition inside a llama-bench call is slower than the next ones even after its own
 # warm-up (on CUDA by up to a quarter, for prompts), so each call runs two and the first is put
@@ -67,7 +67,7 @@ def find_llama_bench(given: str | None) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Call:
+class BinaryResult:
     """Result of one run of the binary."""
 
     record: dict[str, Any]
@@ -91,12 +91,12 @@ class LlamaCppBackend:
         timeout: float,
         extra: Sequence[str] = (),
         verbose: bool = False,
-        preload: Preload | None = None,
+        preload: GreenContextPreload | None = None,
     ) -> None:
         self.plan = plan
         self._preload = preload
         self._binary, self._extra = binary, tuple(extra)
-        self._batched = find_beside("llama-batched-bench", binary)
+        self._batched = find_llama_program("llama-batched-bench", binary)
         if plan.most_sequences > 1 and self._batched is None:
             beside = binary.with_name("llama-batched-bench")
             raise BenchError(
@@ -104,49 +104,49 @@ class LlamaCppBackend:
             )
         self._timeout = timeout
         self._verbose = verbose
-        self._first: Call | None = None
+        self._first: BinaryResult | None = None
         self._sms: int | None = None
 
-    def open(self) -> Identity:
+    def open(self) -> BackendIdentity:
         """Run one chunk of prompt and one token: the model loads and the binary says what it is."""
         first = self.plan.cases[0]
         case = Case(FIRST_TOKEN_PROMPT, 1, 0, first.settings)
-        self._first = self._call(case, repetitions=1, extra=("--no-warmup",))
+        self._first = self._run_llama_bench(case, repetitions=1, extra=("--no-warmup",))
         record = self._first.record
         number = record.get("build_number")
-        return Identity(
+        return BackendIdentity(
             software=f"llama.cpp {record.get('build_commit', 'unknown')}",
             build_commit=str(record.get("build_commit", "unknown")),
             build_number=number if isinstance(number, int) else None,
-            device="CPU" if runs_on_cpu(record) else str(record.get("backends", "unknown")),
+            device="CPU" if ran_on_cpu(record) else str(record.get("backends", "unknown")),
             device_name=str(record.get("gpu_info") or "") or None,
             n_threads=record.get("n_threads"),
             sms=self._sms,
         )
 
-    def first_token(self) -> FirstToken:
+    def time_first_token(self) -> FirstTokenTime:
         """Return the wall time of `open`'s call: process start to first token, and its exit."""
         assert self._first is not None, "open() comes first"
-        return FirstToken(FIRST_TOKEN_PROMPT, self._first.wall_s)
+        return FirstTokenTime(FIRST_TOKEN_PROMPT, self._first.wall_s)
 
-    def warm_up(self, case: Case) -> WarmedUp | None:
-        """Do nothing: every call of a binary warms up by itself. Raises LeftOutError."""
+    def warm_up(self, case: Case) -> WarmUpCost | None:
+        """Do nothing: every call of a binary warms up by itself. Raises CaseLeftOutError."""
         if case.text:
-            self._server(case)
+            self._server_command(case)
         elif case.picture:
-            self._mtmd_cli()
+            self._find_mtmd_cli()
         return None
 
-    def measure(self, case: Case, seed: int) -> Sample:
+    def time_repetition(self, case: Case, seed: int) -> Sample:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""
         if case.text:
-            return self._first_text(case, seed)
+            return self._time_first_text(case, seed)
         if case.picture:
-            return self._encoded(case, seed)
+            return self._time_encoder(case, seed)
         if case.n_parallel > 1:
-            call = self._call_batched(case)
+            call = self._run_batched_bench(case)
         else:
-            call = self._call(case, REPETITIONS_PER_CALL)
+            call = self._run_llama_bench(case, REPETITIONS_PER_CALL)
         samples = call.record.get("samples_ns")
         if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
             raise BackendDiedError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
@@ -158,61 +158,62 @@ class LlamaCppBackend:
             engine_record=call.record,
         )
 
-    def _server(self, case: Case) -> tuple[Path, list[str]]:
-        """Return llama-server and its arguments for a case; raises LeftOutError."""
-        binary = find_beside("llama-server", self._binary)
+    def _server_command(self, case: Case) -> tuple[Path, list[str]]:
+        binary = find_llama_program("llama-server", self._binary)
         if binary is None:
-            raise LeftOutError("no llama-server beside llama-bench or on PATH")
+            raise CaseLeftOutError("no llama-server beside llama-bench or on PATH")
         # It refuses a prompt that leaves no room for an answer.
-        tokens = max(self.plan.max_context, case.context + CONTEXT_OF_SEQUENCE)
+        tokens = max(self.plan.max_context, case.context_length + CONTEXT_OF_SEQUENCE)
         context = ["-c", str(tokens), "-np", "1"]
         settings = server_arguments(case.settings)
         sees = ["--mmproj", str(self.plan.mmproj)] * bool(case.picture)
         return binary, ["-m", str(self.plan.model), *sees, *context, *self._extra, *settings]
 
     @staticmethod
-    def _requests(case: Case, model: Path, seed: int) -> list[tuple[str, dict[str, Any]]]:
-        """Return what warms a server up, and what is timed."""
+    def _warm_and_timed_requests(
+        case: Case, model: Path, seed: int
+    ) -> list[tuple[str, dict[str, Any]]]:
         if case.picture:
-            pictures = Pictures.parse(case.picture, seed)
-            return [asked_of(QUESTION, pictures.uri(number)) for number in (1, 0)]
+            pictures = RandomPictures.parse(case.picture, seed)
+            return [one_token_request(QUESTION, pictures.data_uri(number)) for number in (1, 0)]
         drawn = (seed + _OTHER_TEXT, seed)
-        return [asked_of(prompt_text(model, case.n_prompt, each)) for each in drawn]
+        return [one_token_request(prompt_text(model, case.n_prompt, each)) for each in drawn]
 
-    def _mtmd_cli(self) -> Path:
-        """Return the program that says how long an encoder takes; raises LeftOutError."""
-        binary = find_beside("llama-mtmd-cli", self._binary)
+    def _find_mtmd_cli(self) -> Path:
+        binary = find_llama_program("llama-mtmd-cli", self._binary)
         if binary is None:
-            raise LeftOutError("no llama-mtmd-cli beside llama-bench or on PATH")
+            raise CaseLeftOutError("no llama-mtmd-cli beside llama-bench or on PATH")
         return binary
 
-    def _encoded(self, case: Case, seed: int) -> Sample:
+    def _time_encoder(self, case: Case, seed: int) -> Sample:
         """Call llama-mtmd-cli, which warms its encoder up; it has whole milliseconds."""
-        binary, arguments = self._mtmd_cli(), server_arguments(case.settings)
+        binary, arguments = self._find_mtmd_cli(), server_arguments(case.settings)
         with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
-            file.write(Pictures.parse(case.picture, seed).file(0))
+            file.write(RandomPictures.parse(case.picture, seed).jpeg(0))
             file.flush()
             asked = ["--image", file.name, "-p", "What?", "-n", "1", "--temp", "0"]
             asked += ["--mmproj", str(self.plan.mmproj), "-c", str(self.plan.max_context)]
-            talk = self._run(binary, [*asked, *self._extra, *arguments], None, _encoder_record)
+            talk = self._run_binary(
+                binary, [*asked, *self._extra, *arguments], None, _parse_encoder_ms
+            )
         if not (ms := sum(talk.record["ms"])):
             raise BackendDiedError(f"llama-mtmd-cli says no time of its encoder: {talk.record}")
         return Sample(
             ns=1_000_000 * ms,
             ended_s=talk.ended_s,
             peak_rss_bytes=talk.peak_rss_bytes,
-            engine_record=self._as_recorded(case),
+            engine_record=self._engine_record(case),
         )
 
-    def _first_text(self, case: Case, seed: int) -> Sample:
+    def _time_first_text(self, case: Case, seed: int) -> Sample:
         """Start llama-server, warm it up with one text, and time another."""
-        binary, arguments = self._server(case)
+        binary, arguments = self._server_command(case)
         model = self.plan.model
         assert model is not None
-        requests = self._requests(case, model, seed)
+        requests = self._warm_and_timed_requests(case, model, seed)
         try:
-            found = first_text(binary, arguments, requests, self._timeout, **self._variables)
-            self._see_envelope()
+            found = time_first_text(binary, arguments, requests, self._timeout, **self._environment)
+            self._read_sm_count()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
         if found.n_tokens != case.n_prompt and not case.picture:
@@ -222,21 +223,20 @@ class LlamaCppBackend:
         return Sample(
             ns=found.ns,
             ended_s=found.ended_s,
-            engine_record=self._as_recorded(case),
+            engine_record=self._engine_record(case),
             extra={"http_ms": found.http_ns / 1e6}
             | ({"prompt_tokens": found.n_tokens} if case.picture else {}),
         )
 
     @property
-    def _variables(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         return self._preload.environment if self._preload else {}
 
-    def _see_envelope(self) -> None:
-        """Read how many multiprocessors the last program had; raises BenchError."""
+    def _read_sm_count(self) -> None:
         if self._preload is not None:
-            self._sms = self._preload.sms()
+            self._sms = self._preload.pop_sm_count()
 
-    def _as_recorded(self, case: Case) -> dict[str, Any]:
+    def _engine_record(self, case: Case) -> dict[str, Any]:
         """Return what llama-bench's record of a case says of build, machine and settings."""
         record = self._first.record if self._first else {}
         settings = dict(case.settings)
@@ -245,30 +245,34 @@ class LlamaCppBackend:
             settings["flash_attn"] = {"off": 0, "on": 1, "auto": -1}.get(asked, asked)
         return record | settings
 
-    def renew(self) -> float | None:
+    def restart(self) -> float | None:
         """Do nothing: every call of the binary is a fresh process."""
         return None
 
     def close(self) -> None:
         """Nothing runs between calls."""
 
-    def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
+    def _run_llama_bench(
+        self, case: Case, repetitions: int, extra: Sequence[str] = ()
+    ) -> BinaryResult:
         often = ["-o", "json", *self._extra, *extra, "-r", str(repetitions)]
-        return self._run(self._binary, [*often, *case_arguments(case)], _SAMPLES, _record_of)
+        return self._run_binary(
+            self._binary, [*often, *llama_bench_arguments(case)], _SAMPLES, _parse_llama_bench
+        )
 
-    def _call_batched(self, case: Case) -> Call:
+    def _run_batched_bench(self, case: Case) -> BinaryResult:
         assert self._batched is not None, "the plan has several sequences"
         extra = [word for word in self._extra if word != "--no-warmup"]  # which it does not have
-        arguments = [*extra, *batched_arguments(case)]
-        return self._run(self._batched, arguments, _BATCHED, _batched_record_of)
+        arguments = [*extra, *batched_bench_arguments(case)]
+        return self._run_binary(self._batched, arguments, _BATCHED, _parse_batched_bench)
 
-    def _run(
+    def _run_binary(
         self,
         binary: Path,
         arguments: Sequence[str],
         end: tuple[bytes, int] | None,
         read: Callable[[str], dict[str, Any]],
-    ) -> Call:
+    ) -> BinaryResult:
         """Run a binary on the model; the record, which `read` reads, has come with its `end`.
 
         That is so many of a marker; None: there is none, and it talks on standard error.
@@ -276,36 +280,37 @@ class LlamaCppBackend:
         output, ended_s = b"", None
         command = [binary, "-m", self.plan.model, *arguments]
         try:
-            child = Child(command, self._variables, self._verbose and end is not None, out=PIPE)
+            child = ChildProcess(
+                command, self._environment, self._verbose and end is not None, out=PIPE
+            )
         except OSError as error:
             raise BackendDiedError(f"{binary.name} does not start: {error}") from error
         with child:
             try:
-                while data := child.read(child.started + self._timeout):
+                while data := child.read_output(child.started + self._timeout):
                     output += data
                     if end and ended_s is None and output.count(end[0]) >= end[1]:
                         ended_s = time.monotonic()
             except TimeoutError:
-                child.end(grace=0)
+                child.terminate(grace=0)
                 raise BackendDiedError(
                     f"{binary.name} did not end in {self._timeout:g} s (--timeout)"
                 ) from None
             status = child.wait()
             wall_s = time.monotonic() - child.started
-            said = child.errors() if end is None else ""
+            said = child.error_output() if end is None else ""
             if status != 0:
-                why = _reason(child.errors())
-                raise BackendDiedError(f"{binary.name} {ended_how(status or 0)}: {why}")
+                why = _failure_reason(child.error_output())
+                raise BackendDiedError(f"{binary.name} {exit_text(status or 0)}: {why}")
         try:
-            self._see_envelope()
+            self._read_sm_count()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
         record = read(output.decode(errors="replace") + said)
-        return Call(record, wall_s, ended_s, child.peak_bytes)
+        return BinaryResult(record, wall_s, ended_s, child.peak_bytes)
 
 
-def _record_of(output: str) -> dict[str, Any]:
-    """Return llama-bench's one record."""
+def _parse_llama_bench(output: str) -> dict[str, Any]:
     try:
         (record,) = json.loads(output)
     except ValueError:
@@ -315,12 +320,11 @@ def _record_of(output: str) -> dict[str, Any]:
     return record
 
 
-def _encoder_record(output: str) -> dict[str, Any]:
-    """Return the ms of each batch of tiles that llama-mtmd-cli has encoded."""
+def _parse_encoder_ms(output: str) -> dict[str, Any]:
     return {"ms": [int(ms) for ms in _ENCODED.findall(output)]}
 
 
-def _batched_record_of(output: str) -> dict[str, Any]:
+def _parse_batched_bench(output: str) -> dict[str, Any]:
     """Return what llama-batched-bench says, by llama-bench's names.
 
     Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
@@ -330,32 +334,32 @@ def _batched_record_of(output: str) -> dict[str, Any]:
     return {name: int(value) for name, value in fields} | {"samples_ns": samples}
 
 
-def _reason(errors: str) -> str:
+def _failure_reason(errors: str) -> str:
     """Return the line of llama-bench's talk that says why, else the last one."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower() or "invalid" in line.lower()]
     return (telling or lines or ["it gave no reason"])[-1]
 
 
-def case_arguments(case: Case) -> list[str]:
+def llama_bench_arguments(case: Case) -> list[str]:
     """Return llama-bench's arguments for one case."""
     if case.n_prompt and case.n_gen:
         arguments = ["-p", "0", "-n", "0", "-pg", f"{case.n_prompt},{case.n_gen}"]
     else:
         arguments = ["-p", str(case.n_prompt), "-n", str(case.n_gen)]
     arguments += ["-d", str(case.n_depth)] if case.n_depth else []
-    return arguments + _flags(case)
+    return arguments + _setting_flags(case)
 
 
-def batched_arguments(case: Case) -> list[str]:
+def batched_bench_arguments(case: Case) -> list[str]:
     """Return llama-batched-bench's arguments for one case, as often as a call repeats it."""
-    context = -(-case.context // CONTEXT_OF_SEQUENCE) * CONTEXT_OF_SEQUENCE
+    context = -(-case.context_length // CONTEXT_OF_SEQUENCE) * CONTEXT_OF_SEQUENCE
     sequences = ",".join([str(case.n_parallel)] * REPETITIONS_PER_CALL)
     arguments = ["-c", str(case.n_parallel * context), "-npp", str(case.n_depth)]
     arguments += ["-ntg", str(case.n_gen), "-npl", sequences, "--output-format", "jsonl"]
-    return arguments + _flags(case)
+    return arguments + _setting_flags(case)
 
 
-def _flags(case: Case) -> list[str]:
+def _setting_flags(case: Case) -> list[str]:
     pairs = ((KNOB_BY_FIELD[field].flags[0], str(value)) for field, value in case.settings)
     return [word for pair in pairs for word in pair]

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.check.greedy import Engine, Generation, context_of, prefixed
-from orinbench.child import Child
+from orinbench.check.greedy import Engine, GreedyGeneration, needed_context, prefixed_say
+from orinbench.child import ChildProcess
 from orinbench.errors import BenchError
-from orinbench.measure.backends.backend import LeftOutError
+from orinbench.measure.backends.backend import CaseLeftOutError
 from orinbench.measure.plan import KNOB_BY_FIELD, Settings
 from orinbench.model import ModelInfo
 from orinllm.progress import Say, say_nothing
@@ -35,7 +35,7 @@ _PINGS = 9
 Connect = Callable[[], http.client.HTTPConnection]
 
 
-def find_beside(name: str, llama_bench: Path | None = None) -> Path | None:
+def find_llama_program(name: str, llama_bench: Path | None = None) -> Path | None:
     """Return a program of llama.cpp beside the given `llama-bench`, else on PATH, or None."""
     if llama_bench is not None and (beside := llama_bench.with_name(name)).is_file():
         return beside
@@ -52,22 +52,22 @@ def llama_cpp_engine(
     longer than `timeout` seconds.
     """
 
-    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        context = str(context_of(prompts, n_tokens))
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[GreedyGeneration]:
+        context = str(needed_context(prompts, n_tokens))
         arguments = ["-m", str(model.path), "-c", context, "-np", "1"]
         say("llama-server loads the model")
         generations = []
-        with serving(binary, arguments, timeout) as connect:
+        with running_server(binary, arguments, timeout) as connect:
             for number, prompt in enumerate(prompts, 1):
-                of = prefixed(say, f"prompt {number} of {len(prompts)}")
-                generations.append(_decode(connect, prompt, n_tokens, model, of))
+                of = prefixed_say(say, f"prompt {number} of {len(prompts)}")
+                generations.append(_decode_greedily(connect, prompt, n_tokens, model, of))
         return generations
 
     return engine
 
 
 @dataclass(frozen=True)
-class FirstText:
+class FirstTextTime:
     """One request for one token, at its client."""
 
     ns: int  # from sending the text to the answer's text
@@ -80,7 +80,7 @@ class FirstText:
 _ONE = {"temperature": 0, "cache_prompt": False}
 
 
-def asked_of(text: str, picture: str = "") -> tuple[str, dict[str, Any]]:
+def one_token_request(text: str, picture: str = "") -> tuple[str, dict[str, Any]]:
     """Return path and body of a request for one token behind a text; a picture is a data URI."""
     if not picture:
         return "/completion", {**_ONE, "n_predict": 1, "prompt": text}
@@ -89,35 +89,34 @@ def asked_of(text: str, picture: str = "") -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {**_ONE, "max_tokens": 1, "messages": messages}
 
 
-def first_text(
+def time_first_text(
     binary: Path,
     arguments: Sequence[str],
     requests: Sequence[tuple[str, dict[str, Any]]],
     timeout: float,
     **variables: str,
-) -> FirstText:
+) -> FirstTextTime:
     """Start the server and return how long the last request takes to its answer's first text.
 
-    The others, of `asked_of`, warm it up. Raises BenchError.
+    The others, of `one_token_request`, warm it up. Raises BenchError.
     """
     with (
-        serving(binary, arguments, timeout, **variables) as connect,
+        running_server(binary, arguments, timeout, **variables) as connect,
         contextlib.closing(connect()) as connection,
     ):
-        pings = [_timed(connection, "GET", "/health", None)[0] for _ in range(_PINGS)]
+        pings = [_timed_request(connection, "GET", "/health", None)[0] for _ in range(_PINGS)]
         for path, body in requests:
-            ns, answer = _timed(connection, "POST", path, body)
+            ns, answer = _timed_request(connection, "POST", path, body)
         ended = time.monotonic()
     n_tokens = int(answer.get("tokens_evaluated", answer.get("usage", {}).get("prompt_tokens", 0)))
-    return FirstText(ns, ended, n_tokens, round(statistics.median(pings)))
+    return FirstTextTime(ns, ended, n_tokens, round(statistics.median(pings)))
 
 
-def _timed(
+def _timed_request(
     connection: http.client.HTTPConnection, method: str, path: str, request: object
 ) -> tuple[int, dict[str, Any]]:
-    """Return the nanoseconds from sending a request to having its answer, and the answer."""
     start = time.perf_counter_ns()
-    answer = _answer(connection, method, path, request)
+    answer = _request_json(connection, method, path, request)
     return time.perf_counter_ns() - start, answer
 
 
@@ -139,7 +138,7 @@ _SWITCHES = {
 
 
 def server_arguments(settings: Settings) -> list[str]:
-    """Return llama-bench's settings as llama-server's arguments; raises LeftOutError for others."""
+    """Return llama-bench's settings as llama-server's arguments; CaseLeftOutError for others."""
     arguments: list[str] = []
     for field, value in settings:
         flag = KNOB_BY_FIELD[field].flags[0]
@@ -153,13 +152,13 @@ def server_arguments(settings: Settings) -> list[str]:
         elif field == "flash_attn":
             arguments += [flag, {"0": "off", "1": "on"}.get(str(value), str(value))]
         else:
-            raise LeftOutError(f"llama-server has no {flag}")
+            raise CaseLeftOutError(f"llama-server has no {flag}")
     return arguments
 
 
-def _decode(
+def _decode_greedily(
     connect: Connect, prompt: Sequence[int], n_tokens: int, model: ModelInfo, say: Say
-) -> Generation:
+) -> GreedyGeneration:
     """Ask for one token at a time and take the likeliest alternative.
 
     The server leaves out the alternatives of a token that ends within a UTF-8 character. So the
@@ -182,18 +181,18 @@ def _decode(
         alternatives = position["top_logprobs"]
         row[[item["id"] for item in alternatives]] = [item["logprob"] for item in alternatives]
         if np.isnan(row).all():  # null in JSON: the server has NaN, of which none is likeliest
-            return Generation([*tokens, _NO_TOKEN], logits, normalized=True)
+            return GreedyGeneration([*tokens, _NO_TOKEN], logits, normalized=True)
         tokens.append(int(np.nanargmax(row)))
         say(f"token {len(tokens)} of {n_tokens}")
-    return Generation(tokens, logits, normalized=True)
+    return GreedyGeneration(tokens, logits, normalized=True)
 
 
 def _post(connect: Connect, path: str, request: object) -> dict[str, Any]:
     with contextlib.closing(connect()) as connection:
-        return _answer(connection, "POST", path, request)
+        return _request_json(connection, "POST", path, request)
 
 
-def _answer(
+def _request_json(
     connection: http.client.HTTPConnection, method: str, path: str, request: object
 ) -> dict[str, Any]:
     connection.request(method, path, None if request is None else json.dumps(request))
@@ -218,7 +217,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 @contextlib.contextmanager
-def serving(
+def running_server(
     binary: Path, arguments: Sequence[str], timeout: float, **variables: str
 ) -> Iterator[Connect]:
     """Start the server, wait until it is healthy, give a function that connects, end it.
@@ -242,26 +241,28 @@ def serving(
             return False
 
         try:
-            with Child([str(binary), "--host", str(path), *arguments], variables) as child:
+            with ChildProcess([str(binary), "--host", str(path), *arguments], variables) as child:
                 try:
                     await_ready("llama-server", child, is_ready, time.monotonic() + timeout)
                     yield connect
                 except (OSError, http.client.HTTPException) as error:
-                    raise BenchError(f"llama-server: {error}: {child.last_words()}") from error
+                    raise BenchError(f"llama-server: {error}: {child.last_error_line()}") from error
         except OSError as error:
             raise BenchError(f"llama-server: does not start: {error.strerror}") from error
 
 
-def await_ready(name: str, child: Child, is_ready: Callable[[], bool], deadline: float) -> None:
+def await_ready(
+    name: str, child: ChildProcess, is_ready: Callable[[], bool], deadline: float
+) -> None:
     """Wait until a server says that it is ready; raises BenchError where it ends or does not.
 
     `deadline` is by time.monotonic().
     """
     while True:
-        if (status := child.status()) is not None:
-            raise BenchError(f"{name}: ended with status {status}: {child.last_words()}")
+        if (status := child.exit_status()) is not None:
+            raise BenchError(f"{name}: ended with status {status}: {child.last_error_line()}")
         if is_ready():
             return
         if time.monotonic() > deadline:
-            raise BenchError(f"{name}: not ready in time (--timeout): {child.last_words()}")
+            raise BenchError(f"{name}: not ready in time (--timeout): {child.last_error_line()}")
         time.sleep(_POLL_SECONDS)

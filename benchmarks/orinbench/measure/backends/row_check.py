@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinbench.measure.backends.backend import RowChecked
+from orinbench.measure.backends.backend import RowCheckResult
 from orinbench.measure.backends.timed_models import has_states
-from orinbench.measure.backends.transformer import TransformerExecutor
+from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinbench.measure.plan import Case
-from orinbench.measure.sampled import ways_of
+from orinbench.measure.token_sampling import case_samplings
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row, Runner
@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 _GREEDY = Sampling(temperature=0)
 
 
-def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChecked:
+def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowCheckResult:
     """Decode rows of tokens as the case does, behind its prompts; and each in another way.
 
     A case without generation is its prompt; the other way decodes the last token of it, or for a
@@ -45,18 +45,18 @@ def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChec
     from the last one down, the other's in neighbours, and its prompts are cut elsewhere. Tokens
     that are drawn must be those that the host draws.
     """
-    read, ways = case.n_depth + case.n_prompt, ways_of(case, 0)
-    got = _Decoded(runner, rows, read, ways)
+    read, ways = case.n_depth + case.n_prompt, case_samplings(case, 0)
+    got = _DecodedRows(runner, rows, read, ways)
     if case.n_parallel > 1:
-        mixed = got.mixed()
-        alone = [_Decoded(runner, [row], len(row) - 1).logits[0] for row in rows]
+        mixed = got.distance_among_copies()
+        alone = [_DecodedRows(runner, [row], len(row) - 1).logits[0] for row in rows]
         found = logit_distance(got.logits, alone, "the same sequences alone", rows[0])
         found = replace(found, mixed=mixed)
     elif case.n_gen:
-        other = _Decoded(runner, rows, len(rows[0]))
+        other = _DecodedRows(runner, rows, len(rows[0]))
         found = logit_distance(got.logits, other.logits, "the same tokens as a prompt", rows[0])
     else:
-        other = _Decoded(runner, rows, max(0, len(rows[0]) - 1 - _LAST))
+        other = _DecodedRows(runner, rows, max(0, len(rows[0]) - 1 - _LAST))
         found = logit_distance(got.logits, other.logits, "decoded tokens", rows[0])
     return replace(found, misdrawn=got.misdrawn, drawn=got.drawn)
 
@@ -65,7 +65,7 @@ def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChec
 _LAST = 16
 
 
-class _Decoded:
+class _DecodedRows:
     """Rows whose first `read` tokens are read as a prompt, and the others decoded.
 
     Of several rows the last token is decoded at least, by a batch. `ways` says how each draws;
@@ -102,10 +102,10 @@ class _Decoded:
             for at, end in parts[: len(parts) - begins]:
                 runner.fill(pages, row, at, end)
         for position in range(read, len(rows[0])):
-            self._step(position, cut[0][-1][0] if begins else None)
+            self._decode_position(position, cut[0][-1][0] if begins else None)
         self.logits = [np.array(logits) for logits in runner.logits()[:n]]
 
-    def mixed(self) -> float:
+    def distance_among_copies(self) -> float:
         """Return how far logits are apart if all the others are copies of the same sequence.
 
         Its pages are all that such a batch reads. Recurrent states are in slots of their own, and
@@ -113,17 +113,17 @@ class _Decoded:
         """
         worst, rows, places = 0.0, self._rows, self._places
         if has_states(self._runner):
-            copies = _Decoded(self._runner, [rows[0]] * len(rows), self._read).logits
+            copies = _DecodedRows(self._runner, [rows[0]] * len(rows), self._read).logits
             return logit_distance(copies, [self.logits[0]] * len(rows), "", rows[0]).error
         for row, place, logits in zip(rows, places, self.logits, strict=True):
             self._rows, self._places = [row] * len(rows), [place] * len(rows)
-            self._step(len(row) - 1)
+            self._decode_position(len(row) - 1)
             found = [*self._runner.logits()[: len(rows)]]
             worst = max(worst, logit_distance(found, [logits] * len(rows), "", row).error)
         self._rows, self._places = rows, places
         return worst
 
-    def _step(self, position: int, start: int | None = None) -> None:
+    def _decode_position(self, position: int, start: int | None = None) -> None:
         """Decode a token of each row, or of one row read a prompt's last piece from `start` on."""
         each = [
             Row(
@@ -148,7 +148,9 @@ class _Decoded:
             self.misdrawn += token != sample(logits, of.sampling, of.before, position + 1)
 
 
-def check_row_of_tinygrad_llm(network: TransformerExecutor, case: Case, tokens: Ids) -> RowChecked:
+def check_row_of_tinygrad_llm(
+    network: TransformerExecutor, case: Case, tokens: Ids
+) -> RowCheckResult:
     """Compute tinygrad.llm's logits behind the tokens, with a prompt of the case's and without."""
     ways = []
     for read in (case.n_depth + case.n_prompt, len(tokens) - 1):
@@ -163,20 +165,20 @@ def check_row_of_tinygrad_llm(network: TransformerExecutor, case: Case, tokens: 
 
 def logit_distance(
     got: Sequence[Floats], want: Sequence[Floats], against: str, tokens: Ids
-) -> RowChecked:
+) -> RowCheckResult:
     """Return how far logits are apart: rms of the worst sequence, of the spread.
 
     `tokens` are those of the first sequence.
     """
     rows = [np.asarray(each, np.float64) for each in (*got, *want)]
     if not all(np.isfinite(row).all() for row in rows):
-        return RowChecked(False, float("inf"), against)
+        return RowCheckResult(False, float("inf"), against)
     pairs = zip(rows[: len(got)], rows[len(got) :], strict=True)
     worst = max(float(np.sqrt(((a - b) ** 2).mean()) / b.std()) for a, b in pairs)
-    return RowChecked(True, worst, against, list(tokens), rows[0])
+    return RowCheckResult(True, worst, against, list(tokens), rows[0])
 
 
-def are_finite(rows: Iterable[Floats]) -> bool:
+def logits_are_finite(rows: Iterable[Floats]) -> bool:
     """Return whether logits are numbers.
 
     Keys and values that are no numbers make all later logits so, too.
@@ -206,13 +208,13 @@ def overwrite_caches(runner: Runner, draw: int) -> None:
 
 def _overwriting_launches(memory: Memory, draw: int) -> Iterator[Launch]:
     kept = _BYTES if memory.scales else _HALVES
-    yield from (_overwrite(buffer, draw, *kept) for buffer in memory.caches)
-    yield from (_overwrite(buffer, draw, *_SCALES) for buffer in memory.scales)
+    yield from (_overwriting_launch(buffer, draw, *kept) for buffer in memory.caches)
+    yield from (_overwriting_launch(buffer, draw, *_SCALES) for buffer in memory.scales)
     if memory.states is not None:
-        yield _overwrite(memory.states, draw, *_FLOAT)
+        yield _overwriting_launch(memory.states, draw, *_FLOAT)
 
 
-def _overwrite(buffer: Buffer, draw: int, word: int, signs: int) -> Launch:
+def _overwriting_launch(buffer: Buffer, draw: int, word: int, signs: int) -> Launch:
     words = buffer.nbytes // 4
     view = buffer.view(words, dtypes.uint32, 0).ensure_allocated()
     return Launch(

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tinygrad import Device
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.backend import Load, NoNumbersError
-from orinbench.measure.backends.transformer import TransformerExecutor
+from orinbench.measure.backends.backend import LoadRequest, NonfiniteLogitsError
+from orinbench.measure.backends.transformer_executor import TransformerExecutor
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row, Runner
@@ -29,7 +29,7 @@ from orinllm.sight import network_with_pictures
 _GREEDY = Sampling(temperature=0)
 
 
-class Executor(Protocol):
+class SequenceExecutor(Protocol):
     """A sequence on a model, token by token: what is checked and profiled."""
 
     name: str  # of the path
@@ -73,7 +73,7 @@ def make_network_runner(network: Network, sequences: int = 1, general: bool = Fa
     return make_runner(network, plan_network(network, str(Device.DEFAULT)), general, share)
 
 
-def load_network(asked: Load) -> Network:
+def load_network(asked: LoadRequest) -> Network:
     """Return the engine's network of a GGUF file."""
     trained = Network.read(asked.model).config.trained_context
     length = min(asked.max_context, trained)
@@ -84,12 +84,12 @@ def load_network(asked: Load) -> Network:
 
 def load_runner(model: str, max_context: int, sequences: int = 1, key_type: str = "f16") -> Runner:
     """Return the engine's runner of a GGUF file, as `make_network_runner`."""
-    network = load_network(Load(model, max_context, sequences, key_type))
+    network = load_network(LoadRequest(model, max_context, sequences, key_type))
     return make_network_runner(network, sequences)
 
 
-class OneSequence:
-    """`Executor` of the engine's runner, whose first slot it has."""
+class RunnerExecutor:
+    """`SequenceExecutor` of the engine's runner, whose first slot it has."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
@@ -98,13 +98,13 @@ class OneSequence:
         self._token: int | None = None
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """See `Executor`."""
+        """See `SequenceExecutor`."""
         self._text = list(tokens[:end])
         for at in range(start, end, self.runner.chunk):
             self.runner.fill(self._pages, tokens, at, min(at + self.runner.chunk, end))
 
     def begin(self, tokens: Sequence[int], start: int) -> None:
-        """See `Executor`; the last piece is as large as the scheduler's."""
+        """See `SequenceExecutor`; the last piece is as large as the scheduler's."""
         last, chunk = len(tokens) - 1, self.runner.chunk
         whole = start + max(0, last - 1 - start) // chunk * chunk
         self.fill(tokens, start, whole)
@@ -113,7 +113,7 @@ class OneSequence:
         self.runner.begin_answer(row, whole)
 
     def step(self, token: int | None = None, position: int = 0) -> None:
-        """See `Executor`."""
+        """See `SequenceExecutor`."""
         if token is None:
             token, position = self.token(), len(self._text)
         self._text[position:] = [token]
@@ -121,19 +121,19 @@ class OneSequence:
         self.runner.launch_step([Row(token, position, self._pages, Draw(_GREEDY, self._text))])
 
     def token(self) -> int:
-        """See `Executor`."""
+        """See `SequenceExecutor`."""
         if self._token is None:
             self._token = self.runner.collect_tokens()[0].token
         return self._token
 
     def logits(self) -> NDArray[np.float32]:
-        """See `Executor`."""
+        """See `SequenceExecutor`."""
         self.token()
         found: NDArray[np.float32] = self.runner.logits()[0]
         return found
 
     def watch(self, positions: int) -> NDArray[np.float32] | None:
-        """See `Executor`."""
+        """See `SequenceExecutor`."""
         runner = self.runner
         if isinstance(runner, FusedRunner):
             config, watch = runner.executor.memory.config, runner.executor.watch_layers
@@ -157,7 +157,7 @@ def has_states(runner: Runner) -> bool:
     return isinstance(runner, CpuRunner) and bool(runner.path.config.state_size)
 
 
-class _Clock:
+class _TokenClock:
     """A sink that notes when tokens came (time.perf_counter_ns)."""
 
     def __init__(self) -> None:
@@ -187,22 +187,22 @@ class EngineLoop:
         self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
         # Its states do not go back: a prompt at a depth would be timed with the depth.
         self.recurrent = has_states(runner)
-        self.forget()
+        self.forget_prompts()
 
-    def forget(self) -> None:
+    def forget_prompts(self) -> None:
         """Forget what slots keep: the next prompts are computed from their first token on."""
         self._store = SlotStore(self.runner.slots, self.runner.context, not self.recurrent)
 
-    def answer(
+    def time_answers(
         self, prompts: Sequence[Sequence[int]], n_tokens: int, ways: Sequence[Sampling] = ()
     ) -> tuple[int, int, list[list[int]]]:
         """Answer prompts, all together, with so many tokens each, whatever they are.
 
         `ways` says how each draws its tokens; empty: the most likely ones. Returns the ns until
         each had its first token, those until all had their last, and the tokens. Raises what the
-        runner raises, and NoNumbersError where logits are none.
+        runner raises, and NonfiniteLogitsError where logits are none.
         """
-        clocks = [_Clock() for _ in prompts]
+        clocks = [_TokenClock() for _ in prompts]
         each = zip(prompts, ways or [_GREEDY] * len(prompts), clocks, strict=True)
         jobs = [Job(list(ids), how, n_tokens, frozenset(), clock) for ids, how, clock in each]
         scheduler = Scheduler(self.runner, self._store, Watch(), len(jobs))
@@ -214,7 +214,9 @@ class EngineLoop:
             raise scheduler.failure
         for clock in clocks:
             if clock.error is not None:
-                raise (NoNumbersError if clock.error == NO_NUMBERS else RuntimeError)(clock.error)
+                raise (NonfiniteLogitsError if clock.error == NO_NUMBERS else RuntimeError)(
+                    clock.error
+                )
         first, last = (max(getattr(c, name) for c in clocks) for name in ("first", "last"))
         return first - start, last - start, [clock.tokens for clock in clocks]
 
@@ -222,7 +224,7 @@ class EngineLoop:
 Timed = EngineLoop | TransformerExecutor
 
 
-def kernels_of(linear: Any) -> tuple[int, int]:
+def count_kernels(linear: Any) -> tuple[int, int]:
     """Return (kernels, launches) of one run of a LINEAR.
 
     Kernels are programs and copies, those inside graphs included; launches are the calls that the
@@ -252,17 +254,17 @@ INCLUDED = {
 }
 
 
-def chunk_of(timed: Timed) -> int | None:
+def prompt_chunk(timed: Timed) -> int | None:
     """Return how many tokens of a prompt go through at once; None: all."""
     if isinstance(timed, TransformerExecutor):
         return timed.chunk
     return timed.runner.chunk if isinstance(timed.runner, FusedRunner) else None
 
 
-def kernels_of_token(timed: Timed, sequences: int = 1) -> tuple[int | None, int | None]:
-    """Count as `kernels_of`; on a CPU a token is one program, elsewhere it is not known."""
+def count_token_kernels(timed: Timed, sequences: int = 1) -> tuple[int | None, int | None]:
+    """Count as `count_kernels`; on a CPU a token is one program, elsewhere it is not known."""
     if isinstance(timed, TransformerExecutor):
-        return kernels_of(timed.captured)
+        return count_kernels(timed.captured_calls)
     if isinstance(timed.runner, FusedRunner):
-        return kernels_of(timed.runner.executor.decoder_for(sequences).next_graph.first_calls)
+        return count_kernels(timed.runner.executor.decoder_for(sequences).next_graph.first_calls)
     return (1, 1) if Device.DEFAULT == "CPU" else (None, None)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Self
 
 from orinbench.measure.backends.backend import (
     BackendDiedError,
+    BackendIdentity,
     Bandwidth,
-    FirstToken,
-    Identity,
-    Load,
-    Loaded,
+    FirstTokenTime,
+    LoadReport,
+    LoadRequest,
     Sample,
-    WarmedUp,
+    WarmUpCost,
 )
-from orinbench.measure.backends.envelope import SMS
-from orinbench.measure.backends.process import WorkerProcess
+from orinbench.measure.backends.orin_envelope import SMS
+from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.prompt_text import prompt_text
 from orinllm.gpu.compiler import compiler_environment
@@ -54,7 +54,7 @@ class DeviceBackend:
         self.environment |= variables
         self._worker: WorkerProcess | None = None
 
-    def start(self, say: Callable[[str], None] = lambda text: None) -> WorkerProcess:
+    def start_worker(self, say: Callable[[str], None] = lambda text: None) -> WorkerProcess:
         """Start a process on the device."""
         return WorkerProcess(self.environment, self._timeout, verbose=self._verbose, say=say)
 
@@ -62,7 +62,7 @@ class DeviceBackend:
     def runner(self) -> "TinygradRunner":
         """The worker's runner; the worker is started with the first use."""
         if self._worker is None:
-            self._worker = self.start()
+            self._worker = self.start_worker()
         return self._worker.runner
 
     def end_worker(self) -> None:
@@ -115,25 +115,24 @@ class TinygradBackend(DeviceBackend):
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
 
-    def open(self) -> Identity:
+    def open(self) -> BackendIdentity:
         """Open the device in a process of its own and say what it is."""
-        with self.start() as worker:
+        with self.start_worker() as worker:
             return worker.runner.open()
 
-    def first_token(self) -> FirstToken:
+    def time_first_token(self) -> FirstTokenTime:
         """Measure the time to the first token; the process of the warm one stays."""
         cold_s = cold = None
         if self.cold_start:
-            cold, cold_s = self._load()
-        warm, warm_s = self._load()
-        return FirstToken(self._n_prompt, warm_s, cold_s, warm, cold)
+            cold, cold_s = self._load_in_fresh_worker()
+        warm, warm_s = self._load_in_fresh_worker()
+        return FirstTokenTime(self._n_prompt, warm_s, cold_s, warm, cold)
 
-    def _load(self) -> tuple[Loaded, float]:
-        """Load the model into a fresh process; return also the seconds to its first token."""
+    def _load_in_fresh_worker(self) -> tuple[LoadReport, float]:
         self.end_worker()
-        self._worker = self.start()
+        self._worker = self.start_worker()
         plan = self.plan
-        load = Load(
+        load = LoadRequest(
             str(self._model),
             plan.max_context,
             plan.most_sequences,
@@ -144,23 +143,23 @@ class TinygradBackend(DeviceBackend):
         loaded = self._worker.runner.load(load, self._n_prompt)
         return loaded, time.monotonic() - self._worker.started
 
-    def warm_up(self, case: Case) -> WarmedUp:
+    def warm_up(self, case: Case) -> WarmUpCost:
         """Compile and capture what `case` needs; check its numbers, the first time."""
         first = case not in self._checked
         self._checked.add(case)
-        return self.runner.warm_up(case, self._text(case, 0), first)
+        return self.runner.warm_up(case, self._prompt_text(case, 0), first)
 
-    def measure(self, case: Case, seed: int) -> Sample:
+    def time_repetition(self, case: Case, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        return self.runner.measure(case, seed, self._text(case, seed))
+        return self.runner.time_repetition(case, seed, self._prompt_text(case, seed))
 
-    def _text(self, case: Case, seed: int) -> str:
+    def _prompt_text(self, case: Case, seed: int) -> str:
         asked = case.text and not case.picture
         return prompt_text(self._model, case.n_prompt, seed) if asked else ""
 
-    def renew(self) -> float:
+    def restart(self) -> float:
         """Load the model into a fresh process and take its first token, which is timed."""
-        return self._load()[1]
+        return self._load_in_fresh_worker()[1]
 
 
 def worker_environment(
@@ -173,17 +172,17 @@ def worker_environment(
     return environment
 
 
-def copy_bandwidth(device: str, timeout: float) -> Bandwidth:
+def measure_copy_bandwidth(device: str, timeout: float) -> Bandwidth:
     """Measure the copy bandwidth of a tinygrad device, in a process whose buffers go with it.
 
     Raises BackendDiedError if the device cannot do it.
     """
     n_bytes = CPU_COPY_BYTES if device.startswith("CPU") else GPU_COPY_BYTES
     with DeviceBackend(device, timeout) as backend:
-        return Bandwidth(n_bytes, backend.runner.copy_bandwidth(n_bytes, COPY_REPETITIONS))
+        return Bandwidth(n_bytes, backend.runner.measure_copy_bandwidth(n_bytes, COPY_REPETITIONS))
 
 
-def probe_device(device: str, timeout: float = 120.0) -> str | None:
+def open_failure(device: str, timeout: float = 120.0) -> str | None:
     """Open tinygrad's `device` with an empty cache; return why it does not open, or None."""
     with DeviceBackend(device, timeout) as backend:
         backend.environment["CCACHE"] = "0"

@@ -11,19 +11,21 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, BinaryIO
 
-from orinbench.measure.backends.backend import NoNumbersError
-from orinbench.measure.backends.process import DONE, FAILED, NO_NUMBERS, SAID, SIZE_BYTES
+from orinbench.measure.backends.backend import NonfiniteLogitsError
+from orinbench.measure.backends.worker_process import DONE, FAILED, NO_NUMBERS, SAID, SIZE_BYTES
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return `Type: message` on one line; of a group, what its members say."""
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(one_line(member) for member in error.exceptions)
+        return "; ".join(error_line(member) for member in error.exceptions)
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def serve(calls: BinaryIO, answers: BinaryIO, make: Callable[[Callable[[str], None]], Any]) -> None:
+def serve_calls(
+    calls: BinaryIO, answers: BinaryIO, make: Callable[[Callable[[str], None]], Any]
+) -> None:
     """Make the object with the first call, call its methods until the pipe closes."""
     served: list[Any] = []
 
@@ -41,10 +43,10 @@ def serve(calls: BinaryIO, answers: BinaryIO, make: Callable[[Callable[[str], No
             if not served:
                 served.append(make(lambda text: write(SAID, text)))
             value = attrgetter(name)(served[0])(*arguments)
-        except NoNumbersError as error:
+        except NonfiniteLogitsError as error:
             write(NO_NUMBERS, str(error))
         except Exception as error:
-            write(FAILED, one_line(error))
+            write(FAILED, error_line(error))
         else:
             write(DONE, value)
 
@@ -59,7 +61,7 @@ def main() -> None:
 
         return TinygradRunner(say)
 
-    serve(sys.stdin.buffer, answers, make)
+    serve_calls(sys.stdin.buffer, answers, make)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,23 @@ from pathlib import Path
 
 import click
 
-from orinbench.child import run
+from orinbench.child import run_command
 from orinbench.errors import BenchError
 from orinbench.measure.backends.backend import BackendDiedError
-from orinbench.measure.backends.tinygrad_backend import copy_bandwidth, probe_device
-from orinbench.measure.chosen import choose_backends, model_paths
+from orinbench.measure.backends.tinygrad_backend import measure_copy_bandwidth, open_failure
+from orinbench.measure.models_and_backends import choose_backends, find_or_make_models
 from orinbench.measure.plan import BACKEND_NAMES
 from orinbench.measure.profiling import sass
-from orinbench.measure.profiling.log import KernelTime, read_log
+from orinbench.measure.profiling.debug_log import KernelTime, parse_log
 from orinbench.model import open_model
-from orinbench.options import AT_LEAST_0, AT_LEAST_1, ModelOptions, flag, flags_of, output_form
+from orinbench.options import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    ModelOptions,
+    flag,
+    output_option,
+    with_options,
+)
 from orinbench.progress import Messages
 from orinbench.show.markdown import markdown_table
 
@@ -32,7 +39,7 @@ _WORKER = (sys.executable, "-m", "orinbench.measure.profiling.worker")
 
 
 @dataclass(frozen=True)
-class ClassTime:
+class KernelClassTime:
     """The kernels of one class: launches, seconds in all, bytes in all (0: not known)."""
 
     kind: str
@@ -53,7 +60,7 @@ class Profile:
     device: str
     path: str  # the executor's: fused or general
     wall: dict[str, float]
-    sections: dict[str, list[ClassTime]]
+    sections: dict[str, list[KernelClassTime]]
     bandwidth: float
 
 
@@ -76,16 +83,16 @@ class ProfileOptions(ModelOptions):
         "every Orin), and show registers, main loops and what limits each.",
         metavar="NAME",
     )
-    output: str = output_form(["md", "json"]).flag
+    output: str = output_option(["md", "json"]).flag
 
 
-def grouped(kernels: Iterable[KernelTime]) -> list[ClassTime]:
+def sum_by_class(kernels: Iterable[KernelTime]) -> list[KernelClassTime]:
     """Sum kernels by class, the longest first."""
     kinds: dict[str, list[KernelTime]] = {}
     for kernel in kernels:
         kinds.setdefault(kernel.kind, []).append(kernel)
     classes = [
-        ClassTime(kind, len(of), sum(k.seconds for k in of), sum(k.n_bytes for k in of))
+        KernelClassTime(kind, len(of), sum(k.seconds for k in of), sum(k.n_bytes for k in of))
         for kind, of in kinds.items()
     ]
     return sorted(classes, key=lambda c: -c.seconds)
@@ -100,7 +107,7 @@ def require_context(model: Path, n_prompt: int, depth: int) -> None:
         )
 
 
-def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
+def measure_profile(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
     """Profile a GGUF file on a device of tinygrad, in two processes of its own.
 
     Raises BenchError when a process fails, with its last line.
@@ -108,17 +115,17 @@ def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
     said = []
     for jit, debug in (("1", "0"), ("2", "2")):
         environment = {"DEV": device, "JIT": jit, "DEBUG": debug}
-        done = run([*_WORKER, model, n_prompt, depth], environment=environment)
+        done = run_command([*_WORKER, model, n_prompt, depth], environment=environment)
         if done.status:
-            raise BenchError(f"{model}: profiling on {device} failed: {done.reason}")
+            raise BenchError(f"{model}: profiling on {device} failed: {done.last_error_line}")
         said.append(done.out.splitlines())
     try:
-        bandwidth = 1e9 * max(copy_bandwidth(device, _COPY_SECONDS).samples_gb_s)
+        bandwidth = 1e9 * max(measure_copy_bandwidth(device, _COPY_SECONDS).samples_gb_s)
     except BackendDiedError as error:
         raise BenchError(f"{model}: profiling on {device} failed: {error}") from error
-    result, kernels = json.loads(said[0][-1]), read_log(said[1])
+    result, kernels = json.loads(said[0][-1]), parse_log(said[1])
     sections = {
-        name: grouped(found)
+        name: sum_by_class(found)
         for name in result["wall"]
         if (found := [kernel for kernel in kernels if kernel.section == name])
     }
@@ -126,11 +133,11 @@ def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
     return Profile(str(model), device, path, wall, sections, bandwidth)
 
 
-def _share(part: float, whole: float) -> str:
+def _percent_text(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-def markdown(profile: Profile) -> str:
+def profile_markdown(profile: Profile) -> str:
     """Return a table for each section, with the sum, and the time without instruments."""
     lines = []
     titles = ["kernels of", "n", "us", "us each", "MB", "GB/s", "of copy bandwidth", "share"]
@@ -138,7 +145,7 @@ def markdown(profile: Profile) -> str:
         classes = profile.sections.get(section, [])
         total = sum(c.seconds for c in classes)
         count = sum(c.count for c in classes)
-        rows = [_row(c, total, profile.bandwidth) for c in classes]
+        rows = [_class_row(c, total, profile.bandwidth) for c in classes]
         rows.append(["sum, one by one", str(count), f"{total * 1e6:.1f}", *[""] * 5])
         lines += [f"### {section}: {profile.source} on {profile.device}, {profile.path} path", ""]
         lines += [markdown_table(titles, rows, titles[1:]), ""] if classes else []
@@ -151,7 +158,7 @@ def markdown(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
+def _class_row(found: KernelClassTime, total: float, bandwidth: float) -> list[str]:
     rate = found.n_bytes / found.seconds if found.seconds else 0.0
     return [
         found.kind,
@@ -160,13 +167,13 @@ def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
         f"{found.seconds / found.count * 1e6:.2f}",
         f"{found.n_bytes / 1e6:.1f}",
         f"{rate / 1e9:.0f}",
-        _share(rate, bandwidth) if rate else "",
-        _share(found.seconds, total),
+        _percent_text(rate, bandwidth) if rate else "",
+        _percent_text(found.seconds, total),
     ]
 
 
 @click.command("profile", context_settings={"max_content_width": 100})
-@flags_of(ProfileOptions)
+@with_options(ProfileOptions)
 def profile_command(options: ProfileOptions) -> None:
     """Show which kernels take the time.
 
@@ -177,34 +184,33 @@ def profile_command(options: ProfileOptions) -> None:
     if options.arch:
         if given:
             raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")
-        click.echo(_compiled(options, options.arch))
+        click.echo(_compiled_table(options, options.arch))
         return
     if given and ("," in given or not given.startswith("tinygrad:")):
         raise BenchError(f"--backend {given}: one of tinygrad's is profiled, as tinygrad:CUDA")
-    paths, _ = model_paths(options, talk)
+    paths, _ = find_or_make_models(options, talk)
     if len(paths) > 1:
         raise BenchError(f"-m {paths[1]}: one model is profiled at a time")
     require_context(paths[0], options.n_prompt, options.n_depth)
     (backend, *_), _ = choose_backends([given] if given else [], None, talk)
     device = backend.removeprefix("tinygrad:")
-    if given and (reason := probe_device(device)):
+    if given and (reason := open_failure(device)):
         raise BenchError(f"--backend {given}: does not open: {reason}")
     talk.close()
-    result = measure(paths[0], device, options.n_prompt, options.n_depth)
-    click.echo(json.dumps(asdict(result)) if options.output == "json" else markdown(result))
+    result = measure_profile(paths[0], device, options.n_prompt, options.n_depth)
+    click.echo(json.dumps(asdict(result)) if options.output == "json" else profile_markdown(result))
 
 
-def _compiled(options: ProfileOptions, arch: str) -> str:
-    """Return what the compiler makes of a model's kernels; raises BenchError."""
-    files = options.files()
+def _compiled_table(options: ProfileOptions, arch: str) -> str:
+    files = options.model_files()
     if len(files) > 1:
         raise BenchError(f"-m {files[1]}: one model is profiled at a time")
     if files:
-        name, found = str(files[0]), sass.launches_of(open_model(files[0]).path, arch)
+        name, found = str(files[0]), sass.model_launches(open_model(files[0]).path, arch)
     else:
         name = f"{options.shape} {options.quant}"
-        found = sass.launches(options.shape, options.quant, arch)
+        found = sass.synthetic_launches(options.shape, options.quant, arch)
     rows = [sass.compile_launch(launch, arch) for launch in found]
     if options.output == "json":
         return json.dumps([asdict(row) for row in rows])
-    return sass.markdown(rows, f"{name} for {arch}")
+    return sass.kernel_markdown(rows, f"{name} for {arch}")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orinbench.child import run
+from orinbench.child import run_command
 from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.show.markdown import markdown_table
-from orinbench.synth import write_outline
+from orinbench.synth import write_sparse_model
 from orinllm.gpu.compiler import cuda_wheel_file
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _TENSOR = 42.5e12
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A kernel's resources and main loop; times are of one launch on the Orin, in seconds."""
 
     name: str
@@ -58,26 +58,25 @@ class Compiled:
     tensor_s: float | None = None  # of a prompt's products on tensor cores
 
 
-def _tool(name: str) -> str:
-    """Return the path of a CUDA tool: on PATH, or in a wheel; raises BenchError without it."""
+def _find_cuda_tool(name: str) -> str:
     if found := shutil.which(name) or cuda_wheel_file(f"bin/{name}"):
         return str(found)
     wheel = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}[name]
     raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
 
 
-def launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Launch"]:
+def synthetic_launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a synthetic model.
 
     The model is an outline: a file with its header alone, on a disk that keeps no zeros.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outline.gguf"
-        write_outline(path, shape, quant)
-        return launches_of(path, arch, sequences)
+        write_sparse_model(path, shape, quant)
+        return model_launches(path, arch, sequences)
 
 
-def launches_of(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
+def model_launches(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a GGUF file."""
     from orinllm.gpu.compile_ahead import launches_to_compile, target_gpu
     from orinllm.loader import Network
@@ -87,7 +86,7 @@ def launches_of(path: Path, arch: str, sequences: int = 1) -> list["Launch"]:
     return list({launch.name: launch for launch in found}.values())
 
 
-def main_loop(sass: str) -> list[str]:
+def main_loop_opcodes(sass: str) -> list[str]:
     """Return the opcodes of the innermost loop that does the kernel's work.
 
     That is the smallest one with dot products, with the most tensor-core instructions (copies of
@@ -114,7 +113,7 @@ def main_loop(sass: str) -> list[str]:
     return opcodes
 
 
-def load_bytes(loop: list[str]) -> str:
+def load_sizes_text(loop: list[str]) -> str:
     """Return how many loads from memory of how many bytes a loop has, as "4x16, 12x4"."""
     sizes = Counter(
         16 if ".128" in op else 8 if ".64" in op else 2 if "16" in op else 1 if "8" in op else 4
@@ -132,7 +131,7 @@ def blocks_per_sm(registers: int, shared: int, threads: int) -> int:
     return min(_REGISTERS // per_block, _SHARED // usage, _WARPS // warps, _BLOCKS)
 
 
-def compile_launch(launch: "Launch", arch: str) -> Compiled:
+def compile_launch(launch: "Launch", arch: str) -> CompiledKernel:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
     from orinllm.gpu.device import nvrtc_compiler
 
@@ -140,10 +139,12 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
         text.write_bytes(ptx.rstrip(b"\0"))
-        said = _run(_tool("ptxas"), f"-arch={arch}", "-v", "-o", str(cubin), str(text))
-        loop = main_loop(_run(_tool("nvdisasm"), "-c", str(cubin)))
-    registers = _number(r"Used (\d+) registers", said)
-    shared = _number(r"(\d+) bytes smem", said)
+        said = _run_tool(
+            _find_cuda_tool("ptxas"), f"-arch={arch}", "-v", "-o", str(cubin), str(text)
+        )
+        loop = main_loop_opcodes(_run_tool(_find_cuda_tool("nvdisasm"), "-c", str(cubin)))
+    registers = _ptxas_number(r"Used (\d+) registers", said)
+    shared = _ptxas_number(r"(\d+) bytes smem", said)
     tile = next((c for c in launch.constants if "row_tiles" in c), None)
     rows = next((int(c["rows_per_item"]) for c in launch.constants if "rows_per_item" in c), 0)
     per_lane, passes, tensor = 32 * rows, 1, None
@@ -159,16 +160,16 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     times = {"memory": memory, "instructions": issue or 0.0, "tensor cores": tensor or 0.0}
     limiter = "latency" if issue is None else max(times, key=lambda name: times[name])
     blocks = blocks_per_sm(registers, shared, launch.block)
-    return Compiled(
+    return CompiledKernel(
         name=launch.name,
         registers=registers,
-        spill_bytes=_number(r"(\d+) bytes spill stores", said),
+        spill_bytes=_ptxas_number(r"(\d+) bytes spill stores", said),
         shared_bytes=shared,
         blocks_per_sm=blocks,
         occupancy=blocks * (-(-launch.block // 32)) / _WARPS,
         loop_instructions=len(loop),
         instructions_per_weight=each,
-        load_bytes=load_bytes(loop),
+        load_bytes=load_sizes_text(loop),
         memory_s=memory,
         issue_s=issue,
         limiter=limiter,
@@ -176,15 +177,14 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     )
 
 
-def _run(*command: str) -> str:
-    done = run(command)
+def _run_tool(*command: str) -> str:
+    done = run_command(command)
     if done.status:
-        raise BenchError(f"{Path(command[0]).name}: {done.reason}")
+        raise BenchError(f"{Path(command[0]).name}: {done.last_error_line}")
     return done.out + done.err
 
 
-def _number(pattern: str, said: str) -> int:
-    """Return the number that ptxas says, 0 where it says none."""
+def _ptxas_number(pattern: str, said: str) -> int:
     found = re.search(pattern, said)
     return int(found[1]) if found else 0
 
@@ -196,7 +196,7 @@ _TITLES = (
 _WORDS = ("kernel", "loads (n x bytes)", "limit")
 
 
-def _cells(r: Compiled) -> list[str]:
+def _table_cells(r: CompiledKernel) -> list[str]:
     counts = (r.registers, r.spill_bytes, r.shared_bytes, r.blocks_per_sm)
     times = ("" if s is None else f"{s * 1e6:.0f}" for s in (r.memory_s, r.issue_s, r.tensor_s))
     each = f"{r.instructions_per_weight:.1f}" if r.instructions_per_weight else ""
@@ -204,9 +204,9 @@ def _cells(r: Compiled) -> list[str]:
     return [r.name, *map(str, counts), share, loop, each, r.load_bytes, *times, r.limiter]
 
 
-def markdown(rows: list[Compiled], title: str) -> str:
+def kernel_markdown(rows: list[CompiledKernel], title: str) -> str:
     """Return the table."""
-    table = markdown_table(_TITLES, [_cells(row) for row in rows], {*_TITLES} - {*_WORDS})
+    table = markdown_table(_TITLES, [_table_cells(row) for row in rows], {*_TITLES} - {*_WORDS})
     return (
         f"### {title}\n\n{table}\n\n"
         f"Memory at {_BEST / 1e9:.0f} GB/s (data sheet {_SHEET / 1e9:.1f}), issue on {_SMS} SMs at"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tinygrad import Device
 from tinygrad.helpers import DEBUG
 
-from orinbench.measure.backends.timed_models import OneSequence, load_runner
+from orinbench.measure.backends.timed_models import RunnerExecutor, load_runner
 
 # A prompt is computed plainly, captured, replayed, and then timed so often.
 _WARM_PROMPTS, _PROMPTS = 3, 5
@@ -25,7 +25,7 @@ _WARM_TOKENS, _TOKENS = 4, 28
 
 def main(model: str, n_prompt: int, depth: int) -> None:
     """Run the model at `model`; the prompt stands behind `depth` tokens."""
-    executor = OneSequence(load_runner(model, depth + n_prompt + _WARM_TOKENS + _TOKENS + 2))
+    executor = RunnerExecutor(load_runner(model, depth + n_prompt + _WARM_TOKENS + _TOKENS + 2))
     ids = [(7919 * i) % executor.vocab_size for i in range(depth + n_prompt)]
     executor.fill(ids, 0, depth)
 

@@ -9,41 +9,51 @@ import click
 
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import MIN_UNITS
 from orinbench.measure.backends.backend import (
+    BackendIdentity,
     Bandwidth,
-    FirstToken,
-    Identity,
-    LeftOutError,
-    Prepared,
+    CaseLeftOutError,
+    FirstTokenTime,
+    PreparedCase,
     Sample,
 )
-from orinbench.measure.backends.tinygrad_backend import DeviceBackend, copy_bandwidth, probe_device
-from orinbench.measure.board import rail_choice
+from orinbench.measure.backends.tinygrad_backend import (
+    DeviceBackend,
+    measure_copy_bandwidth,
+    open_failure,
+)
+from orinbench.measure.board import chosen_rails
 from orinbench.measure.journal import Journal, journal_directory
 from orinbench.measure.plan import (
     TINYGRAD_DEVICES,
     Lane,
     Plan,
     SuiteCase,
-    check_backend_name,
+    is_backend_name,
     lanes_by_environment,
     parse_variables,
 )
 from orinbench.measure.runner import Runner
-from orinbench.measure.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
+from orinbench.measure.suite.cases import (
+    MOST_SECONDS,
+    SELECTIONS,
+    UNITS,
+    WITH_ROOFLINE,
+    select_cases,
+)
 from orinbench.options import (
     ABOVE_0,
     LISTS,
     RunOptions,
     check_board,
     check_output,
-    check_processes,
     flag,
-    flags_of,
-    kept_cache,
+    kept_cache_environment,
+    process_count,
+    with_options,
     write_records,
 )
 from orinbench.progress import Messages
@@ -83,47 +93,47 @@ class SuiteBackend(DeviceBackend):
         assert plan.device is not None
         timeout, verbose = options.timeout, options.verbose
         super().__init__(plan.device, timeout, verbose, variables=plan.variables)
-        self.environment |= kept_cache(options.kept)
+        self.environment |= kept_cache_environment(options.kept)
         self._options, self._max_call_s = options, max_call_s
 
-    def open(self) -> Identity:
+    def open(self) -> BackendIdentity:
         """Open the device."""
         return self.runner.open()
 
-    def first_token(self) -> FirstToken:
+    def time_first_token(self) -> FirstTokenTime:
         """Raise: there is no model."""
         raise AssertionError("the suite's lanes have no model")
 
-    def warm_up(self, case: SuiteCase) -> Prepared:
-        """Make a case ready and check its result; raises LeftOutError."""
+    def warm_up(self, case: SuiteCase) -> PreparedCase:
+        """Make a case ready and check its result; raises CaseLeftOutError."""
         seed, repetitions = self._options.seed, self._options.repetitions
         prepared = self.runner.suite.prepare(case, seed, self._max_call_s, repetitions)
         if prepared.left_out is not None:
-            raise LeftOutError(prepared.left_out)
+            raise CaseLeftOutError(prepared.left_out)
         return prepared
 
-    def measure(self, case: SuiteCase, seed: int) -> Sample:
+    def time_repetition(self, case: SuiteCase, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        return self.runner.suite.repeat(case.label, seed)
+        return self.runner.suite.time_repetition(case.label, seed)
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Let a fresh worker serve what comes; its cases must be made ready again."""
         self.end_worker()
 
 
 @click.command("suite", context_settings={"max_content_width": 100})
-@flags_of(SuiteOptions)
+@with_options(SuiteOptions)
 def suite_command(options: SuiteOptions) -> int:
     """Run a selection of benchmarks on all devices.
 
     Results go to standard output, everything else to standard error.
     """
     check_output(options)
-    processes = check_processes(options.processes, options.repetitions, MIN_UNITS)
+    processes = process_count(options.processes, options.repetitions, MIN_UNITS)
     check_board(options, Roots())
     parse_variables(options.variables)
-    kept_cache(options.kept)
-    selection = select(options.select)
+    kept_cache_environment(options.kept)
+    selection = select_cases(options.select)
     records: list[Record] = []
     partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
@@ -132,10 +142,10 @@ def suite_command(options: SuiteOptions) -> int:
             devices = tuple(choose_devices(options.devices, talk))
             options = replace(options, processes=processes, devices=devices)
             if note := skipped_clang_note(os.environ):
-                talk.line(note)
-            probe = functools.cache(lambda device: copy_bandwidth(device, options.timeout))
+                talk.print_line(note)
+            probe = functools.cache(lambda device: measure_copy_bandwidth(device, options.timeout))
             for name, cases in selection.items():
-                runner = _runner(name, cases, options, probe, interrupts, journal)
+                runner = _benchmark_runner(name, cases, options, probe, interrupts, journal)
                 try:
                     partial = runner.run().partial
                 except Exception:
@@ -145,19 +155,19 @@ def suite_command(options: SuiteOptions) -> int:
                     records += make_records(runner.result)
                 if partial:
                     break
-                interrupts.release()
+                interrupts.release_and_raise()
         except KeyboardInterrupt:
             partial = True
         finally:
-            interrupts.hold()
+            interrupts.start_holding()
             if records:
                 write_records(records, options)
-            journal.not_needed()
+            journal.mark_not_needed()
     failed = any(record.error for record in records)
     return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
 
 
-def _runner(
+def _benchmark_runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
     options: SuiteOptions,
@@ -165,7 +175,6 @@ def _runner(
     interrupts: Interrupts,
     journal: Journal,
 ) -> Runner:
-    """Return the runner of one benchmark on all devices, interleaved."""
     max_call_s = options.max_call or MOST_SECONDS[benchmark]
     lanes = lanes_by_environment(
         [Lane(f"tinygrad:{device}", tuple(cases)) for device in options.devices], options.variables
@@ -179,7 +188,7 @@ def _runner(
         probe=probe if options.roofline and benchmark in WITH_ROOFLINE else None,
         delay=options.delay,
         cooldown=options.cooldown,
-        rails=rail_choice(options.rails),
+        rails=chosen_rails(options.rails),
         roots=Roots(),
         journal=journal,
         interrupts=interrupts,
@@ -190,7 +199,7 @@ def choose_devices(given: Sequence[str], talk: Messages) -> list[str]:
     """Return the devices asked for, or all that open; raises BenchError if there is none."""
     names = [name for text in given for name in text.split(",") if name]
     for name in names:
-        if not check_backend_name(f"tinygrad:{name}"):
+        if not is_backend_name(f"tinygrad:{name}"):
             raise BenchError(
                 f"--device {name}: unknown; there are {', '.join(TINYGRAD_DEVICES)}, each with an "
                 "optional :RENDERER"
@@ -199,10 +208,10 @@ def choose_devices(given: Sequence[str], talk: Messages) -> list[str]:
         return list(dict.fromkeys(names))
     reasons = {}
     for name in TINYGRAD_DEVICES:
-        talk.phase(f"trying {name}")
-        if (reason := probe_device(name)) is not None:
+        talk.show_phase(f"trying {name}")
+        if (reason := open_failure(name)) is not None:
             reasons[name] = reason
-            talk.line(f"{name} does not open: {reason}")
+            talk.print_line(f"{name} does not open: {reason}")
     if len(reasons) == len(TINYGRAD_DEVICES):
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise BenchError(f"--device: none opens ({why})")

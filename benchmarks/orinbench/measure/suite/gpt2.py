@@ -13,7 +13,7 @@ _EPSILON = 1e-5  # of the layer norms: layer_norm_epsilon of OpenAI's hparams
 
 
 @dataclass(frozen=True)
-class Shape:
+class Gpt2Shape:
     """Dimensions; the token embedding is the head too."""
 
     n_layers: int
@@ -22,7 +22,7 @@ class Shape:
     vocab_size: int
     context: int
 
-    def weights(self) -> dict[str, tuple[int, ...]]:
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return name -> shape; matrices are (in, out), as OpenAI's files have them."""
         n = self.n_embd
         shapes: dict[str, tuple[int, ...]] = {"wte": (self.vocab_size, n), "wpe": (self.context, n)}
@@ -40,16 +40,16 @@ class Shape:
         return shapes
 
     @property
-    def token_params(self) -> int:
+    def weights_read_per_token(self) -> int:
         """Weights that one token reads: all but the embeddings' other rows; the head is read."""
-        n_params = sum(int(np.prod(shape)) for shape in self.weights().values())
+        n_params = sum(int(np.prod(shape)) for shape in self.weight_shapes().values())
         return n_params - (self.context - 1) * self.n_embd
 
 
-SHAPES = {"124m": Shape(12, 768, 12, 50257, 1024), "tiny": Shape(2, 64, 4, 256, 64)}
+SHAPES = {"124m": Gpt2Shape(12, 768, 12, 50257, 1024), "tiny": Gpt2Shape(2, 64, 4, 256, 64)}
 
 
-def random_weights(shape: Shape, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+def random_weights(shape: Gpt2Shape, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """Return weights with GPT-2's spread of 0.02, norms near one, and biases that are not zero.
 
     Narrow shapes get a wider spread, so that attention is as peaked as in the real one.
@@ -57,13 +57,13 @@ def random_weights(shape: Shape, seed: int) -> dict[str, npt.NDArray[np.float32]
     draw = np.random.default_rng(seed)
     spread = np.float32(0.02 * np.sqrt(768 / shape.n_embd))
     made = {}
-    for name, dims in shape.weights().items():
+    for name, dims in shape.weight_shapes().items():
         is_norm = "ln" in name and name.endswith(".w")
         made[name] = is_norm + draw.standard_normal(dims, np.float32) * spread
     return made
 
 
-def tensor(values: npt.NDArray[np.float32], dtype: str) -> Any:
+def device_tensor(values: npt.NDArray[np.float32], dtype: str) -> Any:
     """Return a realized tensor of `values`, rounded to tinygrad's `dtype` on the device."""
     wanted, made = getattr(dtypes, dtype), Tensor(values)
     return (made if wanted == dtypes.float32 else made.cast(wanted)).contiguous().realize()
@@ -72,7 +72,7 @@ def tensor(values: npt.NDArray[np.float32], dtype: str) -> Any:
 class _Gpt2:
     """Weights by name, of numpy or of tinygrad."""
 
-    def __init__(self, shape: Shape, weights: Mapping[str, Any]) -> None:
+    def __init__(self, shape: Gpt2Shape, weights: Mapping[str, Any]) -> None:
         self.shape, self._weights = shape, weights
 
     def _linear(self, name: str, x: Any) -> Any:
@@ -82,7 +82,7 @@ class _Gpt2:
 class NumpyGpt2(_Gpt2):
     """The reference: the whole sequence at once, in float64."""
 
-    def __init__(self, shape: Shape, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    def __init__(self, shape: Gpt2Shape, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
         super().__init__(shape, {name: w.astype(np.float64) for name, w in weights.items()})
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -121,8 +121,10 @@ class NumpyGpt2(_Gpt2):
 class TinygradGpt2(_Gpt2):
     """One token at a time over a cache of keys and values, on tinygrad's default device."""
 
-    def __init__(self, shape: Shape, weights: Mapping[str, Any], dtype: str) -> None:
-        super().__init__(shape, {name: tensor(values, dtype) for name, values in weights.items()})
+    def __init__(self, shape: Gpt2Shape, weights: Mapping[str, Any], dtype: str) -> None:
+        super().__init__(
+            shape, {name: device_tensor(values, dtype) for name, values in weights.items()}
+        )
         head = shape.n_embd // shape.n_heads
         self._caches = [
             Tensor.zeros(2, shape.n_heads, shape.context, head, dtype=dtype).contiguous().realize()

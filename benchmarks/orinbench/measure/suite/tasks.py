@@ -23,15 +23,15 @@ from tinygrad.engine.realize import compile_linear, get_runtime, run_linear
 from tinygrad.helpers import Context, GlobalCounters
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
-from orinbench.measure.backends.copy_bandwidth import Copy
-from orinbench.measure.backends.timed_models import kernels_of
+from orinbench.measure.backends.copy_bandwidth import DeviceCopy
+from orinbench.measure.backends.timed_models import count_kernels
 from orinbench.measure.suite.gpt2 import (
     SHAPES,
+    Gpt2Shape,
     NumpyGpt2,
-    Shape,
     TinygradGpt2,
+    device_tensor,
     random_weights,
-    tensor,
 )
 from orinbench.synth.random_blocks import random_rows
 
@@ -52,7 +52,7 @@ class WrongResultError(Exception):
 
 
 @dataclass(frozen=True)
-class Task:
+class TimedTask:
     """A case ready to be timed.
 
     `call` may return before the device is done. `check` looks at what the last call left, raises
@@ -94,7 +94,7 @@ def expect_close(got: npt.ArrayLike, want: npt.ArrayLike, tolerance: float) -> s
     return f"off from numpy by at most {error:.1e} of its root mean square"
 
 
-class Call:
+class BoundCall:
     """A call of a function with its arguments; `left` is what the last one has returned."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -105,7 +105,7 @@ class Call:
         self.left = self._function(*self._arguments)
 
 
-def copy(case: Mapping[str, Any], seed: int) -> Task:
+def copy_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A copy of random bytes, of which every one is compared afterwards."""
     way, n_bytes = case["way"], case["n_bytes"]
     source = np.random.default_rng(seed).integers(0, 256, n_bytes, np.uint8)
@@ -114,8 +114,8 @@ def copy(case: Mapping[str, Any], seed: int) -> Task:
     call: Callable[[], object]
     landed: Callable[[], Any]
     if way == "d2d":
-        on_device = Copy(n_bytes, source)
-        call, landed = on_device.call, on_device.result
+        on_device = DeviceCopy(n_bytes, source)
+        call, landed = on_device.call, on_device.copied_bytes
         included = "one copy kernel, the roofline's, and a synchronize"
     elif way == "h2d":
         call = partial(buffer.copyin, memoryview(source.data))
@@ -139,10 +139,10 @@ def copy(case: Mapping[str, Any], seed: int) -> Task:
         return "every byte arrived"
 
     moved = 2.0 * n_bytes if way == "d2d" else 0.0
-    return Task(call, n_bytes / 1e9, check, included, n_bytes=moved, one_by_one=True)
+    return TimedTask(call, n_bytes / 1e9, check, included, n_bytes=moved, one_by_one=True)
 
 
-def alloc(case: Mapping[str, Any], seed: int) -> Task:
+def alloc_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """An allocation and its end; two of them must be apart and keep what is written."""
     n_bytes, nolru = case["n_bytes"], case["way"] == "driver"
 
@@ -171,12 +171,12 @@ def alloc(case: Mapping[str, Any], seed: int) -> Task:
         else "through tinygrad's cache of freed buffers"
     )
     included = f"Buffer.allocate and deallocate, {answers}"
-    return Task(
+    return TimedTask(
         lambda: make().deallocate(), 1.0, check, included, one_by_one=True, synchronize=False
     )
 
 
-def launch(case: Mapping[str, Any], seed: int) -> Task:
+def launch_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A launch of one-element kernels, checked by what they have added."""
     way, waited = case["way"], case["mode"] == "waited for"
     n_kernels = GRAPH_KERNELS if way == "graph" else 1
@@ -209,23 +209,26 @@ def launch(case: Mapping[str, Any], seed: int) -> Task:
         "jit": "a TinyJit call with one kernel",
         "graph": f"a TinyJit call with {GRAPH_KERNELS} kernels, each needing the one before",
     }
-    return Task(
+    return TimedTask(
         direct if way == "direct" else call,
         float(n_kernels),
         lambda: expect_close(last[0].numpy(), [seed % 1000 + n_kernels], 0),
         what[way] + (" and a synchronize" if waited else ", one synchronize at the end"),
         seconds=case["seconds"] or None,
         one_by_one=waited,
-        kernels=None if way == "direct" else lambda: kernels_of(jit.captured.linear),
+        kernels=None if way == "direct" else lambda: count_kernels(jit.captured.linear),
     )
 
 
-def matmul(case: Mapping[str, Any], seed: int) -> Task:
+def matmul_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A @ B of a size; the product of the whole with a random vector is checked in float64."""
     dtype, size = case["dtype"], case["size"]
     draw = np.random.default_rng(seed)
-    a, b = (tensor(draw.standard_normal((size, size), np.float32), DTYPES[dtype]) for _ in range(2))
-    call = Call(TinyJit(lambda left, right: (left @ right).realize()), a, b)
+    a, b = (
+        device_tensor(draw.standard_normal((size, size), np.float32), DTYPES[dtype])
+        for _ in range(2)
+    )
+    call = BoundCall(TinyJit(lambda left, right: (left @ right).realize()), a, b)
 
     def check() -> str:
         # (A B) v = A (B v) for a random v of signs: one wrong tile shows in its rows (Freivalds).
@@ -235,10 +238,10 @@ def matmul(case: Mapping[str, Any], seed: int) -> Task:
 
     flops = 2.0 * size**3
     included = "one kernel a product; operands that fit into the L2 cache stay there"
-    return Task(call, flops / 1e9, check, included, flops=flops, compute=DTYPES[dtype])
+    return TimedTask(call, flops / 1e9, check, included, flops=flops, compute=DTYPES[dtype])
 
 
-def gemv(case: Mapping[str, Any], seed: int) -> Task:
+def gemv_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A matrix of a GGML type times a vector, as tinygrad's own kernels read it.
 
     The weights are unpacked inside the kernel; the product is checked against the `gguf` package.
@@ -253,7 +256,7 @@ def gemv(case: Mapping[str, Any], seed: int) -> Task:
         weights = ggml_data_to_tensor(blocks, rows * columns, kind.value).reshape(rows, columns)
         return (weights.half() @ by).realize()
 
-    call = Call(jit := TinyJit(product), packed, x)
+    call = BoundCall(jit := TinyJit(product), packed, x)
 
     def check() -> str:
         weights = dequantize(raw.reshape(rows, -1), kind).reshape(rows, columns)
@@ -262,14 +265,14 @@ def gemv(case: Mapping[str, Any], seed: int) -> Task:
 
     included = "reading packed weights, unpacking and the product; small ones stay in a cache"
     n_bytes = float(raw.nbytes)
-    return Task(
+    return TimedTask(
         call,
         n_bytes / 1e9,
         check,
         included,
         flops=2.0 * rows * columns,
         n_bytes=n_bytes,
-        kernels=lambda: kernels_of(jit.captured.linear),
+        kernels=lambda: count_kernels(jit.captured.linear),
     )
 
 
@@ -278,7 +281,7 @@ def matvec_float64(matrix: Any, vector: Any) -> Any:
     return matrix.float().numpy().astype(np.float64) @ vector
 
 
-def gpt2(case: Mapping[str, Any], seed: int) -> Task:
+def gpt2_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """GPT-2 decoding, a token at a time; logits of the first positions are checked."""
     shape, dtype, n_gen = SHAPES[case["shape"]], case["dtype"], case["n_gen"]
     weights = random_weights(shape, seed)
@@ -300,28 +303,28 @@ def gpt2(case: Mapping[str, Any], seed: int) -> Task:
         got = [jit(*queue.pop()).float().numpy()[0] for _ in tokens]
         return expect_close(got, NumpyGpt2(shape, weights).logits(tokens), _GPT2_TOLERANCE[dtype])
 
-    return Task(
+    return TimedTask(
         lambda: jit(*queue.pop()),
         1.0,
         check,
         "the forward pass to the logits, which stay on the device, and a synchronize a token",
-        flops=2.0 * shape.token_params,
-        n_bytes=float(shape.token_params * BYTES[dtype]),
+        flops=2.0 * shape.weights_read_per_token,
+        n_bytes=float(shape.weights_read_per_token * BYTES[dtype]),
         compute=DTYPES[dtype],
         calls=n_gen,
         one_by_one=True,
         before=lambda seed: draw(seed, max(n_gen, 3)),
-        kernels=lambda: kernels_of(jit.captured.linear),
+        kernels=lambda: count_kernels(jit.captured.linear),
     )
 
 
-def schedule(case: Mapping[str, Any], seed: int) -> Task:
+def schedule_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """The host's way from Tensor to launch for a layer of GPT-2, tinygrad's caches of it empty."""
-    shape = Shape(1, SHAPES["124m"].n_embd, SHAPES["124m"].n_heads, 8, 8)
+    shape = Gpt2Shape(1, SHAPES["124m"].n_embd, SHAPES["124m"].n_heads, 8, 8)
     weights = random_weights(shape, seed)
     model = TinygradGpt2(shape, weights, "float32")
     values = np.random.default_rng(seed).standard_normal((1, shape.n_embd), np.float32)
-    x, phases = tensor(values, "float32"), defaultdict[str, list[int]](list)
+    x, phases = device_tensor(values, "float32"), defaultdict[str, list[int]](list)
     last: list[Any] = [None, 0]
 
     def call() -> None:
@@ -351,7 +354,7 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
         said = {f"{name}_ms": ms for name, ms in found.items()}
         return {**said, "in_words": f"{sum(found.values()):.4g} ms: {shares}"}
 
-    return Task(
+    return TimedTask(
         call,
         1.0,
         check,
@@ -364,6 +367,15 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
     )
 
 
-TASKS: dict[str, Callable[[Mapping[str, Any], int], Task]] = {
-    make.__name__: make for make in (copy, alloc, launch, matmul, gemv, gpt2, schedule)
+TASKS: dict[str, Callable[[Mapping[str, Any], int], TimedTask]] = {
+    make.__name__.removesuffix("_task"): make
+    for make in (
+        copy_task,
+        alloc_task,
+        launch_task,
+        matmul_task,
+        gemv_task,
+        gpt2_task,
+        schedule_task,
+    )
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.jsonfile import write_whole
+from orinbench.jsonfile import write_atomically
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,5 +69,5 @@ def report(simulated: bool = False, **steps: Any) -> dict[str, Any]:
 def written(folder: Path, whole: dict[str, Any]) -> Path:
     """A report's file."""
     path = folder / "report.json"
-    write_whole(path, json.dumps(whole))
+    write_atomically(path, json.dumps(whole))
     return path

@@ -12,9 +12,9 @@ from tests.benchmarks.check.device.conftest import report, step, written
 from orinbench.check.device.claims import (
     OPERATIONS,
     Claim,
-    Outcome,
+    ClaimOutcome,
     ReportCheck,
-    judge,
+    judge_claim,
     load_claims,
 )
 from orinbench.check.device.steps import STEPS
@@ -51,22 +51,24 @@ SUM = ReportCheck(("smoke", "result", "sum"), "equals", True)
 
 
 def test_outcomes() -> None:
-    assert judge(claim_of(SUM), report())[0] is Outcome.CONFIRMED
+    assert judge_claim(claim_of(SUM), report())[0] is ClaimOutcome.CONFIRMED
     wrong = ReportCheck(("smoke", "result", "arch"), "equals", "sm_90")
-    outcome, because = judge(claim_of(SUM, wrong), report())
-    assert outcome is Outcome.REFUTED
+    outcome, because = judge_claim(claim_of(SUM, wrong), report())
+    assert outcome is ClaimOutcome.REFUTED
     assert because == 'smoke/result/arch is "sm_87"; claimed: equals "sm_90"'
     missing = ReportCheck(("smoke", "result", "speed"), "equals", 1)
-    assert judge(claim_of(SUM, missing), report())[1] == "the report has no smoke/result/speed"
+    assert (
+        judge_claim(claim_of(SUM, missing), report())[1] == "the report has no smoke/result/speed"
+    )
     # A wrong claim is wrong, also where something else was not tested.
-    assert judge(claim_of(missing, wrong), report())[0] is Outcome.REFUTED
+    assert judge_claim(claim_of(missing, wrong), report())[0] is ClaimOutcome.REFUTED
     other = ReportCheck(("memory", "result", "failed"), "equals", 0)
-    assert judge(claim_of(other), report())[1] == "memory was not taken"
+    assert judge_claim(claim_of(other), report())[1] == "memory was not taken"
     late = report(memory=step(None, "not run", "no checkout"))
-    assert judge(claim_of(other), late)[1] == "memory: not run: no checkout"
-    assert judge(claim_of(SUM, board_only=True), report())[0] is Outcome.CONFIRMED
-    simulated = judge(claim_of(SUM, board_only=True), report(simulated=True))
-    assert simulated == (Outcome.NOT_TESTED, "only a board can show it")
+    assert judge_claim(claim_of(other), late)[1] == "memory: not run: no checkout"
+    assert judge_claim(claim_of(SUM, board_only=True), report())[0] is ClaimOutcome.CONFIRMED
+    simulated = judge_claim(claim_of(SUM, board_only=True), report(simulated=True))
+    assert simulated == (ClaimOutcome.NOT_TESTED, "only a board can show it")
 
 
 @pytest.mark.parametrize(
@@ -84,20 +86,20 @@ def test_outcomes() -> None:
 )
 def test_operations(op: str, found: object, wanted: object, holds: bool) -> None:
     whole = report(smoke=step({"x": found}))
-    outcome = judge(claim_of(ReportCheck(("smoke", "result", "x"), op, wanted)), whole)[0]
-    assert outcome is (Outcome.CONFIRMED if holds else Outcome.REFUTED)
+    outcome = judge_claim(claim_of(ReportCheck(("smoke", "result", "x"), op, wanted)), whole)[0]
+    assert outcome is (ClaimOutcome.CONFIRMED if holds else ClaimOutcome.REFUTED)
 
 
 def test_two_values_of_a_report_are_the_same() -> None:
     sms = ("abi", "result", "characteristics", "sms")
     same = claim_of(ReportCheck(("smoke", "result", "sms"), "same as", "/".join(sms)))
-    assert judge(same, report())[0] is Outcome.CONFIRMED
+    assert judge_claim(same, report())[0] is ClaimOutcome.CONFIRMED
     other = report()
     other["steps"]["smoke"]["result"]["sms"] = 8  # a driver that counts the litters
-    outcome, because = judge(same, other)
-    assert outcome is Outcome.REFUTED and because.endswith(f'"{"/".join(sms)}"')
+    outcome, because = judge_claim(same, other)
+    assert outcome is ClaimOutcome.REFUTED and because.endswith(f'"{"/".join(sms)}"')
     del other["steps"]["abi"]
-    assert judge(same, other) == (Outcome.NOT_TESTED, "abi was not taken")
+    assert judge_claim(same, other) == (ClaimOutcome.NOT_TESTED, "abi was not taken")
 
 
 def verify(tmp_path: Path, whole: dict[str, Any]) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import command
 from orinbench.check.device.claims import load_report
-from orinbench.check.device.steps import STEPS, NotRun, OutOfTime, Step
+from orinbench.check.device.steps import STEPS, Step, StepNotPossible, StepOutOfTime
 from orinbench.cli import orinbench
 from orinbench.errors import BenchError
 
@@ -105,7 +105,7 @@ def test_what_goes_wrong_is_an_entry_and_costs_the_others_nothing(
     assert code == 1 and entry["status"] == "failed" and entry["result"] is None
     assert entry["reason"] == "ValueError: on two lines" and "identity: failed" in said
     assert taken["steps"]["kernel-log"]["status"] == "done"
-    fake.answers = {"identity": NotRun("no log"), "kernel-log": OutOfTime(10, LOG)}
+    fake.answers = {"identity": StepNotPossible("no log"), "kernel-log": StepOutOfTime(10, LOG)}
     code, _, taken = device_check(tmp_path, "--fresh")
     assert code == 0
     assert taken["steps"]["identity"]["status"] == "not run"

@@ -17,10 +17,10 @@ from orinbench.check.device.probes import PROGRAMS, Found
 from orinbench.check.device.steps import (
     PROBES,
     QUESTIONS,
-    Check,
     ChoiceQuestion,
-    OutOfTime,
-    ProbeRun,
+    DeviceCheck,
+    ProbeRequest,
+    StepOutOfTime,
 )
 from orinbench.cli import orinbench
 
@@ -32,7 +32,7 @@ SAME = "the same within what the runs differ by"
 def answer(found: Sequence[Found], figure: str) -> Found:
     """The answer where the program finds these in turn: own, other, other, own."""
     question = ChoiceQuestion("x", figure, "own", "other")
-    return steps.compared_choices(question, [found[0], found[3]], found[1:3])
+    return steps.choice_comparison(question, [found[0], found[3]], found[1:3])
 
 
 def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:
@@ -86,22 +86,22 @@ def test_verify_tells_both_answers_and_none(
 
 
 def test_choices_run_in_turns_until_time_ends(monkeypatch: Patch) -> None:
-    ran: list[ProbeRun] = []
+    ran: list[ProbeRequest] = []
 
-    def ask(_: Check, asked: ProbeRun, seconds: float) -> Found:
+    def ask(_: DeviceCheck, asked: ProbeRequest, seconds: float) -> Found:
         ran.append(asked)
         return {q.figure: 1.0 for q in QUESTIONS}
 
-    monkeypatch.setattr(Check, "try_probe", ask)
-    found = steps.performance(Check(Path(), True, 0), 100)
+    monkeypatch.setattr(DeviceCheck, "try_probe", ask)
+    found = steps.time_choices(DeviceCheck(Path(), True, 0), 100)
     assert list(found) == [q.name for q in QUESTIONS]
     assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
         own, other = ran[4 * at : 4 * at + 2]
         assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
-        assert own == ProbeRun(question.name) and own.name in PROGRAMS and own != other
-    with pytest.raises(OutOfTime) as raised:
-        steps.performance(Check(Path(), True, 0), 0)
+        assert own == ProbeRequest(question.name) and own.name in PROGRAMS and own != other
+    with pytest.raises(StepOutOfTime) as raised:
+        steps.time_choices(DeviceCheck(Path(), True, 0), 0)
     assert raised.value.result == {}
 
 

@@ -57,7 +57,7 @@ def test_planted_secrets_are_gone_everywhere(text: str, secret: str) -> None:
     ],
 )
 def test_what_names_nobody_stays(text: str) -> None:
-    assert Scrubber({*PLANTED.values(), "orin", "root", "nvidia", "ab"}).text(text) == text
+    assert Scrubber({*PLANTED.values(), "orin", "root", "nvidia", "ab"}).scrubbed_text(text) == text
 
 
 def test_this_machines_secrets_are_found() -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from orinbench.check.device.claims import load_report
-from orinbench.child import CommandEnd, run
+from orinbench.child import CommandResult, run_command
 from orinbench.cli import orinbench
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -31,10 +31,10 @@ def compilers() -> dict[str, str]:
 
 def simulated(
     *command: str | Path, options: tuple[str, ...] = (), variables: dict[str, str] | None = None
-) -> CommandEnd:
+) -> CommandResult:
     """Run a command on a simulated board."""
     simulator = (sys.executable, "-m", "nvgpusim", "--quiet", *options, "--")
-    return run((*simulator, *command), 900, compilers() | (variables or {}))
+    return run_command((*simulator, *command), 900, compilers() | (variables or {}))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,9 @@ def test_from_end_to_end(tmp_path: Path) -> None:
 def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     program = (
-        "import json, pathlib, sys; from orinbench.check.device.probes import qmd;"
-        "pathlib.Path(sys.argv[1]).write_text(json.dumps(qmd(4)))"
+        "import json, pathlib, sys; from orinbench.check.device import probes;"
+        "found = json.dumps(probes.count_late_qmd_writes(4));"
+        "pathlib.Path(sys.argv[1]).write_text(found)"
     )
     late = ("--write-back", "--delay", "20", "--seed", "1")
     variables = {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": "300000"}

@@ -13,24 +13,24 @@ from tests.benchmarks.check.device.conftest import report, step
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.check.device import steps
-from orinbench.check.device.claims import Outcome, judge, load_claims
-from orinbench.check.device.steps import Check, NotRun, OutOfTime, ProbeRun
-from orinbench.child import run
+from orinbench.check.device.claims import ClaimOutcome, judge_claim, load_claims
+from orinbench.check.device.steps import DeviceCheck, ProbeRequest, StepNotPossible, StepOutOfTime
+from orinbench.child import run_command
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Check:
-    return Check(tmp_path, True, 0)
+def check(tmp_path: Path) -> DeviceCheck:
+    return DeviceCheck(tmp_path, True, 0)
 
 
-def test_identity_is_of_this_machine(check: Check) -> None:
-    found = steps.identity(check, 1)
+def test_identity_is_of_this_machine(check: DeviceCheck) -> None:
+    found = steps.record_machine(check, 1)
     assert found["environment"]["kernel"] == os.uname().release
     assert json.dumps(found) and isinstance(found["state"], dict)
 
 
-def test_a_step_that_needs_something_says_what(check: Check) -> None:
-    with pytest.raises(NotRun, match="there is no trace"):
+def test_a_step_that_needs_something_says_what(check: DeviceCheck) -> None:
+    with pytest.raises(StepNotPossible, match="there is no trace"):
         steps.replay_trace(check, 1)
 
 
@@ -58,29 +58,29 @@ def bench_of(monkeypatch: Patch, tmp_path: Path, program: str) -> None:
     script.write_text(textwrap.dedent(program))
 
     def run_script(command: Any, *arguments: Any, **options: Any) -> Any:
-        return run([sys.executable, script, *command[3:]], *arguments, **options)
+        return run_command([sys.executable, script, *command[3:]], *arguments, **options)
 
-    monkeypatch.setattr(steps, "run", run_script)
+    monkeypatch.setattr(steps, "run_command", run_script)
 
 
 def test_llama_bench_keeps_records_and_how_they_compare(
-    check: Check, tmp_path: Path, monkeypatch: Patch
+    check: DeviceCheck, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     bench_of(monkeypatch, tmp_path, f"print({json.dumps(RECORDS)!r})")
-    found = steps.llama_bench(check, 60)
+    found = steps.run_llama_bench(check, 60)
     assert found["records"] == RECORDS
     assert found["against_llama_cpp"] == {"tg128": FASTER}
     broken = json.dumps([RECORDS[2], RECORDS[2]])
     bench_of(monkeypatch, tmp_path, f"print({broken!r})")
     with pytest.raises(RuntimeError, match="every case failed, the first one: died"):
-        steps.llama_bench(check, 60)
+        steps.run_llama_bench(check, 60)
     bench_of(monkeypatch, tmp_path, "import sys; sys.exit('orinbench: no such shape')")
     with pytest.raises(RuntimeError, match="orinbench: no such shape"):
-        steps.llama_bench(check, 60)
+        steps.run_llama_bench(check, 60)
 
 
 def test_llama_bench_keeps_what_it_has_when_its_time_ends(
-    check: Check, tmp_path: Path, monkeypatch: Patch
+    check: DeviceCheck, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     program = f"""
         import signal, sys, time
@@ -91,12 +91,12 @@ def test_llama_bench_keeps_what_it_has_when_its_time_ends(
         time.sleep(600)
     """
     bench_of(monkeypatch, tmp_path, program)
-    with pytest.raises(OutOfTime) as raised:
-        steps.llama_bench(check, 5)
+    with pytest.raises(StepOutOfTime) as raised:
+        steps.run_llama_bench(check, 5)
     assert raised.value.result["records"] == RECORDS
     bench_of(monkeypatch, tmp_path, "import time; time.sleep(600)")
-    with pytest.raises(OutOfTime) as raised:
-        steps.llama_bench(check, 1)
+    with pytest.raises(StepOutOfTime) as raised:
+        steps.run_llama_bench(check, 1)
     assert raised.value.result is None
 
 
@@ -111,24 +111,24 @@ def test_the_check_of_a_board_keeps_verdicts(
         sys.exit({status})
     """
     bench_of(monkeypatch, tmp_path, program)
-    found = steps.numbers(Check(tmp_path, False, 0), 60)
+    found = steps.check_numbers(DeviceCheck(tmp_path, False, 0), 60)
     (verdict,) = found["verdicts"]
     assert verdict["said"] == "check --backend tinygrad:NV -o json"
     assert verdict["DEV"] == "TEGRA+NV" and verdict["passed"] == passed
     (claim,) = [claim for claim in load_claims() if claim.id == "numbers.fused"]
     taken = report(check=step(found))
-    assert (judge(claim, taken)[0] is Outcome.CONFIRMED) == passed
+    assert (judge_claim(claim, taken)[0] is ClaimOutcome.CONFIRMED) == passed
 
 
 def test_a_check_of_a_board_that_finds_nothing(
-    check: Check, tmp_path: Path, monkeypatch: Patch
+    check: DeviceCheck, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     bench_of(monkeypatch, tmp_path, "import sys; print([]); sys.exit(1)")
     with pytest.raises(RuntimeError, match="did not answer"):
-        steps.numbers(check, 60)
+        steps.check_numbers(check, 60)
     bench_of(monkeypatch, tmp_path, "import time; time.sleep(600)")
-    with pytest.raises(OutOfTime):
-        steps.numbers(check, 1)
+    with pytest.raises(StepOutOfTime):
+        steps.check_numbers(check, 1)
 
 
 def test_llama_bench_asks_for_what_a_board_can_do(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -137,8 +137,8 @@ def test_llama_bench_asks_for_what_a_board_can_do(tmp_path: Path, monkeypatch: P
     monkeypatch.setattr(steps, "find_llama_bench", lambda _: Path("llama-bench"))
 
     def said(**more: Any) -> str:
-        found = steps.llama_bench(
-            Check(tmp_path, **{"simulated": False, "begun_us": 0, **more}), 60
+        found = steps.run_llama_bench(
+            DeviceCheck(tmp_path, **{"simulated": False, "begun_us": 0, **more}), 60
         )
         return str(found["records"][0]["test"])
 
@@ -150,14 +150,19 @@ def test_llama_bench_asks_for_what_a_board_can_do(tmp_path: Path, monkeypatch: P
 
 
 def test_a_gpu_program_that_ends_without_a_word(
-    check: Check, tmp_path: Path, monkeypatch: Patch
+    check: DeviceCheck, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def ends_as(*command: str, seconds: float = 60) -> None:
-        monkeypatch.setattr(steps, "run", lambda *_: run(command, seconds))
+        monkeypatch.setattr(steps, "run_command", lambda *_: run_command(command, seconds))
 
     ends_as(sys.executable, "-c", "raise SystemExit('x')")
-    assert check.try_probe(ProbeRun("smoke"), 60) == {"error": "x"}
-    for take in (steps.smoke, steps.abi, steps.queue, steps.memory):
+    assert check.try_probe(ProbeRequest("smoke"), 60) == {"error": "x"}
+    for take in (
+        steps.record_smoke_trace,
+        steps.run_abi_probe,
+        steps.measure_queue,
+        steps.find_memory_limit,
+    ):
         with pytest.raises(RuntimeError, match="x"):
             take(check, 60)
     ends_as(sys.executable, "-c", "")
@@ -165,9 +170,9 @@ def test_a_gpu_program_that_ends_without_a_word(
     with pytest.raises(RuntimeError, match="no sum"):
         steps.replay_trace(check, 60)
     ends_as("sleep", "600", seconds=0.2)
-    assert check.try_probe(ProbeRun("smoke"), 7) == {"error": "not done in 7 s"}
-    with pytest.raises(OutOfTime):
-        steps.queue(check, 60)
+    assert check.try_probe(ProbeRequest("smoke"), 7) == {"error": "not done in 7 s"}
+    with pytest.raises(StepOutOfTime):
+        steps.measure_queue(check, 60)
 
 
 def test_kernel_log(monkeypatch: Patch) -> None:
@@ -188,12 +193,12 @@ def test_kernel_log(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(os, "open", lambda *_: fd)
     monkeypatch.setattr(os, "read", read)
-    (line,) = steps.kernel_log(Check(Path(), False, 1000), 1)["lines"]
+    (line,) = steps.read_kernel_log(DeviceCheck(Path(), False, 1000), 1)["lines"]
     assert line == "nvgpu: 17000000.gpu mmu_fault pid <name> comm: <name>"
 
 
-def test_a_closed_kernel_log_is_no_failure(check: Check, monkeypatch: Patch) -> None:
+def test_a_closed_kernel_log_is_no_failure(check: DeviceCheck, monkeypatch: Patch) -> None:
     monkeypatch.setattr(steps, "_KMSG", "/nowhere/kmsg")
-    with pytest.raises(NotRun, match=r"/dev/kmsg: No such file.*kernel.dmesg_restrict=0"):
-        steps.kernel_log(check, 1)
+    with pytest.raises(StepNotPossible, match=r"/dev/kmsg: No such file.*kernel.dmesg_restrict=0"):
+        steps.read_kernel_log(check, 1)
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import Build, Capture, orinbench
 
-from orinbench.judge.history.store import Filter, History
+from orinbench.judge.history.store import History, RecordFilter
 from orinbench.judge.history.trend import read_trends
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.measure.plan import Case
-from orinbench.show.forms import render_json
+from orinbench.show.output_formats import render_json
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)
@@ -43,14 +43,14 @@ def add_run(recorded_run: Build, path: Path) -> AddRun:
             for name, value in fields.items():
                 setattr(record, name, value)
         with History(path, write=True) as history:
-            history.add(records, f"day {day}")
+            history.add_run(records, f"day {day}")
 
     return add
 
 
 def verdicts(path: Path) -> Sequence[str | None]:
     with History(path) as history:
-        (trend,) = read_trends(history, Filter())
+        (trend,) = read_trends(history, RecordFilter())
     return [point.change.verdict.value if point.change else None for point in trend.points]
 
 
@@ -193,7 +193,7 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
     assert run(path, "check") == 0
     assert "run 5 / run 4" in capsys.readouterr().out
     with History(path) as history:
-        (trend,) = read_trends(history, Filter())
+        (trend,) = read_trends(history, RecordFilter())
     assert [point.run for point in trend.points] == [6, 1, 2, 3, 4, 5]
     assert run(path, "remove", "1", "2", "3", "4", "6") == 0
     assert run(path, "check") == 2
@@ -206,20 +206,20 @@ def test_noise_counts_whole_runs_of_one_context_only(
     add_run(1, 10.0)
     add_run(2, 20.0, "b" * 12)
     with History(path) as history:
-        (trend,) = read_trends(history, Filter())
+        (trend,) = read_trends(history, RecordFilter())
     assert trend.noise is None
     assert run(path) == 0
     assert "noise between runs is not known" in capsys.readouterr().out
     add_run(3, 40.0, "b" * 12, partial=True)
     with History(path) as history:
-        (trend,) = read_trends(history, Filter())
+        (trend,) = read_trends(history, RecordFilter())
     assert trend.noise is None and len(trend.points) == 3
     for day in range(4, 12):  # those that were cut short are no new level
         add_run(day, 20.0, "b" * 12)
     for day in range(12, 20):
         add_run(day, 40.0, "b" * 12, partial=True)
     with History(path) as history:
-        assert read_trends(history, Filter())[0].changes == []
+        assert read_trends(history, RecordFilter())[0].changes == []
 
 
 def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:

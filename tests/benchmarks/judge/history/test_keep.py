@@ -96,7 +96,7 @@ def test_trouble_costs_one_line(
 def test_what_was_measured_until_ctrl_c_is_kept(
     bench: list[str], monkeypatch: Patch, capsys: Capture
 ) -> None:
-    measure = LlamaCppBackend.measure
+    measure = LlamaCppBackend.time_repetition
     calls: list[int] = []
 
     def interrupted(self: LlamaCppBackend, *arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def test_what_was_measured_until_ctrl_c_is_kept(
         calls.append(1)
         return measure(self, *arguments)
 
-    monkeypatch.setattr(LlamaCppBackend, "measure", interrupted)
+    monkeypatch.setattr(LlamaCppBackend, "time_repetition", interrupted)
     assert run(*bench) == 130
     capsys.readouterr()
     with History(history_path()) as history:

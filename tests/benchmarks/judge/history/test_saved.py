@@ -8,9 +8,9 @@ import pytest
 from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.errors import BenchError
-from orinbench.judge.identity import context, device_label, identity
+from orinbench.judge.identity import context_fields, device_label, measurement_identity
 from orinbench.judge.load_results import completed_record, load_records
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.measure.plan import Case
 from orinbench.show.table import render_md
 
@@ -23,7 +23,7 @@ def test_llama_cpps_json_gets_our_names_and_statistics() -> None:
     assert (prompt.test, generation.test) == ("pp16", "tg8")
     assert (prompt.backend, prompt.device, prompt.work) == ("llama.cpp", "CPU", 16)
     assert prompt.software == "llama.cpp 0c1e570"
-    assert min(prompt.samples_ts) < prompt.centre < max(prompt.samples_ts)
+    assert min(prompt.samples_ts) < prompt.median_or_mean < max(prompt.samples_ts)
     assert device_label(prompt) == "AMD EPYC"
 
 
@@ -39,9 +39,11 @@ def test_what_came_of_a_model_is_no_identity(recorded_run: Build) -> None:
         replace(record, decode_path=path, n_ubatch=chunk, type_k=kind)
         for path, chunk, kind in (("general", None, "f32"), ("fused", 512, "f16"))
     )
-    assert identity(general) == identity(fused)
-    assert context(general) != context(fused)
-    assert identity(general) != identity(replace(general, benchmark="batch"))
+    assert measurement_identity(general) == measurement_identity(fused)
+    assert context_fields(general) != context_fields(fused)
+    assert measurement_identity(general) != measurement_identity(
+        replace(general, benchmark="batch")
+    )
 
 
 OURS = '"schema_version": 1, "backend": "tinygrad:NV"'

@@ -13,12 +13,12 @@ from tests.benchmarks.orinbench_command import Build, Patch
 
 from orinbench.errors import BenchError
 from orinbench.judge.history import store
-from orinbench.judge.history.store import Filter, History, history_path
+from orinbench.judge.history.store import History, RecordFilter, history_path
 from orinbench.judge.load_results import completed_record, load_records
-from orinbench.judge.record import make_records
+from orinbench.judge.make_records import make_records
 from orinbench.judge.schema import Record
 from orinbench.measure.plan import Case
-from orinbench.show.forms import render_json, render_jsonl
+from orinbench.show.output_formats import render_json, render_jsonl
 
 TG, PP = Case(0, 16, 0), Case(16, 0, 0)
 
@@ -39,8 +39,8 @@ def test_a_field_that_is_new_does_not_make_a_run_another(records: list[Record], 
     new = ("extra", "unit")
     older = [completed_record({n: v for n, v in vars(r).items() if n not in new}) for r in records]
     with History(path, write=True) as history:
-        assert history.add(records, "a") == (1, True)
-        assert history.add(older, "b")[1] is False
+        assert history.add_run(records, "a") == (1, True)
+        assert history.add_run(older, "b")[1] is False
 
 
 def test_a_run_is_the_same_as_its_own_result_file(
@@ -49,36 +49,36 @@ def test_a_run_is_the_same_as_its_own_result_file(
     for record in records:
         record.environment["tinygrad_series"] = "0123456789ab"
     with History(path, write=True) as history:
-        assert history.add(records, "measured") == (1, True)
+        assert history.add_run(records, "measured") == (1, True)
         for name, form in (("json", render_json), ("jsonl", render_jsonl)):
             (file := tmp_path / f"result.{name}").write_text(form(records))
-            assert history.add(load_records(file), "import") == (1, False)
+            assert history.add_run(load_records(file), "import") == (1, False)
 
 
 def test_filters_look_for_words(records: list[Record], path: Path) -> None:
     with History(path, write=True) as history:
-        history.add(records, "a")
-        assert len(history.measurements()) == 3
-        assert len(history.measurements(Filter(test="TG"))) == 2
-        assert len(history.measurements(Filter(test="tg", device="no such"))) == 0
-        assert history.runs(Filter(device="%' OR 1 --")) == []
+        history.add_run(records, "a")
+        assert len(history.measured_records()) == 3
+        assert len(history.measured_records(RecordFilter(test="TG"))) == 2
+        assert len(history.measured_records(RecordFilter(test="tg", device="no such"))) == 0
+        assert history.runs(RecordFilter(device="%' OR 1 --")) == []
 
 
 def test_remove(records: list[Record], path: Path) -> None:
     with History(path, write=True) as history:
-        history.add(records, "a")
-        history.remove(1)
-        assert history.runs() == [] and history.measurements() == []
-        for ask in (history.remove, history.records):
+        history.add_run(records, "a")
+        history.remove_run(1)
+        assert history.runs() == [] and history.measured_records() == []
+        for ask in (history.remove_run, history.records):
             with pytest.raises(BenchError, match="has no run 1; `orinbench history` lists them"):
                 ask(1)
-        assert history.add(records, "b") == (2, True)  # an id is never used twice
+        assert history.add_run(records, "b") == (2, True)  # an id is never used twice
 
 
 def _write(path: str, records: list[Record], numbers: range) -> None:
     for number in numbers:
         with History(Path(path), write=True) as history:
-            history.add([replace(record, seed=number) for record in records], f"run {number}")
+            history.add_run([replace(record, seed=number) for record in records], f"run {number}")
 
 
 def test_writers_wait_for_each_other(records: list[Record], path: Path) -> None:
@@ -95,24 +95,24 @@ def test_writers_wait_for_each_other(records: list[Record], path: Path) -> None:
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     with History(path) as history:
         assert {run.origin for run in history.runs()} == {f"run {n}" for n in range(15)}
-        assert len(history.measurements()) == 45
+        assert len(history.measured_records()) == 45
 
 
 def test_an_interrupted_write_leaves_nothing(
     records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
-        history.add(records[:1], "a")
+        history.add_run(records[:1], "a")
 
         def stop(run: int, position: int, record: Record) -> list[Any]:
             if position:
                 raise KeyboardInterrupt
             return row(run, position, record)
 
-        row = store._row
-        monkeypatch.setattr(store, "_row", stop)
+        row = store._record_row
+        monkeypatch.setattr(store, "_record_row", stop)
         with pytest.raises(KeyboardInterrupt):
-            history.add(records, "b")
+            history.add_run(records, "b")
         assert [run.origin for run in history.runs()] == ["a"]
 
 
@@ -120,7 +120,7 @@ def test_an_old_file_is_brought_to_the_new_schema(
     records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
-        history.add(records, "a")
+        history.add_run(records, "a")
     step = "ALTER TABLE runs ADD COLUMN note TEXT; UPDATE runs SET note = 'old'"
     monkeypatch.setattr(store, "MIGRATIONS", (*store.MIGRATIONS, step))
     with History(path) as history:
@@ -134,7 +134,7 @@ def test_a_migration_that_fails_changes_nothing(
     records: list[Record], path: Path, monkeypatch: Patch
 ) -> None:
     with History(path, write=True) as history:
-        history.add(records, "a")
+        history.add_run(records, "a")
     step = "ALTER TABLE runs ADD COLUMN note TEXT; UPDATE absent SET x = 1"
     monkeypatch.setattr(store, "MIGRATIONS", (*store.MIGRATIONS, step))
     with pytest.raises(BenchError, match="no such table: absent"):
@@ -167,7 +167,7 @@ def test_what_is_no_history(path: Path, records: list[Record]) -> None:
         History(path, write=True)
     path.unlink()
     with History(path, write=True) as history:
-        history.add(records, "a")
+        history.add_run(records, "a")
     path.write_bytes(path.read_bytes()[:6000])
     with pytest.raises(BenchError, match="is no history or a broken one"), History(path) as history:
         history.runs()
@@ -191,8 +191,8 @@ def test_a_locked_file_is_told_after_a_while(records: list[Record], path: Path) 
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(BenchError, match=r"another process kept it locked for 0\.05 s"):
-                history.add(records, "a")
-        assert history.add(records, "a") == (1, True)
+                history.add_run(records, "a")
+        assert history.add_run(records, "a") == (1, True)
 
 
 def test_where_it_is(monkeypatch: Patch) -> None:

@@ -10,8 +10,13 @@ import pytest
 from tests.benchmarks.orinbench_command import Build, Capture, Patch, refused
 
 from orinbench.errors import BenchError
-from orinbench.judge.record import make_records
-from orinbench.measure.backends.envelope import SMS, Preload, build_preload, envelope_estimate
+from orinbench.judge.make_records import make_records
+from orinbench.measure.backends.orin_envelope import (
+    SMS,
+    GreenContextPreload,
+    build_preload_library,
+    envelope_estimate,
+)
 from orinbench.measure.plan import Case
 from orinbench.show.table import render_md
 
@@ -40,7 +45,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(cuda: Path) -> Run:
-    def run(preload: Preload, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(preload: GreenContextPreload, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **preload.environment, "LD_LIBRARY_PATH": str(cuda)}
         return subprocess.run(
             [cuda / "program"],
@@ -54,18 +59,18 @@ def run(cuda: Path) -> Run:
 
 
 def test_a_programs_streams_are_in_a_green_context(run: Run, tmp_path: Path) -> None:
-    done = run(Preload(16, tmp_path))
+    done = run(GreenContextPreload(16, tmp_path))
     assert (done.returncode, done.stdout) == (0, "16\n")
-    preload = Preload(14, tmp_path)
+    preload = GreenContextPreload(14, tmp_path)
     assert run(preload).stdout == "16\n"  # what was granted, not what was asked
-    assert preload.sms() == 16
+    assert preload.pop_sm_count() == 16
     plain = run(preload, LD_PRELOAD="")
     assert plain.stdout == "132\n"
     with pytest.raises(BenchError, match="made no stream through libcudart"):
-        preload.sms()
+        preload.pop_sm_count()
     assert run(preload, FAKE_NO_STREAM="1").returncode == 0
     with pytest.raises(BenchError, match="so it used the whole GPU"):
-        preload.sms()
+        preload.pop_sm_count()
 
 
 @pytest.mark.parametrize(
@@ -78,28 +83,28 @@ def test_a_programs_streams_are_in_a_green_context(run: Run, tmp_path: Path) -> 
 def test_what_goes_wrong_is_one_line(
     run: Run, tmp_path: Path, variables: dict[str, str], says: str
 ) -> None:
-    preload = Preload(16, tmp_path)
+    preload = GreenContextPreload(16, tmp_path)
     assert run(preload, **variables).returncode == 3
     with pytest.raises(BenchError, match=f"^{says}$"):
-        preload.sms()
+        preload.pop_sm_count()
 
 
 def test_a_compiler_that_is_missing_or_fails(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(BenchError, match="--sms: /nowhere/cc does not build its library: "):
-        build_preload(tmp_path)
+        build_preload_library(tmp_path)
     monkeypatch.delenv("CC")
-    monkeypatch.setattr("orinbench.measure.backends.envelope.shutil.which", lambda name: None)
+    monkeypatch.setattr("orinbench.measure.backends.orin_envelope.shutil.which", lambda name: None)
     monkeypatch.setattr(
-        "orinbench.measure.backends.envelope.importlib.util.find_spec", lambda name: None
+        "orinbench.measure.backends.orin_envelope.importlib.util.find_spec", lambda name: None
     )
     with pytest.raises(BenchError, match="there is no C compiler: install gcc, or leave"):
-        build_preload(tmp_path)
+        build_preload_library(tmp_path)
 
 
 PLANNED = """
-from orinbench.measure.backends.envelope import limit_cuda
-green = limit_cuda()
+from orinbench.measure.backends.orin_envelope import limit_multiprocessors
+green = limit_multiprocessors()
 from orinllm.gpu.device import gemv_blocks_per_sm, multiprocessor_count
 print(multiprocessor_count("CUDA"), green.sms, gemv_blocks_per_sm("CUDA"))
 """

@@ -6,9 +6,13 @@ import pytest
 from tests.benchmarks.orinbench_command import Patch
 
 from orinbench.errors import BenchError
-from orinbench.judge.load_results import runs_on_cpu
+from orinbench.judge.load_results import ran_on_cpu
 from orinbench.measure.backends.backend import BackendDiedError
-from orinbench.measure.backends.llama_cpp import LlamaCppBackend, case_arguments, find_llama_bench
+from orinbench.measure.backends.llama_cpp import (
+    LlamaCppBackend,
+    find_llama_bench,
+    llama_bench_arguments,
+)
 from orinbench.measure.plan import Case, Lane
 
 CASE = Case(0, 16, 0)
@@ -37,7 +41,7 @@ def calls(binary: Path) -> list[list[str]]:
     ],
 )
 def test_a_case_in_llama_benchs_flags(case: Case, arguments: str) -> None:
-    assert case_arguments(case) == arguments.split()
+    assert llama_bench_arguments(case) == arguments.split()
 
 
 def test_identity_and_first_token_come_from_one_call(fake_llama_bench: Path) -> None:
@@ -45,7 +49,7 @@ def test_identity_and_first_token_come_from_one_call(fake_llama_bench: Path) -> 
     identity = lane.open()
     assert (identity.software, identity.build_number) == ("llama.cpp 0c1e570", 1)
     assert (identity.device, identity.n_threads) == ("CPU", 2)
-    first = lane.first_token()
+    first = lane.time_first_token()
     assert first.cold_s is None
     assert 0 < first.warm_s < 20
     (call,) = calls(fake_llama_bench)
@@ -58,7 +62,7 @@ def test_identity_and_first_token_come_from_one_call(fake_llama_bench: Path) -> 
 
 
 def test_a_repetition_is_the_last_of_two(fake_llama_bench: Path) -> None:
-    sample = backend(fake_llama_bench).measure(CASE, seed=0)
+    sample = backend(fake_llama_bench).time_repetition(CASE, seed=0)
     assert (sample.ns, sample.discarded_ns) == (1_000_000, [2_000_000])
     assert sample.peak_rss_bytes is not None and sample.peak_rss_bytes > 1 << 20
     assert sample.engine_record is not None and sample.engine_record["type_k"] == "f16"
@@ -75,7 +79,7 @@ def test_several_sequences_are_llama_batched_benchs(fake_llama_bench: Path) -> N
     said = "\n".join(["", *rows, ""])
     batched.write_text(f"#!/bin/sh\necho \"$@\" > {batched}.log\ncat <<'END'\n{said}\nEND\n")
     batched.chmod(0o755)
-    sample = backend(fake_llama_bench, case).measure(case, seed=0)
+    sample = backend(fake_llama_bench, case).time_repetition(case, seed=0)
     assert (sample.ns, sample.discarded_ns) == (250_000_000, [500_000_000])
     assert sample.ended_s is not None
     assert sample.engine_record is not None and sample.engine_record["n_batch"] == 2048
@@ -99,14 +103,14 @@ def test_what_goes_wrong_is_one_line(
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", mode)
     with pytest.raises(BackendDiedError, match=says):
-        backend(fake_llama_bench).measure(CASE, 0)
+        backend(fake_llama_bench).time_repetition(CASE, 0)
 
 
 def test_a_call_that_hangs_is_ended(fake_llama_bench: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", "hang")
     start = time.monotonic()
     with pytest.raises(BackendDiedError, match=r"did not end in 1 s \(--timeout\)"):
-        backend(fake_llama_bench, timeout=1).measure(CASE, 0)
+        backend(fake_llama_bench, timeout=1).time_repetition(CASE, 0)
     assert time.monotonic() - start < 50  # it would end by itself after 60
 
 
@@ -133,7 +137,7 @@ def test_finding_the_binary(fake_llama_bench: Path, tmp_path: Path, monkeypatch:
 
 
 def test_which_device_it_ran_on() -> None:
-    assert runs_on_cpu({"backends": "CPU", "n_gpu_layers": -1})
-    assert runs_on_cpu({"backends": "BLAS,CPU"})
-    assert runs_on_cpu({"backends": "CUDA", "n_gpu_layers": 0})
-    assert not runs_on_cpu({"backends": "CUDA", "n_gpu_layers": 99})
+    assert ran_on_cpu({"backends": "CPU", "n_gpu_layers": -1})
+    assert ran_on_cpu({"backends": "BLAS,CPU"})
+    assert ran_on_cpu({"backends": "CUDA", "n_gpu_layers": 0})
+    assert not ran_on_cpu({"backends": "CUDA", "n_gpu_layers": 99})

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendDiedError, Load, Loaded
-from orinbench.measure.backends.process import DONE, FAILED, WorkerProcess
+from orinbench.measure.backends.backend import BackendDiedError, LoadReport, LoadRequest
+from orinbench.measure.backends.worker_process import DONE, FAILED, WorkerProcess
 
 READ = "import os, pickle, signal, sys, time; pickle.load(sys.stdin.buffer); "
-ANSWER = Loaded(1.5, "general", "all", 9)
+ANSWER = LoadReport(1.5, "general", "all", 9)
 
 
 def says(kind: str, value: Any) -> str:
@@ -32,8 +32,8 @@ def worker(script: str, timeout: float = 20) -> Iterator[WorkerProcess]:
         yield process
 
 
-def ask(process: WorkerProcess) -> Loaded:
-    return process.runner.load(Load("m", 1))
+def ask(process: WorkerProcess) -> LoadReport:
+    return process.runner.load(LoadRequest("m", 1))
 
 
 def alive(pid: int) -> bool:
@@ -88,8 +88,8 @@ def test_no_answer_in_time_ends_the_worker() -> None:
 
 
 def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("orinbench.measure.backends.process.QUIT_SECONDS", 0.2)
-    monkeypatch.setattr("orinbench.measure.backends.process.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("orinbench.measure.backends.worker_process.QUIT_SECONDS", 0.2)
+    monkeypatch.setattr("orinbench.measure.backends.worker_process.CLOSE_SECONDS", 0.5)
     script = (
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = os.fork(); "

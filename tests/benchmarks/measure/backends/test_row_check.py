@@ -13,14 +13,14 @@ from tests.engine.conftest import emulation as emulation
 from tests.engine.conftest import load_emulated
 
 from orinbench.check.reference import Reference
-from orinbench.check.rows import require_row, row_note
+from orinbench.check.row_gate import require_row_passed, row_check_text
 from orinbench.errors import CheckFailed
-from orinbench.measure.backends.backend import RowChecked, WarmedUp
-from orinbench.measure.backends.row_check import are_finite, check_engine_row
+from orinbench.measure.backends.backend import RowCheckResult, WarmUpCost
+from orinbench.measure.backends.row_check import check_engine_row, logits_are_finite
 from orinbench.measure.backends.timed_models import EngineLoop, load_runner
 from orinbench.measure.plan import Case
 from orinbench.measure.results import LaneResult, RunResult
-from orinbench.measure.sampled import ways_of
+from orinbench.measure.token_sampling import case_samplings
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.choose.sampling import Drawn
@@ -41,7 +41,9 @@ def cpu_device(monkeypatch: Patch) -> Any:
 
 def rows_of(case: Case) -> list[list[int]]:
     draw = random.Random(3)
-    return [[draw.randrange(320) for _ in range(case.context)] for _ in range(case.n_parallel)]
+    return [
+        [draw.randrange(320) for _ in range(case.context_length)] for _ in range(case.n_parallel)
+    ]
 
 
 class Faulty:
@@ -82,13 +84,13 @@ def test_two_ways_agree_and_faults_do_not(least_path: Path, case: Case) -> None:
     runner, rows = load_runner(str(least_path), 128), rows_of(case)
     right = check_engine_row(runner, case, rows)
     assert right.finite and right.error < 0.01
-    since = case.context - 1
-    for fault in ("prompt", "decoded") if case.context > 1 else ():
+    since = case.context_length - 1
+    for fault in ("prompt", "decoded") if case.context_length > 1 else ():
         wrong = check_engine_row(cast(Any, Faulty(runner, fault, since)), case, rows)
         assert wrong.finite and wrong.error > 0.5
     none = check_engine_row(cast(Any, Faulty(runner, "none", since)), case, rows)
     assert not none.finite
-    assert not are_finite([np.array([0.0, np.inf], np.float32)]) and are_finite([])
+    assert not logits_are_finite([np.array([0.0, np.inf], np.float32)]) and logits_are_finite([])
 
 
 def test_the_other_way_cuts_prompts_elsewhere(least_path: Path) -> None:
@@ -109,7 +111,9 @@ def test_a_batch_is_compared_with_its_sequences_alone(
 
     # What is timed draws at random there, too.
     loop = EngineLoop(runner)
-    _, _, drawn = loop.answer(rows_of(case), 4, ways_of(replace(case, n_gen=4), seed=1))
+    _, _, drawn = loop.time_answers(
+        rows_of(case), 4, case_samplings(replace(case, n_gen=4), seed=1)
+    )
     assert all(len(set(tokens)) > 2 for tokens in drawn) and drawn[0] != drawn[1]
 
     class Swapped(Faulty):
@@ -198,26 +202,30 @@ def lane(recorded_run: Any) -> LaneResult:
 @pytest.mark.parametrize(
     ("found", "tolerance", "said"),
     [
-        (RowChecked(False, float("inf"), "x"), 0.1, "its last logits are not finite"),
-        (RowChecked(True, 0.3, "x"), 0.1, "30 % of their spread off x, allowed 25 %"),
-        (RowChecked(True, 0.3, "x"), None, "allowed 25 %"),
-        (RowChecked(True, 0.2, "x", mixed=0.02), 0.1, "2 % of their spread off if other sequences"),
-        (RowChecked(True, 0.2, "x", mixed=0.005), 0.1, ""),
+        (RowCheckResult(False, float("inf"), "x"), 0.1, "its last logits are not finite"),
+        (RowCheckResult(True, 0.3, "x"), 0.1, "30 % of their spread off x, allowed 25 %"),
+        (RowCheckResult(True, 0.3, "x"), None, "allowed 25 %"),
+        (
+            RowCheckResult(True, 0.2, "x", mixed=0.02),
+            0.1,
+            "2 % of their spread off if other sequences",
+        ),
+        (RowCheckResult(True, 0.2, "x", mixed=0.005), 0.1, ""),
     ],
 )
 def test_a_row_that_depends_on_its_way_ends_the_run(
-    lane: LaneResult, found: RowChecked, tolerance: float | None, said: str
+    lane: LaneResult, found: RowCheckResult, tolerance: float | None, said: str
 ) -> None:
     row = lane.rows[0]
-    assert row_note(row) == "not checked at this depth and batch"
-    row.warm_up = replace(row.warm_up or WarmedUp(), checked=found)
+    assert row_check_text(row) == "not checked at this depth and batch"
+    row.warm_up = replace(row.warm_up or WarmUpCost(), checked=found)
     lane.check = {"tolerance": tolerance}
     if not said:
-        require_row(lane, row)
-        assert row_note(row) == "20 % off x"
+        require_row_passed(lane, row)
+        assert row_check_text(row) == "20 % off x"
         return
     with pytest.raises(CheckFailed) as caught:
-        require_row(lane, row)
+        require_row_passed(lane, row)
     assert "tinygrad:CPU tg4 @ d1000" in str(caught.value) and said in str(caught.value)
 
 
@@ -226,24 +234,24 @@ def test_rounding_may_choose_other_experts(lane: LaneResult, tmp_path: Path) -> 
     write_synthetic(tmp_path / "m.gguf", "tiny-gptoss", "MXFP4", 0)
     model, row = open_model(tmp_path / "m.gguf"), lane.rows[0]
     mixture = replace(lane, model=model, check={"tolerance": 0.04})
-    row.warm_up = replace(WarmedUp(), checked=RowChecked(True, 0.32, "x"))
-    require_row(mixture, row)
+    row.warm_up = replace(WarmUpCost(), checked=RowCheckResult(True, 0.32, "x"))
+    require_row_passed(mixture, row)
     with pytest.raises(CheckFailed, match="32 % of their spread off x, allowed 10 %"):
-        require_row(replace(mixture, model=lane.model), row)
-    row.warm_up = replace(WarmedUp(), checked=RowChecked(True, 0.6, "x"))
+        require_row_passed(replace(mixture, model=lane.model), row)
+    row.warm_up = replace(WarmUpCost(), checked=RowCheckResult(True, 0.6, "x"))
     with pytest.raises(CheckFailed, match="60 % of their spread off x, allowed 50 %"):
-        require_row(mixture, row)
+        require_row_passed(mixture, row)
 
 
 def test_a_row_that_draws_other_tokens_fails(lane: LaneResult) -> None:
     row = lane.rows[0]
     for misdrawn in (2, 3):  # of 16: at the borders of two tokens rounding decides
-        checked = RowChecked(True, 0.0, "x", misdrawn=misdrawn, drawn=16)
-        row.warm_up = replace(WarmedUp(), checked=checked)
+        checked = RowCheckResult(True, 0.0, "x", misdrawn=misdrawn, drawn=16)
+        row.warm_up = replace(WarmUpCost(), checked=checked)
         if misdrawn == 2:
-            require_row(lane, row)
+            require_row_passed(lane, row)
     with pytest.raises(CheckFailed, match="3 of 16 tokens are not those that its logits"):
-        require_row(lane, row)
+        require_row_passed(lane, row)
 
 
 def test_the_reference_judges_rows_of_small_models(lane: LaneResult) -> None:
@@ -251,10 +259,10 @@ def test_the_reference_judges_rows_of_small_models(lane: LaneResult) -> None:
     tokens = [5, 6, 7]
     right = Reference(lane.model).logits(tokens)[0]
     lane.check, row = {"tolerance": 0.1}, lane.rows[0]
-    row.warm_up = replace(WarmedUp(), checked=RowChecked(True, 0.0, "x", tokens, right))
-    require_row(lane, row)
-    assert row_note(row) == "0 % off x, 0 % off the float64 reference"
-    both_wrong = RowChecked(True, 0.0, "x", tokens, np.roll(right, 1))
-    row.warm_up = replace(WarmedUp(), checked=both_wrong)
+    row.warm_up = replace(WarmUpCost(), checked=RowCheckResult(True, 0.0, "x", tokens, right))
+    require_row_passed(lane, row)
+    assert row_check_text(row) == "0 % off x, 0 % off the float64 reference"
+    both_wrong = RowCheckResult(True, 0.0, "x", tokens, np.roll(right, 1))
+    row.warm_up = replace(WarmUpCost(), checked=both_wrong)
     with pytest.raises(CheckFailed, match="off the float64 reference, allowed 25 %"):
-        require_row(lane, row)
+        require_row_passed(lane, row)

@@ -11,11 +11,11 @@ from tests.benchmarks.orinbench_command import Patch
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
-from orinbench.measure.backends.timed_models import EngineLoop, kernels_of
+from orinbench.measure.backends.timed_models import EngineLoop, count_kernels
 from orinbench.measure.backends.tinygrad_runner import TinygradRunner
-from orinbench.measure.meters import Meters
 from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
+from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinllm.batching.runner import Row
 from orinllm.choose.sampling import Drawn
 
@@ -96,7 +96,7 @@ def runner(fake: FakeRunner, monkeypatch: Patch) -> TinygradRunner:
 
 
 def test_kernels_inside_graphs_count_and_a_graph_is_one_launch() -> None:
-    assert kernels_of(linear(graph(30), call(), graph(3))) == (34, 3)
+    assert count_kernels(linear(graph(30), call(), graph(3))) == (34, 3)
 
 
 def test_the_clock_starts_where_the_first_counted_token_does(
@@ -117,7 +117,7 @@ def test_the_clock_starts_where_the_first_counted_token_does(
         *((Case(0, 3, 4), 3), (Case(0, 3, 0), 3), (Case(9, 0, 4), 1), (Case(9, 0, 0), 1)),
         *((Case(9, 2, 4), 3), (Case(0, 3, 4, n_parallel=2), 3), (Case(0, 3, 0, n_parallel=2), 3)),
     ):
-        assert runner.measure(case, seed=5).ns == 1000 * passes, case
+        assert runner.time_repetition(case, seed=5).ns == 1000 * passes, case
 
 
 def test_a_prompt_is_read_whole_whatever_was_there(
@@ -126,7 +126,7 @@ def test_a_prompt_is_read_whole_whatever_was_there(
     """Only a depth is known: two cases of a seed begin with the same random tokens."""
     for case in (Case(20, 0, 0), Case(24, 0, 0), Case(24, 0, 8)):
         fake.calls.clear()
-        runner.measure(case, seed=0)
+        runner.time_repetition(case, seed=0)
         read = fake.calls[fake.calls.index("sync") + 1 :]
         pieces = [call for call in read if call[0] in ("fill", "begin")]
         assert sum(len(tokens) for _, tokens, _ in pieces) == case.n_prompt
@@ -138,20 +138,20 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
 ) -> None:
     runner._file = tiny_path
     text = prompt_text(tiny_path, 6, 0)
-    runner.measure(Case(0, 1, 0, sampling="temperature=0.7"), seed=0)
+    runner.time_repetition(Case(0, 1, 0, sampling="temperature=0.7"), seed=0)
     assert fake.rows[0].draw.sampling.temperature == 0.7
-    runner.measure(Case(6, 0, 0, text=True), 0, text)
+    runner.time_repetition(Case(6, 0, 0, text=True), 0, text)
     assert fake.rows[0].draw.sampling.greedy
     ids = prompt_tokens(tokenizer_of(tiny_path), text)
     assert fake.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
-        runner.measure(Case(7, 0, 0, text=True), 0, text)
+        runner.time_repetition(Case(7, 0, 0, text=True), 0, text)
 
 
 def test_several_sequences_are_timed_together(runner: TinygradRunner, fake: FakeRunner) -> None:
     with pytest.raises(RuntimeError, match="-npl 3: the general path has 2 at a time"):
-        runner.measure(Case(0, 2, 3, n_parallel=3), seed=5)
-    runner.measure(Case(0, 2, 3, n_parallel=2), seed=5)
+        runner.time_repetition(Case(0, 2, 3, n_parallel=3), seed=5)
+    runner.time_repetition(Case(0, 2, 3, n_parallel=2), seed=5)
     steps = [call for call in fake.calls[fake.calls.index("sync") + 1 :] if call != "token"]
     assert [at for _, _, at in steps] == [[2, 2], [3, 3], [4, 4]]
 
@@ -160,14 +160,14 @@ def test_logits_that_are_no_numbers_are_said(
     runner: TinygradRunner, fake: FakeRunner, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(fake, "collect_tokens", lambda: [Drawn(-1)])
-    assert not runner.measure(Case(0, 2, 0), seed=5).finite
+    assert not runner.time_repetition(Case(0, 2, 0), seed=5).finite
 
     def gone() -> list[Drawn]:
         raise OSError("the device is gone")
 
     monkeypatch.setattr(fake, "collect_tokens", gone)
     with pytest.raises(OSError, match="the device is gone"):
-        runner.measure(Case(0, 2, 0), seed=5)
+        runner.time_repetition(Case(0, 2, 0), seed=5)
 
 
 class Plain(Compiler):  # type: ignore[misc]  # tinygrad carries no types
@@ -189,7 +189,7 @@ def test_a_compilation_counts_once_whatever_compiles(
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
     for each in (Plain, Linking):
         monkeypatch.setattr(each, "compile", each.compile)
-    meter = Meters()
+    meter = TinygradMeters()
     # base and derived class are both in use, as NVRTC's two are on a machine with two devices
     assert Plain().compile_cached("a") == b"a"
     assert compiler().compile_cached("b").startswith(b"b")
@@ -203,7 +203,7 @@ def test_a_compiler_that_raises_is_still_metered(monkeypatch: Patch) -> None:
             raise RuntimeError(src)
 
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
-    meter = Meters()
+    meter = TinygradMeters()
     for _ in range(2):
         with pytest.raises(RuntimeError):
             Failing().compile_cached("x")

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendDiedError, Load
-from orinbench.measure.backends.process import WorkerProcess
+from orinbench.measure.backends.backend import BackendDiedError, LoadRequest
 from orinbench.measure.backends.tinygrad_backend import (
     TinygradBackend,
-    copy_bandwidth,
-    probe_device,
+    measure_copy_bandwidth,
+    open_failure,
     worker_environment,
 )
+from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
 
@@ -29,7 +29,7 @@ def worker(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "DEBUG": "1",  # what tinygrad prints on standard output must not reach the protocol
     }
     with WorkerProcess(environment, timeout=300) as process:
-        loaded = process.runner.load(Load(str(tiny_path), 256), 40)
+        loaded = process.runner.load(LoadRequest(str(tiny_path), 256), 40)
         assert loaded.kernels_compiled >= 1 and loaded.compile_s > 0
         yield process
 
@@ -47,7 +47,7 @@ def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProce
     assert (warm.kernels_per_token, warm.launches_per_token) == (1, 1)
     assert warm.type_k == warm.type_v and warm.type_k in ("f32", "f16")
     assert warm.repetition_s <= warm.seconds
-    measured = worker.runner.measure(TEST, 1)
+    measured = worker.runner.time_repetition(TEST, 1)
     assert measured.ns > 0
     assert measured.kernels_compiled == 0
     # Weights are the file's pages, which are the process's and no buffers of the device.
@@ -59,7 +59,7 @@ def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProce
 def test_prompts_and_depths_run_warm(worker: WorkerProcess, test: Case) -> None:
     warm = worker.runner.warm_up(test)
     assert (warm.kernels_per_token is None) == (test.n_gen == 0)
-    measured = worker.runner.measure(test, 3)
+    measured = worker.runner.time_repetition(test, 3)
     assert measured.kernels_compiled == 0
 
 
@@ -75,31 +75,31 @@ def test_a_first_text_is_checked_behind_its_own_text(
 def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
     def nanoseconds(n_gen: int) -> int:
         test = Case(0, n_gen, 0)
-        return min(worker.runner.measure(test, 0).ns for _ in range(3))
+        return min(worker.runner.time_repetition(test, 0).ns for _ in range(3))
 
     assert nanoseconds(32) > 3 * nanoseconds(2)
 
 
 def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
     with pytest.raises(BackendDiedError, match="BadInput"):
-        worker.runner.load(Load("/nowhere.gguf", 64))
+        worker.runner.load(LoadRequest("/nowhere.gguf", 64))
     assert worker.runner.open().device == "CPU"
 
 
 def test_bandwidth_is_of_this_world(monkeypatch: Patch) -> None:
     monkeypatch.setattr("orinbench.measure.backends.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
-    found = copy_bandwidth("CPU", 300)
+    found = measure_copy_bandwidth("CPU", 300)
     assert found.n_bytes == 16 << 20
     assert len(found.samples_gb_s) == 7
     assert all(0.05 < sample < 5000 for sample in found.samples_gb_s)
 
 
 def test_probing_says_why_a_device_does_not_open(monkeypatch: Patch) -> None:
-    assert probe_device("CPU") is None
-    reason = probe_device("NOSUCH")
+    assert open_failure("CPU") is None
+    reason = open_failure("NOSUCH")
     assert reason is not None and "\n" not in reason
     monkeypatch.setenv("CC", "/nowhere/clang")
-    reason = probe_device("CPU")
+    reason = open_failure("CPU")
     assert reason is not None and "no C compiler" in reason
 
 
@@ -110,13 +110,13 @@ def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
     try:
         identity = backend.open()
         assert (identity.device, identity.n_threads) == ("CPU", 1)
-        first = backend.first_token()
+        first = backend.time_first_token()
         assert first.cold_s is not None and first.cold is not None
         assert first.cold_s > first.cold.compile_s > 0
         assert first.cold.kernels_compiled >= 1
         assert first.n_prompt == 32
         assert backend.warm_up(case).kernels_compiled >= 0
-        sample = backend.measure(case, seed=5)
+        sample = backend.time_repetition(case, seed=5)
         assert sample.ns > 0 and sample.kernels_compiled == 0
         cache = Path(backend.environment["CACHEDB"])
         assert cache.exists()

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from orinbench.measure.backends.backend import NoNumbersError
-from orinbench.measure.backends.process import (
+from orinbench.measure.backends.backend import NonfiniteLogitsError
+from orinbench.measure.backends.worker import error_line, serve_calls
+from orinbench.measure.backends.worker_process import (
     DONE,
     FAILED,
     NO_NUMBERS,
     SIZE_BYTES,
     WorkerProcess,
 )
-from orinbench.measure.backends.worker import one_line, serve
 
 
 class Served:
@@ -32,14 +32,14 @@ class Served:
         raise RuntimeError("no\n  such device")
 
     def nothing(self) -> None:
-        raise NoNumbersError("logits are none")
+        raise NonfiniteLogitsError("logits are none")
 
 
 def answers(*calls: tuple[Any, ...]) -> list[tuple[str, Any]]:
     """The answers to (name, arguments...), until the pipe closes."""
     asked = b"".join(pickle.dumps((name, arguments)) for name, *arguments in calls)
     out = io.BytesIO()
-    serve(io.BytesIO(asked), out, Served)
+    serve_calls(io.BytesIO(asked), out, Served)
     out.seek(0)
     found = []
     while size := out.read(SIZE_BYTES):
@@ -55,21 +55,21 @@ def test_an_exception_is_an_answer_and_not_the_end() -> None:
 
 def test_a_group_says_what_its_members_say() -> None:
     group = ExceptionGroup("no interface", [OSError("no nvidia0"), RuntimeError("no PCI device")])
-    assert one_line(group) == "OSError: no nvidia0; RuntimeError: no PCI device"
+    assert error_line(group) == "OSError: no nvidia0; RuntimeError: no PCI device"
 
 
 def test_an_exception_without_a_message_is_its_name() -> None:
-    assert one_line(StopIteration()) == "StopIteration"
+    assert error_line(StopIteration()) == "StopIteration"
 
 
 def test_what_the_runner_prints_is_no_answer_and_it_stays() -> None:
     script = """if True:
     import sys, types
-    from orinbench.measure.backends.backend import NoNumbersError
+    from orinbench.measure.backends.backend import NonfiniteLogitsError
     class TinygradRunner:
         calls = 0
         def nothing(self):
-            raise NoNumbersError("none")
+            raise NonfiniteLogitsError("none")
         def __init__(self, say): pass
         def count(self):
             print("noise", flush=True)
@@ -82,6 +82,6 @@ def test_what_the_runner_prints_is_no_answer_and_it_stays() -> None:
     """
     with WorkerProcess({}, 60, (sys.executable, "-c", script)) as process:
         runner: Any = process.runner
-        with pytest.raises(NoNumbersError, match="none"):
+        with pytest.raises(NonfiniteLogitsError, match="none"):
             runner.nothing()
         assert [runner.count(), runner.count()] == [1, 2]

@@ -12,8 +12,13 @@ from tests.benchmarks.orinbench_command import Capture, Patch, refused
 
 from orinbench.errors import BenchError
 from orinbench.measure.profiling import command as profile
-from orinbench.measure.profiling.command import Profile, grouped, markdown, profile_command
-from orinbench.measure.profiling.log import kernel_class, read_log
+from orinbench.measure.profiling.command import (
+    Profile,
+    profile_command,
+    profile_markdown,
+    sum_by_class,
+)
+from orinbench.measure.profiling.debug_log import kernel_class, parse_log
 from orinllm.gpu.compiler import write_clang_script
 
 # Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
@@ -57,10 +62,12 @@ def test_classes(name: str, metadata: str, kind: str) -> None:
 
 
 def test_tables_sum_and_compare_with_the_wall_clock() -> None:
-    token = grouped(kernel for kernel in read_log(LOG.splitlines()) if kernel.section == "token")
+    token = sum_by_class(
+        kernel for kernel in parse_log(LOG.splitlines()) if kernel.section == "token"
+    )
     assert {c.kind: c for c in token}["GEMV qkv Q4_K_Q6_K"].count == 2
     wall = {"prompt of 512": 2e-3, "token": 1e-3}
-    text = markdown(Profile("m.gguf", "CUDA", "fused", wall, {"token": token}, 400e9))
+    text = profile_markdown(Profile("m.gguf", "CUDA", "fused", wall, {"token": token}, 400e9))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     # 8 MB in 40 us are 200 GB/s, half of the copy bandwidth
     assert "| GEMV qkv Q4_K_Q6_K | 2 | 40.0 | 20.00 | 8.0 | 200 | 50.0 % | 2.6 % |" in lines
@@ -80,7 +87,7 @@ def test_tables_sum_and_compare_with_the_wall_clock() -> None:
 def test_what_cannot_be_is_said_before_a_device_is_tried(
     words: str, says: str, tmp_path: Path, least_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("orinbench.measure.chosen.probe_device", lambda device: 1 / 0)
+    monkeypatch.setattr("orinbench.measure.models_and_backends.open_failure", lambda device: 1 / 0)
     other = tmp_path / "other.gguf"
     other.write_text("no model")
     assert says in refused(capsys, *words.format(other=other, least=least_path).split())
@@ -88,7 +95,7 @@ def test_what_cannot_be_is_said_before_a_device_is_tried(
 
 def test_a_device_that_does_not_open_is_one_line(least_path: Path) -> None:
     with pytest.raises(BenchError, match="profiling on NONE failed: ") as caught:
-        profile.measure(least_path, "NONE", 8, 0)
+        profile.measure_profile(least_path, "NONE", 8, 0)
     assert "\n" not in str(caught.value)
 
 

@@ -37,15 +37,16 @@ PTXAS += "ptxas info    : Used 72 registers, used 1 barriers, 30496 bytes smem\n
 
 
 def test_the_main_loop_is_the_innermost_that_works() -> None:
-    assert [op.split(".")[0] for op in sass.main_loop(SASS)] == ["LDGSTS", "LDS", "IDP", "BRA"]
-    assert sass.main_loop("        /*0000*/                   EXIT ;") == ["EXIT"]
+    opcodes = [op.split(".")[0] for op in sass.main_loop_opcodes(SASS)]
+    assert opcodes == ["LDGSTS", "LDS", "IDP", "BRA"]
+    assert sass.main_loop_opcodes("        /*0000*/                   EXIT ;") == ["EXIT"]
     plain = SASS.replace("IDP.4A.S8.S8", "FFMA")
-    assert "FFMA" in sass.main_loop(plain)
+    assert "FFMA" in sass.main_loop_opcodes(plain)
 
 
 def test_loads_by_their_bytes() -> None:
     loop = "LDG.E.U16 LDGSTS.E.BYPASS.128 LDGDEPBAR LD.E LDG.E LDS.128 LDG.E.U8 LDG.E.64".split()
-    assert sass.load_bytes(loop) == "1x16, 1x8, 2x4, 1x2, 1x1"
+    assert sass.load_sizes_text(loop) == "1x16, 1x8, 2x4, 1x2, 1x1"
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,11 @@ class Compiler:
 
 def test_limits_come_from_bytes_and_instructions(monkeypatch: Patch) -> None:
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Compiler)
-    monkeypatch.setattr(sass, "_tool", lambda name: name)
-    monkeypatch.setattr(sass, "_run", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
+    monkeypatch.setattr(sass, "_find_cuda_tool", lambda name: name)
+    monkeypatch.setattr(sass, "_run_tool", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
     launch: Any = SimpleNamespace(
         name="gemv_x",
-        source="",
+        cuda_source="",
         block=256,
         n_bytes=1e6,
         operations=2_000_000,
@@ -96,7 +97,7 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: Patch) -> None:
     launch.name, launch.constants = "attention_x", ()
     assert sass.compile_launch(launch, "sm_87").limiter == "latency"
     row = "| gemv_x | 72 | 4 | 30496 | 3 | 50 % | 4 | 0.1 | 1x16 | 6 | 0 | | memory |"
-    lines = [" ".join(line.split()) for line in sass.markdown([made], "title").splitlines()]
+    lines = [" ".join(line.split()) for line in sass.kernel_markdown([made], "title").splitlines()]
     assert row in lines
 
 
@@ -104,7 +105,7 @@ def test_a_tile_that_is_not_full_is_not_counted() -> None:
     few = SASS.replace("IDP.4A.S8.S8 R7", "HMMA.16816.F32 R7")
     full = few.replace(".L_x_", ".L_x_1").replace("LDS R5", "HMMA.16816.F32 R5")
     for text in (few + full, full + few):
-        heads = [op.split(".")[0] for op in sass.main_loop(text)]
+        heads = [op.split(".")[0] for op in sass.main_loop_opcodes(text)]
         assert heads == ["LDGSTS", "HMMA", "HMMA", "BRA"]
 
 
@@ -112,17 +113,17 @@ def test_without_tools_it_says_which(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match="pip install nvidia-cuda-nvdisasm"):
-        sass._tool("nvdisasm")
+        sass._find_cuda_tool("nvdisasm")
     with pytest.raises(BenchError, match="false: it wrote nothing"):
-        sass._run("false")
+        sass._run_tool("false")
 
 
 def test_every_launch_of_a_shape_once(monkeypatch: Patch, tiny_path: Path) -> None:
     """Names and numbers of weights of a model that has a header and nothing else."""
 
-    def compiled(launch: Any, arch: str) -> sass.Compiled:
+    def compiled(launch: Any, arch: str) -> sass.CompiledKernel:
         weights = launch.operations / (2 * 512 if launch.name.startswith("gemm") else 2)
-        return sass.Compiled(launch.name, 1, 0, 1, 1, 1.0, 1, weights, "", 0.0, None, arch)
+        return sass.CompiledKernel(launch.name, 1, 0, 1, 1, 1.0, 1, weights, "", 0.0, None, arch)
 
     monkeypatch.setattr(sass, "compile_launch", compiled)
     words = ["--arch", "sm_87", "--shape", "1b"]

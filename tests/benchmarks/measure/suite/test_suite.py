@@ -13,16 +13,16 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.benchmarks.orinbench_command import Patch
 
-from orinbench.measure.backends.backend import BackendDiedError, Prepared
-from orinbench.measure.backends.process import WorkerProcess
+from orinbench.measure.backends.backend import BackendDiedError, PreparedCase
+from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import SuiteCase
-from orinbench.measure.suite import work
-from orinbench.measure.suite.cases import CASES, UNITS, select
+from orinbench.measure.suite import case_timer
+from orinbench.measure.suite.case_timer import RATES, latency_percentiles, peak_rate
+from orinbench.measure.suite.cases import CASES, UNITS, select_cases
 from orinbench.measure.suite.tasks import WrongResultError, expect_close
-from orinbench.measure.suite.work import RATES, peak, percentiles
 from orinbench.show.table import time_text
 
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., PreparedCase]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
 
 def prepared_by(
     worker: WorkerProcess, case: SuiteCase, max_call_s: float = 120.0, **changed: Any
-) -> Prepared:
+) -> PreparedCase:
     """The answer of a worker that has made a case ready."""
     return worker.runner.suite.prepare(replace(case, **changed), 7, max_call_s, 2)
 
@@ -47,26 +47,26 @@ def prepare(worker: WorkerProcess) -> Prepare:
 
 def one(pattern: str) -> SuiteCase:
     """The first case that a selection takes."""
-    return next(iter(select(pattern).values()))[0]
+    return next(iter(select_cases(pattern).values()))[0]
 
 
 def test_cases_can_be_told_apart_and_sent() -> None:
     assert len({(case.benchmark, case.label) for _, case in CASES}) == len(CASES)
     for selection in ("quick", "full", "tiny"):
-        assert list(select(selection)) == list(UNITS)
+        assert list(select_cases(selection)) == list(UNITS)
     for _, case in CASES:
         assert case.unit == UNITS[case.benchmark]
         assert json.loads(json.dumps(dict(case.parameters))) == dict(case.parameters)
 
 
 def test_selections() -> None:
-    assert list(select("launch,alloc")) == ["alloc", "launch"]
-    assert [case.label for case in select("matmul fp32*")["matmul"]][:2] == [
+    assert list(select_cases("launch,alloc")) == ["alloc", "launch"]
+    assert [case.label for case in select_cases("matmul fp32*")["matmul"]][:2] == [
         "fp32 16x16x16",
         "fp32 64x64x64",
     ]
-    assert select("matmul")["matmul"][0].label == "fp32 512x512x512"
-    mixed = select("tiny,matmul bf16*,-copy,-matmul* 8192*")
+    assert select_cases("matmul")["matmul"][0].label == "fp32 512x512x512"
+    mixed = select_cases("tiny,matmul bf16*,-copy,-matmul* 8192*")
     assert "copy" not in mixed and mixed["gpt2"][0].label == "tiny fp32 tg8"
     labels = [case.label for case in mixed["matmul"]]
     assert labels[0] == "fp32 64x64x64" and labels[-1] == "bf16 4096x4096x4096"
@@ -76,13 +76,13 @@ def test_selections() -> None:
 def test_a_tiny_case_is_right_and_is_timed(
     name: str, worker: WorkerProcess, prepare: Prepare
 ) -> None:
-    cases = [*select("tiny")[name], *([one("matmul bf16 16x*")] if name == "matmul" else [])]
+    cases = [*select_cases("tiny")[name], *([one("matmul bf16 16x*")] if name == "matmul" else [])]
     for case in cases:
         prepared = prepare(case)
         assert prepared.left_out is None
         assert prepared.check and prepared.included and prepared.calls >= 1 and prepared.work > 0
         assert prepared.peak_flops is None  # of a CPU nothing is known
-        measured = worker.runner.suite.repeat(case.label, 1)
+        measured = worker.runner.suite.time_repetition(case.label, 1)
         assert measured.ns > 0 and measured.kernels_compiled == 0
         assert prepared.work == pytest.approx(prepared.calls * work_of_a_call(case))
         if name == "schedule":
@@ -115,13 +115,13 @@ def test_launches_are_counted_and_their_percentiles_are_over_all_repetitions(
     kernels = 32 if way == "graph" else 1
     assert prepared.work == prepared.calls * kernels
     assert prepared.extra["kernels"] == (None if way == "direct" else kernels)
-    first, second = (worker.runner.suite.repeat(waited.label, seed) for seed in (1, 2))
+    first, second = (worker.runner.suite.time_repetition(waited.label, seed) for seed in (1, 2))
     assert first.extra["latencies"] == prepared.calls
     assert second.extra["latencies"] == 2 * prepared.calls
     order = [second.extra[name] for name in ("p50_us", "p99_us", "p99.9_us", "max_us")]
     assert order == sorted(order) and order[0] > 0
     assert prepare(queued).work % kernels == 0
-    assert worker.runner.suite.repeat(queued.label, 1).extra == {}
+    assert worker.runner.suite.time_repetition(queued.label, 1).extra == {}
 
 
 def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> None:
@@ -164,17 +164,17 @@ def test_a_wrong_result_has_no_figure(name: str, change: str, environment: dict[
         WorkerProcess(environment, 300, (sys.executable, "-c", code)) as process,
         pytest.raises(BackendDiedError, match="WrongResultError: wrong result: "),
     ):
-        prepared_by(process, select("tiny")[name][0])
+        prepared_by(process, select_cases("tiny")[name][0])
 
 
 STEADY = """
 from itertools import count
 from types import SimpleNamespace
-from orinbench.measure.suite import work
+from orinbench.measure.suite import case_timer
 ticks = count(0, 10_000)  # each reading of the clock is 10 us after the one before
 now = lambda: next(ticks)
 seconds = lambda: now() / 1e9
-work.time = SimpleNamespace(perf_counter_ns=now, perf_counter=seconds, monotonic=seconds)
+case_timer.time = SimpleNamespace(perf_counter_ns=now, perf_counter=seconds, monotonic=seconds)
 """
 
 
@@ -204,7 +204,7 @@ def test_a_result_is_judged_by_the_root_mean_square() -> None:
 
 
 def test_percentiles_are_in_microseconds() -> None:
-    found = percentiles(range(0, 1_001_000, 1000))
+    found = latency_percentiles(range(0, 1_001_000, 1000))
     want = {"p50_us": 500.0, "p99_us": 990.0, "p99.9_us": 999.0, "max_us": 1000.0}
     assert found == pytest.approx(want | {"latencies": 1001})
     assert [time_text(us) for us in (0.25, 47.31, 6899.2, 6384338.9)] == [
@@ -243,8 +243,8 @@ def test_a_peak_is_multiprocessors_times_clock_times_rate(
 
     gpus = [SimpleNamespace(max_hz=hertz)] if hertz else []
     state = SimpleNamespace(readings=SimpleNamespace(gpus=gpus))
-    monkeypatch.setattr(work, "Device", Devices())
-    monkeypatch.setattr(work, "read_state", lambda: state)
-    monkeypatch.setattr(work, "multiprocessor_count", lambda name: 16)
-    found = peak("float16")
+    monkeypatch.setattr(case_timer, "Device", Devices())
+    monkeypatch.setattr(case_timer, "read_state", lambda: state)
+    monkeypatch.setattr(case_timer, "multiprocessor_count", lambda name: 16)
+    found = peak_rate("float16")
     assert found is None if want is None else found is not None and found[0] == want

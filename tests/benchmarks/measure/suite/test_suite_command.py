@@ -18,17 +18,17 @@ from orinbench.judge.load_results import completed_record
 from orinbench.judge.schema import FIELDS
 from orinbench.measure.backends.backend import (
     BackendDiedError,
+    BackendIdentity,
     Bandwidth,
-    Identity,
-    LeftOutError,
-    Prepared,
+    CaseLeftOutError,
+    PreparedCase,
     Sample,
-    WarmedUp,
+    WarmUpCost,
 )
 from orinbench.measure.plan import Lane, SuiteCase
 from orinbench.measure.suite import command
 from orinbench.progress import Messages
-from orinbench.show.forms import RENDERERS
+from orinbench.show.output_formats import RENDERERS
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
 
@@ -49,14 +49,14 @@ class FakeSuiteBackend:
         self.log.append(f"{self.device} {what}")
         type(self).hook(self.log[-1])
 
-    def open(self) -> Identity:
+    def open(self) -> BackendIdentity:
         self._note("open")
-        return Identity("tinygrad 1", "1", None, self.device, None, None, None, None)
+        return BackendIdentity("tinygrad 1", "1", None, self.device, None, None, None, None)
 
-    def warm_up(self, case: SuiteCase) -> WarmedUp:
+    def warm_up(self, case: SuiteCase) -> WarmUpCost:
         self._note(f"warm up {case.label}")
         on_gpu = self.device != "CPU"
-        return Prepared(
+        return PreparedCase(
             seconds=1.0,
             repetition_s=0.5,
             compile_s=0.1,
@@ -71,12 +71,12 @@ class FakeSuiteBackend:
             extra={"kernels": 3, "peak_source": "a guess" if on_gpu else None},
         )
 
-    def measure(self, case: SuiteCase, seed: int) -> Sample:
+    def time_repetition(self, case: SuiteCase, seed: int) -> Sample:
         self._note(f"measure {case.label} round {seed}")
         ns = (4 if self.device == "CPU" else 2) * 1_000_000 + seed
         return Sample(ns, None, 1 << 20, 2 << 20, extra={"p50_us": 1.0 + seed})
 
-    def renew(self) -> float | None:
+    def restart(self) -> float | None:
         self._note("renew")
         return None
 
@@ -95,8 +95,10 @@ def fake(monkeypatch: Patch, tmp_path: Path) -> Fakes:
 
     monkeypatch.setattr(command, "journal_directory", lambda: tmp_path / "runs")
     monkeypatch.setattr(command, "SuiteBackend", Fake)
-    monkeypatch.setattr(command, "probe_device", {"NV": "no GPU"}.get)
-    monkeypatch.setattr(command, "copy_bandwidth", lambda device, timeout: Bandwidth(1, [2000.0]))
+    monkeypatch.setattr(command, "open_failure", {"NV": "no GPU"}.get)
+    monkeypatch.setattr(
+        command, "measure_copy_bandwidth", lambda device, timeout: Bandwidth(1, [2000.0])
+    )
     return Fake
 
 
@@ -158,7 +160,7 @@ def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
         asked.append(device)
         return Bandwidth(1, [1000.0])
 
-    monkeypatch.setattr(command, "copy_bandwidth", probe)
+    monkeypatch.setattr(command, "measure_copy_bandwidth", probe)
     flags = ("--device", "CUDA,CPU", "-r", "1")
     _, records, _ = suite("copy,alloc", *flags)
     assert asked == ["CUDA", "CPU"]
@@ -172,7 +174,7 @@ def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figur
 ) -> None:
     def hook(line: str) -> None:
         if line == "CPU warm up cached 4 KiB":
-            raise LeftOutError("one call takes 9 s")
+            raise CaseLeftOutError("one call takes 9 s")
         if line == "CPU warm up driver 4 KiB":
             raise BackendDiedError("WrongResultError: wrong result: off from numpy by 3")
 
@@ -243,7 +245,7 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(fake: Fakes, suite
 def test_all_devices_that_open_are_taken(fake: Fakes, monkeypatch: Patch) -> None:
     assert command.choose_devices([], Messages()) == ["CUDA", "CPU"]
     assert command.choose_devices(["CPU,NV", "CPU"], Messages()) == ["CPU", "NV"]
-    monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
+    monkeypatch.setattr(command, "open_failure", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
         command.choose_devices([], Messages())
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from tests.engine.gpu.kernels.emulated_buffers import Array, buffer, read
 from tests.engine.gpu.kernels.test_types import ROWS, TYPES, close, random_rows
 
-from orinbench.check.arithmetic import halves_of
+from orinbench.check.arithmetic import round_weights_to_half
 from orinllm.file.ggml import KernelGgmlType
 from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
 from orinllm.gpu.kernels.gemm import (
@@ -114,7 +114,7 @@ def test_weights_are_the_halves_that_the_gate_knows(name: str, rng: np.random.Ge
     values = quants.dequantize(packed, kind).astype(np.float64)
     ones = np.eye(CHUNK, 256)
     got, _, _ = multiply(rng, [Matrix(weight, values)], SMALL, 256, x=ones)
-    assert (halves_of(packed, values, kind) == got.T).all()
+    assert (round_weights_to_half(packed, values, kind) == got.T).all()
     assert (values.astype(np.float16) != got.T).any()
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from tinygrad import Device
 from tinygrad.helpers import ALLOW_TF32
 
-from orinbench.measure.backends.backend import Prepared, Sample
-from orinbench.measure.meters import Meters
+from orinbench.measure.backends.backend import PreparedCase, Sample
 from orinbench.measure.plan import SuiteCase
-from orinbench.measure.suite.tasks import TASKS, Task
+from orinbench.measure.suite.tasks import TASKS, TimedTask
+from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinboard.board import read_state
 from orinllm.gpu.device import multiprocessor_count
 
@@ -32,48 +32,50 @@ _MAX_CALLS = 20_000
 
 
 @dataclass
-class _Ready:
+class _ReadyCase:
     """A task, how many calls make a repetition, and the latencies so far in nanoseconds."""
 
-    task: Task
+    task: TimedTask
     calls: int
     latencies: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
 
-class SuiteWork:
+class CaseTimer:
     """The cases that are ready, by label."""
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: TinygradMeters) -> None:
         self._meters = meters
-        self._ready: dict[str, _Ready] = {}
+        self._ready: dict[str, _ReadyCase] = {}
         # Of each family the cost of its last case and what a call of it took, in seconds.
         self._took: dict[str, tuple[float, float]] = {}
 
-    def prepare(self, case: SuiteCase, seed: int, max_call_s: float, repetitions: int) -> Prepared:
+    def prepare(
+        self, case: SuiteCase, seed: int, max_call_s: float, repetitions: int
+    ) -> PreparedCase:
         """Make a case ready: input, three calls, the check, and how many calls a repetition has.
 
         A case of which one call takes longer than `max_call_s` is left out. What lasts a given time
         is spread over the run's `repetitions`.
         """
-        if reason := self._too_slow(case, max_call_s):
-            return Prepared(left_out=reason)
+        if reason := self._too_slow_reason(case, max_call_s):
+            return PreparedCase(left_out=reason)
         meters, start = self._meters, time.perf_counter()
-        before = meters.now()
+        before = meters.compile_counts()
         task = TASKS[case.benchmark](dict(case.parameters), seed)
         task.before(seed)
-        took = self._warm(task, max_call_s)
+        took = self._warm_up(task, max_call_s)
         if case.cost:
             self._took[case.family] = (case.cost, took)
         if took > max_call_s:
-            return Prepared(left_out=_slow(took, max_call_s))
+            return PreparedCase(left_out=_slow_text(took, max_call_s))
         checked = task.check()
-        calls = self._calls(task, repetitions, took)
-        ready = self._ready[case.label] = _Ready(task, calls)
-        repetition_s = self._time(ready, seed)[0] / 1e9
+        calls = self._calls_per_repetition(task, repetitions, took)
+        ready = self._ready[case.label] = _ReadyCase(task, calls)
+        repetition_s = self._time_calls(ready, seed)[0] / 1e9
         ready.latencies.clear()
         kernels, launches = task.kernels() if task.kernels else (None, None)
-        ceiling = peak(task.compute) if task.compute else None
-        return Prepared(
+        ceiling = peak_rate(task.compute) if task.compute else None
+        return PreparedCase(
             work=task.work * ready.calls,
             calls=ready.calls,
             flops=task.flops * ready.calls,
@@ -83,7 +85,7 @@ class SuiteWork:
             included=task.included,
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
-            **meters.since(before),
+            **meters.compile_counts_since(before),
             extra={
                 "kernels": kernels,
                 "launches": launches,
@@ -91,57 +93,56 @@ class SuiteWork:
             },
         )
 
-    def repeat(self, label: str, seed: int) -> Sample:
+    def time_repetition(self, label: str, seed: int) -> Sample:
         """Time one repetition; percentiles are over all repetitions so far."""
         ready = self._ready[label]
         compiled = self._meters.compiled
-        ns, ended = self._time(ready, seed)
+        ns, ended = self._time_calls(ready, seed)
         extra = dict(ready.task.details())
         if ready.latencies:
-            extra |= percentiles(np.concatenate(ready.latencies))
-        return self._meters.sample(ns, ended, compiled, **extra)
+            extra |= latency_percentiles(np.concatenate(ready.latencies))
+        return self._meters.make_sample(ns, ended, compiled, **extra)
 
-    def _too_slow(self, case: SuiteCase, limit: float) -> str:
+    def _too_slow_reason(self, case: SuiteCase, limit: float) -> str:
         cost, took = self._took.get(case.family, (0.0, 0.0))
         if not cost or case.cost <= cost or (expected := took * case.cost / cost) <= limit:
             return ""
-        return _slow(expected, limit)
+        return _slow_text(expected, limit)
 
-    def _warm(self, task: Task, limit: float) -> float:
+    def _warm_up(self, task: TimedTask, limit: float) -> float:
         """Call three times, or once if that is hopeless; return what a call takes in seconds.
 
         The first two compile and capture as well, so only the third says whether it is too slow.
         """
         took = math.inf
         for _ in range(_WARM_CALLS):
-            start, before = time.perf_counter(), self._meters.now()
+            start, before = time.perf_counter(), self._meters.compile_counts()
             task.call()
             _synchronize()
             # A search compiles, too.
-            spent = self._meters.since(before)
+            spent = self._meters.compile_counts_since(before)
             compiling = max(spent["compile_s"], spent["search_s"])
             took = min(took, time.perf_counter() - start - compiling)
             if took > _HOPELESS * limit:
                 break
         return took
 
-    def _calls(self, task: Task, repetitions: int, took: float) -> int:
-        """Return how many calls fill a repetition's region, one having taken `took` seconds."""
+    def _calls_per_repetition(self, task: TimedTask, repetitions: int, took: float) -> int:
         if task.calls is not None:
             return task.calls
         region = _REGION_S if task.seconds is None else task.seconds / repetitions
         if took > region:
             return 1
-        ready = _Ready(task, 1)
+        ready = _ReadyCase(task, 1)
         for _ in range(3):
-            took = min(took, self._time(ready, 0)[0] / 1e9)
+            took = min(took, self._time_calls(ready, 0)[0] / 1e9)
         if took * 10 < region:  # one call alone is mostly the synchronize
             ready.calls = 10
-            took = min(took, self._time(ready, 0)[0] / 1e10)
+            took = min(took, self._time_calls(ready, 0)[0] / 1e10)
         calls = max(1, round(region / took))
         return calls if task.seconds is not None else min(calls, _MAX_CALLS)
 
-    def _time(self, ready: _Ready, seed: int) -> tuple[int, float]:
+    def _time_calls(self, ready: _ReadyCase, seed: int) -> tuple[int, float]:
         """Run a repetition; return its nanoseconds and when it ended, by time.monotonic()."""
         task, calls, clock = ready.task, ready.calls, time.perf_counter_ns
         task.before(seed)
@@ -165,7 +166,7 @@ class SuiteWork:
         return stamps[-1] - stamps[0], ended
 
 
-def percentiles(nanoseconds: npt.ArrayLike) -> dict[str, float]:
+def latency_percentiles(nanoseconds: npt.ArrayLike) -> dict[str, float]:
     """Return p50, p99, p99.9 and the maximum in microseconds, and of how many calls."""
     values = np.asarray(nanoseconds, np.float64) / 1e3
     names = ("p50_us", "p99_us", "p99.9_us", "max_us")
@@ -173,7 +174,7 @@ def percentiles(nanoseconds: npt.ArrayLike) -> dict[str, float]:
     return {**found, "latencies": len(values)}
 
 
-def _slow(took: float, limit: float) -> str:
+def _slow_text(took: float, limit: float) -> str:
     return f"one call takes about {took:.1f} s, more than the {limit:g} s of --max-call"
 
 
@@ -198,7 +199,7 @@ RATES = {
 _SOURCES = {"sm_87": "Jetson AGX Orin technical brief", "sm_90": "H100 architecture white paper"}
 
 
-def peak(compute: str) -> tuple[float, str] | None:
+def peak_rate(compute: str) -> tuple[float, str] | None:
     """Return operations a second at most in a type, and how they were reckoned.
 
     None where the rate or the clock is not known.

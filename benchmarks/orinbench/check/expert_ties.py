@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orinbench.check.greedy import Generation
-from orinbench.check.reference import Reference, Routed, log_softmax
+from orinbench.check.greedy import GreedyGeneration
+from orinbench.check.reference import Reference, RoutedExperts, log_softmax
 from orinbench.check.reference_rope import Array
 
 # Ties whose effect is computed, the closest first, and how often all of them are: each effect is a
@@ -37,7 +37,7 @@ Way = dict[tuple[int, int], list[int]]
 
 
 @dataclass(frozen=True)
-class Tie:
+class ExpertTie:
     """An expert that the reference takes for a token, and one that it just leaves."""
 
     layer: int
@@ -46,11 +46,11 @@ class Tie:
     left: int
     gap: float  # between their scores, of the spread of the layer's scores
 
-    def other_way(self, chosen: Sequence[int]) -> list[int]:
+    def swapped_experts(self, chosen: Sequence[int]) -> list[int]:
         """Return the experts of the token if it is decided otherwise."""
         return [self.left if expert == self.taken else expert for expert in chosen]
 
-    def line(self) -> str:
+    def summary_text(self) -> str:
         """Say it in a few words."""
         return (
             f"layer {self.layer} takes expert {self.left} for token {self.position} instead of "
@@ -58,10 +58,10 @@ class Tie:
         )
 
 
-Routing = Mapping[int, Routed]
+Routing = Mapping[int, RoutedExperts]
 
 
-def gaps_of(exact: Routing, rounded: Routing) -> dict[int, float]:
+def score_gap_limits(exact: Routing, rounded: Routing) -> dict[int, float]:
     """Return how far apart scores may be that rounding swaps, by layer, of the scores' spread."""
     return {
         layer: _FAR
@@ -71,7 +71,7 @@ def gaps_of(exact: Routing, rounded: Routing) -> dict[int, float]:
     }
 
 
-def ties(routing: Routing, limits: Mapping[int, float]) -> list[Tie]:
+def find_ties(routing: Routing, limits: Mapping[int, float]) -> list[ExpertTie]:
     """Return the choices within their layers' limits, the closest first."""
     found = []
     for layer, routed in routing.items():
@@ -85,19 +85,21 @@ def ties(routing: Routing, limits: Mapping[int, float]) -> list[Tie]:
             if left < scores.shape[-1]:
                 gaps = scores[:, kept] - scores[:, left]
                 found += [
-                    Tie(layer, int(p), int(order[p, kept]), int(order[p, left]), float(gaps[p]))
+                    ExpertTie(
+                        layer, int(p), int(order[p, kept]), int(order[p, left]), float(gaps[p])
+                    )
                     for p in np.flatnonzero(gaps <= limits[layer])
                 ]
     return sorted(found, key=lambda tie: tie.gap)
 
 
-def settle(
+def resolve_ties(
     reference: Reference,
     prompt: Sequence[int],
-    generation: Generation,
+    generation: GreedyGeneration,
     rounded: Array,
     gaps: Mapping[int, float],
-) -> tuple[Array, tuple[Tie, ...]]:
+) -> tuple[Array, tuple[ExpertTie, ...]]:
     """Return what the reference wants of a generation, and the ties that it gave way in for that.
 
     Ties are of scores within `gaps` (by layer). A token's choice changes what all later ones see,
@@ -109,9 +111,9 @@ def settle(
     """
     tokens = [*prompt, *generation.tokens[:-1]]
     last = len(generation.tokens)
-    given: dict[Tie, Way] = {}
+    given: dict[ExpertTie, Way] = {}
     wanted = reference.logits(tokens, last=last)
-    usual = _widths(rounded - wanted)
+    usual = _position_rms(rounded - wanted)
     usual = np.sqrt((usual**2 + (usual**2).mean()) / 2)[:, None]
 
     def scaled_to(rows: Array) -> Array:
@@ -124,24 +126,26 @@ def settle(
         return reference.logits(tokens, last=last, forced=routes)
 
     def width(rows: Array) -> float:
-        return _Tried({}, scaled_to(rows)).width
+        return _TieAttempt({}, scaled_to(rows)).mean_square
 
     for _ in range(_ROUNDS):
         errors = scaled_to(wanted)
-        if _widths(errors).max() <= _BEYOND:
+        if _position_rms(errors).max() <= _BEYOND:
             break
         routed, settled = dict(reference.routed), {(tie.layer, tie.position) for tie in given}
-        near = [t for t in ties(reference.routed, gaps) if (t.layer, t.position) not in settled][
-            :_TRIED
-        ]
+        near = [
+            t for t in find_ties(reference.routed, gaps) if (t.layer, t.position) not in settled
+        ][:_TRIED]
         tried = {}
         for tie in near:
-            ways = _ways(tie, routed)
-            each = [_Tried(way, scaled_to(wanted_with([*given.values(), way]))) for way in ways]
-            tried[tie] = min(each, key=lambda one: one.width)
-        held = _held(errors, [errors - each.left for each in tried.values()])
-        together = _most_held(held, errors, tried)
-        alone = sorted(tried, key=lambda tie: tried[tie].width)[:1]
+            ways = _experts_to_force(tie, routed)
+            each = [
+                _TieAttempt(way, scaled_to(wanted_with([*given.values(), way]))) for way in ways
+            ]
+            tried[tie] = min(each, key=lambda one: one.mean_square)
+        held = _effect_shares(errors, [errors - each.left for each in tried.values()])
+        together = _swapped_ties(held, errors, tried)
+        alone = sorted(tried, key=lambda tie: tried[tie].mean_square)[:1]
         for more in filter(None, (together, alone)):
             trial = given | {tie: tried[tie].way for tie in more}
             rows = wanted_with(trial.values())
@@ -159,28 +163,28 @@ def settle(
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TieAttempt:
     """Experts to force for a tie, and the errors that are left then, of what rounding explains."""
 
     way: Way
     left: Array
 
     @property
-    def width(self) -> float:
+    def mean_square(self) -> float:
         return float(np.nanmean(self.left**2))
 
 
-def _ways(tie: Tie, routed: Mapping[int, Routed]) -> Iterator[Way]:
+def _experts_to_force(tie: ExpertTie, routed: Mapping[int, RoutedExperts]) -> Iterator[Way]:
     """Yield the experts to force for a tie: its own, or those of the token's later layers, too."""
     chosen = {layer: of.chosen[tie.position].tolist() for layer, of in routed.items()}
-    own = tie.other_way(chosen[tie.layer])
+    own = tie.swapped_experts(chosen[tie.layer])
     yield {(tie.layer, tie.position): own}
     later = {(layer, tie.position): of for layer, of in chosen.items() if layer > tie.layer}
     if later:
         yield {(tie.layer, tie.position): own, **later}
 
 
-def _held(errors: Array, effects: Sequence[Array]) -> Array:
+def _effect_shares(errors: Array, effects: Sequence[Array]) -> Array:
     """Return how much of each effect the errors hold, by least squares; both (tokens, numbers)."""
     every = slice(None, None, -(-errors.shape[-1] // _COLUMNS))
     matrix = np.array([np.nan_to_num(effect[:, every]).ravel() for effect in effects])
@@ -192,18 +196,19 @@ def _held(errors: Array, effects: Sequence[Array]) -> Array:
     return weights
 
 
-def _most_held(held: Array, errors: Array, tried: Mapping[Tie, _Tried]) -> list[Tie]:
+def _swapped_ties(
+    held: Array, errors: Array, tried: Mapping[ExpertTie, _TieAttempt]
+) -> list[ExpertTie]:
     """Return the ties that went the other way, of each token and layer the one most held."""
     felt = {
         (tie.layer, tie.position): tie
         for share, (tie, each) in sorted(
             zip(held.tolist(), tried.items(), strict=True), key=lambda of: of[0]
         )
-        if share > _HELD and _widths(errors - each.left).max() > _FELT
+        if share > _HELD and _position_rms(errors - each.left).max() > _FELT
     }
     return list(felt.values())
 
 
-def _widths(errors: Array) -> Array:
-    """Return the rms of each position's errors."""
+def _position_rms(errors: Array) -> Array:
     return np.asarray(np.sqrt(np.nanmean(errors**2, axis=-1)))

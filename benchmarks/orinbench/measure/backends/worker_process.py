@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from orinbench.child import PIPE, Child
-from orinbench.measure.backends.backend import BackendDiedError, NoNumbersError
+from orinbench.child import PIPE, ChildProcess
+from orinbench.measure.backends.backend import BackendDiedError, NonfiniteLogitsError
 from orinllm.gpu.compiler import with_compiler_hint
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ WORKER = (sys.executable, "-m", "orinbench.measure.backends.worker")
 QUIT_SECONDS = 2.0
 CLOSE_SECONDS = 5.0
 # Kinds of answers: what the method returned, progress in words, an exception in one line, and
-# NoNumbersError's.
+# NonfiniteLogitsError's.
 DONE, SAID, FAILED, NO_NUMBERS = "done", "said", "failed", "no numbers"
 SIZE_BYTES = 8
 # No answer is as large. The size that text stands for is: its first byte is not 0.
 _MOST_BYTES = 1 << 40
 
 
-class _Remote:
+class _RemoteObject:
     """An object of the worker: its attributes are remote too, and it is called there."""
 
     def __init__(self, ask: Callable[..., Any], name: str = "") -> None:
         self._ask, self._name = ask, name
 
-    def __getattr__(self, name: str) -> "_Remote":
-        return _Remote(self._ask, f"{self._name}.{name}".lstrip("."))
+    def __getattr__(self, name: str) -> "_RemoteObject":
+        return _RemoteObject(self._ask, f"{self._name}.{name}".lstrip("."))
 
     def __call__(self, *arguments: Any) -> Any:
         return self._ask(self._name, *arguments)
@@ -61,18 +61,18 @@ class WorkerProcess:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._timeout, self._say = timeout, say
-        self._child = Child(command, environment, verbose, out=PIPE, hears=True)
+        self._child = ChildProcess(command, environment, verbose, out=PIPE, hears=True)
         self.started = self._child.started
         self._buffer = bytearray()
-        self.runner = cast("TinygradRunner", _Remote(self._ask))
+        self.runner = cast("TinygradRunner", _RemoteObject(self._call_worker))
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def _call_worker(self, name: str, *arguments: Any) -> Any:
         try:
-            self._child.tell(pickle.dumps((name, arguments)))
-            while (answer := self._answer())[0] == SAID:
+            self._child.write_input(pickle.dumps((name, arguments)))
+            while (answer := self._next_answer())[0] == SAID:
                 self._say(answer[1])
         except (BrokenPipeError, ValueError, EOFError):  # it ended, or was closed after a timeout
-            raise BackendDiedError(self._obituary()) from None
+            raise BackendDiedError(self._exit_text()) from None
         except TimeoutError:
             self.close()
             raise BackendDiedError(
@@ -80,36 +80,36 @@ class WorkerProcess:
             ) from None
         kind, value = answer
         if kind == NO_NUMBERS:
-            raise NoNumbersError(value)
+            raise NonfiniteLogitsError(value)
         if kind == FAILED:
             raise BackendDiedError(with_compiler_hint(value))
         return value
 
-    def _answer(self) -> tuple[str, Any]:
+    def _next_answer(self) -> tuple[str, Any]:
         """Return the next answer; raises EOFError at its end, TimeoutError and BackendDiedError."""
         deadline = time.monotonic() + self._timeout
-        size = int.from_bytes(head := self._take(SIZE_BYTES, deadline))
+        size = int.from_bytes(head := self._read_exactly(SIZE_BYTES, deadline))
         if size > _MOST_BYTES:
             self.close()
             raise BackendDiedError(f"wrote text beside its answers: {head + self._buffer!r:.200}")
-        answer: tuple[str, Any] = pickle.loads(self._take(size, deadline))
+        answer: tuple[str, Any] = pickle.loads(self._read_exactly(size, deadline))
         return answer
 
-    def _take(self, size: int, deadline: float) -> bytes:
+    def _read_exactly(self, size: int, deadline: float) -> bytes:
         while len(self._buffer) < size:
-            if not (data := self._child.read(deadline)):
+            if not (data := self._child.read_output(deadline)):
                 raise EOFError
             self._buffer += data
         found = bytes(self._buffer[:size])
         del self._buffer[:size]
         return found
 
-    def _obituary(self) -> str:
+    def _exit_text(self) -> str:
         """Say how the process ended, with the last line that it wrote to standard error."""
         if (status := self._child.wait(CLOSE_SECONDS)) is None:
             return "closed its pipe but did not end"
-        how = ended_how(status)
-        last = self._child.last_words("")
+        how = exit_text(status)
+        last = self._child.last_error_line("")
         return f"{how}: {last}" if last else how
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class WorkerProcess:
         self.close()
 
 
-def ended_how(status: int) -> str:
+def exit_text(status: int) -> str:
     """Say how a program ended: with a status, or by a signal (a negative one)."""
     return f"ended with status {status}" if status >= 0 else _signal_name(-status)
 

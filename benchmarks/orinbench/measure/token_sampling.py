@@ -21,7 +21,7 @@ _NUMBERS = {
 }
 
 
-def sampling_of(text: str) -> Sampling:
+def parse_sampling(text: str) -> Sampling:
     """Return what a text says, defaults for the rest; raises BenchError for what means nothing."""
     values: dict[str, float | int] = {}
     for part in text.split(","):
@@ -42,10 +42,10 @@ def sampling_of(text: str) -> Sampling:
     return how
 
 
-def ways_of(case: Case, seed: int) -> list[Sampling]:
+def case_samplings(case: Case, seed: int) -> list[Sampling]:
     """Return how each sequence of a case draws; a prompt without generation takes the best."""
     if case.sampling:
-        how = sampling_of(case.sampling)
+        how = parse_sampling(case.sampling)
     else:
         how = replace(RANDOM, seed=seed) if case.n_gen else Sampling(temperature=0)
     return [replace(how, seed=(how.seed + (i << 32)) % (1 << 64)) for i in range(case.n_parallel)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orinbench.errors import BenchError
-from orinbench.serve.client import Answer
+from orinbench.serve.client import AnswerTimes
 from orinbench.serve.load import LoadResult
 
 PERCENTILES = (50, 90, 99)
@@ -18,7 +18,7 @@ Goals = dict[str, float]  # milliseconds at most
 
 
 @dataclass(frozen=True)
-class Figures:
+class LoadStatistics:
     """Times in milliseconds, each as {mean, p50, p90, p99}; an empty one has no samples.
 
     `itl` is over the gaps of all answers, `tpot` over the answers' means. Requests that failed are
@@ -43,7 +43,7 @@ class Figures:
     client_cpu: float
 
 
-def figures_of(stretches: Sequence[LoadResult], goals: Goals) -> Figures:
+def load_statistics(stretches: Sequence[LoadResult], goals: Goals) -> LoadStatistics:
     """Return the figures of one load, of all its stretches together."""
     answers = [answer for stretch in stretches for answer in stretch.answers]
     good = [answer for answer in answers if answer.error is None]
@@ -51,8 +51,8 @@ def figures_of(stretches: Sequence[LoadResult], goals: Goals) -> Figures:
     prompt = sum(answer.prompt_tokens or 0 for answer in good)
     output = sum(answer.output_tokens or 0 for answer in good)
     tpot = [value for answer in good if (value := answer.tpot_s) is not None]
-    kept = sum(_keeps(answer, goals) for answer in good)
-    return Figures(
+    kept = sum(_meets_goals(answer, goals) for answer in good)
+    return LoadStatistics(
         requests=len(answers),
         failed=len(answers) - len(good),
         errors=dict(Counter(answer.error for answer in answers if answer.error)),
@@ -72,7 +72,7 @@ def figures_of(stretches: Sequence[LoadResult], goals: Goals) -> Figures:
     )
 
 
-def _keeps(answer: Answer, goals: Goals) -> bool:
+def _meets_goals(answer: AnswerTimes, goals: Goals) -> bool:
     times = {"ttft": answer.ttft_s, "tpot": answer.tpot_s or 0.0, "e2el": answer.e2e_s}
     return all(1e3 * times[name] <= limit for name, limit in goals.items())
 

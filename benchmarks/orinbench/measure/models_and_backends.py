@@ -8,16 +8,16 @@ from click.core import ParameterSource
 
 from orinbench.errors import BenchError
 from orinbench.measure.backends.llama_cpp import find_llama_bench
-from orinbench.measure.backends.tinygrad_backend import probe_device
-from orinbench.measure.plan import TINYGRAD_DEVICES, check_backend_name
+from orinbench.measure.backends.tinygrad_backend import open_failure
+from orinbench.measure.plan import TINYGRAD_DEVICES, is_backend_name
 from orinbench.options import ModelOptions
 from orinbench.progress import Messages
-from orinbench.synth import cached_synthetic, told
+from orinbench.synth import cached_synthetic, write_progress
 
 
-def model_paths(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool]:
+def find_or_make_models(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
-    if given := options.files():
+    if given := options.model_files():
         for name in ("shape", "quant"):
             if (
                 click.get_current_context().get_parameter_source(name)
@@ -28,8 +28,12 @@ def model_paths(options: ModelOptions, talk: Messages) -> tuple[list[Path], bool
                     "without -m; leave one of the two out"
                 )
         return list(dict.fromkeys(given)), False
-    path = cached_synthetic(options.shape, options.quant, 0, told("writing the synthetic model"))
-    talk.line(f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}")
+    path = cached_synthetic(
+        options.shape, options.quant, 0, write_progress("writing the synthetic model")
+    )
+    talk.print_line(
+        f"no -m: synthetic model {options.shape} {options.quant} (random weights), {path}"
+    )
     return [path], True
 
 
@@ -44,8 +48,8 @@ def choose_backends(
     names = [name for text in given for name in text.split(",") if name]
     binary = find_llama_bench(llama_bench)
     for name in names:
-        if not check_backend_name(name):
-            raise BenchError(f"--backend {name}: unknown; there are {describe_backends(binary)}")
+        if not is_backend_name(name):
+            raise BenchError(f"--backend {name}: unknown; there are {backends_text(binary)}")
     if "llama.cpp" in names and binary is None:
         raise BenchError(
             "--backend llama.cpp: no llama-bench on PATH; name it with --llama-bench PATH"
@@ -58,28 +62,28 @@ def choose_backends(
             )
     if names:
         return list(dict.fromkeys(names)), binary
-    chosen = (["tinygrad:CUDA"] if sms else first_tinygrad_device(talk)) + (
+    chosen = (["tinygrad:CUDA"] if sms else first_open_device(talk)) + (
         ["llama.cpp"] if binary else []
     )
     if not chosen:
-        raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
+        raise BenchError(f"--backend: nothing opens: {backends_text(binary)}")
     return chosen, binary
 
 
-def first_tinygrad_device(talk: Messages) -> list[str]:
+def first_open_device(talk: Messages) -> list[str]:
     """Return the first of tinygrad's devices that opens, as a list of at most one."""
     for device in TINYGRAD_DEVICES:
-        talk.phase(f"trying tinygrad:{device}")
-        if probe_device(device) is None:
+        talk.show_phase(f"trying tinygrad:{device}")
+        if open_failure(device) is None:
             return [f"tinygrad:{device}"]
     return []
 
 
-def describe_backends(binary: Path | None) -> str:
+def backends_text(binary: Path | None) -> str:
     """Return every backend, with the reason in brackets where it does not open."""
     parts = []
     for device in TINYGRAD_DEVICES:
-        reason = probe_device(device)
+        reason = open_failure(device)
         parts.append(f"tinygrad:{device}" + (f" (does not open: {reason})" if reason else ""))
     parts.append("llama.cpp" + ("" if binary else " (no llama-bench on PATH; see --llama-bench)"))
     return ", ".join(parts)

@@ -9,8 +9,8 @@ import click
 from orinbench.errors import BenchError
 from orinbench.judge.load_results import load_records
 from orinbench.judge.schema import Plain, Record
-from orinbench.judge.twin import Calibration, TimedWork, Twin, calibration
-from orinbench.options import output_form
+from orinbench.judge.twin import OrinTwin, TimedWork, TwinCalibration, load_calibration
+from orinbench.options import output_option
 from orinbench.show.markdown import markdown_table
 
 _SMS = 16
@@ -22,30 +22,33 @@ _SMS = 16
     context_settings={"max_content_width": 100},
 )
 @click.argument("results", metavar="RESULT...", nargs=-1, required=True, type=Path)
-@output_form(["md", "json"])
+@output_option(["md", "json"])
 def twin_command(results: tuple[Path, ...], output: str) -> None:
     """Predict times on an AGX Orin from RESULTs of `llama-bench --sms 16 -o json`.
 
     Published runs of llama.cpp on a real board calibrate the prediction. Its interval holds 90 of
     100 of them, each predicted without the runs of its own type.
     """
-    known = calibration()
-    twin = known.twin(_SMS)
-    rows = [_predicted(record, work, twin, known.watts) for record, work in _works(results)]
+    known = load_calibration()
+    twin = known.fit_twin(_SMS)
+    rows = [
+        _prediction_fields(record, work, twin, known.watts)
+        for record, work in _timed_works(results)
+    ]
     if output == "json":
         click.echo(json.dumps(rows, ensure_ascii=False))
     else:
-        click.echo(_table(rows))
-        click.echo(_notes(known, twin))
+        click.echo(_prediction_table(rows))
+        click.echo(_calibration_notes(known, twin))
 
 
-def _works(paths: tuple[Path, ...]) -> Iterator[tuple[Record, TimedWork]]:
+def _timed_works(paths: tuple[Path, ...]) -> Iterator[tuple[Record, TimedWork]]:
     for path in paths:
         for index, record in enumerate(load_records(path)):
-            yield record, _work(f"{path}: record {index + 1}", record)
+            yield record, _timed_work(f"{path}: record {index + 1}", record)
 
 
-def _work(where: str, record: Record) -> TimedWork:
+def _timed_work(where: str, record: Record) -> TimedWork:
     """Return a record's work; raises BenchError for one that the calibration does not cover."""
     envelope = record.extra.get("envelope")
     if not isinstance(envelope, dict) or envelope.get("sms") != _SMS:
@@ -66,8 +69,10 @@ def _work(where: str, record: Record) -> TimedWork:
     )
 
 
-def _predicted(record: Record, work: TimedWork, twin: Twin, watts: tuple[float, float]) -> Plain:
-    expected, low, high = twin.interval(work)
+def _prediction_fields(
+    record: Record, work: TimedWork, twin: OrinTwin, watts: tuple[float, float]
+) -> Plain:
+    expected, low, high = twin.predicted_interval(work)
     tokens = 1e3 * (record.n_parallel or 1)
     joules = None if work.is_prompt else (low * watts[0] / tokens, high * watts[1] / tokens)
     return {
@@ -83,7 +88,7 @@ def _predicted(record: Record, work: TimedWork, twin: Twin, watts: tuple[float, 
     }
 
 
-def _table(rows: list[Plain]) -> str:
+def _prediction_table(rows: list[Plain]) -> str:
     titles = (
         *("model", "engine", "test"),
         *("16 SMs here, ms", "an AGX Orin, ms", "90 % interval, ms", "J/token"),
@@ -96,21 +101,21 @@ def _table(rows: list[Plain]) -> str:
             f"{row['envelope_ms']:.2f}",
             f"{row['orin_ms']:.2f}",
             f"{row['orin_low_ms']:.2f} to {row['orin_high_ms']:.2f}",
-            _joules(row["orin_low_joules_per_token"], row["orin_high_joules_per_token"]),
+            _joules_text(row["orin_low_joules_per_token"], row["orin_high_joules_per_token"]),
         )
         for row in rows
     ]
     return markdown_table(titles, cells, right=titles[3:])
 
 
-def _joules(low: float | None, high: float | None) -> str:
+def _joules_text(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def _notes(known: Calibration, twin: Twin) -> str:
+def _calibration_notes(known: TwinCalibration, twin: OrinTwin) -> str:
     tokens, prompts = (
         "{0} {name}: median error {1:.1%}, nine of ten below {2:.1%}, largest {3:.1%}".format(
-            *twin.summary(is_prompt), name="prompts" if is_prompt else "tokens"
+            *twin.error_summary(is_prompt), name="prompts" if is_prompt else "tokens"
         )
         for is_prompt in (False, True)
     )

@@ -29,7 +29,7 @@ _MISDRAWN = 0.15
 _SMALL = 3e9
 
 
-def require_row(lane: LaneResult, row: RowResult) -> None:
+def require_row_passed(lane: LaneResult, row: RowResult) -> None:
     """Raise CheckFailed, exit code 3, for a row whose last logits are wrong or no numbers."""
     found = row.warm_up and row.warm_up.checked
     if not found:
@@ -41,13 +41,16 @@ def require_row(lane: LaneResult, row: RowResult) -> None:
     limit = _TWO_WAYS * tolerance if tolerance else _UNKNOWN
     if lane.model is not None and lane.model.is_mixture:
         limit = max(limit, _ROUTED)
-    if isinstance(row.case, Case) and row.case.encodes:
+    if isinstance(row.case, Case) and row.case.is_encoding:
         limit, where = _ENCODED, where.replace("last logits", "rows")
     if found.error > limit:
-        raise CheckFailed(f"{where} {_percent(found.error)} off {found.against}, {_most(limit)}")
+        raise CheckFailed(
+            f"{where} {_error_text(found.error)} off {found.against}, {_limit_text(limit)}"
+        )
     if found.mixed > _SAME:
         raise CheckFailed(
-            f"{where} {_percent(found.mixed)} off if other sequences change, {_most(_SAME)}"
+            f"{where} {_error_text(found.mixed)} off if other sequences change, "
+            f"{_limit_text(_SAME)}"
         )
     if found.misdrawn > _MISDRAWN * found.drawn:
         raise CheckFailed(
@@ -63,11 +66,13 @@ def require_row(lane: LaneResult, row: RowResult) -> None:
     wanted = reference.logits(found.tokens)[-1]
     error = float(np.sqrt(np.mean((found.logits - wanted) ** 2)) / wanted.std())
     if not error <= limit and not reference.routed:  # ties of routers are the gate's
-        raise CheckFailed(f"{where} {_percent(error)} off the float64 reference, {_most(limit)}")
+        raise CheckFailed(
+            f"{where} {_error_text(error)} off the float64 reference, {_limit_text(limit)}"
+        )
     row.reference_error = error
 
 
-def row_note(row: RowResult) -> str:
+def row_check_text(row: RowResult) -> str:
     """Say how the numbers of a row were checked at its depth and batch, or that they were not."""
     found = row.warm_up and row.warm_up.checked
     if not found:
@@ -78,9 +83,9 @@ def row_note(row: RowResult) -> str:
     return said
 
 
-def _percent(error: float) -> str:
+def _error_text(error: float) -> str:
     return f"{100 * error:.2g} % of their spread"
 
 
-def _most(limit: float) -> str:
+def _limit_text(limit: float) -> str:
     return f"allowed {100 * limit:.2g} %"

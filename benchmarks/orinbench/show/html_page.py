@@ -15,13 +15,13 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from orinbench.jsonfile import write_whole
-from orinbench.judge.identity import device_label, identity, test_labels
+from orinbench.jsonfile import write_atomically
+from orinbench.judge.identity import device_label, measurement_identity, test_labels
 from orinbench.judge.saved_results import JudgedTest, SavedComparison
 from orinbench.judge.schema import Record
 from orinbench.judge.verdict import ADVICE, UNJUDGED, interval_text, ratio_text, verdict_text
-from orinbench.show.table import Table, notes, table_of
-from orinbench.show.timeline import READINGS, Panel, read_panels
+from orinbench.show.table import Table, table_notes, table_of
+from orinbench.show.timeline import READINGS, ReadingPanel, read_panels
 
 HEROES = 4
 FEW_NAMES = 3
@@ -38,7 +38,7 @@ environment = Environment(
 
 
 @dataclass(frozen=True)
-class Hero:
+class HeadlineFigure:
     """One figure in large letters."""
 
     value: str
@@ -48,7 +48,7 @@ class Hero:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PageVerdict:
     """A comparison: its glyph, its kind for the style sheet, and its sentence."""
 
     glyph: str
@@ -77,7 +77,7 @@ class Chart:
 
     title: str
     groups: dict[str, list[Bar]]
-    verdicts: Mapping[str, Sequence[Verdict]] = field(default_factory=dict)
+    verdicts: Mapping[str, Sequence[PageVerdict]] = field(default_factory=dict)
     whole: bool = False
 
 
@@ -90,7 +90,7 @@ class Section:
     lead: str
     table: Table
     charts: Sequence[Chart] = ()
-    panels: Sequence[Panel] = ()
+    panels: Sequence[ReadingPanel] = ()
 
     @property
     def series(self) -> list[str]:
@@ -99,43 +99,43 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Runs:
+class PageRuns:
     """Runs by name, and what each behind the first shows against it; one has no name."""
 
     records: Mapping[str, Sequence[Record]]
     compared: Mapping[str, SavedComparison] = field(default_factory=dict)
 
     @property
-    def all(self) -> list[Record]:
+    def all_records(self) -> list[Record]:
         """Every record, run by run."""
         return [record for records in self.records.values() for record in records]
 
     @property
-    def first(self) -> str:
+    def first_name(self) -> str:
         """Name of the run that the others are compared with."""
         return next(iter(self.records))
 
-    def run_of(self, record: Record) -> str:
+    def run_name(self, record: Record) -> str:
         """Return the name of a record's run."""
         return next(name for name, of in self.records.items() if any(r is record for r in of))
 
-    def series(self, record: Record) -> str:
+    def series_name(self, record: Record) -> str:
         """Return what one colour stands for: a backend, a run, or a run's backend."""
         if len(self.records) == 1:
             return record.backend
-        several = len({each.backend for each in self.all}) > 1
-        return f"{self.run_of(record)} {record.backend}" if several else self.run_of(record)
+        several = len({each.backend for each in self.all_records}) > 1
+        return f"{self.run_name(record)} {record.backend}" if several else self.run_name(record)
 
     @cached_property
     def labels(self) -> dict[str, str]:
         """Tests by the identity of their records."""
-        return test_labels(self.all)
+        return test_labels(self.all_records)
 
-    def test(self, record: Record) -> str:
+    def test_label(self, record: Record) -> str:
         """Return a record's test, which no other of its backend has."""
-        return self.labels[identity(record)]
+        return self.labels[measurement_identity(record)]
 
-    def judged(self) -> Iterator[tuple[str, JudgedTest]]:
+    def judged_tests(self) -> Iterator[tuple[str, JudgedTest]]:
         """Yield each test of a run that the first has, too."""
         for name, compared in self.compared.items():
             for test in compared.judged:
@@ -144,135 +144,137 @@ class Runs:
 
 def write_report(records: Sequence[Record], path: Path, title: str = "") -> None:
     """Write one run's page, whole or not at all; raises BenchError if it cannot be written."""
-    write_whole(path, render(records, title))
+    write_atomically(path, render_run(records, title))
 
 
-def render(records: Sequence[Record], title: str = "") -> str:
+def render_run(records: Sequence[Record], title: str = "") -> str:
     """Return the text of one run's page."""
-    return render_runs(Runs({"": records}), title)
+    return render_runs(PageRuns({"": records}), title)
 
 
-def render_runs(runs: Runs, title: str = "") -> str:
+def render_runs(runs: PageRuns, title: str = "") -> str:
     """Return the page's text."""
-    records = runs.all
-    verdicts = [*_between_runs(runs), *_verdicts(runs)]
+    records = runs.all_records
+    verdicts = [*_run_verdicts(runs), *_backend_verdicts(runs)]
     told = {verdict.text for verdict in verdicts}
-    series = _each(map(runs.series, records))
+    series = _distinct_texts(map(runs.series_name, records))
     return environment.get_template("report.html.j2").render(
-        title=title or _title(records),
+        title=title or _page_title(records),
         css=Markup(files(__package__).joinpath("report.css").read_text()),
-        facts=_facts(runs),
-        heroes=_heroes(runs),
+        facts=_fact_lines(runs),
+        heroes=_headline_figures(runs),
         verdicts=verdicts,
-        sections=[*_measured(runs), *_over_the_runs(runs)],
-        notes=_notes(runs, told),
+        sections=[*_result_sections(runs), *_timeline_sections(runs)],
+        notes=_notes_by_run(runs, told),
         colours={name: place % COLOURS + 1 for place, name in enumerate(series)},
     )
 
 
-def _notes(runs: Runs, told: set[str]) -> dict[str, list[str]]:
+def _notes_by_run(runs: PageRuns, told: set[str]) -> dict[str, list[str]]:
     """Return what is to be said: of all runs below no name, then of each alone below its own."""
     of = {
-        name: [note for note in notes(records) if note not in told]
+        name: [note for note in table_notes(records) if note not in told]
         for name, records in runs.records.items()
     }
     if len(of) == 1:
         return {"": next(iter(of.values()))}
-    shared = [note for note in of[runs.first] if all(note in found for found in of.values())]
+    shared = [note for note in of[runs.first_name] if all(note in found for found in of.values())]
     for name, compared in runs.compared.items():
-        of[name] += [f"Differs from {runs.first}: {what}." for what in compared.differs]
-        of[name] += [f"In it, {missing.line()}." for missing in compared.missing]
+        of[name] += [f"Differs from {runs.first_name}: {what}." for what in compared.differs]
+        of[name] += [f"In it, {missing.summary_line()}." for missing in compared.missing]
         of[name] += [f"{usual}." for usual in compared.usual]
     own = {name: [n for n in found if n not in shared] for name, found in of.items()}
     return {"": shared} | {name: found for name, found in own.items() if found}
 
 
-def _each(values: Iterator[object]) -> list[str]:
-    """Return what is known of `values`, each once."""
+def _distinct_texts(values: Iterator[object]) -> list[str]:
     return list(dict.fromkeys(str(value) for value in values if value))
 
 
-def _title(records: Sequence[Record]) -> str:
-    what = _each(r.model_type for r in records) or _each(r.benchmark for r in records)
+def _page_title(records: Sequence[Record]) -> str:
+    what = _distinct_texts(r.model_type for r in records) or _distinct_texts(
+        r.benchmark for r in records
+    )
     if len(what) > FEW_NAMES:
         what = [f"{len(what)} benchmarks"]
-    return f"{', '.join(what)} on {', '.join(_each(device_label(r) for r in records))}"
+    return f"{', '.join(what)} on {', '.join(_distinct_texts(device_label(r) for r in records))}"
 
 
-def _facts(runs: Runs) -> list[str]:
-    """Return the line below the title; of several runs a line each."""
+def _fact_lines(runs: PageRuns) -> list[str]:
     return [
-        f"{name}: {', '.join(_facts_of(records))}" if name else fact
+        f"{name}: {', '.join(_run_facts(records))}" if name else fact
         for name, records in runs.records.items()
-        for fact in (_facts_of(records)[:1] if name else _facts_of(records))
+        for fact in (_run_facts(records)[:1] if name else _run_facts(records))
     ]
 
 
-def _facts_of(records: Sequence[Record]) -> list[str]:
-    started = min(_each(record.test_time for record in records), default="")
+def _run_facts(records: Sequence[Record]) -> list[str]:
+    started = min(_distinct_texts(record.test_time for record in records), default="")
     facts = [started.replace("T", " ").removesuffix("Z") + " UTC"] if started else []
-    facts += _each(record.software for record in records)
+    facts += _distinct_texts(record.software for record in records)
     facts += ["synthetic model"] * any(record.synthetic for record in records)
     return facts + ["interrupted"] * any(record.partial for record in records)
 
 
-def _heroes(runs: Runs) -> list[Hero]:
+def _headline_figures(runs: PageRuns) -> list[HeadlineFigure]:
     """Return the last run's first tests of the first backend, with what they are compared to."""
-    measured = [record for record in list(runs.records.values())[-1] if record.centre]
+    measured = [record for record in list(runs.records.values())[-1] if record.median_or_mean]
     first = next((r for r in measured if r.comparisons), measured[0] if measured else None)
     heroes = []
     for record in [r for r in measured if first and r.backend == first.backend][:HEROES]:
         lines = [
-            _times_of(test.comparison.ratio, name, test.comparison.verdict.value)
-            for run, test in runs.judged()
-            if (run, test.case) == (runs.run_of(record), identity(record))
-            for name in [runs.first]
+            _ratio_text(test.comparison.ratio, name, test.comparison.verdict.value)
+            for run, test in runs.judged_tests()
+            if (run, test.case) == (runs.run_name(record), measurement_identity(record))
+            for name in [runs.first_name]
         ]
         lines += [
-            _times_of(found["ratio"], found["baseline"], found["verdict"])
+            _ratio_text(found["ratio"], found["baseline"], found["verdict"])
             for found in record.comparisons
         ]
         if record.roofline_percent:
             lines.append(f"{record.roofline_percent:.0f} % of the roofline")
-        figure = _first_text if _is_first_text(record) else _throughput
+        figure = _first_text_ms if _is_first_text(record) else _throughput
         unit = "ms" if _is_first_text(record) else record.unit
-        heroes.append(Hero(short_number(figure(record) or 0.0), unit, runs.test(record), lines))
+        heroes.append(
+            HeadlineFigure(
+                short_number(figure(record) or 0.0), unit, runs.test_label(record), lines
+            )
+        )
     return heroes
 
 
-def _times_of(ratio: float, baseline: str, verdict: str) -> str:
+def _ratio_text(ratio: float, baseline: str, verdict: str) -> str:
     shown = "" if verdict in ("faster", "slower") else f", {verdict}"
     if verdict in {one.value for one in UNJUDGED}:
         shown = ", no verdict"
     return f"{ratio:.3g} × {baseline}{shown}"
 
 
-def _verdict(verdict: str, text: str) -> Verdict:
-    return Verdict(GLYPHS.get(verdict, "?"), verdict.split()[0], text)
+def _page_verdict(verdict: str, text: str) -> PageVerdict:
+    return PageVerdict(GLYPHS.get(verdict, "?"), verdict.split()[0], text)
 
 
-def _between_runs(runs: Runs) -> Iterator[Verdict]:
-    """Yield what the later runs show against the first."""
+def _run_verdicts(runs: PageRuns) -> Iterator[PageVerdict]:
     without: dict[str, dict[str, None]] = {}
-    for name, test in runs.judged():
+    for name, test in runs.judged_tests():
         verdict = test.comparison.verdict
-        said = verdict_text(test.comparison, name, runs.first, "process", "runs of -r 10")
+        said = verdict_text(test.comparison, name, runs.first_name, "process", "runs of -r 10")
         if verdict not in UNJUDGED:
-            yield _verdict(verdict.value, f"{runs.labels[test.case]}, {test.backend}: {said}.")
+            yield _page_verdict(verdict.value, f"{runs.labels[test.case]}, {test.backend}: {said}.")
         else:
             without.setdefault(verdict.value, {})[name] = None
     for why, names in without.items():
-        said = f"{runs.first} and {', '.join(names)}: {why}"
-        yield _verdict("?", f"{said}. Below each test is how much they differ. {ADVICE}")
+        said = f"{runs.first_name} and {', '.join(names)}: {why}"
+        yield _page_verdict("?", f"{said}. Below each test is how much they differ. {ADVICE}")
 
 
-def _verdicts(runs: Runs) -> Iterator[Verdict]:
-    """Yield what backends of a run show against each other."""
+def _backend_verdicts(runs: PageRuns) -> Iterator[PageVerdict]:
     for name, records in runs.records.items():
         for record in records:
             for found in record.comparisons:
-                where = f"{name}, " * bool(name) + runs.test(record)
-                yield _verdict(found["verdict"], f"{where}: {found['text']}.")
+                where = f"{name}, " * bool(name) + runs.test_label(record)
+                yield _page_verdict(found["verdict"], f"{where}: {found['text']}.")
 
 
 Figure = Callable[[Record], float | None]
@@ -284,24 +286,22 @@ SHARES = (
 )
 
 
-_throughput: Figure = attrgetter("centre")
+_throughput: Figure = attrgetter("median_or_mean")
 
 
 def _is_first_text(record: Record) -> bool:
-    """Say whether a record is of the time to an answer's first text."""
     return "first_text_ms" in record.extra
 
 
-def _first_text(record: Record) -> float | None:
-    """Return the median time to the first text, in ms."""
+def _first_text_ms(record: Record) -> float | None:
     found = record.extra.get("first_text_ms")
     return float(found) if found else None
 
 
-def _measured(runs: Runs) -> Iterator[Section]:
+def _result_sections(runs: PageRuns) -> Iterator[Section]:
     """Yield a section for each benchmark and unit, and one for times to the first text."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for record in runs.all:
+    for record in runs.all_records:
         unit = "ms" if _is_first_text(record) else record.unit
         groups.setdefault((record.benchmark, unit), []).append(record)
     throughputs = sum(unit != "ms" for _, unit in groups)
@@ -309,27 +309,27 @@ def _measured(runs: Runs) -> Iterator[Section]:
         title = "Throughput" if throughputs == 1 else f"{benchmark}, {unit}"
         better, figure = "More", _throughput
         if unit == "ms":
-            title, better, figure = "Time to first text", "Less", _first_text
+            title, better, figure = "Time to first text", "Less", _first_text_ms
         lead = f"Median in {unit}, with its 95 % interval. {better} is better."
-        charts = [_bars(f"{title} in {unit}", members, runs, figure, interval=True)]
+        charts = [_bar_chart(f"{title} in {unit}", members, runs, figure, interval=True)]
         for name, what, full in SHARES:
-            charts.append(_bars(what, members, runs, attrgetter(name), full=full))
+            charts.append(_bar_chart(what, members, runs, attrgetter(name), full=full))
         drawn = [chart for chart in charts if chart.groups]
-        yield Section(f"measured-{number}", title, lead, _table(runs, members), drawn)
+        yield Section(f"measured-{number}", title, lead, _section_table(runs, members), drawn)
 
 
-def _table(runs: Runs, members: Sequence[Record]) -> Table:
+def _section_table(runs: PageRuns, members: Sequence[Record]) -> Table:
     table = table_of(members)
     if len(runs.records) == 1:
         return table
-    rows = [[runs.run_of(record), *row] for record, row in zip(members, table.rows, strict=True)]
+    rows = [[runs.run_name(record), *row] for record, row in zip(members, table.rows, strict=True)]
     return Table(["run", *table.titles], rows, table.right)
 
 
-def _bars(
+def _bar_chart(
     title: str,
     records: Sequence[Record],
-    runs: Runs,
+    runs: PageRuns,
     value: Figure,
     interval: bool = False,
     full: float | None = None,
@@ -339,20 +339,20 @@ def _bars(
     `full` is what a bar as wide as the chart stands for; else that is the largest value.
     """
     groups: dict[str, list[tuple[Record, float]]] = {}
-    alone = len({runs.series(record) for record in runs.all}) == 1
-    backends = _each(record.backend for record in records)  # their runs are neighbours
+    alone = len({runs.series_name(record) for record in runs.all_records}) == 1
+    backends = _distinct_texts(record.backend for record in records)  # their runs are neighbours
     for record in sorted(records, key=lambda record: backends.index(record.backend)):
-        if record.centre and (figure := value(record) or 0.0) > 0:
-            name = "" if alone else runs.test(record)
+        if record.median_or_mean and (figure := value(record) or 0.0) > 0:
+            name = "" if alone else runs.test_label(record)
             groups.setdefault(name, []).append((record, figure))
     drawn = {}
     for name, members in groups.items():
-        ends = [_interval(record, value) if interval else None for record, _ in members]
+        ends = [_interval_ends(record, value) if interval else None for record, _ in members]
         most = full or max(*(f for _, f in members), *(end[1] for end in ends if end), 0.0)
         drawn[name] = [
             Bar(
-                runs.test(record) if alone else runs.series(record),
-                runs.series(record),
+                runs.test_label(record) if alone else runs.series_name(record),
+                runs.series_name(record),
                 min(100.0, 100 * figure / most),
                 short_number(figure),
                 100 * end[0] / most if end else None,
@@ -360,40 +360,39 @@ def _bars(
             )
             for (record, figure), end in zip(members, ends, strict=True)
         ]
-    verdicts: dict[str, list[Verdict]] = {}
-    for run, test in runs.judged() if interval else ():
-        verdicts.setdefault(runs.labels[test.case], []).append(_verdict_of(run, test, runs))
+    verdicts: dict[str, list[PageVerdict]] = {}
+    for run, test in runs.judged_tests() if interval else ():
+        verdicts.setdefault(runs.labels[test.case], []).append(_verdict_below_bars(run, test, runs))
     return Chart(title, drawn, verdicts, full is not None)
 
 
-def _interval(record: Record, value: Figure) -> tuple[float, float] | None:
+def _interval_ends(record: Record, value: Figure) -> tuple[float, float] | None:
     """Return the ends of a figure's interval: of a time, those of the throughput turned round."""
     if not record.ci95_low_ts or not record.ci95_high_ts:
         return None
-    if value is not _first_text:
+    if value is not _first_text_ms:
         return record.ci95_low_ts, record.ci95_high_ts
-    times_centre = (_first_text(record) or 0.0) * record.centre
+    times_centre = (_first_text_ms(record) or 0.0) * record.median_or_mean
     return times_centre / record.ci95_high_ts, times_centre / record.ci95_low_ts
 
 
-def _verdict_of(run: str, test: JudgedTest, runs: Runs) -> Verdict:
-    """Say in a few words what a run shows against the first, below their bars."""
+def _verdict_below_bars(run: str, test: JudgedTest, runs: PageRuns) -> PageVerdict:
     comparison, verdict = test.comparison, test.comparison.verdict
     inside = interval_text(comparison.ci_low, comparison.ci_high, " ({} to {} at 95 %)")
-    said = f"{run}, {test.backend}: {ratio_text(comparison.ratio)} × {runs.first}{inside}"
+    said = f"{run}, {test.backend}: {ratio_text(comparison.ratio)} × {runs.first_name}{inside}"
     shown = f"no verdict: {verdict.value}" if verdict in UNJUDGED else verdict.value
-    return _verdict(verdict.value, f"{said}, {shown}")
+    return _page_verdict(verdict.value, f"{said}, {shown}")
 
 
-def _over_the_runs(runs: Runs) -> Iterator[Section]:
+def _timeline_sections(runs: PageRuns) -> Iterator[Section]:
     for number, (name, records) in enumerate(runs.records.items()):
-        yield from _over_the_run(runs, number, name, records)
+        yield from _timeline_section(runs, number, name, records)
 
 
-def _over_the_run(
-    runs: Runs, number: int, name: str, records: Sequence[Record]
+def _timeline_section(
+    runs: PageRuns, number: int, name: str, records: Sequence[Record]
 ) -> Iterator[Section]:
-    panels, across = read_panels(records, runs.series)
+    panels, across = read_panels(records, runs.series_name)
     if not panels:
         return
     rows = [

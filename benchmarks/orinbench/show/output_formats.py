@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orinbench.judge.identity import test_suffix
-from orinbench.judge.record import to_json
+from orinbench.judge.identity import model_type_suffix
+from orinbench.judge.make_records import compact_json
 from orinbench.judge.schema import FIELDS, LLAMA_DEFAULTS, Plain, Record
 from orinbench.show.table import render_md
 
@@ -25,7 +25,7 @@ def as_llama_bench(record: Record) -> Plain:
         name: LLAMA_DEFAULTS.get(name) if value is None else value
         for name, value in vars(record).items()
     }
-    whole["model_type"] = f"{record.model_type or ''}{test_suffix(record)}"
+    whole["model_type"] = f"{record.model_type or ''}{model_type_suffix(record)}"
     series = record.environment.get("tinygrad_series")
     if series and record.backend.startswith("tinygrad"):
         whole["build_commit"] = series
@@ -40,7 +40,7 @@ def render_json(records: Sequence[Record]) -> str:
 
 def render_jsonl(records: Sequence[Record]) -> str:
     """Return one object a line."""
-    return "".join(to_json(as_llama_bench(record)) + "\n" for record in records)
+    return "".join(compact_json(as_llama_bench(record)) + "\n" for record in records)
 
 
 def render_csv(records: Sequence[Record]) -> str:
@@ -49,7 +49,7 @@ def render_csv(records: Sequence[Record]) -> str:
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(FIELDS)
     plain = [as_llama_bench(record) for record in records]
-    writer.writerows([_cell(record[field]) for field in FIELDS] for record in plain)
+    writer.writerows([_csv_cell(record[field]) for field in FIELDS] for record in plain)
     return text.getvalue()
 
 
@@ -59,27 +59,27 @@ def render_sql(records: Sequence[Record]) -> str:
     names = ", ".join(f'"{name}"' for name in FIELDS)
     lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
     for record in map(as_llama_bench, records):
-        values = ", ".join(_sql(record[field]) for field in FIELDS)
+        values = ", ".join(_sql_value(record[field]) for field in FIELDS)
         lines.append(f"INSERT INTO llama_bench ({names}) VALUES ({values});\n")
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def _csv_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(int(value))
-    return value if isinstance(value, str) else to_json(value)
+    return value if isinstance(value, str) else compact_json(value)
 
 
-def _sql(value: Any) -> str:
+def _sql_value(value: Any) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, int | float):
         return repr(value)
-    return "'" + _cell(value).replace("'", "''") + "'"
+    return "'" + _csv_cell(value).replace("'", "''") + "'"
 
 
 RENDERERS: dict[str, Callable[[Sequence[Record]], str]] = {

@@ -85,15 +85,15 @@ def _file_type(model: "ModelInfo") -> str:
             counts[tensor.type.name] += 1
             if counts[tensor.type.name] > counts[most]:
                 most = tensor.type.name
-        return f"(guessed) {_GUESSES.get(most) or _name(most)}"
+        return f"(guessed) {_GUESSES.get(most) or _file_type_name(most)}"
     try:
         name = LlamaFileType(number).name.removeprefix("MOSTLY_")
     except ValueError:
         return "unknown, may not work"
-    return _name(name)
+    return _file_type_name(name)
 
 
-def _name(name: str) -> str:
+def _file_type_name(name: str) -> str:
     if name == "ALL_F32":
         return "all F32"
     if name == "MXFP4_MOE":

@@ -8,13 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orinbench.check.rows import row_note
-from orinbench.judge.samples import BenchWarning, Summary, WarningKind, sample_warnings, summarize
+from orinbench.check.row_gate import row_check_text
+from orinbench.judge.samples import (
+    BenchWarning,
+    SampleSummary,
+    WarningKind,
+    sample_warnings,
+    summarize,
+)
 from orinbench.judge.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
-from orinbench.judge.verdict import adjusted, compare_paired, process_medians, verdict_text
-from orinbench.measure.backends.backend import Prepared
-from orinbench.measure.backends.envelope import envelope_estimate
-from orinbench.measure.board import FEW_READINGS, energy_fields, readings_of_power
+from orinbench.judge.verdict import compare_paired, holm_adjusted, process_medians, verdict_text
+from orinbench.measure.backends.backend import PreparedCase
+from orinbench.measure.backends.orin_envelope import envelope_estimate
+from orinbench.measure.board import FEW_READINGS, energy_fields, power_reading_count
 from orinbench.measure.clocks import ClockState, clock_warnings
 from orinbench.measure.environment import Environment
 from orinbench.measure.plan import KNOB_BY_FIELD, AnyCase, Case
@@ -47,26 +53,25 @@ CACHE_PERCENT = 125
 def make_records(run: RunResult) -> list[Record]:
     """Return one record per row, in the plan's order."""
     rows = [(lane, row) for lane in run.lanes for row in lane.rows]
-    records = [_record(run, lane, row) for lane, row in rows]
-    for index, comparison in run_comparisons(run):
+    records = [_record_of_row(run, lane, row) for lane, row in rows]
+    for index, comparison in compare_rows(run):
         records[index].comparisons.append(comparison)
     return records
 
 
-def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+def _record_of_row(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     fields = _machine_fields(run, lane)
     if isinstance(row.case, Case) and lane.model is not None:
         fields |= _llama_fields(lane, row, row.case, lane.model)
     fields |= _run_fields(run, lane, row) | _lane_fields(lane)
     if lane.check and isinstance(row.case, Case):
-        fields["check"] = {**lane.check, "row": row_note(row)}
-    statistics_ = _statistics(run, lane, row)
+        fields["check"] = {**lane.check, "row": row_check_text(row)}
+    statistics_ = _statistics_fields(run, lane, row)
     extra = fields["extra"] | statistics_.get("extra", {})
     return Record(**(fields | statistics_ | {"extra": extra}))
 
 
 def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
-    """Return what llama-bench says of the machine, by its names."""
     identity, plan = lane.identity, lane.plan
     return {
         "backends": plan.backend,
@@ -106,12 +111,12 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
         "n_gen": case.n_gen,
         "n_depth": case.n_depth,
         "n_parallel": case.n_parallel,
-        "sampling": _sampling(lane, case),
+        "sampling": _sampling_text(lane, case),
         "mmproj": case.encoder or None,
     }
 
 
-def _sampling(lane: LaneResult, case: Case) -> str | None:
+def _sampling_text(lane: LaneResult, case: Case) -> str | None:
     """Return how tinygrad draws a generation's tokens; llama.cpp's are ids of the host's dice."""
     if not case.n_gen or not lane.plan.is_tinygrad:
         return None
@@ -123,7 +128,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "schema_version": SCHEMA_VERSION,
         "benchmark": row.case.benchmark,
         "unit": row.case.unit,
-        "extra": _sweep_fields(lane, row),
+        "extra": _variable_fields(lane, row),
         "backend": lane.plan.name,
         "test": row.case.label,
         "error": lane.error or row.error,
@@ -131,12 +136,12 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "synthetic": run.synthetic,
         "seed": run.plan.seed,
         "repetitions": run.plan.repetitions,
-        "excluded": _excluded(row.case),
+        "excluded": _excluded_text(row.case),
         "environment": asdict(run.environment),
     }
 
 
-def _sweep_fields(lane: LaneResult, row: RowResult) -> Plain:
+def _variable_fields(lane: LaneResult, row: RowResult) -> Plain:
     """Return why a row was left out, and what is known of its lane's variables."""
     extra: Plain = {"left_out": row.left_out} if row.left_out else {}
     if lane.plan.variables:
@@ -152,15 +157,14 @@ def _sweep_fields(lane: LaneResult, row: RowResult) -> Plain:
     return extra
 
 
-def _excluded(case: AnyCase) -> str:
+def _excluded_text(case: AnyCase) -> str:
     if not isinstance(case, Case):
         return EXCLUDED_OF_SUITE
     return EXCLUDED_OF_TEXT if case.text else EXCLUDED
 
 
-def _text_fields(row: RowResult, summary: Summary) -> Plain:
-    """Return what a case with a text has: its time, and what is in it."""
-    extra: Plain = {"first_text_ms": 1e3 * row.work / summary.median}
+def _first_text_fields(row: RowResult, summary: SampleSummary) -> Plain:
+    extra: Plain = {"first_text_ms": 1e3 * row.work_units / summary.median}
     http = [sample.extra["http_ms"] for sample in row.samples if "http_ms" in sample.extra]
     included = "the text's tokens, the prompt, the most likely token and its text"
     if tokens := {s.extra["prompt_tokens"] for s in row.samples if "prompt_tokens" in s.extra}:
@@ -172,17 +176,18 @@ def _text_fields(row: RowResult, summary: Summary) -> Plain:
     return {"extra": extra, "included": included}
 
 
-def _picture_fields(lane: LaneResult, row: RowResult, summary: Summary) -> Plain:
-    """Return what a picture's encoding has: its time, its rows, and what is in it."""
+def _picture_fields(lane: LaneResult, row: RowResult, summary: SampleSummary) -> Plain:
     included = "from a picture's tiles of pixels to its rows on the host"
     if not lane.plan.is_tinygrad:
         included = "what llama-mtmd-cli says of its encoder, in whole milliseconds"
-    extra = {"picture_ms": 1e3 * row.work / summary.median, "image_tokens": round(row.work)}
+    extra = {
+        "picture_ms": 1e3 * row.work_units / summary.median,
+        "image_tokens": round(row.work_units),
+    }
     return {"extra": extra, "included": included}
 
 
-def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summary) -> Plain:
-    """Return a token's time where tokens are decoded, else a prompt's, in the Orin envelope."""
+def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: SampleSummary) -> Plain:
     clocks = [state.gpu_mhz for s in row.samples if (state := s.clocks_after) and state.gpu_mhz]
     assert lane.model is not None
     parts = 1 if case.n_prompt else case.n_gen
@@ -191,7 +196,7 @@ def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summ
     assert sms is not None
     return {
         "envelope": envelope_estimate(
-            1e3 * row.work / summary.median / parts,
+            1e3 * row.work_units / summary.median / parts,
             sms,
             statistics.median(clocks) if clocks else None,
             lane.model.token_read_bytes * reads / parts,
@@ -231,15 +236,14 @@ def _lane_fields(lane: LaneResult) -> Plain:
     return fields
 
 
-def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Plain:
-    """Return what is known of a repetition of the suite's cases."""
+def _suite_fields(lane: LaneResult, row: RowResult, prepared: PreparedCase) -> Plain:
     extra = {
         "calls": prepared.calls,
         "flops": prepared.flops or None,
         "bytes": prepared.n_bytes or None,
         "peak_gflops": prepared.peak_flops and prepared.peak_flops / 1e9,
         **prepared.extra,
-        **_extra_of(row),
+        **_extra_fields(row),
     }
     return {
         "check": {"passed": True, "text": prepared.check, "backend": lane.plan.name},
@@ -248,7 +252,7 @@ def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Pl
     }
 
 
-def _extra_of(row: RowResult) -> Plain:
+def _extra_fields(row: RowResult) -> Plain:
     """Return what this benchmark alone measured: of each process its last sample has it all.
 
     Latencies are percentiles of a process: the record has the median process's, and of all
@@ -267,43 +271,46 @@ def _extra_of(row: RowResult) -> Plain:
     return found
 
 
-def _share(amount: float, per_second: float | None, row: RowResult, median: float) -> float | None:
-    """Return in percent how much of `per_second` the median repetition used for its `amount`."""
+def _percent_of_peak(
+    amount: float, per_second: float | None, row: RowResult, median: float
+) -> float | None:
     if not amount or not per_second:
         return None
-    return 100 * amount * (median / row.work) / per_second
+    return 100 * amount * (median / row.work_units) / per_second
 
 
-def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
+def _statistics_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     fields: Plain = {"comparisons": [], "warnings": [], "samples_ns": [], "samples_ts": []}
     if row.warm_up is not None:
         fields["warm_up_s"] = row.warm_up.seconds
         fields["warm_up_compile_s"] = row.warm_up.compile_s
         fields["kernels_per_token"] = row.warm_up.kernels_per_token
         fields["launches_per_token"] = row.warm_up.launches_per_token
-    prepared = row.prepared
+    prepared = row.prepared_case
     if prepared is not None:
-        fields |= _prepared_fields(lane, row, prepared)
+        fields |= _suite_fields(lane, row, prepared)
     if isinstance(row.case, Case) or prepared is not None:
-        fields["work"] = row.work
+        fields["work"] = row.work_units
     if not row.samples:
         return fields
-    summary = summarize(row.throughputs, run.plan.seed, row.processes)
-    if isinstance(row.case, Case) and row.case.encodes:
+    summary = summarize(row.throughputs, run.plan.seed, row.sample_processes)
+    if isinstance(row.case, Case) and row.case.is_encoding:
         fields |= _picture_fields(lane, row, summary)
     elif isinstance(row.case, Case) and row.case.text:
-        fields |= _text_fields(row, summary)
+        fields |= _first_text_fields(row, summary)
     if isinstance(row.case, Case) and row.case.sms:
         fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
     nanoseconds = summarize([float(sample.ns) for sample in row.samples])
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:
-        fields["peak_percent"] = _share(prepared.flops, prepared.peak_flops, row, summary.median)
+        fields["peak_percent"] = _percent_of_peak(
+            prepared.flops, prepared.peak_flops, row, summary.median
+        )
     return fields | {
         "samples_ns": [sample.ns for sample in row.samples],
         "samples_ts": row.throughputs,
         "rounds": [sample.round for sample in row.samples],
-        "processes": row.processes,
+        "processes": row.sample_processes,
         "discarded_ns": [ns for sample in row.samples for ns in sample.discarded_ns],
         "avg_ns": round(nanoseconds.mean),
         "stddev_ns": round(nanoseconds.sd),
@@ -315,10 +322,13 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "ci95_low_ts": summary.ci_low,
         "ci95_high_ts": summary.ci_high,
         "roofline_percent": percent,
-        "peak_device_bytes": _peak([sample.peak_device_bytes for sample in row.samples]),
-        "peak_rss_bytes": _peak([sample.peak_rss_bytes for sample in row.samples]),
+        "peak_device_bytes": _largest_known([sample.peak_device_bytes for sample in row.samples]),
+        "peak_rss_bytes": _largest_known([sample.peak_rss_bytes for sample in row.samples]),
         "clocks": [
-            {"before": _plain(sample.clocks_before), "after": _plain(sample.clocks_after)}
+            {
+                "before": _clock_fields(sample.clocks_before),
+                "after": _clock_fields(sample.clocks_after),
+            }
             for sample in row.samples
         ],
         **energy_fields([sample.energy for sample in row.samples]),
@@ -331,15 +341,15 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     }
 
 
-def _plain(clocks: ClockState | None) -> Plain | None:
+def _clock_fields(clocks: ClockState | None) -> Plain | None:
     return asdict(clocks) if clocks else None
 
 
-def _peak(values: Sequence[int | None]) -> int | None:
+def _largest_known(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> float | None:
+def roofline_percent(lane: LaneResult, row: RowResult, summary: SampleSummary) -> float | None:
     """Return how much of the measured copy bandwidth a row used; None where that means nothing.
 
     For decoding 100 % is a token every `token_read_bytes / copy bandwidth`: nothing but the weights
@@ -350,8 +360,10 @@ def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> floa
         return None
     bandwidth = statistics.median(lane.bandwidth.samples_gb_s) * 1e9
     if not isinstance(row.case, Case):
-        prepared = row.prepared
-        return _share(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
+        prepared = row.prepared_case
+        return (
+            _percent_of_peak(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
+        )
     if row.case.n_prompt or lane.model is None:
         return None
     tokens = summary.median / row.case.n_parallel  # one reading of the weights serves all sequences
@@ -362,10 +374,10 @@ def row_warnings(
     environment: Environment, lane: LaneResult, row: RowResult, percent: float | None
 ) -> Iterator[BenchWarning]:
     """Yield everything about a row that a reader must know before trusting it."""
-    yield from sample_warnings(row.throughputs, row.processes)
+    yield from sample_warnings(row.throughputs, row.sample_processes)
     board = [sample.board_warnings for sample in row.samples if sample.board_warnings is not None]
     if board:  # a Jetson's clocks are judged by its own sensors
-        yield from _merged(list(itertools.chain.from_iterable(board)))
+        yield from _merged_warnings(list(itertools.chain.from_iterable(board)))
     else:
         before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
         after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
@@ -390,7 +402,7 @@ def row_warnings(
             f"{percent:.0f} %",
         )
     energy = energy_fields([sample.energy for sample in row.samples]).get("energy")
-    if energy and (readings := readings_of_power(energy)) < FEW_READINGS:
+    if energy and (readings := power_reading_count(energy)) < FEW_READINGS:
         yield BenchWarning(
             WarningKind.ROUGH_ENERGY,
             f"energy is rough: fewer than {FEW_READINGS} readings of the sensor a repetition",
@@ -398,7 +410,7 @@ def row_warnings(
         )
 
 
-def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
+def _merged_warnings(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
     """Return each of the samples' warnings once, with what was seen in all of them."""
     details: dict[tuple[WarningKind, str], list[str]] = {}
     for warning in warnings:
@@ -410,7 +422,7 @@ def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RowPair:
     """A row by its place, the baseline's row, and the medians of the processes that both have.
 
     `said` is the baseline with the settings that tell its row from others of the test.
@@ -424,14 +436,14 @@ class Pair:
     medians: tuple[list[float], list[float]]
 
 
-def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
+def compare_rows(run: RunResult) -> list[tuple[int, Plain]]:
     """Compare rows with the same test of the baseline: llama.cpp if it ran, else the first lane.
 
     Returns (place of the record, comparison) for each pair. All of a run are judged at once; only
     processes whose rounds both rows have count.
     """
-    pairs = list(_pairs(run))
-    judged = adjusted([compare_paired(*pair.medians) for pair in pairs])
+    pairs = list(_row_pairs(run))
+    judged = holm_adjusted([compare_paired(*pair.medians) for pair in pairs])
     return [
         (
             pair.index,
@@ -439,7 +451,7 @@ def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
                 "baseline": pair.theirs,
                 "baseline_settings": pair.settings,
                 "pairs": comparison.n,
-                **comparison.plain(),
+                **comparison.json_fields(),
                 "text": verdict_text(comparison, pair.ours, pair.said, "pair"),
             },
         )
@@ -447,7 +459,7 @@ def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
     ]
 
 
-def _pairs(run: RunResult) -> Iterator[Pair]:
+def _row_pairs(run: RunResult) -> Iterator[RowPair]:
     firsts = {lane.plan.backend: lane for lane in reversed(run.lanes) if lane.plan.variables}
     baselines = [other for other in run.lanes if not other.plan.is_tinygrad]
     baselines = [*baselines, *firsts.values()] or [run.lanes[0]]
@@ -461,15 +473,17 @@ def _pairs(run: RunResult) -> Iterator[Pair]:
         test = row.case.benchmark, row.case.label
         same = [each for each in other.rows if (each.case.benchmark, each.case.label) == test]
         for theirs in same:
-            left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
+            left, right = (
+                process_medians(r.throughputs, r.sample_processes) for r in (row, theirs)
+            )
             if both := [process for process in left if process in right]:
                 medians = [left[process] for process in both], [right[process] for process in both]
                 settings = dict(theirs.case.settings)
                 flags = [f"{KNOB_BY_FIELD[name].flags[0]} {settings[name]}" for name in settings]
                 said = " ".join([base.name, *(flags if len(same) > 1 else ())])
-                yield Pair(index, lane.name, base.name, said, settings, medians)
+                yield RowPair(index, lane.name, base.name, said, settings, medians)
 
 
-def to_json(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """Return compact JSON with plain letters."""
     return json.dumps(value, ensure_ascii=False)

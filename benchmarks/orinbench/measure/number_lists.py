@@ -26,7 +26,7 @@ def parse_int_list(text: str, flag: str, minimum: int = 0, maximum: int | None =
                 f"{flag} {text}: '{item}' is neither a number nor a range; "
                 "right are 512, 128,256, 1-4, 64-512+64, 32-512*2"
             )
-        values += _expand(match, f"{flag} {text}", len(values))
+        values += _expand_range(match, f"{flag} {text}", len(values))
     for value in values:
         if value < minimum:
             raise BenchError(f"{flag} {text}: {value} is too small; the least is {minimum}")
@@ -35,7 +35,7 @@ def parse_int_list(text: str, flag: str, minimum: int = 0, maximum: int | None =
     return values
 
 
-def _expand(match: re.Match[str], where: str, already: int) -> list[int]:
+def _expand_range(match: re.Match[str], where: str, already: int) -> list[int]:
     first = int(match[1])
     last = int(match[2]) if match[2] is not None else first
     step = int(match[4]) if match[4] is not None else 1

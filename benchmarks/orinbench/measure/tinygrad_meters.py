@@ -13,7 +13,7 @@ from tinygrad.runtime.support.compiler_cpu import ClangJITCompiler
 from orinbench.measure.backends.backend import Sample
 
 
-class Meters:
+class TinygradMeters:
     """Counts of this process: kernels compiled, seconds in compilers, most bytes on the device."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Meters:
         cached, allocate = Compiler.compile_cached, Buffer.allocate
 
         def compile_cached(compiler: Any, source: str) -> bytes:
-            self._meter(type(compiler))
+            self._time_compiler(type(compiler))
             binary: bytes = cached(compiler, source)
             return binary
 
@@ -35,7 +35,9 @@ class Meters:
             return result
 
         Compiler.compile_cached, Buffer.allocate = compile_cached, metered
-        self._meter(ClangJITCompiler)  # which orinllm's CPU path asks without tinygrad's cache
+        self._time_compiler(
+            ClangJITCompiler
+        )  # which orinllm's CPU path asks without tinygrad's cache
         searched = search.beam_search
 
         def timed_search(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +49,7 @@ class Meters:
 
         search.beam_search = timed_search
 
-    def _meter(self, compiler_class: type[Any]) -> None:
+    def _time_compiler(self, compiler_class: type[Any]) -> None:
         """Time `compile` of a class, once.
 
         The class is patched, not the object: BEAM's workers are sent the object by pickle.
@@ -71,16 +73,16 @@ class Meters:
 
         compiler_class.compile = compile_
 
-    def now(self) -> tuple[float, float, int]:
+    def compile_counts(self) -> tuple[float, float, int]:
         """Return seconds in compilers and in BEAM's search, and kernels compiled, until now."""
         return self.compile_s, self.search_s, self.compiled
 
-    def since(self, before: tuple[float, float, int]) -> dict[str, Any]:
-        """Return what came since a `now`, by the names of `WarmedUp`."""
-        spent = (now - then for now, then in zip(self.now(), before, strict=True))
+    def compile_counts_since(self, before: tuple[float, float, int]) -> dict[str, Any]:
+        """Return what came since `compile_counts`, by the names of `WarmUpCost`."""
+        spent = (now - then for now, then in zip(self.compile_counts(), before, strict=True))
         return dict(zip(("compile_s", "search_s", "kernels_compiled"), spent, strict=True))
 
-    def sample(self, ns: int, ended_s: float, compiled: int, **extra: Any) -> Sample:
+    def make_sample(self, ns: int, ended_s: float, compiled: int, **extra: Any) -> Sample:
         """Return a repetition of `ns`, before which so many kernels had been compiled."""
         return Sample(
             ns=ns,

@@ -48,7 +48,7 @@ class TransformerExecutor:
         return "none"
 
     @property
-    def captured(self) -> Any:
+    def captured_calls(self) -> Any:
         """The calls of a token."""
         return self._model.rollout_jit.captured.linear
 
@@ -75,7 +75,7 @@ class TransformerExecutor:
         """Compute one token more: the given one, or the one that `token` returns."""
         self._last = (self.token(), self._last[1] + 1) if token is None else (token, position)
         bound = self._position.bind(self._last[1])
-        self._out = self._model(_uploaded(self._last[0]), bound, self._temperature).realize()
+        self._out = self._model(_token_tensor(self._last[0]), bound, self._temperature).realize()
 
     def token(self) -> int:
         """Return the most likely next token."""
@@ -85,10 +85,10 @@ class TransformerExecutor:
         """Return the logits after the last step: (vocabulary)."""
         token, position = self._last
         found: npt.NDArray[np.float32] = self._again(
-            _uploaded(token), self._position.bind(position)
+            _token_tensor(token), self._position.bind(position)
         ).numpy()
         return found
 
 
-def _uploaded(token: int) -> Tensor:
+def _token_tensor(token: int) -> Tensor:
     return Tensor([[token]], dtype=dtypes.int32).realize()

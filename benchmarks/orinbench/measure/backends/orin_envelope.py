@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orinbench.child import run
+from orinbench.child import run_command
 from orinbench.errors import BenchError
 
 #: Of a worker's or llama.cpp's environment: how many, and where the library says what it did.
@@ -34,7 +34,7 @@ class GreenContext:
     def __init__(self, wanted: int) -> None:
         self.wanted, self.sms = wanted, 0
 
-    def create(self, pointer: Any, flags: int, device: Any) -> int:
+    def create_context(self, pointer: Any, flags: int, device: Any) -> int:
         """Stand in for cuCtxCreate_v2; raises RuntimeError, one line, where there is none."""
         driver = ctypes.CDLL("libcuda.so.1")
         ordinal = int(getattr(device, "value", device))
@@ -62,7 +62,7 @@ class GreenContext:
         return 0
 
 
-def limit_cuda() -> GreenContext | None:
+def limit_multiprocessors() -> GreenContext | None:
     """Let this process's tinygrad take a green context, if its environment asks for one.
 
     Comes before the device is opened. This imports tinygrad.
@@ -75,7 +75,7 @@ def limit_cuda() -> GreenContext | None:
     from orinllm.gpu.device import override_multiprocessors
 
     green = GreenContext(int(wanted))
-    cuda.cuCtxCreate_v2 = green.create
+    cuda.cuCtxCreate_v2 = green.create_context
 
     def granted(device: str) -> int:
         Device[device]  # opens it
@@ -85,12 +85,12 @@ def limit_cuda() -> GreenContext | None:
     return green
 
 
-class Preload:
+class GreenContextPreload:
     """The library for llama.cpp, in a folder; `environment` is what its programs need."""
 
     def __init__(self, sms: int, folder: Path) -> None:
         self._report = folder / "report"
-        library = build_preload(folder)
+        library = build_preload_library(folder)
         before = os.environ.get("LD_PRELOAD")
         self.environment = {
             "LD_PRELOAD": f"{library}:{before}" if before else str(library),
@@ -98,7 +98,7 @@ class Preload:
             REPORT: str(self._report),
         }
 
-    def sms(self) -> int:
+    def pop_sm_count(self) -> int:
         """Return how many multiprocessors the last program got; forgets it.
 
         Raises BenchError, one line, where its streams were not in a green context.
@@ -118,22 +118,24 @@ class Preload:
         return int(lines[-1].removeprefix("sms "))
 
 
-def build_preload(folder: Path) -> Path:
+def build_preload_library(folder: Path) -> Path:
     """Build the library with the system's C compiler; raises BenchError, one line, if it cannot."""
-    compiler = _compiler()
+    compiler = _compiler_command()
     library = folder / "green_context.so"
     command = [*compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
     try:
-        done = run([*command, "-lpthread"], _BUILD_SECONDS)
+        done = run_command([*command, "-lpthread"], _BUILD_SECONDS)
     except OSError as error:
         raise BenchError(f"--sms: {compiler[0]} does not build its library: {error}") from None
     if done.status != 0:
-        said = next((line for line in done.err.splitlines() if "error" in line), done.reason)
+        said = next(
+            (line for line in done.err.splitlines() if "error" in line), done.last_error_line
+        )
         raise BenchError(f"--sms: {compiler[0]} does not build its library: {said}")
     return library
 
 
-def _compiler() -> list[str]:
+def _compiler_command() -> list[str]:
     if asked := os.environ.get("CC"):
         return asked.split()
     for name in ("cc", "gcc", "clang"):

@@ -74,7 +74,7 @@ def kernel_class(name: str, metadata: str = "") -> str:
     return {"r": "reduction", "E": "elementwise"}.get(name.split("_")[0], "other")
 
 
-def read_log(lines: Iterable[str]) -> list[KernelTime]:
+def parse_log(lines: Iterable[str]) -> list[KernelTime]:
     """Return the kernels of a log in order; lines of anything else are passed over.
 
     `=== orinbench NAME` lines (worker.py) begin the section NAME.
