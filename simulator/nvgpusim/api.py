@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from .cuda.compile import compile_ptx
-from .cuda.server import BASE, STREAMS, Server
+from .cuda.server import BASE, STREAMS, CudaServer
 from .errors import SimError
 from .findings import Finding
-from .options import CUDA_CHECKS, checks
+from .options import CUDA_CHECKS, parse_checks
 
 Size = int | Sequence[int]
 
 
-def _three(size: Size) -> tuple[int, int, int]:
+def _three_dimensions(size: Size) -> tuple[int, int, int]:
     given = (size,) if isinstance(size, int) else tuple(size)
     x, y, z = (*given, 1, 1)[:3]
     return x, y, z
@@ -39,8 +39,10 @@ class Module:
 
     def __init__(self, text: str, sanitize: str = "race,init,sync,bounds") -> None:
         """Read PTX; `sanitize` is the command's option. Raises SimError for what is no PTX."""
-        self.server = Server(frozenset(checks(sanitize, CUDA_CHECKS)) - {"calls", "leaks"})
-        error, _ = self.server.load(text.encode())
+        self.server = CudaServer(
+            frozenset(parse_checks(sanitize, CUDA_CHECKS)) - {"calls", "leaks"}
+        )
+        error, _ = self.server.load_module(text.encode())
         if error:
             raise SimError(self.server.findings[-1])
 
@@ -62,7 +64,7 @@ class Module:
         """The names of the kernels, as C++ mangles them."""
         return list(self.server.modules[0].module.kernels)
 
-    def _named(self, name: str) -> str:
+    def _mangled_name(self, name: str) -> str:
         mangled = f"_Z{len(name)}{name}"
         found = [k for k in self.kernels if k == name or k.startswith(mangled)]
         if len(found) != 1:
@@ -80,7 +82,7 @@ class Module:
         server = self.server
         server.findings.clear()  # each run tells its own
         server.told.clear()
-        error, data = server.kernel(0, self._named(kernel))
+        error, data = server.describe_kernel(0, self._mangled_name(kernel))
         if error:
             raise SimError(server.findings[-1])
         number, count, *_, size = struct.unpack_from("<6I", data)
@@ -90,23 +92,23 @@ class Module:
         params = bytearray(size)
         buffers: list[tuple[np.ndarray[Any, Any], int]] = []
         for n, value in enumerate(args):
-            raw = self._argument(value, buffers)
+            raw = self._argument_bytes(value, buffers)
             if len(raw) != words[256 + n]:
                 raise SimError(
                     f"kernel {kernel}: argument {n + 1} has {words[256 + n]} bytes, "
                     f"{len(raw)} given ({type(value).__name__})"
                 )
             params[words[n] : words[n] + len(raw)] = raw
-        (gx, gy, gz), (bx, by, bz) = _three(grid), _three(block)
+        (gx, gy, gz), (bx, by, bz) = _three_dimensions(grid), _three_dimensions(block)
         a = number | (163 << 42), gx | gy << 32, gz | bx << 32, by | bz << 32, shared
-        error = server.launch(a, bytes(params) + bytes(4 * STREAMS))
+        error = server.run_launch(a, bytes(params) + bytes(4 * STREAMS))
         for array, at in buffers:
             if array.flags.writeable:
                 array.reshape(-1).view(np.uint8)[:] = server.arena[at - BASE :][: array.nbytes]
             server.free(at)
-        return [Finding.of(text) for text in server.findings]
+        return [Finding.from_line(text) for text in server.findings]
 
-    def _argument(self, value: Any, buffers: list[tuple[np.ndarray[Any, Any], int]]) -> bytes:
+    def _argument_bytes(self, value: Any, buffers: list[tuple[np.ndarray[Any, Any], int]]) -> bytes:
         """A parameter's bytes; an array's are its address on the GPU."""
         if not isinstance(value, np.ndarray):
             if isinstance(value, np.generic):
@@ -118,6 +120,6 @@ class Module:
         if not at:
             raise SimError(f"{value.nbytes} bytes: more than the GPU has left")
         self.server.arena[at - BASE :][: value.nbytes] = value.reshape(-1).view(np.uint8)
-        self.server.extents.written_by_host(at, value.nbytes)
+        self.server.extents.note_host_write(at, value.nbytes)
         buffers.append((value, at))
         return struct.pack("<Q", at)

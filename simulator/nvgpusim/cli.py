@@ -29,7 +29,7 @@ from .options import (
     STRICT_EXIT,
     Options,
     cache_directory,
-    checks,
+    parse_checks,
 )
 from .orin import report as reports
 from .orin.inject import Injection
@@ -49,7 +49,7 @@ Other commands, nvgpusim NAME, each with --help:
 """
 
 
-def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+def _options_of_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     """The fields of Options as click's options."""
     for one in reversed(fields(Options)):
         more = dict(one.metadata)
@@ -79,7 +79,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog=_OTHERS,
 )
-@_flags
+@_options_of_fields
 @click.option("--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
@@ -90,7 +90,7 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     nvgpusim --delay 5 --seed 7 -- pytest tests/test_ops.py
     nvgpusim -- -m tinygrad.llm
     """
-    options = Options(**values | {"sanitize": checks(",".join(values["sanitize"]))})
+    options = Options(**values | {"sanitize": parse_checks(",".join(values["sanitize"]))})
     for spec in options.inject:
         Injection.parse(spec)
     argv = python_command(command)
@@ -99,8 +99,8 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     for path in filter(None, (options.record, options.report)):
         _check_writable(path)
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
-        status = _run(argv, options, directory)
-        return _conclude(options, Path(directory), status, quiet, command)
+        status = _run_process(argv, options, directory)
+        return _report_and_status(options, Path(directory), status, quiet, command)
 
 
 def python_command(command: tuple[str, ...]) -> list[str]:
@@ -148,7 +148,7 @@ def _check_writable(path: str) -> None:
         raise SimError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _run(argv: list[str], options: Options, directory: str) -> int:
+def _run_process(argv: list[str], options: Options, directory: str) -> int:
     path = os.pathsep.join(filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH"))))
     # tinygrad's compile cache lives and dies with the PTX kept for it
     cache = {"CACHEDB": str(cache_directory() / f"tinygrad-{KEPT}.db")}
@@ -189,7 +189,7 @@ def _run(argv: list[str], options: Options, directory: str) -> int:
     return status
 
 
-def _conclude(
+def _report_and_status(
     options: Options, directory: Path, status: int, quiet: bool, command: tuple[str, ...]
 ) -> int:
     entries = [
@@ -214,18 +214,18 @@ def _conclude(
                 click.echo(f"nvgpusim: {target}: {error.strerror}", err=True)
     if not quiet:
         for entry in used:
-            click.echo(reports.render(entry), err=True)
+            click.echo(reports.report_text(entry), err=True)
         if entries and not used:
             click.echo("nvgpusim: the program opened no device of the model", err=True)
-    idle = _never_fired(entries)
+    idle = _never_fired_lines(entries)
     for line in idle:
         click.echo(line, err=True)
     if options.strict and status == 0:
-        return STRICT_EXIT if any(map(_suspicious, used)) else int(bool(idle))
+        return STRICT_EXIT if any(map(_is_suspicious, used)) else int(bool(idle))
     return status
 
 
-def _never_fired(entries: list[dict[str, Any]]) -> list[str]:
+def _never_fired_lines(entries: list[dict[str, Any]]) -> list[str]:
     """A line for each injection that fired in no process of the run."""
     seen: Counter[str] = Counter()
     fired: Counter[str] = Counter()
@@ -240,7 +240,7 @@ def _never_fired(entries: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _suspicious(entry: dict[str, Any]) -> bool:
+def _is_suspicious(entry: dict[str, Any]) -> bool:
     unknown = ("dispatch.unknown", "dispatch.not-modelled", "nvmap.unknown", "profile.read-all-sm")
     return bool(entry["faults"] or entry["notes"] or any(r in entry["rules"] for r in unknown))
 
@@ -258,7 +258,7 @@ def report(file: Path | None) -> int:
     if file is None and not last_report_path().is_file():
         raise SimError("no run yet: expected nvgpusim report FILE, or a run before")
     for entry in reports.load_report(file or last_report_path()):
-        click.echo(reports.render(entry, full=True))
+        click.echo(reports.report_text(entry, full=True))
     return 0
 
 
@@ -269,12 +269,12 @@ def report(file: Path | None) -> int:
 @click.option("--addresses", is_flag=True, help="GPU addresses must be equal too.")
 def replay(file: Path, profile: str | None, board: str, addresses: bool) -> int:
     """Drive the model with the trace FILE and list where it answers differently; exit 1 if so."""
-    from .orin.replay import Replay
+    from .orin.replay import TraceReplay
 
-    run = Replay.load(file, profile, board, addresses)
-    for line in run.play():
+    run = TraceReplay.load(file, profile, board, addresses)
+    for line in run.play_events():
         click.echo(line)
-    click.echo(run.summary(), err=True)
+    click.echo(run.summary_line(), err=True)
     return 1 if run.differences else 0
 
 
@@ -300,9 +300,9 @@ def programs(cubin: Path, ptx: Path) -> int:
 
     What a program compiles by NVRTC or nvJitLink is kept by itself.
     """
-    from .orin.gpu.programs import register
+    from .orin.gpu.programs import register_files
 
-    for program in register(cubin, ptx):
+    for program in register_files(cubin, ptx):
         size, count = len(program.text), len(program.code.kernel.instrs)
         click.echo(f"{program.name}: {size} bytes of code, {count} PTX instructions")
     return 0
@@ -325,19 +325,19 @@ def judge(file: Path, only: str, show: int) -> int:
 
     Prints how many sequences and answers agree, by release and kind.
     """
-    from .orin import judge as judging
+    from .orin import driver_answers
 
-    sequences = [s for s in judging.load(file) if fnmatchcase(s.name, only)]
+    sequences = [s for s in driver_answers.load_sequences(file) if fnmatchcase(s.name, only)]
     if not sequences:
         raise SimError(f"--only {only!r}: {file} has no such sequence")
-    verdicts: list[judging.Verdict] = []
+    verdicts: list[driver_answers.Verdict] = []
     with click.progressbar(
         length=len(sequences), label="sequences", file=sys.stderr, show_pos=True
     ) as bar:
-        for verdict in judging.judge(sequences):
+        for verdict in driver_answers.judge_sequences(sequences):
             verdicts.append(verdict)
             bar.update(1)
-    for line in judging.agreement_table(verdicts):
+    for line in driver_answers.agreement_table(verdicts):
         click.echo(line)
     wrong = [v for v in verdicts if v.differences]
     for verdict in wrong[:show]:

@@ -61,7 +61,7 @@ class Extents:
     keeps_writes: bool = True
     """True if anybody asks who wrote what: each look at a buffer pays microseconds for it."""
 
-    def alloc(
+    def add_piece(
         self, va: int, size: int, name: str = "buffer", line: str = "", fresh: bool = True
     ) -> None:
         """A piece exists from now on; `fresh`: nobody has written it."""
@@ -71,19 +71,19 @@ class Extents:
             if va not in self.pieces:
                 self.starts.insert(bisect_right(self.starts, va), va)
             of = self.pieces.setdefault(va, [])
-            self._end(of, "")
+            self._end_last(of, "")
             of.append(Extent(va, va + size, name, line, words, self.moment))
 
-    def _end(self, of: list[Extent], line: str) -> None:
+    def _end_last(self, of: list[Extent], line: str) -> None:
         if of and of[-1].died == _NEVER:
             of[-1].died, of[-1].freed = self.moment, line
             self.dead.append(of[-1])
 
-    def free(self, va: int, line: str = "") -> None:
+    def end_piece(self, va: int, line: str = "") -> None:
         """The piece that begins at `va` is gone."""
         with self.lock:
             self.moment += 1
-            self._end(self.pieces.get(va, []), line)
+            self._end_last(self.pieces.get(va, []), line)
             while len(self.dead) > KEPT:
                 old = self.dead.popleft()
                 self.pieces[old.va].remove(old)
@@ -91,26 +91,26 @@ class Extents:
                     del self.pieces[old.va]
                     self.starts.remove(old.va)
 
-    def about_to_submit(self, token: int) -> None:
+    def on_submission(self, token: int) -> None:
         """The client is about to put one entry into the ring with this doorbell token."""
         with self.lock:
             self.submissions.setdefault(token, deque(maxlen=KEPT)).append(self.moment)
 
-    def oldest_submission(self, token: int) -> int:
+    def take_oldest_submission(self, token: int) -> int:
         """The moment of the token's oldest submission that was not asked for yet, else now."""
         with self.lock:
             known = self.submissions.get(token)
             return known.popleft() if known else self.moment
 
-    def written_by_host(self, va: int, size: int, when: int | None = None, source: int = 0) -> None:
+    def note_host_write(self, va: int, size: int, when: int | None = None, source: int = 0) -> None:
         """Somebody who is no kernel wrote these bytes, or copied them from a `source`: what nobody
         has written there is not written by that."""
         if not self.keeps_writes:
             return
-        extent = self.find(va, when)
+        extent = self.piece_at(va, when)
         if extent is not None and extent.wrote is not None:
             words = extent.wrote[(va - extent.va) // WORD : -(-(va + size - extent.va) // WORD)]
-            held = self.find(source, when) if source else None
+            held = self.piece_at(source, when) if source else None
             if held is None or held.wrote is None or (va - extent.va - source + held.va) % WORD:
                 words[:] = True
             else:
@@ -119,7 +119,7 @@ class Extents:
             if extent.wrote.all():
                 extent.wrote = None
 
-    def find(self, va: int, when: int | None = None) -> Extent | None:
+    def piece_at(self, va: int, when: int | None = None) -> Extent | None:
         """The piece that holds `va`."""
         with self.lock:
             when = self.moment if when is None else when
@@ -135,13 +135,13 @@ class Extents:
         with self.lock:
             return bisect_right(self.starts, end - 1) > bisect_right(self.starts, va - 1)
 
-    def after(self, va: int) -> int:
+    def next_start(self, va: int) -> int:
         """Start of the next piece."""
         with self.lock:
             at = bisect_right(self.starts, va)
             return self.starts[at] if at < len(self.starts) else 1 << 63
 
-    def address_story(self, va: int, when: int | None = None) -> tuple[str, str]:
+    def describe_address(self, va: int, when: int | None = None) -> tuple[str, str]:
         """("free" or "bounds", what is or was at and near an address that no piece holds)."""
         with self.lock:
             when = self.moment if when is None else when

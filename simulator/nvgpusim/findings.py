@@ -32,14 +32,14 @@ class Finding:
     places: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, text: str) -> Finding:
+    def from_line(cls, text: str) -> Finding:
         """A finding from its line on stderr."""
         kind = _KIND.search(text)
         places = dict.fromkeys((file, int(line)) for file, line in _PLACE.findall(text))
         return cls(kind[1] if kind else "fault", text, tuple(places))
 
 
-def _location(file: str, line: int, root: Path) -> dict[str, Any]:
+def _sarif_location(file: str, line: int, root: Path) -> dict[str, Any]:
     path = Path(file)
     inside = path.is_absolute() and path.is_relative_to(root)
     uri = path.relative_to(root).as_posix() if inside else path.as_posix()
@@ -47,7 +47,7 @@ def _location(file: str, line: int, root: Path) -> dict[str, Any]:
     return {"physicalLocation": place}
 
 
-def sarif(findings: Iterable[Finding], root: Path) -> str:
+def sarif_text(findings: Iterable[Finding], root: Path) -> str:
     """SARIF 2.1.0 of findings; files below `root` are named relative to it."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import
 
@@ -58,7 +58,7 @@ def sarif(findings: Iterable[Finding], root: Path) -> str:
     rules = [{"id": k, "shortDescription": {"text": text}} for k, text in KINDS.items()]
     results = []
     for finding in findings:
-        places = [_location(file, line, root) for file, line in finding.places]
+        places = [_sarif_location(file, line, root) for file, line in finding.places]
         result: dict[str, Any] = {
             "ruleId": finding.kind, "level": "error", "message": {"text": finding.message},
         }  # fmt: skip

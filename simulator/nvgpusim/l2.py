@@ -50,35 +50,35 @@ class BufferLines:
         """A GPU has had the states: before, a flush has nothing to look for."""
 
     @property
-    def state(self) -> NDArray[np.uint8]:
+    def line_states(self) -> NDArray[np.uint8]:
         """State of each line; compiled kernels write it by its address."""
         self.used = True
         return self._state
 
-    def touch(self, start: int, size: int, state: int = KEPT) -> NDArray[np.uint8]:
+    def fetch_lines(self, start: int, size: int, state: int = KEPT) -> NDArray[np.uint8]:
         """Fetch what is missing of [start, start + size); all bytes as the GPU sees them."""
         first, last = start // LINE, -(-(start + size) // LINE)
         buf = self._buf()
-        missing = self.state[first:last] == 0
+        missing = self.line_states[first:last] == 0
         if buf is not None and missing.any():
             span = slice(first * LINE, last * LINE)
             fresh = buf.array[span].reshape(-1, LINE)[missing]
             self.kept[span].reshape(-1, LINE)[missing] = fresh
-        self.state[first:last] |= state
+        self.line_states[first:last] |= state
         return self.kept
 
     def write_back(self, some: NDArray[np.bool_] | None = None) -> None:
         """Store dirty lines to memory: all, or those of `some`."""
-        dirty = self.state == DIRTY
+        dirty = self.line_states == DIRTY
         if some is not None:
             dirty &= some
         lines, buf = np.flatnonzero(dirty), self._buf()
         if buf is not None and len(lines):
-            self.state[lines] = KEPT
+            self.line_states[lines] = KEPT
             buf.array.reshape(-1, LINE)[lines] = self.kept.reshape(-1, LINE)[lines]
 
 
-class L2:
+class L2Cache:
     """The board's cache."""
 
     def __init__(self, policy: str = "keep", seed: int = 0) -> None:
@@ -91,7 +91,7 @@ class L2:
         self.policy, self._rate = policy, random.Random(f"l2 {seed}").choice(RATES)
         self._draws = np.random.default_rng(seed)
 
-    def keeps(self, flags: int, kernel: bool) -> bool:
+    def keeps_mapping_lines(self, flags: int, kernel: bool) -> bool:
         """True if lines of such a mapping stay."""
         return bool(flags & CACHEABLE) or (self.policy == "all" and not kernel)
 
@@ -105,40 +105,40 @@ class L2:
         A running grid goes on with its lines: as if it had fetched and written them once more.
         """
         for lines in [lines for lines in self._lines.values() if lines.used]:
-            before = lines.state.copy()
+            before = lines.line_states.copy()
             lines.write_back()
             if self.executing:
-                lines.state[:] |= before
+                lines.line_states[:] |= before
             elif invalidate:
-                lines.state[:] = 0
+                lines.line_states[:] = 0
 
-    def between_grids(self) -> None:
+    def on_grid_boundary(self) -> None:
         """A moment at which lines may go: between grids."""
         if self.policy != "evict":
             return
         for lines in list(self._lines.values()):
-            there = lines.state != 0
+            there = lines.line_states != 0
             some = there & (self._draws.random(len(there)) < self._rate)
             lines.write_back(some)
-            lines.state[some] = 0
+            lines.line_states[some] = 0
 
 
-_board = L2()
+_board = L2Cache()
 _count = 0
 
 
-def board() -> L2:
+def board_l2() -> L2Cache:
     """The L2 of the board of this process."""
     return _board
 
 
-def power_on(policy: str, seed: int) -> None:
+def reset_board_l2(policy: str, seed: int) -> None:
     """A board starts: nothing is kept."""
     global _board
-    _board = L2(policy, seed)
+    _board = L2Cache(policy, seed)
 
 
-def lines_of(buf: DmaBuf) -> BufferLines:
+def lines_of_buffer(buf: DmaBuf) -> BufferLines:
     """The lines of a buffer, from now on kept by the board."""
     global _count
     if buf.lines is None:

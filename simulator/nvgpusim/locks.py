@@ -25,7 +25,7 @@ _owed = False
 """True if collections are to be switched on when the last holder goes."""
 
 
-def pause() -> None:
+def pause_collection() -> None:
     """No collection starts until the matching :func:`resume`; any thread, any number of times."""
     # A signal handler may come in between any two lines and pause and resume by itself.
     global _holders, _owed
@@ -37,7 +37,7 @@ def pause() -> None:
     _state.release()
 
 
-def resume() -> None:
+def resume_collection() -> None:
     """The end of a :func:`pause`."""
     global _holders, _owed
     _state.acquire()
@@ -48,7 +48,7 @@ def resume() -> None:
     _state.release()
 
 
-def client_hooks() -> dict[str, Callable[[], object]]:
+def client_gc_functions() -> dict[str, Callable[[], object]]:
     """Replacements of gc's functions for the client: its wish holds whenever we do not pause."""
 
     def enable() -> None:
@@ -83,17 +83,17 @@ class Lock:
     def acquire(self) -> None:
         """Wait for the lock."""
         got = False
-        pause()
+        pause_collection()
         try:
             got = self._lock.acquire()
         finally:
             if not got:
-                resume()
+                resume_collection()
 
     def release(self) -> None:
         """Give it back."""
         self._lock.release()
-        resume()
+        resume_collection()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -121,7 +121,7 @@ class Bell:
         self._quiet.acquire(timeout=timeout)
 
 
-def _forked() -> None:
+def _reset_in_fork_child() -> None:
     global _state, _holders, _owed
     _state, _holders = threading.RLock(), 0
     for lock in list(Lock._all):
@@ -131,4 +131,4 @@ def _forked() -> None:
         _enable()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_in_fork_child)

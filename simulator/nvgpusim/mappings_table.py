@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .memory import Mapping
 
 
-def _at(array: Any) -> int:
+def address_of(array: Any) -> int:
+    """Address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -33,12 +34,12 @@ class MappingsTable:
             return self.rows
         rows = []
         for m in maps:
-            memory = m.array
+            memory = m.mapped_bytes
             if len(memory) == m.size:
                 kept, state = 0, 0
                 if m.lines is not None:
-                    kept = _at(m.lines.kept) + m.buf_offset
-                    state = _at(m.lines.state) + m.buf_offset // LINE
-                rows.append((m.va, m.size, _at(memory), kept, state, int(not m.read_only)))
+                    kept = address_of(m.lines.kept) + m.buf_offset
+                    state = address_of(m.lines.line_states) + m.buf_offset // LINE
+                rows.append((m.va, m.size, address_of(memory), kept, state, int(not m.read_only)))
         self.seen, self.rows = (maps, moves), np.array(rows, np.uint64).reshape(-1, 6)
         return self.rows

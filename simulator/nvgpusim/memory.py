@@ -51,23 +51,23 @@ _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 def caller_lines() -> str:
     """The client's Python lines that led here: its own innermost one, and the library's."""
-    return _lines(sys._getframe(1))
+    return _client_lines(sys._getframe(1))
 
 
 def client_line() -> str:
     """The client's main thread's current line: about where it rang the doorbell."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
-    return _lines(frame)
+    return _client_lines(frame)
 
 
-def _lines(frame: FrameType | None) -> str:
+def _client_lines(frame: FrameType | None) -> str:
     through = ""
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_PACKAGE + os.sep, "<frozen")):
             at = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-            if _is_clients(frame):
+            if _is_client_code(frame):
                 return f"{at}, through {through}" if through else at
             if not through and any(part in name for part in _LIBRARIES):
                 through = at
@@ -75,7 +75,7 @@ def _lines(frame: FrameType | None) -> str:
     return through or "no Python line"
 
 
-def _is_clients(frame: FrameType) -> bool:
+def _is_client_code(frame: FrameType) -> bool:
     """Code of the program itself: no library's, and no text that a library has compiled."""
     name = frame.f_code.co_filename
     if name.startswith("<"):  # python -c, an interactive line
@@ -101,7 +101,7 @@ def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
     return np.ctypeslib.as_array(pages)
 
 
-def fill_resident(array: NDArray[np.uint8], value: int) -> None:
+def fill_present_pages(array: NDArray[np.uint8], value: int) -> None:
     """Set every byte of the pages that exist; pages never touched stay absent."""
     step = 1 << 30
     for start in range(0, len(array), step):
@@ -112,16 +112,16 @@ def fill_resident(array: NDArray[np.uint8], value: int) -> None:
                 part[page * PAGE : (page + 1) * PAGE] = value
 
 
-def _libc(name: str, restype: type, *argtypes: type) -> Callable[..., int]:
+def _libc_function(name: str, restype: type, *argtypes: type) -> Callable[..., int]:
     function = ctypes.CDLL(None, use_errno=True)[name]
     function.restype, function.argtypes = restype, argtypes
     return function
 
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_mmap = _libc("mmap", _ADDRESS, _ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
-_munmap = _libc("munmap", _INT, _ADDRESS, _SIZE)
-_mincore = _libc("mincore", _INT, _ADDRESS, _SIZE, _ADDRESS)
+_mmap = _libc_function("mmap", _ADDRESS, _ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
+_munmap = _libc_function("munmap", _INT, _ADDRESS, _SIZE)
+_mincore = _libc_function("mincore", _INT, _ADDRESS, _SIZE, _ADDRESS)
 
 
 class MmuFault(Exception):  # noqa: N818 - the hardware's name
@@ -175,7 +175,7 @@ class DmaBuf:
         self.lines: l2.BufferLines | None = None
 
     @property
-    def allocated(self) -> bool:
+    def is_allocated(self) -> bool:
         """True if the buffer has pages."""
         return bool(self.array.size)
 
@@ -184,41 +184,41 @@ class DmaBuf:
         """The whole memory, writable, the same pages that the client maps."""
         return self.array.data
 
-    def populate(self, fd: int) -> None:
+    def map_memfd(self, fd: int) -> None:
         """Give the memfd `fd` its size and keep a mapping of it; raises OSError."""
         os.ftruncate(fd, self.size)
         self.array = map_pages(fd, self.size)
 
-    def pin(self, address: int) -> None:
+    def pin_client_pages(self, address: int) -> None:
         """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""
         self.pinned, self.foreign = address, True
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(address))
 
-    def unpin(self) -> None:
+    def copy_pinned_pages(self) -> None:
         """Keep the content of pinned pages that the client is about to unmap."""
         if self.pinned is not None:
             self.array, self.pinned = self.array.copy(), None
             DmaBuf.moves += 1
 
-    def forked(self) -> None:
+    def on_fork_child(self) -> None:
         """In a child: CPU mappings are not inherited, and the parent still has the memory."""
         self.poison = False
         while self.refs["cpu"]:
-            self.put("cpu")
+            self.drop_reference("cpu")
 
-    def get(self, reason: str) -> None:
+    def add_reference(self, reason: str) -> None:
         """Take a reference."""
         self.refs[reason] += 1
 
-    def put(self, reason: str) -> None:
+    def drop_reference(self, reason: str) -> None:
         """Drop a reference; the last one frees (and poisons) the memory."""
         self.refs[reason] -= 1
         if self.refs[reason] <= 0:
             del self.refs[reason]
         if not self.refs and not self.freed:
             self.freed = True
-            if self.poison and not self.foreign and self.allocated:
-                fill_resident(self.array, POISON)
+            if self.poison and not self.foreign and self.is_allocated:
+                fill_present_pages(self.array, POISON)
             if self.on_free is not None:
                 self.on_free(self)
 
@@ -246,24 +246,26 @@ class Mapping:
     lines: l2.BufferLines | None = None
 
     def __post_init__(self) -> None:
-        if l2.board().keeps(self.flags, self.kernel):
-            self.lines = l2.lines_of(self.buf)
+        if l2.board_l2().keeps_mapping_lines(self.flags, self.kernel):
+            self.lines = l2.lines_of_buffer(self.buf)
 
-    def seen(
+    def bytes_of_gpu(
         self, start: int, size: int, state: int = l2.KEPT, past: bool = False
     ) -> NDArray[np.uint8]:
         """The bytes [start, start + size) as the GPU reads them, or (l2.DIRTY) stores them."""
         start += self.buf_offset
-        return self.whole(start, size, state, past)[start : start + size]
+        return self.touched_buffer(start, size, state, past)[start : start + size]
 
-    def whole(self, start: int, size: int, state: int, past: bool = False) -> NDArray[np.uint8]:
+    def touched_buffer(
+        self, start: int, size: int, state: int, past: bool = False
+    ) -> NDArray[np.uint8]:
         """The buffer; the GPU touches [start, start + size). `past`: past volatile lines."""
         if self.lines is None or (past and not self.flags & l2.CACHEABLE):
             return self.buf.array
-        return self.lines.touch(start, size, state)
+        return self.lines.fetch_lines(start, size, state)
 
     @property
-    def array(self) -> NDArray[np.uint8]:
+    def mapped_bytes(self) -> NDArray[np.uint8]:
         """The mapped bytes."""
         return self.buf.array[self.buf_offset : self.buf_offset + self.size]
 
@@ -274,7 +276,7 @@ class Mapping:
 
 
 @dataclass(frozen=True)
-class Unmapped:
+class UnmappedRange:
     """Record of a mapping that went away."""
 
     va: int
@@ -304,13 +306,13 @@ class GpuAddressSpace:
         self._table: tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]] | None = None
         self._known: tuple[list[int], list[Mapping]] | None = None
         self._extents = MappingsTable()
-        self._gone: deque[Unmapped] = deque(maxlen=self.HISTORY)
+        self._gone: deque[UnmappedRange] = deque(maxlen=self.HISTORY)
 
     # kernel side
 
-    def map(self, mapping: Mapping) -> None:
+    def add_mapping(self, mapping: Mapping) -> None:
         """Enter a mapping; the caller has made sure that nothing overlaps it."""
-        mapping.buf.get("gpu")
+        mapping.buf.add_reference("gpu")
         with self._lock:
             at = bisect_right(self._starts, mapping.va)
             self._maps.insert(at, mapping)
@@ -318,7 +320,7 @@ class GpuAddressSpace:
             self._of.setdefault(mapping.buf, []).append(mapping)
             self._table = self._known = None
 
-    def unmap(self, mapping: Mapping, line: str = "") -> None:
+    def remove_mapping(self, mapping: Mapping, line: str = "") -> None:
         """Take a mapping out, at once, and drop its reference on the buffer."""
         with self._lock:
             at = bisect_right(self._starts, mapping.va) - 1
@@ -327,8 +329,8 @@ class GpuAddressSpace:
             if not self._of[mapping.buf]:
                 del self._of[mapping.buf]
             self._table = self._known = None
-            self._gone.append(Unmapped(mapping.va, mapping.end, repr(mapping.buf), line))
-        mapping.buf.put("gpu")
+            self._gone.append(UnmappedRange(mapping.va, mapping.end, repr(mapping.buf), line))
+        mapping.buf.drop_reference("gpu")
 
     def mappings(self) -> list[Mapping]:
         """All mappings, by address."""
@@ -340,30 +342,30 @@ class GpuAddressSpace:
         with self._lock:
             return list(self._of.get(buf, ()))
 
-    def find(self, va: int) -> Mapping | None:
+    def mapping_at(self, va: int) -> Mapping | None:
         """The mapping that holds `va`."""
-        starts, maps = self._known or self._snapshot()
+        starts, maps = self._known or self._make_snapshot()
         at = bisect_right(starts, va) - 1
         return maps[at] if at >= 0 and va < maps[at].end else None
 
-    def _snapshot(self) -> tuple[list[int], list[Mapping]]:
+    def _make_snapshot(self) -> tuple[list[int], list[Mapping]]:
         """Starts and mappings for looks without the lock, kept until something changes."""
         with self._lock:
             self._known = self._starts.copy(), self._maps.copy()
             return self._known
 
-    def extents(self) -> NDArray[np.uint64]:
+    def mapping_rows(self) -> NDArray[np.uint64]:
         """Return the mappings as compiled kernels read them (see `MappingsTable`)."""
-        return self._extents.rows_of((self._known or self._snapshot())[1], DmaBuf.moves)
+        return self._extents.rows_of((self._known or self._make_snapshot())[1], DmaBuf.moves)
 
-    def overlapping(self, va: int, size: int) -> list[Mapping]:
+    def mappings_overlapping(self, va: int, size: int) -> list[Mapping]:
         """Mappings that share a byte with [va, va + size)."""
         with self._lock:
             first = max(bisect_right(self._starts, va) - 1, 0)
             last = bisect_right(self._starts, va + size - 1)
             return [m for m in self._maps[first:last] if m.va < va + size and va < m.end]
 
-    def _lookup(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]]:
+    def _search_arrays(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]]:
         """Starts, ends and mappings for searches by many lanes, kept until something changes."""
         if self._table is None:
             ends = np.array([m.end for m in self._maps], np.uint64)
@@ -372,21 +374,21 @@ class GpuAddressSpace:
 
     # execution side
 
-    def view(self, va: int, size: int, access: Access, past: bool = False) -> memoryview:
+    def view_bytes(self, va: int, size: int, access: Access, past: bool = False) -> memoryview:
         """`size` contiguous bytes at `va` in one mapping; raises MmuFault. `past`: see `whole`."""
-        starts, maps = self._known or self._snapshot()
+        starts, maps = self._known or self._make_snapshot()
         at = bisect_right(starts, va) - 1
         if at < 0 or (start := va - (mapping := maps[at]).va) >= mapping.size:
-            raise self._fault(va, access)
+            raise self._make_fault(va, access)
         if start + size > mapping.size:
-            raise self._fault(mapping.end, access)
+            raise self._make_fault(mapping.end, access)
         if access not in ("write", "atomic"):
-            return mapping.seen(start, size, past=past).data.toreadonly()
+            return mapping.bytes_of_gpu(start, size, past=past).data.toreadonly()
         if mapping.read_only:
-            raise MmuFault(va, access, "read-only", self.describe(va))
-        return mapping.seen(start, size, l2.DIRTY, past).data
+            raise MmuFault(va, access, "read-only", self.describe_address(va))
+        return mapping.bytes_of_gpu(start, size, l2.DIRTY, past).data
 
-    def load(
+    def gather(
         self, va: NDArray[np.uint64], width: int, access: Access = "read"
     ) -> NDArray[np.uint8]:
         """Gather `width` bytes per lane: (n,) addresses -> (n, width); raises MmuFault (lane)."""
@@ -394,9 +396,9 @@ class GpuAddressSpace:
         out = np.empty((n, width), np.uint8)
         if n == 0:
             return out
-        for mapping, lanes, offsets in self._runs(va, width, access):
+        for mapping, lanes, offsets in self._lanes_by_mapping(va, width, access):
             start = int(offsets.min()) // 256 * 256
-            data = mapping.seen(start, int(offsets.max()) + width - start)
+            data = mapping.bytes_of_gpu(start, int(offsets.max()) + width - start)
             offsets = offsets - np.uint64(start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 typed = data[: len(data) // width * width].view(_WIDE[width])
@@ -409,31 +411,28 @@ class GpuAddressSpace:
             out[lanes] = got
         return out
 
-    def store(
+    def scatter(
         self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
     ) -> None:
-        """Scatter (n, width) bytes to (n,) addresses, later lanes win; raises MmuFault (lane).
-
-        Nothing is written when any lane faults.
-        """
+        """Scatter (n, width) bytes to (n,) addresses, later lanes win; MmuFault (lane): none is."""
         width = data.shape[1]
         if len(va) == 0:
             return
-        for mapping, lanes, offsets in self._runs(va, width, access):
+        for mapping, lanes, offsets in self._lanes_by_mapping(va, width, access):
             rows = np.ascontiguousarray(data if lanes is None else data[lanes])
             start = int(offsets.min()) // 256 * 256
             size = min(int(offsets.max()) + width, mapping.size) - start
-            array, offsets = mapping.seen(start, size, l2.DIRTY), offsets - np.uint64(start)
+            array, offsets = mapping.bytes_of_gpu(start, size, l2.DIRTY), offsets - np.uint64(start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 whole = array[: len(array) // width * width].view(_WIDE[width])
                 whole[offsets // np.uint64(width)] = rows.view(_WIDE[width]).reshape(-1)
             else:
                 array[offsets[:, None] + np.arange(width, dtype=np.uint64)] = rows
 
-    def describe(self, va: int) -> str:
+    def describe_address(self, va: int) -> str:
         """Describe `va` in one line: its mapping, the last one there, and the nearest ones."""
         with self._lock:
-            here = self.find(va)
+            here = self.mapping_at(va)
             if here is not None:
                 how = "read-only" if here.read_only else "read-write"
                 return f"{va:#x} is +{va - here.va:#x} in {here.buf!r} mapped {how} at {here.va:#x}"
@@ -453,25 +452,25 @@ class GpuAddressSpace:
                 parts.append("not a 40-bit address (a CPU pointer?)")
             return f"{va:#x} is not mapped in {self.name}: " + ("; ".join(parts) or "it is empty")
 
-    def _fault(self, va: int, access: Access, lane: int | None = None) -> MmuFault:
+    def _make_fault(self, va: int, access: Access, lane: int | None = None) -> MmuFault:
         with self._lock:
             was = any(gone.va <= va < gone.end for gone in self._gone)
         kind: FaultKind = "unmapped-after" if was else "unmapped"
-        return MmuFault(va, access, kind, self.describe(va), lane)
+        return MmuFault(va, access, kind, self.describe_address(va), lane)
 
-    def _runs(
+    def _lanes_by_mapping(
         self, va: NDArray[np.uint64], width: int, access: Access
     ) -> list[tuple[Mapping, NDArray[np.intp] | None, NDArray[np.uint64]]]:
         """Lanes grouped by mapping as (mapping, lanes or None for all, offsets in it)."""
         low, high = int(va.min()), int(va.max()) + width
         with self._lock:
-            one = self.find(low)
+            one = self.mapping_at(low)
             if one is not None and high <= one.end:
-                self._writable(one, access, va, None)
+                self._check_writable(one, access, va, None)
                 return [(one, None, va - np.uint64(one.va))]
-            starts, ends, maps = self._lookup()
+            starts, ends, maps = self._search_arrays()
         if not maps:
-            raise self._fault(int(va[0]), access, 0)
+            raise self._make_fault(int(va[0]), access, 0)
         at = np.searchsorted(starts, va, side="right").astype(np.intp) - 1
         bad = (at < 0) | (va + np.uint64(width) > ends[np.maximum(at, 0)])
         if bad.any():
@@ -479,15 +478,15 @@ class GpuAddressSpace:
             where = int(va[lane])
             if at[lane] >= 0 and where < int(ends[at[lane]]):
                 where = int(ends[at[lane]])
-            raise self._fault(where, access, lane)
+            raise self._make_fault(where, access, lane)
         runs: list[tuple[Mapping, NDArray[np.intp] | None, NDArray[np.uint64]]] = []
         for index in np.unique(at):
             lanes = np.flatnonzero(at == index)
-            self._writable(maps[index], access, va, lanes)
+            self._check_writable(maps[index], access, va, lanes)
             runs.append((maps[index], lanes, va[lanes] - starts[index]))
         return runs
 
-    def _writable(
+    def _check_writable(
         self,
         mapping: Mapping,
         access: Access,
@@ -497,4 +496,4 @@ class GpuAddressSpace:
         if mapping.read_only and access in ("write", "atomic"):
             lane = 0 if lanes is None else int(lanes[0])
             where = int(va[lane])
-            raise MmuFault(where, access, "read-only", self.describe(where), lane)
+            raise MmuFault(where, access, "read-only", self.describe_address(where), lane)

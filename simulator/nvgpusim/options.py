@@ -18,7 +18,7 @@ PLACES = ("buddy", "low", "high", "random", "windows", "reuse")
 L2_POLICIES = ("keep", "evict", "all")
 """Policies of the GPU's L2 with lines (see l2.py)."""
 MEMORY_ENDS = ("release", "refuse")
-"""Behaviours of nvmap when memory ends (see kernel/available.py)."""
+"""Behaviours of nvmap when memory ends (see kernel/board_memory.py)."""
 CHECKS = ("race", "init", "sync", "bounds")
 """Faults that `--sanitize` can watch kernels for."""
 STRICT_EXIT = 3
@@ -29,7 +29,7 @@ CUDA_CHECKS = (*CHECKS, "calls", "leaks")
 """Checks of CUDA programs: kernels, calls, memory that is never freed."""
 
 
-def checks(text: str, known: tuple[str, ...] = CHECKS) -> tuple[str, ...]:
+def parse_checks(text: str, known: tuple[str, ...] = CHECKS) -> tuple[str, ...]:
     """The list of --sanitize; raises SimError for a name that is none."""
     names = tuple(filter(None, text.split(",")))
     if names == ("all",):
@@ -49,7 +49,7 @@ def cache_directory() -> Path:
     return Path(base) / "nvgpusim"
 
 
-def _option(default: Any, text: str, **more: Any) -> Any:
+def _option_field(default: Any, text: str, **more: Any) -> Any:
     """A field that is an option of the command: its text, and what it may be (see cli.py)."""
     return field(default=default, metadata={"text": text, **more})
 
@@ -58,65 +58,67 @@ def _option(default: Any, text: str, **more: Any) -> Any:
 class Options:
     """Options of `python -m nvgpusim`, in the order and with the words of its --help."""
 
-    profile: str = _option(
+    profile: str = _option_field(
         "r36", "Struct sizes, numbers and rules of that L4T release.", choices=PROFILES
     )
-    board: str = _option("agx64", "Orin module: enabled SMs and memory.", choices=BOARDS)
-    delay: float = _option(
+    board: str = _option_field("agx64", "Orin module: enabled SMs and memory.", choices=BOARDS)
+    delay: float = _option_field(
         0.0, "The GPU works up to MS milliseconds late, by --seed.", range=(0, 10_000), metavar="MS"
     )
-    order: bool = _option(False, "A store that no barrier follows may be invisible to the GPU.")
-    prefetch: bool = _option(
+    order: bool = _option_field(
+        False, "A store that no barrier follows may be invisible to the GPU."
+    )
+    prefetch: bool = _option_field(
         True, "Entries and pushbuffers are read at the doorbell, or when they are executed."
     )
-    write_back: bool = _option(
+    write_back: bool = _option_field(
         False, "SKED writes its copy of a QMD back some time after the QMD's release."
     )
-    l2: str = _option(
+    l2: str = _option_field(
         "keep",
         "The GPU's L2 keeps lines of CACHEABLE mappings until a flush, evicts some by --seed, or "
         "keeps lines of all mappings.",
         choices=L2_POLICIES,
     )
-    memory_end: str = _option(
+    memory_end: str = _option_field(
         "release",
         "nvmap's answer when memory ends is the profile's, or that of r35.6.3 and r36.4.7: ENOMEM "
         "while the page cache is full.",
         choices=MEMORY_ENDS,
     )
-    page_cache: int = _option(
+    page_cache: int = _option_field(
         -1,
         "Memory that files take at the start (-1: three quarters).",
         range=(-1, None),
         metavar="MB",
     )
-    warps: bool = _option(False, "Warps of a block run in a random order, from --seed.")
-    sanitize: tuple[str, ...] = _option(
+    warps: bool = _option_field(False, "Warps of a block run in a random order, from --seed.")
+    sanitize: tuple[str, ...] = _option_field(
         (), "Watch kernels: race,init,sync,bounds, or all. --strict without it: all.",
         metavar="LIST",
     )  # fmt: skip
-    place: str = _option("buddy", "Which free block the kernel hands out.", choices=PLACES)
-    poison: bool = _option(False, "Freed memory is filled with 0xDB.")
-    second_client: float = _option(
+    place: str = _option_field("buddy", "Which free block the kernel hands out.", choices=PLACES)
+    poison: bool = _option_field(False, "Freed memory is filled with 0xDB.")
+    second_client: float = _option_field(
         0.0,
         "Another process always has GPU work; a grid of this one takes MS of simulated time.",
         range=(0, 60_000),
         metavar="MS",
     )
-    inject: tuple[str, ...] = _option(
+    inject: tuple[str, ...] = _option_field(
         (), "A fault on demand, WHAT[@WHERE][:n=K|every=K|p=P]; several times.", metavar="SPEC"
     )
-    seed: int = _option(0, "Seed of every random choice above.")
-    record: str = _option("", "The file that gets the trace.", metavar="FILE")
-    report: str = _option("", "The file that gets the report.", metavar="FILE")
-    strict: bool = _option(
+    seed: int = _option_field(0, "Seed of every random choice above.")
+    record: str = _option_field("", "The file that gets the trace.", metavar="FILE")
+    report: str = _option_field("", "The file that gets the report.", metavar="FILE")
+    strict: bool = _option_field(
         False,
         f"Exit {STRICT_EXIT} when the program succeeded but a GPU error, a note or an ioctl that "
         "is unknown or not modelled occurred; 1 when an --inject never fired.",
     )
 
     @property
-    def checks(self) -> frozenset[str]:
+    def watched_checks(self) -> frozenset[str]:
         """Faults that kernels are watched for."""
         return frozenset(self.sanitize or (CHECKS if self.strict else ()))
 
@@ -131,7 +133,7 @@ class Options:
         return 2 * self.tpcs
 
     @property
-    def ram(self) -> int:
+    def ram_bytes(self) -> int:
         """Bytes of memory of the board."""
         return BOARDS[self.board][1] << 30
 

@@ -28,7 +28,7 @@ from .findings import Finding
 _INSIDE = "NVGPUSIM_CUDA"
 
 
-class Simulated:
+class CudaRunner:
     """Value of the fixture; `findings` are those of the last run."""
 
     def __init__(self) -> None:
@@ -43,26 +43,26 @@ class Simulated:
     ) -> str:
         """Compile and run a program; returns its stdout. Fails for a finding or an exit status."""
         from .cuda.compile import compile_program
-        from .cuda.server import Server
-        from .options import CUDA_CHECKS, checks
+        from .cuda.server import CudaServer
+        from .options import CUDA_CHECKS, parse_checks
 
-        server = Server(frozenset(checks(sanitize, CUDA_CHECKS)))
+        server = CudaServer(frozenset(parse_checks(sanitize, CUDA_CHECKS)))
         with tempfile.TemporaryDirectory(prefix="nvgpusim-") as folder:
             goal, out = Path(folder, Path(source).stem), Path(folder, "stdout")
             compile_program(Path(source), goal, options)
-            status = _captured([str(goal), *arguments], server, out)
+            status = _run_captured([str(goal), *arguments], server, out)
             text = out.read_text(errors="replace")
-        self.findings = [Finding.of(text) for text in server.findings]
-        _judge(self.findings, status, text)
+        self.findings = [Finding.from_line(text) for text in server.findings]
+        _fail_on_findings(self.findings, status, text)
         return text
 
 
-def _captured(argv: list[str], server: object, out: Path) -> int:
+def _run_captured(argv: list[str], server: object, out: Path) -> int:
     """Run a program with its stdout in a file; the exit status."""
     from .cuda.command import run_program
-    from .cuda.server import Server
+    from .cuda.server import CudaServer
 
-    assert isinstance(server, Server)
+    assert isinstance(server, CudaServer)
     sys.stdout.flush()
     kept = os.dup(1)
     with out.open("wb") as file:
@@ -74,7 +74,7 @@ def _captured(argv: list[str], server: object, out: Path) -> int:
             os.close(kept)
 
 
-def _judge(findings: list[Finding], status: int, text: str) -> None:
+def _fail_on_findings(findings: list[Finding], status: int, text: str) -> None:
     for finding in findings:
         places = "".join(f"\n  {file}:{line}" for file, line in finding.places)
         pytest.fail(f"{finding.message}{places}", pytrace=False)
@@ -83,9 +83,9 @@ def _judge(findings: list[Finding], status: int, text: str) -> None:
 
 
 @pytest.fixture
-def nvgpusim() -> Simulated:
+def nvgpusim() -> CudaRunner:
     """Runs CUDA programs on the simulator."""
-    return Simulated()
+    return CudaRunner()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -109,7 +109,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True, check=False
     )
     notes = [line for line in done.stderr.splitlines() if line.startswith("nvgpusim: note: ")]
-    _judge([Finding.of(line.removeprefix("nvgpusim: note: ")) for line in notes], 0, "")
+    _fail_on_findings(
+        [Finding.from_line(line.removeprefix("nvgpusim: note: ")) for line in notes], 0, ""
+    )
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
     return True

@@ -9,7 +9,7 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 
 
-def _start() -> None:
+def _start_simulator() -> None:
     if not os.environ.get("NVGPUSIM_OPTIONS"):
         return
     root = os.path.dirname(os.path.dirname(_here))
@@ -18,13 +18,13 @@ def _start() -> None:
             importlib.import_module("nvgpusim")
         except ImportError:
             sys.path.append(root)
-        importlib.import_module("nvgpusim.orin.shim").bootstrap()
+        importlib.import_module("nvgpusim.orin.simulation").start_from_environment()
     except ImportError as error:
         sys.stderr.write(f"nvgpusim: error: {sys.executable} cannot load the simulator: {error}\n")
         os._exit(2)
 
 
-def _chain() -> None:
+def _run_hidden_sitecustomize() -> None:
     """Run the sitecustomize that this one hides."""
     path = [p for p in sys.path if os.path.abspath(p or ".") != _here]
     sys.path[:] = path
@@ -33,5 +33,5 @@ def _chain() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_start()
-_chain()
+_start_simulator()
+_run_hidden_sitecustomize()

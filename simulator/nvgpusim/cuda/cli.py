@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from ..errors import SimError
-from ..findings import Finding, sarif
-from ..options import CUDA_CHECKS, checks
+from ..findings import Finding, sarif_text
+from ..options import CUDA_CHECKS, parse_checks
 
 FOUND = 3
 """Exit status where the program's own is 0 and something was found."""
 
 
-def _options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _shared_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options that both commands have."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,12 +42,14 @@ def _options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return add
 
 
-def _start(argv: tuple[str, ...], sanitize: str, warps: int | None, report: Path | None) -> int:
+def _run_and_summarize(
+    argv: tuple[str, ...], sanitize: str, warps: int | None, report: Path | None
+) -> int:
     """Run a program; print the summary; the exit status."""
     from .command import run_program
-    from .server import Server
+    from .server import CudaServer
 
-    server = Server(frozenset(checks(sanitize, CUDA_CHECKS)), warps)
+    server = CudaServer(frozenset(parse_checks(sanitize, CUDA_CHECKS)), warps)
     status = run_program(argv, server, os.environ)
     click.echo(
         f"nvgpusim: {server.launches} launches, {server.instructions} thread instructions, "
@@ -56,7 +58,7 @@ def _start(argv: tuple[str, ...], sanitize: str, warps: int | None, report: Path
     )
     if report is not None:
         try:
-            report.write_text(sarif(map(Finding.of, server.findings), Path.cwd()))
+            report.write_text(sarif_text(map(Finding.from_line, server.findings), Path.cwd()))
         except OSError as error:
             raise SimError(f"--sarif {report}: {error.strerror}") from error
     bad = server.gaps or (sanitize and server.findings)
@@ -64,7 +66,7 @@ def _start(argv: tuple[str, ...], sanitize: str, warps: int | None, report: Path
 
 
 @click.command("nvgpusim cuda", context_settings={"allow_interspersed_args": False})
-@_options("")
+@_shared_options("")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def cuda(sanitize: str, warps: int | None, report: Path | None, program: tuple[str, ...]) -> int:
     """Run PROGRAM, a CUDA program, unchanged, on stand-ins for libcudart and libcuda.
@@ -73,11 +75,11 @@ def cuda(sanitize: str, warps: int | None, report: Path | None, program: tuple[s
     exit status is the program's; 3 where that is 0, and --sanitize found something or the simulator
     could not run a kernel.
     """
-    return _start(program, sanitize, warps, report)
+    return _run_and_summarize(program, sanitize, warps, report)
 
 
 @click.command("nvgpusim run", context_settings={"allow_interspersed_args": False})
-@_options("race,init,sync,bounds,calls")
+@_shared_options("race,init,sync,bounds,calls")
 @click.option("-X", "options", multiple=True, metavar="OPTION", help="An option for nvcc.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -98,4 +100,4 @@ def run_source(
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as folder:
         goal = Path(folder, source.stem)
         compile_program(source, goal, options)
-        return _start((str(goal), *arguments), sanitize, warps, report)
+        return _run_and_summarize((str(goal), *arguments), sanitize, warps, report)

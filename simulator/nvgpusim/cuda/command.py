@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..errors import SimError
 from ..options import cache_directory
-from ..ptx.native.build import compiler as c_compiler
-from .server import BASE, SIZE, Server
+from ..ptx.native.build import compiler_command as c_compiler
+from .server import BASE, SIZE, CudaServer
 
 HERE = Path(__file__).parent
 SOURCES = ("standin.c", "pending.c", "cudart.c", "cudart_memory.c", "cuda.c")
@@ -26,7 +26,7 @@ NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "li
 """Names that programs ask for; one library, as both interfaces share a connection."""
 
 
-def cuda_headers() -> Path:
+def cuda_include_folder() -> Path:
     """CUDA's include folder: of CUDA_PATH, of the nvcc on PATH, of a wheel. Raises SimError."""
     nvcc, given = shutil.which("nvcc"), os.environ.get("CUDA_PATH")
     places = [Path(given)] if given else []
@@ -84,9 +84,9 @@ def build_stand_in(include: Path, cache: Path) -> Path:
     return folder
 
 
-def run_program(argv: Sequence[str], server: Server, environment: Mapping[str, str]) -> int:
+def run_program(argv: Sequence[str], server: CudaServer, environment: Mapping[str, str]) -> int:
     """Start a program with the stand-ins and serve it; returns its exit status."""
-    folder = build_stand_in(cuda_headers(), cache_directory())
+    folder = build_stand_in(cuda_include_folder(), cache_directory())
     mine, its = socket.socketpair()
     paths = os.pathsep.join(filter(None, (str(folder), environment.get("LD_LIBRARY_PATH"))))
     given = {
@@ -101,10 +101,10 @@ def run_program(argv: Sequence[str], server: Server, environment: Mapping[str, s
             raise SimError(f"{argv[0]}: {error.strerror}") from error
         its.close()
         server.lines.program = os.path.realpath(shutil.which(argv[0]) or argv[0])
-        thread = threading.Thread(target=server.serve, args=(mine,), daemon=True)
+        thread = threading.Thread(target=server.serve_requests, args=(mine,), daemon=True)
         thread.start()
         status = process.wait()
         thread.join()
         if status >= 0:
-            server.tell_leaks()
+            server.report_leaks()
     return status if status >= 0 else 128 - status

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ..errors import SimError
 from ..options import cache_directory
-from .command import build_stand_in, cuda_headers
+from .command import build_stand_in, cuda_include_folder
 
 GENERATED = ("-no-compress", "-gencode", "arch=compute_87,code=compute_87", "-lineinfo")
 
 
-def nvcc() -> Path:
+def nvcc_path() -> Path:
     """nvcc of CUDA_PATH, of PATH, or of NVIDIA's wheels. Raises SimError."""
     given = os.environ.get("CUDA_PATH")
     found = shutil.which("nvcc")
@@ -31,7 +31,7 @@ def nvcc() -> Path:
     raise SimError("nvcc is missing: pip install 'nvgpusim[cuda]', or set CUDA_PATH")
 
 
-def _run(command: Sequence[str | Path], what: str) -> None:
+def _run_nvcc(command: Sequence[str | Path], what: str) -> None:
     try:
         done = subprocess.run(
             list(map(str, command)), stderr=subprocess.PIPE, text=True, check=False
@@ -46,14 +46,14 @@ def compile_program(source: Path, goal: Path, options: Sequence[str] = ()) -> No
     """Compile a CUDA source with a main to a program for `nvgpusim cuda`. Raises SimError."""
     if not source.is_file():
         raise SimError(f"{source}: No such file")
-    library = build_stand_in(cuda_headers(), cache_directory())
-    command: list[str | Path] = [nvcc(), *GENERATED, "-g", "-cudart", "none", *options, source]
-    _run([*command, f"-L{library}", "-lcudart", "-lcuda", "-o", goal], str(source))
+    library = build_stand_in(cuda_include_folder(), cache_directory())
+    command: list[str | Path] = [nvcc_path(), *GENERATED, "-g", "-cudart", "none", *options, source]
+    _run_nvcc([*command, f"-L{library}", "-lcudart", "-lcuda", "-o", goal], str(source))
 
 
 def compile_ptx(source: Path, goal: Path, options: Sequence[str] = ()) -> None:
     """Compile a CUDA source to PTX. Raises SimError."""
     if not source.is_file():
         raise SimError(f"{source}: No such file")
-    command: list[str | Path] = [nvcc(), "-ptx", "-arch=compute_87", "-lineinfo", *options]
-    _run([*command, source, "-o", goal], str(source))
+    command: list[str | Path] = [nvcc_path(), "-ptx", "-arch=compute_87", "-lineinfo", *options]
+    _run_nvcc([*command, source, "-o", goal], str(source))

@@ -42,15 +42,15 @@ class DeviceHeap:
                 return 0
             self.freed.remove(at)
         self.pieces[at] = size, line
-        self.extents.alloc(at, size, "malloc", line)
+        self.extents.add_piece(at, size, "malloc", line)
         return at
 
-    def free(self, at: int, line: str) -> str:
+    def try_free(self, at: int, line: str) -> str:
         """Take memory back; what is wrong with the address, "" for nothing."""
         if at not in self.pieces:
-            where = self.extents.find(at)
-            return f"{at:#x} inside {where}" if where else self.extents.address_story(at)[1]
+            where = self.extents.piece_at(at)
+            return f"{at:#x} inside {where}" if where else self.extents.describe_address(at)[1]
         del self.pieces[at]
         self.freed.append(at)
-        self.extents.free(at, line or "free")
+        self.extents.end_piece(at, line or "free")
         return ""

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ..extents import Extents
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..options import CHECKS as KERNEL_CHECKS
-from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
+from ..ptx import KernelCode, KernelFault, Launch, Module, PtxError, compile_kernel, parse
 from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 from .heap import DEFAULT_BYTES, DeviceHeap
 from .lines import SourceLines
-from .streams import Operation, Streams, Touch, copy_touch, launch_touches
+from .streams import StreamOperation, StreamOrder, TouchedBytes, bytes_of_copy, bytes_of_launch
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
 STREAM, WRONG, PINNED, LIMIT = 12, 13, 14, 15
@@ -48,7 +48,7 @@ _REQUEST, _ANSWER = struct.Struct("<II5Q6Q"), struct.Struct("<iI")
 
 
 @dataclass
-class Loaded:
+class LoadedModule:
     """A module with the addresses of its variables (.const: offsets in bank 3)."""
 
     module: Module
@@ -57,7 +57,7 @@ class Loaded:
     constants: tuple[int, int] = (0, 0)
 
 
-class Server:
+class CudaServer:
     """One program's GPU. `findings` are the sanitizer's notes and the faults, in order; `told`: of
     which kernels and instructions they are.
 
@@ -77,9 +77,9 @@ class Server:
         self.warps, self.fine = warps, bool(kernel_checks) or warps is not None
         self.late, self.leaks, self.gaps = "calls" in checks, "leaks" in checks, 0
         self.lines, self.frames = SourceLines(), tuple[int, ...]()
-        self.streams, self.operations = Streams(), {0}
-        self.modules: list[Loaded] = []
-        self.kernels: list[tuple[Loaded, Code]] = []
+        self.streams, self.operations = StreamOrder(), {0}
+        self.modules: list[LoadedModule] = []
+        self.kernels: list[tuple[LoadedModule, KernelCode]] = []
         self.known: dict[tuple[int, str], int] = {}
         self.mappings: dict[int, Mapping] = {}
         self.pinned: dict[int, tuple[str, int]] = {}
@@ -90,33 +90,35 @@ class Server:
         self.heap: DeviceHeap | None = None
         self.heap_bytes = DEFAULT_BYTES
 
-    def tell(self, text: str, here: bool = False) -> None:
+    def add_finding(self, text: str, here: bool = False) -> None:
         """A finding, once; `here`: of the call that is being answered."""
-        if here and self.line:
-            text = f"{text}, at {self.line}"
+        if here and self.call_line:
+            text = f"{text}, at {self.call_line}"
         if text not in self.findings:
             self.findings.append(text)
             print(f"nvgpusim: note: {text}", file=sys.stderr, flush=True)
 
     @property
-    def line(self) -> str:
+    def call_line(self) -> str:
         """The line of the call that is being answered, "" where nobody asked for it."""
         return self.lines.source_line(self.frames)
 
     def report_gap(self, text: str) -> None:
         """Something that the simulator cannot run: the program has not been tested."""
         self.gaps += 1
-        self.tell(text, here=True)
+        self.add_finding(text, here=True)
 
     # memory
 
     def malloc(self, size: int, name: str = "", fresh: bool = True) -> int:
         """The address of `size` bytes, 0 where there is no room."""
-        if start := self._map(size, name or "buffer"):
-            self.extents.alloc(start, size, name or "buffer", "" if name else self.line, fresh)
+        if start := self._map_pages(size, name or "buffer"):
+            self.extents.add_piece(
+                start, size, name or "buffer", "" if name else self.call_line, fresh
+            )
         return start
 
-    def _map(self, size: int, name: str) -> int:
+    def _map_pages(self, size: int, name: str) -> int:
         """Whole pages for `size` bytes, and a free one behind them.
 
         Small buffers go through the first quarter in turn, where they find room: pointers to freed
@@ -134,26 +136,26 @@ class Server:
             if floor == BASE:
                 return 0
             self.turn = BASE
-            return self._map(size, name)
+            return self._map_pages(size, name)
         if room <= SMALL:
             self.turn = start + room
         room -= PAGE
         buf = DmaBuf(max(size, 1), name)
         buf.array = self.arena[start - BASE : start - BASE + room]
         self.mappings[start] = Mapping(start, room, buf)
-        self.vm.map(self.mappings[start])
+        self.vm.add_mapping(self.mappings[start])
         return start
 
     def free(self, va: int) -> int:
         """Give memory back; its address comes again."""
         mapping = self.mappings.pop(va, None)
         if mapping is None:
-            where = self.extents.find(va)
-            what = f"{va:#x} is inside {where}" if where else self.extents.address_story(va)[1]
-            self.tell(f"calls: cudaFree of what is no buffer: {what}", here=True)
+            where = self.extents.piece_at(va)
+            what = f"{va:#x} is inside {where}" if where else self.extents.describe_address(va)[1]
+            self.add_finding(f"calls: cudaFree of what is no buffer: {what}", here=True)
             return INVALID
-        self.vm.unmap(mapping, "cudaFree")
-        self.extents.free(va, self.line or "cudaFree")
+        self.vm.remove_mapping(mapping, "cudaFree")
+        self.extents.end_piece(va, self.call_line or "cudaFree")
         if mapping.end - va <= SMALL:
             self.pages.madvise(mmap.MADV_REMOVE, va - BASE, mapping.end - va)
         insort(self.free_runs, (va, mapping.end + PAGE))
@@ -168,18 +170,18 @@ class Server:
 
     # modules
 
-    def load(self, image: bytes) -> tuple[int, bytes]:
+    def load_module(self, image: bytes) -> tuple[int, bytes]:
         """A fat binary or PTX; its number."""
         try:
-            loaded = Loaded(parse(ptx_of(image)))
-            self._place(loaded)
+            loaded = LoadedModule(parse(ptx_of(image)))
+            self._place_variables(loaded)
         except (NoPtxError, PtxError) as error:
             self.report_gap(f"a module cannot be loaded: {error}")
             return NO_IMAGE, b""
         self.modules.append(loaded)
         return 0, struct.pack("<I", len(self.modules) - 1)
 
-    def _place(self, loaded: Loaded) -> None:
+    def _place_variables(self, loaded: LoadedModule) -> None:
         """Memory for a module's variables. Raises PtxError for a name that is not there."""
         module = loaded.module
         for v in module.variables.values():
@@ -197,25 +199,25 @@ class Server:
                 at = self.malloc(v.size, v.name, fresh=False)
                 loaded.symbols[v.name] = at
                 loaded.places[v.name] = at, v.size
-                self._fill(at, v.size, v.data)
+                self._write_initial(at, v.size, v.data)
         if used:
             base = self.malloc(used, "constants", fresh=False)
             loaded.constants = base, used
             for v, offset in constants:
                 loaded.places[v.name] = base + offset, v.size
-                self._fill(base + offset, v.size, v.data)
+                self._write_initial(base + offset, v.size, v.data)
         for v in loaded.module.variables.values():
             for offset, name, more in v.references:
                 at = loaded.places[v.name][0] + offset - BASE
-                target = loaded.module.function(name) or loaded.places[name][0]
+                target = loaded.module.function_address(name) or loaded.places[name][0]
                 word = struct.pack("<Q", target + more & (1 << 64) - 1)
                 self.arena[at : at + 8] = np.frombuffer(word, np.uint8)
 
-    def _fill(self, at: int, size: int, data: bytes) -> None:
+    def _write_initial(self, at: int, size: int, data: bytes) -> None:
         content = data.ljust(size, b"\0")[:size]
         self.arena[at - BASE : at - BASE + size] = np.frombuffer(content, np.uint8)
 
-    def kernel(self, module: int, name: str) -> tuple[int, bytes]:
+    def describe_kernel(self, module: int, name: str) -> tuple[int, bytes]:
         """Number, parameters and sizes of a kernel, as standin.h's Kernel."""
         if module >= len(self.modules) or name not in self.modules[module].module.kernels:
             return NO_KERNEL, b""
@@ -238,7 +240,7 @@ class Server:
         columns = [p.offset for p in params] + pad + [p.size for p in params] + pad
         return 0, struct.pack("<6I512I", *head, kernel.max_threads, size, *columns)
 
-    def variable(self, module: int, name: str) -> tuple[int, bytes]:
+    def describe_variable(self, module: int, name: str) -> tuple[int, bytes]:
         """Address and size of a module's variable."""
         if module >= len(self.modules) or name not in self.modules[module].places:
             return NO_SYMBOL, b""
@@ -246,21 +248,21 @@ class Server:
 
     # calls
 
-    def copies(self, to: int, source: int, size: int) -> int:
+    def check_copy(self, to: int, source: int, size: int) -> int:
         """Refuse a copy or memset whose device memory is not all of one buffer."""
         for va, verb in ((to, "writes"), (source, "reads")):
-            extent = self.extents.find(va) if va else None
+            extent = self.extents.piece_at(va) if va else None
             if not va or (extent is not None and va + size <= extent.end):
                 continue
             if extent is not None:
                 what = f"{va + size - extent.end} bytes past the end of {extent}"
             else:
-                what = self.extents.address_story(va)[1]
-            self.tell(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
+                what = self.extents.describe_address(va)[1]
+            self.add_finding(f"calls: a copy or memset {verb} {size} bytes: {what}", here=True)
             return INVALID
         if to and source and max(to, source) < min(to, source) + size:
             text = f"calls: a copy of {size} bytes from {source:#x} to {to:#x} overlaps itself"
-            self.tell(text, here=True)
+            self.add_finding(text, here=True)
         return 0
 
     def record_copy(self, a: tuple[int, ...], data: bytes) -> None:
@@ -270,41 +272,50 @@ class Server:
             mapping = self.mappings.get(a[0])
             if mapping is not None:
                 what = "cudaMallocAsync" if a[2] == TAKEN else "cudaFreeAsync"
-                self._ordered(what, a[3], data, [copy_touch(a[0], mapping.buf.size, True)])
+                self._record_operation(
+                    what, a[3], data, [bytes_of_copy(a[0], mapping.buf.size, True)]
+                )
             if a[2] == GIVEN:
                 self.free(a[0])
             return
         if a[2]:
-            self.extents.written_by_host(a[0], a[1], source=a[4])
-        self._ordered(
-            f"a copy or memset at {self.line}", a[3], data, [copy_touch(a[0], a[1], a[2] > 0)]
+            self.extents.note_host_write(a[0], a[1], source=a[4])
+        self._record_operation(
+            f"a copy or memset at {self.call_line}",
+            a[3],
+            data,
+            [bytes_of_copy(a[0], a[1], a[2] > 0)],
         )
 
-    def _ordered(self, what: str, stream: int, clock: bytes, touches: list[Touch]) -> None:
+    def _record_operation(
+        self, what: str, stream: int, clock: bytes, touches: list[TouchedBytes]
+    ) -> None:
         self.operations.add(stream)
         if not self.late or len(self.operations) < 2:
             return
-        operation = Operation(what, stream, np.frombuffer(clock, np.uint32), touches)
-        for text in self.streams.add(operation):
-            self.tell(text)
+        operation = StreamOperation(what, stream, np.frombuffer(clock, np.uint32), touches)
+        for text in self.streams.add_and_find_races(operation):
+            self.add_finding(text)
 
     def record_host_access(self, va: int, shared: int) -> None:
         """The program itself touched memory that is the GPU's, or that work under way uses."""
-        extent = self.extents.find(va)
+        extent = self.extents.piece_at(va)
         if shared:
             what = f"{va:#x} ({extent})" if extent else f"{va:#x}, pinned memory"
             text = f"the host touches {what} while work on it may be under way: it has to wait"
         else:
-            text = f"the host touches device memory: {extent or self.extents.address_story(va)[1]}"
-        self.tell(f"calls: {text}", here=True)
+            text = (
+                f"the host touches device memory: {extent or self.extents.describe_address(va)[1]}"
+            )
+        self.add_finding(f"calls: {text}", here=True)
 
-    def tell_leaks(self) -> None:
+    def report_leaks(self) -> None:
         """At the program's end: memory that it has not freed."""
         if not self.leaks:
             return
         lost: dict[tuple[str, str], list[int]] = {}
         for va in self.mappings:
-            extent = self.extents.find(va)
+            extent = self.extents.piece_at(va)
             if extent is not None and extent.name == "buffer":
                 lost.setdefault((extent.line, "buffers"), []).append(extent.end - extent.va)
         for line, size in self.pinned.values():
@@ -313,13 +324,15 @@ class Server:
             lost.setdefault((line, "pieces of kernels' heap"), []).append(size)
         for (line, what), sizes in lost.items():
             made = f", made at {line}" if line else ""
-            self.tell(f"leaks: {len(sizes)} {what} of {sum(sizes)} bytes are never freed{made}")
+            self.add_finding(
+                f"leaks: {len(sizes)} {what} of {sum(sizes)} bytes are never freed{made}"
+            )
 
     # launches
 
-    def check_launch(self, a: tuple[int, ...]) -> int:
+    def launch_error(self, a: tuple[int, ...]) -> int:
         """The error of a launch that cannot be, 0 if it can."""
-        grid, block, dynamic = _sizes(a)
+        grid, block, dynamic = _launch_sizes(a)
         if a[0] & LOW >= len(self.kernels):
             return NO_KERNEL
         code = self.kernels[a[0] & LOW][1]
@@ -338,14 +351,16 @@ class Server:
             )
             error = INVALID
         if wrong:
-            self.tell(f"calls: kernel {code.kernel.name} is launched with {wrong}", here=True)
+            self.add_finding(
+                f"calls: kernel {code.kernel.name} is launched with {wrong}", here=True
+            )
         return error if wrong else 0
 
-    def launch(self, a: tuple[int, ...], data: bytes) -> int:
+    def run_launch(self, a: tuple[int, ...], data: bytes) -> int:
         """Run a grid to its end; an error of CUDA's, 0 for none. `data`: parameters, clock."""
-        if error := self.check_launch(a):
+        if error := self.launch_error(a):
             return error
-        grid, block, dynamic = _sizes(a)
+        grid, block, dynamic = _launch_sizes(a)
         params, clock = data[: -4 * STREAMS], data[-4 * STREAMS :]
         loaded, code = self.kernels[a[0] & LOW]
         # what the launch asks for begins at a multiple of 16
@@ -366,39 +381,39 @@ class Server:
         )  # fmt: skip
         if a[0] >> 32 & TOGETHER:
             self.workspace = self.workspace or self.malloc(8, "workspace", fresh=False)
-            self._fill(self.workspace, 8, b"")
-            launch.workspace, launch.chunk_lanes = self.workspace, launch.threads
+            self._write_initial(self.workspace, 8, b"")
+            launch.workspace, launch.chunk_lanes = self.workspace, launch.thread_count
         if any(instr.op == "malloc" for instr in code.kernel.instrs):
             self._make_heap()
         launch.heap = self.heap
         name = code.kernel.name
-        error = self._run(launch, name)
+        error = self._run_and_catch(launch, name)
         self.launches += 1
         self.instructions += launch.thread_instrs
         for key, text in launch.findings.items():
             if (a[0] & LOW, key) not in self.told:  # by another launch, maybe of other bytes
                 self.told.add((a[0] & LOW, key))
-                self.tell(f"kernel {text}")
+                self.add_finding(f"kernel {text}")
         if several and self.watch is not None:
             places = {id(m.buf): va for va, m in self.mappings.items()}
-            touches = launch_touches(self.watch, places)
-            self._ordered(f"kernel {name}", a[4] >> 56, clock, touches)
+            touches = bytes_of_launch(self.watch, places)
+            self._record_operation(f"kernel {name}", a[4] >> 56, clock, touches)
         sys.stdout.flush()
         return error
 
     def _make_heap(self) -> None:
         """Kernels' heap: as large as the program has asked for before the first that uses it."""
-        if self.heap is None and (at := self._map(self.heap_bytes, "heap")):
+        if self.heap is None and (at := self._map_pages(self.heap_bytes, "heap")):
             self.heap = DeviceHeap(at, at + self.heap_bytes, self.extents)
 
-    def _run(self, launch: Launch, name: str) -> int:
+    def _run_and_catch(self, launch: Launch, name: str) -> int:
         try:
-            launch.run()
+            launch.run_all_blocks()
         except MmuFault as fault:
-            self.tell(f"kernel {name}: {fault} {getattr(fault, 'where', '')}".rstrip())
+            self.add_finding(f"kernel {name}: {fault} {getattr(fault, 'where', '')}".rstrip())
             return ILLEGAL_ADDRESS
         except KernelFault as fault:
-            self.tell(f"kernel {name}: {fault} {fault.where}".rstrip())
+            self.add_finding(f"kernel {name}: {fault} {fault.where}".rstrip())
             return ASSERTED if "assert" in fault.what.lower() else ESR.get(fault.esr, LAUNCH_FAILED)
         except PtxError as error:
             self.report_gap(f"kernel {name}: a gap of the simulator: {error}")
@@ -407,25 +422,25 @@ class Server:
 
     # the socket
 
-    def answer(self, op: int, a: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
+    def answer_request(self, op: int, a: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
         """Do what a request asks; error and bytes of the answer."""
         if op == MODULE:
-            return self.load(data)
+            return self.load_module(data)
         if op == KERNEL:
-            return self.kernel(a[0], data.decode())
+            return self.describe_kernel(a[0], data.decode())
         if op == VARIABLE:
-            return self.variable(a[0], data.decode())
+            return self.describe_variable(a[0], data.decode())
         if op == LAUNCH:
-            return self.launch(a, data), b""
+            return self.run_launch(a, data), b""
         if op == CHECK:
-            return self.check_launch(a), b""
+            return self.launch_error(a), b""
         if op == MALLOC:
             at = self.malloc(a[0], fresh=not a[1])  # the CPU's stores are not seen
             return (0 if at else NO_MEMORY), struct.pack("<Q", at)
         if op == FREE:
             return self.free(a[0]), b""
         if op == COPY:
-            return self.copies(a[0], a[1], a[2]), b""
+            return self.check_copy(a[0], a[1], a[2]), b""
         if op == INFO:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
         if op == LIMIT:
@@ -439,23 +454,23 @@ class Server:
         if op == PINNED:
             self.pinned.pop(a[0], None)
             if a[1]:
-                self.pinned[a[0]] = self.line, a[1]
+                self.pinned[a[0]] = self.call_line, a[1]
             return 0, b""
         if op == WRONG:
-            self.tell(f"calls: {data.decode(errors='replace')}", here=True)
+            self.add_finding(f"calls: {data.decode(errors='replace')}", here=True)
             return 0, b""
         if op in (TOUCHED, HOST):
             self.record_copy(a, data) if op == TOUCHED else self.record_host_access(a[0], a[1])
             return 0, b""
         return NOT_SUPPORTED, b""
 
-    def serve(self, channel: socket.socket) -> None:
+    def serve_requests(self, channel: socket.socket) -> None:
         """Answer until the program closes its end, which it does when we close ours."""
         with channel, channel.makefile("rwb") as stream:
             while len(head := stream.read(_REQUEST.size)) == _REQUEST.size:
                 op, size, *a = _REQUEST.unpack(head)
                 self.frames = tuple(a[5:])
-                error, data = self.answer(op, tuple(a[:5]), stream.read(size))
+                error, data = self.answer_request(op, tuple(a[:5]), stream.read(size))
                 stream.write(_ANSWER.pack(error, len(data)) + data)
                 stream.flush()
 
@@ -465,7 +480,7 @@ TOGETHER = 1 << 31
 """Beside the dynamic shared memory that a launch may have: its blocks wait for each other."""
 
 
-def _sizes(a: tuple[int, ...]) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
+def _launch_sizes(a: tuple[int, ...]) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
     """Grid, block and dynamic shared bytes of a request."""
     grid = (a[1] & LOW, a[1] >> 32, a[2] & LOW)
     return grid, (a[2] >> 32, a[3] & LOW, a[3] >> 32), a[4] & (1 << 56) - 1

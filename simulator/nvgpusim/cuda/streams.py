@@ -19,7 +19,7 @@ KEPT = 64
 """Operations that later ones are compared with."""
 
 
-class Touch(NamedTuple):
+class TouchedBytes(NamedTuple):
     """Bytes of one buffer, by granules from `va`: which are written, read, written by atomics."""
 
     va: int
@@ -30,26 +30,26 @@ class Touch(NamedTuple):
 
 
 @dataclass
-class Operation:
+class StreamOperation:
     """An operation of a stream; `clock`: of each stream what came before it, itself included."""
 
     what: str
     stream: int
     clock: NDArray[np.uint32]
-    touches: list[Touch] = field(default_factory=list)
+    touches: list[TouchedBytes] = field(default_factory=list)
 
-    def after(self, other: Operation) -> bool:
+    def is_after(self, other: StreamOperation) -> bool:
         """True if `other` is complete before this one begins."""
         return bool(other.clock[other.stream] <= self.clock[other.stream])
 
 
-def copy_touch(va: int, size: int, writes: bool) -> Touch:
+def bytes_of_copy(va: int, size: int, writes: bool) -> TouchedBytes:
     """The bytes of a copy or memset."""
     whole, none = (np.broadcast_to(np.bool_(value), size) for value in (True, False))
-    return Touch(va, 1, whole if writes else none, none if writes else whole, none)
+    return TouchedBytes(va, 1, whole if writes else none, none if writes else whole, none)
 
 
-def launch_touches(watch: Sanitizer, places: dict[int, int]) -> list[Touch]:
+def bytes_of_launch(watch: Sanitizer, places: dict[int, int]) -> list[TouchedBytes]:
     """The bytes of the launch that has just ended, of buffers at `places` (by id)."""
     out, start = [], watch.start
     for buf, of in watch.memories.items():
@@ -60,28 +60,30 @@ def launch_touches(watch: Sanitizer, places: dict[int, int]) -> list[Touch]:
         reads = (slots.low >= start) | (slots.high >= start)
         if writes.any() or reads.any():
             atomics = writes & ((slots.write & ATOMIC) > 0)
-            out.append(Touch(va, watch.grain, writes, reads, atomics))
+            out.append(TouchedBytes(va, watch.grain, writes, reads, atomics))
     return out
 
 
-class Streams:
+class StreamOrder:
     """The latest operations of all streams."""
 
     def __init__(self) -> None:
-        self.kept: deque[Operation] = deque(maxlen=KEPT)
+        self.kept: deque[StreamOperation] = deque(maxlen=KEPT)
 
-    def add(self, operation: Operation) -> list[str]:
+    def add_and_find_races(self, operation: StreamOperation) -> list[str]:
         """Races with earlier ones, in words."""
         found: list[str] = []
         for other in self.kept:
-            if not operation.after(other) and not other.after(operation):
-                for mine, theirs in _pairs(operation, other):
-                    found += filter(None, [_clash(operation, other, mine, theirs)])
+            if not operation.is_after(other) and not other.is_after(operation):
+                for mine, theirs in _overlapping_touches(operation, other):
+                    found += filter(None, [_race_text(operation, other, mine, theirs)])
         self.kept.append(operation)
         return found[:1]
 
 
-def _pairs(one: Operation, other: Operation) -> list[tuple[Touch, Touch]]:
+def _overlapping_touches(
+    one: StreamOperation, other: StreamOperation
+) -> list[tuple[TouchedBytes, TouchedBytes]]:
     out = []
     for a in one.touches:
         for b in other.touches:
@@ -91,10 +93,12 @@ def _pairs(one: Operation, other: Operation) -> list[tuple[Touch, Touch]]:
     return out
 
 
-def _clash(one: Operation, other: Operation, a: Touch, b: Touch) -> str:
+def _race_text(
+    one: StreamOperation, other: StreamOperation, a: TouchedBytes, b: TouchedBytes
+) -> str:
     low = max(a.va, b.va)
     high = min(a.va + a.grain * len(a.writes), b.va + b.grain * len(b.writes))
-    mine, theirs = (_bytes(t, low, high) for t in (a, b))
+    mine, theirs = (_touched_columns(t, low, high) for t in (a, b))
     both = mine[0] & theirs[0] & ~(mine[2] & theirs[2])
     bad = both | (mine[0] & theirs[1] & ~theirs[0]) | (mine[1] & theirs[0] & ~mine[0])
     if not bad.any():
@@ -107,7 +111,7 @@ def _clash(one: Operation, other: Operation, a: Touch, b: Touch) -> str:
     )
 
 
-def _bytes(touch: Touch, low: int, high: int) -> tuple[Any, Any, Any]:
+def _touched_columns(touch: TouchedBytes, low: int, high: int) -> tuple[Any, Any, Any]:
     first, last = low - touch.va, high - touch.va
     pick = slice(first // touch.grain, -(-last // touch.grain))
     skip = first - pick.start * touch.grain

@@ -38,7 +38,7 @@ class Ioctl:
     arg: str | None
 
     @functools.cached_property
-    def short(self) -> str:
+    def short_name(self) -> str:
         """The name without the headers' prefixes: what reports and --inject use."""
         name = self.name
         for prefix in ("NVGPU_IOCTL_CHANNEL_", "NVGPU_GPU_IOCTL_", "NVGPU_AS_IOCTL_"):
@@ -69,7 +69,7 @@ def ioc_nr(request: int) -> int:
     return request & 0xFF
 
 
-class Record:
+class StructBytes:
     """A struct in a bytearray, read and written by member name."""
 
     def __init__(self, struct: Struct, raw: bytearray | None = None) -> None:
@@ -91,7 +91,7 @@ class Record:
     def __contains__(self, name: str) -> bool:
         return name in self.struct.fields
 
-    def values(self) -> dict[str, int]:
+    def integer_members(self) -> dict[str, int]:
         """Every member that is a number."""
         return {n: self[n] for n, f in self.struct.fields.items() if f.size <= 8}
 
@@ -109,7 +109,7 @@ class Abi:
         for name, more in newer.get("appended", {}).items():
             structs[name] = more | {"fields": structs[name]["fields"] | more["fields"]}
         self.structs = {
-            name: Struct(name, s["size"], {f: _field(v) for f, v in s["fields"].items()})
+            name: Struct(name, s["size"], {f: _field_from_json(v) for f, v in s["fields"].items()})
             for name, s in structs.items()
         }
         ioctls = table["ioctls"] | variant.get("ioctls", {})
@@ -135,25 +135,25 @@ class Abi:
             "E": self.constants["NVGPU_EVENT_IOCTL_MAX_ARG_SIZE"],
         }
 
-    def record(self, name: str, raw: bytes | None = None) -> Record:
+    def make_struct(self, name: str, raw: bytes | None = None) -> StructBytes:
         """A zeroed (or given) struct `name`; raises KeyError for an unknown one."""
-        return Record(self.structs[name], None if raw is None else bytearray(raw))
+        return StructBytes(self.structs[name], None if raw is None else bytearray(raw))
 
-    def name(self, request: int) -> str:
+    def ioctl_name(self, request: int) -> str:
         """The ioctl's short name, or its parts when the tables do not have it."""
         known = self.by_number.get(request)
         if known:
-            return known.short
+            return known.short_name
         letter, nr = ioc_type(request), ioc_nr(request)
         return f"{request:#010x} (type {letter!r} nr {nr} size {ioc_size(request)})"
 
 
-def _field(values: list[Any]) -> Field:
+def _field_from_json(values: list[Any]) -> Field:
     offset, size, sign, *bits = values
     return Field(offset, size, sign == "s", *bits)
 
 
 @functools.cache
-def abi(profile: str) -> Abi:
+def abi_of_profile(profile: str) -> Abi:
     """The tables of a profile, read once."""
     return Abi(profile)

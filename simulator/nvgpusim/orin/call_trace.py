@@ -47,13 +47,13 @@ class TraceWriter:
         # no buffer: a child would flush its copy, half a line of another thread's
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives on
         self._start = time.monotonic_ns()
-        self._write({"nvgpu-trace": VERSION, "source": source, "profile": profile})
+        self._write_line({"nvgpu-trace": VERSION, "source": source, "profile": profile})
 
-    def event(self, op: str, **values: Any) -> None:
+    def write_event(self, op: str, **values: Any) -> None:
         """One event; `t` is ns since the start."""
-        self._write({"op": op, "t": time.monotonic_ns() - self._start, **values})
+        self._write_line({"op": op, "t": time.monotonic_ns() - self._start, **values})
 
-    def _write(self, values: dict[str, Any]) -> None:
+    def _write_line(self, values: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # in a child the lock may be held by a thread left behind
             return
         line = memoryview(json.dumps(values).encode() + b"\n")
@@ -72,11 +72,11 @@ class IoctlCapture:
     def __init__(self, request: int, arg: int) -> None:
         self.request, self.arg = request & 0xFFFFFFFF, arg
         self.size = self.request >> 16 & 0x3FFF
-        self.before = peek(arg, self.size)
+        self.before = read_or_nothing(arg, self.size)
 
-    def event(self, fd: int, result: int, error: int) -> dict[str, Any]:
+    def event_after_call(self, fd: int, result: int, error: int) -> dict[str, Any]:
         """The event's members."""
-        after = peek(self.arg, self.size)
+        after = read_or_nothing(self.arg, self.size)
         values: dict[str, Any] = {"fd": fd, "req": f"{self.request:#010x}"}
         if self.size:
             values |= {"in": self.before.hex(), "out": after.hex()}
@@ -89,11 +89,13 @@ class IoctlCapture:
             room = int.from_bytes(self.before[at : at + width], "little")
             used = int.from_bytes(after[at : at + width], "little")
             address = int.from_bytes(self.before[pointer : pointer + 8], "little")
-            values["bufs"] = {str(pointer): peek(address, min(room, used, 1 << 16)).hex()}
+            values["bufs"] = {
+                str(pointer): read_or_nothing(address, min(room, used, 1 << 16)).hex()
+            }
         return values
 
 
-def peek(address: int, size: int) -> bytes:
+def read_or_nothing(address: int, size: int) -> bytes:
     """Bytes at `address`, through a pipe so that a bad address gives none instead of a signal."""
     if not size or not address:
         return b""

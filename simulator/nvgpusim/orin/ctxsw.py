@@ -25,7 +25,7 @@ SAVE_MS = 1.0
 
 
 @dataclass
-class Context:
+class TsgContext:
     """The GR context of a TSG: its compute preemption mode, 0 until ALLOC_OBJ_CTX makes it WFI.
 
     [gr_init_gp10b_fusa.c:337]
@@ -35,13 +35,13 @@ class Context:
 
 
 @dataclass
-class Budget:
+class SwitchTimeBudget:
     """A channel's sum of context switch timeouts; both are u32 milliseconds in nvgpu."""
 
     limit_ms: int = LIMIT_MS
     spent_ms: int = 0
 
-    def add(self, interrupts: int) -> bool:
+    def charge_and_check_limit(self, interrupts: int) -> bool:
         """Count `interrupts`; returns whether the limit is exceeded."""
         self.spent_ms = self.spent_ms + PERIOD_MS * interrupts & 0xFFFFFFFF
         return self.spent_ms > self.limit_ms
@@ -54,7 +54,7 @@ class SecondClient:
         self.grid_ms = grid_ms
         self.now_ms = 0.0
 
-    def switch_ms(self, mode: int, waves: list[int]) -> float:
+    def longest_switch_ms(self, mode: int, waves: list[int]) -> float:
         """Longest that a switch waits for a chain of grids, each with its number of waves.
 
         WFI waits for the chain, as the front end goes on with a dependent QMD; CTA for the blocks
@@ -66,11 +66,13 @@ class SecondClient:
             return SAVE_MS + self.grid_ms / min(waves)
         return SAVE_MS + self.grid_ms * len(waves)
 
-    def after(self, context: Context, waves: list[int], budgets: Iterable[Budget]) -> bool:
+    def on_chain_run(
+        self, context: TsgContext, waves: list[int], budgets: Iterable[SwitchTimeBudget]
+    ) -> bool:
         """A chain has run; returns whether nvgpu kills its TSG."""
         self.now_ms += self.grid_ms * len(waves)
-        interrupts = int(self.switch_ms(context.compute, waves) // PERIOD_MS)
+        interrupts = int(self.longest_switch_ms(context.compute, waves) // PERIOD_MS)
         exceeded = False
         for budget in budgets:
-            exceeded |= budget.add(interrupts)
+            exceeded |= budget.charge_and_check_limit(interrupts)
         return exceeded

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from .ctxsw import Budget, Context
+from .ctxsw import SwitchTimeBudget, TsgContext
 
 if TYPE_CHECKING:
     from ..memory import GpuAddressSpace
@@ -89,32 +89,32 @@ class ChannelPort:
     enabled: bool = True
     submit_line: str = ""
     line: str = ""
-    context: Context = field(default_factory=Context)
-    budget: Budget = field(default_factory=Budget)
+    context: TsgContext = field(default_factory=TsgContext)
+    budget: SwitchTimeBudget = field(default_factory=SwitchTimeBudget)
 
 
 class Executor(Protocol):
     """The execution side; every method may be called from any thread."""
 
-    def attach(self, port: ChannelPort) -> None:
+    def attach_channel(self, port: ChannelPort) -> None:
         """A channel is on the runlist."""
 
-    def detach(self, channel_id: int) -> None:
+    def detach_channel(self, channel_id: int) -> None:
         """The channel was disabled, preempted and closed: nothing of it runs after the return."""
 
     def ring_doorbell(self, token: int) -> None:
         """`token` was stored at 0x90 of the usermode page; must not block."""
 
-    def barrier(self) -> None:
+    def on_barrier(self) -> None:
         """The client executed a memory barrier."""
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if no live channel has work that could make progress."""
 
-    def drain(self, timeout: float) -> None:
+    def wait_until_idle(self, timeout: float) -> None:
         """Wait until idle; raises TimeoutError after `timeout` seconds."""
 
-    def shutdown(self) -> None:
+    def stop_threads(self) -> None:
         """Stop the threads; called once at exit."""
 
     def statistics(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from ..errors import SimError
 from ..locks import Lock
 from ..options import PROFILES
-from .abi import abi
+from .abi import abi_of_profile
 from .gpu_api import NOTIFIER_IDLE_TIMEOUT, NOTIFIER_MMU_FAULT
 
 _SPEC = re.compile(
@@ -29,14 +29,14 @@ _SPEC = re.compile(
 _DOORBELL = ("lost-doorbell", "channel-error", "timeout")
 
 
-def _names(name: str, where: str) -> bool:
+def _name_matches(name: str, where: str) -> bool:
     return fnmatchcase(name, where) or fnmatchcase(name.partition("_")[2], where)
 
 
 @functools.cache
-def _calls() -> frozenset[str]:
+def _call_names() -> frozenset[str]:
     """Every name that a call can have."""
-    ioctls = {i.short for p in PROFILES for i in abi(p).ioctls.values()}
+    ioctls = {i.short_name for p in PROFILES for i in abi_of_profile(p).ioctls.values()}
     opens = {f"OPEN_{kind}" for kind in ("CTRL", "AS", "TSG", "CHANNEL", "NVMAP")}
     return frozenset(ioctls | opens | {"MMAP"})
 
@@ -75,16 +75,16 @@ class Injection:
             raise SimError(f"--inject {text!r}: {match['value']!r} is not a number") from None
         if (how == "p" and not 0 <= value <= 1) or (how != "p" and value < 1):
             raise SimError(f"--inject {text!r}: p is 0..1, n and every are at least 1")
-        if not any(_names(name, where) for name in _calls()):
+        if not any(_name_matches(name, where) for name in _call_names()):
             raise SimError(f"--inject {text!r}: no call is named {where}; see nvgpusim report")
         default = NOTIFIER_IDLE_TIMEOUT if what == "timeout" else NOTIFIER_MMU_FAULT
         return cls(what, int(match["code"] or default), where, how, value, text)
 
-    def matches(self, name: str) -> bool:
+    def matches_call(self, name: str) -> bool:
         """True if WHERE names this call, with or without its prefix."""
-        return _names(name, self.where)
+        return _name_matches(name, self.where)
 
-    def due(self, rng: random.Random) -> bool:
+    def fires_on_match(self, rng: random.Random) -> bool:
         """Count one match and say whether it fails."""
         self.seen += 1
         match self.how:
@@ -111,18 +111,18 @@ class Injector:
         """Raise OSError when an injection is due at the call `name`."""
         with self._lock:
             for injection in self.injections:
-                if injection.what in _DOORBELL or not injection.matches(name):
+                if injection.what in _DOORBELL or not injection.matches_call(name):
                     continue
-                if injection.due(self._rng):
+                if injection.fires_on_match(self._rng):
                     number = int(getattr(errno, injection.what))
                     self.log.append(f"{injection.what} at {name}, match {injection.seen}")
                     raise OSError(number, os.strerror(number))
 
-    def doorbell(self) -> tuple[str, int] | None:
+    def next_doorbell_injection(self) -> tuple[str, int] | None:
         """The injection for the next doorbell: (action, notifier code), or None."""
         with self._lock:
             for injection in self.injections:
-                if injection.what in _DOORBELL and injection.due(self._rng):
+                if injection.what in _DOORBELL and injection.fires_on_match(self._rng):
                     self.log.append(f"{injection.what} at doorbell {injection.seen}")
                     return injection.what, injection.code
             return None

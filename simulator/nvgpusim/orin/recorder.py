@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from .call_trace import NEW_FDS, IoctlCapture, TraceWriter
-from .seam import Backend, Seam
+from .syscall_seam import SyscallBackend, SyscallSeam
 
 _PREFIXES = ("/dev/nvgpu/", "/dev/nvhost-", "/dev/nvmap", "/dmabuf", "anon_inode:nv")
 _PROFILES = {312: "r35", 328: "r36", 336: "r38", 344: "r39"}
 """Size of nvgpu_gpu_characteristics by driver generation."""
 
 
-class PassThrough(Backend):
+class RecordingBackend(SyscallBackend):
     """Lets the kernel answer and writes down what it said."""
 
     def __init__(self, writer: TraceWriter) -> None:
@@ -37,7 +37,7 @@ class PassThrough(Backend):
         """Device nodes of the GPU and of nvmap."""
         return path.startswith(_PREFIXES[:3])
 
-    def _ours(self, fd: int) -> bool:
+    def _is_gpu_fd(self, fd: int) -> bool:
         if fd in self.fds:
             return True
         try:
@@ -50,28 +50,28 @@ class PassThrough(Backend):
         try:
             fd = self._open(path, flags | os.O_CLOEXEC)
         except OSError as error:
-            self.writer.event("open", path=path, errno=error.errno)
+            self.writer.write_event("open", path=path, errno=error.errno)
             raise
         self.fds.add(fd)
-        self.writer.event("open", path=path, fd=fd, errno=0)
+        self.writer.write_event("open", path=path, fd=fd, errno=0)
         return fd
 
-    def closed(self, fd: int) -> None:
+    def on_closed(self, fd: int) -> None:
         """A descriptor of the GPU's is gone."""
         if fd in self.fds:
             self.fds.discard(fd)
-            self.writer.event("close", fd=fd)
+            self.writer.write_event("close", fd=fd)
 
     def ioctl(self, fd: int, request: int, arg: int, size: int) -> Any:
         """The kernel's ioctl, with what went in and came out."""
-        if not self._ours(fd):
+        if not self._is_gpu_fd(fd):
             return NotImplemented
         capture = IoctlCapture(request, arg)
         ctypes.set_errno(0)
         result = int(self._ioctl(fd, capture.request, arg))
         number = ctypes.get_errno() if result < 0 else 0
-        event = capture.event(fd, result, number)
-        self.writer.event("ioctl", **event)
+        event = capture.event_after_call(fd, result, number)
+        self.writer.write_event("ioctl", **event)
         if number:
             raise OSError(number, os.strerror(number))
         made = NEW_FDS.get((chr(request >> 8 & 0xFF), request & 0xFF))
@@ -79,23 +79,23 @@ class PassThrough(Backend):
             self.fds.add(int.from_bytes(bytes.fromhex(event["out"])[made : made + 4], "little"))
         return result
 
-    def map_fd(self, fd: int, length: int, offset: int) -> Any:
+    def fd_to_map(self, fd: int, length: int, offset: int) -> Any:
         """Let the kernel map; `mapped` writes it down."""
-        return (fd, (fd, offset)) if self._ours(fd) else NotImplemented
+        return (fd, (fd, offset)) if self._is_gpu_fd(fd) else NotImplemented
 
-    def mapped(self, address: int, length: int, token: Any) -> None:
+    def on_mapped(self, address: int, length: int, token: Any) -> None:
         """The kernel has mapped."""
         if token is not None:
             fd, offset = token
             values = {"fd": fd, "length": length, "offset": offset}
-            self.writer.event("mmap", address=address, errno=0, **values)
+            self.writer.write_event("mmap", address=address, errno=0, **values)
 
-    def unmapping(self, address: int, length: int) -> None:
+    def on_unmapping(self, address: int, length: int) -> None:
         """Every munmap: the reader knows which were the GPU's."""
-        self.writer.event("munmap", address=address, length=length)
+        self.writer.write_event("munmap", address=address, length=length)
 
 
-def profile_of(ctrl: str = "/dev/nvgpu/igpu0/ctrl") -> str:
+def driver_profile(ctrl: str = "/dev/nvgpu/igpu0/ctrl") -> str:
     """The generation of the running driver, by the size of its characteristics."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -111,10 +111,10 @@ def profile_of(ctrl: str = "/dev/nvgpu/igpu0/ctrl") -> str:
         os.close(fd)
 
 
-def record(output: str, argv: list[str]) -> None:
+def record_program(output: str, argv: list[str]) -> None:
     """Run a script (or -m module) of this interpreter with its calls written to `output`."""
-    writer = TraceWriter(output, "board", profile_of())
-    seam = Seam(PassThrough(writer))
+    writer = TraceWriter(output, "board", driver_profile())
+    seam = SyscallSeam(RecordingBackend(writer))
     seam.install()
     try:
         if argv[0] == "-m":
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"nvgpu-recorder: error: {name} is not a script; {usage}\n")
         return 2
     try:
-        record(output, command)
+        record_program(output, command)
     except OSError as error:
         if error.filename != output:
             raise
@@ -160,7 +160,7 @@ def write_zipapp(target: Path) -> None:
     here = Path(__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("nvgpu_recorder/__init__.py", "")
-        for name in ("recorder.py", "seam.py", "call_trace.py"):
+        for name in ("recorder.py", "syscall_seam.py", "call_trace.py"):
             archive.write(here / name, f"nvgpu_recorder/{name}")
         archive.writestr(
             "__main__.py",

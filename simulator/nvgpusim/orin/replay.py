@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import SimError
 from ..options import PROFILES, Options
-from .abi import Abi, Field, Ioctl, Record, ioc_nr, ioc_type
+from .abi import Abi, Field, Ioctl, StructBytes, ioc_nr, ioc_type
 from .call_trace import BUFFERS, VERSION
 from .kernel import Kernel
 from .kernel.core import NODES
@@ -74,7 +74,7 @@ _TIMES = {"rev", "device_instance_id", "per_device_identifier", "gpu_instance_id
 
 
 @dataclass
-class Replay:
+class TraceReplay:
     """A trace, the model that it drives, and the names that both sides use."""
 
     events: list[dict[str, Any]]
@@ -89,7 +89,7 @@ class Replay:
     differences: int = 0
 
     @classmethod
-    def load(cls, path: Path, profile: str | None, board: str, addresses: bool) -> Replay:
+    def load(cls, path: Path, profile: str | None, board: str, addresses: bool) -> TraceReplay:
         """Read a trace; raises SimError when it is not one of this version."""
         try:
             lines = path.read_text(encoding="ascii").splitlines()
@@ -109,17 +109,17 @@ class Replay:
         kernel = Kernel(Options(profile=chosen, board=board))
         return cls(events, kernel, addresses, str(head.get("source")))
 
-    def summary(self) -> str:
+    def summary_line(self) -> str:
         """One line at the end."""
         return (
             f"{self.played} events of a {self.source} trace replayed on {self.kernel.abi.profile}, "
             f"{self.skipped} skipped, {self.differences} differences"
         )
 
-    def play(self) -> Iterator[str]:
+    def play_events(self) -> Iterator[str]:
         """Run all events; yields a line for each difference."""
         for number, event in enumerate(self.events, 2):
-            handler = getattr(self, f"_{event.get('op')}", None)
+            handler = getattr(self, f"_on_{event.get('op')}", None)
             if handler is None:
                 self.skipped += 1
                 continue
@@ -133,9 +133,9 @@ class Replay:
         for fd in self.fds.values():
             with suppress(OSError):
                 os.close(fd)
-        self.kernel.sweep()
+        self.kernel.release_closed_files()
 
-    def _open(self, event: dict[str, Any]) -> Iterator[str]:
+    def _on_open(self, event: dict[str, Any]) -> Iterator[str]:
         if event["path"] not in NODES:
             self.skipped += 1
             return
@@ -147,80 +147,84 @@ class Replay:
         if got != event["errno"]:
             yield f"open {event['path']}: errno {got}, trace {event['errno']}"
 
-    def _close(self, event: dict[str, Any]) -> Iterator[str]:
+    def _on_close(self, event: dict[str, Any]) -> Iterator[str]:
         fd = self.fds.pop(event["fd"], None)
         if fd is not None:
-            found = self.kernel.lookup(fd)
+            found = self.kernel.object_of_fd(fd)
             os.close(fd)
-            self.kernel.sweep()
+            self.kernel.release_closed_files()
             if found is not None and not hasattr(found, "kind"):
-                self.kernel.nvmap.closed(found)
+                self.kernel.nvmap.on_fd_closed(found)
         yield from ()
 
-    def _mmap(self, event: dict[str, Any]) -> Iterator[str]:
+    def _on_mmap(self, event: dict[str, Any]) -> Iterator[str]:
         fd, number = self.fds.get(event["fd"], -1), 0
         try:
-            got = self.kernel.map_fd(fd, event["length"], event["offset"])
+            got = self.kernel.fd_to_map(fd, event["length"], event["offset"])
             if got is not None and not event["errno"]:
-                self.kernel.mapped(event["address"], event["length"], got[1])
+                self.kernel.on_mapped(event["address"], event["length"], got[1])
         except OSError as error:
             number = error.errno or 0
         if number != event["errno"]:
             yield f"mmap of fd {event['fd']}: errno {number}, trace {event['errno']}"
 
-    def _munmap(self, event: dict[str, Any]) -> Iterator[str]:
-        self.kernel.unmapped(event["address"], event["length"])
+    def _on_munmap(self, event: dict[str, Any]) -> Iterator[str]:
+        self.kernel.on_unmapped(event["address"], event["length"])
         yield from ()
 
-    def _ioctl(self, event: dict[str, Any]) -> Iterator[str]:
+    def _on_ioctl(self, event: dict[str, Any]) -> Iterator[str]:
         request, tables = int(event["req"], 16), self.kernel.abi
         known = tables.by_number.get(request)
         fd = self.fds.get(event["fd"])
         if fd is None:
             self.skipped += 1
             return
-        name = tables.name(request)
+        name = tables.ioctl_name(request)
         roles = _ROLES.get(known.name, {}) if known else {}
         if "in" not in event:
             value = self.handles.get(event["arg"], event["arg"])
-            yield from self._result(event, name, *self._call(fd, request, value))
+            yield from self._result_difference(event, name, *self._call_ioctl(fd, request, value))
             return
         given = bytearray.fromhex(event["in"])
-        record = _record(tables, known, given)
+        record = _struct_of_ioctl(tables, known, given)
         for member, role in roles.items():
             if record is not None and member in record and role[0] in "fhv":
-                record[member] = self._translate(role[0], record[member])
+                record[member] = self._model_value(role[0], record[member])
             elif not member and role == "f":
                 value = self.fds.get(int.from_bytes(given, "little"), 0xFFFF)
                 given[:] = value.to_bytes(4, "little")
-        second, pointer = self._second(event, request, given)
+        second, pointer = self._second_buffer(event, request, given)
         raw = (ctypes.c_ubyte * max(len(given), 1)).from_buffer(given or bytearray(1))
-        result, number = self._call(fd, request, ctypes.addressof(raw))
-        differs = list(self._result(event, name, result, number))
+        result, number = self._call_ioctl(fd, request, ctypes.addressof(raw))
+        differs = list(self._result_difference(event, name, result, number))
         yield from differs
         if not differs and not number and record is not None:
-            yield from self._outputs(event, tables, known, record, roles, name)
+            yield from self._output_differences(event, tables, known, record, roles, name)
             if second is not None:
                 theirs = bytes.fromhex(event["bufs"][str(pointer)])
-                yield from self._buffers(request, tables, theirs, bytes(second), name)
+                yield from self._buffer_differences(request, tables, theirs, bytes(second), name)
 
-    def _call(self, fd: int, request: int, arg: int) -> tuple[int, int]:
+    def _call_ioctl(self, fd: int, request: int, arg: int) -> tuple[int, int]:
         try:
             return self.kernel.ioctl(fd, request, arg), 0
         except OSError as error:
             return -1, error.errno or 0
 
-    def _result(self, event: dict[str, Any], name: str, result: int, number: int) -> Iterator[str]:
+    def _result_difference(
+        self, event: dict[str, Any], name: str, result: int, number: int
+    ) -> Iterator[str]:
         if (result, number) != (event["ret"], event["errno"]):
             mine = os.strerror(number) if number else str(result)
             theirs = os.strerror(event["errno"]) if event["errno"] else str(event["ret"])
             yield f"{name}: model {mine}, trace {theirs}"
 
-    def _translate(self, role: str, value: int) -> int:
+    def _model_value(self, role: str, value: int) -> int:
         table = {"f": self.fds, "h": self.handles, "v": self.vas}[role]
         return table.get(value, value)
 
-    def _second(self, event: dict[str, Any], request: int, given: bytearray) -> tuple[Any, int]:
+    def _second_buffer(
+        self, event: dict[str, Any], request: int, given: bytearray
+    ) -> tuple[Any, int]:
         where = BUFFERS.get((ioc_type(request), ioc_nr(request)))
         if where is None or "bufs" not in event:
             return None, 0
@@ -229,20 +233,20 @@ class Replay:
         given[where[0] : where[0] + 8] = ctypes.addressof(space).to_bytes(8, "little")
         return space, where[0]
 
-    def _outputs(
+    def _output_differences(
         self,
         event: dict[str, Any],
         tables: Abi,
         known: Ioctl | None,
-        record: Record,
+        record: StructBytes,
         roles: dict[str, str],
         name: str,
     ) -> Iterator[str]:
-        theirs = _record(tables, known, bytearray.fromhex(event["out"]))
+        theirs = _struct_of_ioctl(tables, known, bytearray.fromhex(event["out"]))
         if theirs is None:
             return
         named = [record.struct.fields[m] for m in roles if m in record]
-        for member, mine in record.values().items():
+        for member, mine in record.integer_members().items():
             role, value, place = roles.get(member, ""), theirs[member], record.struct.fields[member]
             last = role[-1:]
             if last == "F":
@@ -253,10 +257,10 @@ class Replay:
                 self.vas[value] = mine
                 if self.addresses and value != mine:
                     yield f"{name}.{member}: model {mine:#x}, trace {value:#x}"
-            elif not role and value != mine and not any(_share(place, n) for n in named):
+            elif not role and value != mine and not any(_overlap(place, n) for n in named):
                 yield f"{name}.{member}: model {mine:#x}, trace {value:#x}"
 
-    def _buffers(
+    def _buffer_differences(
         self, request: int, tables: Abi, theirs: bytes, mine: bytes, name: str
     ) -> Iterator[str]:
         kind = _SECOND.get(f"{ioc_type(request)}{ioc_nr(request)}")
@@ -265,18 +269,18 @@ class Replay:
                 yield f"{name} buffer: model {mine.hex()}, trace {theirs.hex()}"
             return
         size = tables.structs[kind].size
-        a, b = (tables.record(kind, x[:size].ljust(size, b"\0")) for x in (mine, theirs))
-        for member, value in a.values().items():
+        a, b = (tables.make_struct(kind, x[:size].ljust(size, b"\0")) for x in (mine, theirs))
+        for member, value in a.integer_members().items():
             if member not in _TIMES and value != b[member]:
                 yield f"{name} {member}: model {value:#x}, trace {b[member]:#x}"
 
 
-def _share(a: Field, b: Field) -> bool:
+def _overlap(a: Field, b: Field) -> bool:
     """True if two members of a union overlap."""
     return a.offset < b.offset + b.size and b.offset < a.offset + a.size
 
 
-def _record(tables: Abi, known: Ioctl | None, raw: bytearray) -> Record | None:
+def _struct_of_ioctl(tables: Abi, known: Ioctl | None, raw: bytearray) -> StructBytes | None:
     if known is None or known.arg is None or len(raw) != tables.structs[known.arg].size:
         return None
-    return Record(tables.structs[known.arg], raw)
+    return StructBytes(tables.structs[known.arg], raw)

@@ -8,13 +8,16 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import SimError
 from ..locks import Lock
 from ..options import Options
 from .gpu_api import NOTIFIER_GAP, ChannelPort, FaultReport
 from .rules import RULES, KernelError
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 FORMAT = 1
 KEPT = 200
@@ -39,20 +42,20 @@ class Journal:
         self.peak = 0
         self.child = False
 
-    def rule(self, name: str) -> None:
+    def count_rule(self, name: str) -> None:
         """A rule was exercised."""
         self.rules[name] += 1
 
-    def count(self, call: str, what: str) -> None:
+    def count_call(self, call: str, what: str) -> None:
         """One system call of a kind."""
         self.counts[f"{call} {what}"] += 1
 
-    def add_memory(self, delta: int) -> None:
+    def change_memory(self, delta: int) -> None:
         """Buffers grew or shrank by `delta` bytes."""
         self.in_use += delta
         self.peak = max(self.peak, self.in_use)
 
-    def refused(self, call: str, what: str, error: KernelError, line: str) -> None:
+    def add_refusal(self, call: str, what: str, error: KernelError, line: str) -> None:
         """A system call failed by a rule."""
         self.counts[f"refused {error.rule}"] += 1
         with self._lock:
@@ -68,7 +71,7 @@ class Journal:
                     }
                 )
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Something suspicious that no rule forbids."""
         self.counts["notes"] += 1
         with self._lock:
@@ -76,9 +79,9 @@ class Journal:
                 self.notes.append(text)
                 if len(self.notes) <= SAID:
                     more = "; further notes are in the report" if len(self.notes) == SAID else ""
-                    self._say(f"nvgpusim: note: {text}{more}")
+                    self._print_live(f"nvgpusim: note: {text}{more}")
 
-    def fault(self, report: FaultReport, port: ChannelPort) -> None:
+    def add_fault(self, report: FaultReport, port: ChannelPort) -> None:
         """A fatal hardware error."""
         self.counts["faults"] += 1
         entry = {
@@ -92,13 +95,13 @@ class Journal:
         with self._lock:
             if len(self.faults) < KEPT:
                 self.faults.append(entry)
-                self._say("\n".join(fault_lines(entry)))
+                self._print_live("\n".join(fault_lines(entry)))
 
-    def _say(self, text: str) -> None:
+    def _print_live(self, text: str) -> None:
         if self.live is not None:
             print(text, file=self.live, flush=True)
 
-    def forked(self) -> None:
+    def on_fork_child(self) -> None:
         """In a forked child: counts start anew."""
         live = self.live
         self.__init__(live)  # type: ignore[misc]
@@ -118,14 +121,14 @@ def fault_lines(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-def collect_report(kernel: Any) -> dict[str, Any]:
+def collect_report(kernel: Kernel) -> dict[str, Any]:
     """The report of a kernel's life as plain data: call it at exit."""
     with kernel.lock:
-        kernel.sweep()
-        return _collect(kernel)
+        kernel.release_closed_files()
+        return _collect_locked(kernel)
 
 
-def _collect(kernel: Any) -> dict[str, Any]:
+def _collect_locked(kernel: Kernel) -> dict[str, Any]:
     journal: Journal = kernel.journal
     executor = kernel.executor
     return {
@@ -142,7 +145,7 @@ def _collect(kernel: Any) -> dict[str, Any]:
         "injections": {i.text: [i.seen, i.fired] for i in kernel.injector.injections},
         "peak_bytes": journal.peak,
         "execution": executor.statistics() if executor is not None else {},
-        "leaks": kernel.leaks(),
+        "leaks": kernel.leak_lines(),
     }
 
 
@@ -162,7 +165,7 @@ def load_report(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _bytes(count: int) -> str:
+def _bytes_text(count: int) -> str:
     value, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -186,7 +189,7 @@ def repeat_command(entry: dict[str, Any]) -> str:
     return shlex.join([*words, "--", *entry["command"]])
 
 
-def render(entry: dict[str, Any], *, full: bool = False) -> str:
+def report_text(entry: dict[str, Any], *, full: bool = False) -> str:
     """The report of one process as text.
 
     `full` tells each GPU error again, which the run has told already, and lists the rules that were
@@ -202,7 +205,7 @@ def render(entry: dict[str, Any], *, full: bool = False) -> str:
     if entry["execution"]:
         listed = ", ".join(f"{k} {v}" for k, v in entry["execution"].items())
         lines.append(f"execution  {listed}")
-    lines.append(f"   memory  peak {_bytes(entry['peak_bytes'])}")
+    lines.append(f"   memory  peak {_bytes_text(entry['peak_bytes'])}")
     lines.extend(f" injected  {text}" for text in entry["injected"])
     for text in entry["refusals"][: None if full else 10]:
         lines.append(

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from .compile import Jump
 from .parser.syntax import Operand
-from .state import Lanes, State, merged
+from .state import ChunkState, Lanes, merged_lanes
 
 if TYPE_CHECKING:
-    from .run import Front, Run
+    from .run import ChunkRun, Front
 
 Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
 """Lanes that wait: the block where they go on, they, barriers, their threads or -1, the jump."""
@@ -21,44 +21,44 @@ Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
 class BlockBarriers:
     """The lanes of a run that wait at barriers of their blocks, and those counted as arrived."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ChunkRun) -> None:
         self.run = run
         self.parked: list[Parked] = []
         self.arrived: dict[tuple[int, int], int] = {}
 
-    def barrier(self, at: int, jump: Jump) -> int | None:
+    def execute_barrier(self, at: int, jump: Jump) -> int | None:
         """bar.sync, bar.red, bar.arrive."""
         st, instr = self.run.st, jump.instr
         assert instr is not None
-        lanes = st.lanes()
-        numbers = st.read(jump.number, 32).astype(np.int64)
+        lanes = st.active_lanes()
+        numbers = st.operand_values(jump.number, 32).astype(np.int64)
         counts = np.full(len(lanes), -1)
         if jump.count is not None:
-            counts = st.read(jump.count, 32).astype(np.int64)
+            counts = st.operand_values(jump.count, 32).astype(np.int64)
         whole = (numbers == numbers[0]).all() and ((counts < 0) | (counts == st.threads)).all()
         if st.m is None and whole and not self.parked and jump.kind == "bar":
             if jump.reduce is not None:
                 reduce_blocks(st, jump.reduce, lanes)
             if st.shadow is not None:
-                st.shadow.barrier(lanes)
+                st.shadow.on_block_barrier(lanes)
             return at + 1
         uneven = (counts >= 0) & (counts % 32 != 0)
         if uneven.any():
             lane = int(np.flatnonzero(uneven)[0])
             what = f"a barrier for {int(counts[lane])} threads: no multiple of 32"
-            raise self.run.fail(what, instr, lane)
+            raise self.run.sync_fault(what, instr, lane)
         if jump.kind == "arrive":
             if st.shadow is not None:
-                st.shadow.arrive(lanes, numbers)
+                st.shadow.on_barrier_arrival(lanes, numbers)
             blocks = lanes // st.threads
             for key in sorted({*zip(blocks.tolist(), numbers.tolist(), strict=True)}):
                 mine = (blocks == key[0]) & (numbers == key[1])
-                self.arrive(key, int(mine.sum()), int(counts[mine].max()))
+                self.count_arrivals(key, int(mine.sum()), int(counts[mine].max()))
             return at + 1
         self.parked.append((at + 1, lanes, numbers, counts, jump))
         return None
 
-    def arrive(self, key: tuple[int, int], threads: int, need: int) -> None:
+    def count_arrivals(self, key: tuple[int, int], threads: int, need: int) -> None:
         """Count threads that arrive at a block's barrier: each `need` of them, with those that
         wait, complete it, and the next ones are of its next phase."""
         st, block = self.run.st, key[0]
@@ -78,7 +78,7 @@ class BlockBarriers:
                 del self.arrived[key]
                 continue
             kept = st.m
-            self.set_free(self.completed_lanes())
+            self.let_pass(self.completed_lanes())
             st.m = kept
 
     def completed_lanes(self) -> NDArray[np.bool_]:
@@ -106,18 +106,18 @@ class BlockBarriers:
                     need = int(live[here].sum())
                 if have >= need:
                     if have > need:
-                        waiting = self._first_come(here, waiting, need - have)
+                        waiting = self._first_to_arrive(here, waiting, need - have)
                     passing[here] |= waiting
                     self.arrived.pop((int(block), int(number)), None)
                     if st.shadow is not None and waiting.any():
-                        st.shadow.named_barrier(
+                        st.shadow.on_named_barrier(
                             block * st.threads + np.flatnonzero(waiting), int(number)
                         )
         if st.shadow is not None and simple.any():
-            st.shadow.barrier(np.flatnonzero(passing & np.repeat(simple, st.threads)))
+            st.shadow.on_block_barrier(np.flatnonzero(passing & np.repeat(simple, st.threads)))
         return passing
 
-    def _first_come(
+    def _first_to_arrive(
         self, here: slice, waiting: NDArray[np.bool_], surplus: int
     ) -> NDArray[np.bool_]:
         """Of a block's lanes that wait those that complete the barrier; others wait again."""
@@ -127,31 +127,31 @@ class BlockBarriers:
         first[order[waiting[order]][:surplus]] = True
         return first
 
-    def release(self) -> None:
+    def release_or_fail(self) -> None:
         """Nobody can run: complete the barriers that are complete, or report why none is."""
         st = self.run.st
         passing = self.completed_lanes()
         if not passing.any():
             if self.run.meeting or self.run.waiting:
-                self.run.stuck()
+                self.run.raise_if_lanes_wait()
             _, lanes, _, _, jump = self.parked[0]
             st.m = lanes
             what = "a barrier never completes: the other threads of the block wait elsewhere"
-            raise self.run.fail(what, jump.instr)
-        self.set_free(passing)
+            raise self.run.sync_fault(what, jump.instr)
+        self.let_pass(passing)
 
-    def set_free(self, passing: NDArray[np.bool_]) -> None:
+    def let_pass(self, passing: NDArray[np.bool_]) -> None:
         """Let lanes go on after their barrier."""
         st = self.run.st
         if st.shadow is not None:
-            self.left_out(passing)
+            self.report_left_out(passing)
         left: list[Parked] = []
         free: dict[int, tuple[Lanes, Jump]] = {}
         for at, lanes, numbers, counts, jump in self.parked:
             ready = passing[lanes]
             if ready.any():
                 there = lanes[ready]
-                free[at] = (merged(there, free[at][0]) if at in free else there), jump
+                free[at] = (merged_lanes(there, free[at][0]) if at in free else there), jump
             if not ready.all():
                 keep = ~ready
                 left.append((at, lanes[keep], numbers[keep], counts[keep], jump))
@@ -163,7 +163,7 @@ class BlockBarriers:
         self.parked = left
         self.run.distribute_to_fronts(groups)
 
-    def left_out(self, passing: NDArray[np.bool_]) -> None:
+    def report_left_out(self, passing: NDArray[np.bool_]) -> None:
         """Tell the sanitizer of barriers for the whole block that some threads never reach."""
         st = self.run.st
         if st.live is None or st.shadow is None:
@@ -173,15 +173,19 @@ class BlockBarriers:
                 block = int(lane) // st.threads
                 gone = np.flatnonzero(~st.live[block * st.threads : (block + 1) * st.threads])
                 if len(gone):
-                    st.shadow.left(int(lane), int(gone[0]), len(gone), jump.instr)
+                    st.shadow.report_unreached_barrier(
+                        int(lane), int(gone[0]), len(gone), jump.instr
+                    )
 
 
-def reduce_blocks(st: State, reduce: tuple[str, Operand, Operand], lanes: Lanes) -> None:
+def reduce_blocks(st: ChunkState, reduce: tuple[str, Operand, Operand], lanes: Lanes) -> None:
     """bar.red: combine the predicate of all threads of each block."""
     kind, pred, goal = reduce
     st.m = None if len(lanes) == st.n else lanes
     block = lanes // st.threads
-    ones = np.bincount(block, weights=st.read(pred, 1), minlength=st.blocks).astype(np.uint32)
+    ones = np.bincount(block, weights=st.operand_values(pred, 1), minlength=st.blocks).astype(
+        np.uint32
+    )
     everyone = np.bincount(block, minlength=st.blocks)
     out = {"popc": ones, "or": ones > 0, "and": ones == everyone}[kind]
-    st.write(goal, out[block])
+    st.write_register(goal, out[block])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .native.instructions import GROUPS, TABLE, Text, used_registers, write
-from .native.values import Frame
-from .operands import TYPES, Site
+from .native.instructions import GROUPS, TABLE, InstructionText, used_registers, write_instruction
+from .native.values import KernelTables
+from .operands import TYPES, InstructionSite
 from .parser.syntax import (
     Imm,
     Instr,
@@ -15,9 +15,9 @@ from .parser.syntax import (
     Operand,
     PtxError,
     Reg,
-    Sym,
+    SymbolAddress,
     Variable,
-    registers,
+    register_numbers,
     type_bits,
 )
 from .spaces import SHARED_RESERVED
@@ -85,7 +85,7 @@ class Block:
 
 
 @dataclass
-class Code:
+class KernelCode:
     """A kernel ready to be compiled to C.
 
     `texts`: C by id of the instruction. `kept`: registers that live between blocks; of a block's
@@ -96,9 +96,9 @@ class Code:
 
     kernel: Kernel
     module: Module
-    frame: Frame
+    frame: KernelTables
     blocks: list[Block]
-    texts: dict[int, Text]
+    texts: dict[int, InstructionText]
     kept: list[int]
     shared: dict[str, int]
     shared_bytes: int
@@ -108,18 +108,18 @@ class Code:
     sites: list[Instr] = field(default_factory=list)
     granules: dict[str, int] = field(default_factory=dict)
     native: object = None
-    plain: Code | None = None
+    plain: KernelCode | None = None
 
-    def unwatched(self) -> Code:
+    def unwatched_code(self) -> KernelCode:
         """The same code for a launch that no sanitizer watches."""
         if not self.frame.watched:
             return self
         if self.plain is None:
-            self.plain = _compiled(self.module, self.kernel, None, self.frame.turns)
+            self.plain = _make_code(self.module, self.kernel, None, self.frame.turns)
         return self.plain
 
 
-def _layout(variables: list[Variable], start: int) -> tuple[dict[str, int], int]:
+def _layout_variables(variables: list[Variable], start: int) -> tuple[dict[str, int], int]:
     out = {}
     for v in variables:
         start = -(-start // max(1, v.align)) * max(1, v.align)
@@ -128,7 +128,7 @@ def _layout(variables: list[Variable], start: int) -> tuple[dict[str, int], int]
     return out, start
 
 
-def _meeting(instr: Instr) -> Operand | None:
+def _meeting_mask(instr: Instr) -> Operand | None:
     """The mask of lanes that must execute this together, if it names one."""
     if instr.guard is not None:
         return None
@@ -143,7 +143,7 @@ def _meeting(instr: Instr) -> Operand | None:
     return None
 
 
-def _granules(kernel: Kernel) -> dict[str, int]:
+def _access_granules(kernel: Kernel) -> dict[str, int]:
     """Bytes that every access to shared, and to global, memory takes or leaves as a whole."""
     out = {"shared": 16, "global": 16}
     for instr in kernel.instrs:
@@ -162,7 +162,9 @@ def _granules(kernel: Kernel) -> dict[str, int]:
     return out
 
 
-def compile_kernel(module: Module, kernel: Kernel, fine: bool = False, turns: bool = True) -> Code:
+def compile_kernel(
+    module: Module, kernel: Kernel, fine: bool = False, turns: bool = True
+) -> KernelCode:
     """Write every instruction as C. Raises PtxError naming the first one that is unknown.
 
     `fine`: for a sanitizer, which knows each memory instruction; and, with `turns`, each ends a
@@ -171,31 +173,33 @@ def compile_kernel(module: Module, kernel: Kernel, fine: bool = False, turns: bo
     if kernel.refusal:
         raise PtxError(kernel.refusal)
     sites = [i for i in kernel.instrs if i.op in _MEMORY] if fine else None
-    return _compiled(module, kernel, sites, fine and turns)
+    return _make_code(module, kernel, sites, fine and turns)
 
 
-def _compiled(module: Module, kernel: Kernel, sites: list[Instr] | None, turns: bool) -> Code:
-    frame = Frame(kernel, module, sites, turns)
+def _make_code(
+    module: Module, kernel: Kernel, sites: list[Instr] | None, turns: bool
+) -> KernelCode:
+    frame = KernelTables(kernel, module, sites, turns)
     texts = {
-        id(i): write(i, frame)
+        id(i): write_instruction(i, frame)
         for i in kernel.instrs
         if i.op not in CALLS and (i.op not in _JUMPS or "warp" in i.mods)
     }
-    blocks = _blocks(frame, texts)
-    kept = _flow(kernel, blocks, texts)
+    blocks = _cut_into_blocks(frame, texts)
+    kept = _find_live_registers(kernel, blocks, texts)
     variables = [*module.variables.values(), *kernel.variables.values()]
     fixed = [v for v in variables if v.space == "shared" and v.size]
     open_ended = [v for v in variables if v.space == "shared" and not v.size]
-    shared, end = _layout(fixed, SHARED_RESERVED)
-    shared.update(_layout(open_ended, -(-end // 16) * 16)[0])
-    local, depth = _layout([v for v in variables if v.space == "local"], 0)
-    return Code(
+    shared, end = _layout_variables(fixed, SHARED_RESERVED)
+    shared.update(_layout_variables(open_ended, -(-end // 16) * 16)[0])
+    local, depth = _layout_variables([v for v in variables if v.space == "local"], 0)
+    return KernelCode(
         kernel, module, frame, blocks, texts, kept, shared, end, local, -(-depth // 16) * 16,
-        bool(open_ended), sites or [], _granules(kernel) if frame.watched else {},
+        bool(open_ended), sites or [], _access_granules(kernel) if frame.watched else {},
     )  # fmt: skip
 
 
-def _starts(frame: Frame, texts: dict[int, Text]) -> set[int]:
+def _block_starts(frame: KernelTables, texts: dict[int, InstructionText]) -> set[int]:
     """Starts of the pieces of code: labels, after jumps, at what lanes do together."""
     kernel = frame.kernel
     starts = {0, *kernel.labels.values()}
@@ -210,70 +214,72 @@ def _starts(frame: Frame, texts: dict[int, Text]) -> set[int]:
     return starts
 
 
-def _blocks(frame: Frame, texts: dict[int, Text]) -> list[Block]:
+def _cut_into_blocks(frame: KernelTables, texts: dict[int, InstructionText]) -> list[Block]:
     kernel = frame.kernel
-    order = sorted(s for s in _starts(frame, texts) if s < len(kernel.instrs))
+    order = sorted(s for s in _block_starts(frame, texts) if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
     blocks = []
     for at, end in zip(order, [*order[1:], len(kernel.instrs)], strict=True):
         instrs = kernel.instrs[at:end]
-        site, text = Site(instrs[-1], kernel, frame.module), texts.get(id(instrs[0]))
-        jump = _jump(site, number)
+        site, text = InstructionSite(instrs[-1], kernel, frame.module), texts.get(id(instrs[0]))
+        jump = _block_jump(site, number)
         kind = CHAIN
         if jump.kind in ("bar", "arrive") or instrs[0].op in CALLS:
             plain = jump.kind == "bar" and isinstance(jump.number, Imm) and not jump.count
             kind = BARRIER if plain and not jump.reduce and not site.i.guard else EVENT
         elif text is not None and (text.store or text.group):
             kind = STORE if text.store else GROUP
-        block = Block(kind, instrs, jump, _meeting(instrs[0]))
+        block = Block(kind, instrs, jump, _meeting_mask(instrs[0]))
         block.alone = text is not None and text.alone
         block.polls = any(i.op == "atom" or any(m in _POLLS for m in i.mods) for i in instrs)
         blocks.append(block)
     return blocks
 
 
-def _jump(site: Site, number: dict[int, int]) -> Jump:
+def _block_jump(site: InstructionSite, number: dict[int, int]) -> Jump:
     """The ending of a block whose last instruction is this."""
     instr = site.i
     match instr.op:
         case "bra":
-            return Jump("bra", (_target(site, number, instr.args[0]),), instr)
+            return Jump("bra", (_target_block(site, number, instr.args[0]),), instr)
         case "exit" | "ret":
             return Jump("exit", (END,), instr)
         case "brx":
             table = instr.args[1]
-            if not isinstance(table, Sym) or table.name not in site.kernel.tables:
-                raise site.error("unknown branch table")
+            if not isinstance(table, SymbolAddress) or table.name not in site.kernel.tables:
+                raise site.make_error("unknown branch table")
             names = site.kernel.tables[table.name]
-            targets = tuple(_target(site, number, Sym(name)) for name in names)
-            return Jump("brx", targets, instr, site.arg(0))
+            targets = tuple(_target_block(site, number, SymbolAddress(name)) for name in names)
+            return Jump("brx", targets, instr, site.operand_at(0))
         case "bar" | "barrier":
-            return _barrier(site)
+            return _barrier_jump(site)
     return Jump()
 
 
-def _barrier(site: Site) -> Jump:
+def _barrier_jump(site: InstructionSite) -> Jump:
     args = site.i.args
-    if site.has("warp"):
-        return Jump("warp", (), site.i, site.arg(0))
-    if site.has("red"):
+    if site.has_modifier("warp"):
+        return Jump("warp", (), site.i, site.operand_at(0))
+    if site.has_modifier("red"):
         kind = next(m for m in site.mods if m in ("popc", "and", "or"))
         values = [a for a in args[1:] if a is not None]
         if not args[0] or len(values) < 2:
-            raise site.error()
+            raise site.make_error()
         count = values[1] if len(values) > 2 else None
         return Jump("bar", (), site.i, values[0], count, (kind, values[-1], args[0]))
-    if not site.has("sync", "arrive"):
-        raise site.error()
-    count = site.arg(1) if len(args) > 1 else None
-    return Jump("arrive" if site.has("arrive") else "bar", (), site.i, site.arg(0), count)
+    if not site.has_modifier("sync", "arrive"):
+        raise site.make_error()
+    count = site.operand_at(1) if len(args) > 1 else None
+    return Jump(
+        "arrive" if site.has_modifier("arrive") else "bar", (), site.i, site.operand_at(0), count
+    )
 
 
-def _target(site: Site, number: dict[int, int], arg: Operand | None) -> int:
-    if not isinstance(arg, Sym):
-        raise site.error("a branch needs a label")
+def _target_block(site: InstructionSite, number: dict[int, int], arg: Operand | None) -> int:
+    if not isinstance(arg, SymbolAddress):
+        raise site.make_error("a branch needs a label")
     if arg.name not in site.kernel.labels:
-        raise site.error(f"unknown label {arg.name}")
+        raise site.make_error(f"unknown label {arg.name}")
     return number.get(site.kernel.labels[arg.name], END)
 
 
@@ -289,12 +295,18 @@ def successors(blocks: list[Block], n: int) -> list[int]:
     return [t if t < len(blocks) else END for t in out]
 
 
-def _flow(kernel: Kernel, blocks: list[Block], texts: dict[int, Text]) -> list[int]:
+def _find_live_registers(
+    kernel: Kernel, blocks: list[Block], texts: dict[int, InstructionText]
+) -> list[int]:
     """Find what lives where, by the usual backward iteration; registers that live at any start."""
     for block in blocks:
         one = [used_registers(i, kernel, texts.get(id(i))) for i in block.body]
         if (last := block.jump.instr) is not None:
-            reads = {r for arg in last.args for r in registers(arg)} if last.op != "bra" else set()
+            reads = (
+                {r for arg in last.args for r in register_numbers(arg)}
+                if last.op != "bra"
+                else set()
+            )
             made: set[int] = set()
             if block.jump.reduce is not None and isinstance(last.args[0], Reg):
                 made = {last.args[0].index}
@@ -316,6 +328,6 @@ def _flow(kernel: Kernel, blocks: list[Block], texts: dict[int, Text]) -> list[i
     return sorted(set().union(*(b.alive for b in blocks)))
 
 
-def supported() -> list[str]:
+def supported_opcodes() -> list[str]:
     """All opcodes that can be run, those that end a piece of code included."""
     return sorted({*TABLE, *GROUPS, *_JUMPS, "call", "trap"})

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .parser.kernel_facts import clock_dependent_registers
 from .parser.syntax import Instr
-from .parser.taint import timed
-from .state import KernelFault, Lanes, State
+from .state import ChunkState, KernelFault, Lanes
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .run import ChunkRun
 
 FIRST, AGAIN_S = 8192, 0.5
 """Pieces of code and seconds before a look: the code that looks has to be compiled, too."""
@@ -39,7 +39,7 @@ class EndlessWaits:
     `ripe`: a look is due. `judging`: a group goes on alone, a piece at a time.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ChunkRun) -> None:
         self.run = run
         self.ripe = self.judging = False
         self.since = time.monotonic()
@@ -47,15 +47,15 @@ class EndlessWaits:
         self.after = run.launch.steps + FIRST
         self.timed: set[int] | None = None
 
-    def due(self) -> bool:
+    def is_look_due(self) -> bool:
         """True if all groups are to be looked at now."""
         if not self.judging and self.run.launch.steps > self.after:
             self.ripe = time.monotonic() - self.since > AGAIN_S
         return self.ripe
 
-    def judge(self) -> None:
+    def raise_if_endless(self) -> None:
         """Let each group go on alone. Raises KernelFault if all of them wait for ever."""
-        stuck, looks = self.all_come_round()
+        stuck, looks = self.run_each_group_alone()
         if not stuck:
             self.stuck_at = None
             return
@@ -65,12 +65,12 @@ class EndlessWaits:
             return
         # Only now: a clock that went on before would end waits that another group is to end.
         self.run.launch.later += HOUR_NS
-        stuck, looks = self.all_come_round()
+        stuck, looks = self.run_each_group_alone()
         if stuck:
-            raise self.fault(looks) if looks else self.endless()
+            raise self.deadlock_fault(looks) if looks else self.endless_loop_fault()
         self.stuck_at = None
 
-    def all_come_round(self) -> tuple[bool, list[Any]]:
+    def run_each_group_alone(self) -> tuple[bool, list[Any]]:
         """True if no group gets on, and what they looked at."""
         run = self.run
         self.ripe, self.judging = False, True
@@ -81,39 +81,39 @@ class EndlessWaits:
         kept, left, stuck = run.groups, dict[int, Lanes | None](), True
         looks: list[Any] = []
         if self.timed is None:
-            self.timed = timed(run.launch.code.kernel)
+            self.timed = clock_dependent_registers(run.launch.code.kernel)
         while todo and stuck:
             at, lanes = todo.pop()
             run.groups = {at: lanes}
-            stuck = self.comes_round(at, lanes, looks)
-            self.gather(left, run.groups)
+            stuck = self.returns_to_same_state(at, lanes, looks)
+            self.merge_groups(left, run.groups)
         self.judging = False
         run.groups = kept
         for at, lanes in [*todo, *left.items()]:
-            run.push(at, lanes)
+            run.push_lanes(at, lanes)
         self.since, self.after = time.monotonic(), run.launch.steps + FIRST
         return stuck and bool(left or looks), looks
 
-    def gather(self, left: dict[int, Lanes | None], groups: dict[int, Lanes | None]) -> None:
+    def merge_groups(self, left: dict[int, Lanes | None], groups: dict[int, Lanes | None]) -> None:
         """Put groups beside others that are at the same places."""
         kept, self.run.groups = self.run.groups, left
         for at, lanes in groups.items():
-            self.run.push(at, lanes)
+            self.run.push_lanes(at, lanes)
         self.run.groups = kept
 
-    def comes_round(self, at: int, lanes: Lanes | None, looks: list[Any]) -> bool:
+    def returns_to_same_state(self, at: int, lanes: Lanes | None, looks: list[Any]) -> bool:
         """True if the group is again where it was and has changed nothing."""
         run, st, machine = self.run, self.run.st, self.run.machine
         waiting = len(run.barriers.parked), len(run.waiting), len(run.meeting)
         alive = None if st.live is None else int(st.live.sum())
-        before = self.registers(lanes)
+        before = self.untimed_registers(lanes)
         here = 0 if lanes is None else len(lanes)
-        machine.look(True)
+        machine.set_looking(True)
         try:
             for _ in range(PIECES):
                 first = min(run.groups)
                 st.m = run.groups.pop(first)
-                run.follow(first)
+                run.run_current_group(first)
                 if not run.groups:  # it ended, or waits elsewhere
                     return False
                 if machine.call.changes or waiting != (
@@ -125,31 +125,35 @@ class EndlessWaits:
                 if len(run.groups) != 1 or at not in run.groups:
                     continue
                 now = run.groups[at]
-                if (0 if now is None else len(now)) == here and _same(before, self.registers(now)):
+                if (0 if now is None else len(now)) == here and _same_bits(
+                    before, self.untimed_registers(now)
+                ):
                     return True
         finally:
             looks += machine.looks[: machine.call.look_count].tolist()
-            machine.look(False)
+            machine.set_looking(False)
         return False
 
-    def registers(self, lanes: Lanes | None) -> list[Any]:
+    def untimed_registers(self, lanes: Lanes | None) -> list[Any]:
         """The registers of a group, but for those that depend on a clock."""
         kept = [v for k, v in self.run.st.R.items() if k not in (self.timed or ())]
         return [v.copy() if lanes is None else v[lanes] for v in kept]
 
-    def endless(self) -> KernelFault:
+    def endless_loop_fault(self) -> KernelFault:
         """The fault of a loop that looks at nothing."""
         at, lanes = next(iter(self.run.groups.items()))
         st, self.run.st.m = self.run.st, lanes
         instrs = self.run.blocks[at].instrs
-        return self._named(KernelFault(0, f"sync: an endless loop of {st.count()} threads"), instrs)
+        return self._named_fault(
+            KernelFault(0, f"sync: an endless loop of {st.active_count()} threads"), instrs
+        )
 
-    def _named(self, fault: KernelFault, instrs: list[Instr]) -> KernelFault:
+    def _named_fault(self, fault: KernelFault, instrs: list[Instr]) -> KernelFault:
         fault.kind = "sync"
-        self.run.st.name(fault, instrs[0] if instrs else None)
+        self.run.st.name_fault(fault, instrs[0] if instrs else None)
         return fault
 
-    def fault(self, looks: list[Any]) -> KernelFault:
+    def deadlock_fault(self, looks: list[Any]) -> KernelFault:
         """The fault of those who wait: at what, and where."""
         st, launch = self.run.st, self.run.launch
         told: dict[tuple[int, int], str] = {}
@@ -164,29 +168,29 @@ class EndlessWaits:
             block, thread = int(st.first_block[lane // st.threads]), lane % st.threads
             source = f" ({instr.source[0]}:{instr.source[1]})" if instr.source else ""
             told[key] = (
-                f"{launch.name_thread(block, thread)}{{more}}: waiting at PTX line "
-                f"{instr.line}: {instr.text}{source} for {_word(st, chr(space), where)}"
+                f"{launch.thread_text(block, thread)}{{more}}: waiting at PTX line "
+                f"{instr.line}: {instr.text}{source} for {_word_text(st, chr(space), where)}"
             )
         also = {key: f" and {n - 1} more" if n > 1 else "" for key, n in more.items()}
         what = "sync: deadlock: all threads that are left wait for what none of them changes; "
         what += "; ".join(text.replace("{more}", also[key]) for key, text in told.items())
-        if st.n < launch.threads:
+        if st.n < launch.thread_count:
             what += " (blocks that start later cannot help: they wait for room)"
         st.m = np.array([looks[0][2]])
-        return self._named(KernelFault(0, what), [instrs[looks[0][0]]])
+        return self._named_fault(KernelFault(0, what), [instrs[looks[0][0]]])
 
 
-def _word(st: State, space: str, where: int) -> str:
+def _word_text(st: ChunkState, space: str, where: int) -> str:
     """A word of memory and what it is in."""
     launch = st.launch
     if space == "s":
         names = [(v, k) for k, v in launch.code.shared.items() if v <= where]
         return f"shared {max(names)[1]}+{where - max(names)[0]}" if names else f"shared {where:#x}"
-    extent = None if launch.watch is None else launch.watch.find(where)
+    extent = None if launch.watch is None else launch.watch.piece_at(where)
     return f"{where:#x}" if extent is None else f"{where:#x} (+{where - extent.va} in {extent})"
 
 
-def _same(before: list[Any], now: list[Any]) -> bool:
+def _same_bits(before: list[Any], now: list[Any]) -> bool:
     for a, b in zip(before, now, strict=True):
         if a is not b and (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).any():
             return False

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import Code
-from .judge import ballot
-from .native.machine import KEPT, NativeChunk, native_of
+from .compile import KernelCode
+from .fault_causes import ballot
+from .native.machine import KEPT, NativeChunk, native_kernel_of
 from .operands import Value
-from .run import Run
+from .run import ChunkRun
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import UNWRITTEN, Heap, KernelFault, Memory, State
+from .state import UNWRITTEN, ChunkState, KernelFault, KernelHeap, Memory
 
 if TYPE_CHECKING:
     from .sanitizer.sanitize import Sanitizer
@@ -39,7 +39,7 @@ NO_BYTES = np.zeros((0, 0), np.uint8)
 
 
 @lru_cache(64)
-def places(blocks: int, threads: int) -> tuple[Any, Any, Any, Any]:
+def lane_positions(blocks: int, threads: int) -> tuple[Any, Any, Any, Any]:
     """Thread in its block, lane in its warp, warp, and first lane of the warp, for each lane."""
     thread = np.tile(np.arange(threads, dtype=np.uint32), blocks)
     block = np.repeat(np.arange(blocks), threads)
@@ -52,7 +52,7 @@ def places(blocks: int, threads: int) -> tuple[Any, Any, Any, Any]:
 
 
 @dataclass
-class Local:
+class LocalMemory:
     """Local memory of a chunk: lane i owns bytes[rows[i] : rows[i] + shape[1]]."""
 
     bytes: NDArray[np.uint8]
@@ -60,9 +60,11 @@ class Local:
     shape: tuple[int, int]
 
 
-def private_local(n: int, depth: int) -> Local:
+def make_private_local(n: int, depth: int) -> LocalMemory:
     """Local memory that no buffer backs."""
-    return Local(np.zeros(n * depth, np.uint8), np.arange(n, dtype=np.int64) * depth, (n, depth))
+    return LocalMemory(
+        np.zeros(n * depth, np.uint8), np.arange(n, dtype=np.int64) * depth, (n, depth)
+    )
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Launch:
     of C, but for the first: `max_steps` counts calls.
     """
 
-    code: Code
+    code: KernelCode
     vm: Memory
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -90,16 +92,16 @@ class Launch:
     shared_window: int = 0xFE00000000
     local_window: int = 0xFD00000000
     bases: dict[str, int] = field(default_factory=dict)
-    local: Callable[[int, int], Local] | None = None
+    local: Callable[[int, int], LocalMemory] | None = None
     stack_top: int = STACK_TOP
     symbols: dict[str, int] = field(default_factory=dict)
     param_base: int = PARAM_BASE
     chunk_lanes: int = CHUNK_LANES
     workspace: int = 0
-    heap: Heap | None = None
+    heap: KernelHeap | None = None
     later: int = 0
     max_steps: int = 20_000_000
-    stopped: Callable[[], bool] = lambda: False
+    is_stopped: Callable[[], bool] = lambda: False
     shuffle: int | None = None
     moved: int = 0
     steps: int = 0
@@ -116,7 +118,7 @@ class Launch:
         """End of a thread's variables: behind it is nothing, but for what a driver keeps."""
         return LOCAL_SPAN if self.local is None else self.stack_top
 
-    def symbol(self, name: str) -> int:
+    def symbol_address(self, name: str) -> int:
         """Address of a variable within its space; parameters: offset in bank 0."""
         code = self.code
         if name in code.shared:
@@ -125,7 +127,7 @@ class Launch:
             return self.local_end - code.local_bytes + code.local[name]
         if name in code.kernel.params:
             return self.param_base + code.kernel.params[name].offset
-        if name not in self.symbols and (at := code.module.function(name)):
+        if name not in self.symbols and (at := code.module.function_address(name)):
             return at
         if name not in self.symbols:
             raise KernelFault(0, f"variable {name} has no address: no relocation placed it")
@@ -136,17 +138,17 @@ class Launch:
         windows = {"shared": self.shared_window, "local": self.local_window}
         return self.bases.get(space, windows.get(space, 0))
 
-    def bank_of(self, space: str) -> int:
+    def bank_of_space(self, space: str) -> int:
         """Constant bank behind ld.param (0) or ld.const (3)."""
         return 0 if space == "param" else 3
 
-    def special(self, name: str, st: State) -> Value:
+    def special_register(self, name: str, st: ChunkState) -> Value:
         """A special register of a chunk; those that do not change are kept in it."""
         kind, _, axis = name.partition(".")
         if kind in ("%clock", "%clock_hi", "%clock64") or kind.startswith("%globaltimer"):
-            return self._clock(name)
+            return self._clock_value(name)
         if axis:
-            value = self._coordinate(kind, "xyz".index(axis), st)
+            value = self._coordinate_value(kind, "xyz".index(axis), st)
         elif name.startswith("%lanemask_"):
             bit = np.uint32(1) << st.lane
             below = bit - np.uint32(1)
@@ -168,14 +170,14 @@ class Launch:
         st.special[name] = value
         return value
 
-    def _clock(self, name: str) -> Value:
+    def _clock_value(self, name: str) -> Value:
         now = time.monotonic_ns() if name.startswith("%globaltimer") else self.steps
         now += self.later
         if name in ("%clock64", "%globaltimer"):
             return np.uint64(now)
         return np.uint32(now >> 32 if name.endswith("_hi") else now & 0xFFFFFFFF)
 
-    def _coordinate(self, kind: str, axis: int, st: State) -> Value:
+    def _coordinate_value(self, kind: str, axis: int, st: ChunkState) -> Value:
         """%tid, %ntid, %ctaid and %nctaid of an axis: one number where all lanes have the same."""
         if kind in ("%ntid", "%nctaid"):
             told, true = (self.ntid, self.block) if kind == "%ntid" else (self.nctaid, self.grid)
@@ -192,20 +194,20 @@ class Launch:
             return ids[0].astype(np.uint32)
         return np.repeat(ids.astype(np.uint32), st.threads)
 
-    def alive_mask(self, st: State) -> NDArray[np.uint32]:
+    def alive_mask(self, st: ChunkState) -> NDArray[np.uint32]:
         """Per active lane: bits of its warp's lanes that have not exited."""
-        lanes, mask = st.lanes(), st.m
+        lanes, mask = st.active_lanes(), st.m
         st.m = None
         full = ballot(st, np.ones(st.n, bool) if st.live is None else st.live)
         st.m = mask
         return full[lanes]
 
-    def find(self, st: State, text: str, who: str = "") -> None:
+    def add_finding(self, st: ChunkState, text: str, who: str = "") -> None:
         """Note behaviour that PTX leaves undefined; the run goes on."""
         line = "" if st.at is None else f" at PTX line {st.at.line}: {st.at.text}"
         self.findings.setdefault(text, f"{self.code.kernel.name}: {text}{line}{who}")
 
-    def name_thread(self, block: int, thread: int) -> str:
+    def thread_text(self, block: int, thread: int) -> str:
         """Block and thread numbers in three dimensions."""
         gx, gy, _ = self.grid
         bx, by, _ = self.block
@@ -214,7 +216,7 @@ class Launch:
         return f"block {b}, thread {t}"
 
     @property
-    def threads(self) -> int:
+    def thread_count(self) -> int:
         """Threads of the grid."""
         return int(np.prod(self.grid) * np.prod(self.block))
 
@@ -224,10 +226,10 @@ class Launch:
         """End a kernel that does not end, or whose channel is gone."""
         if self.steps - self.steps_in_c > self.max_steps:
             raise KernelFault(0, f"the kernel did not end within {self.max_steps} steps")
-        if self.stopped():
+        if self.is_stopped():
             raise KernelFault(0, "stopped")
 
-    def run(self) -> None:
+    def run_all_blocks(self) -> None:
         """Run all blocks. Raises KernelFault or MmuFault with `where` set."""
         threads = self.block[0] * self.block[1] * self.block[2]
         total = self.grid[0] * self.grid[1] * self.grid[2]
@@ -235,9 +237,9 @@ class Launch:
         order: NDArray[np.int64] | None = None
         draws = None if self.warps is None else (self.warps,)
         if self.watch is None:
-            self.code = self.code.unwatched()
+            self.code = self.code.unwatched_code()
         else:
-            self.watch.begin(self)
+            self.watch.begin_launch(self)
         if self.shuffle is not None and total > 1:
             order = np.random.default_rng(self.shuffle).permutation(total)
         with np.errstate(all="ignore"):
@@ -245,31 +247,33 @@ class Launch:
                 last = min(first + per, total)
                 ids = np.arange(first, last) if order is None else order[first:last]
                 rng = None if draws is None else np.random.default_rng([*draws, first])
-                self._run(ids, threads, rng)
+                self._run_chunk(ids, threads, rng)
 
-    def _run(self, ids: NDArray[np.int64], threads: int, rng: np.random.Generator | None) -> None:
+    def _run_chunk(
+        self, ids: NDArray[np.int64], threads: int, rng: np.random.Generator | None
+    ) -> None:
         """Run some blocks, in memory of a chunk that has ended, where there is one like it."""
-        native = native_of(self.code)
+        native = native_kernel_of(self.code)
         shape = self.grid, self.block, self.ntid, self.nctaid
         key = shape, self.shared_bytes, self.workspace, ids.tobytes()
         machine = native.idle.pop(key, None)
         if machine is None:
-            machine = NativeChunk(native, self, self.chunk(ids, threads))
+            machine = NativeChunk(native, self, self.make_chunk(ids, threads))
         else:
-            machine.renew(self)
-        Run(machine, rng).run_to_end({0: None})
-        machine.end()
+            machine.reuse_for(self)
+        ChunkRun(machine, rng).run_to_end({0: None})
+        machine.on_chunk_end()
         if self.code.local_bytes:
             return
-        machine.rest()
+        machine.forget_launch()
         if len(native.idle) >= KEPT:
             native.idle.pop(next(iter(native.idle)), None)
         native.idle[key] = machine
 
-    def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
+    def make_chunk(self, ids: NDArray[np.int64], threads: int) -> ChunkState:
         """Some blocks at their first instruction."""
         blocks = len(ids)
-        thread, lane, warp, warp_base = places(blocks, threads)
+        thread, lane, warp, warp_base = lane_positions(blocks, threads)
         shared = self.shared_bytes if self.code.shared else 0
         depth = self.code.local_bytes
         local = None
@@ -277,9 +281,9 @@ class Launch:
             local = (
                 self.local(blocks, threads)
                 if self.local is not None
-                else private_local(blocks * threads, depth)
+                else make_private_local(blocks * threads, depth)
             )
-        st = State(
+        st = ChunkState(
             launch=self,
             n=blocks * threads,
             threads=threads,
@@ -294,5 +298,5 @@ class Launch:
             first_block=ids,
         )
         if self.watch is not None:
-            st.shadow = self.watch.chunk(st)
+            st.shadow = self.watch.make_shadow(st)
         return st

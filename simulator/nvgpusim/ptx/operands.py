@@ -21,7 +21,7 @@ CONTAINER = {
 """numpy type that keeps a register of so many bits."""
 
 
-class Type(NamedTuple):
+class PtxType(NamedTuple):
     """A PTX type: name, bits, numpy dtype of one lane, kind (u, s, f, b, p, x: packed or bf16)."""
 
     name: str
@@ -30,25 +30,25 @@ class Type(NamedTuple):
     kind: str
 
 
-def _types() -> dict[str, Type]:
-    out = {"pred": Type("pred", 1, CONTAINER[1], "p")}
+def _make_types() -> dict[str, PtxType]:
+    out = {"pred": PtxType("pred", 1, CONTAINER[1], "p")}
     for bits in (8, 16, 32, 64):
-        out[f"u{bits}"] = Type(f"u{bits}", bits, CONTAINER[bits], "u")
-        out[f"b{bits}"] = Type(f"b{bits}", bits, CONTAINER[bits], "b")
-        out[f"s{bits}"] = Type(f"s{bits}", bits, np.dtype(f"i{bits // 8}"), "s")
+        out[f"u{bits}"] = PtxType(f"u{bits}", bits, CONTAINER[bits], "u")
+        out[f"b{bits}"] = PtxType(f"b{bits}", bits, CONTAINER[bits], "b")
+        out[f"s{bits}"] = PtxType(f"s{bits}", bits, np.dtype(f"i{bits // 8}"), "s")
     for bits in (16, 32, 64):
-        out[f"f{bits}"] = Type(f"f{bits}", bits, np.dtype(f"f{bits // 8}"), "f")
-    out["bf16"] = Type("bf16", 16, CONTAINER[16], "x")
+        out[f"f{bits}"] = PtxType(f"f{bits}", bits, np.dtype(f"f{bits // 8}"), "f")
+    out["bf16"] = PtxType("bf16", 16, CONTAINER[16], "x")
     for name in ("f16x2", "bf16x2", "tf32"):
-        out[name] = Type(name, 32, CONTAINER[32], "x")
+        out[name] = PtxType(name, 32, CONTAINER[32], "x")
     return out
 
 
-TYPES = _types()
+TYPES = _make_types()
 U32, U64, PRED = TYPES["u32"], TYPES["u64"], TYPES["pred"]
 
 
-class Site:
+class InstructionSite:
     """One instruction and what it says of itself."""
 
     def __init__(self, instr: Instr, kernel: Kernel, module: Module) -> None:
@@ -56,46 +56,46 @@ class Site:
         self.mods = instr.mods
         self.types = [TYPES[m] for m in instr.mods if m in TYPES]
 
-    def error(self, why: str = "this form is not supported") -> PtxError:
+    def make_error(self, why: str = "this form is not supported") -> PtxError:
         """The error that stops an instruction nobody has taught us."""
         return PtxError(
             f"PTX line {self.i.line}: {why}: {self.i.text!r} (kernel {self.kernel.name})"
         )
 
-    def has(self, *mods: str) -> bool:
+    def has_modifier(self, *mods: str) -> bool:
         """True if one of the modifiers is there."""
         return any(m in self.mods for m in mods)
 
-    def only(self, *known: str) -> None:
+    def refuse_other_modifiers(self, *known: str) -> None:
         """Refuse modifiers that the caller does not implement."""
         for m in self.mods:
             if m not in known and m not in TYPES:
-                raise self.error(f"unknown modifier .{m}")
+                raise self.make_error(f"unknown modifier .{m}")
 
     @property
-    def t(self) -> Type:
+    def t(self) -> PtxType:
         """The instruction's (last) type."""
         if not self.types:
-            raise self.error("no type")
+            raise self.make_error("no type")
         return self.types[-1]
 
-    def arg(self, n: int) -> Operand:
+    def operand_at(self, n: int) -> Operand:
         """Operand n, which must be there."""
         if n >= len(self.i.args) or (arg := self.i.args[n]) is None:
-            raise self.error(f"operand {n + 1} is missing")
+            raise self.make_error(f"operand {n + 1} is missing")
         return arg
 
-    def items(self, n: int) -> list[Operand | None]:
+    def operand_items(self, n: int) -> list[Operand | None]:
         """Operand n as a list: a vector's items, or the one operand."""
         arg = self.i.args[n]
         return list(arg.items) if isinstance(arg, Vec) else [arg]
 
-    def constant(self, n: int) -> int | None:
+    def integer_literal(self, n: int) -> int | None:
         """The value of an integer literal operand."""
         arg = self.i.args[n] if n < len(self.i.args) else None
         return int(arg.value) if isinstance(arg, Imm) and arg.kind == "int" else None
 
-    def known(self, name: str) -> bool:
+    def is_known_variable(self, name: str) -> bool:
         """True if a variable of that name exists."""
         return (
             name in self.kernel.variables
@@ -114,7 +114,7 @@ SPECIALS = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for
 } | {f"%envreg{n}" for n in range(32)} | {f"%pm{n}" for n in range(8)}  # fmt: skip
 
 
-def literal(arg: Imm, t: Type, site: Site) -> Value:
+def literal_value(arg: Imm, t: PtxType, site: InstructionSite) -> Value:
     """A literal as a numpy scalar of type t."""
     if arg.kind == "f32":
         bits = int(arg.value)
@@ -122,14 +122,14 @@ def literal(arg: Imm, t: Type, site: Site) -> Value:
             return np.uint32(bits).view(t.dt)
         if t.name == "f64":
             return np.float64(np.uint32(bits).view(np.float32))
-        raise site.error(f"a 0f literal is no .{t.name}")
+        raise site.make_error(f"a 0f literal is no .{t.name}")
     if arg.kind == "f64" or arg.kind == "float":
-        value = float(arg.value) if arg.kind == "float" else _double(int(arg.value))
+        value = float(arg.value) if arg.kind == "float" else _float64_of_bits(int(arg.value))
         if t.kind == "f":
             return t.dt.type(value)
         if t.bits == 64:
             return np.float64(value).view(t.dt)
-        raise site.error(f"a floating-point literal is no .{t.name}")
+        raise site.make_error(f"a floating-point literal is no .{t.name}")
     if t.kind == "p":
         return np.bool_(arg.value != 0)
     bits = int(arg.value) & (1 << t.bits) - 1
@@ -138,7 +138,7 @@ def literal(arg: Imm, t: Type, site: Site) -> Value:
     return CONTAINER[t.bits].type(bits).view(t.dt)
 
 
-def _double(bits: int) -> float:
+def _float64_of_bits(bits: int) -> float:
     value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
     return value
 
@@ -154,8 +154,8 @@ HINTS = (
 """Modifiers of accesses that change nothing here."""
 
 
-def space_of(site: Site) -> str:
+def state_space(site: InstructionSite) -> str:
     """State space named by the modifiers, "generic" without one."""
-    if site.has("shared::cta"):
+    if site.has_modifier("shared::cta"):
         return "shared"
     return next((m for m in site.mods if m in SPACES), "generic")

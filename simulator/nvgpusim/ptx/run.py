@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .barriers import BlockBarriers
-from .calls import serve
 from .compile import BARRIER, CALLS, EVENT, MASKED, Block, Jump
 from .endless_waits import EndlessWaits
-from .judge import ballot, fault_of, look
+from .fault_causes import access_fault, ballot, check_lanes_together
+from .host_calls import serve_host_call
 from .native.machine import ARRIVALS, LOOK, NO_LIMIT, ROOM, SOURCE, WHOLE, WRONG, NativeChunk
 from .parser.syntax import Instr
-from .state import KernelFault, Lanes, merged
+from .state import KernelFault, Lanes, merged_lanes
 
 PATIENCE = 256
 """Pieces of code that a group may run while others wait behind it."""
@@ -37,7 +37,7 @@ NO_MASKS = np.zeros(0, np.uint32)
 Front = dict[int, Lanes | None]
 
 
-class Run:
+class ChunkRun:
     """The lanes of a chunk and where they stand."""
 
     def __init__(self, machine: NativeChunk, rng: np.random.Generator | None) -> None:
@@ -58,17 +58,17 @@ class Run:
         self.distribute_to_fronts(groups)
         while True:
             if self.spun or self.progress.ripe:
-                self.let_go()
+                self.release_waiting_lanes()
             if self.progress.ripe:
-                self.progress.judge()
+                self.progress.raise_if_endless()
             self.choose_front()
             if not self.groups:
-                if self.reconsider():
+                if self.resume_waiting_lanes():
                     continue
                 if not self.barriers.parked:
-                    self.stuck()
+                    self.raise_if_lanes_wait()
                     return
-                self.barriers.release()
+                self.barriers.release_or_fail()
                 continue
             # A group that spins for another one's store must not keep it from running.
             at = max(self.groups) if self.spun else min(self.groups)
@@ -76,7 +76,7 @@ class Run:
                 at = int(self.rng.choice(list(self.groups)))
             self.spun = False
             self.st.m = self.groups.pop(at)
-            self.follow(at)
+            self.run_current_group(at)
 
     # fronts
 
@@ -86,7 +86,7 @@ class Run:
             if not self.fronts:
                 self.fronts = [self.groups]
             for at, lanes in groups.items():
-                self.push(at, lanes)
+                self.push_lanes(at, lanes)
             return
         fronts = int(self.rng.integers(1, FRONTS + 1))
         while len(self.fronts) < FRONTS:
@@ -101,7 +101,7 @@ class Run:
                 part = every[of == k]
                 if len(part):
                     self.groups = self.fronts[k]
-                    self.push(at, None if len(part) == self.st.n else part)
+                    self.push_lanes(at, None if len(part) == self.st.n else part)
         self.groups = kept
 
     def choose_front(self) -> None:
@@ -114,55 +114,55 @@ class Run:
         elif not self.groups or self.spun or self.rng.random() < 2 * SWITCH:
             self.groups = able[int(self.rng.integers(len(able)))]
 
-    def push(self, at: int, lanes: Lanes | None) -> None:
+    def push_lanes(self, at: int, lanes: Lanes | None) -> None:
         """Let lanes continue at block `at`, merged with those already there."""
         if at in self.groups and lanes is not None:
             other = self.groups[at]
-            lanes = None if other is None else merged(lanes, other)
+            lanes = None if other is None else merged_lanes(lanes, other)
             if lanes is not None and len(lanes) == self.st.n:
                 lanes = None
         self.groups[at] = lanes
 
-    def follow(self, at: int) -> None:
+    def run_current_group(self, at: int) -> None:
         """Run the current group until it splits, waits, ends or meets another."""
         left = PATIENCE
         while True:
             if at >= len(self.blocks):
-                self.st.exit()
+                self.st.exit_lanes()
                 return
             block, before = self.blocks[at], self.launch.steps
             if block.kind in (BARRIER, EVENT):
-                following = self.serve(at, block)
+                following = self.serve_host_block(at, block)
                 left -= SPINNING if block.polls else 1
             else:
-                following = self.advance(at)
+                following = self.run_in_c(at)
                 left -= max(self.launch.steps - before, SPINNING if block.polls else 1)
             if following is None:
                 return
             at = following
-            if self.progress.due():
-                self.push(at, self.st.m)
+            if self.progress.is_look_due():
+                self.push_lanes(at, self.st.m)
                 return
-            if self.gives_way(at, left):
+            if self.set_aside_if_due(at, left):
                 return
 
     # steps of the current group: they return the block where it goes on, or None if it is no more
 
-    def serve(self, at: int, block: Block) -> int | None:
+    def serve_host_block(self, at: int, block: Block) -> int | None:
         """A barrier, or what the host does."""
         st, launch = self.st, self.launch
-        if not self.meets(at, block):
+        if not self.keep_complete_masks(at, block):
             return None
         launch.steps += 1
-        launch.thread_instrs += len(block.instrs) * st.count()
+        launch.thread_instrs += len(block.instrs) * st.active_count()
         if launch.steps % 16 == 0:
             launch.check_limits()
         if block.instrs[0].op in CALLS:
-            serve(st, block.instrs[0])
+            serve_host_call(st, block.instrs[0])
             return at + 1
-        return self.wait(at, block.jump)
+        return self.wait_at_barrier(at, block.jump)
 
-    def advance(self, at: int, trusted: bool = False) -> int | None:
+    def run_in_c(self, at: int, trusted: bool = False) -> int | None:
         """Let C run from block `at` on."""
         st, launch, c = self.st, self.launch, self.machine.call
         limit, budget = min(self.groups) if self.groups else NO_LIMIT, PATIENCE
@@ -170,75 +170,75 @@ class Run:
             limit, budget = 0, int(self.rng.integers(round(2 / SWITCH)))
         if self.owing:  # C is to stop where lanes are owed
             limit = min([limit, *(n for n in self.owing if n > at)])
-        lanes = st.lanes() if at in self.owing else None
+        lanes = st.active_lanes() if at in self.owing else None
         c.whole = st.m is None and st.live is None and not self.barriers.parked
-        how = self.machine.run(at, limit, budget, trusted)
+        how = self.machine.run_lanes(at, limit, budget, trusted)
         launch.steps += c.steps
         launch.steps_in_c += max(0, c.steps - 1)
         launch.check_limits()
         if lanes is not None and how != LOOK:
             self.owing[at][lanes] = False
         if c.note >= 0:
-            self.tell()
+            self.report_c_finding()
         if how == WHOLE:
             return int(c.entry)
         if how == LOOK:
-            return self.consider(int(c.entry), trusted and c.entry == at)
+            return self.resolve_first_instruction(int(c.entry), trusted and c.entry == at)
         if how == WRONG:
-            raise self.wrong()
-        self.divide()
+            raise self.native_fault()
+        self.split_group()
         return None
 
-    def consider(self, at: int, again: bool) -> int | None:
+    def resolve_first_instruction(self, at: int, again: bool) -> int | None:
         """Look at the first instruction of block `at`, which C has not done, and let C do it."""
         c, block = self.machine.call, self.blocks[at]
         if c.why == ROOM:
-            self.machine.make_room()
-            return self.advance(at, again)
+            self.machine.make_copy_room()
+            return self.run_in_c(at, again)
         if c.why or again:
-            raise self.wrong()
-        if not self.meets(at, block):
+            raise self.native_fault()
+        if not self.keep_complete_masks(at, block):
             return None
         if block.jump.kind == "warp":
-            return self.wait(at, block.jump)
-        look(self.st, block.instrs[0])
-        return self.advance(at, True)
+            return self.wait_at_barrier(at, block.jump)
+        check_lanes_together(self.st, block.instrs[0])
+        return self.run_in_c(at, True)
 
-    def divide(self) -> None:
+    def split_group(self) -> None:
         """The lanes of the group are at different blocks."""
-        for n, lanes in self.machine.arrived():
-            self.push(n, lanes)
+        for n, lanes in self.machine.lanes_by_block():
+            self.push_lanes(n, lanes)
 
-    def wrong(self) -> Exception:
+    def native_fault(self) -> Exception:
         """The fault of a lane that C could not go on with."""
         st, c = self.st, self.machine.call
         instr, lane = self.launch.code.kernel.instrs[c.at], int(c.lane)
         if c.why != ARRIVALS:
-            return fault_of(st, instr, lane, int(c.address), c.why == SOURCE)
+            return access_fault(st, instr, lane, int(c.address), c.why == SOURCE)
         fault, st.m = (
             KernelFault(0, "more arrivals at an mbarrier than it expects"),
             np.array([lane]),
         )
-        st.name(fault, instr)
+        st.name_fault(fault, instr)
         return fault
 
-    def tell(self) -> None:
+    def report_c_finding(self) -> None:
         """Report the finding of C."""
         st, c, kept = self.st, self.machine.call, self.st.m
         st.at, st.m = self.launch.code.kernel.instrs[c.note_at], np.array([c.note])
         if st.at.op == "shfl":
             what = "sync: shfl reads a lane that does not take part (undefined value)"
-            self.launch.find(st, what, f", {st.who(0)}")
+            self.launch.add_finding(st, what, f", {st.thread_text(0)}")
         else:
             what = f"sync: an mbarrier's phase has {c.expected} arrivals, but {c.arrived}"
-            who = f", {st.who(0)} among them, for the next phase"
-            self.launch.find(st, f"{what} threads arrive together", who)
+            who = f", {st.thread_text(0)} among them, for the next phase"
+            self.launch.add_finding(st, f"{what} threads arrive together", who)
         st.m = kept
 
-    def gives_way(self, at: int, left: int) -> bool:
+    def set_aside_if_due(self, at: int, left: int) -> bool:
         """Set the current group aside at block `at` where it is another one's turn."""
         if self.progress.judging:
-            self.push(at, self.st.m)
+            self.push_lanes(at, self.st.m)
             return True
         behind = bool(self.groups) and at >= min(self.groups)
         others = self.groups or self.barriers.parked or self.waiting or self.meeting
@@ -247,19 +247,19 @@ class Run:
         if not (behind or tired or drawn):
             return False
         self.spun = left < 0
-        self.push(at, self.st.m)
+        self.push_lanes(at, self.st.m)
         return True
 
-    def fail(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
+    def sync_fault(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
         fault = KernelFault(0, what, lane)
         fault.kind = "sync"
-        self.st.name(fault, instr)
+        self.st.name_fault(fault, instr)
         return fault
 
     # lanes that wait for each other
 
-    def meets(self, at: int, block: Block) -> bool:
+    def keep_complete_masks(self, at: int, block: Block) -> bool:
         """Keep the lanes whose whole mask is here in the current group, set the others aside.
 
         False if none is left.
@@ -269,33 +269,35 @@ class Run:
             return True
         before = self.meeting.pop(at, None)
         if before is not None:
-            st.m = None if st.m is None else merged(st.m, before)
+            st.m = None if st.m is None else merged_lanes(st.m, before)
             if st.m is not None and len(st.m) == st.n:
                 st.m = None
         if st.m is None and st.live is None and st.threads % 32 == 0:
             return True
-        lanes = st.lanes()
-        _, missing = self.lacking(block)
+        lanes = st.active_lanes()
+        _, missing = self.masks_and_missing_lanes(block)
         if not missing.any():
             self.owing.pop(at, None)
             return True
         ready = missing == 0
         if st.shadow is not None:
-            self.owe(at, lanes, missing)
+            self.note_owing_lanes(at, lanes, missing)
             self.owing[at][lanes[ready]] = False
         self.meeting[at] = lanes[~ready]
         st.m = lanes[ready]
         return bool(ready.any())
 
-    def lacking(self, block: Block) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def masks_and_missing_lanes(
+        self, block: Block
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Of each active lane the mask that its block asks for, and who of it is not here."""
         st = self.st
         assert block.meet is not None
-        masks = st.read(block.meet, 32)
-        here = ballot(st, np.ones(st.count(), bool))
+        masks = st.operand_values(block.meet, 32)
+        here = ballot(st, np.ones(st.active_count(), bool))
         return masks, masks & ~here & self.launch.alive_mask(st)
 
-    def owe(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
+    def note_owing_lanes(self, at: int, lanes: Lanes, missing: NDArray[np.uint32]) -> None:
         """Note lanes that others wait for at block `at` and that have more to do than to exit."""
         owing = self.owing.setdefault(at, np.zeros(self.st.n, bool))
         if self.blocks[at].instrs[0].op not in MASKED:
@@ -304,11 +306,11 @@ class Run:
         np.bitwise_or.at(warps, self.st.warp[lanes], missing)
         for front in self.fronts or [self.groups]:
             for there, others in front.items():
-                if there > at and others is not None and not self.exits(there):
+                if there > at and others is not None and not self.only_exits(there):
                     asked = warps[self.st.warp[others]] >> self.st.lane[others] & 1
                     owing[others[asked != 0]] = True
 
-    def exits(self, at: int) -> bool:
+    def only_exits(self, at: int) -> bool:
         """True if block `at` does nothing but exit."""
         if at >= len(self.blocks):
             return True
@@ -319,47 +321,49 @@ class Run:
             and block.instrs[0].guard is None
         )
 
-    def absent(self, at: int, lanes: Lanes) -> None:
+    def report_absent_lanes(self, at: int, lanes: Lanes) -> None:
         """Tell the sanitizer of lanes that were to execute block `at`'s first instruction."""
         st, owing = self.st, self.owing.get(at)
         if st.shadow is None or st.live is None or owing is None:
             return
         gone = owing & ~st.live
-        masks, _ = self.lacking(self.blocks[at])
+        masks, _ = self.masks_and_missing_lanes(self.blocks[at])
         for lane, mask in zip(lanes.tolist(), masks.tolist(), strict=True):
             first = lane - int(st.lane[lane])
             some = np.flatnonzero(gone[first : first + 32])
             some = some[(mask >> some & 1) != 0]
             if len(some):
                 gone[first + some] = False
-                st.shadow.absent(lane, first + int(some[0]), mask, self.blocks[at].instrs[0])
+                st.shadow.report_absent_lane(
+                    lane, first + int(some[0]), mask, self.blocks[at].instrs[0]
+                )
 
-    def warp_barrier(self, at: int, jump: Jump) -> int | None:
+    def execute_warp_barrier(self, at: int, jump: Jump) -> int | None:
         """bar.warp.sync: go on when all lanes of the mask wait at one, anywhere."""
         st = self.st
         assert jump.instr is not None
-        lanes, masks = st.lanes(), st.read(jump.number, 32)
+        lanes, masks = st.active_lanes(), st.operand_values(jump.number, 32)
         own = np.uint32(1) << st.lane[lanes]
         if ((masks & own) == 0).any():
             lane = int(np.flatnonzero((masks & own) == 0)[0])
             what = f"membermask {int(masks[lane]):#x} misses the executing lane"
-            raise self.fail(what, jump.instr, lane)
+            raise self.sync_fault(what, jump.instr, lane)
         here = ballot(st, np.ones(len(lanes), bool))
         alive = self.launch.alive_mask(st)
         if not (masks & ~here & alive).any():
             if st.shadow is not None:
-                st.shadow.warp_sync(lanes, masks)
+                st.shadow.on_warp_sync(lanes, masks)
             return at + 1
         if not len(self.masks):
             self.masks = np.zeros(st.n, np.uint32)
         self.masks[lanes] = masks
         known = self.waiting.get(at + 1)
-        both = lanes if known is None else merged(known[0], lanes)
+        both = lanes if known is None else merged_lanes(known[0], lanes)
         self.waiting[at + 1] = both, jump.instr
-        self.pass_warps()
+        self.release_warp_barriers()
         return None
 
-    def pass_warps(self) -> bool:
+    def release_warp_barriers(self) -> bool:
         """Let the lanes go whose mask is complete among those that wait; whether any could."""
         st = self.st
         lanes = np.unique(np.concatenate([w for w, _ in self.waiting.values()]))
@@ -374,7 +378,7 @@ class Run:
         if not ready.any():
             return False
         if st.shadow is not None:
-            st.shadow.warp_sync(lanes[ready], masks[ready])
+            st.shadow.on_warp_sync(lanes[ready], masks[ready])
         free = np.zeros(st.n, bool)
         free[lanes[ready]] = True
         going: Front = {}
@@ -386,27 +390,27 @@ class Run:
             if len(passing) < len(stay):
                 self.waiting[at] = stay[~free[stay]], instr
         for at, some in going.items():
-            self.push(at, some)
+            self.push_lanes(at, some)
         return True
 
-    def let_go(self) -> None:
+    def release_waiting_lanes(self) -> None:
         """Lanes that wait for each other go on where all of them are there."""
         if self.waiting or self.meeting:
-            self.reconsider()
+            self.resume_waiting_lanes()
         if self.barriers.parked and (passing := self.barriers.completed_lanes()).any():
-            self.barriers.set_free(passing)
+            self.barriers.let_pass(passing)
 
-    def reconsider(self) -> bool:
+    def resume_waiting_lanes(self) -> bool:
         """Nobody can run: lanes may have left for which others wait."""
-        if self.waiting and self.pass_warps():
+        if self.waiting and self.release_warp_barriers():
             self.give_to_first_front()
             return True
         for at, lanes in list(self.meeting.items()):
             self.st.m = lanes
-            if (self.lacking(self.blocks[at])[1] == 0).any():
-                self.absent(at, lanes)
+            if (self.masks_and_missing_lanes(self.blocks[at])[1] == 0).any():
+                self.report_absent_lanes(at, lanes)
                 del self.meeting[at]
-                self.push(at, lanes)
+                self.push_lanes(at, lanes)
                 self.give_to_first_front()
                 return True
         return False
@@ -416,13 +420,13 @@ class Run:
         if self.rng is not None and self.groups not in self.fronts:
             self.fronts[0].update(self.groups)
 
-    def stuck(self) -> None:
+    def raise_if_lanes_wait(self) -> None:
         """Nobody can run and no barrier waits: fine, unless lanes wait for each other."""
         st = self.st
         for at, lanes in self.meeting.items():
             instr = self.blocks[at].instrs[0]
             st.m = lanes
-            masks, missing = self.lacking(self.blocks[at])
+            masks, missing = self.masks_and_missing_lanes(self.blocks[at])
             if instr.op in ("bar", "barrier"):
                 what = f"divergent barrier: lanes {int(missing[0]):#x} of the warp are elsewhere"
             elif "aligned" in instr.mods:
@@ -432,27 +436,29 @@ class Run:
                     f"membermask {int(masks[0]):#x} names lanes {int(missing[0]):#x} that do not "
                     f"execute this instruction together with it"
                 )
-            raise self.fail(what, instr)
+            raise self.sync_fault(what, instr)
         for lanes, instr in self.waiting.values():
             st.m = lanes
             mask = int(self.masks[lanes[0]])
-            raise self.fail(f"not all lanes of membermask {mask:#x} reach this barrier", instr)
+            raise self.sync_fault(
+                f"not all lanes of membermask {mask:#x} reach this barrier", instr
+            )
 
-    def wait(self, at: int, jump: Jump) -> int | None:
+    def wait_at_barrier(self, at: int, jump: Jump) -> int | None:
         """Let the lanes wait at a barrier in which its guard holds; the others go on."""
         st, instr = self.st, jump.instr
         assert instr is not None
-        every, st.m = st.m, st.willing(instr)
+        every, st.m = st.m, st.guarded_lanes(instr)
         if st.m is not every:
             assert st.m is not None
             if not len(st.m):
                 st.m = every
                 return at + 1
             lanes = np.arange(st.n) if every is None else every
-            self.push(at + 1, np.setdiff1d(lanes, st.m, assume_unique=True))
-        wait = self.warp_barrier if jump.kind == "warp" else self.barriers.barrier
+            self.push_lanes(at + 1, np.setdiff1d(lanes, st.m, assume_unique=True))
+        wait = self.execute_warp_barrier if jump.kind == "warp" else self.barriers.execute_barrier
         following = wait(at, jump)
         if following is not None and st.m is not every:
-            self.push(following, st.m)
+            self.push_lanes(following, st.m)
             return None
         return following

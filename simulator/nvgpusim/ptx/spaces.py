@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
 from .operands import Value
-from .state import KernelFault, State
+from .state import ChunkState, KernelFault
 
 OUT_OF_RANGE, MISALIGNED, WRONG_SPACE, BAD_CONSTANT = 0xE, 0xF, 0x10, 0x12
 SHARED_RESERVED = 0x400
@@ -25,7 +25,7 @@ UNPLACED = 0x7E0000000000
 """Start of the addresses of variables that no relocation has placed, 4 GiB each."""
 
 
-def aligned(st: State, addr: Value, size: int) -> None:
+def check_aligned(st: ChunkState, addr: Value, size: int) -> None:
     """Trap the first lane whose address is no multiple of `size` bytes."""
     if size == 1:
         return
@@ -38,14 +38,14 @@ def aligned(st: State, addr: Value, size: int) -> None:
         )
 
 
-def _window(st: State, addr: Value) -> tuple[Value, Value]:
+def _window_masks(st: ChunkState, addr: Value) -> tuple[Value, Value]:
     """Masks of the lanes in the shared and in the local window."""
     shared, local = st.launch.shared_window, st.launch.local_window
     return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
 
 
-def check_global(st: State, addr: NDArray[np.uint64]) -> tuple[int, int]:
-    """Lowest and highest address; trap ld/st.global inside a window."""
+def check_global(st: ChunkState, addr: NDArray[np.uint64]) -> None:
+    """Trap ld/st.global inside a window."""
     low, high = int(np.minimum.reduce(addr)), int(np.maximum.reduce(addr))
     for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
         if high >= base and low < base + WINDOW_BYTES:
@@ -59,15 +59,14 @@ def check_global(st: State, addr: NDArray[np.uint64]) -> tuple[int, int]:
                     lane,
                     where,
                 )
-    return low, high
 
 
-def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
+def split_by_space(st: ChunkState, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
     """A generic access by space: (space, lanes or None for all, address within the space)."""
     if space != "generic":
         return [(space, None, addr)]
     array = addr if addr.ndim else addr.reshape(1)
-    in_shared, in_local = _window(st, array)
+    in_shared, in_local = _window_masks(st, array)
     parts: list[tuple[str, Any, Value]] = []
     for name, inside, base in (
         ("shared", in_shared, st.launch.shared_window),
@@ -83,7 +82,9 @@ def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
     return parts
 
 
-def _flat_shared(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+def _shared_offsets(
+    st: ChunkState, lanes: Any, addr: NDArray[np.uint64], size: int
+) -> NDArray[np.int64]:
     limit = end = st.shared.shape[1]
     if st.shadow is not None and st.shadow.bounds and not st.launch.code.dynamic:
         end = min(end, st.launch.code.shared_bytes)  # without what the launch rounds up
@@ -97,12 +98,14 @@ def _flat_shared(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> 
             lane,
             int(addr[at]),
         )
-    active = st.lanes() if lanes is None else st.lanes()[lanes]
+    active = st.active_lanes() if lanes is None else st.active_lanes()[lanes]
     flat: NDArray[np.int64] = (active // st.threads) * limit + addr.astype(np.int64)
     return flat
 
 
-def _flat_local(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+def _local_offsets(
+    st: ChunkState, lanes: Any, addr: NDArray[np.uint64], size: int
+) -> NDArray[np.int64]:
     depth = st.local.shape[1]
     offset = addr.astype(np.int64) - (LOCAL_SPAN - depth)
     bad = (offset < 0) | (offset + size > depth)
@@ -116,24 +119,28 @@ def _flat_local(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> N
             lane,
             int(addr[at]),
         )
-    active = st.lanes() if lanes is None else st.lanes()[lanes]
+    active = st.active_lanes() if lanes is None else st.active_lanes()[lanes]
     return np.asarray(st.local.rows[active] + offset)
 
 
-def flat(st: State, space: str, lanes: Any, addr: Value, size: int) -> tuple[Any, Any]:
+def backing_and_offsets(
+    st: ChunkState, space: str, lanes: Any, addr: Value, size: int
+) -> tuple[Any, Any]:
     """Backing bytes (flat uint8) and per-lane byte offsets of a shared or local access."""
     if not addr.ndim:
-        addr = np.full(st.count(), addr)
+        addr = np.full(st.active_count(), addr)
     if space == "shared":
-        return st.shared.reshape(-1), _flat_shared(st, lanes, addr, size)
-    return st.local.bytes, _flat_local(st, lanes, addr, size)
+        return st.shared.reshape(-1), _shared_offsets(st, lanes, addr, size)
+    return st.local.bytes, _local_offsets(st, lanes, addr, size)
 
 
-def constant(st: State, space: str, addr: Value, size: int) -> None:
+def check_constant(st: ChunkState, space: str, addr: Value, size: int) -> None:
     """Trap an access beyond the constant bank behind `ld.param` or `ld.const`."""
-    bank = st.launch.banks.get(st.launch.bank_of(space))
+    bank = st.launch.banks.get(st.launch.bank_of_space(space))
     if bank is None:
-        raise KernelFault(BAD_CONSTANT, f"constant bank {st.launch.bank_of(space)} is not valid")
+        raise KernelFault(
+            BAD_CONSTANT, f"constant bank {st.launch.bank_of_space(space)} is not valid"
+        )
     top = int(addr.max())
     if top + size > len(bank):
         raise KernelFault(
@@ -141,45 +148,47 @@ def constant(st: State, space: str, addr: Value, size: int) -> None:
         )
 
 
-def reach(st: State, space: str, addr: NDArray[np.uint64], size: int, access: Access) -> None:
+def check_access(
+    st: ChunkState, space: str, addr: NDArray[np.uint64], size: int, access: Access
+) -> None:
     """Find what is wrong with the active lanes' accesses. Raises KernelFault or MmuFault."""
-    _placed(st, addr)
-    aligned(st, addr, size)
+    _check_placed(st, addr)
+    check_aligned(st, addr, size)
     if space in ("param", "const"):
         if access != "read":
             raise KernelFault(WRONG_SPACE, f"store to .{space}")
-        constant(st, space, addr, size)
+        check_constant(st, space, addr, size)
         return
-    for name, lanes, where in split(st, space, addr):
+    for name, lanes, where in split_by_space(st, space, addr):
         if name != "global":
-            flat(st, name, lanes, where, size)
+            backing_and_offsets(st, name, lanes, where, size)
             continue
         check_global(st, where)
         try:
-            st.launch.vm.load(where, size, access)
+            st.launch.vm.gather(where, size, access)
         except MmuFault as e:
-            raise at_lane(e, lanes) from None
+            raise with_lane(e, lanes) from None
 
 
-def _placed(st: State, addr: NDArray[np.uint64]) -> None:
+def _check_placed(st: ChunkState, addr: NDArray[np.uint64]) -> None:
     """Trap an access to a variable that has no address."""
     number = int(addr[0]) - UNPLACED >> 32
     symbols = st.launch.code.frame.symbols
     if 0 <= number < len(symbols):
-        st.launch.symbol(symbols[number][1])
+        st.launch.symbol_address(symbols[number][1])
 
 
-def at_lane(fault: MmuFault, lanes: Any) -> MmuFault:
+def with_lane(fault: MmuFault, lanes: Any) -> MmuFault:
     """The fault with its lane counted among the active ones."""
     lane = fault.lane or 0
     fault.lane = lane if lanes is None else int(lanes[lane])
     return fault
 
 
-def peek(st: State, address: int, size: int) -> bytes:
+def read_bytes(st: ChunkState, address: int, size: int) -> bytes:
     """Bytes at a generic address of the one active lane. Raises KernelFault or MmuFault."""
-    ((name, _, where),) = split(st, "generic", np.array([address], np.uint64))
+    ((name, _, where),) = split_by_space(st, "generic", np.array([address], np.uint64))
     if name == "global":
-        return st.launch.vm.load(where, size).tobytes()
-    data, offsets = flat(st, name, None, where, size)
+        return st.launch.vm.gather(where, size).tobytes()
+    data, offsets = backing_and_offsets(st, name, None, where, size)
     return bytes(data[offsets[0] : offsets[0] + size])

@@ -13,15 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
-from .operands import CONTAINER, Site, Value, literal
-from .parser.syntax import Imm, Instr, Kernel, Module, Neg, Operand, Reg, Special, Sym
+from .operands import CONTAINER, Value
+from .parser.syntax import (
+    Imm,
+    Instr,
+    Kernel,
+    Module,
+    NegatedPredicate,
+    Operand,
+    Reg,
+    SpecialRegister,
+    SymbolAddress,
+)
 
 Lanes = NDArray[np.intp]
 UNWRITTEN = 0xDB
 """Byte that shared memory holds at a block's start."""
 
 
-def merged(a: Lanes, b: Lanes) -> Lanes:
+def merged_lanes(a: Lanes, b: Lanes) -> Lanes:
     """Lanes of two groups, sorted."""
     both = np.concatenate((a, b))
     both.sort(kind="stable")  # which merges two sorted runs
@@ -46,25 +56,25 @@ class KernelFault(Exception):  # noqa: N818 - the hardware's name
 class Memory(Protocol):
     """The part of a GPU address space that a launch needs (nvgpusim.memory.GpuAddressSpace)."""
 
-    def view(self, va: int, size: int, access: Access) -> memoryview:
+    def view_bytes(self, va: int, size: int, access: Access) -> memoryview:
         """Contiguous bytes of one mapping."""
 
-    def load(
+    def gather(
         self, va: NDArray[np.uint64], width: int, access: Access = "read"
     ) -> NDArray[np.uint8]:
         """Gather."""
 
-    def store(
+    def scatter(
         self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
     ) -> None:
         """Scatter."""
 
-    def extents(self) -> NDArray[np.uint64]:
+    def mapping_rows(self) -> NDArray[np.uint64]:
         """The mappings by address, as compiled kernels read them; the same array until a change."""
         ...
 
 
-class Compiled(Protocol):
+class CompiledKernel(Protocol):
     """A kernel as its instructions see it: `compile.Code`."""
 
     kernel: Kernel
@@ -82,19 +92,19 @@ class Compiled(Protocol):
     native: Any
 
 
-class Heap(Protocol):
+class KernelHeap(Protocol):
     """Memory that kernels' malloc gives."""
 
     def malloc(self, size: int, line: str) -> int:
         """The address of `size` bytes that nobody has written, 0 where there is no room."""
         ...
 
-    def free(self, at: int, line: str) -> str:
+    def try_free(self, at: int, line: str) -> str:
         """Take memory back; what is wrong with the address, "" for nothing."""
         ...
 
 
-class Grid(Protocol):
+class GridLaunch(Protocol):
     """A launch as its instructions see it: `launch.Launch`."""
 
     vm: Memory
@@ -109,15 +119,15 @@ class Grid(Protocol):
     thread_instrs: int
     watch: Any
     findings: dict[str, str]
-    heap: Heap | None
+    heap: KernelHeap | None
     later: int
 
     @property
-    def code(self) -> Compiled:
+    def code(self) -> CompiledKernel:
         """The kernel that runs."""
         ...
 
-    def symbol(self, name: str) -> int:
+    def symbol_address(self, name: str) -> int:
         """Address of a variable within its space; parameters: offset in bank 0."""
         ...
 
@@ -125,69 +135,71 @@ class Grid(Protocol):
         """Offset that cvta adds to an address of the space."""
         ...
 
-    def bank_of(self, space: str) -> int:
+    def bank_of_space(self, space: str) -> int:
         """Constant bank behind ld.param or ld.const."""
         ...
 
-    def special(self, name: str, st: State) -> Value:
+    def special_register(self, name: str, st: ChunkState) -> Value:
         """A special register of a chunk."""
 
     @property
-    def threads(self) -> int:
+    def thread_count(self) -> int:
         """Threads of the grid."""
         ...
 
-    def alive_mask(self, st: State) -> NDArray[np.uint32]:
+    def alive_mask(self, st: ChunkState) -> NDArray[np.uint32]:
         """Lanes of each active lane's warp that have not exited."""
         ...
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """True if the channel is gone."""
         ...
 
     def check_limits(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""
 
-    def find(self, st: State, text: str, who: str = "") -> None:
+    def add_finding(self, st: ChunkState, text: str, who: str = "") -> None:
         """A finding, once for each text."""
 
-    def name_thread(self, block: int, thread: int) -> str:
+    def thread_text(self, block: int, thread: int) -> str:
         """Block and thread in words."""
         ...
 
 
-class Observer(Protocol):
+class AccessObserver(Protocol):
     """The sanitizer's side of a chunk: `shadow.Shadow`."""
 
     bounds: bool
 
-    def freed(self) -> None:
+    def on_freed(self) -> None:
         """A kernel has freed memory."""
 
-    def barrier(self, lanes: Lanes) -> None:
+    def on_block_barrier(self, lanes: Lanes) -> None:
         """Whole blocks passed a barrier."""
 
-    def named_barrier(self, lanes: Lanes, number: int) -> None:
+    def on_named_barrier(self, lanes: Lanes, number: int) -> None:
         """Some warps of one block passed a barrier together."""
 
-    def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
+    def on_barrier_arrival(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
         """bar.arrive."""
 
-    def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
+    def on_warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
         """Lanes of the masks met in bar.warp.sync."""
 
-    def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
+    def report_unreached_barrier(
+        self, lane: int, gone: int, count: int, instr: Instr | None
+    ) -> None:
         """A barrier for the whole block that some of its threads never reach."""
 
-    def absent(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
+    def report_absent_lane(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
         """An instruction for the lanes of a mask, of which one went past it and exited."""
 
 
 @dataclass
-class State:
+class ChunkState:
     """One chunk: `blocks` blocks of `threads` threads, lane = block index * threads + thread."""
 
-    launch: Grid
+    launch: GridLaunch
     n: int
     threads: int
     blocks: int
@@ -205,65 +217,58 @@ class State:
     fault_mask: Lanes | None = None
     at: Instr | None = None
     site: int = 0
-    shadow: Observer | None = None
+    shadow: AccessObserver | None = None
 
-    def lanes(self) -> Lanes:
+    def active_lanes(self) -> Lanes:
         """Indices of the active lanes."""
         return np.arange(self.n) if self.m is None else self.m
 
-    def count(self) -> int:
+    def active_count(self) -> int:
         """Number of active lanes."""
         return self.n if self.m is None else len(self.m)
 
-    def read(self, arg: Operand | None, bits: int) -> Value:
+    def operand_values(self, arg: Operand | None, bits: int) -> Value:
         """An operand of the active lanes, unsigned, or bool for a predicate."""
         kind = CONTAINER[bits]
-        if isinstance(arg, Neg):
-            return ~self.read(arg.reg, 1)
+        if isinstance(arg, NegatedPredicate):
+            return ~self.operand_values(arg.reg, 1)
         if isinstance(arg, Reg):
             value = self.R[arg.index]
             return (value if self.m is None else value[self.m]).astype(kind, copy=False)
-        if isinstance(arg, Special):
-            value = np.broadcast_to(self.launch.special(arg.name, self), self.n)
-            return value[self.lanes()].astype(kind)
-        if isinstance(arg, Sym):
-            word = self.launch.symbol(arg.name) + arg.offset & (1 << bits) - 1
+        if isinstance(arg, SpecialRegister):
+            value = np.broadcast_to(self.launch.special_register(arg.name, self), self.n)
+            return value[self.active_lanes()].astype(kind)
+        if isinstance(arg, SymbolAddress):
+            word = self.launch.symbol_address(arg.name) + arg.offset & (1 << bits) - 1
         else:
             assert isinstance(arg, Imm)
             word = int(arg.value) & (1 << bits) - 1
-        return np.full(self.count(), word, kind)
+        return np.full(self.active_count(), word, kind)
 
-    def words(self, arg: Operand | None, site: Site) -> Value:
-        """The values that the active lanes store, as bits of the instruction's type."""
-        if isinstance(arg, Imm):
-            word = np.asarray(literal(arg, site.t, site)).reshape(1)
-            return np.full(self.count(), word.view(f"u{word.itemsize}")[0])
-        return self.read(arg, site.t.bits)
-
-    def write(self, arg: Operand | None, value: Value) -> None:
+    def write_register(self, arg: Operand | None, value: Value) -> None:
         """Write a register of the active lanes, if anybody reads it."""
         if isinstance(arg, Reg) and arg.index in self.R:
-            self.R[arg.index][self.lanes()] = value
+            self.R[arg.index][self.active_lanes()] = value
 
-    def willing(self, instr: Instr) -> Lanes | None:
+    def guarded_lanes(self, instr: Instr) -> Lanes | None:
         """The active lanes in which an instruction's guard holds."""
         if instr.guard is None:
             return self.m
-        holds = self.read(instr.guard, 1) != instr.guard_not
-        return self.m if holds.all() else self.lanes()[holds]
+        holds = self.operand_values(instr.guard, 1) != instr.guard_not
+        return self.m if holds.all() else self.active_lanes()[holds]
 
-    def who(self, lane: int) -> str:
+    def thread_text(self, lane: int) -> str:
         """Block and thread of an active lane, by its position among the active ones."""
-        index = int(self.lanes()[lane])
-        return self.launch.name_thread(
+        index = int(self.active_lanes()[lane])
+        return self.launch.thread_text(
             int(self.first_block[index // self.threads]), index % self.threads
         )
 
-    def name(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
+    def name_fault(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
         """Say which thread, line and text faulted."""
         mask, self.m = self.m, self.fault_mask if self.fault_mask is not None else self.m
-        lane = min(e.lane or 0, self.count() - 1)
-        place = f"kernel {self.launch.code.kernel.name}, {self.who(lane)}"
+        lane = min(e.lane or 0, self.active_count() - 1)
+        place = f"kernel {self.launch.code.kernel.name}, {self.thread_text(lane)}"
         self.m = mask
         if instr is not None:
             place += f", PTX line {instr.line}: {instr.text}"
@@ -271,7 +276,7 @@ class State:
                 place += f" ({instr.source[0]}:{instr.source[1]})"
         e.where = place
 
-    def exit(self) -> None:
+    def exit_lanes(self) -> None:
         """The current group is done."""
         if self.m is None:
             self.live = np.zeros(self.n, bool)

@@ -147,14 +147,14 @@ def one_seed(seed: int, model: Path, path: str, count: int, logits: Path | None)
     """Decode on a model of the hardware of its own; the last one's has no descriptor any more."""
     from nvgpusim.orin.kernel import Kernel
     from nvgpusim.orin.report import Journal, collect_report
-    from nvgpusim.orin.shim import Simulation, make_executor
+    from nvgpusim.orin.simulation import Simulation, make_executor
 
     simulation = Simulation.current
     assert simulation is not None, "run it under nvgpusim"
     options = replace(simulation.options, seed=seed, **ADVERSARIES)
     kernel = Kernel(options, Journal())
     kernel.make_executor = make_executor
-    simulation.kernel.shutdown()
+    simulation.kernel.stop_threads()
     simulation.options, simulation.kernel = options, kernel
     simulation.seam.backend.kernel = kernel  # type: ignore[attr-defined]
     tokens = decode(model, path, count, logits)

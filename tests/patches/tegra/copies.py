@@ -145,13 +145,13 @@ def _run(argv: list[str], env: dict[str, str], at_exit: list[Callable[[], object
     """Be the interpreter of `argv` from its sitecustomize on."""
     from tinygrad import helpers
 
-    from nvgpusim.orin import shim
+    from nvgpusim.orin import simulation
 
     os.environ.clear()
     os.environ.update(env)
     helpers.getenv.cache_clear()
     helpers.CACHEDB = env["CACHEDB"]
-    shim.bootstrap()
+    simulation.start_from_environment()
     for function in at_exit:
         atexit.register(function)
     sys.argv = argv[1:]
@@ -169,7 +169,7 @@ def _imported() -> list[Callable[[], object]]:
     for name in MODULES:
         importlib.import_module(name)
     atexit.register = register
-    for name in ("nvgpusim.cli", "nvgpusim.orin.shim", "nvgpusim.orin.gpu"):
+    for name in ("nvgpusim.cli", "nvgpusim.orin.simulation", "nvgpusim.orin.gpu"):
         importlib.import_module(name)
     gc.freeze()  # a collection in a copy would copy their pages
     return wanted

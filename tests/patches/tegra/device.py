@@ -31,7 +31,7 @@ class FailAt:
     """
 
     def __init__(self, code=errno.EIO):
-        from nvgpusim.orin.shim import Simulation
+        from nvgpusim.orin.simulation import Simulation
         self.kernel, self.code, self.at, self.lasting = Simulation.current.kernel, code, 0, False
         self.calls, self.failed, self.kernel.injector.raise_if_due = 0, [], self
 
@@ -49,8 +49,9 @@ class FailAt:
         "What is open, mapped and allocated, without the lines that made it."
         gc.collect()
         with self.kernel.lock:
-            self.kernel.sweep()
-            return [line.partition(")")[0].partition(", opened")[0] for line in self.kernel.leaks()]
+            self.kernel.release_closed_files()
+            lines = self.kernel.leak_lines()
+            return [line.partition(")")[0].partition(", opened")[0] for line in lines]
 '''
 
 

@@ -158,7 +158,7 @@ def test_profiling_goes_without_pma(tegra: Tegra) -> None:
 KILL = """
 from nvgpusim.orin.gpu_api import FaultReport, SmError
 from nvgpusim.orin.kernel.channel import ChannelFile
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 kernel, d = Simulation.current.kernel, Device["NV"]
 channel = next(f for f in kernel.files.values() if isinstance(f, ChannelFile))
 block = d.new_signal(value=0)

@@ -22,7 +22,7 @@ for i in range(4):
     first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
     got.append(y.cpu_view().view(size=4, fmt="I")[0])
 for _ in range(5): first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
 say(got=got, cached={hex(m.va): [m.size, bool(m.flags & 4)] for m in vm.pages.mappings()},
     steps=sorted(steps), x=hex(x.va_addr), y=hex(y.va_addr))
@@ -99,7 +99,7 @@ def test_the_gpu_sees_parts(tegra: Tegra, options: tuple[str, ...]) -> None:
 # than what a policy caches; one that only the GPU has goes between two of them.
 BOTH = """
 from nvgpusim import l2
-from nvgpusim.l2 import board
+from nvgpusim.l2 import board_l2
 from tinygrad.runtime import ops_nv
 if os.environ.get("OLD"):  # what the driver did: a flush after the CPU has written, none before
     def to_cpu(self, buf): self.dev.synchronize()
@@ -117,7 +117,7 @@ def launch(y, x, to, at, n, v):
     kernel(y, x, **size, vals=(to, at, n, v))
 for seed in range(int(os.environ["SEEDS"])):
     rng = np.random.default_rng(seed)
-    board().set_policy("evict" if seed % 4 else "keep", seed)
+    board_l2().set_policy("evict" if seed % 4 else "keep", seed)
     want = [rng.integers(0, 256, size, np.uint8) for size in SIZES]
     for buf, data in zip(bufs, want): d.allocator._copyin(buf, memoryview(bytearray(data)))
     for _ in range(12):

@@ -68,8 +68,8 @@ for i in range(40):
     values.append(kept[-1].value)
     pages.append(sum("usermode" in line for line in open("/proc/self/maps")))
     with fail.kernel.lock:
-        fail.kernel.sweep()
-        held += fail.kernel.leaks()
+        fail.kernel.release_closed_files()
+        held += fail.kernel.leak_lines()
 kept[0].wait(1 << 40)
 known = sum(map(len, NVDevice.peer_groups.values())) + sum(map(len, NVDevice.signal_pages.values()))
 say(held=held, reached=min(values) == (1 << 64) - 1, pages=pages[-1] - pages[0], known=known)

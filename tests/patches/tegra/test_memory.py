@@ -77,9 +77,9 @@ lib, queued = d.compiler.compile(more), d.timeline_value - 1
 d._ensure_has_local_memory(d.slm_per_thread * 4)
 recycled = d.allocator.alloc(old.size, BufferSpec(gpu_only=True))
 same, early = recycled.va_addr == old.va_addr, d.timeline_signal.value < queued
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
-vm.pages.find(int(recycled.va_addr)).seen(0, recycled.size, 3)[:] = 0xdb  # l2.DIRTY
+vm.pages.mapping_at(int(recycled.va_addr)).bytes_of_gpu(0, recycled.size, 3)[:] = 0xdb  # l2.DIRTY
 d.synchronize()
 say(same=same, early=early, right=out.cpu_view().view(size=128, fmt="I")[:] == want)
 """
@@ -256,9 +256,9 @@ def test_weights_load_beside_a_full_page_cache(tegra: Tegra, end: str) -> None:
 ENGINE = """
 from types import SimpleNamespace
 from nvgpusim.options import Options
-from nvgpusim.orin.kernel import available
-Options.ram = property(lambda self: 512 << 20)
-available.SYSTEM, available.CMA = available.SYSTEM >> 4, available.CMA >> 4
+from nvgpusim.orin.kernel import board_memory
+Options.ram_bytes = property(lambda self: 512 << 20)
+board_memory.SYSTEM, board_memory.CMA = board_memory.SYSTEM >> 4, board_memory.CMA >> 4
 from orinllm import loader
 from orinllm.batching import fused_runner
 from orinllm.errors import DeviceFault

@@ -170,7 +170,7 @@ d = Device["NV"]
 opened, asked["alloc"] = asked["alloc"], set()
 d.allocator.alloc((8 << 20) - 4096, BufferSpec())
 from nvgpusim.orin.kernel.channel import ChannelFile
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 files = Simulation.current.kernel.files.values()
 say(opened=sorted(opened), veid=[f.veid for f in files if isinstance(f, ChannelFile)],
     **{name: sorted(values) for name, values in asked.items()})
@@ -207,7 +207,7 @@ def test_sms_are_those_that_the_board_has(tegra: Tegra, board: str, sms: int) ->
 def test_all_memory_is_cached(tegra: Tegra) -> None:
     # 2 is nvmap's INNER_CACHEABLE; reads of write-combined memory are 17 times slower on an Orin.
     run = tegra("""
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 t = (Tensor.ones(1 << 20).contiguous().realize() + 1).realize()
 say(kinds=sorted({buf.attribute for buf in Simulation.current.kernel.dmabufs.values()}))
 """)
@@ -287,11 +287,11 @@ say(errors=errors)
 
 def test_channels_close_before_what_they_use(tegra: Tegra) -> None:
     run = tegra("""
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 from tinygrad.runtime.ops_nv import NVDevice
 kernel, dev, closed, real = Simulation.current.kernel, NVDevice("NV"), [], os.close
 def spy(fd):
-    if kind := getattr(kernel.lookup(fd), "kind", ""): closed.append(kind)
+    if kind := getattr(kernel.object_of_fd(fd), "kind", ""): closed.append(kind)
     real(fd)
 os.close = spy
 dev.finalize()

@@ -61,7 +61,7 @@ def test_an_event_ends_the_wait_and_costs_a_token_little(tegra: Tegra) -> None:
 
 NO_EVENTS = """
 from nvgpusim.orin.kernel.tsg import Tsg
-Tsg.post, slept, real_sleep = (lambda *args: None), [], time.sleep
+Tsg.post_event, slept, real_sleep = (lambda *args: None), [], time.sleep
 def counted(seconds):
     if threading.current_thread() is threading.main_thread(): slept.append(seconds)
     real_sleep(seconds)

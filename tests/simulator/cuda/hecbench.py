@@ -19,8 +19,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from nvgpusim.cuda.command import build_stand_in, cuda_headers
-from nvgpusim.cuda.compile import GENERATED, nvcc
+from nvgpusim.cuda.command import build_stand_in, cuda_include_folder
+from nvgpusim.cuda.compile import GENERATED, nvcc_path
 from nvgpusim.options import cache_directory
 
 LIST = Path(__file__).with_suffix(".txt")
@@ -39,8 +39,8 @@ def run(folder: Path, arguments: list[str], seconds: float, sanitize: str) -> st
     """Outcome of a program: "pass", or why not."""
     with tempfile.TemporaryDirectory(prefix="hecbench-") as scratch:
         goal = Path(scratch, "program")
-        stand_in = build_stand_in(cuda_headers(), cache_directory())
-        command = [nvcc(), *GENERATED, "-g", "-O3", "-std=c++17", "-cudart", "none", "-w"]
+        stand_in = build_stand_in(cuda_include_folder(), cache_directory())
+        command = [nvcc_path(), *GENERATED, "-g", "-O3", "-std=c++17", "-cudart", "none", "-w"]
         command += [
             "-expt-relaxed-constexpr",
             "-extended-lambda",
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="of a program's run")
     parser.add_argument("--sanitize", default="", help="as of nvgpusim cuda")
     args = parser.parse_intermixed_args()
-    os.environ.setdefault("CUDA_PATH", str(nvcc().resolve().parents[1]))
+    os.environ.setdefault("CUDA_PATH", str(nvcc_path().resolve().parents[1]))
     known, outcomes = listed(), Counter[str]()
     for given in args.names or known:
         name, _, words = given.partition("=")

@@ -14,7 +14,7 @@ import pytest
 from tests.patches.conftest import wheel_file
 from tests.simulator.ptx.machine import kernel
 
-from nvgpusim.cuda.command import build_stand_in, cuda_headers
+from nvgpusim.cuda.command import build_stand_in, cuda_include_folder
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
 from nvgpusim.cuda.heap import DeviceHeap
 from nvgpusim.cuda.server import (
@@ -26,7 +26,7 @@ from nvgpusim.cuda.server import (
     NO_KERNEL,
     SIZE,
     STREAMS,
-    Server,
+    CudaServer,
 )
 from nvgpusim.errors import SimError
 from nvgpusim.extents import Extents
@@ -134,12 +134,12 @@ def test_a_wheel_without_all_headers_is_passed_over(
     (tmp_path / "include/cuda_runtime_api.h").touch()
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(cuda / "bin"))
-    assert cuda_headers() == cuda / "include"
+    assert cuda_include_folder() == cuda / "include"
     monkeypatch.setenv("PATH", "")
-    assert cuda_headers() == cuda / "include"  # of the wheel
+    assert cuda_include_folder() == cuda / "include"  # of the wheel
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SimError, match="set CUDA_PATH to the folder of the CUDA that compiled"):
-        cuda_headers()
+        cuda_include_folder()
 
 
 def fat_binary(kind: int, packed: int, content: bytes) -> bytes:
@@ -162,19 +162,21 @@ def test_ptx_of_images() -> None:
 
 def test_damaged_modules_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """400 mutants of a fat binary, of its headers above all: each is loaded, or told of."""
-    draw, server, loaded = random.Random(1), Server(), 0
+    draw, server, loaded = random.Random(1), CudaServer(), 0
     whole = fat_binary(1, 0, (SOURCES.parent / "ptx/recorded/kernels/tensor.ptx").read_bytes())
     for _ in range(400):
         image = bytearray(whole)
         for _ in range(draw.randint(1, 4)):
             image[draw.randrange(90 if draw.random() < 0.6 else len(image))] = draw.randrange(256)
-        error, _ = server.load(
+        error, _ = server.load_module(
             bytes(image[: draw.randrange(len(image))] if draw.random() < 0.3 else image)
         )
         assert error in (0, NO_IMAGE)
         loaded += error == 0
     assert 50 < loaded < 350
-    assert server.load(b".version 8.0\n.target sm_87\n.global .u64 p = nobody;")[0] == NO_IMAGE
+    assert (
+        server.load_module(b".version 8.0\n.target sm_87\n.global .u64 p = nobody;")[0] == NO_IMAGE
+    )
     assert "p holds the address of nobody" in capsys.readouterr().err
 
 
@@ -191,30 +193,30 @@ KERNEL = b"""
 
 
 def test_the_server_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    server = Server()
-    assert server.load(KERNEL) == (0, struct.pack("<I", 0))
-    assert server.load(b".version 8.0\n.address_size 32\n")[0] == NO_IMAGE
-    assert server.kernel(0, "none") == (NO_KERNEL, b"")
-    assert server.kernel(1, "k") == (NO_KERNEL, b"")
-    error, data = server.kernel(0, "k")
+    server = CudaServer()
+    assert server.load_module(KERNEL) == (0, struct.pack("<I", 0))
+    assert server.load_module(b".version 8.0\n.address_size 32\n")[0] == NO_IMAGE
+    assert server.describe_kernel(0, "none") == (NO_KERNEL, b"")
+    assert server.describe_kernel(1, "k") == (NO_KERNEL, b"")
+    error, data = server.describe_kernel(0, "k")
     words = struct.unpack("<518I", data)
     assert (error, words[:2], words[2:6]) == (0, (0, 2), (40, 0, 64, 9))
     assert (words[6:8], words[262:264]) == ((0, 8), (8, 1))
-    assert server.kernel(0, "odd")[0] == 801
-    assert server.kernel(0, "grows")[0] == 0
+    assert server.describe_kernel(0, "odd")[0] == 801
+    assert server.describe_kernel(0, "grows")[0] == 0
     assert "a gap of the simulator" in capsys.readouterr().err
     one, clock = 1 << 32 | 1, bytes(4 * STREAMS)
     most = 163 << 42
-    assert server.launch((0, one, one, one, 0), bytes(9) + clock) == 0
-    assert server.launch((0, one, 65 << 32 | 1, one, 0), bytes(9) + clock) == BAD_SIZE
-    assert server.launch((0, 1 << 32, one, one, 0), bytes(9) + clock) == BAD_SIZE
-    assert server.launch((1 | most, one, one, one, 163 << 10), bytes(8) + clock) == 0
-    assert server.launch((1, one, one, one, 4), bytes(8) + clock) == INVALID
-    assert server.launch((7, one, one, one, 0), b"") == NO_KERNEL
+    assert server.run_launch((0, one, one, one, 0), bytes(9) + clock) == 0
+    assert server.run_launch((0, one, 65 << 32 | 1, one, 0), bytes(9) + clock) == BAD_SIZE
+    assert server.run_launch((0, 1 << 32, one, one, 0), bytes(9) + clock) == BAD_SIZE
+    assert server.run_launch((1 | most, one, one, one, 163 << 10), bytes(8) + clock) == 0
+    assert server.run_launch((1, one, one, one, 4), bytes(8) + clock) == INVALID
+    assert server.run_launch((7, one, one, one, 0), b"") == NO_KERNEL
 
 
 def test_memory_comes_back() -> None:
-    server = Server()
+    server = CudaServer()
     first, second, third = (server.malloc(n) for n in (1, 5000, 4096))
     assert (first, second, third) == (BASE, BASE + 8192, BASE + 8192 + 12288)
     assert server.free(second + 4) == INVALID
@@ -224,13 +226,13 @@ def test_memory_comes_back() -> None:
     assert server.malloc(rest - 4096) == third + 8192
     assert server.malloc(12000) == BASE  # both places in one
     assert server.malloc(SIZE) == 0
-    assert server.vm.find(third) is not None
-    assert server.vm.find(third + 4096) is None  # a page that belongs to nobody
+    assert server.vm.mapping_at(third) is not None
+    assert server.vm.mapping_at(third + 4096) is None  # a page that belongs to nobody
 
 
 def test_small_buffers_leave_room_for_large_ones() -> None:
     """9,000 come and go, every thousandth stays."""
-    server = Server()
+    server = CudaServer()
     for n in range(9000):
         at = server.malloc(500 << 10)
         assert at and (n % 1000 == 0 or server.free(at) == 0)
@@ -244,28 +246,28 @@ def test_a_piece_of_kernels_heap_keeps_its_room() -> None:
     for size in (40, 8, 40):
         assert heap.malloc(size, "") == 4096
         assert heap.malloc(8, "") == 0
-        assert heap.free(4096, "") == ""
+        assert heap.try_free(4096, "") == ""
 
 
 def test_the_heap_has_the_size_that_it_had_when_a_kernel_used_it() -> None:
-    server = Server()
-    assert server.answer(LIMIT, (1 << 20,), b"")[0] == 0
+    server = CudaServer()
+    assert server.answer_request(LIMIT, (1 << 20,), b"")[0] == 0
     server._make_heap()
-    assert server.answer(LIMIT, (1 << 21,), b"")[0] == INVALID
-    assert server.answer(LIMIT, (0,), b"") == (0, struct.pack("<Q", 1 << 20))
+    assert server.answer_request(LIMIT, (1 << 21,), b"")[0] == INVALID
+    assert server.answer_request(LIMIT, (0,), b"") == (0, struct.pack("<Q", 1 << 20))
 
 
 def test_kernels_of_one_name_are_told_apart() -> None:
     """Two modules, each with a kernel `k` that writes past the end at its own line."""
-    server = Server(frozenset({"bounds"}))
+    server = CudaServer(frozenset({"bounds"}))
     at = server.malloc(64)
     for number, lines in enumerate(("", "\n\n")):
         text = lines + kernel("st.global.u32 [%o+64], 1;")
-        assert server.load(text.encode())[0] == 0
-        error, data = server.kernel(number, "k")
+        assert server.load_module(text.encode())[0] == 0
+        error, data = server.describe_kernel(number, "k")
         assert error == 0
         (handle,) = struct.unpack_from("<I", data)
         a = handle | 163 << 42, 1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0
         for _ in range(2):
-            server.launch(a, struct.pack("<3Q", at, at, 0) + bytes(4 * STREAMS))
+            server.run_launch(a, struct.pack("<3Q", at, at, 0) + bytes(4 * STREAMS))
     assert len(server.findings) == 2, server.findings

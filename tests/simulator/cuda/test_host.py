@@ -11,7 +11,7 @@ from tests.simulator.cuda.test_cuda import FLAGS, run
 
 from nvgpusim.cuda.command import build_stand_in
 from nvgpusim.cuda.lines import SourceLines
-from nvgpusim.cuda.server import SIZE, Server
+from nvgpusim.cuda.server import SIZE, CudaServer
 
 SOURCE = Path(__file__).parent / "host.cu"
 FAULTS = {
@@ -133,7 +133,7 @@ def test_a_template_has_its_callers_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_freed_address_comes_again_late() -> None:
     """A kernel that uses a freed pointer must not find the next buffer there."""
-    server = Server()
+    server = CudaServer()
     first = server.malloc(4000)
     server.arena[:4000] = 7
     assert server.free(first) == 0 and not server.arena[:4000].any()

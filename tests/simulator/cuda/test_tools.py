@@ -17,7 +17,7 @@ from tests.simulator.cuda.hecbench import judged
 
 from nvgpusim.api import Module
 from nvgpusim.errors import SimError
-from nvgpusim.findings import Finding, sarif
+from nvgpusim.findings import Finding, sarif_text
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = """#include <cstdio>
@@ -109,7 +109,7 @@ def test_kernels_on_arrays(source: Path) -> None:
 
 def test_sarif_names_each_kind() -> None:
     texts = ["kernel k: race: x (a.cu:7)", "leaks: 1 buffers", "kernel k: MMU fault"]
-    log = json.loads(sarif(map(Finding.of, texts), Path("/")))
+    log = json.loads(sarif_text(map(Finding.from_line, texts), Path("/")))
     found = [r["ruleId"] for r in log["runs"][0]["results"]]
     assert found == ["race", "leaks", "fault"]
     assert {"race", "leaks", "fault"} <= {

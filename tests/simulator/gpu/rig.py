@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping
 from nvgpusim.options import Options
 from nvgpusim.orin.gpu import Gpu
-from nvgpusim.orin.gpu.programs import PROGRAMS, Program, _sections
+from nvgpusim.orin.gpu.programs import PROGRAMS, Program, _elf_sections
 from nvgpusim.orin.gpu_api import ChannelPort, FaultReport
 
 HERE = Path(__file__).resolve().parent
@@ -28,12 +28,12 @@ STACK_TOP, SLM = 0xFFFDC0, 0x300
 PER_TPC = -(-(-(-32 * SLM // 0x200) * 0x200 * 96) // 0x8000) * 0x8000
 for _cubin, _ptx in ((CUBIN, PTX), (EQUAL, EQUAL_PTX)):
     PROGRAMS.register(_cubin.read_bytes(), _ptx.read_bytes(), keep=False)
-SECTIONS = {s.name: s for cubin in (EQUAL, CUBIN) for s in _sections(cubin.read_bytes())}
+SECTIONS = {s.name: s for cubin in (EQUAL, CUBIN) for s in _elf_sections(cubin.read_bytes())}
 
 
 def program(name: str) -> Program:
     """A kernel of kernels.cu or equal.ptx."""
-    (found,) = (p for p in PROGRAMS.find(SECTIONS[f".text.{name}"].data) if p.name == name)
+    (found,) = (p for p in PROGRAMS.find_by_code(SECTIONS[f".text.{name}"].data) if p.name == name)
     return found
 
 
@@ -69,7 +69,7 @@ class Rig:
             post_event=self.events.append, classes={0xC7C0, 0xC7B5},
             submit_line=f"client.py:{n}",
         )  # fmt: skip
-        self.gpu.attach(port)
+        self.gpu.attach_channel(port)
         return port
 
     # memory
@@ -81,21 +81,21 @@ class Rig:
         if not va:
             va, self.next = self.next, self.next + -(-buf.size // 0x200000) * 0x200000 + 0x200000
         mapping = Mapping(va, buf.size, buf, read_only=read_only)
-        self.vm.map(mapping)
+        self.vm.add_mapping(mapping)
         self.maps[va] = mapping
         return va
 
     def at(self, va: int, count: int, dtype: Any = np.uint32) -> Any:
         """The CPU's view of a buffer."""
-        mapping = self.vm.find(va)
+        mapping = self.vm.mapping_at(va)
         assert mapping is not None
         start = va - mapping.va
         size = np.dtype(dtype).itemsize * count
-        return mapping.array[start : start + size].view(dtype)
+        return mapping.mapped_bytes[start : start + size].view(dtype)
 
     def unmap(self, va: int) -> None:
         """Take a buffer away from the GPU."""
-        self.vm.unmap(self.maps.pop(va), "unmap of the test")
+        self.vm.remove_mapping(self.maps.pop(va), "unmap of the test")
 
     # submission
 
@@ -114,21 +114,21 @@ class Rig:
         put = self.puts[channel]
         self.rings[channel][put] = entry
         if barriers:
-            self.gpu.barrier()
+            self.gpu.on_barrier()
         put = self.puts[channel] = (put + 1) % port.entries
         struct.pack_into("<I", port.userd, 0x8C, put)
         if barriers:
-            self.gpu.barrier()
+            self.gpu.on_barrier()
         if ring:
             self.gpu.ring_doorbell(port.token)
 
     def finish(self, timeout: float = 120.0) -> None:
         """Wait until the GPU is idle or a fault was reported."""
         end = time.monotonic() + timeout
-        while not self.faults and not self.gpu.idle() and time.monotonic() < end:
+        while not self.faults and not self.gpu.is_idle() and time.monotonic() < end:
             time.sleep(1e-3)
         if not self.faults:
-            self.gpu.drain(120.0)
+            self.gpu.wait_until_idle(120.0)
 
     def done(self) -> None:
         """Finish without fault or finding."""
@@ -144,7 +144,7 @@ class Rig:
 
     def close(self) -> None:
         """Stop the consumer."""
-        self.gpu.shutdown()
+        self.gpu.stop_threads()
 
     # launches
 

@@ -61,7 +61,7 @@ def test_acquire_lets_the_other_channel_run(rig: Rig) -> None:
     rig.submit([*semaphore(rig.signal, 1, WAIT), *semaphore(rig.signal + 32, 9, SIGNAL)], 0)
     rig.finish()
     assert rig.at(rig.signal + 32, 1)[0] == 0
-    assert rig.gpu.idle(), "a channel that waits for nobody's store is idle"
+    assert rig.gpu.is_idle(), "a channel that waits for nobody's store is idle"
     rig.submit(semaphore(rig.signal, 1, SIGNAL), 1)
     end = time.monotonic() + 120
     while rig.at(rig.signal + 32, 1)[0] == 0 and time.monotonic() < end:
@@ -95,8 +95,8 @@ def test_headers(rig: Rig) -> None:
 
 
 def test_detached_channel_runs_nothing(rig: Rig) -> None:
-    rig.gpu.detach(0)
-    rig.gpu.detach(0)
+    rig.gpu.detach_channel(0)
+    rig.gpu.detach_channel(0)
     rig.submit(semaphore(rig.signal, 1, SIGNAL))
     rig.done()
     assert rig.at(rig.signal, 1)[0] == 0
@@ -234,7 +234,7 @@ def test_drain_times_out(rig: Rig) -> None:
     rig.submit(semaphore(rig.signal, 1, SIGNAL))
     rig.submit(semaphore(rig.signal, 1, SIGNAL))
     with pytest.raises(TimeoutError, match="channel 0"):
-        rig.gpu.drain(0.05)
+        rig.gpu.wait_until_idle(0.05)
 
 
 def test_closing_a_channel_stops_its_kernel_alone(rig: Rig) -> None:
@@ -249,7 +249,7 @@ def test_closing_a_channel_stops_its_kernel_alone(rig: Rig) -> None:
     while rig.gpu.current is None and time.monotonic() < end:
         time.sleep(1e-3)
     start = time.monotonic()
-    rig.gpu.detach(0)
+    rig.gpu.detach_channel(0)
     assert time.monotonic() - start < 60
     rig.submit(semaphore(rig.signal, 1, SIGNAL), 1)
     rig.done()

@@ -51,7 +51,7 @@ def _hundred_times(rig: Rig, embedded: bool) -> tuple[int, list[str]]:
     rig.depend(first, second)
     if embedded:
         rig.release(second, 0)
-    early, plain = 0, rig.gpu.count
+    early, plain = 0, rig.gpu.add_to_counter
 
     def count(name: str, by: int = 1) -> None:
         nonlocal early
@@ -59,7 +59,7 @@ def _hundred_times(rig: Rig, embedded: bool) -> tuple[int, list[str]]:
         if name == "releases":
             early += int(rig.gpu.counts["launches"]) < 2 * rig.at(rig.signal, 1)[0]
 
-    rig.gpu.count = count  # type: ignore[method-assign]
+    rig.gpu.add_to_counter = count  # type: ignore[method-assign]
     for n in range(1, 13):
         rig.ports[0].enabled = False  # two are submitted before the GPU looks at one
         if embedded:  # the value lives in the shared QMD
@@ -330,7 +330,7 @@ def _submit_with(rig: Rig, barriers: tuple[bool, bool], fence: Callable[[], obje
 def test_f12_both_barriers() -> None:
     rig = Rig(order=True)
     for _ in range(5):
-        _submit_with(rig, (True, True), rig.gpu.barrier)
+        _submit_with(rig, (True, True), rig.gpu.on_barrier)
     rig.done()
     rig.close()
     assert rig.at(rig.signal, 1)[0] == 5
@@ -339,9 +339,9 @@ def test_f12_both_barriers() -> None:
 def test_f12_no_barrier_before_put() -> None:
     """tinygrad's own order: a reordered GPPut exposes the slot's old content."""
     rig = Rig(order=True)
-    _submit_with(rig, (True, True), rig.gpu.barrier)
+    _submit_with(rig, (True, True), rig.gpu.on_barrier)
     rig.done()
-    _submit_with(rig, (False, True), rig.gpu.barrier)
+    _submit_with(rig, (False, True), rig.gpu.on_barrier)
     rig.finish()
     rig.close()
     assert rig.at(rig.signal, 1)[0] == 1, "the old entry (a NOP) was executed instead"
@@ -350,11 +350,11 @@ def test_f12_no_barrier_before_put() -> None:
 
 def test_f12_no_barrier_before_the_doorbell() -> None:
     rig = Rig(order=True)
-    _submit_with(rig, (True, False), rig.gpu.barrier)
+    _submit_with(rig, (True, False), rig.gpu.on_barrier)
     rig.finish()
     assert rig.at(rig.signal, 1)[0] == 0, "the doorbell found the old GPPut"
     assert any("no barrier between GPPut and doorbell" in n for n in rig.gpu.notes)
-    _submit_with(rig, (True, True), rig.gpu.barrier)
+    _submit_with(rig, (True, True), rig.gpu.on_barrier)
     rig.finish()
     rig.close()
     assert rig.at(rig.signal, 1)[0] == 2, "the next doorbell brings both"

@@ -26,7 +26,7 @@ from tests.simulator.gpu.rig import (
 
 from nvgpusim.orin.gpu.faults import SKED_BITS
 from nvgpusim.ptx.launch import Launch
-from nvgpusim.ptx.state import State
+from nvgpusim.ptx.state import ChunkState
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def test_blocks_start_in_a_drawn_order_as_many_as_the_sms_hold(
 ) -> None:
     """No option asks for it: CUDA promises no order, so no kernel may lean on one."""
     started: list[list[int]] = []
-    chunk = Launch.chunk
+    chunk = Launch.make_chunk
 
-    def noted(self: Launch, ids: NDArray[np.int64], threads: int) -> State:
+    def noted(self: Launch, ids: NDArray[np.int64], threads: int) -> ChunkState:
         started.append(ids.tolist())
         return chunk(self, ids, threads)
 
-    monkeypatch.setattr(Launch, "chunk", noted)
+    monkeypatch.setattr(Launch, "make_chunk", noted)
     blocks = 100
     a, b, out = (rig.alloc(4 * 256 * blocks) for _ in range(3))
     rig.at(a, 256 * blocks, np.float32)[:] = 7

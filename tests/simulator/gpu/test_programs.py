@@ -23,31 +23,31 @@ TEXT = SECTIONS[".text.k_set"].data
 
 
 def test_found_by_content_in_another_process(tmp_path: Path) -> None:
-    first = programs.Programs(tmp_path)
+    first = programs.ProgramStore(tmp_path)
     assert len(first.register(CUBIN.read_bytes(), PTX.read_bytes())) == 10
     assert first.register(CUBIN.read_bytes(), PTX.read_bytes()) == [], "known already"
-    second = programs.Programs(tmp_path)
-    (found,) = second.find(TEXT + bytes(100))
+    second = programs.ProgramStore(tmp_path)
+    (found,) = second.find_by_code(TEXT + bytes(100))
     assert found.name == "k_set"
     assert found.registers > 0
-    assert second.find(bytes(512)) == []
-    assert second.find(TEXT[:128] + bytes(len(TEXT))) == [], "same beginning, other code"
+    assert second.find_by_code(bytes(512)) == []
+    assert second.find_by_code(TEXT[:128] + bytes(len(TEXT))) == [], "same beginning, other code"
 
 
 def test_equal_code_of_several_sources(tmp_path: Path) -> None:
-    programs.Programs(tmp_path).register(EQUAL.read_bytes(), EQUAL_PTX.read_bytes())
-    found = programs.Programs(tmp_path).find(SECTIONS[".text.k_fill"].data)
+    programs.ProgramStore(tmp_path).register(EQUAL.read_bytes(), EQUAL_PTX.read_bytes())
+    found = programs.ProgramStore(tmp_path).find_by_code(SECTIONS[".text.k_fill"].data)
     names = {p.name: p for p in found}
     assert set(names) == {"k_fill", "k_fill_drops", "k_fill_ignores"}
-    assert [names[n].reads for n in sorted(names)] == [0, 1, 0]
+    assert [names[n].load_count for n in sorted(names)] == [0, 1, 0]
     drops = names["k_fill_drops"]
     one, two = names["k_fill"].bank0, drops.bank0
     assert (one, two) == (0x160 + 8, 0x160 + 16)
     for order in ([drops, *found], [*found, drops]):
         assert programs.best_program(order, one).name == "k_fill"
         assert programs.best_program(order, two).name == "k_fill_ignores"
-        assert programs.best_program(order, two // 16).reads == 0
-        assert programs.best_program(order, 1).reads == 0, "a size of nobody's"
+        assert programs.best_program(order, two // 16).load_count == 0
+        assert programs.best_program(order, 1).load_count == 0, "a size of nobody's"
     assert programs.best_program([drops], one) is drops
 
 
@@ -67,15 +67,15 @@ def test_a_dropped_load_is_not_run(parameters: tuple[int, ...], shift: int) -> N
 
 def test_relocated_words_do_not_count() -> None:
     program = programs.Program("k", b"\1" * 4 + bytes(4) + b"\2" * 120, (4,), "", 1, 0, 0)
-    assert program.matches(b"\1" * 4 + b"\xff" * 4 + b"\2" * 120 + b"more")
-    assert not program.matches(b"\1" * 3 + b"\0" + b"\xff" * 4 + b"\2" * 120)
-    assert not program.matches(b"\1")
+    assert program.matches_image(b"\1" * 4 + b"\xff" * 4 + b"\2" * 120 + b"more")
+    assert not program.matches_image(b"\1" * 3 + b"\0" + b"\xff" * 4 + b"\2" * 120)
+    assert not program.matches_image(b"\1")
 
 
 def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(SimError, match="no cubin"):
-        programs.Programs(tmp_path).register(b"not ELF", "")
-    known = programs.Programs(tmp_path)
+        programs.ProgramStore(tmp_path).register(b"not ELF", "")
+    known = programs.ProgramStore(tmp_path)
     for program in known.register(CUBIN.read_bytes(), ".version 8.0\n.target sm_87\n"):
         with pytest.raises(SimError, match="has no such entry"):
             _ = program.code
@@ -83,7 +83,7 @@ def test_bad_files(tmp_path: Path) -> None:
 
 def test_unwritable_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    known = programs.Programs(tmp_path / "file")
+    known = programs.ProgramStore(tmp_path / "file")
     assert known.register(CUBIN.read_bytes(), PTX.read_bytes())
     assert "cannot keep PTX" in capsys.readouterr().err
 
@@ -99,7 +99,7 @@ def test_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(programs, "PROGRAMS", programs.Programs(tmp_path / "kept"))
+    monkeypatch.setattr(programs, "PROGRAMS", programs.ProgramStore(tmp_path / "kept"))
     assert cli.main(["programs", str(CUBIN), str(PTX)]) == 0
     assert "k_add: " in capsys.readouterr().out
     kept = len(list(tmp_path.glob("kept/*/*.ptx")))
@@ -149,28 +149,28 @@ class _Library(ModuleType):
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> programs.Programs:
-    fresh = programs.Programs(tmp_path)
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> programs.ProgramStore:
+    fresh = programs.ProgramStore(tmp_path)
     monkeypatch.setattr(programs, "PROGRAMS", fresh)
     return fresh
 
 
-def test_nvrtc_hook(known: programs.Programs) -> None:
+def test_nvrtc_hook(known: programs.ProgramStore) -> None:
     library = _Library(PTX.read_bytes())
     programs.hook_nvrtc(library)
     out = ctypes.create_string_buffer(CUBIN.stat().st_size)
     assert library.nvrtcGetCUBIN(None, out) == 0
-    assert known.find(TEXT)
+    assert known.find_by_code(TEXT)
 
 
-def test_jitlink_hook(known: programs.Programs) -> None:
+def test_jitlink_hook(known: programs.ProgramStore) -> None:
     library = _Library(b"")
     programs.hook_jitlink(library)
     out = ctypes.create_string_buffer(CUBIN.stat().st_size)
     handle = ctypes.c_void_p(0x1234)
     assert library.nvJitLinkAddData(handle, 2, PTX.read_bytes(), 1, b"") == 0
     assert library.nvJitLinkGetLinkedCubin(handle, out) == 0
-    assert known.find(TEXT)
+    assert known.find_by_code(TEXT)
     assert len(library.added) == 1
 
 
@@ -185,18 +185,20 @@ class _Nvcc:
         return (PTX if self.ptx else CUBIN).read_bytes()
 
 
-def test_nvcc_hook(known: programs.Programs) -> None:
+def test_nvcc_hook(known: programs.ProgramStore) -> None:
     module = ModuleType("compilers")
     module.NVCCCompiler = type("NVCCCompiler", (_Nvcc,), {})  # type: ignore[attr-defined]
     programs.hook_nvcc(module)
     assert module.NVCCCompiler("sm_87", True, ["-O3"]).compile("source") == PTX.read_bytes()
-    assert not known.find(TEXT), "PTX alone"
+    assert not known.find_by_code(TEXT), "PTX alone"
     assert module.NVCCCompiler("sm_87", False, ["-O3"]).compile("source") == CUBIN.read_bytes()
-    assert known.find(TEXT)
+    assert known.find_by_code(TEXT)
 
 
 def test_hook_survives_what_it_cannot_read(
-    known: programs.Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    known: programs.ProgramStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     library = _Library(b"ptx")
     monkeypatch.setattr(library, "nvrtcGetCUBIN", lambda prog, out: 0)
@@ -215,17 +217,17 @@ def test_install_hooks_modules_when_they_are_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(programs, "_HOOKS", {"fakegrad.nvrtc": lambda m: m.seen.append("hooked")})
-    for finder in [f for f in sys.meta_path if isinstance(f, programs._Finder)]:
+    for finder in [f for f in sys.meta_path if isinstance(f, programs._HookingFinder)]:
         sys.meta_path.remove(finder)
-    programs.install()
-    programs.install()
+    programs.install_hooks()
+    programs.install_hooks()
     import fakegrad.nvrtc  # type: ignore[import-not-found]
 
     assert fakegrad.nvrtc.seen == ["hooked"]
 
 
 def test_benchmark_measures_and_checks() -> None:
-    result = bench.run(3)
+    result = bench.measure_speed(3)
     assert 0 < float(result["matmul, CPU seconds (median)"]) < 2
     assert float(result["matmul 256x256x256 fp32, seconds (median)"]) > 0
     assert int(result["empty launches per CPU second"]) > 10
@@ -234,16 +236,16 @@ def test_benchmark_measures_and_checks() -> None:
 COMPILE = """
 from nvgpusim import cli, options
 from nvgpusim.orin.gpu import programs
-programs.install()
+programs.install_hooks()
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, NVPTXCompiler
 import sys
 c = 'extern "C" __global__ void from_c(int *x) { x[threadIdx.x] += 3; }'
 p = '.version VERSION\\n.target TARGET\\n.address_size 64\\n'
 p += '.visible .entry from_ptx(.param .u64 x)\\n{ ret; }'
 for cubin in (NVRTCCompiler("sm_87", ptx=False).compile(c), NVPTXCompiler("sm_87").compile(p)):
-    for s in programs._sections(cubin):
+    for s in programs._elf_sections(cubin):
         if s.name.startswith(".text."):
-            print(programs.PROGRAMS.find(s.data)[0].code.kernel.name)
+            print(programs.PROGRAMS.find_by_code(s.data)[0].code.kernel.name)
 """
 
 

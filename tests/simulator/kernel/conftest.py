@@ -14,7 +14,7 @@ import pytest
 from nvgpusim.options import Options
 from nvgpusim.orin.gpu_api import ChannelPort
 from nvgpusim.orin.kernel import Kernel
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.simulation import Simulation
 
 
 class Recorder:
@@ -26,27 +26,27 @@ class Recorder:
         self.rings: list[int] = []
         self.log: list[str] = []
 
-    def attach(self, port: ChannelPort) -> None:
+    def attach_channel(self, port: ChannelPort) -> None:
         self.ports[port.id] = port
         self.log.append(f"attach {port.id}")
 
-    def detach(self, channel_id: int) -> None:
+    def detach_channel(self, channel_id: int) -> None:
         self.ports.pop(channel_id, None)
         self.log.append(f"detach {channel_id}")
 
     def ring_doorbell(self, token: int) -> None:
         self.rings.append(token)
 
-    def barrier(self) -> None:
+    def on_barrier(self) -> None:
         self.log.append("barrier")
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return True
 
-    def drain(self, timeout: float) -> None:
+    def wait_until_idle(self, timeout: float) -> None:
         return None
 
-    def shutdown(self) -> None:
+    def stop_threads(self) -> None:
         self.log.append("shutdown")
 
     def statistics(self) -> dict[str, int]:
@@ -66,9 +66,9 @@ def simulated(execute: bool = False, **options: Any) -> Iterator[Kernel]:
         kernel = simulation.kernel
         own = {handle.fd for handle in kernel.nvmap.handles.values()}
         for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in own and kernel.lookup(fd) is not None:
+            if fd not in own and kernel.object_of_fd(fd) is not None:
                 os.close(fd)
-        simulation.stop()
+        simulation.uninstall()
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ class Life:
     def end(self) -> None:
         """Close everything: the model must be empty afterwards."""
         for start, size in self.maps:
-            self.kernel.unmapped(start, size)
+            self.kernel.on_unmapped(start, size)
         for kind in ("channel", "event", "tsg", "as", "dmabuf", "nvmap", "ctrl"):
             for fd in list(self.fds[kind]):
                 self._close_fd(kind, fd)
@@ -107,7 +107,7 @@ class Life:
         assert sorted(self.kernel.channel_ids) == list(range(512))
         assert sorted(self.kernel.tsg_ids) == list(range(512))
         assert len(self.kernel.syncpoints) == 64
-        assert not self.kernel.leaks()
+        assert not self.kernel.leak_lines()
         self.kernel.close()
 
     def _open(self, path: str) -> None:
@@ -115,12 +115,12 @@ class Life:
             self.fds[NODES[path]].append(self.kernel.open(path))
 
     def _close_fd(self, kind: str, fd: int) -> None:
-        found = self.kernel.lookup(fd)
+        found = self.kernel.object_of_fd(fd)
         os.close(fd)
         self.fds[kind].remove(fd)
-        self.kernel.sweep()
+        self.kernel.release_closed_files()
         if isinstance(found, DmaBuf):
-            self.kernel.nvmap.closed(found)
+            self.kernel.nvmap.on_fd_closed(found)
 
     def _close(self, rng: random.Random) -> None:
         kinds = [k for k, fds in self.fds.items() if fds]
@@ -142,7 +142,7 @@ class Life:
         if self.maps and rng.random() < 0.5:
             start, size = self.maps.pop(rng.randrange(len(self.maps)))
             cut = rng.choice((0, 4096))
-            self.kernel.unmapped(start + cut, size)
+            self.kernel.on_unmapped(start + cut, size)
             if cut:
                 self.maps.append((start, cut))
             return
@@ -151,10 +151,10 @@ class Life:
             return
         size, offset = rng.choice((4096, 8192, 65536)), rng.choice((0, 0, 0, 4096))
         with expected():
-            got = self.kernel.map_fd(rng.choice(self.fds[kind]), size, offset)
+            got = self.kernel.fd_to_map(rng.choice(self.fds[kind]), size, offset)
             if got is not None:
                 start = self.cpu - rng.choice((0, 0, 4096))
-                self.kernel.mapped(start, size, got[1])
+                self.kernel.on_mapped(start, size, got[1])
                 self.maps = [m for m in self.maps if m[0] + m[1] <= start or start + size <= m[0]]
                 self.maps.append((start, size))
                 self.cpu += 1 << 20
@@ -187,7 +187,7 @@ class Life:
         arg = 0x10 if bad else ctypes.addressof(space)
         if not size:
             arg = rng.choice([*self.handles, 0, 5])
-            if self.kernel.lookup(arg) is not None:
+            if self.kernel.object_of_fd(arg) is not None:
                 return
         with expected():
             result = self.kernel.ioctl(fd, request, arg)
@@ -197,7 +197,7 @@ class Life:
 
     def _loose(self, known: Ioctl, size: int) -> list[int]:
         """Bytes that may be flipped: a wrong pointer would have our own memory written."""
-        if known.arg is None or known.short in COPIES:
+        if known.arg is None or known.short_name in COPIES:
             return [min(8, size - 1)]
         fields = self.kernel.abi.structs[known.arg].fields
         fixed = [f for name, f in fields.items() if name.endswith(POINTERS)]
@@ -218,11 +218,11 @@ class Life:
         if known.arg is None:
             fd = rng.choice(self.fds["channel"] or [0])
             return struct.pack("<i", fd)[:size].ljust(size, b"\0")
-        record = self.kernel.abi.record(known.arg)
+        record = self.kernel.abi.make_struct(known.arg)
         for name, place in record.struct.fields.items():
             if place.size > 8:
                 continue
-            value = self._member(known.short, name, rng)
+            value = self._member(known.short_name, name, rng)
             if value is not None:
                 record[name] = value
         return bytes(record.raw)
@@ -294,7 +294,7 @@ class Life:
         made = NEW_FDS.get((letter, nr))
         if made is not None and len(raw) >= made + 4:
             fd = struct.unpack_from("<i", raw, made)[0]
-            found = self.kernel.lookup(fd)
+            found = self.kernel.object_of_fd(fd)
             assert found is not None
             kind = "dmabuf" if isinstance(found, DmaBuf) else found.kind
             self.fds[kind].append(fd)
@@ -321,7 +321,7 @@ def _ioctls(kernel: Kernel) -> list[Ioctl]:
     common = [
         i
         for i in tables.ioctls.values()
-        if i.short
+        if i.short_name
         in (
             *("ALLOC_AS", "OPEN_TSG", "OPEN_CHANNEL", "NVMAP_CREATE_64", "NVMAP_ALLOC"),
             *("NVMAP_GET_FD", "NVMAP_FREE", "AS_MAP_BUFFER_EX", "AS_UNMAP_BUFFER"),

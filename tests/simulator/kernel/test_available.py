@@ -13,7 +13,7 @@ from tests.simulator.kernel.conftest import fork_status, simulated
 from tests.simulator.kernel.rawclient import Board
 from tests.simulator.kernel.rules.cases import R35Board
 
-from nvgpusim.orin.kernel.available import CMA
+from nvgpusim.orin.kernel.board_memory import CMA
 
 
 def available() -> int:

@@ -15,7 +15,7 @@ from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim.memory import DmaBuf
 from nvgpusim.orin.kernel import Kernel
-from nvgpusim.orin.kernel.usermem import CpuMapping, CpuMaps
+from nvgpusim.orin.kernel.usermem import CpuMapping, CpuMappings
 
 PAGES = st.tuples(st.integers(0, 40), st.integers(1, 12))
 
@@ -23,11 +23,11 @@ PAGES = st.tuples(st.integers(0, 40), st.integers(1, 12))
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), PAGES), max_size=40))
 def test_a_table_of_pages(acts: list[tuple[bool, tuple[int, int]]]) -> None:
-    maps, table = CpuMaps(), dict[int, int]()
+    maps, table = CpuMappings(), dict[int, int]()
     for number, (enter, (start, size)) in enumerate(acts):
         end = start + size
         before = {table[page] for page in range(start, end) if page in table}
-        gone, left = maps.cut(start, end)
+        gone, left = maps.empty_range(start, end)
         assert {cast("int", m.what) for m in gone} == before
         assert all(m.end <= start or end <= m.start for m in left)
         assert sum(m.end - m.start for m in gone) - sum(m.end - m.start for m in left) == sum(
@@ -36,9 +36,11 @@ def test_a_table_of_pages(acts: list[tuple[bool, tuple[int, int]]]) -> None:
         for page in range(start, end):
             table.pop(page, None)
         if enter:
-            maps.add(CpuMapping(start, end, cast("DmaBuf", number)))
+            maps.add_mapping(CpuMapping(start, end, cast("DmaBuf", number)))
             table |= dict.fromkeys(range(start, end), number)
-        assert {page: cast("int", m.what) for page in range(60) if (m := maps.at(page))} == table
+        assert {
+            page: cast("int", m.what) for page in range(60) if (m := maps.mapping_at(page))
+        } == table
         maps.check_invariants()
 
 
@@ -74,15 +76,15 @@ def test_a_buffer_costs_the_same_beside_hundreds(kernel: Kernel) -> None:
     few = steps(one)
     buffers = [board.buffer(4096) for _ in range(400)]
     for page in range(0, 400 * 4096, 4096):
-        kernel.nvmap.pin(kernel.nvmap.create(4096).buf, pages + page)
+        kernel.nvmap.pin_client_pages(kernel.nvmap.create_handle(4096).buf, pages + page)
     assert steps(one) < 1.2 * few
     pins = [handle.buf for handle in kernel.nvmap.handles.values()]
     host[:] = [5] * len(host)
-    kernel.unmapped(pages + 4096, 8192)
+    kernel.on_unmapped(pages + 4096, 8192)
     assert [n for n, buf in enumerate(pins) if buf.pinned is None] == [1, 2]
     host[:] = [6] * len(host)
     assert [pins[n].buf[0] for n in range(4)] == [6, 5, 5, 6]
     hole = buffers[200]
     rc.do_munmap(hole.cpu, 4096)
-    assert kernel.cpu_maps.at(hole.cpu) is None
-    assert kernel.cpu_maps.at(buffers[201].cpu) is not None
+    assert kernel.cpu_maps.mapping_at(hole.cpu) is None
+    assert kernel.cpu_maps.mapping_at(buffers[201].cpu) is not None

@@ -160,8 +160,8 @@ def test_freed_memory_is_poisoned() -> None:
     with simulated(poison=True) as kernel:
         board = Board()
         buffer = board.buffer(4096)
-        pages = kernel.lookup(board.as_fd).vm.pages  # type: ignore[union-attr]
-        held = pages.view(buffer.va, 4096, "read")
+        pages = kernel.object_of_fd(board.as_fd).vm.pages  # type: ignore[union-attr]
+        held = pages.view_bytes(buffer.va, 4096, "read")
         buffer.mem[:] = b"\x01" * 4096
         board.drop(buffer)
         assert bytes(held) == b"\xdb" * 4096
@@ -172,12 +172,12 @@ def test_freed_memory_is_poisoned() -> None:
 
 def test_host_pointer_faults(kernel: Kernel) -> None:
     board = Board()
-    pages = kernel.lookup(board.as_fd).vm.pages  # type: ignore[union-attr]
+    pages = kernel.object_of_fd(board.as_fd).vm.pages  # type: ignore[union-attr]
     host = (ctypes.c_ubyte * 4096)()
     with pytest.raises(MmuFault, match="CPU pointer"):
-        pages.view(ctypes.addressof(host), 4, "read")
+        pages.view_bytes(ctypes.addressof(host), 4, "read")
     buffer = board.buffer(4096)
-    assert buffer.va == buffer.cpu and pages.view(buffer.va, 4, "read")
+    assert buffer.va == buffer.cpu and pages.view_bytes(buffer.va, 4, "read")
 
 
 def test_host_pointer_in_a_copy_kills_the_channel() -> None:
@@ -190,13 +190,13 @@ def test_host_pointer_in_a_copy_kills_the_channel() -> None:
 
 
 def test_report_stands_before_the_notifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, seen = ChannelFile.die, []
+    before, seen = ChannelFile.on_tsg_killed, []
 
     def die(self: ChannelFile, code: int) -> None:
         seen.append(len(self.kernel.journal.faults))
         before(self, code)
 
-    monkeypatch.setattr(ChannelFile, "die", die)
+    monkeypatch.setattr(ChannelFile, "on_tsg_killed", die)
     with simulated(execute=True):
         work = Work()
         work.submit(*work.copy(1 << 20, work.signal.va))

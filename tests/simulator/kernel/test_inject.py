@@ -120,4 +120,4 @@ def test_ptimer_runs_in_the_usermode_page() -> None:
         assert until(lambda: cells[0x80 // 4] | cells[0x84 // 4] << 32 > first)
         shown = cells[0x80 // 4] | cells[0x84 // 4] << 32
         assert shown <= rc.call(board.ctrl, "G", 25, "QQ", 0, 0)[0] < shown + 10**10
-        assert kernel.ptimer() >= shown
+        assert kernel.ptimer_ns() >= shown

@@ -13,14 +13,14 @@ import pytest
 
 from nvgpusim.cli import main
 from nvgpusim.errors import SimError
-from nvgpusim.orin.judge import (
+from nvgpusim.orin.driver_answers import (
     NOWHERE,
-    Sequence,
-    SequenceBoard,
+    RecordedSequence,
+    SequencePlayer,
     Verdict,
     agreement_table,
-    judge,
-    load,
+    judge_sequences,
+    load_sequences,
 )
 from nvgpusim.orin.kernel.nvmap import NvMapFile
 from nvgpusim.orin.kernel.tsg import Tsg
@@ -29,16 +29,16 @@ ANSWERS = Path(__file__).parent / "data" / "nvgpu-answers.json.gz"
 
 
 @pytest.fixture(scope="module")
-def sequences() -> list[Sequence]:
-    return load(ANSWERS)
+def sequences() -> list[RecordedSequence]:
+    return load_sequences(ANSWERS)
 
 
-def pick(sequences: list[Sequence], release: str, name: str) -> Sequence:
+def pick(sequences: list[RecordedSequence], release: str, name: str) -> RecordedSequence:
     return next(s for s in sequences if (s.release, s.name) == (release, name))
 
 
-def altered(sequence: Sequence) -> Sequence:
-    return Sequence(
+def altered(sequence: RecordedSequence) -> RecordedSequence:
+    return RecordedSequence(
         sequence.release,
         sequence.profile,
         sequence.name,
@@ -49,89 +49,89 @@ def altered(sequence: Sequence) -> Sequence:
 
 @pytest.mark.parametrize("kind", ["rule", "place", "flags", "order", "tidy"])
 @pytest.mark.parametrize("release", ["36.4.3", "35.6"])
-def test_every_answer_is_nvgpus(sequences: list[Sequence], release: str, kind: str) -> None:
+def test_every_answer_is_nvgpus(sequences: list[RecordedSequence], release: str, kind: str) -> None:
     chosen = [s for s in sequences if s.release == release and s.name.startswith(kind + "/")]
-    verdicts = list(judge(chosen))
+    verdicts = list(judge_sequences(chosen))
     assert [(v.name, *v.differences[0]) for v in verdicts if v.differences] == []
     assert sum(v.compared for v in verdicts) > 3000
 
 
-def test_the_file_is_whole(sequences: list[Sequence]) -> None:
+def test_the_file_is_whole(sequences: list[RecordedSequence]) -> None:
     assert len(sequences) == 1416
     assert sum(len(s.calls) for s in sequences) == 115_000
 
 
 def test_a_wrong_address_is_a_difference_and_a_masked_byte_is_none(
-    sequences: list[Sequence],
+    sequences: list[RecordedSequence],
 ) -> None:
     changed = altered(pick(sequences, "36.4.3", "rule/as/sizes"))
     call = next(c for c in changed.calls if c.get("what") == "64M")
     out = bytearray.fromhex(call["out"])
     out[8] ^= 1  # the descriptor, which is masked
     call["out"] = out.hex()
-    (verdict,) = judge([changed])
+    (verdict,) = judge_sequences([changed])
     assert not verdict.differences
     out[36] ^= 1
     call["out"] = out.hex()
-    (verdict,) = judge([changed])
+    (verdict,) = judge_sequences([changed])
     assert "byte 36" in verdict.differences[0][1]
 
 
-def test_second_memory_is_compared(sequences: list[Sequence]) -> None:
+def test_second_memory_is_compared(sequences: list[RecordedSequence]) -> None:
     changed = altered(pick(sequences, "36.4.3", "rule/as/free"))
     call = next(c for c in changed.calls if "mem" in c)
     memory = call["mem"][0]
     memory["out"] = "ff" + memory["out"][2:]
-    (verdict,) = judge([changed])
+    (verdict,) = judge_sequences([changed])
     assert "memory at 0" in verdict.differences[0][1]
 
 
-def test_what_the_model_does_not_make_is_a_difference(sequences: list[Sequence]) -> None:
+def test_what_the_model_does_not_make_is_a_difference(sequences: list[RecordedSequence]) -> None:
     changed = altered(pick(sequences, "36.4.3", "rule/as/sizes"))
     changed.calls[1]["in"] = "00" * 64  # refused: no address space
-    (verdict,) = judge([changed])
+    (verdict,) = judge_sequences([changed])
     assert verdict.differences[0][0] == 1
     assert verdict.differences[1][1] == "AS_MAP_BUFFER_EX: the model made no as0"
 
 
-def test_no_descriptor_is_one_that_is_to_be_open_nowhere(sequences: list[Sequence]) -> None:
+def test_no_descriptor_is_one_that_is_to_be_open_nowhere(sequences: list[RecordedSequence]) -> None:
     many = pick(sequences, "36.4.3", "rule/chan/subctx 64 async")
-    bench = SequenceBoard(many)
+    bench = SequencePlayer(many)
     calls = [{"dmabuf": f"b{i}", "size": "0x1000", "mode": "rw"} for i in range(120)]
     for call in calls:
-        bench._play(call)
+        bench._play_call(call)
     assert not set(NOWHERE) & set(bench.fds.values())
-    bench._end(Verdict("36.4.3", "none"))
+    bench._close_all(Verdict("36.4.3", "none"))
 
 
 def test_a_model_without_dmabufs_is_a_difference(
-    sequences: list[Sequence], monkeypatch: pytest.MonkeyPatch
+    sequences: list[RecordedSequence], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`create.handle64` broken: the handle in the high half, which ALLOC does not know."""
-    create = NvMapFile._create
+    create = NvMapFile._create_handle
 
     def high(self: NvMapFile, size: int) -> SimpleNamespace:
         return SimpleNamespace(id=create(self, size).id << 32)
 
-    monkeypatch.setattr(NvMapFile, "_create", high)
-    (verdict,) = judge([pick(sequences, "36.4.3", "rule/as/sizes")])
+    monkeypatch.setattr(NvMapFile, "_create_handle", high)
+    (verdict,) = judge_sequences([pick(sequences, "36.4.3", "rule/as/sizes")])
     assert verdict.differences[0][1] == "no dmabuf: NVMAP_ALLOC answers EINVAL"
 
 
-@pytest.mark.parametrize("method", ["check_space", "unbind"])
+@pytest.mark.parametrize("method", ["check_address_space", "unbind_channel"])
 def test_a_model_that_breaks_is_a_difference(
-    sequences: list[Sequence], monkeypatch: pytest.MonkeyPatch, method: str
+    sequences: list[RecordedSequence], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """In a call, and at the end, when the channels are closed."""
     monkeypatch.setattr(Tsg, method, None)
-    (verdict,) = judge([pick(sequences, "36.4.3", "rule/chan/tsg before as")])
+    (verdict,) = judge_sequences([pick(sequences, "36.4.3", "rule/chan/tsg before as")])
     assert "the model broke: TypeError(" in verdict.differences[0][1]
 
 
-def test_the_table_counts_by_release_and_kind(sequences: list[Sequence]) -> None:
+def test_the_table_counts_by_release_and_kind(sequences: list[RecordedSequence]) -> None:
     names = ("rule/as/alloc", "place/distinct/0")
     chosen = [pick(sequences, r, n) for r in ("35.6", "36.4.3") for n in names]
-    verdicts = list(judge(chosen))
+    verdicts = list(judge_sequences(chosen))
     verdicts[0].differences.append((0, "made up"))
     lines = [line.split() for line in agreement_table(verdicts)[1:]]
     assert [line[:3] for line in lines] == [
@@ -195,8 +195,8 @@ def test_bad_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", str(broken)]) == 2
 
 
-def test_a_damaged_call_names_its_place(sequences: list[Sequence]) -> None:
+def test_a_damaged_call_names_its_place(sequences: list[RecordedSequence]) -> None:
     changed = altered(pick(sequences, "35.6", "rule/as/alloc"))
     del changed.calls[3]["in"]
     with pytest.raises(SimError, match=r"35\.6 rule/as/alloc, call 3 is damaged"):
-        list(judge([changed]))
+        list(judge_sequences([changed]))

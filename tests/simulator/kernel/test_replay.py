@@ -23,10 +23,10 @@ from tests.simulator.kernel.rawclient import Board
 
 from nvgpusim import cli
 from nvgpusim.options import PROFILES, Options
-from nvgpusim.orin.call_trace import TraceWriter, peek
-from nvgpusim.orin.recorder import PassThrough, main, profile_of, record
-from nvgpusim.orin.seam import Seam
-from nvgpusim.orin.shim import Simulation
+from nvgpusim.orin.call_trace import TraceWriter, read_or_nothing
+from nvgpusim.orin.recorder import RecordingBackend, driver_profile, main, record_program
+from nvgpusim.orin.simulation import Simulation
+from nvgpusim.orin.syscall_seam import SyscallSeam
 
 
 def whole_life() -> None:
@@ -67,7 +67,7 @@ def recorded(path: Path) -> list[str]:
     try:
         whole_life()
     finally:
-        simulation.stop()
+        simulation.uninstall()
     return path.read_text().splitlines()
 
 
@@ -185,12 +185,12 @@ def test_recording_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["x"])
     with simulated():
-        assert profile_of() == "r36"
-        record(str(path), [str(client)])
+        assert driver_profile() == "r36"
+        record_program(str(path), [str(client)])
         assert main(["-o", str(tmp_path / "m"), "--", "python3", "-m", "module_of_ours"]) == 0
     ops = [json.loads(line).get("op") for line in path.read_text().splitlines()]
     assert ops == [None, "open", "open", "close"]
-    assert profile_of() == "unknown"
+    assert driver_profile() == "unknown"
     assert main(["-o", "/absent/trace", "--", str(client)]) == 2
     assert main([]) == 2 and main(["-o", "x", "--", "python3"]) == 2
 
@@ -198,14 +198,14 @@ def test_recording_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("profile", PROFILES)
 def test_profiles_are_recognised(profile: str) -> None:
     with simulated(profile=profile):
-        assert profile_of() == profile
+        assert driver_profile() == profile
 
 
 def test_recorder_over_the_model_sees_the_same(tmp_path: Path) -> None:
     path = tmp_path / "both.jsonl"
     with simulated():
         writer = TraceWriter(str(path), "board", "r36")
-        seam = Seam(PassThrough(writer))
+        seam = SyscallSeam(RecordingBackend(writer))
         seam.install()
         try:
             whole_life()
@@ -221,7 +221,9 @@ def test_a_fork_in_the_middle_of_a_line(tmp_path: Path) -> None:
     os.mkfifo(path)  # full before the line ends
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     writer = TraceWriter(str(path), "board", "r36")
-    thread = threading.Thread(target=writer.event, args=("mmap",), kwargs={"out": "0" * (1 << 20)})
+    thread = threading.Thread(
+        target=writer.write_event, args=("mmap",), kwargs={"out": "0" * (1 << 20)}
+    )
     thread.start()
     waiting, end = array.array("i", [0]), time.monotonic() + 60
     while waiting[0] < 1 << 12 and time.monotonic() < end:
@@ -230,7 +232,7 @@ def test_a_fork_in_the_middle_of_a_line(tmp_path: Path) -> None:
 
     def child() -> None:
         signal.alarm(30)
-        writer.event("close", fd=1)
+        writer.write_event("close", fd=1)
         writer.close()
 
     status = fork_status(child)
@@ -256,5 +258,5 @@ def test_a_forked_child_has_no_trace(tmp_path: Path) -> None:
 
 def test_peek_survives_bad_addresses() -> None:
     space = (ctypes.c_ubyte * 4)(1, 2, 3, 4)
-    assert peek(ctypes.addressof(space), 4) == b"\x01\x02\x03\x04"
-    assert peek(0x10, 4) == b"" and peek(0, 4) == b""
+    assert read_or_nothing(ctypes.addressof(space), 4) == b"\x01\x02\x03\x04"
+    assert read_or_nothing(0x10, 4) == b"" and read_or_nothing(0, 4) == b""

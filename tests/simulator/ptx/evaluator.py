@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from nvgpusim.ptx.parser.syntax import Imm, Instr, Kernel, Neg, Pair, Reg, Special, Vec
+from nvgpusim.ptx.parser.syntax import (
+    DestinationPair,
+    Imm,
+    Instr,
+    Kernel,
+    NegatedPredicate,
+    Reg,
+    SpecialRegister,
+    Vec,
+)
 
 F32, NAN = np.float32, 0x7FFFFFFF
 COMPARE = {"lt": lambda x, y: x < y, "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y}
@@ -53,16 +62,16 @@ class Thread:
         match arg:
             case Reg():
                 return self.regs[arg.index] & (1 << bits) - 1
-            case Neg():
+            case NegatedPredicate():
                 return 1 - self.regs[arg.reg.index]
-            case Special():
+            case SpecialRegister():
                 return self.special[arg.name]
         assert isinstance(arg, Imm)
         return int(arg.value) & (1 << bits) - 1
 
     def write(self, arg: Any, value: int) -> None:
         """A register, or the first of a pair."""
-        if isinstance(arg, Pair):
+        if isinstance(arg, DestinationPair):
             arg = arg.first
         if isinstance(arg, Reg):
             self.regs[arg.index] = int(value) & (1 << arg.bits) - 1
@@ -169,7 +178,7 @@ class Thread:
         else:
             yes = COMPARE[kind](*(signed(self.read(n)) for n in a[1:3]))
         self.write(a[0], yes)
-        if isinstance(a[0], Pair):
+        if isinstance(a[0], DestinationPair):
             self.write(a[0].second, not yes)
 
     # memory

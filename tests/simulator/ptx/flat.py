@@ -23,9 +23,9 @@ class FlatMemory(GpuAddressSpace):
         buf.array = np.zeros(buf.size, np.uint8)
         buf.array[before : before + len(data)] = data
         va, self.next = self.next, self.next + buf.size + 0x10000
-        self.map(Mapping(va, buf.size - before, buf, before))
+        self.add_mapping(Mapping(va, buf.size - before, buf, before))
         return va
 
     def read(self, va: int, size: int, access: Access = "read") -> Any:
         """A copy of `size` bytes."""
-        return np.frombuffer(self.view(va, size, access), np.uint8).copy()
+        return np.frombuffer(self.view_bytes(va, size, access), np.uint8).copy()

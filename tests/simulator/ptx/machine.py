@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.simulator.ptx.flat import FlatMemory
 
-from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelCode, KernelFault, Launch, compile_kernel, parse
 
 HEAD = """.version 8.0
 .target sm_87, debug
@@ -35,7 +35,7 @@ ret;
 """
 
 
-def code_of(text: str) -> Code:
+def code_of(text: str) -> KernelCode:
     """Kernel k of a module."""
     module = parse(text)
     return compile_kernel(module, module.kernels["k"])
@@ -49,7 +49,7 @@ def run(text: str, threads: int = 32, blocks: int = 1, data: Any = None, **optio
     into = memory.add(given.view(np.uint8))
     bank = bytes(0x160) + out.to_bytes(8, "little") + into.to_bytes(8, "little") + bytes(range(8))
     launch = Launch(code, memory, (blocks, 1, 1), (threads, 1, 1), {0: bank}, **options)
-    launch.run()
+    launch.run_all_blocks()
     run.launch = launch  # type: ignore[attr-defined]
     return memory.read(out, 4 * threads * blocks).view(np.uint32)
 

@@ -64,7 +64,7 @@ def fold(text: str, inputs: list[Any], groups: int) -> Any:
     out = memory.add(np.zeros(8 * groups * grammar.LANES, np.uint8))
     given = memory.add(np.concatenate(inputs))
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little")
-    Launch(code, memory, (1, 1, 1), (grammar.LANES, 1, 1), {0: bank}).run()
+    Launch(code, memory, (1, 1, 1), (grammar.LANES, 1, 1), {0: bank}).run_all_blocks()
     return memory.read(out, 8 * groups * grammar.LANES).view(np.uint64).reshape(groups, -1)
 
 

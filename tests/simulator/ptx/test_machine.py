@@ -11,7 +11,7 @@ from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import STORE, code_of, fails, kernel, run
 
 from nvgpusim.ptx import Launch, compile_kernel, parse
-from nvgpusim.ptx.native.text import source
+from nvgpusim.ptx.native.c_file import c_source
 
 # control flow
 
@@ -48,7 +48,7 @@ add.u32 %r3, %r1, 1; st.shared.u32 [%r2], %r3; {STORE}"""
 
 def test_endless_kernel_is_stopped() -> None:
     assert "did not end" in fails(kernel("L: add.u32 %r1, %r1, 1; bra L;"), max_steps=500).what
-    assert fails(kernel("L: bra L;"), stopped=lambda: True).what == "stopped"
+    assert fails(kernel("L: bra L;"), is_stopped=lambda: True).what == "stopped"
 
 
 # barriers
@@ -183,7 +183,7 @@ def orders(body: str, shared: str, threads: int = 128) -> set[tuple[int, ...]]:
         memory = FlatMemory()
         at = memory.add(np.zeros(4 * threads, np.uint8))
         bank = bytes(0x160) + at.to_bytes(8, "little") * 2 + bytes(8)
-        Launch(fine, memory, (1, 1, 1), (threads, 1, 1), {0: bank}, warps=seed).run()
+        Launch(fine, memory, (1, 1, 1), (threads, 1, 1), {0: bank}, warps=seed).run_all_blocks()
         out.add(tuple(memory.read(at, 4 * threads).view(np.uint32).tolist()))
     return out
 
@@ -272,7 +272,7 @@ LANES = f"mov.u32 %r1, %r30; mov.u32 %r2, 16; mov.u32 %r3, 31; mov.u32 %r4, -1; 
 
 
 def test_literals_that_name_lanes_stand_in_the_c() -> None:
-    text = source(code_of(kernel(LANES.replace("X", "").replace("Y", ""))))
+    text = c_source(code_of(kernel(LANES.replace("X", "").replace("Y", ""))))
     assert "(Source){0, 0x10ull}, (Source){0, 0x1full}, (Source){0, 0xffffffffull})" in text
 
 

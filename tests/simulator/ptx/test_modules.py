@@ -141,7 +141,9 @@ call.uni (back), vprintf, (p0, p1); ld.param.b32 %n, [back+0]; }"""
     memory = FlatMemory()
     at = memory.add(np.frombuffer(module.variables["form"].data, np.uint8))
     code = compile_kernel(module, module.kernels["k"])
-    Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}).run()
+    Launch(
+        code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}
+    ).run_all_blocks()
     rest = "03d x=%.1f %s%%\n"
     assert capsys.readouterr().out == f"i=000 x=0.5 {rest}%\ni=001 x=1.5 {rest}%\n"
 
@@ -157,7 +159,9 @@ st.param.b32 [p2], 12; st.param.b64 [p3], %f; st.param.b64 [p4], 1; call.uni __a
     at = memory.add(np.frombuffer(b"x > 0".ljust(32, b"\0"), np.uint8))
     code = compile_kernel(module, module.kernels["k"])
     with pytest.raises(KernelFault, match="x > 0:12: x > 0: Assertion `x > 0' failed") as caught:
-        Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}).run()
+        Launch(
+            code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}
+        ).run_all_blocks()
     assert caught.value.kind == "assert"
     assert "thread (5, 0, 0)" in caught.value.where
 

@@ -20,14 +20,14 @@ from nvgpusim import l2
 from nvgpusim.compilers import NoCompilerError
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import DmaBuf, Mapping, MmuFault
-from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelCode, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
 
 THREADS, BLOCKS = 64, 3
 SEEDS = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)
 
 
-def outcome(code: Code, data: Any = SEEDS, **options: Any) -> Any:
+def outcome(code: KernelCode, data: Any = SEEDS, **options: Any) -> Any:
     """All memory after the run, or the fault's words; how much ran."""
     memory = FlatMemory()
     size = 4 * THREADS * BLOCKS
@@ -35,7 +35,7 @@ def outcome(code: Code, data: Any = SEEDS, **options: Any) -> Any:
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(range(8))
     launch = Launch(code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, **options)
     try:
-        launch.run()
+        launch.run_all_blocks()
     except (KernelFault, MmuFault) as e:
         return str(e), e.where
     images = [memory.read(at, n).tobytes() for at, n in ((out, 4 * size), (given, data.nbytes))]
@@ -377,16 +377,16 @@ def test_lines_of_the_l2() -> None:
     )
     memory, buf = FlatMemory(), DmaBuf(4096, "kept")
     buf.array = np.zeros(4096, np.uint8)
-    memory.map(Mapping(1 << 30, 4096, buf, flags=CACHEABLE))
+    memory.add_mapping(Mapping(1 << 30, 4096, buf, flags=CACHEABLE))
     out, words = memory.add(np.zeros(4096, np.uint8)), buf.array.view(np.uint32)
     bank = bytes(0x160) + out.to_bytes(8, "little") + (1 << 30).to_bytes(8, "little") + bytes(8)
     seen = []
     for value in (5, 6):
         words[:2], words[128] = (value, value - 5), 1
-        Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bank}).run()
+        Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bank}).run_all_blocks()
         seen.append((*memory.read(out, 8).view(np.uint32).tolist(), int(words[2]), int(words[128])))
     assert seen == [(5, 5, 0, 1), (5, 5, 0, 1)]
-    l2.board().flush(invalidate=False)
+    l2.board_l2().flush(invalidate=False)
     assert words[[0, 1, 128]].tolist() == [6, 1, 5]  # a clean line is not written back
 
 
@@ -395,8 +395,8 @@ def test_without_a_compiler_one_line_says_what_helps(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NoCompilerError, match=r"gcc or clang.*pip install ziglang"):
-        build.compiler.__wrapped__()
-    monkeypatch.setattr(build, "compiler", lambda: (sys.executable,))
+        build.compiler_command.__wrapped__()
+    monkeypatch.setattr(build, "compiler_command", lambda: (sys.executable,))
     with pytest.raises(NoCompilerError, match="cannot compile a kernel"):
         outcome(code_of(kernel(f"mov.u32 %r1, 3; {STORE}")))
 
@@ -419,7 +419,7 @@ xor.b32 %r1, %r5, %r4; red.global.add.u64 [%in+56], %i; atom.global.cas.b32 %r6,
     out = memory.add(np.zeros(4 * 128, np.uint8))
     into = memory.add(np.arange(16, dtype=np.uint32).view(np.uint8))
     bank = bytes(0x160) + out.to_bytes(8, "little") + into.to_bytes(8, "little") + bytes(8)
-    Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank}).run()
+    Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank}).run_all_blocks()
     images = memory.read(out, 512).tobytes() + memory.read(into, 64).tobytes()
     assert zlib.crc32(images) == 294328251
 

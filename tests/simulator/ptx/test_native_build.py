@@ -77,7 +77,7 @@ def test_a_compiler_that_hangs_is_asked_once(
     version = 'case "$*" in *-S*) exit 0;; esac'
     script.write_text(f"#!/bin/sh\n{version}\nsleep 600 &\necho $! >> {pids}\nwait\n")
     script.chmod(0o755)
-    monkeypatch.setattr(build, "compiler", lambda: (str(script),))
+    monkeypatch.setattr(build, "compiler_command", lambda: (str(script),))
     monkeypatch.setattr(build, "SECONDS", 2)
     with pytest.raises(NoCompilerError, match="was ended"):
         build.load_compiled(c(1))
@@ -96,14 +96,14 @@ def test_cc_may_have_options_and_must_exist(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("CC", "sh -e")
-    assert build.compiler.__wrapped__() == (shutil.which("sh"), "-e")
+    assert build.compiler_command.__wrapped__() == (shutil.which("sh"), "-e")
     for wrong, why in (
         ("no-such-compiler -O1", "CC=no-such-compiler is no program of PATH"),
         ("'gcc", "CC='gcc: No closing quotation"),
     ):
         monkeypatch.setenv("CC", wrong)
         with pytest.raises(NoCompilerError, match=why):
-            build.compiler.__wrapped__()
+            build.compiler_command.__wrapped__()
         assert main(["--", "-c", "pass"]) == 2
         assert f"nvgpusim: error: {why}" in capsys.readouterr().err
 
@@ -121,12 +121,12 @@ def test_another_version_compiles_anew(folder: Path, monkeypatch: pytest.MonkeyP
     """A library of one compiler is not loaded for the next one of the same name."""
     script = folder.parent / "mycc"
     compiler_script(script, "new")
-    monkeypatch.setattr(build, "compiler", lambda: (str(script),))
+    monkeypatch.setattr(build, "compiler_command", lambda: (str(script),))
     counts = []
     for new in (False, True, True):
         if new:
             script.write_text(script.read_text().replace("99", "100"))
-        build.version.cache_clear()
+        build.compiler_version.cache_clear()
         assert build.load_compiled(c(1))(None) == 1
         counts.append(len(list(folder.iterdir())))
     assert counts == [1, 2, 2]
@@ -140,7 +140,7 @@ def test_a_compiler_without_half_floats_or_headers_is_passed_over(
         compiler_script(folder.parent / name, kind)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", f"{folder.parent}:{os.environ['PATH']}")
-    assert build.compiler.__wrapped__() == (str(folder.parent / "cc"),)
+    assert build.compiler_command.__wrapped__() == (str(folder.parent / "cc"),)
 
 
 def test_ziglang_alone_compiles_once(
@@ -153,11 +153,11 @@ def test_ziglang_alone_compiles_once(
     monkeypatch.chdir(here)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "")
-    command = build.compiler.__wrapped__()
+    command = build.compiler_command.__wrapped__()
     assert Path(command[0]).name == "zig"
-    monkeypatch.setattr(build, "compiler", lambda: command)
+    monkeypatch.setattr(build, "compiler_command", lambda: command)
     for _ in range(2):
-        build.version.cache_clear()
+        build.compiler_version.cache_clear()
         assert build.load_compiled('#include "machine.h"\n' + c(1))(None) == 1
     assert not capsys.readouterr().err
     assert len(list(folder.iterdir())) == 1 and not list(here.iterdir())

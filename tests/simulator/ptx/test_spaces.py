@@ -29,7 +29,9 @@ add.u32 %r1, %r1, %r3; mov.u32 %r3, %lanemask_le; mov.u32 %r4, %clock; membar.gl
     out = memory.add(np.zeros(4096, np.uint8))
     bank = bytes(0x160) + out.to_bytes(8, "little") + bytes(8) + bytes(range(8))
     const = module.variables["c"].data
-    Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank, 3: const}, symbols={"c": 0}).run()
+    Launch(
+        code, memory, (2, 1, 1), (64, 1, 1), {0: bank, 3: const}, symbols={"c": 0}
+    ).run_all_blocks()
     lane = np.arange(128) % 32
     assert (
         memory.read(out, 512).view(np.uint32).tolist()

@@ -83,7 +83,7 @@ def test_threads_that_meet_others_while_they_are_looked_at(monkeypatch: pytest.M
         waits.ripe = not waits.judging and bool(waits.run.meeting)
         return waits.ripe
 
-    monkeypatch.setattr(endless_waits.EndlessWaits, "due", due)
+    monkeypatch.setattr(endless_waits.EndlessWaits, "is_look_due", due)
     body = f"""and.b32 %r2, %r30, 16; shr.u32 %r3, %r30, 5; shr.u32 %r2, %r2, 3; add.u32 %r2, %r2, %r3; mul.lo.u32 %r2, %r2, 5000;
 mov.u32 %r1, 0; setp.eq.u32 %p2, %r2, 0; @%p2 bra E; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, %r2; @%p1 bra L;
 E: shfl.sync.bfly.b32 %r1, %r1, 16, 31, -1; {STORE}"""
@@ -96,14 +96,14 @@ def test_a_wait_behind_one_that_its_time_limit_has_ended(monkeypatch: pytest.Mon
     monkeypatch.setattr(endless_waits, "OTHERS_S", 0.5)
     monkeypatch.setattr(endless_waits, "AGAIN_S", 0.1)
     looks = []
-    old = endless_waits.EndlessWaits.judge
+    old = endless_waits.EndlessWaits.raise_if_endless
 
     def judge(waits: endless_waits.EndlessWaits) -> None:
         looks.append(waits.stuck_at)
         old(waits)
         looks.append(waits.stuck_at)
 
-    monkeypatch.setattr(endless_waits.EndlessWaits, "judge", judge)
+    monkeypatch.setattr(endless_waits.EndlessWaits, "raise_if_endless", judge)
     body = f"""mov.u64 %rd2, %globaltimer; L: ld.volatile.global.u32 %r1, [%in]; mov.u64 %rd3, %globaltimer;
 sub.u64 %rd3, %rd3, %rd2; setp.gt.u64 %p1, %rd3, 600000000000; @!%p1 bra L; {STORE}"""
     assert set(run(kernel(body)).tolist()) == {0}

@@ -19,7 +19,7 @@ from tests.simulator.sanitizer.test_attacks import ATTACKS, MODULE
 
 from nvgpusim.options import CHECKS
 from nvgpusim.orin.gpu import bench
-from nvgpusim.ptx import Code, Launch, compile_kernel, parse
+from nvgpusim.ptx import KernelCode, Launch, compile_kernel, parse
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 TURNS, WARM = 15, 3
@@ -43,12 +43,12 @@ HOT = [
 N = 4 * bench.N**2
 
 
-def matmul(codes: dict[Sanitizer | None, Code], watch: Sanitizer) -> Make:
+def matmul(codes: dict[Sanitizer | None, KernelCode], watch: Sanitizer) -> Make:
     """The product of the bench."""
     vm, extents = FlatMemory(), watch.extents
     at = [vm.add(np.zeros(N, np.uint8)) for _ in "cab"]
     for va in at:
-        extents.alloc(va, N, fresh=va == at[0])
+        extents.add_piece(va, N, fresh=va == at[0])
     bank = {0: bytes(0x160) + struct.pack("<3Q", *at)}
     return lambda who: Launch(codes[who], vm, (bench.N, 2, 1), (128, 1, 1), bank, watch=who)
 
@@ -74,7 +74,7 @@ def ratio(case: Case | None) -> tuple[float, float, float, float]:
             buf.array[:] = 0
             launch = make(who)
             start = time.process_time()
-            launch.run()
+            launch.run_all_blocks()
             if turn >= WARM:
                 times.append(time.process_time() - start)
             assert not launch.findings, launch.findings

@@ -14,7 +14,7 @@ from nvgpusim import l2
 from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import Code, Kernel, KernelFault, Launch, Module, compile_kernel, parse
+from nvgpusim.ptx import Kernel, KernelCode, KernelFault, Launch, Module, compile_kernel, parse
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 HERE = Path(__file__).resolve().parent
@@ -38,7 +38,7 @@ def module() -> Module:
 
 
 @lru_cache
-def code(kernel: str, fine: bool = True, turns: bool = False) -> Code:
+def code(kernel: str, fine: bool = True, turns: bool = False) -> KernelCode:
     """A kernel, compiled."""
     return compile_kernel(module(), module().kernels[kernel], fine, turns)
 
@@ -47,7 +47,7 @@ def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
     """One mapping, as a client's pool is one; `flags` are those of MAP_BUFFER_EX."""
     vm, buf = GpuAddressSpace("test"), DmaBuf(SIZE, "pool")
     buf.array = np.zeros(buf.size, np.uint8)
-    vm.map(Mapping(BASE, buf.size, buf, flags=flags))
+    vm.add_mapping(Mapping(BASE, buf.size, buf, flags=flags))
     return vm, buf
 
 
@@ -66,24 +66,24 @@ def arguments(kernel: Kernel, case: Case, extents: Extents, buf: DmaBuf) -> byte
         else:
             wrote, _, whole = (text[2:] or "8").partition("/")
             size = int(whole or wrote)
-            extents.alloc(at, size, f"buffer {variable.name[-1]}", "test.py:1")
+            extents.add_piece(at, size, f"buffer {variable.name[-1]}", "test.py:1")
             if kind in "ipz":
-                extents.written_by_host(at, int(wrote))
+                extents.note_host_write(at, int(wrote))
             data = buf.array[at - BASE : at - BASE + int(wrote)]
             if kind in "ip":
                 data[:] = np.arange(-(-int(wrote) // 4), dtype="<i4").view(np.uint8)[: int(wrote)]
             if kind == "w":
-                extents.written_by_host(at, 8)
+                extents.note_host_write(at, 8)
                 data[:8] = np.frombuffer(struct.pack("<Q", 0x123456789000), np.uint8)
             if kind == "f":
-                extents.free(at, "test.py:2")
+                extents.end_piece(at, "test.py:2")
             out += struct.pack("<Q", at)
             at += -(-size // STEP) * STEP + STEP
     return bytes(out)
 
 
 def prepare(
-    kernel: Code, case: Case, vm: GpuAddressSpace, buf: DmaBuf, watch: Sanitizer | None
+    kernel: KernelCode, case: Case, vm: GpuAddressSpace, buf: DmaBuf, watch: Sanitizer | None
 ) -> Launch:
     """A launch that is ready to run; `watch` knows its buffers."""
     extents = watch.extents if watch is not None else Extents()
@@ -114,11 +114,11 @@ def run(
     launch.warps = seed
     fault, kinds = "", set()
     try:
-        launch.run()
+        launch.run_all_blocks()
     except MmuFault as e:
         fault, kinds = f"{e} {e.where}", {"bounds"}
     except KernelFault as e:
         fault, kinds = f"{e} {e.where}", {e.kind or "bounds"}
     kinds |= {text.split(": ")[1] for text in launch.findings.values()}
-    l2.board().flush(invalidate=False)
+    l2.board_l2().flush(invalidate=False)
     return Outcome(kinds, list(launch.findings.values()), fault, buf.array.tobytes())

@@ -19,9 +19,9 @@ from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, endless_waits, parse
+from nvgpusim.ptx import KernelCode, KernelFault, Launch, compile_kernel, endless_waits, parse
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.native.watch import Watcher
+from nvgpusim.ptx.native.watch import NativeShadow
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 SOME = [(), ("race",), ("init", "bounds")]
@@ -72,23 +72,25 @@ ALONE = [f"clean_{name}" for name in ("saxpy", "reduce", "tile", "transpose", "s
 def test_clean_kernels_are_not_told_of(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Barriers, shared memory and buffers: C alone records and judges them."""
     told: list[int] = []
-    monkeypatch.setattr(Watcher, "tell", lambda watcher: told.append(watcher.struct.told_count))
+    monkeypatch.setattr(
+        NativeShadow, "hear_from_c", lambda watcher: told.append(watcher.struct.told_count)
+    )
     case = next(c for c in CASES if c.kernel == kernel)
     watch, (vm, buf) = Sanitizer(frozenset(CHECKS)), launching.memory()
     for _ in range(2):
         launch = launching.prepare(launching.code(kernel), case, vm, buf, watch)
-        launch.run()
+        launch.run_all_blocks()
     assert launch.thread_instrs > 0
     assert not told and not launch.findings
 
 
-def watched(code: Code) -> Any:
+def watched(code: KernelCode) -> Any:
     """Findings, fault and memory of a kernel that gets a fresh buffer and one written in part."""
     memory, extents, size = FlatMemory(), Extents(), 4 * THREADS * BLOCKS
     out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
-    extents.alloc(out, size, "out", "test.py:1")
-    extents.alloc(data, SEEDS.nbytes - 128, "given", "test.py:2")
-    extents.written_by_host(data, SEEDS.nbytes - 600)
+    extents.add_piece(out, size, "out", "test.py:1")
+    extents.add_piece(data, SEEDS.nbytes - 128, "given", "test.py:2")
+    extents.note_host_write(data, SEEDS.nbytes - 600)
     bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
     launch = Launch(
         code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank},
@@ -96,7 +98,7 @@ def watched(code: Code) -> Any:
     )  # fmt: skip
     fault = ""
     try:
-        launch.run()
+        launch.run_all_blocks()
     except (KernelFault, MmuFault) as e:
         fault = f"{e} {e.where}"
     return launch.findings, fault, memory.read(out, size).tobytes(), memory.read(data, SEEDS.nbytes)

@@ -42,13 +42,13 @@ def path(text: str, watched: bool, how: Setup) -> Any:
     memory, extents = FlatMemory(), Extents()
     out = memory.add(np.zeros(FULL, np.uint8))
     given = memory.add(np.zeros(FULL, np.uint8), 0 if how.known else FULL)
-    mapping = memory.find(given)
+    mapping = memory.mapping_at(given)
     assert mapping is not None
     mapping.read_only = how.read_only
-    extents.alloc(out, FULL, "out", "test.py:1")
+    extents.add_piece(out, FULL, "out", "test.py:1")
     if how.known:
-        extents.alloc(given, how.size, "given", "test.py:2")
-        extents.written_by_host(given, how.wrote)
+        extents.add_piece(given, how.size, "given", "test.py:2")
+        extents.note_host_write(given, how.wrote)
     else:
         mapping.buf.asked = FULL + how.size
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)
@@ -59,7 +59,7 @@ def path(text: str, watched: bool, how: Setup) -> Any:
     )  # fmt: skip
     fault = ""
     try:
-        launch.run()
+        launch.run_all_blocks()
     except (KernelFault, MmuFault) as e:
         fault = str(e)
     words = memory.read(out, 8 * how.threads).view(np.uint32).tolist()
@@ -386,8 +386,8 @@ def test_records_of_a_launch_with_more_instructions() -> None:
     memory, extents = FlatMemory(), Extents()
     buffers = [memory.add(np.zeros(FULL, np.uint8)) for _ in range(2)]
     for at in buffers:
-        extents.alloc(at, FULL, "buffer", "test.py:1")
-        extents.written_by_host(at, FULL)
+        extents.add_piece(at, FULL, "buffer", "test.py:1")
+        extents.note_host_write(at, FULL)
     bank = bytes(0x160) + b"".join(at.to_bytes(8, "little") for at in buffers) + bytes(8)
     watch, kinds = Sanitizer(frozenset(CHECKS), extents), []
     many = "ld.global.u32 %r1, [%in+64];" * 70
@@ -396,7 +396,7 @@ def test_records_of_a_launch_with_more_instructions() -> None:
         module = parse(kernel(body))
         code = compile_kernel(module, module.kernels["k"], True, False)
         launch = Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank}, watch=watch)
-        launch.run()
+        launch.run_all_blocks()
         kinds.append({told.split(": ")[1] for told in launch.findings.values()})
     assert kinds == [set(), {"race"}]
 

@@ -126,7 +126,9 @@ def test_records_go_with_their_buffer() -> None:
     watch = Sanitizer(frozenset({"race"}))
     case = next(case for case in CASES if case.kernel == "clean_saxpy")
     for _ in range(2):
-        launching.prepare(launching.code(case.kernel), case, *launching.memory(), watch).run()
+        launching.prepare(
+            launching.code(case.kernel), case, *launching.memory(), watch
+        ).run_all_blocks()
     gc.collect()
     assert len(watch.memories) == 1
 
@@ -183,7 +185,7 @@ def test_an_mbarrier_orders_what_comes_before_it(waits: bool) -> None:
     watch = Sanitizer(frozenset({"race", "sync"}), Extents())
     Launch(
         code, vm, (4, 1, 1), (256, 1, 1), {0: bank}, shared_bytes=code.shared_bytes, watch=watch
-    ).run()
+    ).run_all_blocks()
     found = "".join(watch.launch.findings.values())
     assert ("race" in found) is not waits, found
 
@@ -226,5 +228,5 @@ def test_blocks_that_write_one_value_read_it(
         (launching.BASE + at).to_bytes(8, "little") for at in (0, 1 << 16)
     )
     watch = Sanitizer(frozenset({"race"}), Extents())
-    Launch(code, vm, (4, 1, 1), (64, 1, 1), {0: bank}, warps=seed, watch=watch).run()
+    Launch(code, vm, (4, 1, 1), (64, 1, 1), {0: bank}, warps=seed, watch=watch).run_all_blocks()
     assert (not watch.launch.findings) is fine, watch.launch.findings

@@ -59,21 +59,21 @@ ret;
 N = 256
 
 
-def _memory() -> tuple[GpuAddressSpace, list[int]]:
+def _map_matrices() -> tuple[GpuAddressSpace, list[int]]:
     vm, at = GpuAddressSpace("bench"), []
     for n in range(3):
         buf = DmaBuf(4 * N * N, f"matrix {n}")
         buf.array = np.zeros(buf.size, np.uint8)
         at.append((n + 1) << 24)
-        vm.map(Mapping(at[-1], buf.size, buf))
+        vm.add_mapping(Mapping(at[-1], buf.size, buf))
     return vm, at
 
 
-def run(repetitions: int = 5) -> dict[str, float | int | str]:
+def measure_speed(repetitions: int = 5) -> dict[str, float | int | str]:
     """Measure; raises RuntimeError when the product is wrong."""
-    vm, (c, a, b) = _memory()
+    vm, (c, a, b) = _map_matrices()
     rng = np.random.default_rng(0)
-    arrays = [np.frombuffer(vm.view(at, 4 * N * N, "write"), np.float32) for at in (c, a, b)]
+    arrays = [np.frombuffer(vm.view_bytes(at, 4 * N * N, "write"), np.float32) for at in (c, a, b)]
     for array in arrays[1:]:
         array[:] = rng.normal(size=N * N)
     module = parse(MATMUL)
@@ -83,7 +83,7 @@ def run(repetitions: int = 5) -> dict[str, float | int | str]:
     for _ in range(repetitions):
         launch = Launch(code, vm, (N, 2, 1), (128, 1, 1), {0: bank})
         start, cpu_start = time.perf_counter(), time.thread_time()
-        launch.run()
+        launch.run_all_blocks()
         seconds.append(time.perf_counter() - start)
         cpu.append(time.thread_time() - cpu_start)
         instructions = launch.thread_instrs
@@ -93,7 +93,7 @@ def run(repetitions: int = 5) -> dict[str, float | int | str]:
     empty = compile_kernel(module, module.kernels["nothing"])
     start = time.thread_time()
     for _ in range(1000):
-        Launch(empty, vm, (1, 1, 1), (32, 1, 1), {0: bank}).run()
+        Launch(empty, vm, (1, 1, 1), (32, 1, 1), {0: bank}).run_all_blocks()
     launches = 1000 / (time.thread_time() - start)
     median = statistics.median(seconds)
     return {
@@ -110,5 +110,5 @@ def run(repetitions: int = 5) -> dict[str, float | int | str]:
 
 
 if __name__ == "__main__":
-    json.dump(run(), sys.stdout, indent=1)
+    json.dump(measure_speed(), sys.stdout, indent=1)
     print()

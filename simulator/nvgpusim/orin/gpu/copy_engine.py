@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...memory import Access, GpuAddressSpace, MmuFault
-from .faults import gr_class, illegal_method, mmu
+from .faults import class_fault, illegal_method_fault, mmu_fault
 from .host import write_semaphore
 from .steps import DONE, Steps, Work
 
@@ -23,89 +23,99 @@ _REGS = (SEM_A, SEM_B, SEM_PAYLOAD, SEM_PAYLOAD_UPPER, IN_UPPER, IN_LOWER, OUT_U
 TRANSFER, FLUSH, SEMAPHORE, PITCH_LAYOUT, MULTI_LINE = 3, 1 << 2, 3 << 3, 3 << 7, 1 << 9
 
 
-def mapped_pieces(vm: GpuAddressSpace, va: int, size: int, access: Access) -> list[memoryview]:
+def mapped_views(vm: GpuAddressSpace, va: int, size: int, access: Access) -> list[memoryview]:
     """The bytes [va, va + size) mapping by mapping; raises MmuFault."""
     out = []
     while size:
-        mapping = vm.find(va)
+        mapping = vm.mapping_at(va)
         part = min(size, mapping.end - va) if mapping is not None else size
-        out.append(vm.view(va, part, access))
+        out.append(vm.view_bytes(va, part, access))
         va, size = va + part, size - part
     return out
 
 
-class Copy:
+class CopyMethods:
     """State of the copy methods of one channel."""
 
     def __init__(self, channel: Channel) -> None:
         self.c = channel
         self.regs = dict.fromkeys(_REGS, 0)
 
-    def method(self, method: int, value: int) -> Work:
+    def execute_method(self, method: int, value: int) -> Work:
         """Execute one method."""
         if method in self.regs:
             self.regs[method] = value
         elif method == LAUNCH_DMA:
-            return self.start(value)
+            return self.launch_after_delay(value)
         else:
-            raise illegal_method(f"copy method {method:#x} with {value:#x}")
+            raise illegal_method_fault(f"copy method {method:#x} with {value:#x}")
         return DONE
 
-    def start(self, flags: int) -> Steps:
+    def launch_after_delay(self, flags: int) -> Steps:
         """LAUNCH_DMA, some time later under --delay."""
         yield from self.c.adversary_delay()
         try:
-            self.launch(flags)
+            self.launch_dma(flags)
         except MmuFault as e:
-            raise mmu(e, copy=self.describe()) from e
+            raise mmu_fault(e, copy=self.copy_text()) from e
 
-    def wide(self, upper: int, lower: int) -> int:
+    def address_from_registers(self, upper: int, lower: int) -> int:
         """A 49-bit address from two registers."""
         return (self.regs[upper] & 0x1FFFF) << 32 | self.regs[lower]
 
-    def describe(self) -> str:
+    def copy_text(self) -> str:
         """The copy in words."""
-        source, target = self.wide(IN_UPPER, IN_LOWER), self.wide(OUT_UPPER, OUT_LOWER)
+        source, target = (
+            self.address_from_registers(IN_UPPER, IN_LOWER),
+            self.address_from_registers(OUT_UPPER, OUT_LOWER),
+        )
         return f"{self.regs[LINE_LENGTH]} bytes from {source:#x} to {target:#x}"
 
-    def launch(self, flags: int) -> None:
+    def launch_dma(self, flags: int) -> None:
         """LAUNCH_DMA: transfer, then semaphore."""
         r, c = self.regs, self.c
         if flags & ~(TRANSFER | FLUSH | SEMAPHORE | PITCH_LAYOUT | MULTI_LINE):
-            raise gr_class(f"LAUNCH_DMA {flags:#x} is not modelled")
+            raise class_fault(f"LAUNCH_DMA {flags:#x} is not modelled")
         transfer, semaphore = flags & TRANSFER, (flags & SEMAPHORE) >> 3
         if transfer:
             if flags & PITCH_LAYOUT != PITCH_LAYOUT:
-                raise gr_class(f"LAUNCH_DMA {flags:#x}: only pitch layouts are modelled")
+                raise class_fault(f"LAUNCH_DMA {flags:#x}: only pitch layouts are modelled")
             lines = r[LINE_COUNT] if flags & MULTI_LINE else 1
-            source, target = self.wide(IN_UPPER, IN_LOWER), self.wide(OUT_UPPER, OUT_LOWER)
+            source, target = (
+                self.address_from_registers(IN_UPPER, IN_LOWER),
+                self.address_from_registers(OUT_UPPER, OUT_LOWER),
+            )
             for line in range(lines):
-                self.line(source + line * r[PITCH_IN], target + line * r[PITCH_OUT], r[LINE_LENGTH])
+                self.copy_line(
+                    source + line * r[PITCH_IN], target + line * r[PITCH_OUT], r[LINE_LENGTH]
+                )
         if semaphore == 3:
-            raise gr_class("LAUNCH_DMA with semaphore type 3")
+            raise class_fault("LAUNCH_DMA with semaphore type 3")
         if semaphore:
             if not flags & FLUSH:
-                c.gpu.note(
+                c.gpu.note_finding(
                     "copy semaphore without FLUSH_ENABLE: what was copied may arrive after it; "
                     f"{c.line}"
                 )
-            va = self.wide(SEM_A, SEM_B)
+            va = self.address_from_registers(SEM_A, SEM_B)
             if va % (16 if semaphore == 2 else 4):
-                raise gr_class(f"copy semaphore at {va:#x} is not aligned")
+                raise class_fault(f"copy semaphore at {va:#x} is not aligned")
             four = semaphore == 2
             write_semaphore(c.vm, va, r[SEM_PAYLOAD], 2 if four else 1, four)
 
-    def line(self, source: int, target: int, size: int) -> None:
+    def copy_line(self, source: int, target: int, size: int) -> None:
         """Copy `size` bytes, byte-granular; nothing is copied when a page is missing."""
         c = self.c
         if source < target + size and target < source + size and size:
-            c.gpu.note(f"copy with overlapping source and target (undefined): {self.describe()}")
-        data = b"".join(mapped_pieces(c.vm, source, size, "read"))
+            c.gpu.note_finding(
+                f"copy with overlapping source and target (undefined): {self.copy_text()}"
+            )
+        data = b"".join(mapped_views(c.vm, source, size, "read"))
         at = 0
-        for view in mapped_pieces(c.vm, target, size, "write"):
+        for view in mapped_views(c.vm, target, size, "write"):
             np.frombuffer(view, np.uint8)[:] = np.frombuffer(data, np.uint8, len(view), at)
             at += len(view)
         when = c.current.moment if c.current is not None else None
-        c.gpu.extents.written_by_host(target, size, when)
-        c.gpu.count("copies")
-        c.gpu.count("bytes copied", size)
+        c.gpu.extents.note_host_write(target, size, when)
+        c.gpu.add_to_counter("copies")
+        c.gpu.add_to_counter("bytes copied", size)

@@ -41,38 +41,38 @@ class GpuFault(Exception):  # noqa: N818 - the hardware's name
         self.report = report
 
 
-def pbdma(what: str, **details: str) -> GpuFault:
+def pbdma_fault(what: str, **details: str) -> GpuFault:
     """PBDMA interrupt: bad entry, header or semaphore (notifier 32)."""
     return GpuFault(FaultReport(NOTIFIER_PBDMA, f"PBDMA error: {what}", details))
 
 
-def gr_class(what: str, **details: str) -> GpuFault:
+def class_fault(what: str, **details: str) -> GpuFault:
     """Class error: illegal class or method data (notifier 13)."""
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, f"class error: {what}", details))
 
 
-def simulator_gap(what: str, **details: str) -> GpuFault:
+def gap_fault(what: str, **details: str) -> GpuFault:
     """A program that the simulator cannot run: no error of the client's or that a GPU reports."""
     return GpuFault(FaultReport(NOTIFIER_GAP, f"a gap of the simulator: {what}", details))
 
 
-def illegal_method(what: str, **details: str) -> GpuFault:
+def illegal_method_fault(what: str, **details: str) -> GpuFault:
     """Illegal method (notifier 25)."""
     return GpuFault(FaultReport(NOTIFIER_ILLEGAL_NOTIFY, f"illegal method: {what}", details))
 
 
-def ctxsw_timeout(what: str, **details: str) -> GpuFault:
+def ctxsw_timeout_fault(what: str, **details: str) -> GpuFault:
     """Context switches of the channel took too long in sum (notifier 8)."""
     return GpuFault(FaultReport(NOTIFIER_IDLE_TIMEOUT, f"ctxsw timeout: {what}", details))
 
 
-def sked(bit: int, what: str, **details: str) -> GpuFault:
+def sked_fault(bit: int, what: str, **details: str) -> GpuFault:
     """SKED exception (notifier 13): `esr` has `bit` set."""
     title = f"sked exception: esr {1 << bit:#010x} ({SKED_BITS[bit]}): {what}"
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, title, {"esr": f"{1 << bit:#x}"} | details))
 
 
-def mmu(fault: MmuFault, **details: str) -> GpuFault:
+def mmu_fault(fault: MmuFault, **details: str) -> GpuFault:
     """MMU fault (notifier 31)."""
     found = {"address": f"{fault.va:#x}", "access": fault.access, "kind": fault.kind}
     if fault.where:
@@ -82,7 +82,7 @@ def mmu(fault: MmuFault, **details: str) -> GpuFault:
     return GpuFault(FaultReport(NOTIFIER_MMU_FAULT, title, found | details))
 
 
-def sm(fault: KernelFault, entry: int, **details: str) -> GpuFault:
+def sm_fault(fault: KernelFault, entry: int, **details: str) -> GpuFault:
     """SM exception (notifier 13) with its warp_esr; 0 is the simulator's own complaint.
 
     `entry`: where the kernel's code begins. PTX has no addresses, so this is the record's pc.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...memory import GpuAddressSpace, MmuFault
 from ..gpu_api import EVENT_BLOCKING_SYNC
-from .faults import illegal_method, mmu, pbdma
+from .faults import illegal_method_fault, mmu_fault, pbdma_fault
 from .steps import DONE, Steps, Work
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ RELEASE_WFI, SIZE_64, TIMESTAMP = 1 << 20, 1 << 24, 1 << 25
 _KNOWN = 7 | 1 << 12 | RELEASE_WFI | SIZE_64 | TIMESTAMP
 
 
-def ptimer() -> int:
+def ptimer_ns() -> int:
     """PTIMER: nanoseconds, monotonic."""
     return time.monotonic_ns()
 
@@ -29,15 +29,15 @@ def ptimer() -> int:
 def write_semaphore(vm: GpuAddressSpace, va: int, payload: int, words: int, stamp: bool) -> None:
     """Write `words` dwords of payload; `stamp`: PTIMER at +8 first, so that it is never older."""
     if stamp and words == 2:
-        both = vm.view(va, 16, "write", past=True).cast("Q")
-        both[1], both[0] = ptimer(), payload
+        both = vm.view_bytes(va, 16, "write", past=True).cast("Q")
+        both[1], both[0] = ptimer_ns(), payload
         return
     if stamp:
-        vm.view(va + 8, 8, "write", past=True).cast("Q")[0] = ptimer()
+        vm.view_bytes(va + 8, 8, "write", past=True).cast("Q")[0] = ptimer_ns()
     if words == 2:
-        vm.view(va, 8, "write", past=True).cast("Q")[0] = payload
+        vm.view_bytes(va, 8, "write", past=True).cast("Q")[0] = payload
     else:
-        vm.view(va, 4, "write", past=True).cast("I")[0] = payload & 0xFFFFFFFF
+        vm.view_bytes(va, 4, "write", past=True).cast("I")[0] = payload & 0xFFFFFFFF
 
 
 def acquire_passes(operation: int, memory: int, payload: int, bits: int) -> bool:
@@ -54,31 +54,31 @@ def acquire_passes(operation: int, memory: int, payload: int, bits: int) -> bool
     return ~(memory | payload) & mask != 0
 
 
-class Host:
+class HostMethods:
     """State of the host methods of one channel."""
 
     def __init__(self, channel: Channel) -> None:
         self.c = channel
         self.regs = {SEM_ADDR_LO: 0, SEM_ADDR_HI: 0, SEM_PAYLOAD_LO: 0, SEM_PAYLOAD_HI: 0}
 
-    def method(self, method: int, value: int) -> Work:
+    def execute_method(self, method: int, value: int) -> Work:
         """Execute one host method."""
         c = self.c
         if method in self.regs:
             self.regs[method] = value
         elif method == SEM_EXECUTE:
-            return self.semaphore(value)
+            return self.execute_semaphore(value)
         elif method == NON_STALL_INTERRUPT:
             c.port.post_event(EVENT_BLOCKING_SYNC)
         elif method == WFI:
             if value > 1:
-                raise pbdma(f"WFI with scope {value}")
+                raise pbdma_fault(f"WFI with scope {value}")
             return c.wait_idle()
         else:
-            raise illegal_method(f"host method {method:#x} with {value:#x}")
+            raise illegal_method_fault(f"host method {method:#x} with {value:#x}")
         return DONE
 
-    def semaphore(self, execute: int) -> Steps:
+    def execute_semaphore(self, execute: int) -> Steps:
         """SEM_EXECUTE: acquire (may wait) or release."""
         c = self.c
         operation, wide = execute & 7, bool(execute & SIZE_64)
@@ -88,26 +88,28 @@ class Host:
         if not wide:
             payload &= 0xFFFFFFFF
         if execute & ~_KNOWN or operation > NOR:
-            raise pbdma(f"SEM_EXECUTE {execute:#x} is not modelled")
+            raise pbdma_fault(f"SEM_EXECUTE {execute:#x} is not modelled")
         stamp = operation == RELEASE and bool(execute & TIMESTAMP)
         align = 16 if stamp else 8 if wide else 4
         if va % align:
-            raise pbdma(f"semaphore: {_NAMES[operation]} at {va:#x} needs {align}-byte alignment")
+            raise pbdma_fault(
+                f"semaphore: {_NAMES[operation]} at {va:#x} needs {align}-byte alignment"
+            )
         size = 8 if wide else 4
         try:
             if operation == RELEASE:
                 if execute & RELEASE_WFI:
                     yield from c.wait_idle()
                 write_semaphore(c.vm, va, payload, 2 if wide or stamp else 1, stamp)
-                c.gpu.count("releases")
+                c.gpu.add_to_counter("releases")
                 return
             c.waiting = f"{_NAMES[operation]} of {payload:#x} at {va:#x}"
-            while not acquire_passes(operation, self._read(va, size), payload, 8 * size):
+            while not acquire_passes(operation, self._semaphore_value(va, size), payload, 8 * size):
                 yield "blocked"
             c.waiting = ""
-            c.gpu.count("acquires")
+            c.gpu.add_to_counter("acquires")
         except MmuFault as e:
-            raise mmu(e, semaphore=f"{_NAMES[operation]} at {va:#x}") from e
+            raise mmu_fault(e, semaphore=f"{_NAMES[operation]} at {va:#x}") from e
 
-    def _read(self, va: int, size: int) -> int:
-        return int.from_bytes(self.c.vm.view(va, size, "read", past=True), "little")
+    def _semaphore_value(self, va: int, size: int) -> int:
+        return int.from_bytes(self.c.vm.view_bytes(va, size, "read", past=True), "little")

@@ -16,7 +16,7 @@ CONFIGS = {kib // 4 + 1: kib << 10 for kib in CARVEOUTS}
 """Bytes by the value of a QMD's *_SM_CONFIG_SHARED_MEM_SIZE: KiB / 4 + 1."""
 
 
-def without_shared(threads: int, registers: int) -> int:
+def blocks_without_shared_limit(threads: int, registers: int) -> int:
     """Blocks of an SM as warps and registers allow."""
     warps = -(-threads // 32)
     per_warp = -(-32 * registers // 256) * 256
@@ -27,11 +27,11 @@ def without_shared(threads: int, registers: int) -> int:
 def blocks_per_sm(threads: int, registers: int, shared: int, config: int) -> int:
     """Blocks of an SM whose L1 is split as `config` says."""
     room = CONFIGS[config] // shared if shared else BLOCKS
-    return min(without_shared(threads, registers), room)
+    return min(blocks_without_shared_limit(threads, registers), room)
 
 
 @lru_cache
-def best_config(threads: int, registers: int, shared: int) -> int:
+def best_shared_config(threads: int, registers: int, shared: int) -> int:
     """The smallest configuration with which shared memory is no limit, or else the largest."""
-    wanted = without_shared(threads, registers) * shared
+    wanted = blocks_without_shared_limit(threads, registers) * shared
     return next((c for c, size in CONFIGS.items() if size >= wanted), max(CONFIGS))

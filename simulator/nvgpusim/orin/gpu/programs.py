@@ -1,8 +1,8 @@
 """Cubins and the PTX that they came from.
 
 The GPU runs machine code; the simulator interprets the PTX behind it. A cubin is registered with
-its PTX (:meth:`Programs.register`), by hand or by the compiler hook (:func:`install`): NVRTC is
-asked for the PTX of the very program whose cubin a client takes, nvJitLink's PTX input is kept
+its PTX (:meth:`ProgramStore.register`), by hand or by the compiler hook: NVRTC is asked
+for the PTX of the very program whose cubin a client takes, nvJitLink's PTX input is kept
 until its cubin is taken, and nvcc is started once more. Later a launch finds the program by the
 bytes at its address, the sites of relocations left out. Pairs also go to a directory, so that
 compile caches and worker processes of the client lose nothing: $NVGPUSIM_CACHE, else
@@ -33,8 +33,8 @@ from typing import Any
 from ...errors import SimError
 from ...locks import Lock
 from ...options import cache_directory
-from ...ptx import Code, PtxError, compile_kernel, parse
-from . import clients
+from ...ptx import KernelCode, PtxError, compile_kernel, parse
+from . import buffer_hooks
 
 R_64, R_LO, R_HI = 2, 0x38, 0x39
 """R_CUDA_64, R_CUDA_ABS32_LO_20, R_CUDA_ABS32_HI_20: what sm_8x cubins of nvcc and NVRTC use."""
@@ -73,14 +73,14 @@ class Program:
     bank0: int = 0
     relocations: list[Relocation] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
-    _codes: dict[tuple[bool, bool], Code] = field(default_factory=dict)
+    _codes: dict[tuple[bool, bool], KernelCode] = field(default_factory=dict)
 
     @property
-    def code(self) -> Code:
+    def code(self) -> KernelCode:
         """The kernel ready to run. Raises PtxError for PTX that is not known."""
-        return self.compiled(fine=False)
+        return self.compiled_code(fine=False)
 
-    def compiled(self, *, fine: bool, turns: bool = False) -> Code:
+    def compiled_code(self, *, fine: bool, turns: bool = False) -> KernelCode:
         """The kernel ready to run: fine for the sanitizer, with turns for drawn orders, too."""
         if (fine, turns) not in self._codes:
             module = _parsed(self.ptx)
@@ -92,7 +92,7 @@ class Program:
         return self._codes[fine, turns]
 
     @property
-    def reads(self) -> int:
+    def load_count(self) -> int:
         """Loads in the PTX, parameters left out; PTX that cannot be parsed reads most."""
         try:
             kernel = _parsed(self.ptx).kernels.get(self.name)
@@ -102,11 +102,11 @@ class Program:
             return sys.maxsize
         return sum(i.op == "ld" and "param" not in i.mods for i in kernel.instrs)
 
-    def matches(self, image: bytes) -> bool:
+    def matches_image(self, image: bytes) -> bool:
         """True if the bytes are this program's, relocated words aside."""
         return (
             len(image) >= len(self.text)
-            and _blank(image[: len(self.text)], self.holes) == self.text
+            and _zero_holes(image[: len(self.text)], self.holes) == self.text
         )
 
 
@@ -115,7 +115,7 @@ def best_program(programs: Sequence[Program], bank0: int) -> Program:
     units of 16 bytes, or bytes from clients that take it for such."""
 
     def rank(program: Program) -> tuple[bool, int]:
-        return bank0 not in (program.bank0, -(-program.bank0 // 16)), program.reads
+        return bank0 not in (program.bank0, -(-program.bank0 // 16)), program.load_count
 
     return programs[0] if len(programs) == 1 else min(programs, key=rank)
 
@@ -123,7 +123,7 @@ def best_program(programs: Sequence[Program], bank0: int) -> Program:
 _parsed = functools.cache(parse)
 
 
-def _blank(text: bytes, holes: Sequence[int]) -> bytes:
+def _zero_holes(text: bytes, holes: Sequence[int]) -> bytes:
     if not holes:
         return text
     out = bytearray(text)
@@ -142,7 +142,7 @@ class _Section:
     info: int
 
 
-def _sections(cubin: bytes) -> list[_Section]:
+def _elf_sections(cubin: bytes) -> list[_Section]:
     """Sections of a 64-bit little-endian ELF file (System V ABI, "Sections")."""
     if cubin[:6] != b"\x7fELF\x02\x01":
         raise SimError("this is no cubin: a 64-bit little-endian ELF file is expected")
@@ -158,7 +158,7 @@ def _sections(cubin: bytes) -> list[_Section]:
     return out
 
 
-def _symbols(sections: list[_Section]) -> list[tuple[str, int, int]]:
+def _elf_symbols(sections: list[_Section]) -> list[tuple[str, int, int]]:
     """(name, section index, value) of every symbol."""
     for s in sections:
         if s.kind == SHT_SYMTAB:
@@ -171,7 +171,7 @@ def _symbols(sections: list[_Section]) -> list[tuple[str, int, int]]:
     return []
 
 
-def _attributes(data: bytes) -> list[tuple[int, bytes]]:
+def _info_attributes(data: bytes) -> list[tuple[int, bytes]]:
     """(attribute, payload) of an .nv.info section."""
     out, at = [], 0
     while at + 4 <= len(data):
@@ -185,8 +185,8 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
     """The kernels of a cubin. Raises SimError for a file that is none."""
-    sections = _sections(cubin)
-    symbols = _symbols(sections)
+    sections = _elf_sections(cubin)
+    symbols = _elf_symbols(sections)
     relocations = []
     for s in sections:
         if s.kind not in (SHT_RELA, SHT_REL):
@@ -207,7 +207,7 @@ def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
     counts: dict[tuple[int, str], int] = {}
     for s in sections:
         if s.name == ".nv.info":
-            for attribute, payload in _attributes(s.data):
+            for attribute, payload in _info_attributes(s.data):
                 if attribute in (EIATTR_MIN_STACK, EIATTR_REGCOUNT):
                     index, value = struct.unpack_from("<II", payload)
                     counts[attribute, symbols[index][0]] = value
@@ -222,7 +222,7 @@ def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
         out.append(
             Program(
                 name,
-                _blank(s.data, holes),
+                _zero_holes(s.data, holes),
                 holes,
                 ptx,
                 counts.get((EIATTR_REGCOUNT, name), 0),
@@ -238,11 +238,11 @@ def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
     return out
 
 
-def _digest(data: bytes) -> str:
+def _sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class Programs:
+class ProgramStore:
     """All programs known to this process and, through the directory, to others."""
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -263,7 +263,7 @@ class Programs:
     def register(self, cubin: bytes, ptx: str | bytes, *, keep: bool = True) -> list[Program]:
         """Know `cubin` by its PTX; `keep`: write the pair to the directory."""
         text = (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
-        key = _digest(cubin + text.encode())
+        key = _sha256_hex(cubin + text.encode())
         with self._lock:
             if key in self._seen:
                 return []
@@ -281,14 +281,14 @@ class Programs:
                         lengths.sort(reverse=True)
         if keep:
             for program in programs:
-                self._write(program, key, cubin, text)
+                self._write_pair(program, key, cubin, text)
         return programs
 
-    def _write(self, program: Program, key: str, cubin: bytes, ptx: str) -> None:
+    def _write_pair(self, program: Program, key: str, cubin: bytes, ptx: str) -> None:
         """Keep a pair as HEAD/LENGTH-CODE-PAIR: hashes of the code's head, of the code, of both
         files. HEAD is "holes" for code with relocations."""
-        place = self.directory / ("holes" if program.holes else _digest(program.text[:HEAD]))
-        name = f"{len(program.text)}-{_digest(program.text)}-{key[:16]}"
+        place = self.directory / ("holes" if program.holes else _sha256_hex(program.text[:HEAD]))
+        name = f"{len(program.text)}-{_sha256_hex(program.text)}-{key[:16]}"
         if (place / f"{name}.ptx").exists():
             return
         try:
@@ -300,40 +300,40 @@ class Programs:
         except OSError as e:
             print(f"nvgpusim: cannot keep PTX in {place}: {e}", file=sys.stderr)
 
-    def find(self, image: bytes) -> list[Program]:
+    def find_by_code(self, image: bytes) -> list[Program]:
         """The programs whose code `image` begins with: the longest such code, none if unknown."""
-        found = self._known(image)
+        found = self._known_by_code(image)
         if not found or found[0].text not in self._looked:
-            self._load(image)
-            found = self._known(image)
+            self._load_pairs(image)
+            found = self._known_by_code(image)
             self._looked.update(p.text for p in found)
         return found
 
-    def _known(self, image: bytes) -> list[Program]:
+    def _known_by_code(self, image: bytes) -> list[Program]:
         with self._lock:
             for length in self._lengths.get(image[:HEAD], ()):
                 if same := self._by_text.get(image[:length]):
                     return same
-            loose = [p for p in self._loose if p.matches(image)]
+            loose = [p for p in self._loose if p.matches_image(image)]
             return [p for p in loose if p.text == loose[0].text]
 
-    def _load(self, image: bytes) -> None:
+    def _load_pairs(self, image: bytes) -> None:
         """Read the pairs for this code that other processes have written."""
-        for place in (self.directory / _digest(image[:HEAD]), self.directory / "holes"):
+        for place in (self.directory / _sha256_hex(image[:HEAD]), self.directory / "holes"):
             for path in sorted(place.glob("*.ptx")):
                 length, code, _ = path.stem.split("-")
-                fits = place.name == "holes" or _digest(image[: int(length)]) == code
+                fits = place.name == "holes" or _sha256_hex(image[: int(length)]) == code
                 cubin = path.with_suffix(".cubin")
                 if fits and str(path) not in self._read and cubin.exists():
                     self._read.add(str(path))
                     self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
 
 
-PROGRAMS = Programs()
+PROGRAMS = ProgramStore()
 """The process's programs; the compiler hook registers here."""
 
 
-def register(cubin: Path, ptx: Path) -> list[Program]:
+def register_files(cubin: Path, ptx: Path) -> list[Program]:
     """Keep two files of one compilation by nvcc or ptxas, for this process and later ones.
 
     Raises SimError with the file that is wrong: unreadable, no cubin, not its PTX.
@@ -364,7 +364,7 @@ _INPUT_PTX = 2
 """NVJITLINK_INPUT_PTX."""
 
 
-def _keep(cubin: Any, ptx: bytes) -> None:
+def _keep_pair(cubin: Any, ptx: bytes) -> None:
     try:
         PROGRAMS.register(bytes(cubin), ptx)
     except (SimError, UnicodeDecodeError) as e:
@@ -381,7 +381,7 @@ def hook_nvrtc(module: ModuleType) -> None:
         if status == 0 and module.nvrtcGetPTXSize(prog, ctypes.byref(size)) == 0 and size.value > 1:
             text = ctypes.create_string_buffer(size.value)
             if module.nvrtcGetPTX(prog, text) == 0:
-                _keep(out, text.value)
+                _keep_pair(out, text.value)
         return status
 
     module.nvrtcGetCUBIN = nvrtc_get_cubin  # type: ignore[attr-defined]
@@ -405,7 +405,7 @@ def hook_jitlink(module: ModuleType) -> None:
     def get_cubin(handle: Any, out: Any) -> int:
         status = get(handle, out)
         if status == 0 and key(handle) in given:
-            _keep(out, given.pop(key(handle)))
+            _keep_pair(out, given.pop(key(handle)))
         return status
 
     module.nvJitLinkAddData = add_data  # type: ignore[attr-defined]
@@ -420,7 +420,7 @@ def hook_nvcc(module: ModuleType) -> None:
     def compile_and_keep(self: Any, src: str) -> bytes:
         code = compile_(self, src)
         if not self.ptx:
-            _keep(
+            _keep_pair(
                 code, compile_(compiler(self.arch, ptx=True, extra_options=self.extra_options), src)
             )
         return code
@@ -432,13 +432,13 @@ _HOOKS: dict[str, Callable[[ModuleType], None]] = {
     _NVRTC: hook_nvrtc,
     _JITLINK: hook_jitlink,
     _NVCC: hook_nvcc,
-    clients.DEVICE: clients.hook_allocator,
-    clients.HCQ: clients.hook_hcq,
-    "tinygrad.runtime.ops_nv": clients.hook_submissions,
+    buffer_hooks.DEVICE: buffer_hooks.hook_allocator,
+    buffer_hooks.HCQ: buffer_hooks.hook_host_access,
+    "tinygrad.runtime.ops_nv": buffer_hooks.hook_nv_runtime,
 }
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _HookingFinder(importlib.abc.MetaPathFinder):
     """Hooks the modules right after their own code has run."""
 
     def find_spec(
@@ -460,11 +460,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install() -> None:
+def install_hooks() -> None:
     """Hook compilers and allocators of this process, now or when imported. Idempotent."""
-    if any(isinstance(f, _Finder) for f in sys.meta_path):
+    if any(isinstance(f, _HookingFinder) for f in sys.meta_path):
         return
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _HookingFinder())
     for name, hook in _HOOKS.items():
         if name in sys.modules:
             hook(sys.modules[name])

@@ -15,7 +15,7 @@ CHAIN_LIMIT = 4096
 
 
 @dataclass
-class Published:
+class PublishedEntry:
     """Ring entry, pushbuffer, and the QMDs and first banks that it leads to.
 
     `moment`: of the client's buffers (see `extents`).
@@ -28,9 +28,9 @@ class Published:
     qmds: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
-def bank0(vm: GpuAddressSpace, qmd: Qmd) -> bytes:
+def bank0_bytes(vm: GpuAddressSpace, qmd: Qmd) -> bytes:
     """Constant bank 0 of a QMD, as long as it can be: kernel parameters live there."""
-    for number, va, size, _ in qmd.banks:
+    for number, va, size, _ in qmd.valid_banks:
         if number == 0:
             return read_bank(vm, va, size)
     return b""
@@ -39,35 +39,35 @@ def bank0(vm: GpuAddressSpace, qmd: Qmd) -> bytes:
 def read_bank(vm: GpuAddressSpace, va: int, size: int) -> bytes:
     """The bytes of a bank: the size is in units of 16 bytes, and clients that give bytes there
     claim 16 times as much as they have mapped; what is not mapped faults only when it is used."""
-    mapping = vm.find(va)
+    mapping = vm.mapping_at(va)
     if mapping is not None:
         size = min(size, mapping.end - va)
-    return bytes(vm.view(va, size, "read"))
+    return bytes(vm.view_bytes(va, size, "read"))
 
 
-def publish(port: ChannelPort, extents: Extents, index: int) -> Published:
+def copy_published_entry(port: ChannelPort, extents: Extents, index: int) -> PublishedEntry:
     """Copy everything that entry `index` refers to; what cannot be read is left out."""
     (entry,) = struct.unpack_from("<Q", port.ring, 8 * index)
-    out = Published(entry, port.submit_line, extents.oldest_submission(port.token))
+    out = PublishedEntry(entry, port.submit_line, extents.take_oldest_submission(port.token))
     length, va = entry >> 42 & 0x1FFFFF, entry & (1 << 40) - 4
     try:
-        out.data = bytes(port.vm.view(va, 4 * length, "read", past=True)) if length else b""
+        out.data = bytes(port.vm.view_bytes(va, 4 * length, "read", past=True)) if length else b""
     except MmuFault:
         return out
-    for pointer in _launches(struct.unpack(f"<{length}I", out.data)):
+    for pointer in _qmd_pointers(struct.unpack(f"<{length}I", out.data)):
         va = pointer << 8
         while va and va not in out.qmds and len(out.qmds) < CHAIN_LIMIT:
             try:
-                data = bytes(port.vm.view(va, SIZE, "read", past=True))
-                qmd = Qmd.read(va, data)
-                out.qmds[va] = data, bank0(port.vm, qmd)
+                data = bytes(port.vm.view_bytes(va, SIZE, "read", past=True))
+                qmd = Qmd.from_bytes(va, data)
+                out.qmds[va] = data, bank0_bytes(port.vm, qmd)
             except MmuFault:
                 break
             va = qmd["DEPENDENT_QMD0_POINTER"] << 8 if qmd["DEPENDENT_QMD0_ENABLE"] else 0
     return out
 
 
-def _launches(words: tuple[int, ...]) -> list[int]:
+def _qmd_pointers(words: tuple[int, ...]) -> list[int]:
     """Data of every SEND_PCAS_A in a segment (INC, NON_INC and ONE_INC headers)."""
     found: list[int] = []
     at = 0

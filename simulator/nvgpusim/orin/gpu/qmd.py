@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from .faults import GpuFault, gr_class, sked
-from .occupancy import CONFIGS, best_config, blocks_per_sm
+from .faults import GpuFault, class_fault, sked_fault
+from .occupancy import CONFIGS, best_shared_config, blocks_per_sm
 
 SIZE = 256
 FIELDS: dict[str, tuple[int, int]] = {
@@ -95,7 +95,7 @@ class Qmd:
 
     @staticmethod
     @lru_cache(256)
-    def read(va: int, data: bytes) -> Qmd:
+    def from_bytes(va: int, data: bytes) -> Qmd:
         """From its 256 bytes; of those read last each is decoded once."""
         return Qmd(va, data)
 
@@ -108,7 +108,7 @@ class Qmd:
         word, shift, mask = _PLACES[name]
         return self.words[word] >> shift & mask
 
-    def wide(self, name: str) -> int:
+    def wide_field(self, name: str) -> int:
         """A 64-bit value from NAME_LOWER and NAME_UPPER."""
         return self[f"{name}_UPPER"] << 32 | self[f"{name}_LOWER"]
 
@@ -124,23 +124,23 @@ class Qmd:
         return x, y, z
 
     @property
-    def program(self) -> int:
+    def program_va(self) -> int:
         """Entry point."""
-        return self.wide("PROGRAM_ADDRESS")
+        return self.wide_field("PROGRAM_ADDRESS")
 
-    def resident_blocks(self) -> int:
+    def blocks_per_sm(self) -> int:
         """Blocks that an SM holds at once, split as TARGET says."""
         threads, registers = math.prod(self.block), self["REGISTER_COUNT_V"]
         target = self["TARGET_SM_CONFIG_SHARED_MEM_SIZE"]
         return blocks_per_sm(threads, registers, self["SHARED_MEMORY_SIZE"], target)
 
-    def best_target(self) -> int:
+    def best_target_config(self) -> int:
         """The smallest TARGET with which shared memory limits the blocks of an SM no further."""
         threads, registers = math.prod(self.block), self["REGISTER_COUNT_V"]
-        return best_config(threads, registers, self["SHARED_MEMORY_SIZE"])
+        return best_shared_config(threads, registers, self["SHARED_MEMORY_SIZE"])
 
     @cached_property
-    def banks(self) -> list[tuple[int, int, int, bool]]:
+    def valid_banks(self) -> list[tuple[int, int, int, bool]]:
         """(number, address, bytes as the hardware sees them, invalidate) of the valid banks."""
         out, words = [], self.words
         for i in range(8):
@@ -150,7 +150,7 @@ class Qmd:
                 out.append((i, va, size, bool(rest >> 18 & 1)))
         return out
 
-    def difference(self, other: Qmd) -> str:
+    def difference_text(self, other: Qmd) -> str:
         """Fields that differ, as text."""
         names = [n for n in FIELDS if self[n] != other[n]]
         shown = ", ".join(f"{n} {self[n]:#x} -> {other[n]:#x}" for n in names[:4])
@@ -158,7 +158,7 @@ class Qmd:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LaunchLimits:
     """Channel state that a launch is checked against."""
 
     shared_window: int | None
@@ -167,7 +167,7 @@ class Limits:
     tpcs: int
 
 
-def windows_overlap(shared: int | None, local: int | None) -> bool:
+def windows_unset_or_overlap(shared: int | None, local: int | None) -> bool:
     """True if the windows are unset (a register that is 0 is a window at 0) or overlap."""
     if not shared or not local:
         return True
@@ -175,21 +175,23 @@ def windows_overlap(shared: int | None, local: int | None) -> bool:
 
 
 @lru_cache(256)
-def check(qmd: Qmd, limits: Limits) -> None:
+def check_qmd(qmd: Qmd, limits: LaunchLimits) -> None:
     """Raise what SKED raises for this QMD."""
     at = {"QMD": f"{qmd.va:#x}"}
 
     def bad(bit: int, what: str) -> GpuFault:
-        return sked(bit, what, **at)
+        return sked_fault(bit, what, **at)
 
     if (qmd["QMD_MAJOR_VERSION"], qmd["QMD_VERSION"]) != (3, 0):
         version = f"{qmd['QMD_MAJOR_VERSION']}.{qmd['QMD_VERSION']}"
-        raise gr_class(f"QMD_MAJOR_VERSION.QMD_VERSION is {version}, class 0xC7C0 takes 3.0", **at)
+        raise class_fault(
+            f"QMD_MAJOR_VERSION.QMD_VERSION is {version}, class 0xC7C0 takes 3.0", **at
+        )
     unknown = int.from_bytes(qmd.data, "little") & ~_KNOWN
     if unknown:
         bits = [n for n in range(SIZE * 8) if unknown >> n & 1]
-        raise gr_class(f"QMD bits that this model does not know are set: {bits[:16]}", **at)
-    if windows_overlap(limits.shared_window, limits.local_window):
+        raise class_fault(f"QMD bits that this model does not know are set: {bits[:16]}", **at)
+    if windows_unset_or_overlap(limits.shared_window, limits.local_window):
         raise bad(
             24,
             f"shared window {limits.shared_window or 0:#x} and local window "
@@ -208,8 +210,8 @@ def check(qmd: Qmd, limits: Limits) -> None:
     warps = -(-threads // 128) * 4
     if per_warp * warps > REGISTER_FILE:
         raise bad(26, f"{threads} threads of {registers} registers need more than 65536")
-    if qmd.program % 16:
-        raise bad(20, f"PROGRAM_ADDRESS {qmd.program:#x} is not 16-byte aligned")
+    if qmd.program_va % 16:
+        raise bad(20, f"PROGRAM_ADDRESS {qmd.program_va:#x} is not 16-byte aligned")
     shared = qmd["SHARED_MEMORY_SIZE"]
     if shared % 128 or shared > SHARED_LIMIT:
         raise bad(21, f"SHARED_MEMORY_SIZE {shared:#x}: a multiple of 128 up to 164 KiB is needed")
@@ -227,25 +229,25 @@ def check(qmd: Qmd, limits: Limits) -> None:
         )
     if shared > CONFIGS[low]:
         raise bad(25, f"SHARED_MEMORY_SIZE {shared:#x} with SM_CONFIG min {low}")
-    for i, va, size, _ in qmd.banks:
+    for i, va, size, _ in qmd.valid_banks:
         if size > CONSTANT_LIMIT:
             raise bad(7, f"CONSTANT_BUFFER_SIZE_SHIFTED4({i}) means {size} bytes")
         if va % 64:
-            raise gr_class(f"CONSTANT_BUFFER_ADDR({i}) {va:#x} is not aligned", **at)
-    _check_local(qmd, limits)
+            raise class_fault(f"CONSTANT_BUFFER_ADDR({i}) {va:#x} is not aligned", **at)
+    _check_local_memory(qmd, limits)
     _check_rest(qmd, at)
 
 
-def _check_local(qmd: Qmd, limits: Limits) -> None:
+def _check_local_memory(qmd: Qmd, limits: LaunchLimits) -> None:
     low, high = qmd["SHADER_LOCAL_MEMORY_LOW_SIZE"], qmd["SHADER_LOCAL_MEMORY_HIGH_SIZE"]
     at = {"QMD": f"{qmd.va:#x}"}
     if low % 16 or low > LOCAL_SPAN:
-        raise sked(9, f"SHADER_LOCAL_MEMORY_LOW_SIZE is {low:#x}", **at)
+        raise sked_fault(9, f"SHADER_LOCAL_MEMORY_LOW_SIZE is {low:#x}", **at)
     if high % 16 or high > LOCAL_SPAN:
-        raise sked(10, f"SHADER_LOCAL_MEMORY_HIGH_SIZE is {high:#x}", **at)
+        raise sked_fault(10, f"SHADER_LOCAL_MEMORY_HIGH_SIZE is {high:#x}", **at)
     need = (low + high) * 32 * WARPS_PER_SM * 2
     if need > limits.local_bytes_per_tpc:
-        raise sked(
+        raise sked_fault(
             12,
             f"{low + high:#x} bytes a thread need {need:#x} per TPC, "
             f"SET_SHADER_LOCAL_MEMORY_NON_THROTTLED gave {limits.local_bytes_per_tpc:#x}",
@@ -255,17 +257,17 @@ def _check_local(qmd: Qmd, limits: Limits) -> None:
 
 def _check_rest(qmd: Qmd, at: dict[str, str]) -> None:
     if qmd["SASS_VERSION"] != SASS_87:
-        raise gr_class(f"SASS_VERSION is {qmd['SASS_VERSION']:#x}, this SM is 0x87", **at)
+        raise class_fault(f"SASS_VERSION is {qmd['SASS_VERSION']:#x}, this SM is 0x87", **at)
     if qmd["DEPENDENT_QMD0_ENABLE"] and qmd["DEPENDENT_QMD0_ACTION"] != 1:
-        raise gr_class(
+        raise class_fault(
             f"DEPENDENT_QMD0_ACTION {qmd['DEPENDENT_QMD0_ACTION']} is not modelled", **at
         )
     for i in range(2):
         if not qmd[f"RELEASE{i}_ENABLE"]:
             continue
-        va, size = qmd.wide(f"RELEASE{i}_ADDRESS"), qmd[f"RELEASE{i}_STRUCTURE_SIZE"]
+        va, size = qmd.wide_field(f"RELEASE{i}_ADDRESS"), qmd[f"RELEASE{i}_STRUCTURE_SIZE"]
         if qmd[f"RELEASE{i}_REDUCTION_ENABLE"] or size == 3:
-            raise gr_class(f"RELEASE{i} with a reduction or structure size {size}", **at)
+            raise class_fault(f"RELEASE{i} with a reduction or structure size {size}", **at)
         align = {0: 16, 1: 4, 2: 8}[size]
         if va % align:
-            raise gr_class(f"RELEASE{i}_ADDRESS {va:#x} is not {align}-byte aligned", **at)
+            raise class_fault(f"RELEASE{i}_ADDRESS {va:#x} is not {align}-byte aligned", **at)

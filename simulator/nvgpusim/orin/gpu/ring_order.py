@@ -38,25 +38,25 @@ class RingOrder:
         self._stale: dict[tuple[int, int], int] = {}
         self._put: dict[int, int] = {}
 
-    def barrier(self, channels: Iterable[Channel]) -> None:
+    def on_barrier(self, channels: Iterable[Channel]) -> None:
         """A barrier was executed: note GPPut and the entries that follow the known ones."""
         for channel in channels:
             seen = self._seen.setdefault(channel.port.id, deque(maxlen=_KEPT))
-            seen.append((self._gpput(channel), self._window(channel)))
+            seen.append((self._gpput(channel), self._next_entries(channel)))
 
     @staticmethod
     def _gpput(channel: Channel) -> int:
         return int(channel.userd[0x8C // 4])
 
     @staticmethod
-    def _window(channel: Channel) -> dict[int, int]:
+    def _next_entries(channel: Channel) -> dict[int, int]:
         n = channel.port.entries
         start = channel.known_put
         ring = channel.port.ring
         indices = [(start + k) % n for k in range(min(AHEAD, n))]
         return {i: struct.unpack_from("<Q", ring, 8 * i)[0] for i in indices}
 
-    def doorbell(self, channel: Channel, first: int, put: int) -> None:
+    def on_doorbell(self, channel: Channel, first: int, put: int) -> None:
         """Decide what of entries [first, put) the GPU sees."""
         if not self.on:
             return
@@ -67,7 +67,7 @@ class RingOrder:
         if put == first and number not in self._put:
             return  # nothing new
         if not published:
-            channel.gpu.note(
+            channel.gpu.note_finding(
                 f"no barrier between GPPut and doorbell of channel {number}: the doorbell may "
                 f"arrive first and find nothing; {channel.port.submit_line}"
             )
@@ -78,7 +78,7 @@ class RingOrder:
         while index != put:
             now = struct.unpack_from("<Q", channel.port.ring, 8 * index)[0]
             if not before or before[-1].get(index, now) != now:
-                channel.gpu.note(
+                channel.gpu.note_finding(
                     f"no barrier between entry {index} and GPPut of channel {number}: the GPU may "
                     f"read what the slot held before; {channel.port.submit_line}"
                 )
@@ -86,10 +86,10 @@ class RingOrder:
             index = (index + 1) % channel.port.entries
         self._seen[number] = deque(maxlen=_KEPT)
 
-    def visible_put(self, channel: Channel) -> int | None:
+    def stale_gpput(self, channel: Channel) -> int | None:
         """GPPut as the GPU sees it, None for as it is."""
         return self._put.get(channel.port.id) if self.on else None
 
-    def visible_entry(self, channel: Channel, index: int) -> int | None:
+    def take_stale_entry(self, channel: Channel, index: int) -> int | None:
         """A ring entry that is not visible yet, None for as it is."""
         return self._stale.pop((channel.port.id, index), None) if self.on else None

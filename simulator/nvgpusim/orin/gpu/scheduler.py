@@ -19,14 +19,14 @@ import numpy as np
 
 from ... import l2
 from ...extents import EXTENTS
-from ...locks import Bell, Lock, pause, resume
+from ...locks import Bell, Lock, pause_collection, resume_collection
 from ...memory import MmuFault
 from ...options import Options
 from ...ptx import Launch
 from ...ptx.sanitizer.sanitize import Sanitizer
 from ..ctxsw import SecondClient
 from ..gpu_api import ChannelPort
-from .faults import GpuFault, ctxsw_timeout, gr_class
+from .faults import GpuFault, class_fault, ctxsw_timeout_fault
 from .pbdma import Channel
 from .programs import Program
 from .qmd import SIZE, Qmd
@@ -37,7 +37,7 @@ POLL = 2e-4
 KEPT_NOTES = 200
 
 
-class Caches:
+class ShaderCaches:
     """Instruction and constant caches of a GPU: kept until an invalidate, by address."""
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class Gpu:
         self.options = options or Options()
         self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
         self.rng = np.random.default_rng(self.options.seed)
-        l2.power_on(self.options.l2, self.options.seed)
+        l2.reset_board_l2(self.options.l2, self.options.seed)
         self.extents = EXTENTS
-        checks = self.options.checks
+        checks = self.options.watched_checks
         self.watch = Sanitizer(checks, self.extents) if checks else None
-        self.caches, self.order = Caches(), RingOrder(self.options.order)
+        self.caches, self.order = ShaderCaches(), RingOrder(self.options.order)
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
         self.channels: dict[int, Channel] = {}
@@ -78,17 +78,17 @@ class Gpu:
 
     # what the kernel side calls
 
-    def attach(self, port: ChannelPort) -> None:
+    def attach_channel(self, port: ChannelPort) -> None:
         """A channel is on the runlist."""
         with self._lock:
             self.channels[port.id] = Channel(self, port)
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._serve, name="nvgpusim-gpu", daemon=True
+                    target=self._serve_channels, name="nvgpusim-gpu", daemon=True
                 )
                 self._thread.start()
 
-    def detach(self, channel_id: int) -> None:
+    def detach_channel(self, channel_id: int) -> None:
         """The channel is gone; returns when nothing of it runs any more."""
         with self._lock:
             channel = self.channels.pop(channel_id, None)
@@ -107,26 +107,28 @@ class Gpu:
             for channel in self.channels.values():
                 if channel.port.token == token and channel.alive:
                     first = channel.known_put
-                    channel.announce()
-                    self.order.doorbell(channel, first, channel.known_put)
+                    channel.on_doorbell()
+                    self.order.on_doorbell(channel, first, channel.known_put)
         self._bell.ring()
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if nothing can make progress without the client."""
         with self._busy:
-            return not any(self._runnable(c) for c in self._live())
+            return not any(self._is_runnable(c) for c in self._live_channels())
 
-    def drain(self, timeout: float) -> None:
+    def wait_until_idle(self, timeout: float) -> None:
         """Wait until idle; raises TimeoutError."""
         end = time.monotonic() + timeout
-        while not self.idle():
+        while not self.is_idle():
             if time.monotonic() > end:
-                states = [f"channel {c.port.id}: {c.waiting or 'running'}" for c in self._live()]
+                states = [
+                    f"channel {c.port.id}: {c.waiting or 'running'}" for c in self._live_channels()
+                ]
                 waiting = "; ".join(states)
                 raise TimeoutError(f"the GPU is not idle after {timeout} s: {waiting}")
             time.sleep(POLL)
 
-    def shutdown(self) -> None:
+    def stop_threads(self) -> None:
         """Stop the consumer."""
         with self._lock:
             self._closing = True
@@ -142,15 +144,15 @@ class Gpu:
         found = dict(self.counts) | {"findings": self.counts["findings"]}
         return found | ({"simulated ms": int(self.rival.now_ms)} if self.rival.grid_ms else {})
 
-    def barrier(self) -> None:
+    def on_barrier(self) -> None:
         """The client executed a barrier strong enough for the GPU."""
         if self.order.on:
             with self._lock:
-                self.order.barrier(list(self.channels.values()))
+                self.order.on_barrier(list(self.channels.values()))
 
     # what channels ask
 
-    def note(self, text: str) -> None:
+    def note_finding(self, text: str) -> None:
         """A finding."""
         self.counts["findings"] += 1
         if len(self.notes) < KEPT_NOTES:
@@ -160,11 +162,11 @@ class Gpu:
             else:
                 print(f"nvgpusim: finding: {text}", file=sys.stderr)
 
-    def count(self, name: str, by: int = 1) -> None:
+    def add_to_counter(self, name: str, by: int = 1) -> None:
         """Add to a counter."""
         self.counts[name] += by
 
-    def draw(self) -> float:
+    def drawn_delay_end(self) -> float:
         """Until when to hold something back (time.monotonic), 0.0 for not at all."""
         if not self.delay:
             return 0.0
@@ -176,42 +178,44 @@ class Gpu:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
         if not self.rival.grid_ms:
             return
-        peers = [c.port for c in self._live() if c.port.tsg_id == channel.port.tsg_id]
-        if self.rival.after(channel.port.context, waves, [port.budget for port in peers]):
+        peers = [c.port for c in self._live_channels() if c.port.tsg_id == channel.port.tsg_id]
+        if self.rival.on_chain_run(channel.port.context, waves, [port.budget for port in peers]):
             spent, limit = channel.port.budget.spent_ms, channel.port.budget.limit_ms
-            raise ctxsw_timeout(
+            raise ctxsw_timeout_fault(
                 f"{spent} ms of context switches in sum, more than {limit} ms, with compute "
                 f"preemption mode {channel.port.context.compute}; now "
                 f"{self.rival.now_ms / 1000:.0f} s"
             )
 
-    def block_order(self) -> int:
+    def block_order_seed(self) -> int:
         """Seed of the order in which blocks start: CUDA promises none, so it is always drawn.
 
         Without delays it stays the same, so that the memory of a kernel's chunks is used again.
         """
         return int(self.rng.integers(1 << 31)) if self.delay else self.options.seed
 
-    def warp_order(self) -> int | None:
+    def warp_order_seed(self) -> int | None:
         """Seed of a drawn order of warps, None to run them in step."""
         return int(self.rng.integers(1 << 31)) if self.options.warps else None
 
-    def first_tpc(self) -> int:
+    def drawn_first_tpc(self) -> int:
         """TPC of a chunk's first block."""
         return int(self.rng.integers(self.tpcs))
 
-    def local_in_use(self, channel: Channel) -> bool:
+    def is_local_memory_in_use(self, channel: Channel) -> bool:
         """True if a grid of the channel's TSG may be using local memory."""
-        return any(c.inflight for c in self._live() if c.port.tsg_id == channel.port.tsg_id)
+        return any(
+            c.inflight for c in self._live_channels() if c.port.tsg_id == channel.port.tsg_id
+        )
 
     def write_qmd_back(self, channel: Channel, qmd: Qmd) -> None:
         """SKED's cached copy goes back to memory."""
         try:
-            view = channel.vm.view(qmd.va, SIZE, "write")
+            view = channel.vm.view_bytes(qmd.va, SIZE, "write")
         except MmuFault:
             return
         if bytes(view) != qmd.data:
-            self.note(
+            self.note_finding(
                 f"QMD {qmd.va:#x} was rewritten before SKED wrote its copy back: "
                 f"the new one is lost"
             )
@@ -219,43 +223,43 @@ class Gpu:
 
     # the consumer
 
-    def _live(self) -> list[Channel]:
+    def _live_channels(self) -> list[Channel]:
         return [c for c in list(self.channels.values()) if c.alive and c.port.alive]
 
-    def _runnable(self, channel: Channel) -> bool:
+    def _is_runnable(self, channel: Channel) -> bool:
         if not channel.port.enabled or not channel.has_work():
             return False
         return bool(channel.inflight) or not channel.blocked
 
-    def _serve(self) -> None:
+    def _serve_channels(self) -> None:
         while not self._closing:
-            pause()  # the client's finalizers run on its own threads
+            pause_collection()  # the client's finalizers run on its own threads
             try:
                 with self._busy:
-                    progress = self._pass()
-                waiting = any(c.has_work() for c in self._live())
+                    progress = self._serve_once()
+                waiting = any(c.has_work() for c in self._live_channels())
             finally:
-                resume()
+                resume_collection()
             if not progress:
                 self._bell.wait(POLL if waiting else 0.05)
 
-    def _pass(self) -> bool:
+    def _serve_once(self) -> bool:
         """Serve every channel once; whether anything moved."""
         progress = False
-        for channel in self._live():
+        for channel in self._live_channels():
             if not channel.port.enabled:
                 continue
             try:
-                progress |= self._grids(channel)
-                progress |= self._host(channel)
+                progress |= self._advance_grid(channel)
+                progress |= self._advance_ring(channel)
             except GpuFault as e:
-                self._kill(channel, e)
+                self._kill_tsg(channel, e)
             except Exception as e:  # a fault of ours must not look like a hang of theirs
                 traceback.print_exc()
-                self._kill(channel, gr_class(f"the simulator failed: {e!r}"))
+                self._kill_tsg(channel, class_fault(f"the simulator failed: {e!r}"))
         return progress
 
-    def _grids(self, channel: Channel) -> bool:
+    def _advance_grid(self, channel: Channel) -> bool:
         """Advance one grid of the channel, any of them."""
         if not channel.inflight:
             return False
@@ -267,12 +271,12 @@ class Gpu:
             channel.inflight.remove(grid)
             return True
 
-    def _host(self, channel: Channel) -> bool:
+    def _advance_ring(self, channel: Channel) -> bool:
         """Advance the channel's own methods."""
         if channel.steps is None:
-            if channel.put == channel.get:
+            if channel.visible_gpput == channel.get:
                 return False
-            channel.steps = channel.run()
+            channel.steps = channel.consume_entries()
         try:
             state = next(channel.steps)
         except StopIteration:
@@ -281,19 +285,19 @@ class Gpu:
         channel.blocked = state == "blocked"
         return state == "more"
 
-    def _kill(self, channel: Channel, fault: GpuFault) -> None:
+    def _kill_tsg(self, channel: Channel, fault: GpuFault) -> None:
         """The driver recovers the engine: every channel of the TSG is dead."""
         if channel.stop:  # closed while it ran
             channel.alive = False
             channel.steps = None
             channel.inflight.clear()
             return
-        for other in self._live():
+        for other in self._live_channels():
             if other.port.tsg_id == channel.port.tsg_id:
                 other.alive = False
                 other.steps = None
                 other.inflight.clear()
-        self.count("faults")
-        for name, value in channel.details().items():
+        self.add_to_counter("faults")
+        for name, value in channel.fault_details().items():
             fault.report.details.setdefault(name, value)  # a grid's launch may be an older entry
         channel.port.fail(fault.report)

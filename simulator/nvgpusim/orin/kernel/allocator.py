@@ -16,7 +16,7 @@ WINDOWS = (0xFD00000000, 0xFF00000000)
 """Usual place of the SM's local and shared memory windows, 4 GiB each."""
 
 
-class Buddy:
+class BuddyAllocator:
     """A region [base, end) of GPU addresses.
 
     `policy` is buddy (the kernel's: smallest block, split lowest first), low, high, random,
@@ -43,7 +43,7 @@ class Buddy:
         """An address for `size` bytes, None when no block is large enough."""
         self._checked = False
         order = max((-(-size // PAGE) * PAGE - 1).bit_length(), PAGE.bit_length() - 1)
-        choice = self._choose(order)
+        choice = self._choose_free_block(order)
         if choice is None:
             return None
         at, have = choice
@@ -51,7 +51,7 @@ class Buddy:
         while have > order:
             have -= 1
             low, high = at, at + (1 << have)
-            at, other = (low, high) if self._prefer_low(low, high, have) else (high, low)
+            at, other = (low, high) if self._takes_lower_half(low, high, have) else (high, low)
             self._free.setdefault(have, []).insert(0, other)
         self._taken[at] = order
         return self.base + at
@@ -67,8 +67,8 @@ class Buddy:
         if covered < end - start:
             return False
         kept: list[tuple[int, int]] = []
-        for at, order in _pieces(start, end):
-            self._take(at, order)
+        for at, order in _aligned_blocks(start, end):
+            self._split_out(at, order)
             kept.insert(0, (at, order))  # the kernel frees the last piece first
         self._fixed[start] = kept
         return True
@@ -79,15 +79,15 @@ class Buddy:
         at = address - self.base
         if at in self._fixed:
             for piece, order in self._fixed.pop(at):
-                self._release(piece, order)
+                self._free_and_merge(piece, order)
             return True
         order = self._taken.pop(at, -1)
         if order < 0:
             return False
-        self._release(at, order)
+        self._free_and_merge(at, order)
         return True
 
-    def taken(self) -> list[tuple[int, int]]:
+    def taken_blocks(self) -> list[tuple[int, int]]:
         """All allocated blocks as (address, size), sorted."""
         blocks = [(self.base + at, 1 << order) for at, order in self._taken.items()]
         for pieces in self._fixed.values():
@@ -100,13 +100,13 @@ class Buddy:
             return
         free = [(self.base + at, 1 << o) for o, blocks in self._free.items() for at in blocks]
         at = self.base
-        for start, size in sorted(self.taken() + free):
+        for start, size in sorted(self.taken_blocks() + free):
             assert start == at, f"gap or overlap at {at:#x} (block {start:#x})"
             at = start + size
         assert at == self.base + sum(1 << order for _, order in self._chunks)
         self._checked = True
 
-    def _choose(self, order: int) -> tuple[int, int] | None:
+    def _choose_free_block(self, order: int) -> tuple[int, int] | None:
         fits = [(at, o) for o, blocks in self._free.items() if o >= order for at in blocks]
         if not fits:
             return None
@@ -118,7 +118,7 @@ class Buddy:
             case "random":
                 return self._rng.choice(sorted(fits))
             case "windows":
-                inside = [f for f in fits if self._in_window(f[0], f[1])]
+                inside = [f for f in fits if self._touches_window(f[0], f[1])]
                 if inside:
                     return min(inside)
             case "reuse":
@@ -129,21 +129,21 @@ class Buddy:
         smallest = min(o for _, o in fits)
         return self._free[smallest][0], smallest
 
-    def _prefer_low(self, low: int, high: int, order: int) -> bool:
+    def _takes_lower_half(self, low: int, high: int, order: int) -> bool:
         match self.policy:
             case "high":
                 return False
             case "random":
                 return self._rng.random() < 0.5
             case "windows":
-                return self._in_window(low, order) or not self._in_window(high, order)
+                return self._touches_window(low, order) or not self._touches_window(high, order)
         return True
 
-    def _in_window(self, at: int, order: int) -> bool:
+    def _touches_window(self, at: int, order: int) -> bool:
         start = self.base + at
         return start < WINDOWS[1] and WINDOWS[0] < start + (1 << order)
 
-    def _take(self, at: int, order: int) -> None:
+    def _split_out(self, at: int, order: int) -> None:
         """Cut the block (at, order) out of the free block that holds it."""
         have = order
         while (start := at & -(1 << have)) not in self._free.get(have, ()):
@@ -154,11 +154,11 @@ class Buddy:
             sibling = (at & -(1 << have)) ^ (1 << have)
             self._free.setdefault(have, []).insert(0, sibling)
 
-    def _release(self, at: int, order: int) -> None:
+    def _free_and_merge(self, at: int, order: int) -> None:
         while True:
             buddy, parent = at ^ (1 << order), at & ~(1 << order)
             blocks = self._free.get(order, [])
-            if buddy not in blocks or not self._in_chunk(parent, order + 1):
+            if buddy not in blocks or not self._fits_in_chunk(parent, order + 1):
                 break
             blocks.remove(buddy)
             at, order = parent, order + 1
@@ -166,25 +166,25 @@ class Buddy:
         self._recent.append((order, at))
         del self._recent[:-64]
 
-    def _in_chunk(self, at: int, order: int) -> bool:
+    def _fits_in_chunk(self, at: int, order: int) -> bool:
         return any(c <= at and at + (1 << order) <= c + (1 << o) for c, o in self._chunks)
 
 
-def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+def _aligned_blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
     """The blocks that the kernel cuts [start, end) into: (offset, order in bytes), ascending.
 
     The first is no larger than the lowest set bit of start and of the length, so that it may be
     smaller than it could be; each further one is as large as its offset and the rest allow.
     """
-    at, order = start, _lowest(end - start)
+    at, order = start, _lowest_set_bit(end - start)
     if start:
-        order = min(order, _lowest(start))
+        order = min(order, _lowest_set_bit(start))
     while at < end:
         yield at, order
         at += 1 << order
-        order = min(_lowest(at), (end - at).bit_length() - 1)
+        order = min(_lowest_set_bit(at), (end - at).bit_length() - 1)
 
 
-def _lowest(value: int) -> int:
+def _lowest_set_bit(value: int) -> int:
     """Index of the lowest set bit."""
     return (value & -value).bit_length() - 1

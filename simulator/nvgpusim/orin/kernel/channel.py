@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...memory import PAGE, DmaBuf, Mapping
-from ..abi import Record
-from ..ctxsw import Budget
+from ..abi import StructBytes
+from ..ctxsw import SwitchTimeBudget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..rules import KernelError
-from .file import File, handler
+from .file import DeviceFile, ioctl_handler
 from .ga10b import GR_RUNLIST, RUNLISTS
-from .gpu_classes import check_runqueues, known
+from .gpu_classes import check_runqueues, is_known_class
 
 if TYPE_CHECKING:
     from .address_space import Vm
@@ -33,7 +33,7 @@ SETTLE = 0.5
 WDT_DISABLE, WDT_ENABLE = 1, 2
 
 
-class ChannelFile(File):
+class ChannelFile(DeviceFile):
     """A channel fd."""
 
     kind, letter = "channel", "H"
@@ -43,9 +43,9 @@ class ChannelFile(File):
         self.runlist = GR_RUNLIST if runlist == -1 else runlist
         self.id = -1
         if self.runlist not in RUNLISTS:
-            raise self.refuse("channel.runlist", str(runlist))
+            raise self.refusal("channel.runlist", str(runlist))
         if not kernel.channel_ids:
-            raise self.refuse("channel.none-left")
+            raise self.refusal("channel.none-left")
         self.id = kernel.channel_ids.pop()
         self.vm: Vm | None = None
         self.tsg: Tsg | None = None
@@ -62,14 +62,14 @@ class ChannelFile(File):
         self.gone = False
         self.classes: set[int] = set()
         self.syncpoint: int | None = None
-        self.budget = Budget()
+        self.budget = SwitchTimeBudget()
 
-    def before(self, name: str) -> None:
+    def check_before_ioctl(self, name: str) -> None:
         """A channel without references refuses everything."""
         if self.gone:
-            raise self.refuse("channel.gone")
+            raise self.refusal("channel.gone")
 
-    def busy(self) -> bool:
+    def stays_busy(self) -> bool:
         """True if the ring holds entries that the hardware does not take within SETTLE.
 
         GPGet moves after the entry's last semaphore release, so a client that has waited for that
@@ -85,17 +85,17 @@ class ChannelFile(File):
             time.sleep(1e-3)
         return False
 
-    def disconnect(self) -> None:
+    def leave_runlist(self) -> None:
         """Off the runlist: nothing of the channel runs afterwards."""
         if self.port is not None:
             self.port.alive = False
             self.kernel.ports.pop(self.id, None)
-            self.kernel.usermode.forget(self.id)
+            self.kernel.usermode.forget_channel(self.id)
             if self.kernel.executor is not None:
-                self.kernel.executor.detach(self.id)
+                self.kernel.executor.detach_channel(self.id)
             self.port = None
 
-    def die(self, code: int) -> None:
+    def on_tsg_killed(self, code: int) -> None:
         """The TSG was killed: unserviceable, and the notifier written if it is empty."""
         self.unserviceable = True
         if self.notifier is not None:
@@ -104,30 +104,30 @@ class ChannelFile(File):
                 now = time.time_ns()
                 struct.pack_into("<IIIHH", buf.buf, offset, now & 0xFFFFFFFF, now >> 32, code, 0, 0)
                 struct.pack_into("<H", buf.buf, offset + 14, NOTIFIER_SET)
-            self.follow("notifier.first")
+            self.note_rule("notifier.first")
 
     def release(self) -> None:
         """The fd is gone: preempt, unbind, free."""
         if self.id < 0:
             return
-        if self.busy():
-            self.kernel.journal.note(f"channel {self.id} was closed with work in its ring")
+        if self.stays_busy():
+            self.kernel.journal.add_note(f"channel {self.id} was closed with work in its ring")
         if self.kept:
-            self.kernel.journal.note(
+            self.kernel.journal.add_note(
                 f"the close of channel {self.id} never returns on a board: a refused "
                 f"TSG BIND_CHANNEL has kept a reference; {self.line}"
             )
         self.gone = True
-        self.disconnect()
+        self.leave_runlist()
         if self.tsg is not None:
-            self.tsg.unbind(self, closing=True)
+            self.tsg.unbind_channel(self, closing=True)
         if self.gpfifo is not None and self.vm is not None:
-            self.vm.unmap_kernel(self.gpfifo)
+            self.vm.unmap_kernel_mapping(self.gpfifo)
         if self.vm is not None:
-            self.vm.put()
+            self.vm.drop_holder()
         for buf in (self.userd, self.notifier[0] if self.notifier else None):
             if buf is not None:
-                buf.put("kernel")
+                buf.drop_reference("kernel")
         if self.syncpoint is not None:
             self.kernel.syncpoints.append(self.syncpoint)
         self.kernel.channel_ids.append(self.id)
@@ -137,39 +137,41 @@ class ChannelFile(File):
         assert self.id not in self.kernel.channel_ids
         if self.port is not None:
             assert self.vm is not None and self.gpfifo is not None and self.tsg is not None
-            assert self.vm.pages.find(self.gpfifo.va) is self.gpfifo
+            assert self.vm.pages.mapping_at(self.gpfifo.va) is self.gpfifo
             assert self.kernel.ports[self.id] is self.port
 
-    @handler("NVGPU_IOCTL_CHANNEL_WDT")
-    def wdt(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_WDT")
+    def wdt(self, args: StructBytes) -> None:
         """Enable or disable the watchdog."""
         status = args["wdt_status"] & 3
         if self.deterministic and status != WDT_DISABLE:
-            raise self.refuse("wdt.deterministic")
+            raise self.refusal("wdt.deterministic")
         if status not in (WDT_DISABLE, WDT_ENABLE):
-            raise self.refuse("wdt.status", f"{args['wdt_status']:#x}")
+            raise self.refusal("wdt.status", f"{args['wdt_status']:#x}")
         self.watchdog = status == WDT_ENABLE
 
-    @handler("NVGPU_IOCTL_CHANNEL_SETUP_BIND")
-    def setup_bind(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SETUP_BIND")
+    def setup_bind(self, args: StructBytes) -> None:
         """Checks in the kernel's order, then onto the runlist."""
         kernel, entries = self.kernel, args["num_gpfifo_entries"]
-        self._may_set_up(args)
+        self._check_setup(args)
         ring, mapping = self._map_ring(args)
         assert self.vm is not None and self.tsg is not None
         try:
-            userd = kernel.dmabuf(args["userd_dmabuf_fd"], "setup.userd-badfd", "setup.userd-fd")
-            if not userd.allocated:
-                raise self.refuse("setup.userd-fd", "its handle was never ALLOCed")
+            userd = kernel.dmabuf_of_fd(
+                args["userd_dmabuf_fd"], "setup.userd-badfd", "setup.userd-fd"
+            )
+            if not userd.is_allocated:
+                raise self.refusal("setup.userd-fd", "its handle was never ALLOCed")
         except KernelError:
-            self.vm.unmap_kernel(mapping)
+            self.vm.unmap_kernel_mapping(mapping)
             raise
         self.gpfifo, self.userd, self.deterministic = mapping, userd, True
-        userd.get("kernel")
+        userd.add_reference("kernel")
         if any(userd.buf[USERD_GP_GET : USERD_GP_PUT + 4]):
-            kernel.journal.note(f"USERD of channel {self.id} is not zeroed; {self.line}")
-        self.follow("setup.userd-as-is")
-        self.follow("profile.setup-bind")
+            kernel.journal.add_note(f"USERD of channel {self.id} is not zeroed; {self.line}")
+        self.note_rule("setup.userd-as-is")
+        self.note_rule("profile.setup-bind")
         token = self.id | self.runlist << 16
         self.port = ChannelPort(
             id=self.id,
@@ -181,8 +183,8 @@ class ChannelFile(File):
             entries=entries,
             ring=ring.buf.toreadonly(),
             userd=userd.buf,
-            fail=self._fail,
-            post_event=self._post,
+            fail=self._on_gpu_fault,
+            post_event=self._on_gpu_event,
             gpfifo_va=mapping.va,
             classes=self.classes,
             enabled=self.tsg.enabled,
@@ -191,193 +193,195 @@ class ChannelFile(File):
             budget=self.budget,
         )
         kernel.ports[self.id] = self.port
-        gpu = kernel.gpu()
+        gpu = kernel.ensure_executor()
         if gpu is not None:
-            gpu.attach(self.port)
+            gpu.attach_channel(self.port)
         args["work_submit_token"] = token
         if "hw_channel_id" in args:
             args["hw_channel_id"] = self.id
 
-    def _may_set_up(self, args: Record) -> None:
+    def _check_setup(self, args: StructBytes) -> None:
         """The checks of SETUP_BIND that need no buffer."""
         entries, flags = args["num_gpfifo_entries"], args["flags"]
         if entries < (2 if flags & USERMODE else 4):
-            raise self.refuse("setup.few", str(entries))
+            raise self.refusal("setup.few", str(entries))
         if entries & (entries - 1):
-            raise self.refuse("setup.pow2", str(entries))
+            raise self.refusal("setup.pow2", str(entries))
         if entries > 0xFFFFFFFF // ENTRY:
-            raise self.refuse("setup.many", str(entries))
+            raise self.refusal("setup.many", str(entries))
         if self.vm is None or self.tsg is None:
-            raise self.refuse("setup.unbound", "no AS" if self.vm is None else "no TSG")
+            raise self.refusal("setup.unbound", "no AS" if self.vm is None else "no TSG")
         if self.gpfifo is not None:
-            raise self.refuse("setup.twice")
+            raise self.refusal("setup.twice")
         if flags & DETERMINISTIC and self.watchdog:
-            raise self.refuse("setup.watchdog")
+            raise self.refusal("setup.watchdog")
         if flags & USERMODE and not flags & DETERMINISTIC:
-            raise self.refuse("setup.usermode")
+            raise self.refusal("setup.usermode")
         if flags & VPR:
-            raise self.refuse("setup.vpr")
+            raise self.refusal("setup.vpr")
         if not flags & USERMODE:
-            raise self.refuse("setup.kernel-mode", "the model has usermode channels only")
+            raise self.refusal("setup.kernel-mode", "the model has usermode channels only")
         if not args["gpfifo_dmabuf_fd"] or not args["userd_dmabuf_fd"]:
-            raise self.refuse("setup.fd-zero")
+            raise self.refusal("setup.fd-zero")
         if args["gpfifo_dmabuf_offset"] or args["userd_dmabuf_offset"]:
-            raise self.refuse("setup.offset")
+            raise self.refusal("setup.offset")
         if self.subcontext is not None and self.subcontext.vm is None:
-            self.kernel.journal.note(
+            self.kernel.journal.add_note(
                 f"SETUP_BIND of channel {self.id} ends in a kernel oops on a board: the channel "
                 f"was bound to its TSG before it had an address space; {self.line}"
             )
-            raise self.refuse("setup.oops", f"VEID {self.veid}")
+            raise self.refusal("setup.oops", f"VEID {self.veid}")
 
-    def _map_ring(self, args: Record) -> tuple[DmaBuf, Mapping]:
+    def _map_ring(self, args: StructBytes) -> tuple[DmaBuf, Mapping]:
         """The client's ring, mapped in the kernel region."""
         entries, kernel = args["num_gpfifo_entries"], self.kernel
-        ring = kernel.dmabuf(args["gpfifo_dmabuf_fd"], "setup.gpfifo-badfd", "setup.gpfifo-fd")
-        if ring.size < max(PAGE, entries * ENTRY) or not ring.allocated:
-            raise self.refuse("setup.gpfifo-small", f"{ring.size:#x} for {entries} entries")
+        ring = kernel.dmabuf_of_fd(
+            args["gpfifo_dmabuf_fd"], "setup.gpfifo-badfd", "setup.gpfifo-fd"
+        )
+        if ring.size < max(PAGE, entries * ENTRY) or not ring.is_allocated:
+            raise self.refusal("setup.gpfifo-small", f"{ring.size:#x} for {entries} entries")
         assert self.vm is not None
-        mapping = self.vm.map_kernel(ring, ring.size)
+        mapping = self.vm.map_in_kernel_region(ring, ring.size)
         if mapping is None:
-            raise self.refuse("setup.no-room", f"{ring.size:#x}")
+            raise self.refusal("setup.no-room", f"{ring.size:#x}")
         if mapping.end > 1 << 40:
-            kernel.journal.note(
+            kernel.journal.add_note(
                 f"the ring of channel {self.id} lies at {mapping.va:#x}: the hardware's 40-bit "
                 f"field holds {mapping.va & (1 << 40) - 1:#x}"
             )
         return ring, mapping
 
-    def _fail(self, report: FaultReport) -> None:
+    def _on_gpu_fault(self, report: FaultReport) -> None:
         if self.port is not None:
-            self.kernel.fault(self.port, report)
+            self.kernel.kill_tsg_for_fault(self.port, report)
 
-    def _post(self, event_id: int) -> None:
+    def _on_gpu_event(self, event_id: int) -> None:
         if self.tsg is not None:
-            self.tsg.post(event_id)
+            self.tsg.post_event(event_id)
 
-    @handler("NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX")
-    def alloc_obj_ctx(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX")
+    def alloc_obj_ctx(self, args: StructBytes) -> None:
         """Allow a class on the channel."""
         number, profile = args["class_num"], self.kernel.abi.profile
         if self.vm is None or self.tsg is None:
-            raise self.refuse("obj.unbound", "no TSG" if self.tsg is None else "no AS")
-        if not known(number, profile):
-            raise self.refuse("obj.class", f"{number:#x}")
+            raise self.refusal("obj.unbound", "no TSG" if self.tsg is None else "no AS")
+        if not is_known_class(number, profile):
+            raise self.refusal("obj.class", f"{number:#x}")
         self.obj_class = number  # kept when the rest is refused
         if profile != "r35":
             check_runqueues(self, self.tsg)
-        self.tsg.context.allocate(self, args["flags"])
+        self.tsg.context.allocate_object(self, args["flags"])
         self.classes.add(number)
         args["obj_id"] = 0
 
-    @handler("NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER")
-    def set_error_notifier(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER")
+    def set_error_notifier(self, args: StructBytes) -> None:
         """Set the memory for the first error; the old one is given up even when this fails."""
-        found = self.kernel.lookup(args["mem"]) if args["mem"] else None
+        found = self.kernel.object_of_fd(args["mem"]) if args["mem"] else None
         if args["mem"] and self.notifier is not None:
-            self.notifier[0].put("kernel")
+            self.notifier[0].drop_reference("kernel")
             self.notifier = None
-        if not isinstance(found, DmaBuf) or not found.allocated:
-            raise self.refuse("notifier.mem", f"fd {args['mem']}")
+        if not isinstance(found, DmaBuf) or not found.is_allocated:
+            raise self.refusal("notifier.mem", f"fd {args['mem']}")
         if args["offset"] + NOTIFIER_SIZE > found.size:
-            raise self.refuse("notifier.offset", f"{args['offset']:#x} in {found.size:#x}")
-        found.get("kernel")
+            raise self.refusal("notifier.offset", f"{args['offset']:#x} in {found.size:#x}")
+        found.add_reference("kernel")
         found.buf[args["offset"] : args["offset"] + NOTIFIER_SIZE] = bytes(NOTIFIER_SIZE)
         self.notifier = (found, args["offset"])
-        self.follow("notifier.zeroed")
+        self.note_rule("notifier.zeroed")
 
-    @handler("NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT")
-    def get_timedout(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT")
+    def get_timedout(self, args: StructBytes) -> None:
         """1 once the channel is dead."""
         args["value"] = int(self.unserviceable)
         if self.unserviceable:
-            self.follow("timedout.set")
+            self.note_rule("timedout.set")
 
-    @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT")
-    def set_timeout(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT")
+    def set_timeout(self, args: StructBytes) -> None:
         """Limit of the channel's context switch timeouts, stored without a look."""
         self.budget.limit_ms = args["timeout"]
 
-    @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
-    def set_timeout_ex(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
+    def set_timeout_ex(self, args: StructBytes) -> None:
         """The same, with a flag that silences the kernel's log."""
         self.budget.limit_ms = args["timeout"]
 
-    @handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")
-    def set_nvmap_fd(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")
+    def set_nvmap_fd(self, args: StructBytes) -> None:
         """A no-op."""
-        self.follow("nvmap-fd.noop")
+        self.note_rule("nvmap-fd.noop")
 
-    @handler("NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE")
-    def set_preemption_mode(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE")
+    def set_preemption_mode(self, args: StructBytes) -> None:
         """Modes of the TSG's context: never lower than before, and for a class that has them."""
         if not self.obj_class:
-            raise self.refuse("preempt.no-class")
+            raise self.refusal("preempt.no-class")
         if self.tsg is None:
-            raise self.refuse("preempt.no-tsg")
-        self.tsg.context.set_modes(
+            raise self.refusal("preempt.no-tsg")
+        self.tsg.context.set_preemption_modes(
             self, args["graphics_preempt_mode"], args["compute_preempt_mode"]
         )
 
-    @handler("NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT")
-    def get_user_syncpoint(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT")
+    def get_user_syncpoint(self, args: StructBytes) -> None:
         """One syncpoint per channel."""
         if self.syncpoint is None:
             if not self.kernel.syncpoints:
-                raise self.refuse("syncpt.none-left")
+                raise self.refusal("syncpt.none-left")
             self.syncpoint = self.kernel.syncpoints.pop()
         else:
-            self.follow("syncpt.same")
+            self.note_rule("syncpt.same")
         args["syncpoint_id"], args["syncpoint_max"], args["gpu_va"] = self.syncpoint, 0, 0
 
-    @handler("NVGPU_IOCTL_CHANNEL_ENABLE")
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_ENABLE")
     def enable(self, _: bytearray) -> None:
         """Let this channel run."""
         if self.port is not None:
             self.port.enabled = True
 
-    @handler("NVGPU_IOCTL_CHANNEL_DISABLE")
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_DISABLE")
     def disable(self, _: bytearray) -> None:
         """Stop this channel."""
         if self.port is not None:
             self.port.enabled = False
 
-    @handler("NVGPU_IOCTL_CHANNEL_PREEMPT")
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_PREEMPT")
     def preempt(self, _: bytearray) -> None:
         """Preemption is invisible to the client; from r36 on it goes through the TSG."""
         if self.tsg is None and self.kernel.abi.profile != "r35":
-            raise self.refuse("channel.no-tsg")
+            raise self.refusal("channel.no-tsg")
 
-    @handler("NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST")
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST")
     def reschedule_runlist(self, _: bytearray) -> None:
         """Refused: the model's client is an ordinary user."""
-        raise self.refuse("reschedule.privilege")
+        raise self.refusal("reschedule.privilege")
 
-    @handler("NVGPU_IOCTL_CHANNEL_FORCE_RESET")
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_FORCE_RESET")
     def force_reset(self, _: bytearray) -> None:
         """Notifier 43 for the whole TSG; nothing for a channel without one."""
-        self.follow("reset.forced")
+        self.note_rule("reset.forced")
         report = FaultReport(NOTIFIER_RESET, "FORCE_RESET by the client", {"ioctl": "FORCE_RESET"})
         if self.port is not None:
-            self.kernel.fault(self.port, report)
+            self.kernel.kill_tsg_for_fault(self.port, report)
         elif self.tsg is not None:
             for channel in self.tsg.channels:
-                channel.die(NOTIFIER_RESET)
+                channel.on_tsg_killed(NOTIFIER_RESET)
 
-    @handler("NVGPU_IOCTL_CHANNEL_WAIT")
-    def wait(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_WAIT")
+    def wait(self, args: StructBytes) -> None:
         """Kernel-side wait for a notifier or semaphore in a dmabuf."""
         if self.unserviceable:
-            raise self.refuse("wait.dead")
+            raise self.refusal("wait.dead")
         semaphore, offset = args["type"] == 1, args["condition.notifier.offset"]
         if args["type"] not in (0, 1):
-            raise self.refuse("wait.type", str(args["type"]))
+            raise self.refusal("wait.type", str(args["type"]))
         if semaphore and offset % 4:
-            raise self.refuse("wait.offset", f"{offset:#x}")
-        found = self.kernel.lookup(args["condition.notifier.dmabuf_fd"])
+            raise self.refusal("wait.offset", f"{offset:#x}")
+        found = self.kernel.object_of_fd(args["condition.notifier.dmabuf_fd"])
         size = 4 if semaphore else NOTIFIER_SIZE
-        if not isinstance(found, DmaBuf) or not found.allocated or offset + size > found.size:
-            raise self.refuse("wait.notifier")
+        if not isinstance(found, DmaBuf) or not found.is_allocated or offset + size > found.size:
+            raise self.refusal("wait.notifier")
         want = args["condition.semaphore.payload"]
 
         def reached() -> bool:
@@ -385,28 +389,28 @@ class ChannelFile(File):
                 return bool(struct.unpack_from("<I", found.buf, offset)[0] == want)
             return bool(struct.unpack_from("<H", found.buf, offset + 14)[0] == 0)
 
-        self._sleep(args["timeout"], reached, "wait.dead" if semaphore else "wait.expired")
+        self._wait_until(args["timeout"], reached, "wait.dead" if semaphore else "wait.expired")
         if not semaphore:
             if not reached():  # the channel died; a semaphore's wait is then a success
-                raise self.refuse("wait.dead")
+                raise self.refusal("wait.dead")
             now = time.time_ns() & (1 << 64) - 1
             struct.pack_into("<QIH", found.buf, offset, now, WAITED, self.id & 0xFFFF)
 
-    def _sleep(self, timeout: int, reached: Callable[[], bool], expired: str) -> None:
+    def _wait_until(self, timeout: int, reached: Callable[[], bool], expired: str) -> None:
         """Wait for `timeout` ms (0: for ever) or for the channel's death; raises KernelError."""
         until = time.monotonic() + timeout / 1000
         while not reached() and not self.unserviceable:
             if timeout and time.monotonic() >= until:
-                raise self.refuse(expired, "timed out")
+                raise self.refusal(expired, "timed out")
             self.kernel.lock.release()
             try:
                 time.sleep(0.001)
             finally:
                 self.kernel.lock.acquire()
 
-    @handler("NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO")
-    def submit_gpfifo(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO")
+    def submit_gpfifo(self, args: StructBytes) -> None:
         """Refused: the channel submits from user mode."""
         if self.unserviceable:
-            raise self.refuse("wait.dead")
-        raise self.refuse("submit.usermode")
+            raise self.refusal("wait.dead")
+        raise self.refusal("submit.usermode")

@@ -26,7 +26,7 @@ from typing import TypeVar
 from ...locks import Lock
 from ...memory import DmaBuf, caller_lines
 from ...options import Options
-from ..abi import abi
+from ..abi import abi_of_profile
 from ..ctxsw import WFI
 from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
@@ -34,13 +34,13 @@ from ..report import Journal
 from ..rules import KernelError
 from .channel import ChannelFile
 from .ctrl import CtrlFile
-from .file import File, Key
+from .file import DeviceFile, Key
 from .ga10b import GpuShape
-from .handles import NvMapState
+from .handles import NvMapHandles
 from .nvmap import NvMapFile
 from .tsg import TsgFile
-from .usermem import CpuMapping, CpuMaps, UserMemory
-from .usermode import Usermode
+from .usermem import CpuMapping, CpuMappings, UserMemory
+from .usermode import UsermodePage
 
 NODES = {
     "/dev/nvgpu/igpu0/ctrl": "ctrl",
@@ -54,7 +54,7 @@ NODES = {
     "/dev/nvmap": "nvmap",
 }
 """Device nodes of the model, both naming schemes; debugger, profiler and scheduler are absent."""
-F = TypeVar("F", bound=File)
+F = TypeVar("F", bound=DeviceFile)
 
 
 class Kernel:
@@ -62,7 +62,7 @@ class Kernel:
 
     def __init__(self, options: Options, journal: Journal | None = None) -> None:
         self.options = options
-        self.abi = abi(options.profile)
+        self.abi = abi_of_profile(options.profile)
         self.journal = journal or Journal()
         self.injector = Injector(options.inject, options.seed)
         self.lock, self.fault_lock = Lock(), Lock()
@@ -76,22 +76,22 @@ class Kernel:
                 self._raised = want
         if self._raised == soft:
             self._base = max(soft // 2, 64)
-        self.user = UserMemory(self.memfd("nvgpusim-scratch"))
-        self.files: dict[Key, File] = {}
+        self.user = UserMemory(self.make_memfd("nvgpusim-scratch"))
+        self.files: dict[Key, DeviceFile] = {}
         self.dmabufs: dict[Key, DmaBuf] = {}
-        self.peers: dict[int, File] = {}
-        self.hangups = self._new_hangups()
+        self.peers: dict[int, DeviceFile] = {}
+        self.hangups = self._make_hangup_epoll()
         self.executor: Executor | None = None
         self.make_executor: Callable[[Kernel], Executor] | None = None
         self.shape = GpuShape(options)
-        self.nvmap = NvMapState(self)
-        self.usermode = Usermode(self)
+        self.nvmap = NvMapHandles(self)
+        self.usermode = UsermodePage(self)
         self.spaces = 0
         self.channel_ids = list(range(512))
         self.tsg_ids = list(range(512))
         self.syncpoints = list(range(64))
         self.ports: dict[int, ChannelPort] = {}
-        self.cpu_maps = CpuMaps()
+        self.cpu_maps = CpuMappings()
         self.scheduler_locked = False
         self.default_modes = (WFI, WFI)
         self.before_kill: Callable[[], None] = lambda: None
@@ -103,7 +103,7 @@ class Kernel:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return self._soft if soft == self._raised else soft
 
-    def high(self, fd: int) -> int:
+    def move_fd_high(self, fd: int) -> int:
         """Move one of the model's own fds out of the client's range."""
         try:
             moved = fcntl(fd, F_DUPFD_CLOEXEC, self._base)
@@ -112,11 +112,11 @@ class Kernel:
         _real_close(fd)
         return moved
 
-    def memfd(self, name: str) -> int:
+    def make_memfd(self, name: str) -> int:
         """A memfd in the model's own range of descriptors."""
-        return self.high(os.memfd_create(name, os.MFD_CLOEXEC))
+        return self.move_fd_high(os.memfd_create(name, os.MFD_CLOEXEC))
 
-    def _new_hangups(self) -> select.epoll:
+    def _make_hangup_epoll(self) -> select.epoll:
         """An epoll of this process alone, on all peers."""
         made = select.epoll()
         moved = fcntl(made.fileno(), F_DUPFD_CLOEXEC, self._base)
@@ -126,7 +126,7 @@ class Kernel:
             hangups.register(peer, _HANGUP)
         return hangups
 
-    def give(self, fd: int) -> int:
+    def dup_for_client(self, fd: int) -> int:
         """The lowest free descriptor of the client's, a copy of `fd`; EMFILE when there is none."""
         try:
             new = os.dup(fd)
@@ -135,19 +135,19 @@ class Kernel:
         if new >= self.descriptor_limit():
             _real_close(new)
             raise KernelError("fd.full")
-        self.journal.rule("fd.cloexec")
+        self.journal.count_rule("fd.cloexec")
         return new
 
-    def install(self, file: File) -> int:
+    def install_file(self, file: DeviceFile) -> int:
         """Give the client an fd for `file`."""
         try:
             theirs, ours = socket.socketpair()
         except OSError as error:
             raise KernelError("fd.full") from error
-        peer = self.high(ours.detach())
-        inner = self.high(theirs.detach())
+        peer = self.move_fd_high(ours.detach())
+        inner = self.move_fd_high(theirs.detach())
         try:
-            fd = self.give(inner)
+            fd = self.dup_for_client(inner)
         except KernelError:
             _real_close(peer)
             raise
@@ -161,7 +161,7 @@ class Kernel:
         self.hangups.register(peer, _HANGUP)
         return fd
 
-    def lookup(self, fd: int) -> File | DmaBuf | None:
+    def object_of_fd(self, fd: int) -> DeviceFile | DmaBuf | None:
         """The model's object behind a descriptor, None for a foreign or closed one."""
         if not 0 <= fd < 1 << 31:
             return None
@@ -174,14 +174,14 @@ class Kernel:
             return self.files.get(key)
         return self.dmabufs.get(key)
 
-    def file(self, fd: int, kind: type[F]) -> F | None:
+    def file_of_fd(self, fd: int, kind: type[F]) -> F | None:
         """The open device of that kind behind `fd`."""
-        found = self.lookup(fd)
+        found = self.object_of_fd(fd)
         return found if isinstance(found, kind) else None
 
-    def dmabuf(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
+    def dmabuf_of_fd(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
         """The dmabuf behind `fd`; raises KernelError with one of the two rules."""
-        found = self.lookup(fd)
+        found = self.object_of_fd(fd)
         if isinstance(found, DmaBuf):
             return found
         try:
@@ -190,13 +190,13 @@ class Kernel:
             raise KernelError(badfd, f"fd {fd}") from None
         raise KernelError(not_dmabuf, f"fd {fd}")
 
-    def read_only(self, fd: int) -> bool:
+    def is_read_only_fd(self, fd: int) -> bool:
         """True if `fd` is open for reading only: the mode of a dmabuf."""
         return fcntl(fd, F_GETFL) & os.O_ACCMODE == os.O_RDONLY
 
     # system calls
 
-    def sweep(self) -> None:
+    def release_closed_files(self) -> None:
         """Release every device whose last fd is gone."""
         with self.lock:
             for peer, _ in self.hangups.poll(0):
@@ -208,16 +208,16 @@ class Kernel:
                 if file.peer is not None:
                     file.peer.close()
                 file.release()
-                self.journal.count("close", file.kind)
+                self.journal.count_call("close", file.kind)
 
     def open(self, path: str) -> int:
         """open() of a node in NODES; raises OSError."""
-        with self.lock, self.raise_os_errors("open", f"open of {path}"):
-            self.sweep()
+        with self.lock, self.kernel_errors_as_os_errors("open", f"open of {path}"):
+            self.release_closed_files()
             self.injector.raise_if_due(f"OPEN_{NODES[path].upper()}")
             match NODES[path]:
                 case "ctrl":
-                    file: File = CtrlFile(self)
+                    file: DeviceFile = CtrlFile(self)
                 case "as":
                     raise KernelError("as.node")
                 case "tsg":
@@ -227,19 +227,22 @@ class Kernel:
                 case _:
                     file = NvMapFile(self)
             try:
-                fd = self.install(file)
+                fd = self.install_file(file)
             except KernelError:
                 file.release()
                 raise
-            self.journal.count("open", file.kind)
+            self.journal.count_call("open", file.kind)
             return fd
 
     def ioctl(self, fd: int, request: int, arg: int) -> int:
         """ioctl() on a device or dmabuf of the model; raises OSError."""
         request &= 0xFFFFFFFF
-        with self.lock, self.raise_os_errors("ioctl", self.abi.name(request), request):
-            self.sweep()
-            found = self.lookup(fd)
+        with (
+            self.lock,
+            self.kernel_errors_as_os_errors("ioctl", self.abi.ioctl_name(request), request),
+        ):
+            self.release_closed_files()
+            found = self.object_of_fd(fd)
             if isinstance(found, DmaBuf):
                 if request not in _DMA_BUF_SYNC:
                     raise KernelError("dmabuf.ioctl")
@@ -247,92 +250,94 @@ class Kernel:
             if found is None:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             known = self.abi.by_number.get(request)
-            self.journal.count("ioctl", self.abi.name(request))
+            self.journal.count_call("ioctl", self.abi.ioctl_name(request))
             if known is not None:
-                self.injector.raise_if_due(known.short)
+                self.injector.raise_if_due(known.short_name)
             return found.ioctl(request, arg)
 
-    def map_fd(self, fd: int, length: int, offset: int) -> tuple[int, File | DmaBuf] | None:
+    def fd_to_map(
+        self, fd: int, length: int, offset: int
+    ) -> tuple[int, DeviceFile | DmaBuf] | None:
         """Descriptor to mmap in place of `fd` (None: not the model's); raises OSError.
 
-        Follow it with :meth:`mapped` once the host kernel has mapped the returned fd.
+        Follow it with :meth:`on_mapped` once the host kernel has mapped the returned fd.
         """
-        with self.lock, self.raise_os_errors("mmap", f"mmap of fd {fd}"):
-            self.sweep()
-            found = self.lookup(fd)
+        with self.lock, self.kernel_errors_as_os_errors("mmap", f"mmap of fd {fd}"):
+            self.release_closed_files()
+            found = self.object_of_fd(fd)
             if found is None:
                 return None
             self.injector.raise_if_due("MMAP")
-            if isinstance(found, File):
-                return found.mmap(length, offset), found
+            if isinstance(found, DeviceFile):
+                return found.fd_for_mmap(length, offset), found
             if offset + length > found.size:
                 raise KernelError("dmabuf.mmap-range", f"{offset + length:#x} > {found.size:#x}")
             if found.vpr:
                 raise KernelError("dmabuf.vpr")
-            if not found.allocated:
-                self.journal.rule("dmabuf.sigbus")
+            if not found.is_allocated:
+                self.journal.count_rule("dmabuf.sigbus")
             return fd, found
 
-    def mapped(self, address: int, length: int, what: File | DmaBuf) -> None:
+    def on_mapped(self, address: int, length: int, what: DeviceFile | DmaBuf) -> None:
         """The host kernel has mapped [address, address + length)."""
         with self.lock:
             end = address + -(-length // 4096) * 4096
-            for old in self.unmapped(address, end - address):
+            for old in self.on_unmapped(address, end - address):
                 if isinstance(old, DmaBuf) and old is not what:
-                    self.journal.note(
+                    self.journal.add_note(
                         f"mmap at {address:#x} replaced the CPU mapping of {old!r}: "
                         f"{caller_lines()}"
                     )
             if isinstance(what, DmaBuf):
-                what.get("cpu")
-            self.cpu_maps.add(CpuMapping(address, end, what))
-            self.journal.rule("fd.fork")
-            self.journal.count("mmap", what.kind if isinstance(what, File) else "dmabuf")
+                what.add_reference("cpu")
+            self.cpu_maps.add_mapping(CpuMapping(address, end, what))
+            self.journal.count_rule("fd.fork")
+            self.journal.count_call("mmap", what.kind if isinstance(what, DeviceFile) else "dmabuf")
 
-    def unmapped(self, address: int, length: int) -> list[File | DmaBuf]:
+    def on_unmapped(self, address: int, length: int) -> list[DeviceFile | DmaBuf]:
         """[address, address + length) is unmapped or replaced; returns what was there."""
         with self.lock:
             end = address + -(-length // 4096) * 4096
-            self.nvmap.unpin(address, end)
-            gone, left = self.cpu_maps.cut(address, end)
+            self.nvmap.unpin_range(address, end)
+            gone, left = self.cpu_maps.empty_range(address, end)
             for entry in left:
                 if isinstance(entry.what, DmaBuf):
-                    entry.what.get("cpu")
+                    entry.what.add_reference("cpu")
             for entry in gone:
                 if isinstance(entry.what, DmaBuf):
-                    entry.what.put("cpu")
+                    entry.what.drop_reference("cpu")
                 else:
-                    self.usermode.unmapped(entry.what)
+                    self.usermode.on_page_unmapped(entry.what)
             return [entry.what for entry in gone]
 
     def msync(self, address: int) -> None:
         """msync() at `address`; raises OSError for a dmabuf's mapping."""
-        with self.lock, self.raise_os_errors("msync", f"msync of {address:#x}"):
-            if self.cpu_maps.at(address) is not None:
+        with self.lock, self.kernel_errors_as_os_errors("msync", f"msync of {address:#x}"):
+            if self.cpu_maps.mapping_at(address) is not None:
                 raise KernelError("dmabuf.msync")
 
-    def raise_os_errors(
+    def kernel_errors_as_os_errors(
         self, call: str, what: str, request: int = 0
     ) -> contextlib.AbstractContextManager[None]:
         """Turn KernelError into OSError, and count both."""
-        return _Errors(self, call, what, request)
+        return _ErrorTranslation(self, call, what, request)
 
     # execution side
 
-    def gpu(self) -> Executor | None:
+    def ensure_executor(self) -> Executor | None:
         """The execution side, made at first use."""
         if self.executor is None and self.make_executor is not None:
             self.executor = self.make_executor(self)
         return self.executor
 
-    def fault(self, port: ChannelPort, report: FaultReport) -> None:
+    def kill_tsg_for_fault(self, port: ChannelPort, report: FaultReport) -> None:
         """A fatal error: kill the TSG, write the notifiers, keep the SM records. Any thread."""
         with self.fault_lock:
             if not port.alive:
                 return
             # First the report: a client that reads its notifier asks at once what happened.
-            self.journal.rule("kill.tsg")
-            self.journal.fault(report, port)
+            self.journal.count_rule("kill.tsg")
+            self.journal.add_fault(report, port)
             victims = [  # list(): the client's threads open and close meanwhile
                 f
                 for f in list(self.files.values())
@@ -341,7 +346,7 @@ class Kernel:
             for channel in victims:
                 if channel.tsg is not None:
                     channel.tsg.sm_errors.update(report.sm)
-                channel.die(report.code)
+                channel.on_tsg_killed(report.code)
             port.alive = False
             for other in list(self.ports.values()):
                 if other.tsg_id == port.tsg_id:
@@ -352,7 +357,7 @@ class Kernel:
         self.before_kill()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def forked(self) -> None:
+    def on_fork_child(self) -> None:
         """In a forked child: the model is a copy, the GPU and its channels are the parent's.
 
         Buffers are shared with the parent. What both would write, or listen to, is made anew.
@@ -362,27 +367,27 @@ class Kernel:
             for file in self.files.values():
                 if isinstance(file, ChannelFile):
                     file.gone, file.port = True, None
-            self.cpu_maps = CpuMaps()
+            self.cpu_maps = CpuMappings()
             for buf in list(self.dmabufs.values()):
-                buf.forked()
+                buf.on_fork_child()
             self.hangups.close()
-            self.hangups = self._new_hangups()
+            self.hangups = self._make_hangup_epoll()
             _real_close(self.user.fd)
-            self.user = UserMemory(self.memfd("nvgpusim-scratch"))
-            self.usermode.forked()
+            self.user = UserMemory(self.make_memfd("nvgpusim-scratch"))
+            self.usermode.on_fork_child()
             in_use = self.journal.in_use
-            self.journal.forked()
-            self.journal.add_memory(in_use)
+            self.journal.on_fork_child()
+            self.journal.change_memory(in_use)
 
-    def shutdown(self) -> None:
+    def stop_threads(self) -> None:
         """Stop the threads."""
-        self.usermode.stop()
+        self.usermode.stop_watching()
         if self.executor is not None:
-            self.executor.shutdown()
+            self.executor.stop_threads()
 
     def close(self) -> None:
         """Stop, and give back the model's own descriptors and the limit as it was."""
-        self.shutdown()
+        self.stop_threads()
         with self.lock:
             for peer, file in self.peers.items():
                 self.hangups.unregister(peer)
@@ -397,21 +402,21 @@ class Kernel:
             if soft == self._raised != self._soft:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
 
-    def ptimer(self) -> int:
+    def ptimer_ns(self) -> int:
         """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""
         return time.monotonic_ns()
 
-    def leaks(self) -> list[str]:
+    def leak_lines(self) -> list[str]:
         """List all that is open, mapped or allocated, one line each. Call it with the lock held."""
         found: list[str] = []
-        for kind, n in sorted(count_kinds(self.files).items()):
+        for kind, n in sorted(count_files_by_kind(self.files).items()):
             lines = sorted({f.line for f in self.files.values() if f.kind == kind})
             found.append(f"{n} {kind} fd{'s' * (n > 1)} open, opened at {lines[0]}")
         handles = list(self.nvmap.handles.values())
         if handles:
-            total = sum(h.buf.size for h in handles if h.buf.allocated)
+            total = sum(h.buf.size for h in handles if h.buf.is_allocated)
             found.append(f"{len(handles)} nvmap handles ({total:#x} bytes): {handles[0].line}")
-        held = self.nvmap.client_fds()
+        held = self.nvmap.client_fds_by_buffer()
         if held:
             found.append(f"{len(held)} buffers with open dmabuf fds: {next(iter(held))!r}")
         vms = [getattr(f, "vm", None) for f in self.files.values()]
@@ -440,7 +445,7 @@ class Kernel:
                 assert buf.refs["cpu"] == shown[buf], f"{buf!r}: {shown[buf]} CPU mappings"
 
 
-class _Errors:
+class _ErrorTranslation:
     def __init__(self, kernel: Kernel, call: str, what: str, request: int) -> None:
         self.kernel, self.call, self.what, self.request = kernel, call, what, request
 
@@ -451,8 +456,8 @@ class _Errors:
         if not isinstance(error, KernelError):
             return
         journal = self.kernel.journal
-        journal.rule(error.rule)
-        journal.refused(self.call, self.what, error, caller_lines())
+        journal.count_rule(error.rule)
+        journal.add_refusal(self.call, self.what, error, caller_lines())
         raise OSError(error.errno, os.strerror(error.errno)) from error
 
 
@@ -461,6 +466,6 @@ _DMA_BUF_SYNC = {0x40086200}
 """DMA_BUF_IOCTL_SYNC of linux/dma-buf.h."""
 
 
-def count_kinds(files: dict[Key, File]) -> Counter[str]:
+def count_files_by_kind(files: dict[Key, DeviceFile]) -> Counter[str]:
     """Number of open devices of each kind."""
     return Counter(f.kind for f in files.values())

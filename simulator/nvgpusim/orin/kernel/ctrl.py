@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ... import l2
 from .. import ctxsw
-from ..abi import Record
+from ..abi import StructBytes
 from .address_space import AsFile
 from .channel import ChannelFile
-from .file import File, handler
+from .file import DeviceFile, ioctl_handler
 from .ga10b import JETPACK7, MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
 from .tsg import TsgFile
 from .usermode import SIZE as USERMODE_SIZE
@@ -50,7 +50,7 @@ _FLAGS = [
 ]
 
 
-class CtrlFile(File):
+class CtrlFile(DeviceFile):
     """An open ctrl node."""
 
     kind, letter = "ctrl", "G"
@@ -68,28 +68,28 @@ class CtrlFile(File):
         super().__init__(kernel)
         self.instance_id = kernel.spaces + id(self) % 4096
 
-    def mmap(self, length: int, offset: int) -> int:
+    def fd_for_mmap(self, length: int, offset: int) -> int:
         """The doorbell page."""
         usermode = self.kernel.usermode
         if id(self) in usermode.mapped_by:
-            raise self.refuse("doorbell.busy")
+            raise self.refusal("doorbell.busy")
         if length > USERMODE_SIZE:
-            raise self.refuse("doorbell.length", f"{length:#x}")
+            raise self.refusal("doorbell.length", f"{length:#x}")
         if offset:
-            raise self.refuse("doorbell.offset", f"{offset:#x}")
+            raise self.refusal("doorbell.offset", f"{offset:#x}")
         usermode.mapped_by.add(id(self))
-        usermode.start()
+        usermode.start_watching()
         return usermode.fd
 
-    def _buffer(self, address: int, room: int, data: bytes) -> int:
+    def _copy_out(self, address: int, room: int, data: bytes) -> int:
         """Copy to a second user buffer: the count of bytes not copied is the ioctl's result."""
-        return self.kernel.user.write(address, data[:room]) if room else 0
+        return self.kernel.user.copy_to_user(address, data[:room]) if room else 0
 
-    @handler("NVGPU_GPU_IOCTL_GET_CHARACTERISTICS")
-    def characteristics(self, args: Record) -> int:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_CHARACTERISTICS")
+    def characteristics(self, args: StructBytes) -> int:
         """Fill what fits, say how large the whole is."""
         tables, shape = self.kernel.abi, self.kernel.shape
-        out = tables.record("nvgpu_gpu_characteristics")
+        out = tables.make_struct("nvgpu_gpu_characteristics")
         last, constants = tables.last, tables.constants
         flags = sum(constants[f"NVGPU_GPU_FLAGS_{name}"] for name in _FLAGS)
         if tables.profile == "r35":
@@ -148,88 +148,90 @@ class CtrlFile(File):
         chip = out.struct.fields["chipname"]
         out.raw[chip.offset : chip.offset + 5] = b"ga10b"
         room = args["gpu_characteristics_buf_size"]
-        residue = self._buffer(args["gpu_characteristics_buf_addr"], room, bytes(out.raw))
+        residue = self._copy_out(args["gpu_characteristics_buf_addr"], room, bytes(out.raw))
         args["gpu_characteristics_buf_size"] = out.struct.size
-        self.follow("chars.size")
+        self.note_rule("chars.size")
         return residue
 
-    @handler("NVGPU_GPU_IOCTL_ALLOC_AS")
-    def alloc_as(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_ALLOC_AS")
+    def alloc_as(self, args: StructBytes) -> None:
         """A new address space."""
-        args["as_fd"] = self._give(AsFile(self.kernel, args))
+        args["as_fd"] = self._install_or_release(AsFile(self.kernel, args))
 
-    @handler("NVGPU_GPU_IOCTL_OPEN_TSG")
-    def open_tsg(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_OPEN_TSG")
+    def open_tsg(self, args: StructBytes) -> None:
         """A new TSG; shared ones need a token that GET_SHARE_TOKEN would give."""
         if "flags" in args:
             share, rest = args["flags"] & 1, any(args.raw[8:])
             if share or rest:
-                raise self.refuse("tsg.share", "no such token" if share else "")
-        args["tsg_fd"] = self._give(TsgFile(self.kernel))
+                raise self.refusal("tsg.share", "no such token" if share else "")
+        args["tsg_fd"] = self._install_or_release(TsgFile(self.kernel))
 
-    @handler("NVGPU_GPU_IOCTL_OPEN_CHANNEL")
-    def open_channel(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_OPEN_CHANNEL")
+    def open_channel(self, args: StructBytes) -> None:
         """A new channel: runlist id in, fd out."""
-        args["out.channel_fd"] = self._give(ChannelFile(self.kernel, args["in.runlist_id"]))
+        args["out.channel_fd"] = self._install_or_release(
+            ChannelFile(self.kernel, args["in.runlist_id"])
+        )
 
-    def _give(self, file: File) -> int:
+    def _install_or_release(self, file: DeviceFile) -> int:
         try:
-            return self.kernel.install(file)
+            return self.kernel.install_file(file)
         except Exception:
             file.release()
             raise
 
-    @handler("NVGPU_GPU_IOCTL_FLUSH_L2")
-    def flush_l2(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_FLUSH_L2")
+    def flush_l2(self, args: StructBytes) -> None:
         """Write dirty lines of the L2 back and drop its lines; fb_flush alone does neither."""
         if args["l2_invalidate"] and not args["l2_flush"]:
-            raise self.refuse("flush.invalidate")
+            raise self.refusal("flush.invalidate")
         if not args["l2_flush"] and not args["fb_flush"]:
-            raise self.refuse("flush.none")
+            raise self.refusal("flush.none")
         if args["l2_flush"]:
-            l2.board().flush(bool(args["l2_invalidate"]))
+            l2.board_l2().flush(bool(args["l2_invalidate"]))
 
-    @handler("NVGPU_GPU_IOCTL_GET_TPC_MASKS")
-    def tpc_masks(self, args: Record) -> int:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_TPC_MASKS")
+    def tpc_masks(self, args: StructBytes) -> int:
         """One u32 mask per GPC of the maximum."""
         data = struct.pack("<2I", *self.kernel.shape.tpc_masks)
-        residue = self._buffer(args["mask_buf_addr"], args["mask_buf_size"], data)
+        residue = self._copy_out(args["mask_buf_addr"], args["mask_buf_size"], data)
         args["mask_buf_size"] = len(data)
         return residue
 
-    @handler("NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS")
-    def fbp_masks(self, args: Record) -> int:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS")
+    def fbp_l2_masks(self, args: StructBytes) -> int:
         """One FBP with two L2 slices."""
         data = struct.pack("<I", 3)
-        residue = self._buffer(args["mask_buf_addr"], args["mask_buf_size"], data)
+        residue = self._copy_out(args["mask_buf_addr"], args["mask_buf_size"], data)
         args["mask_buf_size"] = len(data)
         return residue
 
-    @handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP")
-    def gpc_physical(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP")
+    def gpc_physical_map(self, args: StructBytes) -> None:
         """Local to physical GPC numbers: equal."""
-        self._gpc_map(args, "physical_gpc_buf_addr")
+        self._write_gpc_map(args, "physical_gpc_buf_addr")
 
-    @handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP")
-    def gpc_logical(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP")
+    def gpc_logical_map(self, args: StructBytes) -> None:
         """Local to logical GPC numbers: equal."""
-        self._gpc_map(args, "logical_gpc_buf_addr")
+        self._write_gpc_map(args, "logical_gpc_buf_addr")
 
-    def _gpc_map(self, args: Record, address: str) -> None:
+    def _write_gpc_map(self, args: StructBytes, address: str) -> None:
         count = self.kernel.shape.gpc_mask.bit_count()
         data = struct.pack(f"<{count}I", *range(count))
         if args["map_buf_size"] != len(data):
-            raise self.refuse("gpc.size", f"{args['map_buf_size']} for {count} GPCs")
-        if self.kernel.user.write(args[address], data):
-            raise self.refuse("gpc.fault", f"{args[address]:#x}")
+            raise self.refusal("gpc.size", f"{args['map_buf_size']} for {count} GPCs")
+        if self.kernel.user.copy_to_user(args[address], data):
+            raise self.refusal("gpc.fault", f"{args[address]:#x}")
 
-    @handler("NVGPU_GPU_IOCTL_NUM_VSMS")
-    def num_vsms(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_NUM_VSMS")
+    def num_vsms(self, args: StructBytes) -> None:
         """Enabled SMs."""
         args["num_vsms"] = self.kernel.shape.sms
 
-    @handler("NVGPU_GPU_IOCTL_VSMS_MAPPING")
-    def vsms_mapping(self, args: Record) -> int:
+    @ioctl_handler("NVGPU_GPU_IOCTL_VSMS_MAPPING")
+    def vsms_mapping(self, args: StructBytes) -> int:
         """GPC and TPC of each SM."""
         size = self.kernel.abi.structs["nvgpu_gpu_vsms_mapping_entry"].size
         data = b""
@@ -239,31 +241,31 @@ class CtrlFile(File):
                     tpc_all = 4 * gpc + tpc
                     entry = bytes((gpc, tpc) if size == 2 else (gpc, gpc, tpc, tpc_all, sm, tpc))
                     data += entry.ljust(size, b"\0")
-        return self._buffer(args["vsms_map_buf_addr"], len(data), data)
+        return self._copy_out(args["vsms_map_buf_addr"], len(data), data)
 
-    @handler("NVGPU_GPU_IOCTL_GET_ENGINE_INFO")
-    def engine_info(self, args: Record) -> int:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_ENGINE_INFO")
+    def engine_info(self, args: StructBytes) -> int:
         """Items of 16 bytes; the size returned counts all of them."""
         data = b"".join(struct.pack("<IIiI", *engine, 0) for engine in ENGINES)
         room = args["engine_info_buf_size"] // 16 * 16
-        residue = self._buffer(args["engine_info_buf_addr"], room, data)
+        residue = self._copy_out(args["engine_info_buf_addr"], room, data)
         args["engine_info_buf_size"] = len(data)
-        self.follow("engine.size")
+        self.note_rule("engine.size")
         return residue
 
-    @handler("NVGPU_GPU_IOCTL_GET_GPU_TIME")
-    def gpu_time(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_GPU_TIME")
+    def gpu_time(self, args: StructBytes) -> None:
         """PTIMER in nanoseconds."""
-        args["gpu_timestamp"] = self.kernel.ptimer()
+        args["gpu_timestamp"] = self.kernel.ptimer_ns()
 
-    @handler("NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO")
-    def correlation(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO")
+    def cpu_time_correlation(self, args: StructBytes) -> None:
         """Pairs of CPU and GPU time."""
         count, source = args["count"], args["source_id"]
         if count > 16:
-            raise self.refuse("time.count", str(count))
+            raise self.refusal("time.count", str(count))
         if source not in ((1,) if self.kernel.abi.profile == "r35" else (1, 2)):
-            raise self.refuse("time.source", str(source))
+            raise self.refusal("time.source", str(source))
         for i in range(count):
             cpu = time.monotonic_ns() if source == 1 else time.time_ns()
-            struct.pack_into("<QQ", args.raw, 16 * i, cpu, self.kernel.ptimer())
+            struct.pack_into("<QQ", args.raw, 16 * i, cpu, self.kernel.ptimer_ns())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from ...memory import caller_lines
-from ..abi import Ioctl, Record, ioc_dir, ioc_nr, ioc_size, ioc_type
+from ..abi import Ioctl, StructBytes, ioc_dir, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ Key = tuple[int, int]
 """Device and inode number: what an fd is found by."""
 
 
-def handler(name: str) -> Callable[[Handler], Handler]:
-    """Mark a method of a :class:`File` as the handler of the ioctl with header name `name`."""
+def ioctl_handler(name: str) -> Callable[[Handler], Handler]:
+    """Mark a method as the handler of the ioctl with header name `name`."""
 
     def mark(function: Handler) -> Handler:
         function.ioctl_name = name  # type: ignore[attr-defined]
@@ -28,10 +28,10 @@ def handler(name: str) -> Callable[[Handler], Handler]:
     return mark
 
 
-class File:
+class DeviceFile:
     """An open device. Subclasses hold the state and mark their ioctl handlers.
 
-    A handler gets a :class:`Record` of its struct, changes it, and returns None or a positive
+    A handler gets a :class:`StructBytes` of its struct, changes it, and returns None or a positive
     residue; a refusal is a KernelError.
     """
 
@@ -55,75 +55,75 @@ class File:
         self.key: Key = (0, 0)
         self.peer: socket.socket | None = None
 
-    def refuse(self, rule: str, detail: str = "", errno: int | None = None) -> KernelError:
+    def refusal(self, rule: str, detail: str = "", errno: int | None = None) -> KernelError:
         """The error to raise for breaking `rule`."""
         return KernelError(rule, detail, errno)
 
-    def follow(self, rule: str) -> None:
+    def note_rule(self, rule: str) -> None:
         """Note that a rule without errno was exercised."""
-        self.kernel.journal.rule(rule)
+        self.kernel.journal.count_rule(rule)
 
     def check_invariants(self) -> None:
         """The file's invariants; raises AssertionError. A file without any has none to check."""
 
-    def mmap(self, length: int, offset: int) -> int:
+    def fd_for_mmap(self, length: int, offset: int) -> int:
         """The fd to map in place of this one; raises KernelError."""
-        raise self.refuse("fd.mmap")
+        raise self.refusal("fd.mmap")
 
     def ioctl(self, request: int, arg: int) -> int:
         """Dispatch as nvgpu does: letter, number, size, copy in, handler, copy out."""
         tables, letter = self.kernel.abi, ioc_type(request)
         if letter != self.letter:
-            raise self.refuse("dispatch.type", f"letter {letter!r} on a {self.kind} fd")
+            raise self.refusal("dispatch.type", f"letter {letter!r} on a {self.kind} fd")
         if not 0 < ioc_nr(request) <= tables.last[letter]:
             if letter == "T" and ioc_nr(request) == 18:
-                raise self.refuse("profile.subctx")
-            raise self.refuse("dispatch.nr")
+                raise self.refusal("profile.subctx")
+            raise self.refusal("dispatch.nr")
         size = ioc_size(request)
         if size > tables.max_size[letter]:
-            raise self.refuse("dispatch.size")
+            raise self.refusal("dispatch.size")
         raw = bytearray(size)
         if ioc_dir(request) & 1:
-            data = self.kernel.user.read(arg, size)
+            data = self.kernel.user.copy_from_user(arg, size)
             if len(data) < size:
-                raise self.refuse("dispatch.fault")
+                raise self.refusal("dispatch.fault")
             raw[:] = data
         known = tables.by_number.get(request)
         if known is None:
-            same = [i for i in tables.ioctls.values() if _same(i.number, request)]
+            same = [i for i in tables.ioctls.values() if _same_letter_and_number(i.number, request)]
             tsg = any(i.name == "NVGPU_GPU_IOCTL_OPEN_TSG" for i in same)
             rule = "profile.open-tsg" if tsg else "dispatch.unknown"
-            raise self.refuse(rule, f"the kernel's is {same[0].number:#x}" if same else "")
-        self.before(known.name)
+            raise self.refusal(rule, f"the kernel's is {same[0].number:#x}" if same else "")
+        self.check_before_ioctl(known.name)
         if known.name == "NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES":
-            raise self.refuse("profile.read-all-sm")
-        record = Record(tables.structs[known.arg], raw) if known.arg else raw
-        residue = self._answer(known, record)
+            raise self.refusal("profile.read-all-sm")
+        record = StructBytes(tables.structs[known.arg], raw) if known.arg else raw
+        residue = self._call_handler(known, record)
         if residue:
-            self.follow("dispatch.residue")
+            self.note_rule("dispatch.residue")
             return int(residue)
-        if ioc_dir(request) & 2 and self.kernel.user.write(arg, bytes(raw)):
-            raise self.refuse("dispatch.fault")
+        if ioc_dir(request) & 2 and self.kernel.user.copy_to_user(arg, bytes(raw)):
+            raise self.refusal("dispatch.fault")
         return 0
 
-    def _answer(self, known: Ioctl, record: Record | bytearray) -> int | None:
+    def _call_handler(self, known: Ioctl, record: StructBytes | bytearray) -> int | None:
         """The handler's answer, or the table's."""
         if known.name in self.handlers:
             answer: int | None = getattr(self, self.handlers[known.name])(record)
             return answer
         if known.name not in self.answers:
-            raise self.refuse("dispatch.not-modelled", known.short)
-        assert isinstance(record, Record)
+            raise self.refusal("dispatch.not-modelled", known.short_name)
+        assert isinstance(record, StructBytes)
         for member, value in self.answers[known.name].items():
             record[member] = value
         return None
 
-    def before(self, name: str) -> None:
+    def check_before_ioctl(self, name: str) -> None:
         """Checked before every handler (a channel that is gone)."""
 
     def release(self) -> None:
         """The last fd is gone."""
 
 
-def _same(number: int, request: int) -> bool:
+def _same_letter_and_number(number: int, request: int) -> bool:
     return number & 0xFFFF == request & 0xFFFF

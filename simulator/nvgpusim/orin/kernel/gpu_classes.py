@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..ctxsw import CILP, WFI, Context
+from ..ctxsw import CILP, WFI, TsgContext
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ FLAG_GFXP, FLAG_CILP = 1 << 1, 1 << 2
 """NVGPU_ALLOC_OBJ_FLAGS_*."""
 
 
-def known(number: int, profile: str) -> bool:
+def is_known_class(number: int, profile: str) -> bool:
     """True if the driver of a release takes the class."""
     return number in CLASSES and not (profile == "r35" and number == NVENC)
 
@@ -46,17 +46,17 @@ def check_runqueues(channel: ChannelFile, tsg: Tsg) -> None:
     number, veid, queue = channel.obj_class, channel.veid, channel.runqueue
     if number in GRAPHICS and (queue or veid):
         raise KernelError("obj.graphics-async", f"{number:#x} on VEID {veid}, run queue {queue}")
-    beside = tsg.active(GRAPHICS, veid0=True, runqueue0=True)
+    beside = tsg.has_channel_of_class(GRAPHICS, veid0=True, runqueue0=True)
     if number in COMPUTE and beside and (veid == 0) == bool(queue):
         raise KernelError("obj.compute-queue", f"{number:#x} on VEID {veid}, run queue {queue}")
     if number in GRAPHICS and (
-        tsg.active(COMPUTE, veid0=True, runqueue0=False)
-        or tsg.active(COMPUTE, veid0=False, runqueue0=True)
+        tsg.has_channel_of_class(COMPUTE, veid0=True, runqueue0=False)
+        or tsg.has_channel_of_class(COMPUTE, veid0=False, runqueue0=True)
     ):
         raise KernelError("obj.compute-queue", f"{number:#x} beside asynchronous compute")
 
 
-class GrContext(Context):
+class GrContext(TsgContext):
     """The graphics context of a TSG: its preemption modes, and the spaces it is mapped in."""
 
     def __init__(self, tsg: Tsg) -> None:
@@ -66,37 +66,37 @@ class GrContext(Context):
         self.made = False
         self.mapped: set[object] = set()
 
-    def allocate(self, channel: ChannelFile, flags: int) -> None:
+    def allocate_object(self, channel: ChannelFile, flags: int) -> None:
         """ALLOC_OBJ_CTX: the first class of the TSG makes the context; raises KernelError."""
         if channel.vm is not None:
             self.mapped.add(channel.vm)
         first, self.made = not self.made, True
-        if channel.obj_class not in COMPUTE | GRAPHICS or (self.tsg.r35 and not first):
+        if channel.obj_class not in COMPUTE | GRAPHICS or (self.tsg.is_r35 and not first):
             return
         defaults = self.tsg.kernel.default_modes if first else (0, 0)
         graphics = GFXP if flags & FLAG_GFXP else defaults[0]
         compute = CILP if flags & FLAG_CILP else defaults[1]
         try:
-            self._change(channel, graphics, compute)
+            self._change_modes(channel, graphics, compute)
         except KernelError:
-            self.made = not first or self.tsg.r35
+            self.made = not first or self.tsg.is_r35
             raise
 
-    def set_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
+    def set_preemption_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
         """SET_PREEMPTION_MODE; raises KernelError."""
-        changed = self._change(channel, graphics, compute)
-        if changed and not self.tsg.r35 and channel.vm not in self.mapped:
+        changed = self._change_modes(channel, graphics, compute)
+        if changed and not self.tsg.is_r35 and channel.vm not in self.mapped:
             raise KernelError("preempt.no-context")
 
-    def _change(self, channel: ChannelFile, graphics: int, compute: int) -> bool:
+    def _change_modes(self, channel: ChannelFile, graphics: int, compute: int) -> bool:
         """Set what is not set already; whether anything was left to do."""
         graphics = 0 if graphics == self.graphics else graphics
         compute = 0 if compute == self.compute else compute
         if graphics or compute:
-            self._set(channel, graphics, compute)
+            self._set_checked_modes(channel, graphics, compute)
         return bool(graphics or compute)
 
-    def _set(self, channel: ChannelFile, graphics: int, compute: int) -> None:
+    def _set_checked_modes(self, channel: ChannelFile, graphics: int, compute: int) -> None:
         named = f"{graphics} and {compute}"
         if (graphics and not graphics & GRAPHICS_MODES) or (
             compute and not compute & COMPUTE_MODES
@@ -106,7 +106,7 @@ class GrContext(Context):
             raise KernelError("preempt.lower", f"{named} after {self.graphics} and {self.compute}")
         if graphics == GFXP and compute == CILP:
             raise KernelError("preempt.pair", named)
-        if not self.tsg.r35 and (
+        if not self.tsg.is_r35 and (
             channel.obj_class in GRAPHICS or (channel.obj_class in COMPUTE and compute == CILP)
         ):
             self._check_cilp(channel)
@@ -119,8 +119,8 @@ class GrContext(Context):
     def _check_cilp(self, channel: ChannelFile) -> None:
         """Compute beside graphics does not go with CILP [nvgpu_tsg_validate_cilp_config]."""
         tsg = self.tsg
-        beside = tsg.active(COMPUTE, veid0=False, runqueue0=False)
-        graphics = tsg.active(GRAPHICS, veid0=True, runqueue0=True)
+        beside = tsg.has_channel_of_class(COMPUTE, veid0=False, runqueue0=False)
+        graphics = tsg.has_channel_of_class(GRAPHICS, veid0=True, runqueue0=True)
         if channel.obj_class in COMPUTE and graphics and (channel.veid or beside):
             raise KernelError("preempt.cilp", "compute beside graphics")
         if self.compute == CILP and beside and channel.obj_class in GRAPHICS:

@@ -36,7 +36,7 @@ class Handle:
     line: str = field(default_factory=caller_lines)
 
 
-class NvMapState:
+class NvMapHandles:
     """The handles of the whole board."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -48,18 +48,18 @@ class NvMapState:
         self._pins: list[tuple[int, int, DmaBuf]] = []
         self._longest = 0
 
-    def create(self, size: int) -> Handle:
+    def create_handle(self, size: int) -> Handle:
         """A new handle without pages."""
-        number = self._number()
+        number = self._next_id()
         buf = DmaBuf(
             size,
             f"handle {number:#x}",
             line=caller_lines(),
             poison=self.kernel.options.poison,
-            on_free=self._freed,
+            on_free=self._on_buffer_freed,
         )
         try:
-            fd = self.kernel.memfd(f"nvmap-{number:#x}")
+            fd = self.kernel.make_memfd(f"nvmap-{number:#x}")
         except OSError as error:
             raise KernelError("alloc.ram", "the host is out of descriptors") from error
         handle = Handle(number, buf, fd)
@@ -68,10 +68,10 @@ class NvMapState:
         buf.key = status.st_dev, status.st_ino
         self.kernel.dmabufs[buf.key] = buf
         if number > FIRST_HANDLE:
-            self.kernel.journal.rule("create.high")
+            self.kernel.journal.count_rule("create.high")
         return handle
 
-    def _number(self) -> int:
+    def _next_id(self) -> int:
         number = self._cursor
         self._cursor = number + 1 if number < 0xFFFFFFFF else 1
         return number
@@ -81,62 +81,64 @@ class NvMapState:
         handle = (self.by_buf_ro if read_only else self.by_buf).get(id(buf))
         if handle is None:
             twin = self.by_buf[id(buf)]
-            handle = Handle(self._number(), buf, -1, twin.align, twin.heap, twin.flags)
+            handle = Handle(self._next_id(), buf, -1, twin.align, twin.heap, twin.flags)
             handle.read_only = True
             self.by_buf_ro[id(buf)] = handle
         if not handle.users:
             mode = os.O_RDONLY if read_only else os.O_RDWR
-            handle.fd = self.kernel.high(os.open(f"/proc/self/fd/{fd}", mode | os.O_CLOEXEC))
+            handle.fd = self.kernel.move_fd_high(
+                os.open(f"/proc/self/fd/{fd}", mode | os.O_CLOEXEC)
+            )
             self.handles[handle.id] = handle
-            buf.get("handle")
+            buf.add_reference("handle")
         return handle
 
-    def free_bytes(self) -> int:
+    def free_ram_bytes(self) -> int:
         """RAM that is not in buffers."""
-        return self.kernel.options.ram - self.kernel.journal.in_use
+        return self.kernel.options.ram_bytes - self.kernel.journal.in_use
 
-    def drop(self, handle: Handle) -> None:
+    def on_last_user_gone(self, handle: Handle) -> None:
         """The last client gave the handle up."""
         self.handles.pop(handle.id, None)
         if handle.fd >= 0:
             real_close(handle.fd)
             handle.fd = -1
-        handle.buf.put("handle")
+        handle.buf.drop_reference("handle")
 
-    def pin(self, buf: DmaBuf, address: int) -> None:
+    def pin_client_pages(self, buf: DmaBuf, address: int) -> None:
         """Let `buf` be the client's pages at `address`."""
-        buf.pin(address)
+        buf.pin_client_pages(address)
         insort(self._pins, (address, id(buf), buf))
         self._longest = max(self._longest, buf.size)
 
-    def unpin(self, address: int, end: int) -> None:
+    def unpin_range(self, address: int, end: int) -> None:
         """The client's pages [address, end) go: buffers made of them keep their content."""
         first = bisect_left(self._pins, (address - self._longest,))
         last = bisect_left(self._pins, (end,))
         for pin in self._pins[first:last]:
             start, _, buf = pin
             if address < start + buf.size:
-                buf.unpin()
+                buf.copy_pinned_pages()
                 self._pins.remove(pin)
 
-    def closed(self, buf: DmaBuf) -> None:
+    def on_fd_closed(self, buf: DmaBuf) -> None:
         """An fd of `buf` was closed: drop the fd reference when it was the last."""
-        if buf.refs["fd"] and buf not in self.client_fds():
-            buf.put("fd")
+        if buf.refs["fd"] and buf not in self.client_fds_by_buffer():
+            buf.drop_reference("fd")
 
-    def client_fds(self) -> dict[DmaBuf, list[int]]:
+    def client_fds_by_buffer(self) -> dict[DmaBuf, list[int]]:
         """Buffers with descriptors of the client's."""
         own = {handle.fd for handle in self.handles.values()}
         found: dict[DmaBuf, list[int]] = {}
         for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in own and isinstance(buf := self.kernel.lookup(fd), DmaBuf):
+            if fd not in own and isinstance(buf := self.kernel.object_of_fd(fd), DmaBuf):
                 found.setdefault(buf, []).append(fd)
         return found
 
-    def _freed(self, buf: DmaBuf) -> None:
-        if buf.allocated and not buf.foreign:
-            self.kernel.journal.add_memory(-buf.size)
-        self.kernel.journal.rule("dmabuf.lifetime")
+    def _on_buffer_freed(self, buf: DmaBuf) -> None:
+        if buf.is_allocated and not buf.foreign:
+            self.kernel.journal.change_memory(-buf.size)
+        self.kernel.journal.count_rule("dmabuf.lifetime")
         self.by_buf.pop(id(buf), None)
         self.by_buf_ro.pop(id(buf), None)
         if buf.pinned is not None:
@@ -153,6 +155,6 @@ class NvMapState:
             assert not handle.buf.freed
         for buf in set(self.kernel.dmabufs.values()):
             assert buf.refs and not buf.freed, f"{buf!r} lives without a holder"
-            if buf.allocated and not buf.foreign:
+            if buf.is_allocated and not buf.foreign:
                 total += buf.size
         assert total == self.kernel.journal.in_use, f"{total} != {self.kernel.journal.in_use}"

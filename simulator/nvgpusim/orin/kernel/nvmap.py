@@ -9,10 +9,10 @@ from os import close as real_close
 from typing import TYPE_CHECKING
 
 from ...memory import PAGE, DmaBuf
-from ..abi import Record, ioc_nr, ioc_size, ioc_type
+from ..abi import StructBytes, ioc_nr, ioc_size, ioc_type
 from ..rules import KernelError
-from .available import nvmap_room, take_pages
-from .file import File, handler
+from .board_memory import nvmap_request_limit, take_pages_or_oom_kill
+from .file import DeviceFile, ioctl_handler
 from .handles import Handle
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ UNWRITABLE = {HEAPS_REQUEST: errno.EINVAL, "NVMAP_IOC_PARAMETERS": errno.ENODEV}
 """Error of an answer that cannot be written, where it is not EFAULT."""
 
 
-class NvMapFile(File):
+class NvMapFile(DeviceFile):
     """An open /dev/nvmap: a client with its own references on handles."""
 
     kind, letter = "nvmap", "N"
@@ -44,125 +44,131 @@ class NvMapFile(File):
         self.refs: dict[int, int] = {}
         self._warned = False
 
-    def mmap(self, length: int, offset: int) -> int:
+    def fd_for_mmap(self, length: int, offset: int) -> int:
         """Refused."""
-        raise self.refuse("nvmap.mmap")
+        raise self.refusal("nvmap.mmap")
 
     def ioctl(self, request: int, arg: int) -> int:
         """Dispatch as nvmap does: ENOTTY for everything foreign, FREE by value."""
         tables = self.kernel.abi
         if ioc_type(request) != "N" or ioc_nr(request) > tables.last["N"]:
-            raise self.refuse("nvmap.type")
+            raise self.refusal("nvmap.type")
         known = tables.by_number.get(request)
         if known is None:
-            raise self.refuse("nvmap.unknown")
+            raise self.refusal("nvmap.unknown")
         if known.name not in self.handlers:
-            raise self.refuse("dispatch.not-modelled", known.short)
+            raise self.refusal("dispatch.not-modelled", known.short_name)
         method = getattr(self, self.handlers[known.name])
         if known.arg is None:
             return int(method(arg) or 0)
         size = ioc_size(request)
-        raw = bytes(size) if known.name == HEAPS_REQUEST else self.kernel.user.read(arg, size)
+        raw = (
+            bytes(size)
+            if known.name == HEAPS_REQUEST
+            else self.kernel.user.copy_from_user(arg, size)
+        )
         if len(raw) < size:
-            raise self.refuse("nvmap.fault")
-        record = Record(tables.structs[known.arg], bytearray(raw))
+            raise self.refusal("nvmap.fault")
+        record = StructBytes(tables.structs[known.arg], bytearray(raw))
         method(record)
-        if bytes(record.raw) != raw and self.kernel.user.write(arg, bytes(record.raw)):
-            raise self.refuse("nvmap.fault", errno=UNWRITABLE.get(known.name))
+        if bytes(record.raw) != raw and self.kernel.user.copy_to_user(arg, bytes(record.raw)):
+            raise self.refusal("nvmap.fault", errno=UNWRITABLE.get(known.name))
         return 0
 
     def release(self) -> None:
         """Give up every handle."""
         for number, count in list(self.refs.items()):
             for _ in range(count):
-                self._put(number)
+                self._drop_user(number)
 
-    def _take(self, handle: Handle) -> None:
+    def _add_user(self, handle: Handle) -> None:
         self.refs[handle.id] = self.refs.get(handle.id, 0) + 1
         handle.users += 1
 
-    def _put(self, number: int) -> None:
+    def _drop_user(self, number: int) -> None:
         handle = self.state.handles[number]
         self.refs[number] -= 1
         if not self.refs[number]:
             del self.refs[number]
         handle.users -= 1
         if not handle.users:
-            self.state.drop(handle)
+            self.state.on_last_user_gone(handle)
 
-    def _own(self, number: int, rule: str) -> Handle:
+    def _own_handle(self, number: int, rule: str) -> Handle:
         if number not in self.refs:
-            raise self.refuse(rule, f"handle {number:#x}")
+            raise self.refusal(rule, f"handle {number:#x}")
         return self.state.handles[number]
 
-    def _create(self, size: int) -> Handle:
+    def _create_handle(self, size: int) -> Handle:
         if size == 0:
-            raise self.refuse("create.zero")
-        handle = self.state.create(size)
-        handle.buf.get("handle")
-        self._take(handle)
+            raise self.refusal("create.zero")
+        handle = self.state.create_handle(size)
+        handle.buf.add_reference("handle")
+        self._add_user(handle)
         return handle
 
-    @handler("NVMAP_IOC_CREATE")
-    def create(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_CREATE")
+    def create(self, args: StructBytes) -> None:
         """Size in at 0, handle out at 4."""
-        args["handle"] = self._create(args["size"]).id
+        args["handle"] = self._create_handle(args["size"]).id
 
-    @handler("NVMAP_IOC_CREATE_64")
-    def create_64(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_CREATE_64")
+    def create_64(self, args: StructBytes) -> None:
         """64-bit size in, handle out in its low half."""
-        args["handle64"] = self._create(args["size64"]).id
-        self.follow("create.handle64")
+        args["handle64"] = self._create_handle(args["size64"]).id
+        self.note_rule("create.handle64")
 
-    @handler("NVMAP_IOC_ALLOC")
-    def alloc(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_ALLOC")
+    def alloc(self, args: StructBytes) -> None:
         """Give the handle its pages."""
         align, flags = args["align"], args["flags"]
         if align & (align - 1):
-            raise self.refuse("alloc.align", f"{align:#x}")
+            raise self.refusal("alloc.align", f"{align:#x}")
         if not -1 <= args["numa_nid"] <= MAX_NUMNODES:
-            raise self.refuse("alloc.numa", str(args["numa_nid"]))
-        handle = self._own(args["handle"], "alloc.handle")
+            raise self.refusal("alloc.numa", str(args["numa_nid"]))
+        handle = self._own_handle(args["handle"], "alloc.handle")
         mask = args["heap_mask"]
         heap = mask & HEAPS
         if not heap:
-            raise self.refuse("alloc.heap", f"heap_mask {mask:#x}")
-        if handle.buf.size > (nvmap_room(self.kernel) if heap & HEAP_IOVMM else CARVEOUT_SIZE):
-            raise self.refuse("alloc.ram", f"{handle.buf.size:#x} bytes")
-        if handle.buf.allocated:
-            raise self.refuse("alloc.twice")
+            raise self.refusal("alloc.heap", f"heap_mask {mask:#x}")
+        if handle.buf.size > (
+            nvmap_request_limit(self.kernel) if heap & HEAP_IOVMM else CARVEOUT_SIZE
+        ):
+            raise self.refusal("alloc.ram", f"{handle.buf.size:#x} bytes")
+        if handle.buf.is_allocated:
+            raise self.refusal("alloc.twice")
         if any(mask & alone and mask & ~alone for alone in EXCLUSIVE):
-            raise self.refuse("alloc.exclusive", f"heap_mask {mask:#x}")
+            raise self.refusal("alloc.exclusive", f"heap_mask {mask:#x}")
         if heap & HEAP_IOVMM:
-            take_pages(self.kernel, handle.buf.size)
+            take_pages_or_oom_kill(self.kernel, handle.buf.size)
         try:
-            handle.buf.populate(handle.fd)
+            handle.buf.map_memfd(handle.fd)
         except OSError as error:
-            raise self.refuse("alloc.ram", f"the host refused: {error.strerror}") from error
+            raise self.refusal("alloc.ram", f"the host refused: {error.strerror}") from error
         handle.align, handle.flags = max(align, PAGE), flags
         handle.heap = HEAP_IOVMM if heap & HEAP_IOVMM else heap
         handle.buf.attribute = flags & CACHE_MASK
         handle.buf.vpr = handle.heap == HEAP_VPR
-        self.kernel.journal.add_memory(handle.buf.size)
-        self.follow("alloc.zeroed")
+        self.kernel.journal.change_memory(handle.buf.size)
+        self.note_rule("alloc.zeroed")
         if not flags >> 16 and not self._warned:
             self._warned = True
-            self.follow("alloc.tag")
+            self.note_rule("alloc.tag")
 
-    @handler("NVMAP_IOC_FREE")
+    @ioctl_handler("NVMAP_IOC_FREE")
     def free(self, number: int) -> None:
         """Drop one reference; the handle is the argument itself."""
         number &= 0xFFFFFFFF
-        self.follow("free.by-value")
+        self.note_rule("free.by-value")
         if number in self.refs:
-            self._put(number)
-        elif isinstance(found := self.kernel.lookup(number), DmaBuf):
-            self.follow("free.fd")
+            self._drop_user(number)
+        elif isinstance(found := self.kernel.object_of_fd(number), DmaBuf):
+            self.note_rule("free.fd")
             real_close(number)
-            self.state.closed(found)
+            self.state.on_fd_closed(found)
 
-    @handler("NVMAP_IOC_GET_FD")
-    def get_fd(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_GET_FD")
+    def get_fd(self, args: StructBytes) -> None:
         """A new dmabuf fd; handle in at 4, fd out at 0."""
         number, kernel = args["handle"], self.kernel
         if number in self.refs:
@@ -170,163 +176,163 @@ class NvMapFile(File):
             source, buf = handle.fd, handle.buf
         else:
             source = number
-            buf = kernel.dmabuf(number, "getfd.badfd", "getfd.not-dmabuf")
+            buf = kernel.dmabuf_of_fd(number, "getfd.badfd", "getfd.not-dmabuf")
         try:
-            fd = kernel.give(source)
+            fd = kernel.dup_for_client(source)
         except KernelError:
-            raise self.refuse("getfd.full") from None
+            raise self.refusal("getfd.full") from None
         if not buf.refs["fd"]:
-            buf.get("fd")
+            buf.add_reference("fd")
         args["fd"] = fd
-        self.follow("getfd.new")
+        self.note_rule("getfd.new")
 
-    @handler("NVMAP_IOC_FROM_FD")
-    def from_fd(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_FROM_FD")
+    def from_fd(self, args: StructBytes) -> None:
         """A handle for a dmabuf fd: fd in at 0, handle out at 4."""
         kernel, fd = self.kernel, args["fd"]
-        buf = kernel.dmabuf(fd, "fromfd.badfd", "fromfd.not-dmabuf")
-        handle = self.state.usable_handle(buf, fd, kernel.read_only(fd))
-        self._take(handle)
+        buf = kernel.dmabuf_of_fd(fd, "fromfd.badfd", "fromfd.not-dmabuf")
+        handle = self.state.usable_handle(buf, fd, kernel.is_read_only_fd(fd))
+        self._add_user(handle)
         args["handle"] = handle.id
 
-    @handler("NVMAP_IOC_DUP_HANDLE")
-    def dup(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_DUP_HANDLE")
+    def dup(self, args: StructBytes) -> None:
         """One more reference on the same handle, or on its read-only twin."""
-        handle = self._own(args["handle"], "dup.handle")
+        handle = self._own_handle(args["handle"], "dup.handle")
         read_only = args["access_flags"] == READ_ONLY
         if handle.read_only and not read_only:
-            raise self.refuse("dup.read-only")
-        if not handle.buf.allocated:
-            raise self.refuse("dup.unallocated")
+            raise self.refusal("dup.read-only")
+        if not handle.buf.is_allocated:
+            raise self.refusal("dup.unallocated")
         twin = self.state.usable_handle(handle.buf, handle.fd, read_only)
-        self._take(twin)
+        self._add_user(twin)
         args["dup_handle"] = twin.id
 
-    @handler("NVMAP_IOC_FROM_VA")
-    def from_va(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_FROM_VA")
+    def from_va(self, args: StructBytes) -> None:
         """A handle for pages that the client has already."""
         va, flags = args["va"], args["flags"]
         if va % PAGE:
-            raise self.refuse("fromva.align", f"{va:#x}")
-        area = _vma(va)
+            raise self.refusal("fromva.align", f"{va:#x}")
+        area = _host_mapping_at(va)
         if area is None or ("w" not in area[1] and not flags & READ_ONLY):
-            raise self.refuse("fromva.vma", f"{va:#x}")
+            raise self.refusal("fromva.vma", f"{va:#x}")
         size = args["size"] or args["size64"]
         if not size:
             size = area[0] - va
-            self.follow("fromva.rest")
-        if size > self.kernel.options.ram:
-            raise self.refuse("fromva.size", f"{size:#x}")
+            self.note_rule("fromva.rest")
+        if size > self.kernel.options.ram_bytes:
+            raise self.refusal("fromva.size", f"{size:#x}")
         size = -(-size // PAGE) * PAGE
         covered = va
         while covered < va + size:
-            piece = _vma(covered)
+            piece = _host_mapping_at(covered)
             if piece is None or "r" not in piece[1]:
-                raise self.refuse("fromva.pin", f"{covered:#x}")
+                raise self.refusal("fromva.pin", f"{covered:#x}")
             covered = piece[0]
-        handle = self._create(size)
-        self.state.pin(handle.buf, va)
+        handle = self._create_handle(size)
+        self.state.pin_client_pages(handle.buf, va)
         handle.buf.attribute = flags & CACHE_MASK
         handle.heap = HEAP_IOVMM
         if flags & READ_ONLY:
             twin = self.state.usable_handle(handle.buf, handle.fd, read_only=True)
-            self._take(twin)
-            self._put(handle.id)
+            self._add_user(twin)
+            self._drop_user(handle.id)
             handle = twin
         args["handle"] = handle.id
 
-    @handler("NVMAP_IOC_PARAM")
-    def param(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_PARAM")
+    def param(self, args: StructBytes) -> None:
         """Refused: the header has it, the driver does not."""
-        raise self.refuse("nvmap.param")
+        raise self.refusal("nvmap.param")
 
-    @handler("NVMAP_IOC_PARAMETERS")
-    def parameters(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_PARAMETERS")
+    def parameters(self, args: StructBytes) -> None:
         """All parameters of a handle at once."""
-        handle = self._own(args["handle"], "param.handle")
-        args["heap"] = handle.heap if handle.buf.allocated else 0
+        handle = self._own_handle(args["handle"], "param.handle")
+        args["heap"] = handle.heap if handle.buf.is_allocated else 0
         args["align"] = handle.align
         if handle.read_only:
             args["access_flags"] = READ_ONLY
         args["size"], args["coherency"] = handle.buf.size, handle.flags & CACHE_MASK
         args["contig"], args["serial_id"] = 0, handle.id
 
-    @handler("NVMAP_IOC_CACHE")
-    def cache(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_CACHE")
+    def cache(self, args: StructBytes) -> None:
         """Cache maintenance does nothing on a coherent board, but its arguments are checked."""
         address, length = args["addr"], args["len"]
         if not address or args["op"] not in CACHE_OPS:
-            raise self.refuse("cache.op", f"op {args['op']} at {address:#x}")
-        handle = self._own(args["handle"], "cache.handle")
-        mapping = self.kernel.cpu_maps.at(address)
+            raise self.refusal("cache.op", f"op {args['op']} at {address:#x}")
+        handle = self._own_handle(args["handle"], "cache.handle")
+        mapping = self.kernel.cpu_maps.mapping_at(address)
         if (
             mapping is None
             or not isinstance(mapping.what, DmaBuf)
             or length > mapping.end - address
         ):
-            raise self.refuse("cache.address", f"{address:#x} + {length:#x}")
+            raise self.refusal("cache.address", f"{address:#x} + {length:#x}")
         if mapping.what is not handle.buf:
-            raise self.refuse("cache.other", f"{address:#x} shows {mapping.what!r}")
+            raise self.refusal("cache.other", f"{address:#x} shows {mapping.what!r}")
 
-    @handler("NVMAP_IOC_CACHE_64")
-    def cache_64(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_CACHE_64")
+    def cache_64(self, args: StructBytes) -> None:
         """NVMAP_IOC_CACHE with a 64-bit length."""
         self.cache(args)
 
-    @handler("NVMAP_IOC_SET_TAG_LABEL")
-    def set_tag_label(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_SET_TAG_LABEL")
+    def set_tag_label(self, args: StructBytes) -> None:
         """Labels are for debugfs."""
 
-    @handler("NVMAP_IOC_GET_AVAILABLE_HEAPS")
-    def heaps(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_GET_AVAILABLE_HEAPS")
+    def available_heaps(self, args: StructBytes) -> None:
         """Carve-outs only."""
         args["heaps"] = HEAP_VPR
-        self.follow("heaps.carveouts")
+        self.note_rule("heaps.carveouts")
 
-    @handler("NVMAP_IOC_GET_HEAP_SIZE")
-    def heap_size(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_GET_HEAP_SIZE")
+    def heap_size(self, args: StructBytes) -> None:
         """Size of a carve-out."""
         if not args["heap"] & HEAP_VPR:
-            raise self.refuse("heap.unknown", f"{args['heap']:#x}")
+            raise self.refusal("heap.unknown", f"{args['heap']:#x}")
         args["size"] = CARVEOUT_SIZE
 
-    @handler("NVMAP_IOC_QUERY_HEAP_PARAMS")
-    def query_heap(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_QUERY_HEAP_PARAMS")
+    def query_heap(self, args: StructBytes) -> None:
         """Size and free bytes of a heap; a mask without a known one is answered with nothing."""
         mask = args["heap_mask"]
         args["largest_free_block"] = PAGE
         if mask & (HEAP_IOVMM - 1):
             if not mask & HEAP_VPR:
-                raise self.refuse("heap.unknown", f"{mask:#x}")
+                raise self.refusal("heap.unknown", f"{mask:#x}")
             args["total"] = args["free"] = CARVEOUT_SIZE
         elif mask & HEAP_IOVMM:
-            args["total"], args["free"] = self.kernel.options.ram, self.state.free_bytes()
+            args["total"], args["free"] = self.kernel.options.ram_bytes, self.state.free_ram_bytes()
             args["granule_size"] = PAGE
 
-    @handler("NVMAP_IOC_WRITE")
-    def write(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_WRITE")
+    def write(self, args: StructBytes) -> None:
         """Copy strided elements from the client into the handle."""
         user = self.kernel.user
 
         def copy(buf: DmaBuf, source: int, at: int, size: int) -> int:
-            data = user.read(source, size)
+            data = user.copy_from_user(source, size)
             buf.buf[at : at + len(data)] = data
             return size - len(data)
 
-        self._copy(args, copy, reading=False)
+        self._copy_elements(args, copy, reading=False)
 
-    @handler("NVMAP_IOC_READ")
-    def read(self, args: Record) -> None:
+    @ioctl_handler("NVMAP_IOC_READ")
+    def read(self, args: StructBytes) -> None:
         """Copy strided elements from the handle to the client."""
         user = self.kernel.user
 
         def copy(buf: DmaBuf, target: int, at: int, size: int) -> int:
-            return user.write(target, bytes(buf.buf[at : at + size]))
+            return user.copy_to_user(target, bytes(buf.buf[at : at + size]))
 
-        self._copy(args, copy, reading=True)
+        self._copy_elements(args, copy, reading=True)
 
-    def _copy(
-        self, args: Record, copy: Callable[[DmaBuf, int, int, int], int], *, reading: bool
+    def _copy_elements(
+        self, args: StructBytes, copy: Callable[[DmaBuf, int, int, int], int], *, reading: bool
     ) -> None:
         """Element by element; `count` comes back as the bytes copied.
 
@@ -334,7 +340,7 @@ class NvMapFile(File):
         is EINTR when they are fewer than were asked for, and success when all of them were left.
         """
         address, at, asked = args["addr"], args["offset"], args["elem_size"] * args["count"]
-        buf = self._checked_copy(args, reading)
+        buf = self._buffer_to_copy(args, reading)
         size, count = args["elem_size"], args["count"]
         if size == args["hmem_stride"] == args["user_stride"] and at % 8 == 0:
             size, count = asked, 1
@@ -344,22 +350,22 @@ class NvMapFile(File):
             left = copy(buf, address + i * args["user_stride"], place, size)
             done = left or done + size
             if left:
-                self.follow("rw.residue")
+                self.note_rule("rw.residue")
                 break
         args["count"] = done
         if done < asked:
-            raise self.refuse("rw.short", f"{done:#x} of {asked:#x} bytes")
+            raise self.refusal("rw.short", f"{done:#x} of {asked:#x} bytes")
 
-    def _checked_copy(self, args: Record, reading: bool) -> DmaBuf:
+    def _buffer_to_copy(self, args: StructBytes, reading: bool) -> DmaBuf:
         size, count, at = args["elem_size"], args["count"], args["offset"]
         hmem, user = args["hmem_stride"], args["user_stride"]
         if not args["addr"] or not count or not size:
-            raise self.refuse("rw.empty")
-        handle = self._own(args["handle"], "rw.handle")
+            raise self.refusal("rw.empty")
+        handle = self._own_handle(args["handle"], "rw.handle")
         if handle.read_only and not reading:
-            raise self.refuse("rw.read-only")
-        if not handle.buf.allocated or (reading and handle.buf.vpr):
-            raise self.refuse("rw.cpu", f"handle {handle.id:#x}")
+            raise self.refusal("rw.read-only")
+        if not handle.buf.is_allocated or (reading and handle.buf.vpr):
+            raise self.refusal("rw.cpu", f"handle {handle.id:#x}")
         if size == hmem == user and at % 8 == 0:
             size = hmem = user = size * count
             count = 1
@@ -369,11 +375,11 @@ class NvMapFile(File):
             or user > (whole - at) // count
             or at + hmem * (count - 1) + size > whole
         ):
-            raise self.refuse("rw.range", f"{at:#x} + {count} x {hmem:#x} of {whole:#x}")
+            raise self.refusal("rw.range", f"{at:#x} + {count} x {hmem:#x} of {whole:#x}")
         return handle.buf
 
 
-def _vma(address: int) -> tuple[int, str] | None:
+def _host_mapping_at(address: int) -> tuple[int, str] | None:
     """End and permissions of the host's mapping that holds `address`."""
     with suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:

@@ -7,12 +7,12 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..abi import Record
+from ..abi import StructBytes
 from ..gpu_api import SmError
 from ..rules import KernelError
 from .address_space import AsFile, Vm
 from .channel import ChannelFile
-from .file import File, handler
+from .file import DeviceFile, ioctl_handler
 from .gpu_classes import GrContext
 
 if TYPE_CHECKING:
@@ -62,24 +62,24 @@ class Tsg:
         self.events: list[EventFile] = []
 
     @property
-    def r35(self) -> bool:
+    def is_r35(self) -> bool:
         """True if this is the driver without subcontexts of its own."""
         return self.kernel.abi.profile == "r35"
 
-    def put(self) -> None:
+    def drop_holder(self) -> None:
         """One holder less; the last one frees the TSG."""
         self.refs -= 1
         if self.refs == 0:
             self.kernel.tsg_ids.append(self.id)
 
-    def give(self, kind: int, vm: Vm) -> int:
+    def give_veid(self, kind: int, vm: Vm) -> int:
         """CREATE_SUBCONTEXT: a VEID; raises KernelError."""
         free = [v for v in range(1, MAX_VEIDS) if v not in self.taken] if kind == ASYNC else []
         if free:
             self.taken.add(free[0])
         else:
             if kind == ASYNC:
-                self.kernel.journal.rule("subctx.fallback")
+                self.kernel.journal.count_rule("subctx.fallback")
             if self.sync:
                 raise KernelError("subctx.none-left")
             self.sync = True
@@ -88,7 +88,7 @@ class Tsg:
             self.spaces[veid] = vm
         return veid
 
-    def take_back(self, veid: int) -> None:
+    def take_veid_back(self, veid: int) -> None:
         """Free a VEID; nothing when it is free already."""
         if veid == 0 and self.sync:
             self.sync, self.spaces[0] = False, None
@@ -96,17 +96,17 @@ class Tsg:
             self.taken.remove(veid)
             self.spaces[veid] = None
 
-    def check_space(self, channel: ChannelFile) -> None:
+    def check_address_space(self, channel: ChannelFile) -> None:
         """Check made before every bind from r36 on; raises KernelError."""
         if channel.veid == 0 and self.spaces.get(0) is None:
             if self.sync:
                 raise KernelError("bind.no-sync")
             self.sync, self.spaces[0] = True, channel.vm
-            self.kernel.journal.rule("bind.sync")
+            self.kernel.journal.count_rule("bind.sync")
         if channel.vm is not self.spaces.get(channel.veid):
             raise KernelError("bind.vm", f"VEID {channel.veid}")
 
-    def bind(self, channel: ChannelFile) -> None:
+    def bind_channel(self, channel: ChannelFile) -> None:
         """Take a channel in on its VEID; raises KernelError."""
         if channel.tsg is not None:
             raise KernelError("bind.twice")
@@ -118,13 +118,13 @@ class Tsg:
             self.runlist = channel.runlist
         if self.runlist != channel.runlist:
             raise KernelError("bind.runlist", f"{channel.runlist}")
-        if not self.r35:
-            self._join(channel)
+        if not self.is_r35:
+            self._join_subcontext(channel)
         channel.tsg, channel.unserviceable = self, False
         self.refs += 1
         self.channels.append(channel)
 
-    def _join(self, channel: ChannelFile) -> None:
+    def _join_subcontext(self, channel: ChannelFile) -> None:
         found = next((s for s in self.subcontexts if s.veid == channel.veid), None)
         if found is None:
             found = Subcontext(channel.veid, channel.vm)
@@ -134,7 +134,7 @@ class Tsg:
         channel.subcontext = found
         found.channels.append(channel)
 
-    def unbind(self, channel: ChannelFile, closing: bool = False) -> None:
+    def unbind_channel(self, channel: ChannelFile, closing: bool = False) -> None:
         """Take a channel out; the last one of a VEID gives it back when its fd is closed."""
         self.channels.remove(channel)
         channel.tsg, left = None, channel.subcontext
@@ -142,12 +142,12 @@ class Tsg:
             left.channels.remove(channel)
             if not left.channels:
                 if closing:
-                    self.take_back(channel.veid)
+                    self.take_veid_back(channel.veid)
                 self.subcontexts.remove(left)
             channel.subcontext = None
-        self.put()
+        self.drop_holder()
 
-    def active(self, classes: frozenset[int], veid0: bool, runqueue0: bool) -> bool:
+    def has_channel_of_class(self, classes: frozenset[int], veid0: bool, runqueue0: bool) -> bool:
         """True if a channel with one of `classes` is on VEID 0 (or another), run queue 0 (or 1)."""
         return any(
             channel.obj_class in classes and (channel.runqueue == 0) == runqueue0
@@ -156,21 +156,21 @@ class Tsg:
             for channel in subcontext.channels
         )
 
-    def enable(self, on: bool) -> None:
+    def set_enabled(self, on: bool) -> None:
         """ENABLE and DISABLE."""
         self.enabled = on
         for channel in self.channels:
             if channel.port is not None:
                 channel.port.enabled = on
 
-    def post(self, event_id: int) -> None:
+    def post_event(self, event_id: int) -> None:
         """Post an event to every fd that waits for it; any thread."""
         for event in list(self.events):
             if event.event_id == event_id:
-                event.post()
+                event.make_readable()
 
 
-class EventFile(File):
+class EventFile(DeviceFile):
     """An fd of EVENT_ID_CTRL: poll shows a posted event once."""
 
     kind, letter = "event", "E"
@@ -184,9 +184,9 @@ class EventFile(File):
 
     def ioctl(self, request: int, arg: int) -> int:
         """Event fds have no ioctls."""
-        raise self.refuse("dispatch.unknown")
+        raise self.refusal("dispatch.unknown")
 
-    def post(self) -> None:
+    def make_readable(self) -> None:
         """Make the fd readable: out-of-band data gives POLLPRI | POLLIN, as the driver does."""
         if not self.posted and self.peer is not None:
             self.posted = True
@@ -196,10 +196,10 @@ class EventFile(File):
     def release(self) -> None:
         """The fd is gone."""
         self.tsg.events.remove(self)
-        self.tsg.put()
+        self.tsg.drop_holder()
 
 
-class TsgFile(File):
+class TsgFile(DeviceFile):
     """A TSG fd."""
 
     kind, letter = "tsg", "T"
@@ -210,7 +210,7 @@ class TsgFile(File):
 
     def release(self) -> None:
         """The fd is gone; channels may still hold the TSG."""
-        self.tsg.put()
+        self.tsg.drop_holder()
 
     def check_invariants(self) -> None:
         """Every member knows its TSG, subcontexts are alive."""
@@ -223,139 +223,139 @@ class TsgFile(File):
             assert all(c.tsg is tsg and c.subcontext is subcontext for c in subcontext.channels)
         assert all(0 < veid < MAX_VEIDS for veid in tsg.taken)
 
-    def _channel(self, fd: int) -> ChannelFile:
-        channel = self.kernel.file(fd, ChannelFile)
+    def _channel_of_fd(self, fd: int) -> ChannelFile:
+        channel = self.kernel.file_of_fd(fd, ChannelFile)
         if channel is None:
-            raise self.refuse("bind.fd", f"fd {fd}")
+            raise self.refusal("bind.fd", f"fd {fd}")
         return channel
 
-    @handler("NVGPU_TSG_IOCTL_BIND_CHANNEL")
+    @ioctl_handler("NVGPU_TSG_IOCTL_BIND_CHANNEL")
     def bind_channel(self, raw: bytearray) -> None:
         """Bind on the VEID that a BIND_CHANNEL_EX asked for last, else 0.
 
         A refusal for the address space keeps a reference of the channel: its close waits for ever.
         """
-        channel = self._channel(struct.unpack("<i", raw)[0])
-        if not self.tsg.r35:
+        channel = self._channel_of_fd(struct.unpack("<i", raw)[0])
+        if not self.tsg.is_r35:
             try:
-                self.tsg.check_space(channel)
+                self.tsg.check_address_space(channel)
             except KernelError:
                 channel.kept = True
                 raise
-        self.tsg.bind(channel)
+        self.tsg.bind_channel(channel)
 
-    @handler("NVGPU_TSG_IOCTL_BIND_CHANNEL_EX")
-    def bind_channel_ex(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_TSG_IOCTL_BIND_CHANNEL_EX")
+    def bind_channel_ex(self, args: StructBytes) -> None:
         """Bind on a VEID."""
         if self.kernel.scheduler_locked:
-            raise self.refuse("bind.locked")
-        channel = self._channel(args["channel_fd"])
+            raise self.refusal("bind.locked")
+        channel = self._channel_of_fd(args["channel_fd"])
         if args["subcontext_id"] >= MAX_VEIDS:
-            raise self.refuse("bind.veid", str(args["subcontext_id"]))
+            raise self.refusal("bind.veid", str(args["subcontext_id"]))
         channel.veid = args["subcontext_id"]  # kept, and its run queue, when the rest is refused
         if channel.veid:
             channel.runqueue = 1
-        if not self.tsg.r35:
-            self.tsg.check_space(channel)
-        self.tsg.bind(channel)
+        if not self.tsg.is_r35:
+            self.tsg.check_address_space(channel)
+        self.tsg.bind_channel(channel)
 
-    @handler("NVGPU_TSG_IOCTL_UNBIND_CHANNEL")
+    @ioctl_handler("NVGPU_TSG_IOCTL_UNBIND_CHANNEL")
     def unbind_channel(self, raw: bytearray) -> None:
         """Unbind; the channel is of no use afterwards."""
-        channel = self._channel(struct.unpack("<i", raw)[0])
+        channel = self._channel_of_fd(struct.unpack("<i", raw)[0])
         if channel.tsg is not self.tsg:
-            raise self.refuse("unbind.not-member")
-        if channel.busy():
-            raise self.refuse("unbind.busy")
-        channel.disconnect()
-        self.tsg.unbind(channel)
+            raise self.refusal("unbind.not-member")
+        if channel.stays_busy():
+            raise self.refusal("unbind.busy")
+        channel.leave_runlist()
+        self.tsg.unbind_channel(channel)
         channel.unserviceable = True
-        self.follow("unbind.unserviceable")
+        self.note_rule("unbind.unserviceable")
 
-    @handler("NVGPU_IOCTL_TSG_ENABLE")
+    @ioctl_handler("NVGPU_IOCTL_TSG_ENABLE")
     def enable(self, _: bytearray) -> None:
         """Let the channels run."""
-        self.tsg.enable(True)
+        self.tsg.set_enabled(True)
 
-    @handler("NVGPU_IOCTL_TSG_DISABLE")
+    @ioctl_handler("NVGPU_IOCTL_TSG_DISABLE")
     def disable(self, _: bytearray) -> None:
         """Stop the channels."""
-        self.tsg.enable(False)
+        self.tsg.set_enabled(False)
 
-    @handler("NVGPU_IOCTL_TSG_PREEMPT")
+    @ioctl_handler("NVGPU_IOCTL_TSG_PREEMPT")
     def preempt(self, _: bytearray) -> None:
         """Preemption is invisible to the client."""
 
-    @handler("NVGPU_IOCTL_TSG_EVENT_ID_CTRL")
-    def event_id_ctrl(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_TSG_EVENT_ID_CTRL")
+    def event_id_ctrl(self, args: StructBytes) -> None:
         """A pollable fd for one event."""
         if args["event_id"] not in EVENT_IDS:
-            raise self.refuse("event.id", str(args["event_id"]))
+            raise self.refusal("event.id", str(args["event_id"]))
         if args["cmd"] != 1:
-            raise self.refuse("event.cmd", str(args["cmd"]))
-        if self.tsg.r35 and any(e.event_id == args["event_id"] for e in self.tsg.events):
-            raise self.refuse("event.again", str(args["event_id"]))
+            raise self.refusal("event.cmd", str(args["cmd"]))
+        if self.tsg.is_r35 and any(e.event_id == args["event_id"] for e in self.tsg.events):
+            raise self.refusal("event.again", str(args["event_id"]))
         event = EventFile(self.kernel, self.tsg, args["event_id"])
         try:
-            args["event_fd"] = self.kernel.install(event)
+            args["event_fd"] = self.kernel.install_file(event)
         except KernelError:
             event.release()
             raise
 
-    @handler("NVGPU_IOCTL_TSG_SET_TIMESLICE")
-    def set_timeslice(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_TSG_SET_TIMESLICE")
+    def set_timeslice(self, args: StructBytes) -> None:
         """Microseconds."""
         if self.kernel.scheduler_locked:
-            raise self.refuse("bind.locked")
+            raise self.refusal("bind.locked")
         if not TIMESLICE_MIN <= args["timeslice_us"] <= TIMESLICE_MAX:
-            raise self.refuse("timeslice.range", str(args["timeslice_us"]))
+            raise self.refusal("timeslice.range", str(args["timeslice_us"]))
         self.tsg.timeslice = args["timeslice_us"]
 
-    @handler("NVGPU_IOCTL_TSG_SET_RUNLIST_INTERLEAVE")
-    def set_runlist_interleave(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_TSG_SET_RUNLIST_INTERLEAVE")
+    def set_runlist_interleave(self, args: StructBytes) -> None:
         """Set the number of times that the TSG stands on its runlist: low, medium, high."""
         if self.kernel.scheduler_locked:
-            raise self.refuse("bind.locked")
+            raise self.refusal("bind.locked")
         if args["level"] not in INTERLEAVE_LEVELS:
-            raise self.refuse("interleave.level", str(args["level"]))
+            raise self.refusal("interleave.level", str(args["level"]))
         self.tsg.interleave = args["level"]
 
-    @handler("NVGPU_IOCTL_TSG_GET_TIMESLICE")
-    def get_timeslice(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_IOCTL_TSG_GET_TIMESLICE")
+    def get_timeslice(self, args: StructBytes) -> None:
         """Microseconds."""
         args["timeslice_us"] = self.tsg.timeslice
 
-    @handler("NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE")
-    def sm_error(self, args: Record) -> int:
+    @ioctl_handler("NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE")
+    def sm_error(self, args: StructBytes) -> int:
         """The record of one SM, kept since the last exception."""
         if args["sm_id"] >= self.kernel.shape.sms:
-            raise self.refuse("sm.id", str(args["sm_id"]))
-        record = self.kernel.abi.record("nvgpu_tsg_sm_error_state_record")
+            raise self.refusal("sm.id", str(args["sm_id"]))
+        record = self.kernel.abi.make_struct("nvgpu_tsg_sm_error_state_record")
         error = self.tsg.sm_errors.get(args["sm_id"], SmError())
         for name, value in vars(error).items():
             record[name] = value
         size = min(args["record_size"], record.struct.size)
-        self.follow("profile.sm-record")
-        residue = self.kernel.user.write(args["record_mem"], bytes(record.raw[:size]))
+        self.note_rule("profile.sm-record")
+        residue = self.kernel.user.copy_to_user(args["record_mem"], bytes(record.raw[:size]))
         args["record_size"] = size
         return residue
 
-    @handler("NVGPU_TSG_IOCTL_CREATE_SUBCONTEXT")
-    def create_subcontext(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_TSG_IOCTL_CREATE_SUBCONTEXT")
+    def create_subcontext(self, args: StructBytes) -> None:
         """A VEID for an address space."""
         if args["type"] not in (SYNC, ASYNC):
-            raise self.refuse("subctx.type", str(args["type"]))
-        space = self.kernel.file(args["as_fd"], AsFile)
+            raise self.refusal("subctx.type", str(args["type"]))
+        space = self.kernel.file_of_fd(args["as_fd"], AsFile)
         if space is None:
-            raise self.refuse("subctx.as", f"fd {args['as_fd']}")
-        args["veid"] = self.tsg.give(args["type"], space.vm)
+            raise self.refusal("subctx.as", f"fd {args['as_fd']}")
+        args["veid"] = self.tsg.give_veid(args["type"], space.vm)
 
-    @handler("NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT")
-    def delete_subcontext(self, args: Record) -> None:
+    @ioctl_handler("NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT")
+    def delete_subcontext(self, args: StructBytes) -> None:
         """Give a VEID back."""
         veid, tsg = args["veid"], self.tsg
         if veid >= MAX_VEIDS or any(s.veid == veid for s in tsg.subcontexts):
-            raise self.refuse("subctx.delete", str(veid))
+            raise self.refusal("subctx.delete", str(veid))
         if veid not in tsg.taken and not (veid == 0 and tsg.sync):
-            self.follow("subctx.delete-free")
-        tsg.take_back(veid)
+            self.note_rule("subctx.delete-free")
+        tsg.take_veid_back(veid)

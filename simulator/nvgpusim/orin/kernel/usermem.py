@@ -18,7 +18,7 @@ from ...locks import Lock
 from ...memory import DmaBuf
 
 if TYPE_CHECKING:
-    from .file import File
+    from .file import DeviceFile
 
 _CHUNK = 1 << 16
 
@@ -30,10 +30,10 @@ class UserMemory:
         self.fd = scratch
         self._lock = Lock()
         libc = ctypes.CDLL(None, use_errno=True)
-        self._pread: Callable[..., int] = _function(libc, "pread")
-        self._pwrite: Callable[..., int] = _function(libc, "pwrite")
+        self._pread: Callable[..., int] = _libc_function(libc, "pread")
+        self._pwrite: Callable[..., int] = _libc_function(libc, "pwrite")
 
-    def read(self, address: int, size: int) -> bytes:
+    def copy_from_user(self, address: int, size: int) -> bytes:
         """Up to `size` bytes at `address`; shorter when a page cannot be read."""
         parts: list[bytes] = []
         with self._lock:
@@ -48,7 +48,7 @@ class UserMemory:
                     break
         return b"".join(parts)
 
-    def write(self, address: int, data: bytes) -> int:
+    def copy_to_user(self, address: int, data: bytes) -> int:
         """Copy `data` to `address`; returns the number of bytes that were not copied."""
         done = 0
         with self._lock:
@@ -64,7 +64,7 @@ class UserMemory:
         return len(data) - done
 
 
-def _function(libc: ctypes.CDLL, name: str) -> Callable[..., int]:
+def _libc_function(libc: ctypes.CDLL, name: str) -> Callable[..., int]:
     function = libc[name]
     function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
     function.restype = ctypes.c_ssize_t
@@ -77,10 +77,10 @@ class CpuMapping:
 
     start: int
     end: int
-    what: File | DmaBuf
+    what: DeviceFile | DmaBuf
 
 
-class CpuMaps:
+class CpuMappings:
     """Mappings that do not overlap, sorted."""
 
     def __init__(self) -> None:
@@ -90,12 +90,12 @@ class CpuMaps:
     def __iter__(self) -> Iterator[CpuMapping]:
         return iter(self._maps)
 
-    def at(self, address: int) -> CpuMapping | None:
+    def mapping_at(self, address: int) -> CpuMapping | None:
         """The mapping that holds `address`."""
         i = bisect_right(self._starts, address) - 1
         return self._maps[i] if i >= 0 and address < self._maps[i].end else None
 
-    def cut(self, start: int, end: int) -> tuple[list[CpuMapping], list[CpuMapping]]:
+    def empty_range(self, start: int, end: int) -> tuple[list[CpuMapping], list[CpuMapping]]:
         """Empty [start, end): the mappings that were there, whole, and what is left of them."""
         first = bisect_right(self._starts, start) - 1
         if first < 0 or self._maps[first].end <= start:
@@ -112,13 +112,13 @@ class CpuMaps:
         self._starts[first:last] = [m.start for m in left]
         return gone, left
 
-    def add(self, mapping: CpuMapping) -> None:
-        """Enter a mapping where :meth:`cut` has made room."""
+    def add_mapping(self, mapping: CpuMapping) -> None:
+        """Enter a mapping where :meth:`empty_range` has made room."""
         at = bisect_right(self._starts, mapping.start)
         self._maps.insert(at, mapping)
         self._starts.insert(at, mapping.start)
 
-    def check_invariants(self) -> Counter[File | DmaBuf]:
+    def check_invariants(self) -> Counter[DeviceFile | DmaBuf]:
         """Nothing overlaps, all is in order; how many mappings show what."""
         end = 0
         for start, mapping in zip(self._starts, self._maps, strict=True):

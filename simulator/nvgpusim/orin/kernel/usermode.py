@@ -15,10 +15,10 @@ import time
 from os import close as real_close
 from typing import TYPE_CHECKING
 
-from ...locks import Lock, pause, resume
+from ...locks import Lock, pause_collection, resume_collection
 from ...memory import client_line, map_pages
 from ..gpu_api import FaultReport
-from .file import File
+from .file import DeviceFile
 
 if TYPE_CHECKING:
     from .core import Kernel
@@ -34,12 +34,12 @@ IDLE = 0xFFFFFFFF
 """In the cell while nobody rings: no token has bits 15:12 set."""
 
 
-class Usermode:
+class UsermodePage:
     """The page and its watcher; the thread starts with the first mapping."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.fd = kernel.memfd("nvgpusim-usermode")
+        self.fd = kernel.make_memfd("nvgpusim-usermode")
         os.ftruncate(self.fd, SIZE)
         self.cells = map_pages(self.fd, SIZE).data.cast("B").cast("I")
         self.cells[DOORBELL] = IDLE
@@ -50,47 +50,47 @@ class Usermode:
         self.mapped_by: set[int] = set()
         self.rings = 0
 
-    def start(self) -> None:
+    def start_watching(self) -> None:
         """Start watching."""
         if self._thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), 2e-4))
-            self._thread = threading.Thread(target=self._watch, name="nvgpusim-doorbell")
+            self._thread = threading.Thread(target=self._watch_doorbell, name="nvgpusim-doorbell")
             self._thread.daemon = True
             self._thread.start()
 
-    def stop(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching and wait for the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(1.0)
             self._thread = None
 
-    def forked(self) -> None:
+    def on_fork_child(self) -> None:
         """In a child: the page is the parent's; make one of its own, without a watcher so far."""
         real_close(self.fd)
-        self.__dict__ = Usermode(self.kernel).__dict__
+        self.__dict__ = UsermodePage(self.kernel).__dict__
 
-    def unmapped(self, file: File) -> None:
+    def on_page_unmapped(self, file: DeviceFile) -> None:
         """A mapping of the page by `file` is gone."""
         self.mapped_by.discard(id(file))
 
-    def forget(self, channel_id: int) -> None:
+    def forget_channel(self, channel_id: int) -> None:
         """The channel was closed."""
         self._seen.pop(channel_id, None)
 
-    def _watch(self) -> None:
+    def _watch_doorbell(self) -> None:
         last = time.monotonic()
         while not self._stop.is_set():
-            pause()  # the client's finalizers run on its own threads
+            pause_collection()  # the client's finalizers run on its own threads
             try:
-                if self.hear():
+                if self.check_doorbell():
                     last = time.monotonic()
                 wait = min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST)
             finally:
-                resume()
+                resume_collection()
             time.sleep(wait)
 
-    def hear(self) -> bool:
+    def check_doorbell(self) -> bool:
         """Look at the cell, as the watcher does; whether it was rung.
 
         A client's barrier looks too, and waits for a look that is under way: a ring is never heard
@@ -102,25 +102,27 @@ class Usermode:
             now = time.monotonic_ns()
             cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
             if token != IDLE:
-                self.ring(token)
+                self.on_ring(token)
         return token != IDLE
 
-    def ring(self, token: int) -> None:
+    def on_ring(self, token: int) -> None:
         """A store of `token` was seen."""
         kernel = self.kernel
         self.rings += 1
-        kernel.journal.count("doorbell", "ring")
+        kernel.journal.count_call("doorbell", "ring")
         line = client_line()
         ports = list(kernel.ports.values())
         rung = next((p for p in ports if p.token == token), None)
         if rung is None:
-            kernel.journal.note(f"doorbell {token:#x} is no channel's token: ignored; {line}")
-        injected = kernel.injector.doorbell()
+            kernel.journal.add_note(f"doorbell {token:#x} is no channel's token: ignored; {line}")
+        injected = kernel.injector.next_doorbell_injection()
         if rung is not None and injected is not None:
             what, code = injected
             self._seen[rung.id] = rung.userd.cast("I")[GP_PUT]
             if what != "lost-doorbell":
-                kernel.fault(rung, FaultReport(code, f"injected {what}", {"option": "--inject"}))
+                kernel.kill_tsg_for_fault(
+                    rung, FaultReport(code, f"injected {what}", {"option": "--inject"})
+                )
             return
         gpu = kernel.executor
         for port in ports:

@@ -45,31 +45,33 @@ EPYC)."""
 
 
 @lru_cache
-def compiler() -> tuple[str, ...]:
+def compiler_command() -> tuple[str, ...]:
     """The C compiler's command: of compiler_commands() the first that knows the C that is written
     here; one command alone is not asked. Raises NoCompilerError."""
     known = compiler_commands()
     for command in known if len(known) > 1 else ():
         with suppress(subprocess.SubprocessError, OSError):
-            version(command)
+            compiler_version(command)
             return command
     return known[0]
 
 
 @lru_cache
-def version(command: tuple[str, ...]) -> str:
+def compiler_version(command: tuple[str, ...]) -> str:
     """The version that a compiler says it is. Raises CalledProcessError: it has no _Float16, as
     clang 14 on x86-64, or no headers, as `zig clang`."""
     # Not -fsyntax-only: zig 0.17 fails for want of an object file. Not -o -: it writes a file `-`.
     with tempfile.TemporaryDirectory() as folder:
         assembly = str(Path(folder, "probe.s"))
-        said = _call([*command, *FLAGS, QUICK, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE)
+        said = _run_compiler(
+            [*command, *FLAGS, QUICK, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE
+        )
     # A line with -o is a command; it names a file that is another each time.
     return "\n".join(x for x in said.splitlines() if "version" in x and " -o " not in x)
 
 
 @lru_cache
-def _machine() -> bytes:
+def _machine_fingerprint() -> bytes:
     """The machine as -march=native sees it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -79,7 +81,7 @@ def _machine() -> bytes:
     return repr((platform.machine(), platform.processor(), known)).encode()
 
 
-class Library:
+class KernelLibrary:
     """The compiled function `run` of a C file. Raises NoCompilerError."""
 
     def __init__(self, text: str) -> None:
@@ -90,7 +92,7 @@ class Library:
                 self.run = load_compiled(text, level, level == QUICK)
                 self.well = level == WELL
 
-    def account(self, instructions: int) -> None:
+    def recompile_when_hot(self, instructions: int) -> None:
         """Note what has run; compile the file well once that is worth it."""
         self.spent += instructions
         if self.spent > HOT * len(self.text) and not self.well:
@@ -104,24 +106,24 @@ def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any
 
     Raises NoCompilerError.
     """
-    command = compiler()
+    command = compiler_command()
     directory = cache_directory() / "native"
     try:
-        made = repr((command, FLAGS, level, version(command))).encode()
-        parts = [text.encode(), *(h.read_bytes() for h in HEADERS), made, _machine()]
+        made = repr((command, FLAGS, level, compiler_version(command))).encode()
+        parts = [text.encode(), *(h.read_bytes() for h in HEADERS), made, _machine_fingerprint()]
         library = directory / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _mine(directory, directory.stat()):
+        if not _is_only_ours(directory, directory.stat()):
             raise NoCompilerError(
                 f"{directory}: others may write there (it must be yours, mode 0700)"
             )
-        run = _kept(library)
+        run = _load_kept(library)
         if run is None and not compile_it:
             return None
         if run is None:
-            _compile([*command, *FLAGS, level], text, library)
+            _compile_library([*command, *FLAGS, level], text, library)
             run = ctypes.PyDLL(str(library)).run
-            _prune(directory)
+            _prune_folder(directory)
     except subprocess.CalledProcessError as e:
         said = e.stderr.decode(errors="replace").splitlines()
         error = next((n for n in said if "error:" in n or "failed:" in n), "no message")
@@ -135,23 +137,23 @@ def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any
     return run
 
 
-def _mine(path: Path, found: os.stat_result) -> bool:
+def _is_only_ours(path: Path, found: os.stat_result) -> bool:
     """True if nobody but this user may have written there."""
     kind = stat.S_ISDIR if path.suffix != ".so" else stat.S_ISREG
     return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
-def _complete(library: Path) -> bool:
+def _is_complete_elf(library: Path) -> bool:
     """True if an ELF file's last part is there, its section headers; without it, a SIGBUS."""
     with library.open("rb") as file:
         at, size, count = struct.unpack_from("<Q10x2H", file.read(64), 40)
         return bool(at + size * count <= os.fstat(file.fileno()).st_size)
 
 
-def _kept(library: Path) -> Any:
+def _load_kept(library: Path) -> Any:
     """The function of a library of the folder; None if there is none to be trusted."""
     try:
-        if not _mine(library, library.lstat()) or not _complete(library):
+        if not _is_only_ours(library, library.lstat()) or not _is_complete_elf(library):
             return None
         run = ctypes.PyDLL(str(library)).run
         os.utime(library)
@@ -160,19 +162,19 @@ def _kept(library: Path) -> Any:
     return run
 
 
-def _compile(command: list[str], text: str, library: Path) -> None:
+def _compile_library(command: list[str], text: str, library: Path) -> None:
     """Compile beside and move, so that nobody loads a part of a file."""
     handle, name = tempfile.mkstemp(".so", dir=library.parent)
     os.close(handle)
     try:
-        _call([*command, f"-I{HEADERS[0].parent}", "-x", "c", "-", "-o", name, "-lm"], text)
+        _run_compiler([*command, f"-I{HEADERS[0].parent}", "-x", "c", "-", "-o", name, "-lm"], text)
         os.chmod(name, 0o600)
         os.replace(name, library)
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def _call(line: list[str], text: str) -> str:
+def _run_compiler(line: list[str], text: str) -> str:
     """Return what the compiler says on stderr. Raises CalledProcessError and TimeoutExpired."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -189,7 +191,7 @@ def _call(line: list[str], text: str) -> str:
     return said.decode(errors="replace")
 
 
-def _prune(directory: Path) -> None:
+def _prune_folder(directory: Path) -> None:
     """Delete what was used longest ago, where there is more than `KEPT`."""
     names = os.listdir(directory)
     if len(names) <= KEPT:

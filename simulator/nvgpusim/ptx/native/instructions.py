@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..parser.syntax import Addr, Instr, Kernel, Sym, registers
+from ..parser.syntax import Addr, Instr, Kernel, SymbolAddress, register_numbers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .floating import FLOATING
 from .groups import GROUPS as WARPS
-from .groups import Group
-from .memory import MEMORY, Store, ordered, store
+from .groups import GroupCall
+from .memory import MEMORY, Store, is_ordering_access, make_store
 from .tensor import TENSOR
-from .values import Frame, Unknown, Words
+from .values import KernelTables, OperandWriter, UnknownFormError
 from .video import VIDEO
 
 TABLE = {**ARITHMETIC, **FLOATING, **VIDEO, **CONVERSIONS, **MEMORY}
@@ -22,7 +22,7 @@ CARRYING = ("addc", "subc", "madc")
 
 
 @dataclass
-class Text:
+class InstructionText:
     """An instruction in C: what a lane does, or a store or another call of all lanes.
 
     `alone`: all lanes do it before any goes on, since it orders them for the sanitizer.
@@ -30,47 +30,47 @@ class Text:
 
     lines: str = ""
     store: Store | None = None
-    group: Group | None = None
+    group: GroupCall | None = None
     alone: bool = False
 
 
-def guard(instr: Instr) -> str:
+def guard_condition(instr: Instr) -> str:
     """The condition of a guarded instruction in C, "" for none."""
     return "" if instr.guard is None else f"{'!' * instr.guard_not}r{instr.guard.index}"
 
 
-def write(instr: Instr, frame: Frame) -> Text:
+def write_instruction(instr: Instr, frame: KernelTables) -> InstructionText:
     """An instruction in C. Raises PtxError for one, or a form, that nobody has written."""
-    words = Words(instr, frame)
+    words = OperandWriter(instr, frame)
     if instr.op not in TABLE and instr.op not in GROUPS:
-        raise words.error(f"unknown instruction {instr.op!r}")
+        raise words.make_error(f"unknown instruction {instr.op!r}")
     try:
         if instr.op in GROUPS:
-            return Text(group=GROUPS[instr.op](words))
-        if instr.op == "st" and not _passes(instr):
-            return Text(store=store(words))
+            return InstructionText(group=GROUPS[instr.op](words))
+        if instr.op == "st" and not _is_call_parameter(instr):
+            return InstructionText(store=make_store(words))
         lines = TABLE[instr.op](words)
     except (
-        Unknown, ArithmeticError, LookupError, ValueError, TypeError, AttributeError,
+        UnknownFormError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError,
     ) as e:  # fmt: skip
-        raise words.error() from e
+        raise words.make_error() from e
     if lines and instr.guard:
-        lines = f"if ({guard(instr)}) {{ {lines} }}"
-    return Text(lines, alone=ordered(words))
+        lines = f"if ({guard_condition(instr)}) {{ {lines} }}"
+    return InstructionText(lines, alone=is_ordering_access(words))
 
 
-def _passes(instr: Instr) -> bool:
+def _is_call_parameter(instr: Instr) -> bool:
     """True for a load or store of a call's parameter, which is a register."""
     places = (arg.base for arg in instr.args if isinstance(arg, Addr))
-    return any(isinstance(base, Sym) and "@" in base.name for base in places)
+    return any(isinstance(base, SymbolAddress) and "@" in base.name for base in places)
 
 
-def _slots(instr: Instr, kernel: Kernel) -> list[int]:
+def _slot_registers(instr: Instr, kernel: Kernel) -> list[int]:
     """Registers behind the parameters of calls that an instruction names."""
     out = []
     for arg in instr.args:
         name = arg.base if isinstance(arg, Addr) else arg
-        if isinstance(name, Sym) and "@" in name.name:
+        if isinstance(name, SymbolAddress) and "@" in name.name:
             if instr.op not in ("ld", "ldu", "st"):
                 return [r.index for r in kernel.slots.values()]
             out += [r.index for (n, _), r in kernel.slots.items() if n == name.name]
@@ -78,17 +78,17 @@ def _slots(instr: Instr, kernel: Kernel) -> list[int]:
 
 
 def used_registers(
-    instr: Instr, kernel: Kernel, text: Text | None
+    instr: Instr, kernel: Kernel, text: InstructionText | None
 ) -> tuple[set[int], set[int], set[int]]:
     """Registers that an instruction reads, may write and surely writes in every lane.
 
     `text`: None for one that the host serves.
     """
-    every = {r for arg in instr.args for r in registers(arg)}
-    slots = set(_slots(instr, kernel))
+    every = {r for arg in instr.args for r in register_numbers(arg)}
+    slots = set(_slot_registers(instr, kernel))
     if instr.guard is not None:
         every.add(instr.guard.index)
-    flag = {kernel.carry().index} if instr.op in CARRYING or "cc" in instr.mods else set()
+    flag = {kernel.carry_flag().index} if instr.op in CARRYING or "cc" in instr.mods else set()
     if text is None:
         return every | slots, every | slots, set()
     silent = instr.op in ("st", "red", "bar", "barrier", "cp", "membar", "fence")
@@ -96,8 +96,8 @@ def used_registers(
     silent |= instr.op == "mbarrier" and isinstance(instr.args[0], Addr)
     if silent or (not text.lines and not text.group):
         return every, slots, set()
-    first = set(registers(instr.args[0])) | (flag if "cc" in instr.mods else set())
-    rest = {r for arg in instr.args[1:] for r in registers(arg)} | (every - first) | slots
+    first = set(register_numbers(instr.args[0])) | (flag if "cc" in instr.mods else set())
+    rest = {r for arg in instr.args[1:] for r in register_numbers(arg)} | (every - first) | slots
     rest |= flag if instr.op in CARRYING else set()
     if instr.guard is not None:
         return rest | first | {instr.guard.index}, first, set()

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..compile import Code
+from ...mappings_table import address_of
+from ..compile import KernelCode
 from ..operands import CONTAINER
 from ..spaces import UNPLACED, WINDOW_BYTES
-from ..state import UNWRITTEN, Grid, KernelFault, Lanes, State
-from .build import Library
-from .text import source
-from .values import at
-from .watch import Watcher
+from ..state import UNWRITTEN, ChunkState, GridLaunch, KernelFault, Lanes
+from .build import KernelLibrary
+from .c_file import c_source
+from .watch import NativeShadow
 
 NO_LIMIT = 1 << 40
 COPIES = 4
@@ -27,7 +27,7 @@ COPY = np.dtype([(name, np.int64) for name in ("to", "from", "src")] + [
 KEPT = 4
 """Chunks of a kernel whose memory is kept for the next launch."""
 LOOK, WHOLE, SPLIT, WRONG = range(4)
-"""Results of `run` (see `text._driver`)."""
+"""Results of `run` (see `c_file._driver_function`)."""
 LOOKS = 64
 """Looks at memory of a lane that a search for endless waits remembers."""
 ONE_LOOK = np.dtype([(name, np.int64) for name in ("at", "space", "lane")] + [
@@ -64,16 +64,16 @@ class Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Native:
+class NativeKernel:
     """A kernel as C: its library, chunks that have ended (`idle`).
 
     `widest`: granules of its widest store, for watched code.
     """
 
-    def __init__(self, code: Code) -> None:
-        self.code, self.text = code, source(code)
-        self.library = Library(self.text)
-        self.looking: Library | None = None
+    def __init__(self, code: KernelCode) -> None:
+        self.code, self.text = code, c_source(code)
+        self.library = KernelLibrary(self.text)
+        self.looking: KernelLibrary | None = None
         self.watched = code.frame.watched
         grain = min(code.granules.values(), default=1)
         stores = [text.store for text in code.texts.values() if text.store is not None]
@@ -86,52 +86,52 @@ class Native:
         }  # read before they are written, in some lane
 
 
-def native_of(code: Code) -> Native:
+def native_kernel_of(code: KernelCode) -> NativeKernel:
     """A kernel, compiled. Raises NoCompilerError."""
     if code.native is None:
-        code.native = Native(code)
-    assert isinstance(code.native, Native)
+        code.native = NativeKernel(code)
+    assert isinstance(code.native, NativeKernel)
     return code.native
 
 
 class NativeChunk:
     """The state of one chunk as C sees it."""
 
-    def __init__(self, native: Native, launch: Grid, st: State) -> None:
+    def __init__(self, native: NativeKernel, launch: GridLaunch, st: ChunkState) -> None:
         self.native, self.launch, self.st = native, launch, st
         self.call = Call()
         self.argument = ctypes.addressof(self.call)
         self.next = np.empty(st.n, np.int32)
         self.scratch, self.some, self.ended = (np.empty(st.n, np.uint64) for _ in range(3))
         self.extents: Any = None
-        self.watcher: Watcher | None = None
+        self.watcher: NativeShadow | None = None
         if native.watched:
-            self.watcher = Watcher(native.widest, st)
-            self.call.watch = self.watcher.address
+            self.watcher = NativeShadow(native.widest, st)
+            self.call.watch = self.watcher.struct_address
         self.copies = np.zeros(0, COPY)
         self.looks: Any = None
         if native.copying:
             self.commits = np.zeros(st.n, np.int64)
-            self.call.commits = at(self.commits)
-            self.make_room()
-        self._registers()
-        self._places()
-        self._constants()
-        self._start()
+            self.call.commits = address_of(self.commits)
+            self.make_copy_room()
+        self._allocate_registers()
+        self._set_geometry()
+        self._set_launch_constants()
+        self._zero_unwritten_registers()
 
-    def make_room(self) -> None:
+    def make_copy_room(self) -> None:
         """Room for as many copies once more."""
         c = self.call
         more = np.zeros(max(2 * len(self.copies), COPIES * self.st.n), COPY)
         more[: c.copy_count] = self.copies[: c.copy_count]
-        self.copies, c.copies, c.copy_room = more, at(more), len(more)
+        self.copies, c.copies, c.copy_room = more, address_of(more), len(more)
 
-    def _registers(self) -> None:
+    def _allocate_registers(self) -> None:
         """One piece of memory for all registers that live between blocks."""
         st, native = self.st, self.native
         sizes = [t.itemsize * st.n + 63 & ~63 for t in native.types]
         self.memory = np.empty(sum(sizes) + 64, np.uint8)
-        first = at(self.memory)
+        first = address_of(self.memory)
         start, places = -first % 64, []
         for index, t, size in zip(native.code.kept, native.types, sizes, strict=True):
             st.R[index] = self.memory[start : start + t.itemsize * st.n].view(t)
@@ -139,76 +139,92 @@ class NativeChunk:
             start += size
         self.places = np.array(places, np.uint64)
 
-    def _start(self) -> None:
+    def _zero_unwritten_registers(self) -> None:
         """Registers that a kernel reads and has not written are 0."""
         for n, index in enumerate(self.native.code.kept):
             if n in self.native.zeros:
                 self.st.R[index][...] = 0
 
-    def _places(self) -> None:
+    def _set_geometry(self) -> None:
         """Set what stays from launch to launch of one geometry."""
         st, launch, frame, c = self.st, self.launch, self.native.code.frame, self.call
         known = st.special
-        made = [known[n] if n in known else launch.special(n, st) for n in frame.specials]
+        made = [known[n] if n in known else launch.special_register(n, st) for n in frame.specials]
         self.specials = [np.ascontiguousarray(v, np.uint32) for v in made]
-        self.special_at = np.array([at(v) for v in self.specials], np.uint64)
+        self.special_at = np.array([address_of(v) for v in self.specials], np.uint64)
         self.masks = np.array([-1 if v.ndim else 0 for v in made], np.int64)
         self.symbols = np.zeros(len(frame.symbols), np.uint64)
-        c.next, c.scratch, c.reg = at(self.next), at(self.scratch), at(self.places)
-        c.some, c.ended = at(self.some), at(self.ended)
-        c.special, c.special_mask, c.symbol = at(self.special_at), at(self.masks), at(self.symbols)
-        c.shared, c.shared_bytes, c.threads = at(st.shared), st.shared.shape[1], st.threads
+        c.next, c.scratch, c.reg = (
+            address_of(self.next),
+            address_of(self.scratch),
+            address_of(self.places),
+        )
+        c.some, c.ended = address_of(self.some), address_of(self.ended)
+        c.special, c.special_mask, c.symbol = (
+            address_of(self.special_at),
+            address_of(self.masks),
+            address_of(self.symbols),
+        )
+        c.shared, c.shared_bytes, c.threads = (
+            address_of(st.shared),
+            st.shared.shape[1],
+            st.threads,
+        )
         if st.local is not None:
-            c.local, c.rows, c.depth = at(st.local.bytes), at(st.local.rows), st.local.shape[1]
+            c.local, c.rows, c.depth = (
+                address_of(st.local.bytes),
+                address_of(st.local.rows),
+                st.local.shape[1],
+            )
 
-    def _constants(self) -> None:
+    def _set_launch_constants(self) -> None:
         """Set what each launch has of its own."""
         launch, c = self.launch, self.call
         for n, (kind, name) in enumerate(self.native.code.frame.symbols):
-            value = launch.window_base(name) if kind == "base" else self._address(n, name)
+            value = launch.window_base(name) if kind == "base" else self._symbol_address(n, name)
             self.symbols[n] = value & (1 << 64) - 1
         zero, three = launch.banks.get(0, b""), launch.banks.get(3, b"")
         self.banks = np.frombuffer(zero or b"\0", np.uint8), np.frombuffer(three or b"\0", np.uint8)
-        c.bank0, c.bank0_bytes = at(self.banks[0]), len(zero)
-        c.param = at(self.banks[0]) + launch.param_base
+        c.bank0, c.bank0_bytes = address_of(self.banks[0]), len(zero)
+        c.param = address_of(self.banks[0]) + launch.param_base
         c.param_bytes = max(0, len(zero) - launch.param_base)
-        c.bank3, c.bank3_bytes = at(self.banks[1]), len(three)
+        c.bank3, c.bank3_bytes = address_of(self.banks[1]), len(three)
         c.shared_window, c.local_window = launch.shared_window, launch.local_window
 
-    def _address(self, n: int, name: str) -> int:
+    def _symbol_address(self, n: int, name: str) -> int:
         """Address of a variable, or one where nothing lies, whose accesses say so."""
         try:
-            return self.launch.symbol(name)
+            return self.launch.symbol_address(name)
         except KernelFault:
             return UNPLACED + (n << 32)
 
-    def renew(self, launch: Grid) -> None:
+    def reuse_for(self, launch: GridLaunch) -> None:
         """Take the chunk of another launch of the same geometry."""
         st = self.st
         self.launch = st.launch = launch
-        self._constants()
+        self._set_launch_constants()
         st.m = st.live = st.fault_mask = st.at = None
         if self.native.copying:
             self.commits[:] = self.call.copy_count = 0
         st.shared.fill(UNWRITTEN)
         if self.watcher is not None:
-            st.shadow = launch.watch.chunk(st)
-            self.watcher.renew(st)
-        self._start()
+            st.shadow = launch.watch.make_shadow(st)
+            self.watcher.reuse_for(st)
+        self._zero_unwritten_registers()
 
-    def end(self) -> None:
+    def on_chunk_end(self) -> None:
         """The chunk has ended: copies that nobody waited for still read their sources."""
         count = self.call.copy_count
         if self.watcher is not None and count:
-            self.watcher.read_sources(self.copies[:count])
+            self.watcher.record_source_reads(self.copies[:count])
 
-    def rest(self) -> None:
+    def forget_launch(self) -> None:
         """Nothing of a watched launch is kept: neither its buffers nor their records."""
         if self.watcher is not None:
-            self.watcher.rest()
+            self.watcher.forget_launch()
             self.st.shadow = None
 
-    def look(self, on: bool) -> None:
+    def set_looking(self, on: bool) -> None:
         """Begin or end to note what lanes read, and how often they change memory."""
         native, c = self.native, self.call
         c.look_count = c.changes = 0
@@ -216,55 +232,55 @@ class NativeChunk:
             self.looks = None
             return
         if native.looking is None:
-            native.looking = Library("#define LOOKING\n" + native.text)
+            native.looking = KernelLibrary("#define LOOKING\n" + native.text)
         if self.looks is None:
             self.looks = np.zeros(LOOKS * self.st.n, ONE_LOOK)
-            c.looks, c.look_room = at(self.looks), len(self.looks)
+            c.looks, c.look_room = address_of(self.looks), len(self.looks)
 
-    def run(self, entry: int, limit: int, budget: int, trusted: bool = False) -> int:
+    def run_lanes(self, entry: int, limit: int, budget: int, trusted: bool = False) -> int:
         """Run the active lanes from block `entry` on, below block `limit`.
 
         `budget`: turns of loops after which a lane lets others run. `trusted`: what the first
         instruction does has been looked at.
         """
         st, c, launch = self.st, self.call, self.launch
-        table = launch.vm.extents()
+        table = launch.vm.mapping_rows()
         if table is not self.extents:
             self.extents = table
-            self.rows = rows = _outside(table, launch)
-            c.extents, c.extent_count = at(rows), len(rows)
+            self.rows = rows = _rows_outside_windows(table, launch)
+            c.extents, c.extent_count = address_of(rows), len(rows)
         mask = st.m
         if mask is None:
             c.n, c.lanes = st.n, 0
         else:
             mask = np.ascontiguousarray(mask, np.int64)
-            c.n, c.lanes = len(mask), at(mask)
-        c.live = 0 if st.live is None else at(st.live)
+            c.n, c.lanes = len(mask), address_of(mask)
+        c.live = 0 if st.live is None else address_of(st.live)
         c.entry, c.limit, c.budget, c.trusted = entry, limit, budget, trusted
         c.ticks, c.later = launch.thread_instrs, launch.later
         if self.watcher is not None:
-            self.watcher.before(self.rows)
+            self.watcher.before_run(self.rows)
         library = self.native.library
         if self.looks is not None and self.native.looking is not None:
             c.limit, c.budget, library = 0, 0, self.native.looking  # a piece at a time
         how: int = library.run(self.argument)
         if self.watcher is not None:
-            self.watcher.after()
+            self.watcher.after_run()
         launch.thread_instrs += c.instructions
-        self.native.library.account(c.instructions)
+        self.native.library.recompile_when_hot(c.instructions)
         launch.moved += c.moved
         return how
 
-    def arrived(self) -> Iterator[tuple[int, Lanes]]:
+    def lanes_by_block(self) -> Iterator[tuple[int, Lanes]]:
         """Blocks where the lanes go on, and which lanes."""
-        lanes, where = self.st.lanes(), self.next[: self.call.n]
+        lanes, where = self.st.active_lanes(), self.next[: self.call.n]
         while len(where):  # few places: faster than to sort
             same = where == where[0]
             yield int(where[0]), lanes[same]
             lanes, where = lanes[~same], where[~same]
 
 
-def _outside(table: Any, launch: Grid) -> Any:
+def _rows_outside_windows(table: Any, launch: GridLaunch) -> Any:
     """Mappings, without the parts that windows hide from global accesses."""
     rows = table
     for base in (launch.shared_window, launch.local_window):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..operands import HINTS, PRED, SPACES, TYPES, Type, literal, space_of
-from ..parser.syntax import Addr, Imm, Reg, Sym
-from .values import Emit, Unknown, Words, unsigned
+from ..operands import HINTS, PRED, SPACES, TYPES, PtxType, literal_value, state_space
+from ..parser.syntax import Addr, Imm, Reg, SymbolAddress
+from .values import Emit, OperandWriter, UnknownFormError, unsigned_c_type
 
 ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 """Accesses that the sanitizer orders others by; without it they are as any other."""
@@ -20,43 +20,43 @@ MISS = "@MISS@"
 """Stands for the statement that gives up at address a of an access."""
 
 
-def ordered(w: Words) -> bool:
+def is_ordering_access(w: OperandWriter) -> bool:
     """True for what the sanitizer must see in its turn: see `Told` of watch.h."""
-    return w.frame.watched and (w.has(*ORDERED) or w.i.op in ("membar", "fence"))
+    return w.frame.watched and (w.has_modifier(*ORDERED) or w.i.op in ("membar", "fence"))
 
 
-def _shape(w: Words) -> tuple[Type, int, str]:
+def _access_shape(w: OperandWriter) -> tuple[PtxType, int, str]:
     """Type (as bits unless it is a float), number of elements, state space."""
-    w.only(*HINTS, *SPACES)
+    w.refuse_other_modifiers(*HINTS, *SPACES)
     t = w.t
     t = t if t.name in ("f32", "f64") or t.kind == "s" else TYPES[f"u{t.bits}"]
-    return t, next((int(m[1:]) for m in w.mods if m in ("v2", "v4", "v8")), 1), space_of(w)
+    return t, next((int(m[1:]) for m in w.mods if m in ("v2", "v4", "v8")), 1), state_space(w)
 
 
-def _slot(w: Words, n: int) -> Reg | None:
+def _parameter_slot(w: OperandWriter, n: int) -> Reg | None:
     """The register of a call's parameter, where operand n is one."""
     arg = w.i.args[n]
-    if isinstance(arg, Addr) and isinstance(arg.base, Sym) and "@" in arg.base.name:
-        if w.has("v2", "v4", "v8"):
-            raise w.error("vector parameters of calls are not supported")
-        return w.kernel.slot(arg.base.name, arg.offset, w.t.bits)
+    if isinstance(arg, Addr) and isinstance(arg.base, SymbolAddress) and "@" in arg.base.name:
+        if w.has_modifier("v2", "v4", "v8"):
+            raise w.make_error("vector parameters of calls are not supported")
+        return w.kernel.parameter_slot(arg.base.name, arg.offset, w.t.bits)
     return None
 
 
-def _address(w: Words, n: int) -> str:
-    arg = w.arg(n)
+def _address_expression(w: OperandWriter, n: int) -> str:
+    arg = w.operand_at(n)
     if not isinstance(arg, Addr):
-        raise w.error(f"operand {n + 1} must be an address")
-    if isinstance(arg.base, Sym):
-        return f"(uint64_t){w.address_of(Sym(arg.base.name, arg.offset), 64)}"
+        raise w.make_error(f"operand {n + 1} must be an address")
+    if isinstance(arg.base, SymbolAddress):
+        return f"(uint64_t){w.variable_address(SymbolAddress(arg.base.name, arg.offset), 64)}"
     if isinstance(arg.base, Imm):
         return f"{(int(arg.base.value) + arg.offset) & (1 << 64) - 1:#x}ull"
     bits = arg.base.bits
     offset = f"{arg.offset & (1 << bits) - 1:#x}{'ull' if bits == 64 else 'u'}"
-    return f"(uint64_t)({unsigned(bits)})({w.bits_of(arg.base)} + {offset})"
+    return f"(uint64_t)({unsigned_c_type(bits)})({w.register_bits(arg.base)} + {offset})"
 
 
-def _pointer(w: Words, space: str, size: int, hit: str) -> str:
+def _checked_pointer(w: OperandWriter, space: str, size: int, hit: str) -> str:
     """The checked place of address a, 0 where it is not right."""
     match space:
         case "global":
@@ -72,47 +72,50 @@ def _pointer(w: Words, space: str, size: int, hit: str) -> str:
     return f"generic(c, {hit}, i, block, a, {size}, 0)"
 
 
-def _found(w: Words, space: str, size: int) -> str:
+def _pointer_statements(w: OperandWriter, space: str, size: int) -> str:
     """Statements that declare q, the place of address a."""
     if w.frame.watched and space in SPACE:
-        site = w.frame.site(w.i)
+        site = w.frame.site_number(w.i)
         before = {
             "global": "HIT, &og, i", "shared": "&os, i, block", "local": "i",
             "generic": "HIT, &og, &os, i, block",
         }[space]  # fmt: skip
         where = f"load_{space}(c, {before}, a, {size}, {site})"
-        if ordered(w):
+        if is_ordering_access(w):
             where = f"load_told(c, i, '{SPACE[space]}', a, {size}, {site})"
         if "HIT" in where:
-            where = where.replace("HIT", w.frame.hit())
+            where = where.replace("HIT", w.frame.new_hit_place())
         return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
-    hit = w.frame.hit() if space in ("global", "generic") else ""
-    where = _pointer(w, space, size, hit)
+    hit = w.frame.new_hit_place() if space in ("global", "generic") else ""
+    where = _checked_pointer(w, space, size, hit)
     if space == "global":
         near = f"likely(hit({hit}, a, {size})) ? ({hit})->base + (a - ({hit})->start)"
         where = f"{near} : {where}"
     return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
 
 
-def _c(t: Type) -> str:
+def _c_type(t: PtxType) -> str:
     if t.kind == "f":
         return "float" if t.bits == 32 else "double"
-    return f"int{t.bits}_t" if t.kind == "s" else unsigned(t.bits)
+    return f"int{t.bits}_t" if t.kind == "s" else unsigned_c_type(t.bits)
 
 
-def load(w: Words) -> str:
+def emit_load(w: OperandWriter) -> str:
     """ld: scalar and vector, kernel and call parameters."""
-    if (slot := _slot(w, 1)) is not None:
-        return w.d(w.value(slot, w.t))
-    t, count, space = _shape(w)
-    size, items = t.bits // 8, w.items(0)
+    if (slot := _parameter_slot(w, 1)) is not None:
+        return w.d(w.operand_expression(slot, w.t))
+    t, count, space = _access_shape(w)
+    size, items = t.bits // 8, w.operand_items(0)
     if len(items) != count:
-        raise w.error(f"{count} destinations are needed")
+        raise w.make_error(f"{count} destinations are needed")
     puts = []
     for k, item in enumerate(items):
-        puts.append(f"{{ {_c(t)} v; memcpy(&v, q + {size * k}, {size}); {w.put(item, t, 'v')} }}")
+        puts.append(
+            f"{{ {_c_type(t)} v; memcpy(&v, q + {size * k}, {size}); "
+            f"{w.assignment(item, t, 'v')} }}"
+        )
     arg = w.i.args[1]
-    if space == "param" and isinstance(arg, Addr) and isinstance(arg.base, Sym):
+    if space == "param" and isinstance(arg, Addr) and isinstance(arg.base, SymbolAddress):
         param = w.kernel.params.get(arg.base.name)
         at = arg.offset + (param.offset if param is not None else 0)
         if param is not None and at >= 0 and at % (size * count) == 0:
@@ -121,18 +124,18 @@ def load(w: Words) -> str:
             test = f"if (unlikely(c->param_bytes < {end})) {miss}"
             return f"{{ {test} const uint8_t *q = c->param + {at}; {' '.join(puts)} }}"
     moved = f"moved += {size * count}; " if space in ("global", "generic") else ""
-    found = _found(w, space, size * count)
+    found = _pointer_statements(w, space, size * count)
     if space in SPACE and space != "local":
         found += f" seen(c, {w.frame.numbers[id(w.i)]}, '{SPACE[space]}', i, a);"
-    return f"{{ uint64_t a = {_address(w, 1)}; {found} {moved}{' '.join(puts)} }}"
+    return f"{{ uint64_t a = {_address_expression(w, 1)}; {found} {moved}{' '.join(puts)} }}"
 
 
-def store_call_parameter(w: Words) -> str:
+def emit_parameter_store(w: OperandWriter) -> str:
     """st to a call's parameter: a register."""
-    slot = _slot(w, 0)
+    slot = _parameter_slot(w, 0)
     if slot is None:
-        raise Unknown
-    return w.put(slot, w.t, w.a(1))
+        raise UnknownFormError
+    return w.assignment(slot, w.t, w.a(1))
 
 
 class Store(NamedTuple):
@@ -148,55 +151,59 @@ class Store(NamedTuple):
     values: list[Reg | int]
 
 
-def store(w: Words) -> Store:
+def make_store(w: OperandWriter) -> Store:
     """st to memory."""
-    t, count, space = _shape(w)
-    items, arg = w.items(1), w.i.args[0]
+    t, count, space = _access_shape(w)
+    items, arg = w.operand_items(1), w.i.args[0]
     if not isinstance(arg, Addr):
-        raise w.error("operand 1 must be an address")
+        raise w.make_error("operand 1 must be an address")
     if len(items) != count:
-        raise w.error(f"{count} sources are needed")
-    address, offset = base_of(w, arg)
+        raise w.make_error(f"{count} sources are needed")
+    address, offset = base_and_offset(w, arg)
     values: list[Reg | int] = []
     for item in items:
         if isinstance(item, Reg) and item.bits >= t.bits:
             values.append(item)
         elif isinstance(item, Imm):
-            word = np.asarray(literal(item, t, w))
+            word = np.asarray(literal_value(item, t, w))
             values.append(int(word.reshape(1).view(f"u{word.itemsize}")[0]))
         else:
-            raise w.error("this operand cannot be stored")
+            raise w.make_error("this operand cannot be stored")
     return Store(space, address, offset, t.bits // 8, values)
 
 
-def base_of(w: Words, arg: Addr) -> tuple[Reg | str, int]:
+def base_and_offset(w: OperandWriter, arg: Addr) -> tuple[Reg | str, int]:
     """The base of an address, a register or C of what all lanes have, and what is added to it."""
-    if isinstance(arg.base, Sym):
-        return w.address_of(Sym(arg.base.name, 0), 64), arg.offset & (1 << 64) - 1
+    if isinstance(arg.base, SymbolAddress):
+        return w.variable_address(SymbolAddress(arg.base.name, 0), 64), arg.offset & (1 << 64) - 1
     if isinstance(arg.base, Imm):
         return "0", (int(arg.base.value) + arg.offset) & (1 << 64) - 1
     if arg.base.bits < 32:
-        raise Unknown
+        raise UnknownFormError
     return arg.base, arg.offset & (1 << 64) - 1
 
 
-def nothing(w: Words) -> str:
+def emit_hint_or_fence(w: OperandWriter) -> str:
     """Hints, and fences, which only the sanitizer needs to know: all accesses are in order here."""
-    return f"note_told(c->watch, 'f', 0, i, 0, 0, {w.frame.site(w.i)});" if ordered(w) else ""
+    return (
+        f"note_told(c->watch, 'f', 0, i, 0, 0, {w.frame.site_number(w.i)});"
+        if is_ordering_access(w)
+        else ""
+    )
 
 
-def isspacep(w: Words) -> str:
+def emit_isspacep(w: OperandWriter) -> str:
     """Test if a generic address lies in a space."""
     inside = {name: f"a - c->{name}_window < 1ull << 32" for name in ("shared", "local")}
     test = {**inside, "global": f"!({inside['shared']}) && !({inside['local']})"}
-    put = w.d(test.get(space_of(w), "0"), PRED)
+    put = w.d(test.get(state_space(w), "0"), PRED)
     return f"{{ const uint64_t a = {w.a(1, TYPES['u64'])}; {put} }}"
 
 
 MEMORY: dict[str, Emit] = {
-    "ld": load, "ldu": load, "st": store_call_parameter, "isspacep": isspacep,
+    "ld": emit_load, "ldu": emit_load, "st": emit_parameter_store, "isspacep": emit_isspacep,
     **dict.fromkeys(
         ("membar", "fence", "nanosleep", "pmevent", "griddepcontrol", "prefetch", "prefetchu",
-         "discard", "applypriority"), nothing,
+         "discard", "applypriority"), emit_hint_or_fence,
     ),
 }  # fmt: skip

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..operands import Site, space_of
+from ..operands import InstructionSite, state_space
 from ..parser.syntax import Operand
-from .groups import NOTHING, Group, Place, address_of, column, goal
+from .groups import NOTHING, GroupCall, Place, place_writer, result_writer, source_writer
 from .memory import SPACE
-from .values import Unknown, Words
+from .values import OperandWriter, UnknownFormError
 
 MMA_SHAPES = {
     "m16n8k16": (16, 16), "m16n8k8": (16, 8), "m16n8k4": (16, 4), "m16n8k32": (16, 32),
@@ -23,94 +23,111 @@ _BYTES = {"f16": 2, "bf16": 2, "s8": 1, "u8": 1, "tf32": 4, "f64": 8, "f32": 4, 
 _ELEMENTS = {"f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "s8": 8, "u8": 8}
 
 
-def _fragment(w: Words, items: list[Operand | None], kind: str, per: int) -> Callable[[Place], str]:
+def _fragment_writer(
+    w: OperandWriter, items: list[Operand | None], kind: str, per: int
+) -> Callable[[Place], str]:
     bits = 64 if kind == "f64" else 32
-    registers = [column(w, item, bits) for item in items]
+    registers = [source_writer(w, item, bits) for item in items]
     return lambda place: (
         f"&(Fragment){{E_{kind.upper()}, {per}, {{{', '.join(r(place) for r in registers)}}}}}"
     )
 
 
-def _goals(w: Words, bits: int) -> Callable[[Place], str]:
-    goals = [goal(item, bits) for item in w.items(0)]
+def _results_writer(w: OperandWriter, bits: int) -> Callable[[Place], str]:
+    goals = [result_writer(item, bits) for item in w.operand_items(0)]
     return lambda place: f"(void *[]){{{', '.join(g(place) for g in goals)}}}"
 
 
-def mma(w: Words) -> Group:
+def emit_mma(w: OperandWriter) -> GroupCall:
     """mma.sync row.col of f16, bf16, tf32, f64 and 8-bit integers."""
     shape = next((m for m in w.mods if m in MMA_SHAPES), None)
-    if shape is None or not w.has("row") or not w.has("col") or w.has("sp"):
-        raise Unknown
+    if (
+        shape is None
+        or not w.has_modifier("row")
+        or not w.has_modifier("col")
+        or w.has_modifier("sp")
+    ):
+        raise UnknownFormError
     rows, depth = MMA_SHAPES[shape]
     td, ta, tb, tc = (t.name for t in w.types)
     if (shape, ta) == ("m8n8k4", "f16"):
-        raise w.error("this shape of the first tensor cores is not supported")
+        raise w.make_error("this shape of the first tensor cores is not supported")
     if ta not in _ELEMENTS or tb not in _ELEMENTS:
-        raise Unknown
+        raise UnknownFormError
     per = (64 if ta == "f64" else 32) // _ELEMENTS[ta]
     held = [rows * depth // 32 // per, depth // 4 // per, rows // (8 if tc == "f16" else 4)]
-    if [len(w.items(n)) for n in (1, 2, 3)] != held:
-        raise w.error("wrong number of registers")
+    if [len(w.operand_items(n)) for n in (1, 2, 3)] != held:
+        raise w.make_error("wrong number of registers")
     parts = (
-        _goals(w, 64 if td == "f64" else 32), _fragment(w, w.items(1), ta, per),
-        _fragment(w, w.items(2), tb, per), _fragment(w, w.items(3), tc, 2 if tc == "f16" else 1),
+        _results_writer(w, 64 if td == "f64" else 32),
+        _fragment_writer(w, w.operand_items(1), ta, per),
+        _fragment_writer(w, w.operand_items(2), tb, per),
+        _fragment_writer(w, w.operand_items(3), tc, 2 if tc == "f16" else 1),
     )  # fmt: skip
-    head = f"multiply(c, {rows}, {depth}, E_{td.upper()}, {int(w.has('satfinite'))}"
-    return Group(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
+    head = f"multiply(c, {rows}, {depth}, E_{td.upper()}, {int(w.has_modifier('satfinite'))}"
+    return GroupCall(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
 
 
-def ldmatrix(w: Words) -> Group:
+def emit_ldmatrix(w: OperandWriter) -> GroupCall:
     """ldmatrix .m8n8 .x1/.x2/.x4, with or without .trans."""
-    items, space = w.items(0), space_of(w)
-    if not w.has("m8n8") or not w.has("b16") or space not in ("shared", "generic"):
-        raise Unknown
+    items, space = w.operand_items(0), state_space(w)
+    if (
+        not w.has_modifier("m8n8")
+        or not w.has_modifier("b16")
+        or space not in ("shared", "generic")
+    ):
+        raise UnknownFormError
     if len(items) != next((int(m[1:]) for m in w.mods if m in ("x1", "x2", "x4")), 0):
-        raise w.error("wrong number of destinations")
-    place_of, goals = address_of(w, 1), _goals(w, 32)
+        raise w.make_error("wrong number of destinations")
+    place_of, goals = place_writer(w, 1), _results_writer(w, 32)
     head = (
-        f"load_matrices(c, {len(items)}, {int(w.has('trans'))}, {int(space == 'generic')}, "
-        f"{w.frame.site(w.i)}"
+        f"load_matrices(c, {len(items)}, {int(w.has_modifier('trans'))}, "
+        f"{int(space == 'generic')}, {w.frame.site_number(w.i)}"
     )
-    return Group(lambda place: f"{head}, (uint32_t *const *){goals(place)}, {place_of(place)})")
+    return GroupCall(lambda place: f"{head}, (uint32_t *const *){goals(place)}, {place_of(place)})")
 
 
-def _shape(w: Site) -> tuple[int, int, int]:
+def _wmma_shape(w: InstructionSite) -> tuple[int, int, int]:
     name = next((m for m in w.mods if m in WMMA_SHAPES), None)
     if name is None:
-        raise w.error("this shape of wmma is not supported")
+        raise w.make_error("this shape of wmma is not supported")
     return WMMA_SHAPES[name]
 
 
-def _bits(kind: str) -> int:
+def _register_bits(kind: str) -> int:
     return 64 if kind == "f64" else 32
 
 
-def matrix_of(w: Site) -> tuple[int, int, int]:
+def wmma_matrix(w: InstructionSite) -> tuple[int, int, int]:
     """Rows, columns and bytes of an element of the matrix that wmma loads or stores."""
-    m, n, k = _shape(w)
+    m, n, k = _wmma_shape(w)
     which, kind = next(x for x in w.mods if x in "abcd"), w.mods[-1]
     if kind not in _BYTES:
-        raise w.error(f"wmma of .{kind} is not supported")
+        raise w.make_error(f"wmma of .{kind} is not supported")
     return *{"a": (m, k), "b": (k, n)}.get(which, (m, n)), _BYTES[kind]
 
 
-def wmma(w: Words) -> Group:
+def emit_wmma(w: OperandWriter) -> GroupCall:
     """wmma.load, wmma.store, wmma.mma."""
-    if w.has("mma") and not w.has("popc"):
-        return _wmma_multiply(w)
-    if not w.has("load", "store"):
-        raise Unknown
-    (rows, columns, size), bits = matrix_of(w), _bits(w.mods[-1])
-    at, stride_at = (0, 2) if w.has("store") else (1, 2)
+    if w.has_modifier("mma") and not w.has_modifier("popc"):
+        return _emit_wmma_multiply(w)
+    if not w.has_modifier("load", "store"):
+        raise UnknownFormError
+    (rows, columns, size), bits = wmma_matrix(w), _register_bits(w.mods[-1])
+    at, stride_at = (0, 2) if w.has_modifier("store") else (1, 2)
     dense = len(w.i.args) <= stride_at
-    stride = (lambda place: NOTHING) if dense else column(w, w.arg(stride_at), 32)
-    items, address, space = w.items(1 - at), address_of(w, at), SPACE.get(space_of(w))
+    stride = (lambda place: NOTHING) if dense else source_writer(w, w.operand_at(stride_at), 32)
+    items, address, space = w.operand_items(1 - at), place_writer(w, at), SPACE.get(state_space(w))
     if space is None:
-        raise Unknown
-    shape = f"{rows}, {columns}, {int(w.has('col'))}, {size}"
-    held = _fragment(w, items, "f64" if bits == 64 else "f32", 1) if at == 0 else _goals(w, bits)
-    head = f"wmma_{'load' if at else 'store'}(c, '{space}', {w.frame.site(w.i)}"
-    return Group(
+        raise UnknownFormError
+    shape = f"{rows}, {columns}, {int(w.has_modifier('col'))}, {size}"
+    held = (
+        _fragment_writer(w, items, "f64" if bits == 64 else "f32", 1)
+        if at == 0
+        else _results_writer(w, bits)
+    )
+    head = f"wmma_{'load' if at else 'store'}(c, '{space}', {w.frame.site_number(w.i)}"
+    return GroupCall(
         lambda place: (
             f"{head}, &(Matrix){{{shape}, {stride(place)}, {int(dense)}}}, {bits // 8}, "
             f"{len(items)}, {held(place)}, {address(place)})"
@@ -118,22 +135,27 @@ def wmma(w: Words) -> Group:
     )
 
 
-def _wmma_multiply(w: Words) -> Group:
-    m, n, k = _shape(w)
+def _emit_wmma_multiply(w: OperandWriter) -> GroupCall:
+    m, n, k = _wmma_shape(w)
     kinds = [x for x in w.mods if x in _BYTES]
     if len(kinds) == 2:  # .d.c of f16
         kinds = [kinds[0], "f16", "f16", kinds[1]]
     if len(kinds) != 4 or kinds[1] not in _ELEMENTS or kinds[2] not in _ELEMENTS:
-        raise Unknown
-    counts = ", ".join(str(len(w.items(at))) for at in range(4))
+        raise UnknownFormError
+    counts = ", ".join(str(len(w.operand_items(at))) for at in range(4))
     parts = (
-        _goals(w, _bits(kinds[0])), *(_fragment(w, w.items(at), kinds[at], 1) for at in (1, 2, 3))
+        _results_writer(w, _register_bits(kinds[0])),
+        *(_fragment_writer(w, w.operand_items(at), kinds[at], 1) for at in (1, 2, 3)),
     )  # fmt: skip
     head = (
-        f"wmma_multiply(c, {m}, {n}, {k}, E_{kinds[0].upper()}, {int(w.has('satfinite'))}, "
-        f"(const int []){{{counts}}}"
+        f"wmma_multiply(c, {m}, {n}, {k}, E_{kinds[0].upper()}, "
+        f"{int(w.has_modifier('satfinite'))}, (const int []){{{counts}}}"
     )
-    return Group(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
+    return GroupCall(lambda place: ", ".join([head, *(part(place) for part in parts)]) + ")")
 
 
-TENSOR: dict[str, Callable[[Words], Group]] = {"mma": mma, "ldmatrix": ldmatrix, "wmma": wmma}
+TENSOR: dict[str, Callable[[OperandWriter], GroupCall]] = {
+    "mma": emit_mma,
+    "ldmatrix": emit_ldmatrix,
+    "wmma": emit_wmma,
+}

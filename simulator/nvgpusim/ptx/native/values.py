@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from ..operands import SPECIALS, TYPES, Site, Type, literal
-from ..parser.syntax import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
+from ..operands import SPECIALS, TYPES, InstructionSite, PtxType, literal_value
+from ..parser.syntax import (
+    Addr,
+    DestinationPair,
+    Imm,
+    Instr,
+    Kernel,
+    Module,
+    NegatedPredicate,
+    Operand,
+    Reg,
+    SpecialRegister,
+    SymbolAddress,
+)
 
 
-class Unknown(Exception):  # noqa: N818 - PtxError names line and text
+class UnknownFormError(Exception):
     """A form that nobody has written."""
 
 
@@ -21,13 +32,7 @@ CLOCKS = {"%clock": "ticks", "%globaltimer": "nanoseconds(c)"}
 """Special registers that differ from one look to the next, as C."""
 
 
-def at(array: Any) -> int:
-    """Address of an array's first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def unsigned(bits: int) -> str:
+def unsigned_c_type(bits: int) -> str:
     """The C type of a register or of an unsigned value of so many bits."""
     return f"uint{max(8, bits)}_t"
 
@@ -49,7 +54,7 @@ def float_registers(kernel: Kernel) -> set[int]:
     return real - other
 
 
-class Frame:
+class KernelTables:
     """One kernel being written: its special registers and symbols by number.
 
     `sites`: its memory instructions, where a sanitizer watches them. `turns`: warps may change
@@ -69,117 +74,124 @@ class Frame:
         self.symbols: list[tuple[str, str]] = []
         self.hits = 0
 
-    def special(self, name: str) -> int:
+    def special_number(self, name: str) -> int:
         """Number of a special register."""
         if name not in self.specials:
             self.specials.append(name)
         return self.specials.index(name)
 
-    def symbol(self, kind: str, name: str) -> str:
+    def symbol_expression(self, kind: str, name: str) -> str:
         """A launch's constant: ("symbol", variable) or ("base", state space)."""
         if (kind, name) not in self.symbols:
             self.symbols.append((kind, name))
         return f"c->symbol[{self.symbols.index((kind, name))}]"
 
-    def site(self, instr: Instr) -> int:
+    def site_number(self, instr: Instr) -> int:
         """Number of a memory instruction, 0 for one that is none."""
         return self.sites.get(id(instr), 0)
 
-    def hit(self) -> str:
+    def new_hit_place(self) -> str:
         """A place for the last mapping of a memory instruction."""
         self.hits += 1
         return f"&h[{self.hits - 1}]"
 
-    def c_type(self, reg: Reg) -> str:
+    def register_c_type(self, reg: Reg) -> str:
         """The C type of a register's local variable."""
         if reg.index in self.real:
             return "float" if reg.bits == 32 else "double"
-        return unsigned(reg.bits)
+        return unsigned_c_type(reg.bits)
 
 
-class Words(Site):
+class OperandWriter(InstructionSite):
     """One instruction whose operands are written as C."""
 
-    def __init__(self, instr: Instr, frame: Frame) -> None:
+    def __init__(self, instr: Instr, frame: KernelTables) -> None:
         super().__init__(instr, frame.kernel, frame.module)
         self.frame = frame
 
-    def bits_of(self, reg: Reg) -> str:
+    def register_bits(self, reg: Reg) -> str:
         """A register's content, unsigned."""
         if reg.index in self.frame.real:
             return f"as_u{reg.bits}(r{reg.index})"
         return f"r{reg.index}"
 
-    def value(self, arg: Operand | None, t: Type) -> str:
+    def operand_expression(self, arg: Operand | None, t: PtxType) -> str:
         """An operand as a C expression of type t: float, double, integer; f16 and packed: bits."""
         if isinstance(arg, Reg):
             if arg.bits < t.bits or (1 in (arg.bits, t.bits) and arg.bits != t.bits):
-                raise self.error(f"{arg.name} has {arg.bits} bits, .{t.name} needs {t.bits}")
+                raise self.make_error(f"{arg.name} has {arg.bits} bits, .{t.name} needs {t.bits}")
             if arg.index in self.frame.real and t.kind == "f" and arg.bits == t.bits:
                 return f"r{arg.index}"
-            return self._typed(f"({unsigned(t.bits)}){self.bits_of(arg)}", t)
-        if isinstance(arg, Neg):
+            return self._typed_expression(
+                f"({unsigned_c_type(t.bits)}){self.register_bits(arg)}", t
+            )
+        if isinstance(arg, NegatedPredicate):
             return f"(uint8_t)!r{arg.reg.index}"
         if isinstance(arg, Imm):
-            word = np.asarray(literal(arg, t, self))
+            word = np.asarray(literal_value(arg, t, self))
             raw = int(word.reshape(1).view(f"u{word.itemsize}")[0])
-            return self._typed(f"({unsigned(t.bits)}){raw:#x}u{'ll' if t.bits == 64 else ''}", t)
-        if isinstance(arg, Special):
+            return self._typed_expression(
+                f"({unsigned_c_type(t.bits)}){raw:#x}u{'ll' if t.bits == 64 else ''}", t
+            )
+        if isinstance(arg, SpecialRegister):
             if arg.name not in SPECIALS:
-                raise self.error(f"unknown special register {arg.name}")
+                raise self.make_error(f"unknown special register {arg.name}")
             for name, now in CLOCKS.items():
                 if arg.name.startswith(name):
                     shown = f"({now} >> {32 * arg.name.endswith('_hi')})"
                     if arg.name not in ("%clock64", "%globaltimer"):
                         shown = f"(uint32_t){shown}"
-                    return self._typed(f"({unsigned(t.bits)}){shown}", t)
-            n = self.frame.special(arg.name)
+                    return self._typed_expression(f"({unsigned_c_type(t.bits)}){shown}", t)
+            n = self.frame.special_number(arg.name)
             read = f"((const uint32_t *)c->special[{n}])[i & c->special_mask[{n}]]"
-            return self._typed(f"({unsigned(t.bits)}){read}", t)
-        if isinstance(arg, Sym):
-            return self._typed(f"({unsigned(t.bits)}){self.address_of(arg, t.bits)}", t)
-        raise self.error("this operand cannot be read")
+            return self._typed_expression(f"({unsigned_c_type(t.bits)}){read}", t)
+        if isinstance(arg, SymbolAddress):
+            return self._typed_expression(
+                f"({unsigned_c_type(t.bits)}){self.variable_address(arg, t.bits)}", t
+            )
+        raise self.make_error("this operand cannot be read")
 
-    def address_of(self, sym: Sym, bits: int) -> str:
+    def variable_address(self, sym: SymbolAddress, bits: int) -> str:
         """The address of a variable."""
         if bits not in (32, 64):
-            raise self.error("an address needs 32 or 64 bits")
-        if not self.known(sym.name):
-            raise self.error(f"unknown name {sym.name}")
-        return f"({self.frame.symbol('symbol', sym.name)} + {sym.offset & (1 << 64) - 1:#x}ull)"
+            raise self.make_error("an address needs 32 or 64 bits")
+        if not self.is_known_variable(sym.name):
+            raise self.make_error(f"unknown name {sym.name}")
+        start = self.frame.symbol_expression("symbol", sym.name)
+        return f"({start} + {sym.offset & (1 << 64) - 1:#x}ull)"
 
     @staticmethod
-    def _typed(bits: str, t: Type) -> str:
+    def _typed_expression(bits: str, t: PtxType) -> str:
         if t.name in ("f32", "f64"):
             return f"as_{t.name}({bits})"
         return f"((int{t.bits}_t)({bits}))" if t.kind == "s" else f"({bits})"
 
-    def a(self, n: int, t: Type | None = None) -> str:
+    def a(self, n: int, t: PtxType | None = None) -> str:
         """Operand n as type t, the instruction's by default."""
-        return self.value(self.arg(n), t or self.t)
+        return self.operand_expression(self.operand_at(n), t or self.t)
 
-    def put(self, arg: Operand | None, t: Type, value: str) -> str:
+    def assignment(self, arg: Operand | None, t: PtxType, value: str) -> str:
         """A statement that writes a value of type t (f16 and packed: its bits) to a destination."""
-        if isinstance(arg, Pair):
+        if isinstance(arg, DestinationPair):
             arg = arg.first
         if arg is None:
             return ""
         if not isinstance(arg, Reg):
-            raise self.error("this operand cannot be written")
+            raise self.make_error("this operand cannot be written")
         if arg.bits < t.bits or (t.bits == 1 != arg.bits):
-            raise self.error(f"{arg.name} has {arg.bits} bits, .{t.name} has {t.bits}")
+            raise self.make_error(f"{arg.name} has {arg.bits} bits, .{t.name} has {t.bits}")
         real = arg.index in self.frame.real
         if t.name in ("f32", "f64"):
             if real and arg.bits == t.bits:
                 return f"r{arg.index} = {value};"
             value = f"as_u{t.bits}({value})"
-        inner = f"(int{t.bits}_t)" if t.kind == "s" else f"({unsigned(t.bits)})"
-        bits = f"({unsigned(arg.bits)}){inner}({value})"
+        inner = f"(int{t.bits}_t)" if t.kind == "s" else f"({unsigned_c_type(t.bits)})"
+        bits = f"({unsigned_c_type(arg.bits)}){inner}({value})"
         return f"r{arg.index} = {f'as_f{arg.bits}({bits})' if real else bits};"
 
-    def d(self, value: str, t: Type | None = None) -> str:
+    def d(self, value: str, t: PtxType | None = None) -> str:
         """A statement that writes the destination."""
-        return self.put(self.i.args[0], t or self.t, value)
+        return self.assignment(self.i.args[0], t or self.t, value)
 
 
-Emit = Callable[[Words], str]
+Emit = Callable[[OperandWriter], str]

@@ -9,12 +9,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ..sanitizer.heard import heard
-from ..sanitizer.records import Slots
-from .values import at
+from ...mappings_table import address_of
+from ..sanitizer.native_accesses import check_native_accesses
+from ..sanitizer.records import AccessRecords
 
 if TYPE_CHECKING:
-    from ..state import State
+    from ..state import ChunkState
 
 PIECES, LOST = 64, 1 << 16
 """Buffers that are known at a time; reads that C keeps before it tells of them."""
@@ -37,8 +37,8 @@ class Extent(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Piece(ctypes.Structure):
-    """`Piece` of watch.h."""
+class WatchedBuffer(ctypes.Structure):
+    """`WatchedBuffer` of watch.h."""
 
     _fields_ = [
         ("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("mapping", Extent),
@@ -49,13 +49,17 @@ class Piece(ctypes.Structure):
         *((name, _POINTER) for name in ("write", "low", "high", "equal", "crowd", "flight")),
     ]  # fmt: skip
 
-    def show(self, slots: Slots) -> None:
+    def point_to_records(self, slots: AccessRecords) -> None:
         """Take the addresses of a memory's records."""
         self.granules = len(slots.write)
-        self.write, self.low, self.high = at(slots.write), at(slots.low), at(slots.high)
-        self.equal = 0 if slots.equal is None else at(slots.equal)
-        self.crowd = 0 if slots.crowd is None else at(slots.crowd.some)
-        self.flight = 0 if slots.flight is None else at(slots.flight)
+        self.write, self.low, self.high = (
+            address_of(slots.write),
+            address_of(slots.low),
+            address_of(slots.high),
+        )
+        self.equal = 0 if slots.equal is None else address_of(slots.equal)
+        self.crowd = 0 if slots.crowd is None else address_of(slots.crowd.some)
+        self.flight = 0 if slots.flight is None else address_of(slots.flight)
 
 
 class Watch(ctypes.Structure):
@@ -72,47 +76,48 @@ class Watch(ctypes.Structure):
         )),
         ("lost_count", _INT), ("lost_room", _INT), ("piece_count", _INT),
         ("told", _POINTER), ("told_count", _INT), ("told_room", _INT), ("bound", _INT),
-        ("locate", _CALLED), ("tell", _TOLD), ("own", Piece), ("pieces", Piece * PIECES),
+        ("locate", _CALLED), ("tell", _TOLD), ("own", WatchedBuffer),
+        ("pieces", WatchedBuffer * PIECES),
     ]  # fmt: skip
 
 
-_watchers: WeakValueDictionary[int, Watcher] = WeakValueDictionary()
+_watchers: WeakValueDictionary[int, NativeShadow] = WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def _locate(token: int, address: int, write: int) -> int:
-    return int(_watchers[token].locate(address, bool(write)))
+def _locate_for_c(token: int, address: int, write: int) -> int:
+    return int(_watchers[token].enter_buffer_at(address, bool(write)))
 
 
-_LOCATE = _CALLED(_locate)
-_TELL = _TOLD(lambda token: _watchers[token].tell())
+_LOCATE = _CALLED(_locate_for_c)
+_TELL = _TOLD(lambda token: _watchers[token].hear_from_c())
 
 
-class Watcher:
+class NativeShadow:
     """One chunk's shadow, shared with compiled code. `widest`: granules of its widest store."""
 
-    def __init__(self, widest: int, st: State) -> None:
+    def __init__(self, widest: int, st: ChunkState) -> None:
         self.told = np.zeros(max(st.n, LOST), TOLD)
         self.struct = Watch(
             locate=_LOCATE, tell=_TELL, token=next(_numbers), lost_room=LOST,
-            told=at(self.told), told_room=len(self.told),
+            told=address_of(self.told), told_room=len(self.told),
         )  # fmt: skip
         self.raised: BaseException | None = None
         _watchers[self.struct.token] = self
         self.saved = np.empty((st.n * widest, 2), np.uint64)
-        self.struct.saved = at(self.saved)
+        self.struct.saved = address_of(self.saved)
         self.lost = np.empty((0, 3), np.uint64)
         self.rows: Any = None
-        self.slots: list[Slots] = []
+        self.slots: list[AccessRecords] = []
         self.held: list[Any] = []
-        self.renew(st)
+        self.reuse_for(st)
 
     @property
-    def address(self) -> int:
+    def struct_address(self) -> int:
         """Address of the C struct."""
         return ctypes.addressof(self.struct)
 
-    def renew(self, st: State) -> None:
+    def reuse_for(self, st: ChunkState) -> None:
         """Another chunk of the same size."""
         shadow: Any = st.shadow
         self.shadow, self.o, w = shadow, shadow.o, self.struct
@@ -121,83 +126,83 @@ class Watcher:
         w.crowded = shadow.race and self.o.facts.crowded
         if w.crowded and not len(self.lost):
             self.lost = np.empty((LOST, 3), np.uint64)
-            w.lost = at(self.lost)
+            w.lost = address_of(self.lost)
         w.shared_end = limit = st.shared.shape[1]
         if shadow.bounds and not launch.code.dynamic:
             w.shared_end = min(limit, launch.code.shared_bytes)
         w.whole_warps = st.threads % 32 == 0
         w.shared_grain = shadow.grain.bit_length() - 1
         w.global_grain = self.o.grain.bit_length() - 1
-        w.gid, w.thread = at(shadow.gid), at(st.thread)
-        w.passed, w.warped = at(shadow.passed), at(shadow.warped)
-        w.local = at(shadow.local) if len(shadow.local) else 0
+        w.gid, w.thread = address_of(shadow.gid), address_of(st.thread)
+        w.passed, w.warped = address_of(shadow.passed), address_of(shadow.warped)
+        w.local = address_of(shadow.local) if len(shadow.local) else 0
         w.full, self.shapes = 0, -1
 
-    def rest(self) -> None:
+    def forget_launch(self) -> None:
         """Let go of what belongs to a launch."""
         self.shadow = self.o = self.rows = None
         self.slots, self.held = [], []
 
-    def before(self, rows: Any) -> None:
+    def before_run(self, rows: Any) -> None:
         """C is about to run; `rows`: the mappings."""
         w, shadow = self.struct, self.shadow
-        if self.shapes != Slots.shapes or rows is not self.rows or w.piece_count == PIECES:
-            self.shapes, self.rows = Slots.shapes, rows
+        if self.shapes != AccessRecords.shapes or rows is not self.rows or w.piece_count == PIECES:
+            self.shapes, self.rows = AccessRecords.shapes, rows
             w.piece_count = 0
             self.slots = [shadow.shared]
             self.held = [rows]
-            w.own.show(shadow.shared)
+            w.own.point_to_records(shadow.shared)
         w.lost_count = w.told_count = w.calm = 0
-        self._agree()
+        self._update_struct()
 
-    def _agree(self) -> None:
+    def _update_struct(self) -> None:
         """Let C know of the time, and of memories that have begun to remember more."""
         w, shadow = self.struct, self.shadow
         w.tick, w.crossed, w.bound = self.o.tick, 0, len(shadow.bound)
         w.can_cross = not w.crowded and shadow.knows is None and shadow.shared.crowd is None
-        if self.shapes != Slots.shapes:
-            self.shapes = Slots.shapes
-            w.own.show(shadow.shared)
+        if self.shapes != AccessRecords.shapes:
+            self.shapes = AccessRecords.shapes
+            w.own.point_to_records(shadow.shared)
             for piece in w.pieces[: w.piece_count]:
                 if piece.write:
-                    piece.show(self.slots[piece.number])
+                    piece.point_to_records(self.slots[piece.number])
 
-    def after(self) -> None:
+    def after_run(self) -> None:
         """C has run. Raises what was raised while it told."""
         if self.struct.crossed:
-            self.shadow.crossed(self.struct.tick)
+            self.shadow.on_barriers_in_c(self.struct.tick)
         raised, self.raised = self.raised, None
         if raised is not None:
             raise raised
 
-    def read_sources(self, copies: Any) -> None:
+    def record_source_reads(self, copies: Any) -> None:
         """Copies (see `machine.COPY`) read their sources."""
         told = np.zeros(len(copies), TOLD)
         told["lane"], told["at"], told["site"] = copies["lane"], copies["src"], copies["site"]
         told["size"], told["what"], told["space"] = copies["real"], ord("r"), ord("g")
         if len(told := told[told["size"] > 0]):
-            heard(self.shadow, told)
+            check_native_accesses(self.shadow, told)
 
-    def tell(self) -> None:
+    def hear_from_c(self) -> None:
         """C tells of barriers, of reads that it keeps no record of, and of other accesses."""
         w = self.struct
         try:
             if w.crossed:
-                self.shadow.crossed(w.tick)
+                self.shadow.on_barriers_in_c(w.tick)
             lost = self.lost[: w.lost_count]
             for number in np.unique(lost[:, 0]).tolist():
                 some = lost[lost[:, 0] == number]
-                self.slots[number].between(some[:, 1].astype(np.int64), some[:, 2])
+                self.slots[number].add_reads_between(some[:, 1].astype(np.int64), some[:, 2])
             if w.told_count:
-                heard(self.shadow, self.told[: w.told_count])
+                check_native_accesses(self.shadow, self.told[: w.told_count])
         except BaseException as e:  # which C cannot pass on
             self.raised = self.raised or e
-        self._agree()
+        self._update_struct()
 
-    def locate(self, address: int, write: bool) -> bool:
+    def enter_buffer_at(self, address: int, write: bool) -> bool:
         """Enter the piece that holds an address; False: C tells of the access."""
         w, o = self.struct, self.o
-        mapping = o.mapping(address)
+        mapping = o.mapping_at(address)
         row = int(np.searchsorted(self.rows[:, 0], np.uint64(address), "right")) - 1
         if mapping is None or row < 0 or int(self.rows[row, 0]) != mapping.va:
             return False
@@ -208,29 +213,29 @@ class Watcher:
                     known.records = True
                     if known.start <= address < known.end:
                         return True
-        bounds = self._ends(mapping, address)
+        bounds = self._touchable_bounds(mapping, address)
         if w.piece_count == PIECES or bounds is None:
             return False
         piece, row = w.pieces[w.piece_count], self.rows[row]
         piece.start, piece.end, piece.origin, wrote = bounds
         piece.mapping = Extent(*row.tolist())
-        piece.wrote = 0 if wrote is None else at(wrote)
+        piece.wrote = 0 if wrote is None else address_of(wrote)
         piece.base = mapping.va - mapping.buf_offset
         piece.records, piece.write = False, 0
-        self.held += [wrote, mapping.array]
+        self.held += [wrote, mapping.mapped_bytes]
         if self.shadow.race:
-            slots = o.slots(mapping)
+            slots = o.records_of(mapping)
             piece.records = o.written is None or id(mapping.buf) in o.written
             piece.number = len(self.slots)
             self.slots.append(slots)
-            piece.show(slots)
+            piece.point_to_records(slots)
         w.piece_count += 1
         return True
 
-    def _ends(self, mapping: Any, address: int) -> tuple[int, int, int, Any] | None:
+    def _touchable_bounds(self, mapping: Any, address: int) -> tuple[int, int, int, Any] | None:
         """Start and end of what may be touched there, where its words begin, which are written."""
         extents = self.o.extents
-        extent = self.o.find(address)
+        extent = self.o.piece_at(address)
         if extent is None:
             if extents.has_piece_in(mapping.va, mapping.end):
                 return None

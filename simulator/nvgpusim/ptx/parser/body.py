@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .reader import Reader, Token, shape
+from .reader import Token, TokenReader, signature_shape
 from .syntax import (
     Addr,
+    DestinationPair,
     Imm,
     Instr,
     Kernel,
-    Neg,
+    NegatedPredicate,
     Operand,
-    Pair,
     Reg,
-    Special,
-    Sym,
+    SpecialRegister,
+    SymbolAddress,
     Vec,
-    number,
+    parse_literal,
     type_bits,
 )
 
@@ -31,10 +31,10 @@ _SYSTEM = {
 """Functions that the driver provides: bits of their results and parameters."""
 
 
-class Body:
+class KernelBody:
     """The statements of one kernel."""
 
-    def __init__(self, parser: Reader, kernel: Kernel) -> None:
+    def __init__(self, parser: TokenReader, kernel: Kernel) -> None:
         self.p, self.kernel = parser, kernel
         self.scopes: list[dict[str, Reg]] = []
         self.labels: dict[str, int] = {}
@@ -47,7 +47,7 @@ class Body:
         self.prototypes: dict[str, list[str]] = {}
         self.inside: list[str] = []
 
-    def location(self, words: list[str]) -> tuple[str, int]:
+    def source_location(self, words: list[str]) -> tuple[str, int]:
         """File and line of a `.loc`: of code of CUDA's own headers, where it was called."""
         place = words[0], words[1], words[2] if len(words) > 2 else "0"
         if "inlined_at" in words:
@@ -62,140 +62,140 @@ class Body:
             seen.add(place)
         return self.p.files.get(int(place[0]), ""), int(place[1])
 
-    def scope(self) -> None:
+    def parse_scope(self) -> None:
         """Statements up to the closing brace."""
         self.scopes.append({})
         self.params.append({})
-        while not self.p.take("}"):
-            self.statement()
+        while not self.p.take_if("}"):
+            self.parse_statement()
         self.scopes.pop()
         self.params.pop()
 
-    def statement(self) -> None:
+    def parse_statement(self) -> None:
         """One statement or directive."""
         p = self.p
         tok = p.next()
         if tok.kind == "end":
-            raise p.error("kernel without end", tok)
+            raise p.make_error("kernel without end", tok)
         if tok.text == "{":
-            self.scope()
+            self.parse_scope()
         elif tok.text == ";":
             pass
         elif tok.text == ".reg":
             kind = p.next().text[1:]
             if kind in ("v2", "v4"):
-                raise p.error("vector registers are not supported", tok)
+                raise p.make_error("vector registers are not supported", tok)
             p.at -= 1
-            for variable in p.variable("reg"):
+            for variable in p.take_variables("reg"):
                 reg = Reg(len(self.kernel.regs), type_bits(kind), variable.name)
                 self.kernel.regs.append(reg)
                 self.scopes[-1][variable.name] = reg
             p.expect(";")
         elif tok.text == ".param":  # of a call to come
-            for variable in p.variable("param"):
+            for variable in p.take_variables("param"):
                 self.unique += 1
                 self.params[-1][variable.name] = f"{variable.name}@{self.unique}"
             p.expect(";")
         elif tok.text in (".local", ".shared", ".const", ".global"):
-            for variable in p.variable(tok.text[1:]):
+            for variable in p.take_variables(tok.text[1:]):
                 self.kernel.variables[variable.name] = variable
             p.expect(";")
         elif tok.text == ".loc":
-            self.source = self.location([t.text for t in p.rest_of_line()])
+            self.source = self.source_location([t.text for t in p.take_rest_of_line()])
         elif tok.text == ".pragma":
             p.skip_to(";")
         elif tok.kind == "id" and p.peek().text == ":":
             p.at += 1
             if p.peek().text == ".branchtargets":
                 p.at += 1
-                self.kernel.tables[tok.text] = list(self._names(";"))
-            elif p.take(".callprototype"):
-                self.prototypes[tok.text] = self.prototype()
-            elif p.take(".calltargets"):
-                self.prototypes[tok.text] = [n for n in self._names(";") if n in p.functions]
+                self.kernel.tables[tok.text] = list(self._names_until(";"))
+            elif p.take_if(".callprototype"):
+                self.prototypes[tok.text] = self.functions_fitting_prototype()
+            elif p.take_if(".calltargets"):
+                self.prototypes[tok.text] = [n for n in self._names_until(";") if n in p.functions]
             else:
                 name = self.renamed.get(tok.text, tok.text)
                 self.labels[name] = len(self.kernel.instrs)
         else:
-            self.instruction(tok)
+            self.parse_instruction(tok)
 
-    def prototype(self) -> list[str]:
+    def functions_fitting_prototype(self) -> list[str]:
         """The functions that fit `(results) _ (parameters)`, of those that have an address."""
         p = self.p
-        _, *lists = p.signature()
+        _, *lists = p.take_signature()
         p.skip_to(";")
-        want = shape(*lists)
+        want = signature_shape(*lists)
         return [n for n, f in p.functions.items() if n in p.taken and f.shape == want]
 
-    def _names(self, end: str) -> Iterator[str]:
+    def _names_until(self, end: str) -> Iterator[str]:
         while (tok := self.p.next()).text != end:
             if tok.text != ",":
                 yield tok.text
 
-    def instruction(self, tok: Token) -> None:
+    def parse_instruction(self, tok: Token) -> None:
         """One instruction, guard included."""
         p, guard, negated, first = self.p, None, False, tok
         if tok.text == "@":
-            negated = p.take("!")
-            guard = self.register(p.next())
+            negated = p.take_if("!")
+            guard = self.declared_register(p.next())
             tok = p.next()
         if tok.kind != "id" or tok.text.startswith("."):
-            raise p.error(f"expected an instruction, found {tok.text!r}", tok)
+            raise p.make_error(f"expected an instruction, found {tok.text!r}", tok)
         op, *mods = tok.text.split(".")
         if op == "call":
-            self.call(guard, negated, first)
+            self.parse_call(guard, negated, first)
             return
         args: list[Operand | None] = []
-        while not p.take(";"):
-            args.append(self.operand())
-            if p.take("|"):
-                args[-1] = Pair(args[-1], self.operand())
+        while not p.take_if(";"):
+            args.append(self.parse_operand())
+            if p.take_if("|"):
+                args[-1] = DestinationPair(args[-1], self.parse_operand())
             if p.peek().text != ";":
                 p.expect(",")
         end = p.toks[p.at - 1].line
         text = " ".join(" ".join(p.lines[first.line - 1 : end]).split())
         if op == "ret" and self.end:
-            op, mods, args = "bra", [], [Sym(self.end)]
+            op, mods, args = "bra", [], [SymbolAddress(self.end)]
         self.kernel.instrs.append(
             Instr(op, tuple(mods), tuple(args), guard, negated, first.line, text, self.source)
         )
 
-    def call(self, guard: Reg | None, negated: bool, first: Token) -> None:
+    def parse_call(self, guard: Reg | None, negated: bool, first: Token) -> None:
         """A call: of a function with a body, of one by its address, of the system's."""
         p = self.p
-        results = self.names() if p.peek().text == "(" else []
-        p.take(",")
+        results = self.parse_call_names() if p.peek().text == "(" else []
+        p.take_if(",")
         tok = p.next()
-        given = self.names() if p.take(",") and p.peek().text == "(" else []
+        given = self.parse_call_names() if p.take_if(",") and p.peek().text == "(" else []
         fits: list[str] | None = None
-        while not p.take(";"):  # prototype or targets of an indirect call
+        while not p.take_if(";"):  # prototype or targets of an indirect call
             word = p.next()
             if word.kind == "end":
-                raise p.error("call without end", tok)
+                raise p.make_error("call without end", tok)
             fits = self.prototypes.get(word.text, fits)
-        target = self.lookup(tok.text)
+        target = self.find_register(tok.text)
         self.unique += 1
         end = f"end@{self.unique}"
         if guard is not None:
-            self.emit("bra", (), (Sym(end),), first, guard, not negated)
+            self.add_instruction("bra", (), (SymbolAddress(end),), first, guard, not negated)
         if target is not None:
             if fits is None:
-                raise p.error("a call by address without its prototype", tok)
-            self.indirect(target, fits, results, given, end, first)
+                raise p.make_error("a call by address without its prototype", tok)
+            self.inline_indirect_call(target, fits, results, given, end, first)
         elif tok.text in p.functions:
-            self.inline(tok.text, results, given, tok)
+            self.inline_function(tok.text, results, given, tok)
         elif tok.text in _SYSTEM:
             names, sizes = (*results, *given), _SYSTEM[tok.text]
             if len(names) != len(sizes):
-                raise p.error(f"{tok.text} has {len(sizes)} results and parameters", tok)
-            self.emit(tok.text, (), tuple(map(Sym, names)), first)
+                raise p.make_error(f"{tok.text} has {len(sizes)} results and parameters", tok)
+            self.add_instruction(tok.text, (), tuple(map(SymbolAddress, names)), first)
             for name, bits in zip(names, sizes, strict=True):
-                self.kernel.slot(name, 0, bits)
+                self.kernel.parameter_slot(name, 0, bits)
         else:
-            raise p.error(f"call of {tok.text}, which has no body here", tok)
+            raise p.make_error(f"call of {tok.text}, which has no body here", tok)
         self.labels[end] = len(self.kernel.instrs)
 
-    def emit(
+    def add_instruction(
         self, op: str, mods: tuple[str, ...], args: tuple[Operand | None, ...], first: Token,
         guard: Reg | None = None, negated: bool = False,
     ) -> None:  # fmt: skip
@@ -205,7 +205,7 @@ class Body:
             Instr(op, mods, args, guard, negated, first.line, text, self.source)
         )
 
-    def indirect(
+    def inline_indirect_call(
         self, target: Reg, fits: list[str], results: list[str], given: list[str], end: str,
         first: Token,
     ) -> None:  # fmt: skip
@@ -218,24 +218,24 @@ class Body:
             skip = f"skip@{self.unique}"
             test = Reg(len(self.kernel.regs), 1, f"is@{self.unique}")
             self.kernel.regs.append(test)
-            self.emit("setp", ("ne", "u64"), (test, target, Sym(name)), first)
-            self.emit("bra", (), (Sym(skip),), first, test)
+            self.add_instruction("setp", ("ne", "u64"), (test, target, SymbolAddress(name)), first)
+            self.add_instruction("bra", (), (SymbolAddress(skip),), first, test)
             self.addressed += 1
-            self.inline(name, results, given, first)
+            self.inline_function(name, results, given, first)
             self.addressed -= 1
-            self.emit("bra", (), (Sym(end),), first)
+            self.add_instruction("bra", (), (SymbolAddress(end),), first)
             self.labels[skip] = len(self.kernel.instrs)
-        self.emit("trap", (), (), first)
+        self.add_instruction("trap", (), (), first)
 
-    def inline(self, name: str, results: list[str], given: list[str], tok: Token) -> None:
+    def inline_function(self, name: str, results: list[str], given: list[str], tok: Token) -> None:
         """Put the function's body here: registers, labels and parameters under names of its own."""
         p = self.p
         function = p.functions[name]
         if name in self.inside and self.addressed:
-            self.emit("__recursion", (), (), tok)  # which a launch may never come to
+            self.add_instruction("__recursion", (), (), tok)  # which a launch may never come to
             return
         if name in self.inside or len(self.inside) >= 16:
-            raise p.error("calls nest too deep (recursion?)", tok)
+            raise p.make_error("calls nest too deep (recursion?)", tok)
         self.unique += 1
         end = f"end@{self.unique}"
         formal = [
@@ -246,13 +246,13 @@ class Body:
         self.scopes, self.params = [], [dict(formal)]
         p.at, self.end = function.at, end
         self.inside.append(name)
-        self.renamed = {name: f"{name}@{self.unique}" for name in self.body_labels()}
-        self.scope()
+        self.renamed = {name: f"{name}@{self.unique}" for name in self.labels_of_body()}
+        self.parse_scope()
         self.scopes, self.params, self.renamed, self.end, p.at = kept
         self.inside.pop()
         self.labels[end] = len(self.kernel.instrs)
 
-    def body_labels(self) -> list[str]:
+    def labels_of_body(self) -> list[str]:
         """Labels between here and the brace that closes the function."""
         found, level, toks = [], 1, self.p.toks
         at = self.p.at
@@ -263,77 +263,77 @@ class Body:
             at += 1
         return found
 
-    def names(self) -> list[str]:
+    def parse_call_names(self) -> list[str]:
         """(a, b, ...) of a call: the unique names of parameter variables."""
         self.p.expect("(")
-        return [self.param(name) for name in self._names(")")]
+        return [self.unique_name(name) for name in self._names_until(")")]
 
-    def param(self, name: str) -> str:
+    def unique_name(self, name: str) -> str:
         """The unique name of a call's parameter variable; other names stay."""
         for scope in reversed(self.params):
             if name in scope:
                 return scope[name]
         return self.renamed.get(name, name)
 
-    def register(self, tok: Token) -> Reg:
+    def declared_register(self, tok: Token) -> Reg:
         """A declared register."""
-        reg = self.lookup(tok.text)
+        reg = self.find_register(tok.text)
         if reg is None:
-            raise self.p.error(f"undeclared register {tok.text!r}", tok)
+            raise self.p.make_error(f"undeclared register {tok.text!r}", tok)
         return reg
 
-    def lookup(self, name: str) -> Reg | None:
+    def find_register(self, name: str) -> Reg | None:
         """The innermost register of that name."""
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
         return None
 
-    def operand(self) -> Operand | None:
+    def parse_operand(self) -> Operand | None:
         """One operand; None for the sink."""
         p = self.p
         tok = p.next()
         if tok.text == "{":
             items = []
-            while not p.take("}"):
-                items.append(self.operand())
-                p.take(",")
+            while not p.take_if("}"):
+                items.append(self.parse_operand())
+                p.take_if(",")
             return Vec(tuple(items))
         if tok.text == "[":
-            return self.address()
+            return self.parse_address()
         if tok.text == "!":
-            return Neg(self.register(p.next()))
+            return NegatedPredicate(self.declared_register(p.next()))
         if tok.text == "-":
-            literal = number(p.next().text)
+            literal = parse_literal(p.next().text)
             return Imm(-literal.value, literal.kind)
         if tok.kind == "num":
-            return number(tok.text)
+            return parse_literal(tok.text)
         if tok.text == "_":
             return None
-        reg = self.lookup(tok.text)
+        reg = self.find_register(tok.text)
         if reg is not None:
             return reg
         if tok.text.startswith("%"):
-            return Special(tok.text)
+            return SpecialRegister(tok.text)
         if tok.text == "WARP_SZ":
             return Imm(32, "int")
         if tok.kind != "id":
-            raise p.error(f"unexpected {tok.text!r}", tok)
-        if p.take("["):  # tinygrad writes local0[0]
-            offset = p.integer()
+            raise p.make_error(f"unexpected {tok.text!r}", tok)
+        if p.take_if("["):  # tinygrad writes local0[0]
+            offset = p.take_integer()
             p.expect("]")
         else:
-            offset = p.displacement()
-        return Sym(self.param(tok.text), offset)
+            offset = p.take_displacement()
+        return SymbolAddress(self.unique_name(tok.text), offset)
 
-    def address(self) -> Addr:
+    def parse_address(self) -> Addr:
         """The rest of [base + offset]."""
-        base = self.operand()
-        if isinstance(base, Sym):
-            base, offset = Sym(base.name), base.offset
+        base = self.parse_operand()
+        if isinstance(base, SymbolAddress):
+            base, offset = SymbolAddress(base.name), base.offset
         elif isinstance(base, (Imm, Reg)):
-            offset = self.p.displacement()
+            offset = self.p.take_displacement()
         else:
-            raise self.p.error("this is no address", self.p.peek())
+            raise self.p.make_error("this is no address", self.p.peek())
         self.p.expect("]")
         return Addr(base, offset)

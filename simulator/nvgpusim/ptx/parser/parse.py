@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .body import Body
-from .literals import write_literals
-from .reader import Function, Reader, shape
+from .body import KernelBody
+from .kernel_facts import loads_compared_by_cas
+from .literals import replace_known_registers
+from .reader import FunctionDeclaration, TokenReader, signature_shape
 from .syntax import Kernel, Module, PtxError
-from .taint import compared_reads
 
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
 
 
-class Parser(Reader):
+class Parser(TokenReader):
     """A module's text; `run` gives its tree."""
 
     def __init__(self, text: str) -> None:
@@ -25,45 +25,45 @@ class Parser(Reader):
         self.module = Module()
 
     # module scope
-    def run(self) -> Module:
+    def parse_module(self) -> Module:
         """Parse the whole text."""
         try:
-            return self.text()
+            return self.parse_directives()
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
             tok = self.toks[min(self.at, len(self.toks) - 1)] if self.toks else self.peek()
-            raise self.error(f"not understood ({e})", tok) from e
+            raise self.make_error(f"not understood ({e})", tok) from e
 
-    def text(self) -> Module:
+    def parse_directives(self) -> Module:
         """The module's directives, one after the other."""
         for at, tok in enumerate(self.toks):
             if tok.text == ".func":
                 self.at = at + 1
-                self.function()
+                self.note_function()
             elif tok.text == ".file":
                 number, name = self.toks[at + 1].text, self.toks[at + 2].text
                 self.files[int(number)] = name.strip('"')
-        self.addressed_functions()
+        self.note_addressed_functions()
         self.at = 0
         while (tok := self.peek()).kind != "end":
             if tok.text in (".version", ".target", ".address_size", ".file"):
                 self.at += 1
-                words = [t.text for t in self.rest_of_line()]
+                words = [t.text for t in self.take_rest_of_line()]
                 if tok.text == ".version":
                     self.module.version = words[0]
                 elif tok.text == ".target":
                     self.module.target = words[0]
                 elif tok.text == ".address_size" and words[:1] != ["64"]:
-                    raise self.error("only 64-bit addresses exist on this GPU", tok)
+                    raise self.make_error("only 64-bit addresses exist on this GPU", tok)
             elif tok.text in _LINKAGE:
                 self.at += 1
             elif tok.text == ".entry":
                 self.at += 1
-                self.entry()
+                self.parse_entry()
             elif tok.text == ".func":
                 self.skip_function()
             elif tok.text in (".global", ".const", ".shared"):
                 self.at += 1
-                for variable in self.variable(tok.text[1:]):
+                for variable in self.take_variables(tok.text[1:]):
                     self.module.variables[variable.name] = variable
                 self.expect(";")
             elif tok.text == ".section":
@@ -74,7 +74,7 @@ class Parser(Reader):
             elif tok.kind == "bad":
                 self.next()
             else:
-                raise self.error(f"unknown directive {tok.text!r}", tok)
+                raise self.make_error(f"unknown directive {tok.text!r}", tok)
         return self.module
 
     def skip_block(self) -> None:
@@ -84,7 +84,7 @@ class Parser(Reader):
             tok = self.peek()
             self.at += 1
             if tok.kind == "end":
-                raise self.error("block without end", tok)
+                raise self.make_error("block without end", tok)
             depth += {"{": 1, "}": -1}.get(tok.text, 0)
 
     def skip_function(self) -> None:
@@ -92,21 +92,23 @@ class Parser(Reader):
         if self.skip_to("{", ";", lacking="function without body").text == "{":
             self.skip_block()
 
-    def function(self) -> None:
+    def note_function(self) -> None:
         """Note where a function's body begins and what its parameters are called."""
-        name, *lists = self.signature()
+        name, *lists = self.take_signature()
         if self.skip_to("{", ";", lacking="function without body").text == "{":
             results, params = ([v.name for v in some] for some in lists)
-            self.functions[name] = Function(results, params, self.at, shape(*lists))
+            self.functions[name] = FunctionDeclaration(
+                results, params, self.at, signature_shape(*lists)
+            )
             if name not in self.module.functions:
                 self.module.functions.append(name)
 
     # kernel scope
-    def entry(self) -> None:
+    def parse_entry(self) -> None:
         """A kernel; one that cannot be read refuses itself when it is to run, not its module."""
         start, name = self.at, self.peek().text
         try:
-            self.kernel()
+            self.parse_kernel()
         except PtxError as e:
             self.at = start
             while (tok := self.peek()).text != "{":
@@ -120,7 +122,7 @@ class Parser(Reader):
                 raise e from None
             self.module.kernels[name] = Kernel(name, refusal=f"{e} (kernel {name})")
 
-    def addressed_functions(self) -> None:
+    def note_addressed_functions(self) -> None:
         """Note the functions whose address somebody takes: a call by address can reach them."""
         head = ""
         for tok in self.toks:
@@ -133,42 +135,42 @@ class Parser(Reader):
             elif tok.text in self.functions and not head.startswith((".func", "call")):
                 self.taken.add(tok.text)
 
-    def kernel(self) -> None:
+    def parse_kernel(self) -> None:
         """Parse an entry."""
         kernel = Kernel(self.next().text)
-        if self.take("("):
-            while not self.take(")"):
+        if self.take_if("("):
+            while not self.take_if(")"):
                 self.expect(".param")
                 # A parameter is laid out at its natural alignment, in order.
-                for variable in self.variable("param", many=False):
+                for variable in self.take_variables("param", many=False):
                     at = -(-kernel.param_bytes // variable.align) * variable.align
                     variable.offset, kernel.param_bytes = at, at + variable.size
                     kernel.params[variable.name] = variable
-                self.take(",")
-        while not self.take("{"):
+                self.take_if(",")
+        while not self.take_if("{"):
             tok = self.next()
             if tok.text in (".maxntid", ".reqntid"):
                 kernel.max_threads = 1
                 for _ in range(3):
-                    kernel.max_threads *= self.integer()
-                    if not self.take(","):
+                    kernel.max_threads *= self.take_integer()
+                    if not self.take_if(","):
                         break
             elif tok.text in (".minnctapersm", ".maxnreg", ".maxnctapersm"):
-                self.integer()
+                self.take_integer()
             elif tok.text == ".noreturn":
                 pass
             else:
-                raise self.error(f"unknown performance directive {tok.text!r}", tok)
-        body = Body(self, kernel)
-        body.scope()
+                raise self.make_error(f"unknown performance directive {tok.text!r}", tok)
+        body = KernelBody(self, kernel)
+        body.parse_scope()
         kernel.labels = body.labels
-        for n in compared_reads(kernel):
+        for n in loads_compared_by_cas(kernel):
             instr = kernel.instrs[n]
             kernel.instrs[n] = replace(instr, mods=(*instr.mods, "relaxed"))
-        write_literals(kernel)
+        replace_known_registers(kernel)
         self.module.kernels[kernel.name] = kernel
 
 
 def parse(text: str) -> Module:
     """Parse a PTX module. Raises PtxError with line and text."""
-    return Parser(text).run()
+    return Parser(text).parse_module()

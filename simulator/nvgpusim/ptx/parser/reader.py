@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .syntax import PtxError, Variable, number, type_bits
+from .syntax import PtxError, Variable, parse_literal, type_bits
 
 _TOKEN = re.compile(
     r"""(?P<nl>\n)|(?P<ws>[ \t\r]+)|(?P<str>"(?:[^"\\]|\\.)*")
@@ -32,7 +32,7 @@ class Token:
     line: int
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokenize(text: str) -> list[Token]:
     text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", text)
     out, pos, line = [], 0, 1
     while pos < len(text):
@@ -54,7 +54,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionDeclaration:
     """A .func: names of results and parameters, index of its body's first token.
 
     `shape`: bytes of the results, and of the parameters.
@@ -66,35 +66,35 @@ class Function:
     shape: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def shape(
+def signature_shape(
     results: list[Variable], params: list[Variable]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes of results and of parameters: the same for a call and a function that fits it."""
     return tuple(v.size for v in results), tuple(v.size for v in params)
 
 
-class Reader:
+class TokenReader:
     """A module's text and a place in it; `functions`: those that calls may name.
 
     `taken`: functions whose address the module uses.
     """
 
     def __init__(self, text: str) -> None:
-        self.toks = _tokens(text)
+        self.toks = _tokenize(text)
         self.lines = text.split("\n")
         self.at = 0
         self.files: dict[int, str] = {}
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, FunctionDeclaration] = {}
         self.taken: set[str] = set()
 
     # tokens
-    def _skip_lines(self) -> None:
+    def _skip_line_ends(self) -> None:
         while self.at < len(self.toks) and self.toks[self.at].kind == "nl":
             self.at += 1
 
     def peek(self) -> Token:
         """The next token that is no line end."""
-        self._skip_lines()
+        self._skip_line_ends()
         return self.toks[self.at] if self.at < len(self.toks) else Token("end", "", len(self.lines))
 
     def next(self) -> Token:
@@ -102,12 +102,12 @@ class Reader:
         tok = self.peek()
         self.at += 1
         if tok.kind == "end" and self.at > len(self.toks) + 1:
-            raise self.error("the text ends here", tok)
+            raise self.make_error("the text ends here", tok)
         if tok.kind == "bad":
             raise PtxError(f"PTX line {tok.line}: cannot read {tok.text!r}")
         return tok
 
-    def take(self, text: str) -> bool:
+    def take_if(self, text: str) -> bool:
         """Take the next token if it is `text`."""
         if self.peek().text == text:
             self.at += 1
@@ -118,27 +118,27 @@ class Reader:
         """Take `text` or fail."""
         tok = self.next()
         if tok.text != text:
-            raise self.error(f"expected {text!r}, found {tok.text!r}", tok)
+            raise self.make_error(f"expected {text!r}, found {tok.text!r}", tok)
 
     def skip_to(self, *ends: str, lacking: str = "the text ends here") -> Token:
         """Take all tokens to one of `ends`, which is returned."""
         while (tok := self.next()).text not in ends:
             if tok.kind == "end":
-                raise self.error(lacking, tok)
+                raise self.make_error(lacking, tok)
         return tok
 
-    def displacement(self) -> int:
+    def take_displacement(self) -> int:
         """Take `+ n` or `- n`; 0 where there is none."""
         if self.peek().text not in ("+", "-"):
             return 0
-        return self.integer() if self.next().text == "+" else -self.integer()
+        return self.take_integer() if self.next().text == "+" else -self.take_integer()
 
-    def error(self, what: str, tok: Token) -> PtxError:
+    def make_error(self, what: str, tok: Token) -> PtxError:
         """An error at a token."""
         text = self.lines[tok.line - 1].strip() if tok.line <= len(self.lines) else ""
         return PtxError(f"PTX line {tok.line}: {what} in {text!r}")
 
-    def rest_of_line(self) -> list[Token]:
+    def take_rest_of_line(self) -> list[Token]:
         """Tokens up to the line's end (directives without semicolon)."""
         out = []
         while self.at < len(self.toks) and self.toks[self.at].kind != "nl":
@@ -146,83 +146,83 @@ class Reader:
             self.at += 1
         return out
 
-    def integer(self) -> int:
+    def take_integer(self) -> int:
         """Take a number."""
-        negative = self.take("-")
+        negative = self.take_if("-")
         tok = self.next()
         if tok.kind != "num":
-            raise self.error(f"expected a number, found {tok.text!r}", tok)
-        value = int(number(tok.text).value)
+            raise self.make_error(f"expected a number, found {tok.text!r}", tok)
+        value = int(parse_literal(tok.text).value)
         return -value if negative else value
 
     # declarations
-    def parameters(self) -> list[Variable]:
+    def take_parameters(self) -> list[Variable]:
         """A function's (.param ...) list."""
         self.expect("(")
         found = []
-        while not self.take(")"):
+        while not self.take_if(")"):
             tok = self.next()
             if tok.text not in (".param", ".reg"):
-                raise self.error("expected .param", tok)
-            found += self.variable("param", many=False)
-            self.take(",")
+                raise self.make_error("expected .param", tok)
+            found += self.take_variables("param", many=False)
+            self.take_if(",")
         return found
 
-    def signature(self) -> tuple[str, list[Variable], list[Variable]]:
+    def take_signature(self) -> tuple[str, list[Variable], list[Variable]]:
         """A function's name, results and parameters: `(results) name (parameters)`."""
-        results = self.parameters() if self.peek().text == "(" else []
+        results = self.take_parameters() if self.peek().text == "(" else []
         name = self.next().text
-        return name, results, self.parameters() if self.peek().text == "(" else []
+        return name, results, self.take_parameters() if self.peek().text == "(" else []
 
-    def variable(self, space: str, many: bool = True) -> list[Variable]:
+    def take_variables(self, space: str, many: bool = True) -> list[Variable]:
         """Variables of one declaration, without the semicolon."""
         align, bits, count = 0, 0, 1
         while (tok := self.peek()).text.startswith("."):
             self.at += 1
             if tok.text == ".align":
-                align = self.integer()
+                align = self.take_integer()
             elif tok.text in (".v2", ".v4"):
                 count = int(tok.text[2:])
             elif tok.text in (".ptr", ".global", ".const", ".shared", ".local"):
                 pass  # attributes of a pointer parameter
             elif tok.text in (".attribute",):
-                raise self.error("unsupported attribute", tok)
+                raise self.make_error("unsupported attribute", tok)
             else:
                 bits = type_bits(tok.text[1:])
         out = []
         while True:
             tok = self.next()
             if tok.kind != "id":
-                raise self.error(f"expected a name, found {tok.text!r}", tok)
+                raise self.make_error(f"expected a name, found {tok.text!r}", tok)
             names = [tok.text]
-            if self.take("<"):
-                count_of = self.integer()
+            if self.take_if("<"):
+                count_of = self.take_integer()
                 if not 0 <= count_of <= MOST_NAMES:
-                    raise self.error(f"0 to {MOST_NAMES} registers were expected", tok)
+                    raise self.make_error(f"0 to {MOST_NAMES} registers were expected", tok)
                 names = [f"{tok.text}{i}" for i in range(count_of)]
                 self.expect(">")
             size = max(1, bits // 8) * count
-            while self.take("["):
-                size *= 0 if self.peek().text == "]" else self.integer()
+            while self.take_if("["):
+                size *= 0 if self.peek().text == "]" else self.take_integer()
                 self.expect("]")
             if not 0 <= size <= MOST_BYTES:
-                raise self.error(f"a variable of {size} bytes", tok)
+                raise self.make_error(f"a variable of {size} bytes", tok)
             for name in names:
                 out.append(Variable(name, space, size, align or max(1, bits // 8) * count))
-            if self.take("="):
-                self.initial(out[-1], max(1, bits // 8))
-            if not many or not self.take(","):
+            if self.take_if("="):
+                self.take_initialiser(out[-1], max(1, bits // 8))
+            if not many or not self.take_if(","):
                 return out
 
-    def initial(self, variable: Variable, width: int) -> None:
+    def take_initialiser(self, variable: Variable, width: int) -> None:
         """Parse an initialiser into the variable."""
         data = bytearray()
 
         def item() -> None:
-            if self.take("{"):
-                while not self.take("}"):
+            if self.take_if("{"):
+                while not self.take_if("}"):
                     item()
-                    self.take(",")
+                    self.take_if(",")
                 return
             tok = self.peek()
             if tok.kind == "id":
@@ -232,11 +232,11 @@ class Reader:
                     self.expect("(")
                     name = self.next().text
                     self.expect(")")
-                variable.references.append((len(data), name, self.displacement()))
+                variable.references.append((len(data), name, self.take_displacement()))
                 data.extend(bytes(width))
                 return
-            negative = self.take("-")
-            literal = number(self.next().text)
+            negative = self.take_if("-")
+            literal = parse_literal(self.next().text)
             value = int(literal.value)
             data.extend(
                 ((-value if negative else value) & (1 << 8 * width) - 1).to_bytes(width, "little")

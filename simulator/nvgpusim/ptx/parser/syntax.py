@@ -29,14 +29,14 @@ class Imm:
 
 
 @dataclass(frozen=True)
-class Special:
+class SpecialRegister:
     """A read-only register such as `%tid.x`."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Sym:
+class SymbolAddress:
     """The address of a variable (or a label), plus a byte offset."""
 
     name: str
@@ -47,7 +47,7 @@ class Sym:
 class Addr:
     """`[base + offset]`."""
 
-    base: Reg | Sym | Imm
+    base: Reg | SymbolAddress | Imm
     offset: int
 
 
@@ -59,36 +59,38 @@ class Vec:
 
 
 @dataclass(frozen=True)
-class Neg:
+class NegatedPredicate:
     """`!p`."""
 
     reg: Reg
 
 
 @dataclass(frozen=True)
-class Pair:
+class DestinationPair:
     """`p|q`: two destinations."""
 
     first: Operand | None
     second: Operand | None
 
 
-Operand = Reg | Imm | Special | Sym | Addr | Vec | Neg | Pair
+Operand = (
+    Reg | Imm | SpecialRegister | SymbolAddress | Addr | Vec | NegatedPredicate | DestinationPair
+)
 
 
-def registers(operand: Operand | None) -> list[int]:
+def register_numbers(operand: Operand | None) -> list[int]:
     """Return the numbers of the registers that an operand names."""
     match operand:
         case Reg():
             return [operand.index]
-        case Neg():
+        case NegatedPredicate():
             return [operand.reg.index]
         case Addr():
-            return registers(operand.base)
+            return register_numbers(operand.base)
         case Vec():
-            return [r for item in operand.items for r in registers(item)]
-        case Pair():
-            return registers(operand.first) + registers(operand.second)
+            return [r for item in operand.items for r in register_numbers(item)]
+        case DestinationPair():
+            return register_numbers(operand.first) + register_numbers(operand.second)
     return []
 
 
@@ -139,7 +141,7 @@ class Kernel:
     slots: dict[tuple[str, int], Reg] = field(default_factory=dict)
     flag: Reg | None = None
 
-    def slot(self, name: str, offset: int, bits: int) -> Reg:
+    def parameter_slot(self, name: str, offset: int, bits: int) -> Reg:
         """The register that holds a call's parameter bytes at `offset`."""
         if (name, offset) not in self.slots:
             reg = Reg(len(self.regs), bits, f"{name}+{offset}")
@@ -147,7 +149,7 @@ class Kernel:
             self.slots[name, offset] = reg
         return self.slots[name, offset]
 
-    def carry(self) -> Reg:
+    def carry_flag(self) -> Reg:
         """The carry flag of .cc, which no instruction names."""
         if self.flag is None:
             self.flag = Reg(len(self.regs), 32, "%carry")
@@ -165,7 +167,7 @@ class Module:
     variables: dict[str, Variable] = field(default_factory=dict)
     functions: list[str] = field(default_factory=list)
 
-    def function(self, name: str) -> int:
+    def function_address(self, name: str) -> int:
         """The address of a function, 0 where there is none of that name."""
         return FUNCTIONS + 16 * self.functions.index(name) if name in self.functions else 0
 
@@ -174,7 +176,7 @@ FUNCTIONS = 0x7F0000000000
 """Start of the addresses of functions: nothing else lies there, and nobody reads code."""
 
 
-def number(text: str) -> Imm:
+def parse_literal(text: str) -> Imm:
     """A PTX literal."""
     if text[:2] in ("0f", "0F"):
         return Imm(int(text[2:], 16), "f32")

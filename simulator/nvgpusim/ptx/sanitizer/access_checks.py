@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...extents import WORD, Extent
-from ..parser.syntax import Instr, Vec, registers
-from ..state import Lanes, State
-from .clocks import Clocks, Watch
-from .records import Slots
+from ..parser.syntax import Instr, Vec, register_numbers
+from ..state import ChunkState, Lanes
+from .clocks import LaneClocks, LaunchChecks
+from .records import AccessRecords
 
 
-def place_of(instr: Instr | None) -> str:
+def instruction_text(instr: Instr | None) -> str:
     """Describe an instruction's position."""
     if instr is None:
         return "unknown instruction"
@@ -22,7 +22,7 @@ def place_of(instr: Instr | None) -> str:
     return f"PTX line {instr.line}: {instr.text}{source}"
 
 
-def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> NDArray[np.bool_]:
+def mask_of_used_bytes(instr: Instr, instrs: list[Instr], total: int) -> NDArray[np.bool_]:
     """Select the bytes of an instruction's access that the kernel uses.
 
     NVRTC makes one aligned load of four of two that have three, and never looks at the fourth.
@@ -35,70 +35,70 @@ def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> NDArray[np.bool
         for other in instrs
         if other is not instr
         for arg in (*other.args, other.guard)
-        for reg in registers(arg)
+        for reg in register_numbers(arg)
     }
-    used = np.array([not elsewhere.isdisjoint(registers(item)) for item in items])
+    used = np.array([not elsewhere.isdisjoint(register_numbers(item)) for item in items])
     return np.repeat(used, total // len(items))
 
 
-class AccessChecks(Clocks):
+class AccessChecks(LaneClocks):
     """Accesses beside an allocation or before a first write, and the wording of findings."""
 
     init = bounds = True
 
-    def __init__(self, owner: Watch, st: State) -> None:
+    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
         super().__init__(owner, st)
         self.pieces: dict[int, Extent] = {}
 
-    def place(self, site: int, verb: str) -> str:
+    def site_text(self, site: int, verb: str) -> str:
         """An instruction by its number."""
         sites = self.launch.code.sites
         if not 0 < site <= len(sites):
             return verb
-        return f"{verb} ({place_of(sites[site - 1])})"
+        return f"{verb} ({instruction_text(sites[site - 1])})"
 
-    def report(self, kind: str, key: Any, text: str) -> None:
+    def add_finding(self, kind: str, key: Any, text: str) -> None:
         """A finding, once for each pair of instructions."""
         name = self.launch.code.kernel.name
         self.launch.findings.setdefault(f"{kind} {key}", f"{name}: {kind}: {text}")
 
-    def who(self, gid: int) -> str:
+    def thread_text(self, gid: int) -> str:
         """Block and thread by global number."""
-        return self.launch.name_thread(gid // self.st.threads, gid % self.st.threads)
+        return self.launch.thread_text(gid // self.st.threads, gid % self.st.threads)
 
-    def me(self, lane: int) -> str:
+    def lane_text(self, lane: int) -> str:
         """Block and thread of a lane."""
-        return self.who(int(self.gid[lane]))
+        return self.thread_text(int(self.gid[lane]))
 
-    def freed(self) -> None:
+    def on_freed(self) -> None:
         """A kernel has freed memory: pieces that accesses remember may be gone."""
         self.pieces.clear()
-        Slots.shapes += 1
+        AccessRecords.shapes += 1
 
-    def reach(self, where: Any, total: int, access: str) -> None:
+    def check_global_access(self, where: Any, total: int, access: str) -> None:
         """A global access of the active lanes: ends of buffers, reads of what nobody wrote."""
-        addr, lanes = where, self.st.lanes()
+        addr, lanes = where, self.st.active_lanes()
         low, high = int(addr.min()), int(addr.max()) + total
         extent = self.pieces.get(self.st.site)
         if extent is None or not extent.va <= low < extent.end:
-            extent = self.o.find(low)
+            extent = self.o.piece_at(low)
             if extent is not None:
                 self.pieces[self.st.site] = extent
         if extent is not None and high <= extent.end:
-            self._fresh(extent, lanes, addr, total, access)
+            self._check_written(extent, lanes, addr, total, access)
             return
-        mapping = self.o.mapping(low)
+        mapping = self.o.mapping_at(low)
         whole = mapping is not None and high <= mapping.end
         if whole and not self.o.extents.has_piece_in(mapping.va, mapping.end):
-            self._asked(lanes, where, total, access, mapping)
+            self._check_driver_size(lanes, where, total, access, mapping)
             return
         left = np.arange(len(where))
         while len(left):
             va = int(where[left[0]])
-            extent = self.o.find(va)
+            extent = self.o.piece_at(va)
             if extent is None or va + total > extent.end:
-                self._outside(int(lanes[left[0]]), va, total, access)
-                beyond = extent.end if extent is not None else self.o.extents.after(va)
+                self._report_outside(int(lanes[left[0]]), va, total, access)
+                beyond = extent.end if extent is not None else self.o.extents.next_start(va)
                 gone = (where[left] >= where[left[0]]) & (
                     where[left] < np.uint64(max(beyond, va + 1))
                 )
@@ -106,10 +106,12 @@ class AccessChecks(Clocks):
                 continue
             here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
             inside = left[here]
-            self._fresh(extent, lanes[inside], where[inside], total, access)
+            self._check_written(extent, lanes[inside], where[inside], total, access)
             left = left[~here]
 
-    def _asked(self, lanes: Lanes, where: Any, total: int, access: str, mapping: Any) -> None:
+    def _check_driver_size(
+        self, lanes: Lanes, where: Any, total: int, access: str, mapping: Any
+    ) -> None:
         """A buffer of which only the driver knows the size."""
         asked = mapping.va - mapping.buf_offset + mapping.buf.asked
         over = where + np.uint64(total) > asked
@@ -117,36 +119,42 @@ class AccessChecks(Clocks):
             n = int(np.flatnonzero(over)[0])
             va = max(int(where[n]), asked)
             what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
-            self._tell("bounds", int(lanes[n]), total, access, what)
+            self._report_access("bounds", int(lanes[n]), total, access, what)
 
-    def _outside(self, lane: int, va: int, total: int, access: str) -> None:
-        mapping = self.o.mapping(va)
+    def _report_outside(self, lane: int, va: int, total: int, access: str) -> None:
+        mapping = self.o.mapping_at(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
-        kind, what = self.o.extents.address_story(va, self.o.now)
+        kind, what = self.o.extents.describe_address(va, self.o.now)
         if not self.o.extents.has_piece_in(mapping.va, mapping.end) and kind != "free":
             one = np.array([va], np.uint64)
-            self._asked(np.array([lane]), one, total, access, mapping)
+            self._check_driver_size(np.array([lane]), one, total, access, mapping)
             return
-        last = self.o.find(va)
+        last = self.o.piece_at(va)
         if last is not None:
-            if access == "read" and not self.used(total)[last.end - va :].any():
+            if access == "read" and not self.used_bytes(total)[last.end - va :].any():
                 return
             kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
-        self._tell(kind, lane, total, access, what)
+        self._report_access(kind, lane, total, access, what)
 
-    def used(self, total: int) -> NDArray[np.bool_]:
+    def used_bytes(self, total: int) -> NDArray[np.bool_]:
         """Select the bytes of the current access that the kernel uses."""
         code = self.launch.code
         if not 0 < self.st.site <= len(code.sites):
             return np.ones(total, bool)
-        return bytes_used(code.sites[self.st.site - 1], code.kernel.instrs, total)
+        return mask_of_used_bytes(code.sites[self.st.site - 1], code.kernel.instrs, total)
 
-    def _tell(self, kind: str, lane: int, total: int, access: str, what: str) -> None:
-        place = self.place(self.st.site, access)
-        self.report(kind, self.st.site, f"{place} of {total} bytes by {self.me(lane)}: {what}")
+    def _report_access(self, kind: str, lane: int, total: int, access: str, what: str) -> None:
+        place = self.site_text(self.st.site, access)
+        self.add_finding(
+            kind,
+            self.st.site,
+            f"{place} of {total} bytes by {self.lane_text(lane)}: {what}",
+        )
 
-    def _fresh(self, extent: Extent, lanes: Lanes, addr: Any, total: int, access: str) -> None:
+    def _check_written(
+        self, extent: Extent, lanes: Lanes, addr: Any, total: int, access: str
+    ) -> None:
         if extent.wrote is None or not self.init:
             return
         first = ((addr - np.uint64(extent.va)) // np.uint64(WORD)).astype(np.int64)
@@ -156,15 +164,15 @@ class AccessChecks(Clocks):
             return
         known = extent.wrote[index]
         if not known.all() and access == "read" and total > WORD:
-            known |= ~self.used(total).reshape(-1, WORD).any(1)
+            known |= ~self.used_bytes(total).reshape(-1, WORD).any(1)
         if not known.all():
             n = int(np.flatnonzero(~known.all(1))[0])
             lane = int(lanes[n])
-            self.report(
+            self.add_finding(
                 "init",
                 self.st.site,
-                f"{self.place(self.st.site, access)} of +{int(first[n]) * WORD} in {extent} by "
-                f"{self.me(lane)}: nobody has written it",
+                f"{self.site_text(self.st.site, access)} of +{int(first[n]) * WORD} in {extent} by "
+                f"{self.lane_text(lane)}: nobody has written it",
             )
         if access == "atomic":
             extent.wrote[index] = True

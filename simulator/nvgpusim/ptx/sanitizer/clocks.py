@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...extents import Extent, Extents
-from ..parser.taint import Facts
-from ..state import Lanes, State
-from .fenced_writes import FencedWrite, FencedWrites, Fences, Words
-from .records import THREADS, TICK, Slots
+from ..parser.kernel_facts import KernelFacts
+from ..state import ChunkState, Lanes
+from .fenced_writes import FencedWrite, FencedWrites, LaneFences, Words
+from .records import THREADS, TICK, AccessRecords
 
 WORDS = 32
 """Words of one strong write that are released apart; more count as one."""
 
 
-class Watch(Protocol):
+class LaunchChecks(Protocol):
     """All launches' checks, as a chunk sees them: `sanitize.Sanitizer`."""
 
     checks: frozenset[str]
@@ -31,30 +31,30 @@ class Watch(Protocol):
     start: np.uint64
     grain: int
     written: set[int] | None
-    facts: Facts
+    facts: KernelFacts
 
-    def mapping(self, va: int) -> Any:
+    def mapping_at(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""
 
-    def find(self, va: int) -> Extent | None:
+    def piece_at(self, va: int) -> Extent | None:
         """The piece that held `va` when the launch was submitted."""
         ...
 
-    def slots(self, mapping: Any) -> Slots:
+    def records_of(self, mapping: Any) -> AccessRecords:
         """The records of a buffer."""
         ...
 
 
-class Clocks:
+class LaneClocks:
     """A chunk's lanes and what each knows of the others. `race`: whether anybody asks."""
 
     race = True
-    shared: Slots
+    shared: AccessRecords
 
-    def __init__(self, owner: Watch, st: State) -> None:
+    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
         self.o, self.st, self.launch = owner, st, st.launch
         self.facts = owner.facts
-        self.first = self._word()
+        self.first = self._now_word()
         self.gid = np.repeat(st.first_block * st.threads, st.threads) + st.thread
         self.passed = np.full(st.n, self.first)
         self.warped = np.full(st.n, self.first)
@@ -64,26 +64,26 @@ class Clocks:
         self.knows: Words | None = None
         self.events = 0
         self.changed = np.zeros(st.n, np.int64)
-        self.near: Fences | None = None
-        self.wide: Fences | None = None
+        self.near: LaneFences | None = None
+        self.wide: LaneFences | None = None
 
-    def _word(self) -> np.uint64:
+    def _now_word(self) -> np.uint64:
         return np.uint64(self.o.tick << TICK)
 
-    def _tick(self, lanes: Lanes) -> np.uint64:
+    def _advance_time(self, lanes: Lanes) -> np.uint64:
         """The lanes synchronize: a new time for what they do from now on."""
         self.o.tick += 1
-        self._change(lanes)
-        return self._word()
+        self._note_order_change(lanes)
+        return self._now_word()
 
-    def _change(self, lanes: Lanes | slice) -> None:
+    def _note_order_change(self, lanes: Lanes | slice) -> None:
         """The lanes are ordered after more than before."""
         self.events += 1
         self.changed[lanes] = self.events
 
     # reports
 
-    def unordered(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
+    def unordered_records(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
         """Select the records that are neither the lane's own nor ordered before its access."""
         if space == "shared":
             me, older = lanes, records < self.passed[lanes]
@@ -96,10 +96,10 @@ class Clocks:
                 older |= same & (records < self.passed[lanes])
         bad: NDArray[np.bool_] = ~(older | (other == me))
         if np.count_nonzero(bad):
-            self._excuse(bad, lanes, records, other, space)
+            self._drop_ordered(bad, lanes, records, other, space)
         return bad
 
-    def _excuse(
+    def _drop_ordered(
         self, bad: NDArray[np.bool_], lanes: Lanes, records: Words, other: Any, space: str
     ) -> None:
         """Drop from `bad` what warps, named barriers or fences order."""
@@ -119,10 +119,10 @@ class Clocks:
         left = ~fine
         if np.count_nonzero(left):
             source = thread if space == "global" else self.gid[thread % self.st.n]
-            fine[left] |= self._fenced(lane[left], record[left], source[left])
+            fine[left] |= self._ordered_by_fences(lane[left], record[left], source[left])
         bad[which[fine]] = False
 
-    def _fenced(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
+    def _ordered_by_fences(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
         """True where a fence after the record was released and the lane knows of it."""
         when = (record >> np.uint64(TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.releases.forgot
@@ -130,7 +130,9 @@ class Clocks:
             return fine
         knows, first = self.knows[lane], int(np.minimum.reduce(when))
         groups = set((thread // self.st.threads).tolist())
-        for release, word, bit in self.o.releases.latest(np.bitwise_or.reduce(knows, 0)):
+        for release, word, bit in self.o.releases.releases_latest_first(
+            np.bitwise_or.reduce(knows, 0)
+        ):
             if release.tick < first or np.count_nonzero(fine) == len(fine):
                 break
             if groups.isdisjoint(release.members):
@@ -144,23 +146,23 @@ class Clocks:
             fine |= able & hit
         return fine
 
-    def barrier(self, lanes: Lanes) -> None:
+    def on_block_barrier(self, lanes: Lanes) -> None:
         """Whole blocks passed a barrier."""
         st = self.st
-        word = self._tick(lanes)
+        word = self._advance_time(lanes)
         self.passed[lanes] = word
         self.warped[lanes] = word
-        self._share(lanes, lanes // st.threads)
+        self._share_known_releases(lanes, lanes // st.threads)
         if self.shared.crowd is not None and len(lanes) == st.n:
             self.shared.crowd.clear()
 
-    def crossed(self, tick: int) -> None:
+    def on_barriers_in_c(self, tick: int) -> None:
         """Whole blocks passed barriers in compiled code, until `tick`."""
         self.o.tick = tick
-        self._change(slice(None))
-        self.passed[:] = self.warped[:] = self._word()
+        self._note_order_change(slice(None))
+        self.passed[:] = self.warped[:] = self._now_word()
 
-    def _share(self, lanes: Lanes, group: Any) -> None:
+    def _share_known_releases(self, lanes: Lanes, group: Any) -> None:
         """Let all lanes of a group know what one knows of releases; both are in order."""
         if self.knows is None:
             return
@@ -168,10 +170,10 @@ class Clocks:
         most = np.bitwise_or.reduceat(self.knows[lanes], starts.nonzero()[0], 0)
         self.knows[lanes] = most[np.cumsum(starts) - 1]
 
-    def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
+    def on_warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
         """Lanes of the masks met in bar.warp.sync."""
         st = self.st
-        word = self._tick(lanes)
+        word = self._advance_time(lanes)
         lanes_of = np.minimum(st.threads - st.thread[lanes] // 32 * 32, 32).astype(np.uint64)
         every = ((np.uint64(1) << lanes_of) - np.uint64(1)).astype(np.uint32)
         whole = masks & every == every
@@ -186,27 +188,27 @@ class Clocks:
                 row = self.lanes_seen[some].max(0)
                 row[st.lane[some]] = word
                 self.lanes_seen[some] = row
-        self._share(lanes, st.warp[lanes])
+        self._share_known_releases(lanes, st.warp[lanes])
 
-    def _seen(self) -> Words:
+    def _warps_seen_table(self) -> Words:
         if self.warps_seen is None:
             warps = -(-self.st.threads // 32)
             self.warps_seen = np.zeros((self.st.blocks, warps, warps), np.uint64)
         return self.warps_seen
 
-    def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
+    def on_barrier_arrival(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
         """bar.arrive: what came before is ordered before whoever waits at the barrier."""
-        word = self._tick(lanes)
+        word = self._advance_time(lanes)
         for lane, number in zip(lanes[::32].tolist(), numbers[::32].tolist(), strict=True):
             block, warp = lane // self.st.threads, lane % self.st.threads // 32
             self.arrivals.setdefault((block, number), []).append(warp)
-            self._seen()[block, warp, warp] = word
+            self._warps_seen_table()[block, warp, warp] = word
 
-    def named_barrier(self, lanes: Lanes, number: int) -> None:
+    def on_named_barrier(self, lanes: Lanes, number: int) -> None:
         """Some warps of one block passed a barrier together."""
         st = self.st
-        word = self._tick(lanes)
-        seen = self._seen()
+        word = self._advance_time(lanes)
+        seen = self._warps_seen_table()
         block = int(lanes[0]) // st.threads
         warps = np.unique(lanes % st.threads // 32)
         came = self.arrivals.pop((block, number), [])
@@ -215,25 +217,25 @@ class Clocks:
             row = np.maximum(row, seen[block, came].max(0))
         row[warps] = word
         seen[block, warps] = row
-        self._share(lanes, np.zeros(len(lanes), np.intp))
+        self._share_known_releases(lanes, np.zeros(len(lanes), np.intp))
         self.warped[lanes] = word
 
-    def narrow(self) -> bool:
+    def is_block_scoped(self) -> bool:
         """True if the instruction's scope is the block."""
         return self.st.at is not None and "cta" in self.st.at.mods
 
-    def fence(self) -> None:
+    def on_fence(self) -> None:
         """A fence by the active lanes."""
-        lanes = self.st.lanes()
-        word = self._tick(lanes)
+        lanes = self.st.active_lanes()
+        word = self._advance_time(lanes)
         if self.near is None or self.wide is None:
-            self.near, self.wide = Fences(self.st.n), Fences(self.st.n)
-        for fences in (self.near,) if self.narrow() else (self.near, self.wide):
+            self.near, self.wide = LaneFences(self.st.n), LaneFences(self.st.n)
+        for fences in (self.near,) if self.is_block_scoped() else (self.near, self.wide):
             fences.at[lanes] = word
             fences.block[lanes] = self.passed[lanes]
             fences.warp[lanes] = self.warped[lanes]
 
-    def publish(self, lanes: Lanes, slots: Slots, index: Any, atomic: bool) -> None:
+    def on_strong_write(self, lanes: Lanes, slots: AccessRecords, index: Any, atomic: bool) -> None:
         """A strong write by lanes: their fences, and those their block's barrier ordered before.
 
         An atomic carries on what the word's last release said, a store does not.
@@ -247,49 +249,51 @@ class Clocks:
         if 1 < len(words) <= WORDS:
             for word in words:
                 which = index == word
-                self._publish_at(lanes[which], slots, index[which], atomic)
+                self._publish_at_word(lanes[which], slots, index[which], atomic)
         else:
-            self._publish_at(lanes, slots, index, atomic)
+            self._publish_at_word(lanes, slots, index, atomic)
 
-    def _publish_at(self, lanes: Lanes, slots: Slots, index: Any, atomic: bool) -> None:
+    def _publish_at_word(
+        self, lanes: Lanes, slots: AccessRecords, index: Any, atomic: bool
+    ) -> None:
         assert self.near is not None and self.wide is not None and slots.released is not None
-        known = self._told(lanes, slots, index)
+        known = self._releases_at(lanes, slots, index)
         if self.knows is not None:
             known = known | self.knows[lanes]
         bits = np.bitwise_or.reduce(known, 0)
-        near, far = self._release(lanes, self.near, bits), 0
-        if not self.narrow():
+        near, far = self._add_release(lanes, self.near, bits), 0
+        if not self.is_block_scoped():
             same = near and np.array_equal(self.near.at, self.wide.at)
-            far = near if same else self._release(lanes, self.wide, bits)
+            far = near if same else self._add_release(lanes, self.wide, bits)
         for row, number in enumerate((near, far)):
             if number or not atomic:
                 slots.released[row, index] = number
         if near or not atomic:
             slots.released[2, index] = self.gid[lanes] // self.st.threads
 
-    def _told(self, lanes: Lanes, slots: Slots, index: Any) -> Words:
+    def _releases_at(self, lanes: Lanes, slots: AccessRecords, index: Any) -> Words:
         """Bits of the releases that lanes read of at granules."""
         if slots.released is None:
             return np.zeros((len(lanes), 1), np.uint64)
         near, far, block = slots.released[:, index]
         numbers = np.where(block == self.gid[lanes] // self.st.threads, near, far)
-        if self.narrow():
+        if self.is_block_scoped():
             numbers[block != self.gid[lanes] // self.st.threads] = 0
-        return self.o.releases.known(numbers)
+        return self.o.releases.bits_of_releases(numbers)
 
-    def hear(self, lanes: Lanes, slots: Slots, index: Any) -> None:
+    def on_strong_read(self, lanes: Lanes, slots: AccessRecords, index: Any) -> None:
         """A strong read by lanes."""
         if slots.released is None or not np.count_nonzero(slots.released[:2, index]):
             return
-        told = self._told(lanes, slots, index)
+        told = self._releases_at(lanes, slots, index)
         if np.count_nonzero(told):
             if self.knows is None:
                 self.knows = np.zeros((self.st.n, told.shape[1]), np.uint64)
             if (told & ~self.knows[lanes]).any():
-                self._change(lanes)
+                self._note_order_change(lanes)
                 np.bitwise_or.at(self.knows, lanes, told)
 
-    def _release(self, lanes: Lanes, fences: Fences, bits: Words) -> int:
+    def _add_release(self, lanes: Lanes, fences: LaneFences, bits: Words) -> int:
         """The number of a release of lanes' fences; 0 where there are none."""
         st = self.st
         until = np.zeros(st.blocks, np.uint64)
@@ -302,13 +306,13 @@ class Clocks:
         blocks, group = np.unique(self.gid[which] // st.threads, return_inverse=True)
         reach = np.zeros(len(blocks), np.uint64)
         np.maximum.at(reach, group, fences.block[which])
-        fenced = self._with_warps(which, fences)
+        fenced = self._fenced_until(which, fences)
         which = fenced.nonzero()[0]
         which = which[np.argsort(self.gid[which])]
         release = FencedWrite(self.o.tick, self.gid[which], fenced[which], blocks, reach)
-        return self.o.releases.add(release, bits, self.knows)
+        return self.o.releases.add_release(release, bits, self.knows)
 
-    def _with_warps(self, which: Lanes, fences: Fences) -> Words:
+    def _fenced_until(self, which: Lanes, fences: LaneFences) -> Words:
         """Until when the accesses of each lane are before the fences of `which`: a warp's meeting
         before a fence of one of its lanes orders the others' accesses, too."""
         st = self.st

@@ -37,7 +37,7 @@ class FencedWrite:
         self.members = frozenset(self.blocks.tolist())
 
 
-class Fences:
+class LaneFences:
     """Of each lane: its last fence, and what a barrier or its warp had ordered before that."""
 
     def __init__(self, lanes: int) -> None:
@@ -59,7 +59,7 @@ class FencedWrites:
         self.first, self.forgot = self.next, 0
         self.kept.clear()
 
-    def add(self, release: FencedWrite, known: Words, others: Words | None) -> int:
+    def add_release(self, release: FencedWrite, known: Words, others: Words | None) -> int:
         """Its number. `known`: bits of its writers; `others` (lanes, bits) forgets the oldest."""
         number, place = self.next, self.next % KEPT
         self.next += 1
@@ -75,12 +75,12 @@ class FencedWrites:
         self.kept[number] = release
         return number
 
-    def known(self, numbers: NDArray[np.int64]) -> Words:
+    def bits_of_releases(self, numbers: NDArray[np.int64]) -> Words:
         """Bits of releases by number; none for 0 and for what is forgotten."""
         live = numbers >= max(self.first, self.next - KEPT)
         return np.where(live[:, None], self.bits[numbers % KEPT], np.uint64(0))
 
-    def latest(self, bits: Words) -> Iterator[tuple[FencedWrite, int, np.uint64]]:
+    def releases_latest_first(self, bits: Words) -> Iterator[tuple[FencedWrite, int, np.uint64]]:
         """Releases of a row of bits, latest first, each with its place in a row."""
         places = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         last = self.next - 1

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..parser.syntax import Instr
-from ..state import Lanes, State
-from .access_checks import AccessChecks, place_of
-from .clocks import Watch
+from ..state import ChunkState, Lanes
+from .access_checks import AccessChecks, instruction_text
+from .clocks import LaunchChecks
 from .fenced_writes import Words
-from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
+from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, AccessRecords
 
 WAITS = ("test_wait", "try_wait")
 
@@ -30,7 +30,7 @@ WAITS = ("test_wait", "try_wait")
 class Races(AccessChecks):
     """A chunk's lanes, the records of its shared memory, and what is a race with them."""
 
-    def __init__(self, owner: Watch, st: State) -> None:
+    def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
         super().__init__(owner, st)
         code = st.launch.code
         self.race, self.init = "race" in owner.checks, "init" in owner.checks
@@ -38,9 +38,11 @@ class Races(AccessChecks):
         self.grain = code.granules.get("shared", 4)
         limit = st.shared.shape[1]
         self.limit = limit
-        self.shared = Slots.of(st.blocks * -(-limit // self.grain) if code.shared else 0)
+        self.shared = AccessRecords.untouched(
+            st.blocks * -(-limit // self.grain) if code.shared else 0
+        )
 
-    def _what(self, space: str, index: int, mapping: Any) -> str:
+    def _granule_text(self, space: str, index: int, mapping: Any) -> str:
         """The variable or buffer behind a granule."""
         if space == "shared":
             grains = -(-self.limit // self.grain)
@@ -51,59 +53,61 @@ class Races(AccessChecks):
             )
             return f"{best[1]}+{offset - best[0]}"
         va = mapping.va - mapping.buf_offset + index * self.o.grain
-        extent = self.o.find(va)
+        extent = self.o.piece_at(va)
         if extent is not None:
             return f"+{va - extent.va} in {extent}"
         return f"+{index * self.o.grain:#x} in {mapping.buf!r}"
 
-    def _clash(
+    def _report_race(
         self, verb: str, other: str, space: str, lane: int, record: int, index: int, mapping: Any
     ) -> None:
         site, thread = record >> SITE & SITES, record & int(THREADS)
         if space == "shared":
             thread = int(self.gid[thread])
-        mine = self.place(self.st.site, verb)
-        theirs = self.place(site if site < SITES else 0, other)
-        self.report(
+        mine = self.site_text(self.st.site, verb)
+        theirs = self.site_text(site if site < SITES else 0, other)
+        self.add_finding(
             "race",
             (self.st.site, site, verb, other),
-            f"{mine} of {self._what(space, index, mapping)} by {self.me(lane)} and {theirs} by "
-            f"{self.who(thread)}: nothing orders them",
+            f"{mine} of {self._granule_text(space, index, mapping)} by {self.lane_text(lane)} and "
+            f"{theirs} by {self.thread_text(thread)}: nothing orders them",
         )
 
     # order
 
-    def _strong(self) -> bool:
+    def _is_strong(self) -> bool:
         return self.facts.strong[self.st.site]
 
-    def _atomic(self) -> bool:
+    def _is_atomic(self) -> bool:
         return self.facts.atomic[self.st.site]
 
-    def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
+    def report_unreached_barrier(
+        self, lane: int, gone: int, count: int, instr: Instr | None
+    ) -> None:
         """A barrier for the whole block that some of its threads never reach."""
         if self.sync:
             block = lane // self.st.threads * self.st.threads
-            self.report(
+            self.add_finding(
                 "sync",
                 instr and instr.line,
-                f"barrier ({place_of(instr)}) passed by {self.me(lane)}, which {count} threads of "
-                f"the block never reach, {self.me(block + gone)} the first of them: they have "
-                "exited",
+                f"barrier ({instruction_text(instr)}) passed by {self.lane_text(lane)}, which "
+                f"{count} threads of the block never reach, {self.lane_text(block + gone)} the "
+                "first of them: they have exited",
             )
 
-    def absent(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
+    def report_absent_lane(self, lane: int, gone: int, mask: int, instr: Instr) -> None:
         """An instruction for the lanes of a mask, of which one went past it and exited."""
         if self.sync:
-            self.report(
+            self.add_finding(
                 "sync",
                 instr.line,
-                f"{place_of(instr)} with membermask {mask:#x} by {self.me(lane)}: {self.me(gone)} "
-                "is in the mask and has exited without it",
+                f"{instruction_text(instr)} with membermask {mask:#x} by {self.lane_text(lane)}: "
+                f"{self.lane_text(gone)} is in the mask and has exited without it",
             )
 
     # accesses
 
-    def _index(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:
+    def _granule_indices(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:
         """Granules of an access, all of a lane's side by side, and how many a lane has."""
         count = max(1, total // grain)
         base = np.asarray(offsets).astype(np.int64) // grain
@@ -111,66 +115,70 @@ class Races(AccessChecks):
             return base, 1
         return (base[:, None] + np.arange(count)).reshape(-1), count
 
-    def _mine(self, lanes: Lanes, space: str, strong: bool) -> Words:
+    def _own_records(self, lanes: Lanes, space: str, strong: bool) -> Words:
         who = lanes if space == "shared" else self.gid[lanes]
         head = self.o.tick << TICK | int(strong) << STRONG
         head |= min(self.st.site, SITES) << SITE
         return np.uint64(head) | who.astype(np.uint64)
 
-    def _exempt(self, bad: Any, lanes: Lanes, records: Words, strong: bool, space: str) -> None:
+    def _exempt_strong_pairs(
+        self, bad: Any, lanes: Lanes, records: Words, strong: bool, space: str
+    ) -> None:
         """Two strong accesses of global memory, or two atomics, are no race in their scopes."""
-        if strong and (space == "global" or self._atomic()):
+        if strong and (space == "global" or self._is_atomic()):
             fine = (records & ATOMIC) > 0
             if space == "global" and self.facts.scoped:
                 theirs = (records & THREADS).astype(np.int64)
                 near = theirs // self.st.threads == self.gid[lanes] // self.st.threads
-                sites = self._sites(records)
+                sites = self._sites_of_records(records)
                 scoped = np.isin(sites, self.facts.scoped) & (sites < SITES)
-                fine &= near | ~(self.narrow() | scoped)
+                fine &= near | ~(self.is_block_scoped() | scoped)
             if self.facts.mixed:
-                fine &= self._as_wide(records)
+                fine &= self._equally_wide(records)
             bad &= ~fine
 
-    def _sites(self, records: Words) -> NDArray[np.int64]:
+    def _sites_of_records(self, records: Words) -> NDArray[np.int64]:
         """The instructions of records; 0 for those that another launch has left."""
         sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
         return np.where(records < self.o.start, 0, sites)
 
-    def _as_wide(self, records: Words) -> NDArray[np.bool_]:
+    def _equally_wide(self, records: Words) -> NDArray[np.bool_]:
         """Select records of accesses as wide as this one: half of a word is no atomic access."""
-        which = self._sites(records)
+        which = self._sites_of_records(records)
         wide = self.facts.wide
         found: NDArray[np.bool_] = (wide[which] == wide[self.st.site]) | (which == SITES)
         return found
 
-    def _exchanged(self, records: Words) -> NDArray[np.bool_]:
+    def _compare_and_swaps(self, records: Words) -> NDArray[np.bool_]:
         """Select records of compare-and-swap."""
-        which = self._sites(records)
+        which = self._sites_of_records(records)
         found: NDArray[np.bool_] = self.facts.compares[which]
         found |= (which == SITES) & self.facts.compares[SITES:].any()
         return found
 
-    def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:
+    def _publish_strong_write(self, lanes: Lanes, slots: AccessRecords, index: Any) -> None:
         """A strong write; .release is a fence, too."""
         at = self.st.at
         if at is not None and any(m in ("release", "acq_rel") for m in at.mods):
-            self.fence()
-        self.publish(lanes, slots, index, at is not None and at.op not in ("st", "mbarrier"))
+            self.on_fence()
+        self.on_strong_write(
+            lanes, slots, index, at is not None and at.op not in ("st", "mbarrier")
+        )
 
-    def _oldest(self, space: str) -> np.uint64:
+    def _ordered_before(self, space: str) -> np.uint64:
         """Records from before this are ordered before every access of the chunk."""
         return self.first if space == "shared" else self.o.start
 
-    def _flag(self, space: str) -> bool:
-        return self._atomic() or (space == "global" and self._strong())
+    def _counts_as_strong(self, space: str) -> bool:
+        return self._is_atomic() or (space == "global" and self._is_strong())
 
-    def _last(self, slots: Slots, space: str, lanes: Lanes, index: Any) -> Words:
+    def _last_writes(self, slots: AccessRecords, space: str, lanes: Lanes, index: Any) -> Words:
         """The last writes; behind a lane's own atomic that told it nothing that of another thread.
 
         `if (atomicAdd(&n, 1) == last) n = 0` is no race: who gets that number is the last.
         """
         records: Words = slots.write[index]
-        if slots.other is None or self._flag(space):
+        if slots.other is None or self._counts_as_strong(space):
             return records
         me = (lanes if space == "shared" else self.gid[lanes]).astype(np.uint64)
         own = ((records & THREADS) == me) & ((records & ATOMIC) > 0)
@@ -178,36 +186,38 @@ class Races(AccessChecks):
         behind: Words = np.where(own & (other > 0), other, records)
         return behind
 
-    def _read(
-        self, slots: Slots, space: str, lanes: Lanes, index: Any, count: int, mapping: Any
+    def _check_read(
+        self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, count: int, mapping: Any
     ) -> None:
-        strong = self._flag(space)
+        strong = self._counts_as_strong(space)
         if count > 1:
             lanes = np.repeat(lanes, count)
-        records = self._last(slots, space, lanes, index)
+        records = self._last_writes(slots, space, lanes, index)
         if slots.flight is not None:
-            self._in_flight(slots, lanes, index, "read")
-        if int(np.maximum.reduce(records)) >= int(self._oldest(space)):
-            bad = self.unordered(lanes, records, space)
-            self._exempt(bad, lanes, records, strong, space)
-            bad &= ~self._exchanged(records)
+            self._check_copies_in_flight(slots, lanes, index, "read")
+        if int(np.maximum.reduce(records)) >= int(self._ordered_before(space)):
+            bad = self.unordered_records(lanes, records, space)
+            self._exempt_strong_pairs(bad, lanes, records, strong, space)
+            bad &= ~self._compare_and_swaps(records)
             if np.count_nonzero(bad):
-                for equal in slots.equals(index):
-                    bad &= (equal == 0) | self.unordered(lanes, equal, space)
+                for equal in slots.equal_writes(index):
+                    bad &= (equal == 0) | self.unordered_records(lanes, equal, space)
             if np.count_nonzero(bad):
                 n = int(bad.nonzero()[0][0])
-                self._clash(
+                self._report_race(
                     "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
-        mine = self._mine(lanes, space, strong)
+        mine = self._own_records(lanes, space, strong)
         low, high = slots.low[index], slots.high[index]
-        older = self._stale(low, lanes, space), self._stale(high, lanes, space)
-        slots.low[index[::-1]] = _further(low, mine, older[0], np.less)[::-1]
-        slots.high[index] = _further(high, mine, older[1], np.greater)
+        older = self._stale_records(low, lanes, space), self._stale_records(high, lanes, space)
+        slots.low[index[::-1]] = _further_records(low, mine, older[0], np.less)[::-1]
+        slots.high[index] = _further_records(high, mine, older[1], np.greater)
         if self.facts.crowded:
-            self._between(slots, index, (low, high, mine), older)
+            self._keep_reads_between(slots, index, (low, high, mine), older)
 
-    def _between(self, slots: Slots, index: Any, records: tuple[Words, ...], older: Any) -> None:
+    def _keep_reads_between(
+        self, slots: AccessRecords, index: Any, records: tuple[Words, ...], older: Any
+    ) -> None:
         """Keep the reads that are neither the lowest thread's nor the highest's any more."""
         *before, mine = records
         low, high = slots.low[index], slots.high[index]
@@ -222,9 +232,9 @@ class Races(AccessChecks):
                 if record is not mine:
                     some, first = np.unique(some, return_index=True)
                     their = their[first]
-                slots.between(some, their)
+                slots.add_reads_between(some, their)
 
-    def _stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
+    def _stale_records(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
         """Records that are ordered before the lane by a barrier, or are of no thread."""
         shared = space == "shared"
         out: NDArray[np.bool_] = records < (self.passed[lanes] if shared else self.o.start)
@@ -238,72 +248,72 @@ class Races(AccessChecks):
         out |= same & (records < self.warped[lanes])
         return out
 
-    def _before_write(
-        self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
+    def _check_write(
+        self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
         """Races of a write with what was done before; `same`: where the value does not change.
 
         Writes that nothing orders and that wrote the same value stay remembered.
         """
-        strong = self._flag(space)
+        strong = self._counts_as_strong(space)
         if slots.flight is not None:
-            self._in_flight(slots, lanes, index, "write")
-        exempt = strong and (space == "global" or self._atomic())
+            self._check_copies_in_flight(slots, lanes, index, "write")
+        exempt = strong and (space == "global" or self._is_atomic())
         exempt &= not (self.facts.scoped or self.facts.mixed)
-        last, equals = self._last(slots, space, lanes, index), slots.equals(index)
+        last, equals = self._last_writes(slots, space, lanes, index), slots.equal_writes(index)
         unchanged = np.zeros(len(index), bool)
         for records, other in (
             (last, "write"), *((record, "write") for record in equals),
             (slots.low[index], "read"), (slots.high[index], "read"),
         ):  # fmt: skip
-            if int(np.maximum.reduce(records)) < int(self._oldest(space)):
+            if int(np.maximum.reduce(records)) < int(self._ordered_before(space)):
                 continue
             if other == "read" and self.facts.compares[self.st.site]:
                 continue
             if exempt and (records & ATOMIC).all():
                 continue
-            bad = self.unordered(lanes, records, space)
-            self._exempt(bad, lanes, records, strong, space)
+            bad = self.unordered_records(lanes, records, space)
+            self._exempt_strong_pairs(bad, lanes, records, strong, space)
             if same is not None and np.count_nonzero(bad):
                 equal = bad & same()
                 if other == "write":
                     unchanged |= equal
                 else:
-                    equal &= self._after_own(records, [last, *equals], space)
+                    equal &= self._after_own_write(records, [last, *equals], space)
                 bad &= ~equal
             if np.count_nonzero(bad):
                 n = int(bad.nonzero()[0][0])
-                self._clash(
+                self._report_race(
                     "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
         if slots.crowd is not None and slots.crowd.some[index].any():
-            self._after_crowd(slots, space, lanes, index, mapping, same)
+            self._check_reads_between(slots, space, lanes, index, mapping, same)
         slots.forget_equals(index[~unchanged])
         if np.count_nonzero(unchanged):
-            slots.keep_equal(index[unchanged], last[unchanged])
+            slots.keep_equal_writes(index[unchanged], last[unchanged])
 
-    def _after_crowd(
-        self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
+    def _check_reads_between(
+        self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
         """Races of a write with the reads between the lowest thread's and the highest's."""
         assert slots.crowd is not None
-        which, places = slots.crowd.at(index)
+        which, places = slots.crowd.reads_at(index)
         if not len(which):
             return
         records, writers = slots.crowd.records[places], lanes[which]
-        bad = self.unordered(writers, records, space)
-        slots.crowd.drop(places[~bad], index[:0] if np.count_nonzero(bad) else index)
-        self._exempt(bad, writers, records, self._flag(space), space)
+        bad = self.unordered_records(writers, records, space)
+        slots.crowd.forget_reads(places[~bad], index[:0] if np.count_nonzero(bad) else index)
+        self._exempt_strong_pairs(bad, writers, records, self._counts_as_strong(space), space)
         bad &= not self.facts.compares[self.st.site]
         if same is not None and np.count_nonzero(bad):
-            writes = [slots.write[index][which], *(row[which] for row in slots.equals(index))]
-            bad &= ~(same()[which] & self._after_own(records, writes, space))
+            writes = [slots.write[index][which], *(row[which] for row in slots.equal_writes(index))]
+            bad &= ~(same()[which] & self._after_own_write(records, writes, space))
         if np.count_nonzero(bad):
             n = int(bad.nonzero()[0][0])
             at = int(index[which[n]])
-            self._clash("write", "read", space, int(writers[n]), int(records[n]), at, mapping)
+            self._report_race("write", "read", space, int(writers[n]), int(records[n]), at, mapping)
 
-    def _after_own(self, reads: Words, writes: list[Words], space: str) -> NDArray[np.bool_]:
+    def _after_own_write(self, reads: Words, writes: list[Words], space: str) -> NDArray[np.bool_]:
         """Reads by a block that itself had written before what is written once more."""
         own, threads = np.zeros(len(reads), bool), np.uint64(self.st.threads)
         if space == "global":
@@ -313,21 +323,24 @@ class Races(AccessChecks):
                 own |= later & block & (record >= self.o.start)
         return own
 
-    def _in_flight(self, slots: Slots, lanes: Lanes, index: Any, verb: str) -> None:
+    def _check_copies_in_flight(
+        self, slots: AccessRecords, lanes: Lanes, index: Any, verb: str
+    ) -> None:
         assert slots.flight is not None
         owner = slots.flight[index]
         if np.count_nonzero(owner):
             n = int(owner.nonzero()[0][0])
-            self.report(
+            self.add_finding(
                 "race",
                 (self.st.site, verb, "flight"),
-                f"{self.place(self.st.site, verb)} of {self._what('shared', int(index[n]), None)} "
-                f"by {self.me(int(lanes[n]))}, where a cp.async of {self.me(int(owner[n]) - 1)} "
-                f"is still under way",
+                f"{self.site_text(self.st.site, verb)} of "
+                f"{self._granule_text('shared', int(index[n]), None)} by "
+                f"{self.lane_text(int(lanes[n]))}, where a cp.async of "
+                f"{self.lane_text(int(owner[n]) - 1)} is still under way",
             )
 
 
-def _further(records: Words, mine: Words, stale: Any, side: Any) -> Words:
+def _further_records(records: Words, mine: Words, stale: Any, side: Any) -> Words:
     """Of records and my own those of the thread that is further to a side."""
     if np.count_nonzero(stale) == len(stale):
         return mine

@@ -41,7 +41,7 @@ class OtherReads:
         self.some[self.index[: self.used]] = False
         self.next = self.used = 0
 
-    def add(self, index: Any, records: Words) -> None:
+    def add_reads(self, index: Any, records: Words) -> None:
         """Remember reads; the oldest are forgotten."""
         index, records = index[-CROWD:], records[-CROWD:]
         room = len(self.index)
@@ -55,7 +55,7 @@ class OtherReads:
         self.used = max(self.used, min(self.next + len(index), len(self.index)))
         self.next = (self.next + len(index)) % CROWD
 
-    def at(self, index: Any) -> tuple[Any, Any]:
+    def reads_at(self, index: Any) -> tuple[Any, Any]:
         """Pairs of a position in `index` and a place of a read of that granule."""
         live = self.records[: self.used] > 0
         places = np.flatnonzero(np.isin(self.index[: self.used], index[self.some[index]]) & live)
@@ -66,14 +66,14 @@ class OtherReads:
         within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
         return order[np.repeat(first, count) + within], np.repeat(places, count)
 
-    def drop(self, places: Any, index: Any) -> None:
+    def forget_reads(self, places: Any, index: Any) -> None:
         """Forget reads that a write came after; `index`: granules that have no others."""
         self.records[places] = 0
         self.some[index] = False
 
 
 @dataclass
-class Slots:
+class AccessRecords:
     """The records of one memory: last write, reads by the lowest and by the highest thread.
 
     `equal` are writes before the last one that nothing orders and that wrote the same value:
@@ -95,13 +95,13 @@ class Slots:
     """Counts what memories have begun to remember: compiled code looks for it anew."""
 
     @classmethod
-    def of(cls, count: int) -> Slots:
+    def untouched(cls, count: int) -> AccessRecords:
         """Records of `count` granules nobody has touched."""
         return cls(
             np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         )
 
-    def atomic(self, index: Any, records: Words, blind: bool) -> None:
+    def record_atomics(self, index: Any, records: Words, blind: bool) -> None:
         """Atomics, the last of each granule last; `blind`: nobody looks at what they return."""
         before = self.write[index]
         self.write[index] = records
@@ -121,11 +121,11 @@ class Slots:
         if self.equal is not None:
             self.equal[:, index] = 0
 
-    def keep_equal(self, index: Any, records: Words) -> None:
+    def keep_equal_writes(self, index: Any, records: Words) -> None:
         """Remember writes of what granules hold now, several to one granule or one."""
         if self.equal is None:
             self.equal = np.zeros((EQUAL, len(self.write)), np.uint64)
-            Slots.shapes += 1
+            AccessRecords.shapes += 1
         for _ in range(EQUAL):
             if not len(index):
                 return
@@ -134,21 +134,21 @@ class Slots:
             self.equal[0, some] = records[first]
             index, records = np.delete(index, first), np.delete(records, first)
 
-    def between(self, index: Any, records: Words) -> None:
+    def add_reads_between(self, index: Any, records: Words) -> None:
         """Remember reads that are neither the lowest thread's nor the highest's."""
         if self.crowd is None:
             self.crowd = OtherReads(len(self.write))
-            Slots.shapes += 1
-        self.crowd.add(index, records)
+            AccessRecords.shapes += 1
+        self.crowd.add_reads(index, records)
 
-    def begin_flight(self, index: Any, lanes: Any) -> None:
+    def begin_copies(self, index: Any, lanes: Any) -> None:
         """Copies of lanes are under way to granules."""
         if self.flight is None:
             self.flight = np.zeros(len(self.write), np.int32)
-            Slots.shapes += 1
+            AccessRecords.shapes += 1
         self.flight[index] = lanes + 1
 
-    def equals(self, index: Any) -> list[Words]:
+    def equal_writes(self, index: Any) -> list[Words]:
         """The kept writes of the same value, latest first; 0: none."""
         if self.equal is None:
             return []

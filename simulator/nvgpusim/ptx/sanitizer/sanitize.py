@@ -10,11 +10,11 @@ import numpy as np
 
 from ...extents import Extent, Extents
 from ...memory import GpuAddressSpace
-from ..parser.taint import Facts
-from ..state import Compiled, Grid, State
+from ..parser.kernel_facts import KernelFacts
+from ..state import ChunkState, CompiledKernel, GridLaunch
 from .fenced_writes import FencedWrites
-from .records import TICK, Slots
-from .shadow import Shadow
+from .records import TICK, AccessRecords
+from .shadow import ChunkShadow
 
 
 @dataclass(eq=False)
@@ -31,11 +31,11 @@ class Sanitizer:
     everything: bool = False
 
     def __post_init__(self) -> None:
-        self.memories: WeakKeyDictionary[Any, dict[int, Slots]] = WeakKeyDictionary()
+        self.memories: WeakKeyDictionary[Any, dict[int, AccessRecords]] = WeakKeyDictionary()
         self.releases = FencedWrites()
-        self.known: dict[int, tuple[Compiled, Facts]] = {}
+        self.known: dict[int, tuple[CompiledKernel, KernelFacts]] = {}
 
-    def begin(self, launch: Grid) -> None:
+    def begin_launch(self, launch: GridLaunch) -> None:
         """A launch starts: everything before it is ordered before it."""
         if self.tick >> (62 - TICK):
             self.memories.clear()
@@ -48,7 +48,7 @@ class Sanitizer:
         self.written: set[int] | None = None
         if id(launch.code) not in self.known:
             self.known[id(launch.code)] = (
-                launch.code, Facts(launch.code.kernel, launch.code.sites)
+                launch.code, KernelFacts(launch.code.kernel, launch.code.sites)
             )  # fmt: skip
         self.facts = self.known[id(launch.code)][1]
         names = self.facts.written
@@ -57,26 +57,26 @@ class Sanitizer:
             bank = launch.banks.get(0, b"")
             for name in names:
                 at = launch.param_base + launch.code.kernel.params[name].offset
-                mapping = self.mapping(int.from_bytes(bank[at : at + 8], "little"))
+                mapping = self.mapping_at(int.from_bytes(bank[at : at + 8], "little"))
                 if mapping is not None:
                     self.written.add(id(mapping.buf))
 
-    def mapping(self, va: int) -> Any:
+    def mapping_at(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""
         vm = self.launch.vm
-        return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
+        return vm.mapping_at(va) if isinstance(vm, GpuAddressSpace) else None
 
-    def find(self, va: int) -> Extent | None:
+    def piece_at(self, va: int) -> Extent | None:
         """The piece that held `va` when the launch was submitted."""
-        return self.extents.find(va, self.now)
+        return self.extents.piece_at(va, self.now)
 
-    def chunk(self, st: State) -> Shadow:
+    def make_shadow(self, st: ChunkState) -> ChunkShadow:
         """The records of a chunk's own memories."""
-        return Shadow(self, st)
+        return ChunkShadow(self, st)
 
-    def slots(self, mapping: Any) -> Slots:
+    def records_of(self, mapping: Any) -> AccessRecords:
         """The records of a buffer."""
         of = self.memories.setdefault(mapping.buf, {})
         if self.grain not in of:
-            of[self.grain] = Slots.of(mapping.buf.size // self.grain)
+            of[self.grain] = AccessRecords.untouched(mapping.buf.size // self.grain)
         return of[self.grain]

@@ -374,4 +374,4 @@ def test_python_command() -> None:
 def test_options_round_trip() -> None:
     options = Options(inject=("ENOMEM@*",), seed=3, order=True)
     assert Options.from_json(options.to_json()) == options
-    assert options.sms == 16 and Options(board="nano4").ram == 4 << 30
+    assert options.sms == 16 and Options(board="nano4").ram_bytes == 4 << 30

@@ -29,7 +29,7 @@ EXPECTED = {
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's PTX, where a process of the run finds it."""
     monkeypatch.setenv("NVGPUSIM_CACHE", str(tmp_path / "programs"))
-    kept = programs.Programs()
+    kept = programs.ProgramStore()
     kept.register((DATA / "life.cubin").read_bytes(), (DATA / "life.ptx").read_bytes())
 
 

@@ -16,7 +16,7 @@ from tests.simulator.kernel import rawclient as rc
 from tests.simulator.kernel.process.test_cli import KERNEL, sim
 from tests.simulator.kernel.rawclient import Board
 
-from nvgpusim.locks import Bell, Lock, client_hooks, pause, resume
+from nvgpusim.locks import Bell, Lock, client_gc_functions, pause_collection, resume_collection
 from nvgpusim.orin.kernel import Kernel
 
 
@@ -69,8 +69,8 @@ def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None
     assert len(stacks) == 159
     behind_the_lock = {"file.py", "nvmap.py", "ctrl.py", "address_space.py", "allocator.py"}
     assert not set().union(*stacks) & behind_the_lock
-    assert any("seam.py" in stack for stack in stacks), "none came near a system call"
-    assert kernel.leaks() == [] and not kernel.dmabufs
+    assert any("syscall_seam.py" in stack for stack in stacks), "none came near a system call"
+    assert kernel.leak_lines() == [] and not kernel.dmabufs
 
 
 ALLOCATING = """
@@ -117,7 +117,7 @@ def test_held_by_whom_and_how_often() -> None:
         assert waiting.is_alive()
     waiting.join()
     assert not gc.isenabled()  # that thread has it now
-    resume()
+    resume_collection()
     assert gc.isenabled()
 
 
@@ -126,10 +126,10 @@ def test_many_threads() -> None:
 
     def work() -> None:
         for _ in range(500):
-            pause()
+            pause_collection()
             with lock:
                 seen.append(gc.isenabled())
-            resume()
+            resume_collection()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -140,7 +140,7 @@ def test_many_threads() -> None:
 
 
 def test_the_clients_wish_is_kept() -> None:
-    hooks = client_hooks()
+    hooks = client_gc_functions()
     assert hooks["isenabled"]()
     with Lock():
         assert hooks["isenabled"]() and not gc.isenabled()
@@ -176,7 +176,7 @@ def test_a_child_finds_locks_free_and_collections_on() -> None:
             inside = gc.isenabled()
         os._exit(0 if gc.isenabled() and not inside else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    resume()
+    resume_collection()
 
 
 def test_a_bell_is_not_lost_and_not_counted() -> None:

@@ -21,7 +21,7 @@ from nvgpusim.extents import EXTENTS, Extents
 from nvgpusim.options import Options
 from nvgpusim.orin import report
 from nvgpusim.orin.gpu_api import FaultReport
-from nvgpusim.orin.shim import Simulation, bootstrap, make_executor
+from nvgpusim.orin.simulation import Simulation, make_executor, start_from_environment
 
 
 @contextmanager
@@ -33,12 +33,12 @@ def process(directory: Path | None, **options: object) -> Iterator[Simulation]:
     try:
         yield simulation
     finally:
-        simulation.stop()
+        simulation.uninstall()
 
 
 def used(entry: dict[str, object]) -> str:
     """The report's text."""
-    return report.render(entry, full=True)
+    return report.report_text(entry, full=True)
 
 
 def test_the_report_is_written_once(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_the_report_is_written_once(tmp_path: Path) -> None:
                 )
         board_port = Simulation.current.kernel.ports[channel.token]  # type: ignore[union-attr]
         board_port.fail(FaultReport(31, "unmapped", {"address": "0x5000"}))
-        Simulation.finish()
-        Simulation.finish()
+        Simulation.write_report_and_stop()
+        Simulation.write_report_and_stop()
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", f".{os.getpid()}"}
     entry = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
     text = used(entry)
@@ -69,7 +69,7 @@ def test_the_report_is_written_once(tmp_path: Path) -> None:
         "peak 16.0 KiB",
     ):
         assert part in text, text
-    assert "never" not in report.render(entry)
+    assert "never" not in report.report_text(entry)
 
 
 @pytest.mark.parametrize(("sanitize", "kept"), [((), False), (("race",), False), (("init",), True)])
@@ -78,8 +78,8 @@ def test_writes_are_kept_for_who_asks(sanitize: tuple[str, ...], kept: bool) -> 
     with process(None, sanitize=sanitize):
         assert EXTENTS.keeps_writes is kept
         extents = Extents(keeps_writes=EXTENTS.keeps_writes)
-    extents.alloc(0x1000, 64)
-    extents.written_by_host(0x1000, 4)
+    extents.add_piece(0x1000, 64)
+    extents.note_host_write(0x1000, 4)
     wrote = extents.pieces[0x1000][0].wrote
     assert (wrote is not None and wrote.tolist() == [True] + [False] * 15) is kept
     assert EXTENTS.keeps_writes
@@ -108,22 +108,22 @@ def test_children_write_reports_through_exit(tmp_path: Path) -> None:
 
 def test_bootstrap_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVGPUSIM_OPTIONS", raising=False)
-    bootstrap()
+    start_from_environment()
     assert Simulation.current is None
     monkeypatch.setenv("NVGPUSIM_OPTIONS", Options(board="nano4").to_json())
     monkeypatch.setenv("NVGPUSIM_DIR", str(tmp_path))
-    bootstrap()
+    start_from_environment()
     first = Simulation.current
-    bootstrap()
+    start_from_environment()
     assert first is not None and Simulation.current is first
     try:
         assert first.kernel.shape.sms == 4 and os.path.exists(rc.CTRL)
         gpu = make_executor(first.kernel)
-        assert gpu.idle()
-        gpu.shutdown()
+        assert gpu.is_idle()
+        gpu.stop_threads()
     finally:
-        first.stop()
-    Simulation.finish()
+        first.uninstall()
+    Simulation.write_report_and_stop()
 
 
 def test_runs_of_the_command(
@@ -155,16 +155,16 @@ def test_many_refusals_are_counted(tmp_path: Path) -> None:
         for _ in range(250):
             with pytest.raises(OSError):
                 rc.alloc_as(ctrl, 0, 0)
-        Simulation.finish()
+        Simulation.write_report_and_stop()
     entry = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
     assert len(entry["refusals"]) == report.KEPT
-    assert "… and 240 more" in report.render(entry) and "… and 50 more" in used(entry)
+    assert "… and 240 more" in report.report_text(entry) and "… and 50 more" in used(entry)
 
 
 def test_notes_are_said_once_and_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     journal = report.Journal(sys.stderr)
     for i in range(30):
-        journal.note(f"note {i // 2}")
+        journal.add_note(f"note {i // 2}")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 10 and said[-1].endswith("note 9; further notes are in the report")
     assert len(journal.notes) == 15 and journal.counts["notes"] == 30
@@ -208,6 +208,6 @@ def test_event_fds_need_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         for fd in made:
             os.close(fd)
-        kernel.sweep()
+        kernel.release_closed_files()
         kernel.check_invariants()
         assert kernel.tsg_ids.count(511) <= 1

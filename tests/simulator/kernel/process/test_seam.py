@@ -37,8 +37,8 @@ def test_every_node_opens_but_the_one_that_wants_big_pages(kernel: Kernel, node:
     fd = os.open(node, os.O_RDWR)
     os.close(fd)
     with open(node, "rb+", buffering=0) as file:
-        assert kernel.lookup(file.fileno()) is not None
-    kernel.sweep()
+        assert kernel.object_of_fd(file.fileno()) is not None
+    kernel.release_closed_files()
     assert kernel.files == {}
 
 
@@ -123,7 +123,7 @@ def test_python_mmap_of_a_dmabuf(kernel: Kernel) -> None:
         anonymous[0] = 1
         anonymous.flush()
     board.close()
-    assert kernel.leaks() == []
+    assert kernel.leak_lines() == []
 
 
 def test_a_private_mapping_is_shared_by_nvmap_and_loses_a_doorbell(kernel: Kernel) -> None:
@@ -136,7 +136,7 @@ def test_a_private_mapping_is_shared_by_nvmap_and_loses_a_doorbell(kernel: Kerne
     for how, heard in ((mmap.MAP_PRIVATE, 0), (mmap.MAP_SHARED, 1)):
         doorbell = rc.do_mmap(ctrl, 0x10000, flags=how)
         rc.view(doorbell, 0x10000).cast("I")[0x90 // 4] = token
-        kernel.usermode.hear()
+        kernel.usermode.check_doorbell()
         assert kernel.usermode.rings == heard
         rc.do_munmap(doorbell, 0x10000)
 
@@ -215,7 +215,7 @@ def test_leaks_are_named(kernel: Kernel) -> None:
     rc.map_buffer(board.as_fd, fd)
     rc.alloc_space(board.as_fd, 16, 0x10000000)
     rc.do_mmap(fd, 4096)
-    text = "\n".join(kernel.leaks())
+    text = "\n".join(kernel.leak_lines())
     for what in ("1 ctrl fd", "nvmap handles", "dmabuf fds", "GPU mappings", "VA areas", "CPU map"):
         assert what in text, text
 
@@ -239,11 +239,11 @@ def test_the_seam_comes_out_again() -> None:
 
 
 def test_barriers_reach_the_backend(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvgpusim.orin.shim import Simulation
+    from nvgpusim.orin.simulation import Simulation
 
     assert Simulation.current is not None
     seen: list[int] = []
-    monkeypatch.setattr(Simulation.current.seam.backend, "barrier", lambda: seen.append(1))
+    monkeypatch.setattr(Simulation.current.seam.backend, "on_barrier", lambda: seen.append(1))
     try:
         library = ctypes.CDLL("libatomic.so.1")
     except OSError:

@@ -21,10 +21,10 @@ KERNEL = ROOT / "orin" / "kernel"
 # rule: (file, text, what takes its place), each found once
 BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
     "dispatch.copyback": [
-        ("orin/kernel/file.py", "        residue = self._answer(known, record)\n",
-         "        try:\n            residue = self._answer(known, record)\n"
+        ("orin/kernel/file.py", "        residue = self._call_handler(known, record)\n",
+         "        try:\n            residue = self._call_handler(known, record)\n"
          "        except KernelError:\n            raw[:] = bytes(len(raw))\n"
-         "            self.kernel.user.write(arg, bytes(raw))\n            raise\n"),
+         "            self.kernel.user.copy_to_user(arg, bytes(raw))\n            raise\n"),
     ],
     "dispatch.residue": [("orin/kernel/file.py", "return int(residue)", "return 0")],
     "fd.cloexec": [
@@ -32,8 +32,8 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
          "            new = os.dup(fd)\n            os.set_inheritable(new, True)\n"),
     ],
     "fd.fork": [
-        ("orin/seam.py", "if token is not None and self.backend.imposes:", "if False:"),
-        ("orin/seam.py", "if seam.backend.imposes:\n                    self.madvise",
+        ("orin/syscall_seam.py", "if token is not None and self.backend.imposes:", "if False:"),
+        ("orin/syscall_seam.py", "if seam.backend.imposes:\n                    self.madvise",
          "if False:\n                    self.madvise"),
     ],
     "chars.size": [
@@ -43,46 +43,49 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
          'args["gpu_characteristics_buf_addr"], len(out.raw), bytes(out.raw)'),
     ],
     "as.flags": [
-        ("orin/kernel/address_space.py", 'self.follow("as.flags")',
-         'raise self.refuse("as.range")'),
+        ("orin/kernel/address_space.py", 'self.note_rule("as.flags")',
+         'raise self.refusal("as.range")'),
     ],
     "engine.size": [
         ("orin/kernel/ctrl.py", '["engine_info_buf_size"] = len(data)',
          '["engine_info_buf_size"] = min(room, len(data))'),
     ],
     "space.free-unknown": [
-        ("orin/kernel/address_space.py", 'self.follow("space.free-unknown")',
-         'raise self.refuse("space.taken", errno=22)'),
+        ("orin/kernel/address_space.py", 'self.note_rule("space.free-unknown")',
+         'raise self.refusal("space.taken", errno=22)'),
     ],
     "space.free-unmaps": [
         ("orin/kernel/address_space.py",
-         'self.follow("space.free-unmaps")\n            mapping.refs -= 1\n',
-         'self.follow("space.free-unmaps")\n            mapping.refs += 0\n'),
+         'self.note_rule("space.free-unmaps")\n            mapping.refs -= 1\n',
+         'self.note_rule("space.free-unmaps")\n            mapping.refs += 0\n'),
         ("orin/kernel/address_space.py",
-         'self.follow("space.free-unmaps")\n            mapping.refs -= 1\n',
-         'self.follow("space.free-unmaps")\n            mapping.refs = 0\n'),
+         'self.note_rule("space.free-unmaps")\n            mapping.refs -= 1\n',
+         'self.note_rule("space.free-unmaps")\n            mapping.refs = 0\n'),
     ],
     "map.again": [
         ("orin/kernel/address_space.py", "old.refs += 1", "old.refs += 0"),
-        ("orin/kernel/address_space.py", "old = self._same(new, offset)\n", "old = None\n"),
+        ("orin/kernel/address_space.py", "old = self._equal_mapping(new, offset)\n",
+         "old = None\n"),
     ],
-    "map.holds": [("memory.py", 'mapping.buf.get("gpu")', "mapping.buf.put(str())")],
+    "map.holds": [
+        ("memory.py", 'mapping.buf.add_reference("gpu")', "mapping.buf.drop_reference(str())"),
+    ],
     "unmap.unknown": [
-        ("orin/kernel/address_space.py", 'self.follow("unmap.unknown")',
-         'raise self.refuse("map.fixed")'),
+        ("orin/kernel/address_space.py", 'self.note_rule("unmap.unknown")',
+         'raise self.refusal("map.fixed")'),
     ],
     "unmap.at-once": [
         ("orin/kernel/address_space.py",
-         'self.follow("unmap.at-once")\n            self.vm.unmap(mapping)',
-         'self.follow("unmap.at-once")'),
+         'self.note_rule("unmap.at-once")\n            self.vm.unmap_now(mapping)',
+         'self.note_rule("unmap.at-once")'),
     ],
     "subctx.fallback": [
-        ("orin/kernel/tsg.py", 'self.kernel.journal.rule("subctx.fallback")',
+        ("orin/kernel/tsg.py", 'self.kernel.journal.count_rule("subctx.fallback")',
          'raise KernelError("subctx.none-left")'),
     ],
     "subctx.delete-free": [
-        ("orin/kernel/tsg.py", 'self.follow("subctx.delete-free")',
-         'raise self.refuse("subctx.delete")'),
+        ("orin/kernel/tsg.py", 'self.note_rule("subctx.delete-free")',
+         'raise self.refusal("subctx.delete")'),
     ],
     "bind.sync": [
         ("orin/kernel/tsg.py", "self.sync, self.spaces[0] = True, channel.vm",
@@ -100,7 +103,7 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
         ("orin/kernel/tsg.py", "self.posted = True", "self.posted = False"),
     ],
     "setup.userd-as-is": [
-        ("orin/kernel/channel.py", 'self.follow("setup.userd-as-is")',
+        ("orin/kernel/channel.py", 'self.note_rule("setup.userd-as-is")',
          "userd.buf[:] = bytes(len(userd.buf))"),
     ],
     "notifier.zeroed": [
@@ -118,10 +121,11 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
     "reset.forced": [
         ("orin/kernel/channel.py", 'FaultReport(NOTIFIER_RESET, "FORCE_RESET',
          'FaultReport(8, "FORCE_RESET'),
-        ("orin/kernel/channel.py", "channel.die(NOTIFIER_RESET)", "channel.die(8)"),
-        ("orin/kernel/channel.py", "            self.kernel.fault(self.port, report)\n"
+        ("orin/kernel/channel.py", "channel.on_tsg_killed(NOTIFIER_RESET)",
+         "channel.on_tsg_killed(8)"),
+        ("orin/kernel/channel.py", "            self.kernel.kill_tsg_for_fault(self.port, report)\n"
          "        elif", "            pass\n        elif"),
-        ("orin/kernel/channel.py", "channel.die(NOTIFIER_RESET)", "pass"),
+        ("orin/kernel/channel.py", "channel.on_tsg_killed(NOTIFIER_RESET)", "pass"),
     ],
     "timedout.set": [
         ("orin/kernel/channel.py", 'args["value"] = int(self.unserviceable)', 'args["value"] = 0'),
@@ -131,33 +135,35 @@ BEHAVIOURS: dict[str, list[tuple[str, str, str]]] = {
         ("orin/kernel/core.py", "other.alive = False", "pass"),
     ],
     "nvmap-fd.noop": [
-        ("orin/kernel/channel.py", 'self.follow("nvmap-fd.noop")',
-         'raise self.refuse("notifier.mem")'),
+        ("orin/kernel/channel.py", 'self.note_rule("nvmap-fd.noop")',
+         'raise self.refusal("notifier.mem")'),
     ],
     "create.handle64": [
-        ("orin/kernel/nvmap.py", 'args["handle64"] = self._create(args["size64"]).id',
-         'args["handle64"] = self._create(args["size64"]).id << 32'),
+        ("orin/kernel/nvmap.py", 'args["handle64"] = self._create_handle(args["size64"]).id',
+         'args["handle64"] = self._create_handle(args["size64"]).id << 32'),
     ],
     "create.high": [
         ("orin/kernel/handles.py", "self._cursor = FIRST_HANDLE", "self._cursor = 1"),
         ("orin/kernel/handles.py", "else 1\n", "else 0\n"),
     ],
     "alloc.zeroed": [
-        ("orin/kernel/nvmap.py", 'self.follow("alloc.zeroed")',
+        ("orin/kernel/nvmap.py", 'self.note_rule("alloc.zeroed")',
          "handle.buf.array[:1] = 255"),
     ],
     "alloc.tag": [
-        ("orin/kernel/nvmap.py", 'self.follow("alloc.tag")', 'raise self.refuse("alloc.align")'),
+        ("orin/kernel/nvmap.py", 'self.note_rule("alloc.tag")',
+         'raise self.refusal("alloc.align")'),
         ("orin/kernel/nvmap.py", "self._warned = True", "self._warned = False"),
     ],
     "getfd.new": [
-        ("orin/kernel/nvmap.py", "            fd = kernel.give(source)\n",
+        ("orin/kernel/nvmap.py", "            fd = kernel.dup_for_client(source)\n",
          "            fd = self.__dict__.get(f'fd{source}', -1)\n"
-         "            fd = self.__dict__[f'fd{source}'] = kernel.give(source) if fd < 0 else fd\n"),
+         "            fd = fd if fd >= 0 else kernel.dup_for_client(source)\n"
+         "            self.__dict__[f'fd{source}'] = fd\n"),
     ],
     "free.by-value": [
-        ("orin/kernel/nvmap.py", 'self.follow("free.by-value")',
-         'self._own(number, "alloc.handle")'),
+        ("orin/kernel/nvmap.py", 'self.note_rule("free.by-value")',
+         'self._own_handle(number, "alloc.handle")'),
     ],
     "free.fd": [("orin/kernel/nvmap.py", "            real_close(number)\n", "            pass\n")],
     "fromva.rest": [("orin/kernel/nvmap.py", "size = area[0] - va", "size = PAGE")],
@@ -281,7 +287,7 @@ def _named(node: ast.AST) -> ast.expr | None:
     """The expression that names the rule in a `raise` of a KernelError."""
     if isinstance(node, ast.Raise) and isinstance(call := node.exc, ast.Call):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        if name in ("refuse", "KernelError"):
+        if name in ("refusal", "KernelError"):
             return call.args[0]
     return None
 

@@ -47,7 +47,7 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("setup.no-room")
 def _(kernel: Kernel, board: Board) -> None:
-    vm = kernel.lookup(board.as_fd).vm  # type: ignore[union-attr]
+    vm = kernel.object_of_fd(board.as_fd).vm  # type: ignore[union-attr]
     while vm.system.alloc(1 << 20) is not None:
         pass
     _setup(board, gpfifo=board.dmabuf(1 << 20))

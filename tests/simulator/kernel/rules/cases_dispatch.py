@@ -74,7 +74,7 @@ def _(kernel: Kernel, board: Board) -> None:
     given = ctypes.create_string_buffer(raw, len(raw))
     fails(22, _in_place, board.ctrl, rc.iowr("G", 8, 64), ctypes.addressof(given))
     assert given.raw == raw
-    kernel.journal.rule("dispatch.copyback")
+    kernel.journal.count_rule("dispatch.copyback")
 
 
 @case("dispatch.residue")

@@ -14,7 +14,7 @@ from tests.simulator.kernel import rawclient as rc
 from tests.simulator.kernel.rawclient import Board, call
 from tests.simulator.kernel.rules.cases import BAD, allocated, case, fails, refused
 
-from nvgpusim.orin.abi import abi
+from nvgpusim.orin.abi import abi_of_profile
 from nvgpusim.orin.kernel import Kernel
 
 RO = 1 << 9
@@ -235,20 +235,20 @@ def _(kernel: Kernel, board: Board) -> None:
     small = _from_va(board, base, 8192)
     va = rc.map_buffer(board.as_fd, rc.get_fd(board.nvmap, small))
     view[:4] = b"host"
-    vm = kernel.lookup(board.as_fd).vm  # type: ignore[union-attr]
-    assert bytes(vm.pages.view(va, 4, "read")) == b"host"
+    vm = kernel.object_of_fd(board.as_fd).vm  # type: ignore[union-attr]
+    assert bytes(vm.pages.view_bytes(va, 4, "read")) == b"host"
     assert va != base
     del view
     rc.do_munmap(base, 8192)
-    assert bytes(vm.pages.view(va, 4, "read")) == b"host"
+    assert bytes(vm.pages.view_bytes(va, 4, "read")) == b"host"
 
 
 def _parameters(board: Board, handle: int) -> dict[str, int]:
     """NVMAP_IOC_PARAMETERS, by member."""
-    fields = abi("r36").record("nvmap_handle_parameters")
+    fields = abi_of_profile("r36").make_struct("nvmap_handle_parameters")
     fields["handle"] = handle
     fcntl.ioctl(board.nvmap, rc.ior("N", 27, len(fields.raw)), fields.raw, True)
-    return fields.values()
+    return fields.integer_members()
 
 
 @case("param.handle")

@@ -34,7 +34,7 @@ from typing import Any
 
 import pytest
 
-from nvgpusim.orin import judge
+from nvgpusim.orin import driver_answers
 from nvgpusim.orin.report import Journal
 from nvgpusim.orin.rules import RULES, KernelError
 
@@ -56,11 +56,11 @@ Reached = dict[str, set[str]]
 @contextmanager
 def watching(reached: Reached, now: Callable[[], str]) -> Iterator[None]:
     """Note who comes by a rule (`now()`), under the rule's name and the line that raises it."""
-    made, followed = KernelError.__init__, Journal.rule
+    made, followed = KernelError.__init__, Journal.count_rule
 
     def init(self: KernelError, rule: str, *args: Any) -> None:
         frame = sys._getframe(1)
-        while frame.f_code.co_name == "refuse" and frame.f_back is not None:
+        while frame.f_code.co_name == "refusal" and frame.f_back is not None:
             frame = frame.f_back
         for name in (rule, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"):
             reached.setdefault(name, set()).add(now())
@@ -70,11 +70,11 @@ def watching(reached: Reached, now: Callable[[], str]) -> Iterator[None]:
         reached.setdefault(name, set()).add(now())
         followed(self, name)
 
-    KernelError.__init__, Journal.rule = init, rule  # type: ignore[method-assign, assignment]
+    KernelError.__init__, Journal.count_rule = init, rule  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        KernelError.__init__, Journal.rule = made, followed  # type: ignore[method-assign]
+        KernelError.__init__, Journal.count_rule = made, followed  # type: ignore[method-assign]
 
 
 class Current:
@@ -87,9 +87,9 @@ class Current:
 
 
 @cache
-def sequences() -> list[judge.Sequence]:
+def sequences() -> list[driver_answers.RecordedSequence]:
     """The recorded answers."""
-    return judge.load(HERE.parent / "data" / "nvgpu-answers.json.gz")
+    return driver_answers.load_sequences(HERE.parent / "data" / "nvgpu-answers.json.gz")
 
 
 @cache
@@ -106,7 +106,7 @@ def reached(who: str) -> Reached:
     if who == "judge":
         for number, sequence in enumerate(sequences()):
             with watching(found, lambda number=number: str(number)):  # type: ignore[misc]
-                for verdict in judge.judge([sequence]):
+                for verdict in driver_answers.judge_sequences([sequence]):
                     assert not verdict.differences, verdict
     else:
         current = Current()
@@ -170,7 +170,7 @@ def asked(breakage: Breakage, who: str) -> list[str]:
 def judge_notices(way: Breakage) -> bool:
     """True if an answer of a sequence is another one."""
     chosen = [sequences()[n] for n in sorted(map(int, asked(way, "judge")))]
-    return notices(way, lambda: any(v.differences for v in judge.judge(chosen)))
+    return notices(way, lambda: any(v.differences for v in driver_answers.judge_sequences(chosen)))
 
 
 def tests_notice(way: Breakage) -> bool:

@@ -14,7 +14,7 @@ from tests.simulator.ptx.recorded import grammar
 from tests.simulator.ptx.recorded.oracle_cases import Case
 from tests.simulator.ptx.recorded.test_oracle import differences, interpret
 
-from nvgpusim.ptx.compile import supported
+from nvgpusim.ptx.compile import supported_opcodes
 
 HERE = Path(__file__).resolve().parent
 RECORDED = np.load(HERE / "grammar.npz")
@@ -67,7 +67,7 @@ def test_no_form_is_without_a_case() -> None:
 def table() -> list[str]:
     """The opcodes that run, and how many forms of each have a case, eight on a line."""
     counts = Counter(form.name.split(".")[0] for form in grammar.forms())
-    named = [f"`{op}` {counts[op]}" if op in counts else f"`{op}`" for op in supported()]
+    named = [f"`{op}` {counts[op]}" if op in counts else f"`{op}`" for op in supported_opcodes()]
     return [", ".join(named[n : n + 8]) for n in range(0, len(named), 8)]
 
 

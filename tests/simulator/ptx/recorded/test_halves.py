@@ -36,7 +36,7 @@ def run(module: Module, f: halves.Function) -> np.ndarray[tuple[int], np.dtype[n
     pointers = [memory.add(a.view(np.uint8).copy()) for a in arrays]
     bank = bytes(0x160) + b"".join(p.to_bytes(8, "little") for p in pointers)
     code = compile_kernel(module, module.kernels[f.kernel])
-    Launch(code, memory, (1, 1, 1), (halves.LANES, 1, 1), {0: bank}).run()
+    Launch(code, memory, (1, 1, 1), (halves.LANES, 1, 1), {0: bank}).run_all_blocks()
     return np.asarray(memory.read(pointers[0], 8 * f.words).view("<u8"))
 
 

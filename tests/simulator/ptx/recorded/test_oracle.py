@@ -34,7 +34,7 @@ def interpret(case: Case) -> Any:
         if v.space in ("global", "const"):
             symbols[v.name] = memory.add(np.frombuffer(v.data, np.uint8).copy())
     grid, block = (case.grid, 1, 1), (case.block, 1, 1)
-    Launch(code, memory, grid, block, {0: bank}, symbols=symbols).run()
+    Launch(code, memory, grid, block, {0: bank}, symbols=symbols).run_all_blocks()
     if case.initial is not None:
         return memory.read(pointers[3], case.initial.nbytes).view("<u4")
     return memory.read(pointers[0], out.nbytes).view(out.dtype)

@@ -109,7 +109,7 @@ typedef struct {
   uint64_t start, lim, skip;
   uint8_t *base, *state;
   uint8_t need;  // the state that a line of this access has
-  struct Piece* piece;
+  struct WatchedBuffer* piece;
 } Hit;
 
 enum { LINE = 128, KEPT = 1, DIRTY = 3 };

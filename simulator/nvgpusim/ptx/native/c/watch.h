@@ -15,7 +15,7 @@ enum { TICK = 37, SITE = 27, SITES = 511, EQUAL = 8, SYSTEM = 0x400, PIECES = 64
 // Bytes [start, end) of global memory that a client knows as one buffer, or
 // shared memory (all of it). `records`: whether reads are to be recorded, by
 // granules from address `base` on.
-typedef struct Piece {
+typedef struct WatchedBuffer {
   uint64_t start, end;
   Extent mapping;
   uint8_t* wrote;  // words from `origin` on that anybody has written, 0 for all
@@ -24,7 +24,7 @@ typedef struct Piece {
   uint64_t* equal;
   uint8_t* crowd;
   int32_t* flight;
-} Piece;
+} WatchedBuffer;
 
 // A read that is neither the lowest thread's of its granule nor the highest's.
 typedef struct {
@@ -67,8 +67,8 @@ typedef struct Watch {
   int64_t bound;  // whether copies are under way of which an mbarrier tells the end
   int (*locate)(uint64_t token, uint64_t address, int write);
   void (*tell)(uint64_t token);
-  Piece own;
-  Piece pieces[PIECES];
+  WatchedBuffer own;
+  WatchedBuffer pieces[PIECES];
 } Watch;
 
 // An instruction in a record, which has room for the first few only.
@@ -138,12 +138,12 @@ static inline int stale(const Who* o, const Watch* w, uint64_t threads, uint64_t
   return w->whole_warps ? other / 32 == o->me / 32 : other == o->me;
 }
 
-static inline __attribute__((noinline)) void lose(Watch* w, const Piece* p, uint64_t g, uint64_t record) {
+static inline __attribute__((noinline)) void lose(Watch* w, const WatchedBuffer* p, uint64_t g, uint64_t record) {
   w->lost[w->lost_count++] = (Lost){p->number, g, record};
 }
 
 // Races._read of one granule.
-static inline int read_one(Watch* w, const Piece* p, const Who* o, uint64_t threads, uint64_t g,
+static inline int read_one(Watch* w, const WatchedBuffer* p, const Who* o, uint64_t threads, uint64_t g,
                            uint64_t mine) {
   uint64_t low = p->low[g], high = p->high[g];
   if (unlikely(!ordered(o, w, threads, p->write[g])) || (p->flight && p->flight[g])) return 0;
@@ -170,7 +170,7 @@ static inline uint64_t granules(uint64_t size, uint64_t grain) {
   return size >> grain ? size >> grain : 1;
 }
 
-static inline int read_all(Watch* w, const Piece* p, const Who* o, uint64_t threads, uint64_t at,
+static inline int read_all(Watch* w, const WatchedBuffer* p, const Who* o, uint64_t threads, uint64_t at,
                            uint64_t size, uint64_t grain, uint64_t site) {
   for (uint64_t g = at >> grain, k = granules(size, grain); k; k--, g++)
     if (unlikely(!read_one(w, p, o, threads, g, o->mine | in_record(site)))) return 0;
@@ -179,7 +179,7 @@ static inline int read_all(Watch* w, const Piece* p, const Who* o, uint64_t thre
 
 // Races._before_write of one granule, which another lane of the same store may
 // have stamped.
-static inline int write_one(const Watch* w, const Piece* p, const Who* o, uint64_t threads,
+static inline int write_one(const Watch* w, const WatchedBuffer* p, const Who* o, uint64_t threads,
                             uint64_t g) {
   if ((p->flight && p->flight[g]) || (p->crowd && p->crowd[g])) return 0;
   if (!ordered(o, w, threads, p->write[g]) || !ordered(o, w, threads, p->low[g]) ||
@@ -191,10 +191,10 @@ static inline int write_one(const Watch* w, const Piece* p, const Who* o, uint64
 }
 
 // The piece of an address.
-static inline __attribute__((noinline)) Piece* piece(Watch* w, uint64_t a, int write) {
+static inline __attribute__((noinline)) WatchedBuffer* piece(Watch* w, uint64_t a, int write) {
   for (int again = 0; again < 2; again++) {
     for (int64_t k = 0; k < w->piece_count; k++) {
-      Piece* p = &w->pieces[k];
+      WatchedBuffer* p = &w->pieces[k];
       if (a - p->start < p->end - p->start && !(write && w->race && !p->records)) return p;
     }
     if (again || !w->locate(w->token, a, write)) return 0;
@@ -204,7 +204,7 @@ static inline __attribute__((noinline)) Piece* piece(Watch* w, uint64_t a, int w
 
 static inline __attribute__((noinline)) uint8_t* look(const Call* c, Hit* h, uint64_t a, uint64_t size,
                                                int write) {
-  Piece* p = a & (size - 1) ? 0 : piece(c->watch, a, write);
+  WatchedBuffer* p = a & (size - 1) ? 0 : piece(c->watch, a, write);
   if (!p) return 0;
   uint8_t* q = enter(&p->mapping, h, p->start, p->end - p->start, a, size, write);
   h->piece = p->wrote || p->records || write ? p : 0;
@@ -250,7 +250,7 @@ static inline uint8_t* sure_global(const Call* c, Hit* h, const Who* o, uint64_t
                                    uint64_t site) {
   Watch* w = c->watch;
   uint8_t* q = likely(hit(h, a, size)) ? h->base + (a - h->start) : look(c, h, a, size, 0);
-  const Piece* p = h->piece;
+  const WatchedBuffer* p = h->piece;
   if (!q || likely(!p)) return q;
   for (uint64_t at = (a - p->origin) / WORD, k = 0; p->wrote && k < (size + 3) / WORD; k++)
     if (unlikely(!p->wrote[at + k])) return 0;
@@ -327,7 +327,7 @@ static inline uint8_t* load_generic(const Call* c, Hit* h, const Who* o, const W
 // surely right.
 typedef struct {
   uint8_t* q;
-  Piece* p;
+  WatchedBuffer* p;
   uint64_t at, grain;
   int is_shared;
 } Goal;
@@ -375,7 +375,7 @@ static inline int stamp(const Call* c, int64_t i, const Goal* goal, uint64_t siz
 // A store has written: local memory and words of buffers.
 static inline void note(const Call* c, int64_t i, uint64_t a, const Goal* goal, uint64_t size) {
   Watch* w = c->watch;
-  const Piece* p = goal->p;
+  const WatchedBuffer* p = goal->p;
   if (!p && w->local) memset(w->local + i * c->depth + (goal->q - c->local - c->rows[i]), 1, size);
   for (uint64_t at = p && p->wrote ? (a - p->origin) / WORD : 0, k = 0;
        p && p->wrote && k < (size + 3) / WORD; k++)
@@ -384,7 +384,7 @@ static inline void note(const Call* c, int64_t i, uint64_t a, const Goal* goal, 
 
 // Slots.forget_equals.
 static inline void forget(const Goal* goal, uint64_t size) {
-  const Piece* p = goal->p;
+  const WatchedBuffer* p = goal->p;
   if (!p || !p->equal) return;
   for (uint64_t g = goal->at >> goal->grain, k = granules(size, goal->grain); k; k--, g++)
     for (int row = 0; row < EQUAL; row++) p->equal[row * p->granules + g] = 0;

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ..memory import MmuFault
-from .judge import site_of
-from .operands import Site, Value
-from .parser.syntax import Instr, Sym
-from .spaces import peek
-from .state import Heap, KernelFault, State
+from .fault_causes import site_of
+from .operands import InstructionSite, Value
+from .parser.syntax import Instr, SymbolAddress
+from .spaces import read_bytes
+from .state import ChunkState, KernelFault, KernelHeap
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsaAeEfFgGp%])")
 NOBODY = np.zeros(0, np.uint64)
@@ -23,22 +23,22 @@ _MOST = 1 << 16
 """Bytes of a string that are looked at."""
 
 
-def _text(st: State, address: int) -> str:
+def _c_string(st: ChunkState, address: int) -> str:
     """The C string at a generic address."""
     out = bytearray()
-    while len(out) < _MOST and (byte := peek(st, address + len(out), 1)) != b"\0":
+    while len(out) < _MOST and (byte := read_bytes(st, address + len(out), 1)) != b"\0":
         out += byte
     return out.decode(errors="replace")
 
 
-def formatted(st: State, form: str, buffer: int) -> str:
+def printf_text(st: ChunkState, form: str, buffer: int) -> str:
     """printf's text; its arguments lie in `buffer`, each aligned to its size."""
     place = buffer
 
     def take(size: int, kind: str) -> float | int:
         nonlocal place
         place = -(-place // size) * size
-        (value,) = struct.unpack(f"<{kind}", peek(st, place, size))
+        (value,) = struct.unpack(f"<{kind}", read_bytes(st, place, size))
         place += size
         return value  # type: ignore[no-any-return]
 
@@ -53,7 +53,7 @@ def formatted(st: State, form: str, buffer: int) -> str:
         spec = "%" + flags + (width or "") + (f".{precision}" if precision is not None else "")
         wide = length in ("l", "ll", "z", "j", "t")
         if kind == "s":
-            return (spec + "s") % _text(st, int(take(8, "Q")))
+            return (spec + "s") % _c_string(st, int(take(8, "Q")))
         if kind == "c":
             return (spec + "s") % chr(int(take(4, "i")) & 255)
         if kind == "p":
@@ -68,96 +68,96 @@ def formatted(st: State, form: str, buffer: int) -> str:
     return _SPEC.sub(one, form)
 
 
-def _arguments(site: Site, st: State) -> list[Value]:
+def _argument_values(site: InstructionSite, st: ChunkState) -> list[Value]:
     """The call's parameters in the active lanes."""
-    regs = [site.kernel.slots[arg.name, 0] for arg in site.i.args if isinstance(arg, Sym)]
-    return [st.read(reg, reg.bits) if reg.index in st.R else NOBODY for reg in regs]
+    regs = [site.kernel.slots[arg.name, 0] for arg in site.i.args if isinstance(arg, SymbolAddress)]
+    return [st.operand_values(reg, reg.bits) if reg.index in st.R else NOBODY for reg in regs]
 
 
-def _answer(site: Site, st: State, value: Value) -> None:
+def _write_result(site: InstructionSite, st: ChunkState, value: Value) -> None:
     """Give the call's result."""
     arg = site.i.args[0]
-    assert isinstance(arg, Sym)
-    st.write(site.kernel.slots[arg.name, 0], value)
+    assert isinstance(arg, SymbolAddress)
+    st.write_register(site.kernel.slots[arg.name, 0], value)
 
 
-def vprintf(site: Site, st: State) -> None:
+def vprintf(site: InstructionSite, st: ChunkState) -> None:
     """printf: thread after thread, to the program's output."""
-    _, forms, buffers = _arguments(site, st)
-    lanes = st.lanes()
+    _, forms, buffers = _argument_values(site, st)
+    lanes = st.active_lanes()
     for lane, form, buffer in zip(lanes, forms.tolist(), buffers.tolist(), strict=True):
         st.m = np.array([lane])
-        sys.stdout.write(formatted(st, _text(st, form), buffer))
+        sys.stdout.write(printf_text(st, _c_string(st, form), buffer))
     st.m = lanes
     sys.stdout.flush()
-    _answer(site, st, np.full(len(lanes), 1, np.uint32))
+    _write_result(site, st, np.full(len(lanes), 1, np.uint32))
 
 
-def assertfail(site: Site, st: State) -> None:
+def assertfail(site: InstructionSite, st: ChunkState) -> None:
     """assert: the kernel ends with the message of the first thread."""
-    message, file, line, function = (int(v[0]) for v in _arguments(site, st)[:4])
-    st.m = st.lanes()[:1]
-    what, where, name = (_text(st, v) for v in (message, file, function))
+    message, file, line, function = (int(v[0]) for v in _argument_values(site, st)[:4])
+    st.m = st.active_lanes()[:1]
+    what, where, name = (_c_string(st, v) for v in (message, file, function))
     fault = KernelFault(0x9, f"{where}:{line}: {name}: Assertion `{what}' failed")
     fault.kind = "assert"
     raise fault
 
 
-def malloc(site: Site, st: State) -> None:
+def malloc(site: InstructionSite, st: ChunkState) -> None:
     """malloc: thread after thread, from the launch's heap; 0 where that has no room."""
-    _, sizes = _arguments(site, st)
-    heap, line = _heap(site, st), _line(site)
-    _answer(site, st, np.array([heap.malloc(n, line) for n in sizes.tolist()], np.uint64))
+    _, sizes = _argument_values(site, st)
+    heap, line = _launch_heap(site, st), _source_line(site)
+    _write_result(site, st, np.array([heap.malloc(n, line) for n in sizes.tolist()], np.uint64))
 
 
-def free(site: Site, st: State) -> None:
+def free(site: InstructionSite, st: ChunkState) -> None:
     """free: thread after thread; a finding where malloc has not given the address."""
-    (addresses,) = _arguments(site, st)
-    heap, line = _heap(site, st), _line(site)
+    (addresses,) = _argument_values(site, st)
+    heap, line = _launch_heap(site, st), _source_line(site)
     place = f"PTX line {site.i.line}{line and ', ' + line}"
     for n, at in enumerate(addresses.tolist()):
-        if at and (what := heap.free(at, line)):
-            text = f"{site.kernel.name}: bounds: free ({place}) by {st.who(n)}: {what}"
+        if at and (what := heap.try_free(at, line)):
+            text = f"{site.kernel.name}: bounds: free ({place}) by {st.thread_text(n)}: {what}"
             st.launch.findings.setdefault(f"free {site.i.line}", text)
     if st.shadow is not None:
-        st.shadow.freed()
+        st.shadow.on_freed()
 
 
-def _heap(site: Site, st: State) -> Heap:
+def _launch_heap(site: InstructionSite, st: ChunkState) -> KernelHeap:
     if st.launch.heap is None:
-        raise site.error("this GPU has no heap for kernels")
+        raise site.make_error("this GPU has no heap for kernels")
     return st.launch.heap
 
 
-def _line(site: Site) -> str:
+def _source_line(site: InstructionSite) -> str:
     return f"{site.i.source[0]}:{site.i.source[1]}" if site.i.source else ""
 
 
-def recursion(site: Site, st: State) -> None:
+def refuse_recursion(site: InstructionSite, st: ChunkState) -> None:
     """A function that calls itself, behind a call by address: a gap once a thread is there."""
-    raise site.error("a function that calls itself is not supported")
+    raise site.make_error("a function that calls itself is not supported")
 
 
-def trap(site: Site, st: State) -> None:
+def trap(site: InstructionSite, st: ChunkState) -> None:
     """trap: the kernel ends."""
     raise KernelFault(0x9, "trap")
 
 
-_CALLS: dict[str, Callable[[Site, State], None]] = {
-    "vprintf": vprintf, "__assertfail": assertfail, "__recursion": recursion,
+_CALLS: dict[str, Callable[[InstructionSite, ChunkState], None]] = {
+    "vprintf": vprintf, "__assertfail": assertfail, "__recursion": refuse_recursion,
     "malloc": malloc, "free": free, "trap": trap,
 }  # fmt: skip
 
 
-def serve(st: State, instr: Instr) -> None:
+def serve_host_call(st: ChunkState, instr: Instr) -> None:
     """Do what the active lanes ask the host for. Raises KernelFault and MmuFault."""
-    kept, st.m = st.m, st.willing(instr)
+    kept, st.m = st.m, st.guarded_lanes(instr)
     try:
         if st.m is None or len(st.m):
             st.at = instr
             _CALLS[instr.op](site_of(st, instr), st)
     except (KernelFault, MmuFault) as e:
-        st.name(e, instr)
+        st.name_fault(e, instr)
         raise
     finally:
         st.m = kept

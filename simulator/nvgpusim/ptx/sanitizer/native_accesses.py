@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from .shadow import Shadow, Written
+from .shadow import ChunkShadow, DoneStore
 
 SPACES = {"g": "global", "s": "shared", "l": "local"}
 
 
-def heard(shadow: Shadow, rows: Any) -> None:
+def check_native_accesses(shadow: ChunkShadow, rows: Any) -> None:
     """Accesses and synchronizations, in order but for reads, which change nothing for others."""
     st = shadow.st
     kept = st.m, st.site, st.at
-    for some in _alike(rows):
+    for some in _rows_by_instruction(rows):
         first = some[0]
         st.m, st.site = some["lane"], int(first["site"])
         st.at = st.launch.code.sites[st.site - 1] if st.site else None
-        _one(shadow, chr(first["what"]), SPACES.get(chr(first["space"]), ""), some)
+        _check_rows(shadow, chr(first["what"]), SPACES.get(chr(first["space"]), ""), some)
     st.m, st.site, st.at = kept
 
 
-def _alike(rows: Any) -> Iterator[Any]:
+def _rows_by_instruction(rows: Any) -> Iterator[Any]:
     """Rows of one instruction, space and size each, by their first."""
     key = rows["site"].astype(np.uint64) << np.uint64(32) | rows["size"] << 16
     key |= rows["what"].astype(np.uint64) << np.uint64(8) | rows["space"]
@@ -36,7 +36,7 @@ def _alike(rows: Any) -> Iterator[Any]:
         yield rows[key == value]
 
 
-def _one(shadow: Shadow, what: str, space: str, rows: Any) -> None:
+def _check_rows(shadow: ChunkShadow, what: str, space: str, rows: Any) -> None:
     """The work of some lanes with one instruction."""
     lanes, size = rows["lane"], int(rows[0]["size"])
     where = np.ascontiguousarray(rows["at"])
@@ -44,36 +44,36 @@ def _one(shadow: Shadow, what: str, space: str, rows: Any) -> None:
         where = where.view(np.int64)
     match what, space:
         case "r", "global":
-            if not shadow.is_repeat(where):
-                shadow.reach(where, size, "read")
-                shadow.global_load(where, size)
+            if not shadow.is_repeated_poll(where):
+                shadow.check_global_access(where, size, "read")
+                shadow.on_global_load(where, size)
         case "r", _:
-            shadow.load(space, where, size)
+            shadow.on_load(space, where, size)
         case "w", "global":
-            shadow.reach(where, size, "write")
-            shadow.global_store(where, size, rows["same"])
+            shadow.check_global_access(where, size, "write")
+            shadow.on_global_store(where, size, rows["same"])
         case "w", _:
-            shadow.store(space, where, size, Written(rows["same"]))
+            shadow.on_store(space, where, size, DoneStore(rows["same"]))
         case "a", "global":
-            if not shadow.is_repeat(where):
-                shadow.reach(where, size, "atomic")
-                shadow.global_atomic(where, size)
+            if not shadow.is_repeated_poll(where):
+                shadow.check_global_access(where, size, "atomic")
+                shadow.on_global_atomic(where, size)
         case "a", _:
-            if not shadow.is_repeat(where):
-                shadow.atomic(where, size)
+            if not shadow.is_repeated_poll(where):
+                shadow.on_shared_atomic(where, size)
         case "f", _:
-            shadow.fence()
+            shadow.on_fence()
         case "m", _:
-            shadow.warp_sync(lanes, where.astype(np.uint32))
+            shadow.on_warp_sync(lanes, where.astype(np.uint32))
         case "c", _:
-            shadow.copy_begins(lanes, where, size)
+            shadow.on_copy_begin(lanes, where, size)
         case "e", _:
-            shadow.copy_ends(where, size)
+            shadow.on_copy_end(where, size)
         case "b", _:
-            shadow.copies_bound(lanes, where, size)
+            shadow.on_copies_bound(lanes, where, size)
         case "p", _:
-            shadow.waited(lanes, shadow.st.threads)
+            shadow.on_copies_waited(lanes, shadow.st.threads)
         case "o", _:
-            shadow.waited(lanes, 1)
+            shadow.on_copies_waited(lanes, 1)
         case "x", _ if (instr := shadow.st.at) is not None:
-            shadow.source_changed(lanes, instr)
+            shadow.report_changed_source(lanes, instr)

@@ -7,40 +7,40 @@ from numpy.typing import NDArray
 
 from ..memory import Access, MmuFault
 from .compile import MASKED, WHOLE
-from .native.tensor import matrix_of
-from .operands import Site, space_of
+from .native.tensor import wmma_matrix
+from .operands import InstructionSite, state_space
 from .parser.syntax import Instr
-from .spaces import reach
-from .state import KernelFault, Lanes, State
+from .spaces import check_access
+from .state import ChunkState, KernelFault, Lanes
 
 
-def site_of(st: State, instr: Instr) -> Site:
+def site_of(st: ChunkState, instr: Instr) -> InstructionSite:
     """An instruction with what is known of its kernel."""
-    return Site(instr, st.launch.code.kernel, st.launch.code.module)
+    return InstructionSite(instr, st.launch.code.kernel, st.launch.code.module)
 
 
-def size_of(site: Site) -> int:
+def access_bytes(site: InstructionSite) -> int:
     """Bytes of an access of a lane."""
     if site.i.op == "cp":
-        return site.constant(2) or 8
+        return site.integer_literal(2) or 8
     if site.i.op in ("mbarrier", "ldmatrix"):
         return 16 if site.i.op == "ldmatrix" else 8
     if site.i.op == "wmma":
-        return matrix_of(site)[2]
+        return wmma_matrix(site)[2]
     return site.t.bits // 8 * next((int(m[1:]) for m in site.mods if m in ("v2", "v4", "v8")), 1)
 
 
-def access_of(instr: Instr) -> Access:
+def access_kind(instr: Instr) -> Access:
     """The access that an instruction makes."""
     if instr.op == "st" or (instr.op == "wmma" and "store" in instr.mods):
         return "write"
     return "atomic" if instr.op in ("atom", "red") else "read"
 
 
-def fault_of(st: State, instr: Instr, lane: int, at: int, copied: bool) -> Exception:
+def access_fault(st: ChunkState, instr: Instr, lane: int, at: int, copied: bool) -> Exception:
     """The fault of a lane's access to an address; `copied`: of cp.async the source."""
     site, st.m = site_of(st, instr), np.array([lane])
-    space, where = space_of(site), np.array([at], np.uint64)
+    space, where = state_space(site), np.array([at], np.uint64)
     if instr.op in ("cp", "mbarrier"):
         space = "global" if copied else "shared"
     if instr.op == "ldmatrix" and space == "generic":
@@ -48,26 +48,28 @@ def fault_of(st: State, instr: Instr, lane: int, at: int, copied: bool) -> Excep
     space = "shared" if instr.op == "ldmatrix" else space
     st.fault_mask = None
     try:
-        reach(st, space, where, size_of(site), access_of(instr))
+        check_access(st, space, where, access_bytes(site), access_kind(instr))
     except (KernelFault, MmuFault) as e:
-        st.name(e, instr)
+        st.name_fault(e, instr)
         return e
-    fault = KernelFault(0, f"no access of {size_of(site)} bytes to {at:#x} ({space}) is possible")
-    st.name(fault, instr)
+    fault = KernelFault(
+        0, f"no access of {access_bytes(site)} bytes to {at:#x} ({space}) is possible"
+    )
+    st.name_fault(fault, instr)
     return fault
 
 
-def look(st: State, instr: Instr) -> None:
+def check_lanes_together(st: ChunkState, instr: Instr) -> None:
     """Look at the lanes that are to do something together. Raises KernelFault."""
-    kept, st.m = st.m, st.willing(instr)
+    kept, st.m = st.m, st.guarded_lanes(instr)
     try:
         st.at = instr
         if instr.op in WHOLE:
-            whole_warps(st)
+            check_whole_warps(st)
         elif instr.op in MASKED and ("sync" in instr.mods or instr.op in ("match", "redux")):
-            members(st, st.read(instr.args[MASKED[instr.op]], 32))
+            check_membermasks(st, st.operand_values(instr.args[MASKED[instr.op]], 32))
     except KernelFault as e:
-        st.name(e, instr)
+        st.name_fault(e, instr)
         raise
     finally:
         st.m = kept
@@ -76,17 +78,17 @@ def look(st: State, instr: Instr) -> None:
 # lanes of a warp
 
 
-def ballot(st: State, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
+def ballot(st: ChunkState, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
     """Per active lane: bits of the active lanes of its warp whose flag is set."""
-    warp = st.warp[st.lanes()]
-    bits = np.where(flag, np.uint32(1) << st.lane[st.lanes()], np.uint32(0))
+    warp = st.warp[st.active_lanes()]
+    bits = np.where(flag, np.uint32(1) << st.lane[st.active_lanes()], np.uint32(0))
     return np.bincount(warp, bits).astype(np.uint32)[warp]  # no bit is there twice
 
 
-def members(st: State, masks: NDArray[np.uint32]) -> None:
+def check_membermasks(st: ChunkState, masks: NDArray[np.uint32]) -> None:
     """Trap a membermask that misses the executing lane or names one that is not here; note lanes
     that name each other with other masks."""
-    lanes = st.lanes()
+    lanes = st.active_lanes()
     missing_own = (masks & np.uint32(1) << st.lane[lanes]) == 0
     if missing_own.any():
         lane = int(np.flatnonzero(missing_own)[0])
@@ -112,12 +114,12 @@ def members(st: State, masks: NDArray[np.uint32]) -> None:
             f"sync: membermask {int(masks[lane]):#x} names lanes {int(other[lane]):#x} that "
             f"give another membermask (undefined)"
         )
-        st.launch.find(st, what, f", {st.who(lane)}")
+        st.launch.add_finding(st, what, f", {st.thread_text(lane)}")
 
 
-def whole_warps(st: State) -> None:
+def check_whole_warps(st: ChunkState) -> None:
     """Trap a warp-wide instruction that not all 32 threads of each warp execute."""
-    lanes: Lanes = st.lanes()
+    lanes: Lanes = st.active_lanes()
     ok = len(lanes) % 32 == 0
     if ok:
         rows = lanes.reshape(-1, 32)

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, Code, successors
+from ..compile import BARRIER, CHAIN, END, EVENT, GROUP, STORE, KernelCode, successors
 from ..operands import U32
 from ..parser.syntax import Instr, Reg
-from .instructions import guard
+from .instructions import guard_condition
 from .memory import MISS, ORDERED, SPACE
-from .values import Words
+from .values import OperandWriter
 
 Lines = list[str]
 
 
-def source(code: Code) -> str:
+def c_source(code: KernelCode) -> str:
     """The text of the C file."""
     headers = ["machine", "groups", *(["watch"] if code.frame.watched else []), "tensor"]
     lines = [f'#include "{name}.h"' for name in headers]
     lines.append(f"#define HITS {max(1, code.frame.hits)}")
     lines.append("#define ticks (c->ticks + c->later + c->instructions + count - counted)")
-    lines += _chain(code)
-    lines += _driver(code)
+    lines += _chain_function(code)
+    lines += _driver_function(code)
     return "\n".join(lines) + "\n"
 
 
-def _name(code: Code, index: int) -> str:
-    return code.frame.c_type(code.kernel.regs[index])
+def _register_c_type(code: KernelCode, index: int) -> str:
+    return code.frame.register_c_type(code.kernel.regs[index])
 
 
-def _pointer(code: Code, index: int) -> str:
-    return f"{_name(code, index)} *const restrict R{index} = {_place(code, index)};"
+def _register_pointer(code: KernelCode, index: int) -> str:
+    kind, place = _register_c_type(code, index), _register_place(code, index)
+    return f"{kind} *const restrict R{index} = {place};"
 
 
-def _read(code: Code, index: int) -> str:
+def _register_load(code: KernelCode, index: int) -> str:
     if code.kernel.regs[index].bits == 1:
         return f"r{index} = R{index}[i] != 0;"
     return f"r{index} = R{index}[i];"
@@ -44,28 +45,27 @@ WHO = "const Who og = who(c, i, 0), os = who(c, i, 1); (void)og, (void)os;"
 BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
 
 
-def _place(code: Code, index: int) -> str:
+def _register_place(code: KernelCode, index: int) -> str:
     """The memory of a register, "0" for one that nobody reads."""
     return f"c->reg[{code.kept.index(index)}]" if index in code.kept else "0"
 
 
-def _together(code: Code, n: int) -> str:
+def _driver_case(code: KernelCode, n: int) -> str:
     """A case of the driver: the store, or what the lanes do together, that is block n."""
     instr = code.blocks[n].instrs[0]
     head = f"case {n}: c->at = {code.frame.numbers[id(instr)]};"
     group = code.texts[id(instr)].group
     if group is None:
-        return f"{head} {_store(code, instr)} break;"
-    call = group.text(lambda index: _place(code, index))
+        return f"{head} {_store_statement(code, instr)} break;"
+    call = group.text(lambda index: _register_place(code, index))
     if instr.guard is None:
         return f"{head} ok = {call}; break;"
-    whole = (
-        f"const Group all = narrow(c, {_place(code, instr.guard.index)}, {int(instr.guard_not)});"
-    )
+    place = _register_place(code, instr.guard.index)
+    whole = f"const Group all = narrow(c, {place}, {int(instr.guard_not)});"
     return f"{head} {{ {whole} ok = !c->n || {call}; c->n = all.n; c->lanes = all.lanes; }} break;"
 
 
-def _store(code: Code, instr: Instr) -> str:
+def _store_statement(code: KernelCode, instr: Instr) -> str:
     store = code.texts[id(instr)].store
     assert store is not None
 
@@ -74,10 +74,10 @@ def _store(code: Code, instr: Instr) -> str:
             return value
         if isinstance(value, int):
             return f"{{&(uint64_t){{{value:#x}ull}}, 0}}"
-        return f"{{{_place(code, value.index)}, {max(8, value.bits) // 8}}}"
+        return f"{{{_register_place(code, value.index)}, {max(8, value.bits) // 8}}}"
 
     values = ", ".join(column(v) for v in store.values)
-    guarded = "0" if instr.guard is None else _place(code, instr.guard.index)
+    guarded = "0" if instr.guard is None else _register_place(code, instr.guard.index)
     space = SPACE.get(store.space, "x")
     address, wide, offset = "{0, 0}", 1, f"{store.offset:#x}ull"
     if isinstance(store.address, str):
@@ -91,16 +91,16 @@ def _store(code: Code, instr: Instr) -> str:
     )
     if not code.frame.watched:
         return f"ok = put(c, {put});"
-    return f"ok = put_watched(c, {put}, {code.frame.site(instr)});"
+    return f"ok = put_watched(c, {put}, {code.frame.site_number(instr)});"
 
 
-def _goes_on(code: Code) -> list[list[int]]:
+def _followers_in_c(code: KernelCode) -> list[list[int]]:
     """By block: those that may follow it before the lane is given back."""
     blocks = code.blocks
 
     def follow(n: int, t: int) -> bool:
         apart = t == END or blocks[t].kind != CHAIN or blocks[t].alone
-        return not apart and not _overtakes(code, n, t)
+        return not apart and not _jump_overtakes(code, n, t)
 
     return [
         [t for t in successors(blocks, n) if follow(n, t)]
@@ -110,7 +110,7 @@ def _goes_on(code: Code) -> list[list[int]]:
     ]
 
 
-def _modified(code: Code, goes_on: list[list[int]]) -> list[set[int]]:
+def _modified_registers(code: KernelCode, goes_on: list[list[int]]) -> list[set[int]]:
     """By block: registers that C may have changed by its end, since the lane entered."""
     blocks = code.blocks
     out = [set(b.writes) if b.kind == CHAIN else set() for b in blocks]
@@ -125,7 +125,7 @@ def _modified(code: Code, goes_on: list[list[int]]) -> list[set[int]]:
     return out
 
 
-def _arrivals(code: Code) -> list[int]:
+def _predecessor_counts(code: KernelCode) -> list[int]:
     """By block: number of its predecessors."""
     out = [0] * len(code.blocks)
     for n in range(len(out)):
@@ -134,7 +134,7 @@ def _arrivals(code: Code) -> list[int]:
     return out
 
 
-def _overtakes(code: Code, n: int, t: int) -> bool:
+def _jump_overtakes(code: KernelCode, n: int, t: int) -> bool:
     """True if a lane that jumps from block n to t may pass others that still store or meet.
 
     Lanes in step wait for them there. They are in a branch that it jumps over, or in a loop that it
@@ -154,18 +154,18 @@ def _overtakes(code: Code, n: int, t: int) -> bool:
     )
 
 
-class _Chain:
+class _ChainWriter:
     """C that runs each lane from the entry to a store, or what lanes do together."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: KernelCode) -> None:
         self.code, self.blocks = code, code.blocks
-        self.goes_on = _goes_on(code)
-        self.modified = _modified(code, self.goes_on)
-        self.arrivals = _arrivals(code)
+        self.goes_on = _followers_in_c(code)
+        self.modified = _modified_registers(code, self.goes_on)
+        self.arrivals = _predecessor_counts(code)
         self.exits: dict[int, set[int]] = {}
         self.left = defaultdict[int, set[int]](set)
 
-    def leave(self, n: int, t: int) -> str:
+    def leave_statement(self, n: int, t: int) -> str:
         """Give the lane back before block t."""
         if t == END:
             return f"{{ next = {END}; goto done; }}"
@@ -173,16 +173,16 @@ class _Chain:
         self.left[n].add(t)
         return f"goto X{t};"
 
-    def jump(self, n: int, t: int) -> str:
+    def jump_statement(self, n: int, t: int) -> str:
         """Go on at block t."""
         if t not in self.goes_on[n]:
-            return self.leave(n, t)
+            return self.leave_statement(n, t)
         if t == n + 1 and self.arrivals[t] < 2 and not self.code.frame.turns:
             return f"goto B{t};"
         test = "--left < 0" if t <= n else f"unlikely(limit <= {t})"
-        return f"{{ if ({test}) {self.leave(n, t)} goto B{t}; }}"
+        return f"{{ if ({test}) {self.leave_statement(n, t)} goto B{t}; }}"
 
-    def body(self, n: int) -> Lines:
+    def block_lines(self, n: int) -> Lines:
         """Block n."""
         code, block = self.code, self.blocks[n]
         lines = [f"B{n}: count += {len(block.instrs)};"]
@@ -193,16 +193,18 @@ class _Chain:
         targets, jump = successors(self.blocks, n), block.jump.instr
         if block.jump.kind == "brx":
             assert jump is not None
-            index = Words(jump, code.frame).value(jump.args[0], U32)
-            cases = [f"case {k}: {self.jump(n, t)}" for k, t in enumerate(targets[:-1])]
-            table = f"switch ({index}) {{ {' '.join(cases)} default: {self.jump(n, END)} }}"
-            lines.append(f"if ({guard(jump)}) {{ {table} }}" if jump.guard else table)
+            index = OperandWriter(jump, code.frame).operand_expression(jump.args[0], U32)
+            cases = [f"case {k}: {self.jump_statement(n, t)}" for k, t in enumerate(targets[:-1])]
+            table = (
+                f"switch ({index}) {{ {' '.join(cases)} default: {self.jump_statement(n, END)} }}"
+            )
+            lines.append(f"if ({guard_condition(jump)}) {{ {table} }}" if jump.guard else table)
         elif len(targets) > 1:
             assert jump is not None
-            lines.append(f"if ({guard(jump)}) {self.jump(n, targets[0])}")
-        return [*lines, self.jump(n, targets[-1])]
+            lines.append(f"if ({guard_condition(jump)}) {self.jump_statement(n, targets[0])}")
+        return [*lines, self.jump_statement(n, targets[-1])]
 
-    def needed(self) -> list[set[int]]:
+    def registers_needed(self) -> list[set[int]]:
         """By block: registers that are read, or given back, by a lane that enters there."""
         out: list[set[int]] = [set() for _ in self.blocks]
         changed = True
@@ -216,35 +218,35 @@ class _Chain:
         return out
 
 
-def _chain(code: Code) -> Lines:
-    chain, body = _Chain(code), []
+def _chain_function(code: KernelCode) -> Lines:
+    chain, body = _ChainWriter(code), []
     inside = [n for n, block in enumerate(code.blocks) if block.kind == CHAIN]
     for n in inside:
-        body += chain.body(n)
+        body += chain.block_lines(n)
     for t, regs in chain.exits.items():
         saves = " ".join(f"R{r}[i] = r{r};" for r in sorted(regs))
         body.append(f"X{t}: {saves} next = {t}; goto done;")
-    entries, needed = [], chain.needed()
+    entries, needed = [], chain.registers_needed()
     for n in inside:
         if n in chain.exits or not n or code.blocks[n - 1].kind != CHAIN:
-            loads = " ".join(_read(code, r) for r in sorted(needed[n]))
+            loads = " ".join(_register_load(code, r) for r in sorted(needed[n]))
             entries.append(f"case {n}: {loads} goto B{n};")
-    return _lanes(code, entries, body)
+    return _lane_loop(code, entries, body)
 
 
-def _lanes(code: Code, entries: Lines, body: Lines) -> Lines:
+def _lane_loop(code: KernelCode, entries: Lines, body: Lines) -> Lines:
     inside = [n for n, block in enumerate(code.blocks) if block.kind == CHAIN]
     who, told = (WHO, "tell(c->watch);") if code.frame.watched else ("", "")
-    named = sorted({r for n in inside for r in _of(code, n)})
+    named = sorted({r for n in inside for r in _block_registers(code, n)})
     return [
         "static int chain(Call *c) {",
         "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
         "const int64_t limit = c->limit; uint64_t bad = 0;",
         "Hit h[HITS]; memset(h, 0, sizeof h);",
-        *(_pointer(code, r) for r in code.kept if r in named),
+        *(_register_pointer(code, r) for r in code.kept if r in named),
         f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK} {who}",
         "int64_t left = c->budget; const int64_t counted = count; int32_t next;",
-        *(f"{_name(code, r)} r{r};" for r in named),
+        *(f"{_register_c_type(code, r)} r{r};" for r in named),
         "switch (entry) {", *entries, "default: __builtin_unreachable(); }",
         *body,
         f"miss: wrong(c, i, bad); {told} return 3;",
@@ -255,18 +257,18 @@ def _lanes(code: Code, entries: Lines, body: Lines) -> Lines:
     ]  # fmt: skip
 
 
-def _of(code: Code, n: int) -> set[int]:
+def _block_registers(code: KernelCode, n: int) -> set[int]:
     out = code.blocks[n].alive | code.blocks[n].writes
     for t in successors(code.blocks, n):
         out |= code.blocks[t].alive if t != END else set()
     return out
 
 
-def _calm(code: Code) -> list[int]:
+def _calm_barriers(code: KernelCode) -> list[int]:
     """By block: 1 for a barrier behind which no shared memory is written before the next one."""
     blocks = code.blocks
     writing = {
-        n for n, block in enumerate(blocks) if _writes_shared(code, n) or block.kind == EVENT
+        n for n, block in enumerate(blocks) if _may_write_shared(code, n) or block.kind == EVENT
     }
     out = []
     for n, block in enumerate(blocks):
@@ -281,7 +283,7 @@ def _calm(code: Code) -> list[int]:
     return out
 
 
-def _writes_shared(code: Code, n: int) -> bool:
+def _may_write_shared(code: KernelCode, n: int) -> bool:
     """True if a block may write shared memory."""
     store = code.texts[id(code.blocks[n].instrs[0])].store if code.blocks[n].kind == STORE else None
     if store is not None:
@@ -290,7 +292,7 @@ def _writes_shared(code: Code, n: int) -> bool:
     return code.blocks[n].kind == GROUP and code.blocks[n].instrs[0].op in writers
 
 
-def _driver(code: Code) -> Lines:
+def _driver_function(code: KernelCode) -> Lines:
     """The whole group while it stays together.
 
     0: the first instruction of block `entry` cannot go on, or somebody has to look at it, 1: all
@@ -299,10 +301,10 @@ def _driver(code: Code) -> Lines:
     """
     blocks, watched = code.blocks, code.frame.watched
     kinds = ", ".join(str(block.kind) for block in blocks) or "0"
-    calm = ", ".join(map(str, _calm(code))) if watched else ""
+    calm = ", ".join(map(str, _calm_barriers(code))) if watched else ""
     tables = f"static const uint8_t calm[] = {{{calm}}};"
     cross = "c->whole && cross(c, calm[c->entry])" if watched else "c->whole"
-    together = [_together(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
+    together = [_driver_case(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]
     return [
         f"enum {{ END = {len(blocks)}, STORE = {STORE}, BARRIER = {BARRIER}, EVENT = {EVENT}, "
         f"GROUP = {GROUP} }};",

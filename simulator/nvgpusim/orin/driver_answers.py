@@ -52,20 +52,20 @@ class Verdict:
     differences: list[tuple[int, str]] = field(default_factory=list)
     """Number of the call, and how the model's answer is another one than nvgpu's."""
 
-    def compare(self, number: int, difference: str) -> None:
+    def count_answer(self, number: int, difference: str) -> None:
         """One more answer, and how it is another one (or nothing)."""
         self.compared += 1
         if difference:
             self.differences.append((number, difference))
 
     @property
-    def kind(self) -> str:
+    def sequence_kind(self) -> str:
         """The family of the sequence: rule, place, flags, order or tidy."""
         return self.name.partition("/")[0]
 
 
 @dataclass(frozen=True)
-class Sequence:
+class RecordedSequence:
     """One recorded sequence."""
 
     release: str
@@ -75,7 +75,7 @@ class Sequence:
     calls: list[dict[str, Any]]
 
 
-def load(path: Path) -> list[Sequence]:
+def load_sequences(path: Path) -> list[RecordedSequence]:
     """The sequences of a file, plain or gzip; raises SimError when it is not one."""
     try:
         raw = path.read_bytes()
@@ -86,7 +86,7 @@ def load(path: Path) -> list[Sequence]:
         raise SimError(f"{path}: {error.strerror}; expected a file of answers") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or "releases" not in data:
         raise SimError(f"{path}: not recorded answers of schema {SCHEMA}")
-    found: list[Sequence] = []
+    found: list[RecordedSequence] = []
     try:
         for release, part in data["releases"].items():
             if part["profile"] not in PROFILES:
@@ -96,7 +96,9 @@ def load(path: Path) -> list[Sequence]:
                     raise SimError(f"{path}: board {entry['board']!r} is not modelled")
                 board = BOARDS[entry["board"]]
                 calls = entry["calls"]
-                found.append(Sequence(release, part["profile"], entry["name"], board, calls))
+                found.append(
+                    RecordedSequence(release, part["profile"], entry["name"], board, calls)
+                )
     except (KeyError, TypeError, AttributeError) as error:
         raise SimError(f"{path}: damaged: {error!r}") from error
     if not found:
@@ -104,24 +106,24 @@ def load(path: Path) -> list[Sequence]:
     return found
 
 
-class SequenceBoard:
+class SequencePlayer:
     """One sequence on one board."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: RecordedSequence) -> None:
         self.sequence = sequence
         self.kernel = Kernel(Options(profile=sequence.profile, board=sequence.board))
         # the code that answered allocated no context: its TSGs start without preemption modes
         self.kernel.default_modes = (0, 0)
         self.fds: dict[str, int] = {}
-        self.nvmap = self._keep(self.kernel.open("/dev/nvmap"))
+        self.nvmap = self._move_off_reserved(self.kernel.open("/dev/nvmap"))
 
-    def run(self) -> Verdict:
+    def run_sequence(self) -> Verdict:
         """Every call in turn; raises SimError when the sequence is damaged."""
         verdict = Verdict(self.sequence.release, self.sequence.name)
         try:
             for number, call in enumerate(self.sequence.calls):
                 try:
-                    found = self._play(call)
+                    found = self._play_call(call)
                 except (KeyError, ValueError, TypeError) as error:
                     where = f"{verdict.release} {verdict.name}, call {number}"
                     raise SimError(f"{where} is damaged: {error!r}") from error
@@ -130,57 +132,61 @@ class SequenceBoard:
                 if call.get("doubt"):
                     verdict.doubted += 1
                     continue
-                verdict.compare(number, found)
+                verdict.count_answer(number, found)
         except BrokenModelError as error:
-            verdict.compare(number, str(error))
+            verdict.count_answer(number, str(error))
         finally:
-            self._end(verdict)
+            self._close_all(verdict)
         return verdict
 
-    def _play(self, call: dict[str, Any]) -> str:
+    def _play_call(self, call: dict[str, Any]) -> str:
         """One call; returns how the answer differs, or nothing."""
         if "dmabuf" in call:
-            self.fds[call["dmabuf"]] = self._dmabuf(int(call["size"], 16), call["mode"] == "ro")
+            self.fds[call["dmabuf"]] = self._make_dmabuf(
+                int(call["size"], 16), call["mode"] == "ro"
+            )
             return ""
         if "open" in call:
-            return self._open(call)
+            return self._play_open(call)
         if "close" in call:
-            self._close(self.fds.pop(call["close"], -1))
+            self._close_and_sweep(self.fds.pop(call["close"], -1))
             return ""
-        return self._ioctl(call)
+        return self._play_ioctl(call)
 
-    def _open(self, call: dict[str, Any]) -> str:
-        fd = _answer(self.kernel.open, f"/dev/nvgpu/igpu0/{call['open']}")
+    def _play_open(self, call: dict[str, Any]) -> str:
+        fd = _result_or_errno(self.kernel.open, f"/dev/nvgpu/igpu0/{call['open']}")
         if fd >= 0:
-            self._name(fd, "" if call["ret"] else call["name"])
-        return _result(f"open {call['open']}", min(fd, 0), call["ret"])
+            self._keep_or_close(fd, "" if call["ret"] else call["name"])
+        return _result_difference(f"open {call['open']}", min(fd, 0), call["ret"])
 
-    def _ioctl(self, call: dict[str, Any]) -> str:
+    def _play_ioctl(self, call: dict[str, Any]) -> str:
         request = int(call["ioctl"], 16)
-        name = self.kernel.abi.name(request)
+        name = self.kernel.abi.ioctl_name(request)
         if call["on"] not in self.fds:
             return f"{name}: the model made no {call['on']}"
-        raw = self._given(call)
+        raw = self._input_bytes(call)
         memories: list[tuple[dict[str, Any], Any]] = []
         for memory in call.get("mem", ()):
-            data = self._given(memory)
+            data = self._input_bytes(memory)
             space = (ctypes.c_ubyte * max(len(data), 1)).from_buffer(data or bytearray(1))
             raw[memory["at"] : memory["at"] + 8] = ctypes.addressof(space).to_bytes(8, "little")
             memories.append((memory, space))
         size = max(len(raw), ioc_size(request), 1)
         struct = (ctypes.c_ubyte * size).from_buffer(raw.ljust(size, b"\0"))
-        result = _answer(self.kernel.ioctl, self.fds[call["on"]], request, ctypes.addressof(struct))
+        result = _result_or_errno(
+            self.kernel.ioctl, self.fds[call["on"]], request, ctypes.addressof(struct)
+        )
         if result >= 0:
-            self._made(call, request, bytes(struct))
-        found = _result(name, result, call["ret"])
+            self._name_made_descriptor(call, request, bytes(struct))
+        found = _result_difference(name, result, call["ret"])
         if not found and "out" in call:
-            found = _bytes(name, call, bytes(struct))
+            found = _bytes_difference(name, call, bytes(struct))
         for memory, space in memories:
             if not found and "out" in memory:
-                found = _bytes(f"{name}, memory at {memory['at']}", memory, bytes(space))
+                found = _bytes_difference(f"{name}, memory at {memory['at']}", memory, bytes(space))
         return f"{found} ({call['what']})" if found and "what" in call else found
 
-    def _given(self, part: dict[str, Any]) -> bytearray:
+    def _input_bytes(self, part: dict[str, Any]) -> bytearray:
         """The bytes that go in, with the model's descriptors in their places."""
         raw = bytearray.fromhex(part["in"])
         for at, name in part.get("fds", {}).items():
@@ -188,63 +194,67 @@ class SequenceBoard:
             raw[int(at) : int(at) + 4] = (fd & 0xFFFFFFFF).to_bytes(4, "little")
         return raw
 
-    def _made(self, call: dict[str, Any], request: int, raw: bytes) -> None:
+    def _name_made_descriptor(self, call: dict[str, Any], request: int, raw: bytes) -> None:
         """Name the descriptor that came out; one that nvgpu did not make is closed."""
         at = NEW_FDS.get((ioc_type(request), ioc_nr(request)))
         if at is not None:
             fd = int.from_bytes(raw[at : at + 4], "little")
-            self._name(fd, call.get("makes", {}).get(str(at), ""))
+            self._keep_or_close(fd, call.get("makes", {}).get(str(at), ""))
 
-    def _name(self, fd: int, name: str) -> None:
+    def _keep_or_close(self, fd: int, name: str) -> None:
         """Keep a descriptor of the model under its name; one without is closed."""
-        fd = _answer(self._keep, fd)
+        fd = _result_or_errno(self._move_off_reserved, fd)
         if name:
             self.fds[name] = fd
         else:
-            self._close(fd)
+            self._close_and_sweep(fd)
 
-    def _keep(self, fd: int) -> int:
+    def _move_off_reserved(self, fd: int) -> int:
         """A descriptor of the sequence, never one of the numbers that are to be open nowhere."""
         if fd not in NOWHERE:
             return fd
-        moved = self._keep(os.dup(fd))
+        moved = self._move_off_reserved(os.dup(fd))
         os.close(fd)
         return moved
 
-    def _dmabuf(self, size: int, read_only: bool) -> int:
+    def _make_dmabuf(self, size: int, read_only: bool) -> int:
         """A dmabuf: handle made, allocated, exported and given up."""
 
         def ask(request: int, raw: bytearray) -> bytearray:
             struct = (ctypes.c_ubyte * len(raw)).from_buffer(raw)
-            result = _answer(self.kernel.ioctl, self.nvmap, request, ctypes.addressof(struct))
+            result = _result_or_errno(
+                self.kernel.ioctl, self.nvmap, request, ctypes.addressof(struct)
+            )
             if result < 0:
-                name = self.kernel.abi.name(request)
-                raise BrokenModelError(f"no dmabuf: {name} answers {_word(result)}")
+                name = self.kernel.abi.ioctl_name(request)
+                raise BrokenModelError(f"no dmabuf: {name} answers {_result_word(result)}")
             return raw
 
         handle = ask(_CREATE_64, bytearray(size.to_bytes(8, "little")))[:4]
         ask(_ALLOC, handle + HEAP_IOVMM.to_bytes(4, "little") + bytearray(12))
         if read_only:
             handle = ask(_DUP_HANDLE, handle + READ_ONLY.to_bytes(8, "little"))[8:]
-        return self._keep(int.from_bytes(ask(_GET_FD, bytearray(4) + handle)[:4], "little"))
+        return self._move_off_reserved(
+            int.from_bytes(ask(_GET_FD, bytearray(4) + handle)[:4], "little")
+        )
 
-    def _close(self, fd: int) -> None:
+    def _close_and_sweep(self, fd: int) -> None:
         if fd >= 0:
             with suppress(OSError):  # a broken model may have closed it, or never have opened it
                 os.close(fd)
-            _answer(self.kernel.sweep)
+            _result_or_errno(self.kernel.release_closed_files)
 
-    def _end(self, verdict: Verdict) -> None:
+    def _close_all(self, verdict: Verdict) -> None:
         try:
             for fd in (*self.fds.values(), self.nvmap):
-                self._close(fd)
+                self._close_and_sweep(fd)
         except BrokenModelError as error:
-            verdict.compare(len(self.sequence.calls), str(error))
+            verdict.count_answer(len(self.sequence.calls), str(error))
         finally:
             self.kernel.close()
 
 
-def _answer(call: Callable[..., int | None], *args: Any) -> int:
+def _result_or_errno(call: Callable[..., int | None], *args: Any) -> int:
     """The result of a call of the model, or minus its errno; else raises BrokenModelError."""
     try:
         return call(*args) or 0
@@ -254,15 +264,19 @@ def _answer(call: Callable[..., int | None], *args: Any) -> int:
         raise BrokenModelError(f"the model broke: {error!r}") from error
 
 
-def _word(value: int) -> str:
+def _result_word(value: int) -> str:
     return str(value) if value >= 0 else errno.errorcode.get(-value, str(value))
 
 
-def _result(name: str, mine: int, theirs: int) -> str:
-    return "" if mine == theirs else f"{name}: nvgpu {_word(theirs)}, model {_word(mine)}"
+def _result_difference(name: str, mine: int, theirs: int) -> str:
+    return (
+        ""
+        if mine == theirs
+        else f"{name}: nvgpu {_result_word(theirs)}, model {_result_word(mine)}"
+    )
 
 
-def _bytes(name: str, part: dict[str, Any], mine: bytes) -> str:
+def _bytes_difference(name: str, part: dict[str, Any], mine: bytes) -> str:
     """The first byte that differs outside `skip`, with the word around it."""
     theirs = bytes.fromhex(part["out"])
     masked = bytearray(len(theirs))
@@ -276,13 +290,13 @@ def _bytes(name: str, part: dict[str, Any], mine: bytes) -> str:
     return ""
 
 
-def judge(sequences: list[Sequence]) -> Iterator[Verdict]:
+def judge_sequences(sequences: list[RecordedSequence]) -> Iterator[Verdict]:
     """The verdicts, in the order of the sequences; raises SimError for a damaged one."""
     taken = [fd for fd in NOWHERE if _is_open(fd)]
     if taken:
         raise SimError(f"descriptor {taken[0]} is open: the sequences need {NOWHERE} closed")
     for sequence in sequences:
-        yield SequenceBoard(sequence).run()
+        yield SequencePlayer(sequence).run_sequence()
 
 
 def _is_open(fd: int) -> bool:
@@ -298,7 +312,7 @@ def agreement_table(verdicts: list[Verdict]) -> list[str]:
     lines = [f"{'release':<8} {'kind':<6} {'sequences':>13} {'answers':>15} {'not judged':>11}"]
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.release, verdict.kind), []).append(verdict)
+        groups.setdefault((verdict.release, verdict.sequence_kind), []).append(verdict)
         groups.setdefault((verdict.release, "all"), []).append(verdict)
     for (release, kind), members in sorted(groups.items(), key=lambda g: (g[0][0], g[0][1])):
         agree = sum(not v.differences for v in members)

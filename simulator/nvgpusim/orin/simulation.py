@@ -18,12 +18,13 @@ from ..memory import DmaBuf
 from ..options import Options
 from .call_trace import IoctlCapture, TraceWriter
 from .gpu import programs
+from .gpu_api import Executor
 from .kernel import Kernel
-from .kernel.available import MEMINFO, meminfo
+from .kernel.board_memory import MEMINFO, meminfo_text
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
 from .report import Journal, collect_report
-from .seam import Backend, Seam
+from .syscall_seam import SyscallBackend, SyscallSeam
 
 DIRECTORIES = {
     "/dev/nvgpu": ["igpu0"],
@@ -31,7 +32,7 @@ DIRECTORIES = {
 }
 
 
-class SimBackend(Backend):
+class ModelBackend(SyscallBackend):
     """Answers the seam from a model kernel; `writer` gets every event."""
 
     imposes = True
@@ -39,9 +40,9 @@ class SimBackend(Backend):
     def __init__(self, kernel: Kernel, writer: TraceWriter | None = None) -> None:
         self.kernel, self.writer = kernel, writer
 
-    def _event(self, op: str, **values: Any) -> None:
+    def _write_event(self, op: str, **values: Any) -> None:
         if self.writer is not None:
-            self.writer.event(op, **values)
+            self.writer.write_event(op, **values)
 
     def owns_path(self, path: str) -> bool:
         """A node of the model."""
@@ -54,22 +55,22 @@ class SimBackend(Backend):
     def open(self, path: str, flags: int) -> int:
         """open() of a node, or of the board's /proc/meminfo."""
         if path == MEMINFO:
-            return text_file(meminfo(self.kernel))
+            return text_descriptor(meminfo_text(self.kernel))
         try:
             fd = self.kernel.open(path)
         except OSError as error:
-            self._event("open", path=path, errno=error.errno)
+            self._write_event("open", path=path, errno=error.errno)
             raise
-        self._event("open", path=path, fd=fd, errno=0)
+        self._write_event("open", path=path, fd=fd, errno=0)
         return fd
 
-    def gives_up(self, piece: tuple[int, int, int], size: int) -> None:
+    def on_page_cache_given_up(self, piece: tuple[int, int, int], size: int) -> None:
         """The page cache has so much less; a piece that is given up again is gone already."""
         self.kernel.journal.given_up[piece] = size
 
     def before_close(self, fd: int) -> Any:
         """Remember what a descriptor was."""
-        return self.kernel.lookup(fd), fd
+        return self.kernel.object_of_fd(fd), fd
 
     def after_close(self, token: Any) -> None:
         """Release what has no descriptor any more."""
@@ -78,14 +79,14 @@ class SimBackend(Backend):
             return
         with self.kernel.lock:
             if isinstance(found, DmaBuf):
-                self.kernel.nvmap.closed(found)
+                self.kernel.nvmap.on_fd_closed(found)
             else:
-                self.kernel.sweep()
-        self._event("close", fd=fd)
+                self.kernel.release_closed_files()
+        self._write_event("close", fd=fd)
 
     def ioctl(self, fd: int, request: int, arg: int, size: int) -> Any:
         """ioctl on a device or dmabuf of the model."""
-        if self.kernel.lookup(fd) is None:
+        if self.kernel.object_of_fd(fd) is None:
             return NotImplemented
         if self.writer is None:
             return self.kernel.ioctl(fd, request, arg)
@@ -97,61 +98,61 @@ class SimBackend(Backend):
             number = error.errno or 0
             raise
         finally:
-            self._event("ioctl", **capture.event(fd, result, number))
+            self._write_event("ioctl", **capture.event_after_call(fd, result, number))
 
-    def map_fd(self, fd: int, length: int, offset: int) -> Any:
+    def fd_to_map(self, fd: int, length: int, offset: int) -> Any:
         """mmap of the doorbell page or of a dmabuf."""
         try:
-            got = self.kernel.map_fd(fd, length, offset)
+            got = self.kernel.fd_to_map(fd, length, offset)
         except OSError as error:
-            self._event("mmap", fd=fd, length=length, offset=offset, errno=error.errno)
+            self._write_event("mmap", fd=fd, length=length, offset=offset, errno=error.errno)
             raise
         return NotImplemented if got is None else (got[0], (got[1], fd, offset))
 
-    def shares(self, token: Any) -> bool:
+    def maps_shared(self, token: Any) -> bool:
         """nvmap does (nvmap_dmabuf.c:456); nvgpu's doorbell does not (ioctl_ctrl.c:2861)."""
         return isinstance(token[0], DmaBuf)
 
-    def mapped(self, address: int, length: int, token: Any) -> None:
+    def on_mapped(self, address: int, length: int, token: Any) -> None:
         """The host kernel has mapped."""
         if token is None:
-            self.kernel.unmapped(address, length)
+            self.kernel.on_unmapped(address, length)
             return
         found, fd, offset = token
-        self.kernel.mapped(address, length, found)
-        self._event("mmap", fd=fd, length=length, offset=offset, address=address, errno=0)
+        self.kernel.on_mapped(address, length, found)
+        self._write_event("mmap", fd=fd, length=length, offset=offset, address=address, errno=0)
 
-    def unmapping(self, address: int, length: int) -> None:
+    def on_unmapping(self, address: int, length: int) -> None:
         """A range goes away."""
-        if self.kernel.unmapped(address, length):
-            self._event("munmap", address=address, length=length)
+        if self.kernel.on_unmapped(address, length):
+            self._write_event("munmap", address=address, length=length)
 
-    def msync(self, address: int) -> None:
+    def on_msync(self, address: int) -> None:
         """Refused on dmabufs."""
         self.kernel.msync(address)
 
-    def barrier(self) -> None:
+    def on_barrier(self) -> None:
         """A barrier orders the stores before it for the GPU."""
         if self.kernel.executor is not None:
             if self.kernel.options.order:
-                self.kernel.usermode.hear()
-            self.kernel.executor.barrier()
+                self.kernel.usermode.check_doorbell()
+            self.kernel.executor.on_barrier()
 
-    def polled(self, fds: list[int]) -> None:
+    def on_polled(self, fds: list[int]) -> None:
         """An event shows once."""
         for fd in fds:
-            file = self.kernel.file(fd, EventFile)
+            file = self.kernel.file_of_fd(fd, EventFile)
             if file is not None and file.posted:
                 file.posted = False
-                self.kernel.journal.rule("event.poll")
-                drain(fd)
+                self.kernel.journal.count_rule("event.poll")
+                take_posted_event(fd)
 
-    def exiting(self) -> None:
+    def on_exit(self) -> None:
         """The report, before the process ends without atexit."""
-        Simulation.finish()
+        Simulation.write_report_and_stop()
 
 
-def text_file(text: str) -> int:
+def text_descriptor(text: str) -> int:
     """A descriptor at the beginning of a text."""
     fd = os.memfd_create("text", os.MFD_CLOEXEC)
     os.write(fd, text.encode())
@@ -159,7 +160,7 @@ def text_file(text: str) -> int:
     return fd
 
 
-def drain(fd: int) -> None:
+def take_posted_event(fd: int) -> None:
     """Take the out-of-band byte of an event, and its place in the queue, out of the socket."""
     with socket.socket(fileno=os.dup(fd)) as copy:
         copy.setblocking(False)
@@ -176,15 +177,18 @@ class Simulation:
     def __init__(self, options: Options, directory: str | None = None) -> None:
         self.options, self.directory = options, directory
         self.kernel = Kernel(options, Journal(sys.stderr))
-        self.kernel.make_executor, self.kernel.before_kill = make_executor, Simulation.finish
-        writer = (
-            TraceWriter(self._record(), "nvgpusim", options.profile) if options.record else None
+        self.kernel.make_executor, self.kernel.before_kill = (
+            make_executor,
+            Simulation.write_report_and_stop,
         )
-        self.seam = Seam(SimBackend(self.kernel, writer))
+        writer = (
+            TraceWriter(self._trace_path(), "nvgpusim", options.profile) if options.record else None
+        )
+        self.seam = SyscallSeam(ModelBackend(self.kernel, writer))
         self._pid = os.getpid()
         self._done = False
 
-    def _record(self) -> str:
+    def _trace_path(self) -> str:
         """The trace's name; a second process of the run gets its pid appended."""
         path = self.options.record
         if self.directory is None:
@@ -200,34 +204,34 @@ class Simulation:
             with open(f"{self.directory}/started.{self._pid}", "w"):
                 pass
         self.seam.install()
-        for name, hook in locks.client_hooks().items():
-            self.seam.replace(gc, name, hook)
-        EXTENTS.keeps_writes = "init" in self.options.checks
-        programs.install()
+        for name, hook in locks.client_gc_functions().items():
+            self.seam.replace_attribute(gc, name, hook)
+        EXTENTS.keeps_writes = "init" in self.options.watched_checks
+        programs.install_hooks()
         Simulation.current = self
-        atexit.register(Simulation.finish)
+        atexit.register(Simulation.write_report_and_stop)
 
-    def forked(self) -> None:
+    def on_fork_child(self) -> None:
         """In a forked child: a report of its own."""
         self._pid, self._done = os.getpid(), False
-        self.kernel.forked()
+        self.kernel.on_fork_child()
 
     @classmethod
-    def finish(cls) -> None:
+    def write_report_and_stop(cls) -> None:
         """Write the report of this process, once, and stop the model."""
         self = cls.current
         if self is None or self._done:
             return
         self._done = True
         report = collect_report(self.kernel)
-        self.kernel.shutdown()
+        self.kernel.stop_threads()
         used = any(k.startswith(("open ", "ioctl ")) for k in report["counts"])
         if self.directory is not None and (used or not report["child"]):
             path = f"{self.directory}/{self._pid}.json"
             with suppress(OSError), open(path, "w", encoding="utf-8") as out:
                 json.dump(report | {"used": used}, out)
 
-    def stop(self) -> None:
+    def uninstall(self) -> None:
         """Take the seam out again (for tests)."""
         self.seam.remove()
         self.kernel.close()
@@ -235,25 +239,27 @@ class Simulation:
         Simulation.current = None
 
 
-def _fork(then: Callable[[Simulation], None]) -> Callable[[], None]:
+def _with_current(then: Callable[[Simulation], None]) -> Callable[[], None]:
     return lambda: then(Simulation.current) if Simulation.current is not None else None
 
 
 os.register_at_fork(
-    before=_fork(lambda s: s.kernel.lock.acquire()),  # no call is under way in the child's copy
-    after_in_parent=_fork(lambda s: s.kernel.lock.release()),
-    after_in_child=_fork(Simulation.forked),
+    before=_with_current(
+        lambda s: s.kernel.lock.acquire()
+    ),  # no call is under way in the child's copy
+    after_in_parent=_with_current(lambda s: s.kernel.lock.release()),
+    after_in_child=_with_current(Simulation.on_fork_child),
 )
 
 
-def make_executor(kernel: Kernel) -> Any:
+def make_executor(kernel: Kernel) -> Executor:
     """The execution side for a kernel."""
     from .gpu import Gpu
 
-    return Gpu(kernel.options, note=kernel.journal.note)
+    return Gpu(kernel.options, note=kernel.journal.add_note)
 
 
-def bootstrap() -> None:
+def start_from_environment() -> None:
     """Called by the sitecustomize of a simulated process: start if the environment says so."""
     text = os.environ.get("NVGPUSIM_OPTIONS")
     if text and Simulation.current is None:

@@ -28,49 +28,49 @@ CMA = 256 << 20
 """Bytes reserved for contiguous allocations, all free; an Orin has 256 to 512 MB."""
 
 
-def available(kernel: Kernel) -> int:
+def available_bytes(kernel: Kernel) -> int:
     """MemAvailable of the board, in bytes; CMA pages and the page cache count."""
-    return max(kernel.options.ram - SYSTEM - kernel.journal.in_use, 0)
+    return max(kernel.options.ram_bytes - SYSTEM - kernel.journal.in_use, 0)
 
 
-def for_nvmap(kernel: Kernel) -> int:
+def nvmap_available_bytes(kernel: Kernel) -> int:
     """Bytes that nvmap can have: those that are no CMA pages."""
-    return max(available(kernel) - CMA, 0)
+    return max(available_bytes(kernel) - CMA, 0)
 
 
 def page_cache_bytes(kernel: Kernel) -> int:
     """Bytes of files in the page cache, which gives way to whoever needs memory."""
     asked = kernel.options.page_cache
-    full = kernel.options.ram * 3 // 4 if asked < 0 else asked << 20
-    return min(max(full - sum(kernel.journal.given_up.values()), 0), for_nvmap(kernel))
+    full = kernel.options.ram_bytes * 3 // 4 if asked < 0 else asked << 20
+    return min(max(full - sum(kernel.journal.given_up.values()), 0), nvmap_available_bytes(kernel))
 
 
-def meminfo(kernel: Kernel) -> str:
+def meminfo_text(kernel: Kernel) -> str:
     """The lines of /proc/meminfo that are about the whole of memory."""
     lines = {
-        "MemTotal": kernel.options.ram,
-        "MemFree": available(kernel) - page_cache_bytes(kernel),
-        "MemAvailable": available(kernel),
+        "MemTotal": kernel.options.ram_bytes,
+        "MemFree": available_bytes(kernel) - page_cache_bytes(kernel),
+        "MemAvailable": available_bytes(kernel),
         "Cached": page_cache_bytes(kernel),
         "CmaTotal": CMA,
-        "CmaFree": min(CMA, available(kernel)),
+        "CmaFree": min(CMA, available_bytes(kernel)),
     }
     return "".join(f"{name + ':':15} {size >> 10:8} kB\n" for name, size in lines.items())
 
 
-def nvmap_room(kernel: Kernel) -> int:
+def nvmap_request_limit(kernel: Kernel) -> int:
     """Bytes that nvmap compares a request with."""
     if kernel.options.memory_end == "refuse":
-        return for_nvmap(kernel) - page_cache_bytes(kernel) * 5 // 8
-    left = for_nvmap(kernel)
-    return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram
+        return nvmap_available_bytes(kernel) - page_cache_bytes(kernel) * 5 // 8
+    left = nvmap_available_bytes(kernel)
+    return left - left // 1000 if kernel.abi.profile in JETPACK7 else kernel.options.ram_bytes
 
 
-def take_pages(kernel: Kernel, size: int) -> None:
+def take_pages_or_oom_kill(kernel: Kernel, size: int) -> None:
     """Take the pages of a request that nvmap let pass; the OOM killer may be the answer."""
-    left = for_nvmap(kernel)
+    left = nvmap_available_bytes(kernel)
     if size > left:
-        kernel.journal.note(
+        kernel.journal.add_note(
             f"the OOM killer ends this process: {size:#x} bytes asked of nvmap, {left:#x} "
             "available; this release has no ENOMEM for it"
         )

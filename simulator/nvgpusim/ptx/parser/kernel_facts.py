@@ -6,7 +6,17 @@ from collections import Counter
 
 import numpy as np
 
-from .syntax import Addr, Imm, Instr, Kernel, Operand, Reg, Special, Sym, registers
+from .syntax import (
+    Addr,
+    Imm,
+    Instr,
+    Kernel,
+    Operand,
+    Reg,
+    SpecialRegister,
+    SymbolAddress,
+    register_numbers,
+)
 
 _WRITES = ("st", "atom", "red", "wmma")
 _ORDERED = {"relaxed", "acquire", "release", "acq_rel"}
@@ -14,7 +24,7 @@ _PURE = ("cvta", "mov", "add", "sub", "mul", "mad", "shl", "cvt", "and")
 _STRONG = _ORDERED | {"volatile", "mmio"}
 
 
-class Facts:
+class KernelFacts:
     """A kernel as the sanitizer asks about it at each launch, analysed once.
 
     `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
@@ -24,23 +34,23 @@ class Facts:
     """
 
     def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
-        self.written, self.crowded = written_params(kernel), orders_some(kernel)
-        self.atomic = [False, *(_atomic(instr) for instr in sites)]
+        self.written, self.crowded = written_params(kernel), may_order_some_threads(kernel)
+        self.atomic = [False, *(_is_atomic(instr) for instr in sites)]
         self.strong = [
             False, *(instr.op in ("atom", "red") or not _STRONG.isdisjoint(instr.mods)
                      for instr in sites),
         ]  # fmt: skip
         named = Counter(
-            r for i in kernel.instrs for arg in (*i.args, i.guard) for r in registers(arg)
+            r for i in kernel.instrs for arg in (*i.args, i.guard) for r in register_numbers(arg)
         )
-        self.blind = [False, *(_blind(instr, named) for instr in sites)]
+        self.blind = [False, *(_discards_result(instr, named) for instr in sites)]
         self.compares = np.array([False, *("cas" in instr.mods for instr in sites)])
-        self.wide = np.array([False, *(_wide(instr) for instr in sites)])
+        self.wide = np.array([False, *(_is_64_bit(instr) for instr in sites)])
         self.mixed = len({bool(w) for w, s in zip(self.wide, self.strong, strict=True) if s}) > 1
         self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
 
 
-def _atomic(instr: Instr) -> bool:
+def _is_atomic(instr: Instr) -> bool:
     return (
         instr.op in ("atom", "red")
         or (instr.op == "mbarrier" and "init" not in instr.mods)
@@ -48,20 +58,22 @@ def _atomic(instr: Instr) -> bool:
     )
 
 
-def _wide(instr: Instr) -> bool:
+def _is_64_bit(instr: Instr) -> bool:
     return instr.op == "mbarrier" or any(m in ("b64", "u64", "s64", "f64") for m in instr.mods)
 
 
-def _blind(instr: Instr, named: Counter[int]) -> bool:
-    result = registers(instr.args[0]) if instr.op == "atom" else []
+def _discards_result(instr: Instr, named: Counter[int]) -> bool:
+    result = register_numbers(instr.args[0]) if instr.op == "atom" else []
     return instr.op == "red" or (instr.op == "atom" and all(named[r] == 1 for r in result))
 
 
-def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:
+def _source_parameters(
+    instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]
+) -> frozenset[str]:
     """Parameters that the instruction's result may come from; "*" for a pointer from memory."""
     if instr.op in ("ld", "ldu"):
         arg = instr.args[1]
-        if isinstance(arg, Addr) and isinstance(arg.base, Sym):
+        if isinstance(arg, Addr) and isinstance(arg.base, SymbolAddress):
             name = arg.base.name
             if "param" in instr.mods and name in kernel.params:
                 return frozenset([name])
@@ -71,14 +83,14 @@ def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> f
         )
     out: set[str] = set()
     for arg in instr.args[1:]:
-        for index in registers(arg):
+        for index in register_numbers(arg):
             out |= known.get(index, frozenset())
-        if isinstance(arg, Sym) and arg.name not in kernel.variables:
+        if isinstance(arg, SymbolAddress) and arg.name not in kernel.variables:
             out.add("*")
     return frozenset(out)
 
 
-def timed(kernel: Kernel) -> set[int]:
+def clock_dependent_registers(kernel: Kernel) -> set[int]:
     """Registers whose values depend on a clock."""
     out: set[int] = set()
     clocks = ("%clock", "%globaltimer")
@@ -89,10 +101,10 @@ def timed(kernel: Kernel) -> set[int]:
             if instr.op in ("st", "red", "atom", "ld") or not instr.args:
                 continue
             first, *rest = instr.args
-            read = any(isinstance(a, Special) and a.name.startswith(clocks) for a in rest)
-            if read or any(r in out for arg in rest for r in registers(arg)):
-                changed |= not out.issuperset(registers(first))
-                out.update(registers(first))
+            read = any(isinstance(a, SpecialRegister) and a.name.startswith(clocks) for a in rest)
+            if read or any(r in out for arg in rest for r in register_numbers(arg)):
+                changed |= not out.issuperset(register_numbers(first))
+                out.update(register_numbers(first))
     return out
 
 
@@ -107,8 +119,8 @@ def written_params(kernel: Kernel) -> set[str] | None:
         for instr in kernel.instrs:
             if instr.op in ("st", "red") or not instr.args:
                 continue
-            found = _source(instr, kernel, known)
-            for index in registers(instr.args[0]) if found else []:
+            found = _source_parameters(instr, kernel, known)
+            for index in register_numbers(instr.args[0]) if found else []:
                 if not found <= known.get(index, frozenset()):
                     known[index] = known.get(index, frozenset()) | found
                     changed = True
@@ -126,7 +138,7 @@ def written_params(kernel: Kernel) -> set[str] | None:
     return out
 
 
-def compared_reads(kernel: Kernel) -> set[int]:
+def loads_compared_by_cas(kernel: Kernel) -> set[int]:
     """Numbers of plain loads whose value an atom.cas of the same address compares.
 
     A loop around compare-and-swap begins with such a read, NVIDIA's own atomicAdd of bf16 too. It
@@ -135,15 +147,15 @@ def compared_reads(kernel: Kernel) -> set[int]:
     written: dict[int, list[int]] = {}
     for n, instr in enumerate(kernel.instrs):
         for index in (
-            registers(instr.args[0]) if instr.args and instr.op not in ("st", "red") else ()
+            register_numbers(instr.args[0]) if instr.args and instr.op not in ("st", "red") else ()
         ):
             written.setdefault(index, []).append(n)
     out: set[int] = set()
     for instr in kernel.instrs:
         if instr.op != "atom" or "cas" not in instr.mods or len(instr.args) < 4:
             continue
-        place = _value(kernel, written, instr.args[1])
-        todo, seen = registers(instr.args[2]), set[int]()
+        place = _symbolic_value(kernel, written, instr.args[1])
+        todo, seen = register_numbers(instr.args[2]), set[int]()
         while todo:
             index = todo.pop()
             if index in seen:
@@ -153,16 +165,18 @@ def compared_reads(kernel: Kernel) -> set[int]:
                 source = kernel.instrs[n]
                 plain = source.op == "ld" and _STRONG.isdisjoint(source.mods)
                 if source.op == "mov":
-                    todo += registers(source.args[1])
-                elif plain and _value(kernel, written, source.args[1]) == place:
+                    todo += register_numbers(source.args[1])
+                elif plain and _symbolic_value(kernel, written, source.args[1]) == place:
                     out.add(n)
     return out
 
 
-def _value(kernel: Kernel, written: dict[int, list[int]], operand: Operand | None) -> object:
+def _symbolic_value(
+    kernel: Kernel, written: dict[int, list[int]], operand: Operand | None
+) -> object:
     """An operand's content, so that equal contents are the same; addresses of any space."""
     if isinstance(operand, Addr):
-        return _value(kernel, written, operand.base), operand.offset
+        return _symbolic_value(kernel, written, operand.base), operand.offset
     if not isinstance(operand, Reg):
         return operand
     places = written.get(operand.index, [])
@@ -172,11 +186,11 @@ def _value(kernel: Kernel, written: dict[int, list[int]], operand: Operand | Non
     if instr.guard is not None or instr.op not in _PURE:
         return operand
     if instr.op in ("cvta", "mov"):
-        return _value(kernel, written, instr.args[1])
-    return instr.op, instr.mods, tuple(_value(kernel, written, a) for a in instr.args[1:])
+        return _symbolic_value(kernel, written, instr.args[1])
+    return instr.op, instr.mods, tuple(_symbolic_value(kernel, written, a) for a in instr.args[1:])
 
 
-def orders_some(kernel: Kernel) -> bool:
+def may_order_some_threads(kernel: Kernel) -> bool:
     """True if an instruction may order some threads of a block or grid, and not others.
 
     Barriers of whole blocks and whole warps order neighbours: who is after the lowest and the

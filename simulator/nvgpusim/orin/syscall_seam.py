@@ -1,8 +1,8 @@
 """The seam that catches a Python program's system calls: the wrappers that reach the kernel.
 
 Standard library only, and nothing of the model: the simulator and the recorder for a real board
-both stand on it. A :class:`Backend` sees the calls; one that returns NotImplemented lets the host
-kernel answer.
+both stand on it. A :class:`SyscallBackend` sees the calls; one that returns NotImplemented lets
+the host kernel answer.
 
 Caught: os.open, open() and io.open on the device nodes; os.close, os._exit; os.stat, os.lstat,
 os.access, os.listdir (so os.path.exists and pathlib too); fcntl.ioctl; mmap.mmap on a caught fd;
@@ -36,11 +36,11 @@ _HOOKED = ("open", "open64", "close", "ioctl", "mmap", "mmap64", "munmap", "mrem
 _BARRIERS = ("atomic_thread_fence", "__sync_synchronize", "dmb", "dsb")
 
 
-class Backend:
+class SyscallBackend:
     """Answers of the seam's user; every default is "ask the host kernel"."""
 
     imposes = False
-    """True if mappings are not inherited, as the driver makes them, and `shares` is asked."""
+    """True if mappings are not inherited, as the driver makes them, and `maps_shared` is asked."""
 
     def owns_path(self, path: str) -> bool:
         """True if `path` is a device node of the backend's."""
@@ -54,7 +54,7 @@ class Backend:
         """An fd for an owned path; raises OSError."""
         return NotImplemented
 
-    def closed(self, fd: int) -> None:
+    def on_closed(self, fd: int) -> None:
         """`fd` has been closed."""
 
     def before_close(self, fd: int) -> Any:
@@ -68,37 +68,37 @@ class Backend:
         """The result of ioctl; `size` bytes at `arg` are known to be valid (0: not known)."""
         return NotImplemented
 
-    def map_fd(self, fd: int, length: int, offset: int) -> Any:
+    def fd_to_map(self, fd: int, length: int, offset: int) -> Any:
         """(fd to map, token) in place of `fd`; raises OSError."""
         return NotImplemented
 
-    def shares(self, token: Any) -> bool:
+    def maps_shared(self, token: Any) -> bool:
         """True if the driver makes a private mapping of this a shared one."""
         return True
 
-    def mapped(self, address: int, length: int, token: Any) -> None:
+    def on_mapped(self, address: int, length: int, token: Any) -> None:
         """A mapping was made; token is None for a foreign fd or anonymous memory."""
 
-    def unmapping(self, address: int, length: int) -> None:
+    def on_unmapping(self, address: int, length: int) -> None:
         """A range is about to be unmapped or replaced."""
 
-    def msync(self, address: int) -> None:
+    def on_msync(self, address: int) -> None:
         """msync of an address; raises OSError to refuse it."""
 
-    def barrier(self) -> None:
+    def on_barrier(self) -> None:
         """A memory barrier was executed by a library function."""
 
-    def polled(self, fds: list[int]) -> None:
+    def on_polled(self, fds: list[int]) -> None:
         """poll or select has reported these fds."""
 
-    def gives_up(self, piece: tuple[int, int, int], size: int) -> None:
+    def on_page_cache_given_up(self, piece: tuple[int, int, int], size: int) -> None:
         """`size` bytes of a file, by device, inode and offset, need not stay in memory."""
 
-    def exiting(self) -> None:
+    def on_exit(self) -> None:
         """os._exit is about to end the process."""
 
 
-class Real:
+class RealFunctions:
     """The functions that a hook stands for, as they were when the seam was made."""
 
     def __init__(self) -> None:
@@ -108,12 +108,12 @@ class Real:
         self.ioctl, self.poll, self.select = fcntl.ioctl, select.poll, select.select
 
 
-class Seam:
+class SyscallSeam:
     """The hooks of a process. :meth:`install` once; :meth:`remove` undoes it."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: SyscallBackend) -> None:
         self.backend = backend
-        self.real = Real()
+        self.real = RealFunctions()
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -123,26 +123,26 @@ class Seam:
             (os, "close", self._os_close),
             (os, "_exit", self._os_exit),
             (os, "posix_fadvise", self._os_posix_fadvise),
-            (os, "stat", self._stat(os.stat)),
-            (os, "lstat", self._stat(os.lstat)),
+            (os, "stat", self._make_stat(os.stat)),
+            (os, "lstat", self._make_stat(os.lstat)),
             (os, "access", self._os_access),
             (os, "listdir", self._os_listdir),
-            (io, "open", self._open),
-            (builtins, "open", self._open),
+            (io, "open", self._builtin_open),
+            (builtins, "open", self._builtin_open),
             (fcntl, "ioctl", self._fcntl_ioctl),
-            (select, "poll", self._poll),
-            (select, "select", self._select),
+            (select, "poll", self._select_poll),
+            (select, "select", self._select_select),
             (mmap, "mmap", self._mmap_class()),
-            (ctypes.CDLL, "__getitem__", self._cdll_getitem()),
+            (ctypes.CDLL, "__getitem__", self._make_cdll_getitem()),
         ):
-            self.replace(module, name, hook)
+            self.replace_attribute(module, name, hook)
 
     def remove(self) -> None:
         """Take every hook out."""
         while self._undo:
             self._undo.pop()()
 
-    def replace(self, owner: Any, name: str, hook: Any) -> None:
+    def replace_attribute(self, owner: Any, name: str, hook: Any) -> None:
         """Put `hook` in place of an attribute until :meth:`remove`."""
         real = getattr(owner, name)
         setattr(owner, name, hook)
@@ -150,7 +150,7 @@ class Seam:
 
     # os
 
-    def _owned(self, path: Any) -> str | None:
+    def _owned_path(self, path: Any) -> str | None:
         if isinstance(path, int):
             return None
         try:
@@ -160,15 +160,15 @@ class Seam:
         return name if name.startswith(_PLACES) and self.backend.owns_path(name) else None
 
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
-        name = self._owned(path)
+        name = self._owned_path(path)
         if name is not None:
             fd = self.backend.open(name, flags)
             if fd is not NotImplemented:
                 return int(fd)
         return int(self.real.os_open(path, flags, mode, dir_fd=dir_fd))
 
-    def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        name = self._owned(file)
+    def _builtin_open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        name = self._owned_path(file)
         if name is not None:
             both = os.O_RDWR if "+" in mode or "w" in mode else os.O_RDONLY
             fd = self.backend.open(name, both | os.O_CLOEXEC)
@@ -179,7 +179,7 @@ class Seam:
     def _os_close(self, fd: int) -> None:
         token = self.backend.before_close(fd)
         self.real.close(fd)
-        self.backend.closed(fd)
+        self.backend.on_closed(fd)
         self.backend.after_close(token)
 
     def _os_posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
@@ -187,39 +187,39 @@ class Seam:
         if advice == os.POSIX_FADV_DONTNEED:
             status = os.fstat(fd)
             piece = (status.st_dev, status.st_ino, offset)
-            self.backend.gives_up(piece, length or status.st_size - offset)
+            self.backend.on_page_cache_given_up(piece, length or status.st_size - offset)
 
     def _os_exit(self, status: int) -> None:
-        self.backend.exiting()
+        self.backend.on_exit()
         self.real.exit(status)
 
-    def _stat(self, real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+    def _make_stat(self, real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
             name = os.fspath(path) if hasattr(path, "__fspath__") else path
             if isinstance(name, str) and not name.startswith("/dev/"):  # imports live on stat
                 return real(path, *args, **kwargs)
-            if self._owned(name) is not None:
+            if self._owned_path(name) is not None:
                 # a character device, 0666, owned by root
                 return os.stat_result((0o020666, 0, 0, 1, 0, 0, 0, 0, 0, 0))
-            if self._directory(name) is not None:
+            if self._owned_directory_names(name) is not None:
                 return os.stat_result((0o040755, 0, 0, 2, 0, 0, 0, 0, 0, 0))
             return real(path, *args, **kwargs)
 
         return stat
 
-    def _directory(self, path: Any) -> list[str] | None:
+    def _owned_directory_names(self, path: Any) -> list[str] | None:
         name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
         if not isinstance(name, str) or not name.startswith("/dev/"):
             return None
         return self.backend.listdir(name.rstrip("/"))
 
     def _os_access(self, path: Any, mode: int, **kwargs: Any) -> bool:
-        if self._owned(path) is not None:
+        if self._owned_path(path) is not None:
             return not mode & os.X_OK
         return bool(self.real.access(path, mode, **kwargs))
 
     def _os_listdir(self, path: Any = ".") -> list[Any]:
-        names = self._directory(path)
+        names = self._owned_directory_names(path)
         if names is not None:
             return names
         return list(self.real.listdir(path))
@@ -229,7 +229,7 @@ class Seam:
     def _fcntl_ioctl(self, fd: Any, request: int, arg: Any = 0, mutate_flag: bool = True, /) -> Any:
         with suppress(OSError):  # EBADF: what Python itself refuses, with its own words
             self.real.ioctl(_NO_FD, request, arg, mutate_flag)
-        number, request = _descriptor(fd), operator.index(request)
+        number, request = _descriptor_number(fd), operator.index(request)
         if hasattr(arg, "__index__"):
             result = self.backend.ioctl(number, request, arg.__index__() & 0xFFFFFFFFFFFFFFFF, 0)
         else:
@@ -257,7 +257,7 @@ class Seam:
         class Mmap(real):  # type: ignore[misc, valid-type]
             def __new__(cls, fileno: int, length: int, *args: Any, **kwargs: Any) -> Any:
                 got = (
-                    seam.backend.map_fd(fileno, length, kwargs.get("offset", 0))
+                    seam.backend.fd_to_map(fileno, length, kwargs.get("offset", 0))
                     if fileno >= 0
                     else NotImplemented
                 )
@@ -269,7 +269,7 @@ class Seam:
                     self.madvise(mmap.MADV_DONTFORK)
                 address = ctypes.addressof(ctypes.c_char.from_buffer(self))
                 self.nvgpu_range = (address, length)
-                seam.backend.mapped(address, length, token)
+                seam.backend.on_mapped(address, length, token)
                 return self
 
             def close(self) -> None:
@@ -277,18 +277,18 @@ class Seam:
                 super().close()
                 if span is not None:
                     del self.nvgpu_range
-                    seam.backend.unmapping(*span)
+                    seam.backend.on_unmapping(*span)
 
             def flush(self, *args: Any) -> None:
                 span = getattr(self, "nvgpu_range", None)
                 if span is not None:
-                    seam.backend.msync(span[0])
+                    seam.backend.on_msync(span[0])
                 super().flush(*args)
 
             def __del__(self) -> None:
                 span = getattr(self, "nvgpu_range", None)
                 if span is not None:
-                    seam.backend.unmapping(*span)
+                    seam.backend.on_unmapping(*span)
 
         Mmap.__name__ = Mmap.__qualname__ = "mmap"
         Mmap.__module__ = "mmap"
@@ -296,14 +296,14 @@ class Seam:
 
     # ctypes
 
-    def _cdll_getitem(self) -> Callable[[Any, Any], Any]:
+    def _make_cdll_getitem(self) -> Callable[[Any, Any], Any]:
         seam, real, libc = self, ctypes.CDLL.__getitem__, ctypes.CDLL(None)
 
         def getitem(library: Any, name: Any) -> Any:
             function = real(library, name)
             if isinstance(library, ctypes.PyDLL) or not (
                 name in _BARRIERS
-                or (name in _HOOKED and _entry(function) == _entry(real(libc, name)))
+                or (name in _HOOKED and _entry_point(function) == _entry_point(real(libc, name)))
             ):
                 return function
             kind = "barrier" if name in _BARRIERS else name.removesuffix("64")
@@ -323,7 +323,7 @@ class Seam:
 
         return getitem
 
-    def _failed(self, function: Any, error: OSError) -> Any:
+    def _c_failure_value(self, function: Any, error: OSError) -> Any:
         ctypes.set_errno(error.errno or errno.EIO)
         restype = function.restype
         if restype is None:
@@ -333,76 +333,76 @@ class Seam:
 
     def _c_open(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
         path = getattr(args[0], "value", args[0])
-        name = self._owned(path) if isinstance(path, (bytes, str)) else None
+        name = self._owned_path(path) if isinstance(path, (bytes, str)) else None
         if name is not None:
             try:
-                fd = self.backend.open(name, _int(args[1]))
+                fd = self.backend.open(name, _int_of_ctypes(args[1]))
             except OSError as error:
-                return self._failed(function, error)
+                return self._c_failure_value(function, error)
             if fd is not NotImplemented:
                 return fd
         return real(*args)
 
     def _c_close(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        token = self.backend.before_close(_int(args[0]))
+        token = self.backend.before_close(_int_of_ctypes(args[0]))
         result = real(*args)
-        self.backend.closed(_int(args[0]))
+        self.backend.on_closed(_int_of_ctypes(args[0]))
         self.backend.after_close(token)
         return result
 
     def _c_ioctl(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        fd, request = _int(args[0]), _int(args[1])
+        fd, request = _int_of_ctypes(args[0]), _int_of_ctypes(args[1])
         try:
-            arg = _address(args[2]) if len(args) > 2 else 0
+            arg = _pointer_argument(args[2]) if len(args) > 2 else 0
             result = self.backend.ioctl(fd, request, arg, 0)
         except OSError as error:
-            return self._failed(function, error)
+            return self._c_failure_value(function, error)
         return real(*args) if result is NotImplemented else result
 
     def _c_mmap(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        address, length, _, flags, fd, offset = (_int(a) for a in args)
+        address, length, _, flags, fd, offset = (_int_of_ctypes(a) for a in args)
         token, given = None, args
         if fd >= 0 and not flags & mmap.MAP_ANONYMOUS:
             try:
-                got = self.backend.map_fd(fd, length, offset)
+                got = self.backend.fd_to_map(fd, length, offset)
             except OSError as error:
-                return self._failed(function, error)
+                return self._c_failure_value(function, error)
             if got is not NotImplemented:
                 inner, token = got
-                if self.backend.imposes and self.backend.shares(token):
+                if self.backend.imposes and self.backend.maps_shared(token):
                     flags = flags & ~mmap.MAP_PRIVATE | mmap.MAP_SHARED
                 given = (*args[:3], flags, inner, args[5])
         result = real(*given)
-        mapped = _int(result) & 0xFFFFFFFFFFFFFFFF
+        mapped = _int_of_ctypes(result) & 0xFFFFFFFFFFFFFFFF
         if mapped < 1 << 63 and (token is not None or flags & 0x10 or address):
             if token is not None and self.backend.imposes:
                 _libc.madvise(ctypes.c_void_p(mapped), ctypes.c_size_t(length), mmap.MADV_DONTFORK)
-            self.backend.mapped(mapped, length, token)
+            self.backend.on_mapped(mapped, length, token)
         return result
 
     def _c_munmap(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        self.backend.unmapping(_int(args[0]), _int(args[1]))
+        self.backend.on_unmapping(_int_of_ctypes(args[0]), _int_of_ctypes(args[1]))
         return real(*args)
 
     def _c_mremap(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        self.backend.unmapping(_int(args[0]), _int(args[1]))
+        self.backend.on_unmapping(_int_of_ctypes(args[0]), _int_of_ctypes(args[1]))
         return real(*args)
 
     def _c_msync(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
         try:
-            self.backend.msync(_int(args[0]))
+            self.backend.on_msync(_int_of_ctypes(args[0]))
         except OSError as error:
-            return self._failed(function, error)
+            return self._c_failure_value(function, error)
         return real(*args)
 
     def _c_barrier(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
         result = real(*args)
-        self.backend.barrier()
+        self.backend.on_barrier()
         return result
 
     # poll
 
-    def _poll(self) -> Any:
+    def _select_poll(self) -> Any:
         seam, poller = self, self.real.poll()
 
         class Poll:
@@ -411,15 +411,15 @@ class Seam:
 
             def poll(self, *args: Any) -> list[tuple[int, int]]:
                 found: list[tuple[int, int]] = poller.poll(*args)
-                seam.backend.polled([fd for fd, _ in found])
+                seam.backend.on_polled([fd for fd, _ in found])
                 return found
 
         return Poll()
 
-    def _select(self, r: Any, w: Any, x: Any, *timeout: Any) -> Any:
+    def _select_select(self, r: Any, w: Any, x: Any, *timeout: Any) -> Any:
         found = self.real.select(r, w, x, *timeout)
         ready = [f if isinstance(f, int) else f.fileno() for f in {*found[0], *found[2]}]
-        self.backend.polled(ready)
+        self.backend.on_polled(ready)
         return found
 
 
@@ -427,32 +427,32 @@ _PLACES = ("/dev/", "/proc/meminfo")
 """Folders of a backend's paths; others are the host's without a question."""
 
 
-def _descriptor(fd: Any) -> int:
+def _descriptor_number(fd: Any) -> int:
     """The number of a descriptor, of whatever has fileno(); -1 for what is neither."""
     if not isinstance(fd, int) and hasattr(fd, "fileno"):
         fd = fd.fileno()
     return fd if isinstance(fd, int) else -1
 
 
-def _entry(function: Any) -> int | None:
+def _entry_point(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _int(value: Any) -> int:
+def _int_of_ctypes(value: Any) -> int:
     value = getattr(value, "value", value)
     return 0 if value is None else int(value)
 
 
-def _address(value: Any) -> int:
+def _pointer_argument(value: Any) -> int:
     """The address that ctypes would pass for an ioctl's pointer argument."""
     if value is None or isinstance(value, int):
         return (value or 0) & 0xFFFFFFFFFFFFFFFF
     if isinstance(value, ctypes._SimpleCData):
-        return _int(value) & 0xFFFFFFFFFFFFFFFF
+        return _int_of_ctypes(value) & 0xFFFFFFFFFFFFFFFF
     if isinstance(value, bytes):
-        return _int(ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p))
+        return _int_of_ctypes(ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p))
     if isinstance(value, (ctypes.Array, ctypes.Structure, ctypes.Union)):
         return ctypes.addressof(value)
     if hasattr(value, "_obj"):
         return ctypes.addressof(value._obj)
-    return _int(ctypes.cast(value, ctypes.c_void_p))
+    return _int_of_ctypes(ctypes.cast(value, ctypes.c_void_p))

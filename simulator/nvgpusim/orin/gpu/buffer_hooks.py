@@ -24,56 +24,56 @@ def hook_allocator(module: ModuleType) -> None:
         buffer = alloc(self, size, options)
         va = getattr(buffer, "va_addr", None)
         if isinstance(va, int) and getattr(options, "external_ptr", None) is None:
-            EXTENTS.alloc(va, size, "buffer", caller_lines())
+            EXTENTS.add_piece(va, size, "buffer", caller_lines())
         return buffer
 
     def free_and_tell(self: Any, opaque: Any, size: int, options: Any = None) -> Any:
         va = getattr(opaque, "va_addr", None)
         if isinstance(va, int):
-            EXTENTS.free(va, caller_lines())
+            EXTENTS.end_piece(va, caller_lines())
         return free(self, opaque, size, options)
 
     allocator.alloc, allocator.free = alloc_and_tell, free_and_tell
 
 
-def hook_hcq(module: ModuleType) -> None:
+def hook_host_access(module: ModuleType) -> None:
     """Whoever copies into a buffer or takes its bytes for the CPU may have written all of it."""
     allocator, buffer = module.HCQAllocator, module.HCQBuffer
     copyin, view = allocator._copyin, buffer.cpu_view
 
     def copyin_and_tell(self: Any, dest: Any, src: memoryview) -> Any:
-        EXTENTS.written_by_host(int(dest.va_addr), src.nbytes)
+        EXTENTS.note_host_write(int(dest.va_addr), src.nbytes)
         return copyin(self, dest, src)
 
     def view_and_tell(self: Any) -> Any:
-        EXTENTS.written_by_host(int(self.va_addr), self.size)
+        EXTENTS.note_host_write(int(self.va_addr), self.size)
         return view(self)
 
     allocator._copyin, buffer.cpu_view = copyin_and_tell, view_and_tell
 
 
-def hook_submit(module: ModuleType) -> None:
+def hook_ring_submit(module: ModuleType) -> None:
     """A doorbell is noticed late: what a launch sees are the buffers of the moment before it."""
     queue = module.NVCommandQueue
     submit = queue._submit_to_gpfifo
 
     def submit_and_tell(self: Any, dev: Any, gpfifo: Any) -> Any:
-        EXTENTS.about_to_submit(int(gpfifo.token))
+        EXTENTS.on_submission(int(gpfifo.token))
         return submit(self, dev, gpfifo)
 
     queue._submit_to_gpfifo = submit_and_tell
 
 
-def hook_submissions(module: ModuleType) -> None:
+def hook_nv_runtime(module: ModuleType) -> None:
     """Submissions, and zero-copy views of unified memory."""
-    hook_submit(module)
+    hook_ring_submit(module)
     allocator = getattr(module, "NVUnifiedAllocator", None)
     if allocator is None:
         return
     as_buffer = allocator._as_buffer
 
     def as_buffer_and_tell(self: Any, src: Any) -> Any:
-        EXTENTS.written_by_host(int(src.va_addr), src.size)
+        EXTENTS.note_host_write(int(src.va_addr), src.size)
         return as_buffer(self, src)
 
     allocator._as_buffer = as_buffer_and_tell
