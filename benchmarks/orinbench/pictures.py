@@ -78,7 +78,7 @@ class VisionModel:
     """A model that sees on a device, as what is timed needs it; raises BadInput for others."""
 
     def __init__(self, network: Network, mmproj: Path, device: str) -> None:
-        template = ModelDescription.of(network).template
+        template = ModelDescription.from_network(network).template
         enable_pictures(template, mmproj, network, device)
         assert template is not None and template.sight is not None
         self._template = template

@@ -16,11 +16,11 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, SupportsIndex
 
 from orinllm.batching.cache import Store
-from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import Draft, MtpBlock, Proposer
+from orinllm.batching.proposers import DraftProposer, MtpProposer, Proposer
 from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import NO_NUMBERS, NO_ROWS, ClosedError, Scheduler
-from orinllm.batching.sequence import Constraint, Sequence, Watch
+from orinllm.batching.sequence import Constraint, SchedulerObserver, Sequence
+from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Logprobs, Sampling
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -30,8 +30,8 @@ from orinllm.gpu.plan import PathPlan
 from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.network.vision.pictures import is_picture_row
 from orinllm.progress import Say, say_nothing
-from orinllm.text.answer import StopTexts
-from orinllm.text.template import ChatTemplate, renderer
+from orinllm.text.answer import StopTextFilter
+from orinllm.text.template import ChatTemplate, shared_renderer
 from orinllm.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -65,15 +65,15 @@ class ModelDescription:
         path: str | Path, context: int | None = None, kv: KvCacheType = F16
     ) -> "ModelDescription":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
-        return ModelDescription.of(Network.read(path, context, kv))
+        return ModelDescription.from_network(Network.read(path, context, kv))
 
     @staticmethod
-    def of(network: Network) -> "ModelDescription":
+    def from_network(network: Network) -> "ModelDescription":
         """Read the text's part of a file; raises BadInput, one line that begins with its path."""
         path, metadata = network.gguf.path, network.gguf.metadata
         has_template = "tokenizer.chat_template" in metadata
         if has_template:
-            renderer().start()  # while the vocabulary is read
+            shared_renderer().start()  # while the vocabulary is read
         try:
             tokenizer = Tokenizer.from_metadata(metadata)
             template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None
@@ -88,7 +88,7 @@ class ModelDescription:
 
 
 @dataclass(frozen=True)
-class _End:
+class _AnswerEnd:
     """The end of an answer: why, the characters that were held back, and what failed."""
 
     reason: str
@@ -96,26 +96,30 @@ class _End:
     error: str | None = None
 
 
-class _Pieces:
+class _PieceSink:
     """An answer's sink: tokens become pieces in the scheduler's thread, and wait to be read."""
 
     def __init__(self, tokenizer: Tokenizer, stop: PySequence[str]) -> None:
-        self.queue = SimpleQueue[AnswerToken | _End]()
-        self._stream, self._stops, self._stopped = tokenizer.stream(), StopTexts(stop), False
+        self.queue = SimpleQueue[AnswerToken | _AnswerEnd]()
+        self._stream, self._stops, self._stopped = (
+            tokenizer.new_stream(),
+            StopTextFilter(stop),
+            False,
+        )
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        """See `Sink`."""
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `TokenSink`."""
         text, self._stopped = self._stops.push(self._stream.push(token))
         self.queue.put(AnswerToken(token, text))
         return self._stopped
 
-    def end(self, reason: str, error: str | None) -> None:
-        """See `Sink`."""
+    def on_end(self, reason: str, error: str | None) -> None:
+        """See `TokenSink`."""
         rest = ""
         if not self._stopped and error is None:
             rest, stopped = self._stops.push(self._stream.flush())
             rest += "" if stopped else self._stops.flush()
-        self.queue.put(_End("cancelled" if reason == "cut" else reason, rest, error))
+        self.queue.put(_AnswerEnd("cancelled" if reason == "cut" else reason, rest, error))
 
 
 class Generation:
@@ -129,7 +133,7 @@ class Generation:
     """
 
     def __init__(
-        self, sequence: Sequence, pieces: _Pieces, model: "Model", scheduler: Scheduler
+        self, sequence: Sequence, pieces: _PieceSink, model: "Model", scheduler: Scheduler
     ) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
@@ -166,21 +170,21 @@ class Generation:
                 self.cancel()
                 raise
             if self._cancelled:
-                found = _End("cancelled")
+                found = _AnswerEnd("cancelled")
             if isinstance(found, AnswerToken):
                 self.tokens.append(found.token)
                 yield found
                 continue
             self.finish_reason = found.reason
             if found.error is not None:
-                self._model.fail(found.error)
+                self._model.raise_failure(found.error)
             if found.rest:
                 yield AnswerToken(-1, found.rest)
 
     def cancel(self) -> None:
         """End the answer; what was said stays. May be called from a signal's handler."""
         self._cancelled = True
-        self._queue.put(_End("cancelled"))
+        self._queue.put(_AnswerEnd("cancelled"))
         self._scheduler.cancel([self._sequence])
 
     @property
@@ -202,9 +206,9 @@ class Model:
         self.description, self.plan, self.runner = description, plan, runner
         self.tokenizer, self.template = description.tokenizer, description.template
         self._guesses = SpeculatingRunner(runner)
-        self._scheduler = Scheduler(self._guesses, store, Watch(), sys.maxsize)
+        self._scheduler = Scheduler(self._guesses, store, SchedulerObserver(), sys.maxsize)
         thread = threading.Thread(target=self._scheduler.run, name="scheduler", daemon=True)
-        self.close = weakref.finalize(self, _close, self._scheduler, thread)
+        self.close = weakref.finalize(self, _end_scheduler, self._scheduler, thread)
         thread.start()
 
     @staticmethod
@@ -237,7 +241,7 @@ class Model:
             network = network_with_pictures(network, mmproj)
         with ThreadPoolExecutor(1) as pool:
             # While the device opens and takes the weights.
-            description = pool.submit(ModelDescription.of, network)
+            description = pool.submit(ModelDescription.from_network, network)
             plan = plan_network(network, device() if callable(device) else open_device(device))
             runner = make_runner(network, plan, general, say=say)
         if mmproj is not None:
@@ -251,24 +255,24 @@ class Model:
         BadInput where the path takes one token at a time.
         """
         if proposer is not None:
-            check_guesses(self.runner, self.plan, "speculation")
+            check_takes_guesses(self.runner, self.plan, "speculation")
         self._guesses.proposer = proposer
 
-    def draft(self, path: str | Path, say: Say = say_nothing) -> Proposer:
+    def load_proposer(self, path: str | Path, say: Say = say_nothing) -> Proposer:
         """Load a smaller model of the same vocabulary that proposes, onto the same device.
 
         "mtp" is the block that the model's own file has for it, whose own file may be given, too.
         Raises BadInput for a file that is none, or has none, and for a block while answers grow.
         """
         if (block := self.description.network.mtp_block_file(path)) is not None:
-            if self._scheduler.running or self._scheduler.waiting:
+            if self._scheduler.n_running or self._scheduler.n_waiting:
                 raise BadInput(f"{path}: a block is loaded while no answer grows; wait for those")
-            proposer = load_mtp_block(self.description, self.plan, self.runner, block)
+            proposer = load_mtp_proposer(self.description, self.plan, self.runner, block)
             # It takes something of each token, which is kept from now on.
             self._scheduler.store = make_store(self.runner, self.description.network)
             return proposer
         general = self.runner.name == "general"
-        return load_draft(self.description, path, self.plan.device, general, say)
+        return load_draft_proposer(self.description, path, self.plan.device, general, say)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a text, of messages, or of tokens themselves (a list, an array).
@@ -284,7 +288,7 @@ class Model:
             raise BadInput(f"the prompt is of type {type(prompt).__name__}; {_PROMPTS}")
         parts: list[Any] = list(prompt)
         if not parts or not isinstance(parts[0], Mapping):
-            return [_token(at, part) for at, part in enumerate(parts)]
+            return [_checked_token(at, part) for at, part in enumerate(parts)]
         for at, part in enumerate(parts):
             if not isinstance(part, Mapping):
                 what = type(part).__name__
@@ -321,23 +325,23 @@ class Model:
             what = type(constraint).__name__
             raise BadInput(f"constraint: a {what}; one of text/grammar.py was expected")
         ids = self.encode(prompt)
-        most = self._room(ids, how)
+        most = self._most_answer_tokens(ids, how)
         if max_tokens is not None:
             if not isinstance(max_tokens, Integral) or max_tokens < 1:
                 raise BadInput(f"max_tokens: {max_tokens!r} was given; 1 or more were expected")
             most = min(most, int(max_tokens))
-        stops = _stop_texts(stop)
-        pieces = _Pieces(self.tokenizer, stops)
+        stops = _checked_stop_texts(stop)
+        pieces = _PieceSink(self.tokenizer, stops)
         ends = frozenset(self.tokenizer.end_ids)
         how = how.without_tokens(self.tokenizer.suppressed)
         sequence = Sequence(ids, how, most, ends, pieces, constraint)
         try:
             self._scheduler.submit([sequence])
         except ClosedError:
-            self.fail("the model was closed")
+            self.raise_failure("the model was closed")
         return Generation(sequence, pieces, self, self._scheduler)
 
-    def _room(self, ids: list[int], how: Sampling) -> int:
+    def _most_answer_tokens(self, ids: list[int], how: Sampling) -> int:
         """Return how many tokens an answer may have; raises BadInput for what cannot be asked."""
         network = self.description.network
         most = network.config.vocab_size
@@ -355,7 +359,7 @@ class Model:
             )
         return network.context - len(ids)
 
-    def fail(self, why: str) -> NoReturn:
+    def raise_failure(self, why: str) -> NoReturn:
         """Raise what an answer ended with: DeviceFault, or BadInput for a damaged file."""
         if (failure := self._scheduler.failure) is not None:
             with raise_as_device_fault(self.plan.device):
@@ -373,15 +377,15 @@ class Model:
         raise RuntimeError(why)
 
 
-def _close(scheduler: Scheduler, thread: threading.Thread) -> None:
+def _end_scheduler(scheduler: Scheduler, thread: threading.Thread) -> None:
     """End all answers, and the thread, which may be the one that lets go of the model."""
-    scheduler.cut()
-    scheduler.stop()
+    scheduler.end_all()
+    scheduler.stop_when_idle()
     if thread is not threading.current_thread():
         thread.join(_LAST_SECONDS)
 
 
-def _stop_texts(stop: object) -> tuple[str, ...]:
+def _checked_stop_texts(stop: object) -> tuple[str, ...]:
     """Return the texts before which an answer ends; raises BadInput for what is none."""
     texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
     for text in texts:
@@ -392,7 +396,7 @@ def _stop_texts(stop: object) -> tuple[str, ...]:
     return texts
 
 
-def _token(at: int, part: object) -> int:
+def _checked_token(at: int, part: object) -> int:
     if isinstance(part, Mapping):
         raise BadInput(f"the prompt has a message at {at}, among tokens; {_PROMPTS}")
     with suppress(TypeError):
@@ -401,7 +405,7 @@ def _token(at: int, part: object) -> int:
     raise BadInput(f"the prompt has a {type(part).__name__} at {at}; {_PROMPTS}")
 
 
-def check_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
+def check_takes_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
     """Raise BadInput, which begins with `what`, where a path takes one token at a time."""
     if runner.most_verified > 1:
         return
@@ -411,36 +415,36 @@ def check_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
     )
 
 
-def load_mtp_block(
+def load_mtp_proposer(
     description: ModelDescription, plan: PathPlan, runner: Runner, gguf: GGUF
-) -> MtpBlock:
+) -> MtpProposer:
     """Load a model's block that proposes, which is in a file, for what runs the model.
 
     Raises BadInput where there is none, or the path takes one token at a time.
     """
     own, config = gguf is description.network.gguf, description.network.mtp_block_config(gguf)
     what = f"--draft {MTP if own else gguf.path}"
-    check_guesses(runner, plan, what)
+    check_takes_guesses(runner, plan, what)
     from orinllm.cpu.executor import CpuRunner
 
     if isinstance(runner, CpuRunner):
         from orinllm.cpu.mtp_block import CpuMtpBlock
 
-        return MtpBlock(CpuMtpBlock(runner.path, gguf, config))
+        return MtpProposer(CpuMtpBlock(runner.path, gguf, config))
     from orinllm.batching.fused_runner import FusedRunner
 
     assert isinstance(runner, FusedRunner)
     with raise_as_device_fault(plan.device):
-        return MtpBlock(runner.mtp_block(description.network, gguf, config))
+        return MtpProposer(runner.make_mtp_block(description.network, gguf, config))
 
 
-def load_draft(
+def load_draft_proposer(
     description: ModelDescription,
     path: str | Path,
     device: str,
     general: bool = False,
     say: Say = say_nothing,
-) -> Draft:
+) -> DraftProposer:
     """Load a smaller model of a model's vocabulary, which proposes; raises BadInput for others."""
     drafts = ModelDescription.read(path, None)
     own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (description, drafts))
@@ -457,4 +461,4 @@ def load_draft(
     context = min(description.network.context, drafts.network.config.trained_context)
     network = Network.read(path, context)
     share = SharingOptions(slots=1)
-    return Draft(make_runner(network, plan_network(network, device), general, share, say))
+    return DraftProposer(make_runner(network, plan_network(network, device), general, share, say))

@@ -28,7 +28,7 @@ from orinllm.network.vision.pictures import (
 )
 from orinllm.network.vision.prepare import MOST_BYTES, check_size, prepare_picture
 from orinllm.network.vision.qwen import qwen2vl_projector, qwen3vl_projector, qwen25vl_projector
-from orinllm.text.processes.child import Child
+from orinllm.text.processes.child import JobProcess
 from orinllm.text.template import ChatTemplate
 
 #: Projectors, by the name that a file has for them.
@@ -47,8 +47,8 @@ Encode = Callable[[Sequence[Pixels]], Floats]
 
 
 @functools.cache
-def _picture_process() -> Child:
-    return Child("orinllm.text.processes.picture_process", _SECONDS, _MEMORY)
+def _picture_process() -> JobProcess:
+    return JobProcess("orinllm.text.processes.picture_process", _SECONDS, _MEMORY)
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def enable_pictures(
     sight = PictureEncoder.read(mmproj, network, device)
     if at_once and (prepare := getattr(sight.encode, "prepare_for_rows", None)) is not None:
         prepare(sight.projector.largest_tile_rows(network.context))
-    template.see(sight)
+    template.enable_pictures(sight)
 
 
 def read_picture(path: str | Path) -> bytes:

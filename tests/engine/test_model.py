@@ -19,7 +19,7 @@ from tinygrad.helpers import Context
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
-from orinllm.choose.sampling import Drawn, Sampling
+from orinllm.choose.sampling import DrawnTokens, Sampling
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.loader import make_store
 from orinllm.model import Generation, Model, ModelDescription
@@ -130,7 +130,7 @@ def test_an_answer_whose_text_cannot_be_read_ends(
             said.append(str(error))
 
     with monkeypatch.context() as patch:
-        patch.setattr("orinllm.model.StopTexts.push", lambda self, text: 1 // 0)
+        patch.setattr("orinllm.model.StopTextFilter.push", lambda self, text: 1 // 0)
         reader = threading.Thread(target=read, args=(smol.generate(QUESTION),), daemon=True)
         reader.start()
         reader.join(60)
@@ -428,7 +428,7 @@ def test_a_model_without_a_template_takes_no_messages(smol: Model) -> None:
 
 
 def test_logits_that_are_no_numbers(smol: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smol.runner, "collect_tokens", lambda: [Drawn(-1)])
+    monkeypatch.setattr(smol.runner, "collect_tokens", lambda: [DrawnTokens(-1)])
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(BadInput, match="its logits are no numbers"):
             next(iter(smol.generate(QUESTION, sampling)))

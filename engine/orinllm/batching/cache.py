@@ -51,12 +51,12 @@ class Store(Protocol):
     total: int  # pages
 
     @property
-    def used(self) -> int:
+    def used_pages(self) -> int:
         """Pages that running sequences have."""
         ...
 
     @property
-    def free(self) -> int:
+    def free_pages(self) -> int:
         """Pages that a sequence can get, those that are kept for later prompts among them."""
         ...
 
@@ -64,22 +64,22 @@ class Store(Protocol):
         """Say whether each of so many running sequences can still get a page."""
         ...
 
-    def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+    def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """Lease room for `tokens` tokens to a sequence that begins with `ids`; None: no room.
 
         The last of `ids` is never cached: its logits are wanted. `reuse` False looks up nothing.
         """
         ...
 
-    def grow(self, lease: Lease, tokens: int) -> bool:
+    def grow_lease(self, lease: Lease, tokens: int) -> bool:
         """Make room for so many tokens; False: there is none."""
         ...
 
-    def commit(self, lease: Lease, ids: Sequence[int], done: int) -> None:
+    def commit_tokens(self, lease: Lease, ids: Sequence[int], done: int) -> None:
         """Say that keys and values of ids[:done] are computed, or will be before anything else."""
         ...
 
-    def end(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         """Give the pages back."""
         ...
 
@@ -116,83 +116,83 @@ class PagedStore:
         self._ends: dict[int, Sequence[int]] = {}  # idle pages that are not full, and their tokens
 
     @property
-    def used(self) -> int:
+    def used_pages(self) -> int:
         """See `Store`."""
-        return self.total - self.free
+        return self.total - self.free_pages
 
     @property
-    def free(self) -> int:
+    def free_pages(self) -> int:
         """See `Store`."""
         return len(self._free) + len(self._idle)
 
     def has_pages_for(self, sequences: int) -> bool:
         """See `Store`."""
-        return self.free >= sequences
+        return self.free_pages >= sequences
 
-    def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+    def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """See `Store`."""
         lease = Lease(SequencePlace(), 0)
-        for name in _names(ids, (len(ids) - 1) // PAGE) if reuse else ():
+        for name in _page_names(ids, (len(ids) - 1) // PAGE) if reuse else ():
             if (page := self._page_of.get(name)) is None:
                 break
-            self._use(page)
+            self._add_user(page)
             lease.pages.append(page)
             lease.names.append(name)
         lease.cached = len(lease.pages) * PAGE
         if reuse:
-            self._go_on(lease, ids)
+            self._add_partial_page(lease, ids)
         if self._states is not None:
-            self._begin_states(lease, ids, self._states)
+            self._take_state_slot(lease, ids, self._states)
         lease.ids, lease.done, lease.started = ids, lease.cached, lease.cached
-        if self.grow(lease, tokens):
+        if self.grow_lease(lease, tokens):
             return lease
-        self.end(lease)
+        self.end_lease(lease)
         return None
 
-    def grow(self, lease: Lease, tokens: int) -> bool:
+    def grow_lease(self, lease: Lease, tokens: int) -> bool:
         """See `Store`."""
         missing = page_count(tokens) - len(lease.pages)
-        if missing > self.free:
+        if missing > self.free_pages:
             return False
         for _ in range(missing):
-            page = self._free.pop() if self._free else self._forget(next(iter(self._idle)))
+            page = self._free.pop() if self._free else self._forget_page(next(iter(self._idle)))
             self._users[page] = 1
             lease.pages.append(page)
         return True
 
-    def commit(self, lease: Lease, ids: Sequence[int], done: int) -> None:
+    def commit_tokens(self, lease: Lease, ids: Sequence[int], done: int) -> None:
         """See `Store`."""
         lease.ids, lease.done = ids, done
         known = len(lease.names)
         if done // PAGE == known:
             return
         last = lease.names[-1] if lease.names else b""
-        for name in _names(ids, done // PAGE, known, last):
+        for name in _page_names(ids, done // PAGE, known, last):
             page = lease.pages[len(lease.names)]
             lease.names.append(name)
             # Two that began together have a page each; the first one's is found.
             if name not in self._page_of:
                 self._page_of[name], self._name_of[page] = page, name
 
-    def end(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         """See `Store`; the sequence's last pages are the first to go."""
         if self._states is not None:
             if lease.last is not None and lease.started == lease.done + 1:
                 # A step passes it; a chat's next question comes behind it.
-                self.commit(lease, [*lease.ids, lease.last], lease.started)
+                self.commit_tokens(lease, [*lease.ids, lease.last], lease.started)
             known = lease.started <= lease.done and self.checkpoint_to_restore(lease) is None
-            self._states.end(lease.pages.slot, _text_name(lease) if known else None)
+            self._states.give_back(lease.pages.slot, _text_key(lease) if known else None)
         if tokens := lease.ids[len(lease.names) * PAGE : lease.done]:
-            page, name = lease.pages[len(lease.names)], _end_name(lease)
+            page, name = lease.pages[len(lease.names)], _partial_page_name(lease)
             if (older := self._page_of.get(name)) is not None:
-                self._forget(older)
+                self._forget_page(older)
                 self._free.append(older)
             self._page_of[name], self._name_of[page], self._ends[page] = page, name, tokens
         for page in reversed(lease.pages):
-            self._unuse(page)
+            self._remove_user(page)
         lease.pages.clear()
 
-    def _unuse(self, page: int) -> None:
+    def _remove_user(self, page: int) -> None:
         self._users[page] -= 1
         if self._users[page]:
             return
@@ -213,7 +213,7 @@ class PagedStore:
         kept = None if self._states is None else self._states.checkpoints
         if kept is None or not kept.total or not lease.done or lease.done % PAGE:
             return None
-        return kept.take(lease.names[-1], lease.done)
+        return kept.take_slot(lease.names[-1], lease.done)
 
     def checkpoint_to_restore(self, lease: Lease) -> int | None:
         """See `Store`."""
@@ -222,44 +222,46 @@ class PagedStore:
             self._states.checkpoints.unpin(checkpoint)
         return checkpoint
 
-    def _begin_states(self, lease: Lease, ids: Sequence[int], states: StateSlots) -> None:
+    def _take_state_slot(self, lease: Lease, ids: Sequence[int], states: StateSlots) -> None:
         """Take a slot, and give back pages behind the place from which there are states."""
         lease.ids, lease.done = ids, lease.cached
-        if lease.cached and states.has(text := _text_name(lease)):
-            lease.pages.slot = states.take(text)
+        if lease.cached and states.has_states_of(text := _text_key(lease)):
+            lease.pages.slot = states.take_slot(text)
             return
         while lease.names:
             done = len(lease.names) * PAGE
-            _, checkpoint = states.checkpoints.best(lease.names[-1], done)
+            _, checkpoint = states.checkpoints.longest(lease.names[-1], done)
             if checkpoint is not None:
                 states.checkpoints.pin(checkpoint)
                 lease.resumes = checkpoint
                 break
             lease.names.pop()
-            self._unuse(lease.pages.pop())
+            self._remove_user(lease.pages.pop())
         lease.cached = len(lease.names) * PAGE
-        lease.pages.slot = states.take(None)
+        lease.pages.slot = states.take_slot(None)
 
-    def _go_on(self, lease: Lease, ids: Sequence[int]) -> None:
+    def _add_partial_page(self, lease: Lease, ids: Sequence[int]) -> None:
         """Add the page behind the full ones of a text that ends there, and that `ids` continue."""
-        page = self._page_of.get(_end_name(lease))
+        page = self._page_of.get(_partial_page_name(lease))
         if page is None:
             return
         tokens, start = self._ends[page], lease.cached
         end = start + len(tokens)
-        if self._states is not None and not self._states.has((_end_name(lease), tuple(tokens))):
+        if self._states is not None and not self._states.has_states_of(
+            (_partial_page_name(lease), tuple(tokens))
+        ):
             return
         if end < len(ids) and ids[start:end] == tokens:
-            self._forget(page)
-            self._use(page)
+            self._forget_page(page)
+            self._add_user(page)
             lease.pages.append(page)
             lease.cached = end
 
-    def _use(self, page: int) -> None:
+    def _add_user(self, page: int) -> None:
         self._idle.pop(page, None)
         self._users[page] += 1
 
-    def _forget(self, page: int) -> int:
+    def _forget_page(self, page: int) -> int:
         """Return an idle page, which is not known any more."""
         del self._idle[page], self._page_of[self._name_of.pop(page)]
         self._ends.pop(page, None)
@@ -288,12 +290,12 @@ class SlotStore:
         self._free = list(range(slots))  # the one that was used longest ago is first
 
     @property
-    def used(self) -> int:
+    def used_pages(self) -> int:
         """See `Store`."""
-        return self.total - self.free
+        return self.total - self.free_pages
 
     @property
-    def free(self) -> int:
+    def free_pages(self) -> int:
         """See `Store`."""
         return len(self._free) * self._each
 
@@ -301,17 +303,19 @@ class SlotStore:
         """See `Store`; a slot has room for a whole context."""
         return True
 
-    def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+    def begin_lease(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
         """See `Store`."""
         if not self._free or tokens > self._context:
             return None
-        known = {slot: self._known(slot, ids) if reuse else (0, None) for slot in self._free}
+        known = {
+            slot: self._reusable_tokens(slot, ids) if reuse else (0, None) for slot in self._free
+        }
         slot = max(self._free, key=lambda slot: known[slot][0])
         cached, checkpoint = known[slot]
         self._free.remove(slot)
         del self._held[slot][cached:]
         if self._checkpoints is not None:
-            self._checkpoints.cut(slot, cached)
+            self._checkpoints.forget_behind(slot, cached)
             if checkpoint is not None:
                 self._checkpoints.pin(checkpoint)
         self._asked[slot] = len(ids) - 1
@@ -320,7 +324,7 @@ class SlotStore:
         pages.slot = slot
         return Lease(pages, cached, ids, cached, resumes=checkpoint, started=cached)
 
-    def _known(self, slot: int, ids: Sequence[int]) -> tuple[int, int | None]:
+    def _reusable_tokens(self, slot: int, ids: Sequence[int]) -> tuple[int, int | None]:
         """Return how many tokens of a prompt a slot spares, and from which checkpoint on."""
         held = self._held[slot]
         pairs = zip(ids, held, strict=False)
@@ -329,23 +333,25 @@ class SlotStore:
         if known == len(held) and (self._resumable or self._live[slot]):
             return known, None
         if not self._resumable:
-            return (0, None) if self._checkpoints is None else self._checkpoints.best(slot, known)
+            return (
+                (0, None) if self._checkpoints is None else self._checkpoints.longest(slot, known)
+            )
         asked = self._asked[slot]
         return max(known // PAGE * PAGE, asked if asked <= known else 0), None
 
-    def grow(self, lease: Lease, tokens: int) -> bool:
+    def grow_lease(self, lease: Lease, tokens: int) -> bool:
         """See `Store`."""
         return tokens <= self._context
 
-    def commit(self, lease: Lease, ids: Sequence[int], done: int) -> None:
+    def commit_tokens(self, lease: Lease, ids: Sequence[int], done: int) -> None:
         """See `Store`."""
-        held = self._held[self._slot(lease)]
+        held = self._held[self._slot_of(lease)]
         held += ids[len(held) : done]
         lease.ids, lease.done = ids, done
 
-    def end(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         """See `Store`."""
-        slot = self._slot(lease)
+        slot = self._slot_of(lease)
         self._live[slot] = lease.started <= lease.done and (
             self.checkpoint_to_restore(lease) is None
         )
@@ -360,7 +366,7 @@ class SlotStore:
         """See `Store`."""
         if self._checkpoints is None or not lease.done or lease.done % PAGE:
             return None
-        return self._checkpoints.take(self._slot(lease), lease.done)
+        return self._checkpoints.take_slot(self._slot_of(lease), lease.done)
 
     def checkpoint_to_restore(self, lease: Lease) -> int | None:
         """See `Store`."""
@@ -369,21 +375,23 @@ class SlotStore:
             self._checkpoints.unpin(checkpoint)
         return checkpoint
 
-    def _slot(self, lease: Lease) -> int:
+    def _slot_of(self, lease: Lease) -> int:
         return lease.pages[0] // self._each
 
 
-def _end_name(lease: Lease) -> bytes:
+def _partial_page_name(lease: Lease) -> bytes:
     """Return the name of the page behind a lease's full ones; full pages have other names."""
     return (lease.names[-1] if lease.names else b"") + b"end"
 
 
-def _text_name(lease: Lease) -> tuple[bytes, tuple[int, ...]]:
+def _text_key(lease: Lease) -> tuple[bytes, tuple[int, ...]]:
     """Return the name of all that a lease's states are behind."""
-    return _end_name(lease), tuple(lease.ids[len(lease.names) * PAGE : lease.done])
+    return _partial_page_name(lease), tuple(lease.ids[len(lease.names) * PAGE : lease.done])
 
 
-def _names(ids: Sequence[int], pages: int, first: int = 0, last: bytes = b"") -> Iterator[bytes]:
+def _page_names(
+    ids: Sequence[int], pages: int, first: int = 0, last: bytes = b""
+) -> Iterator[bytes]:
     """Yield names of the pages from `first` on, whose predecessor's name is `last`."""
     name = last
     for page in range(first, pages):

@@ -25,7 +25,7 @@ class Checkpoints:
         self._of: OrderedDict[int, tuple[Hashable, int]] = OrderedDict()  # owner, and tokens
         self._pinned: list[int] = []
 
-    def best(self, owner: Hashable, most: int) -> tuple[int, int | None]:
+    def longest(self, owner: Hashable, most: int) -> tuple[int, int | None]:
         """Return the most tokens up to `most` that an owner's checkpoint has, and which it is."""
         of_owner = ((n, i) for i, (of, n) in self._of.items() if of == owner and n <= most)
         return max(of_owner, default=(0, None))
@@ -39,13 +39,13 @@ class Checkpoints:
         """Let a checkpoint go again."""
         self._pinned.remove(checkpoint)
 
-    def cut(self, owner: Hashable, tokens: int) -> None:
+    def forget_behind(self, owner: Hashable, tokens: int) -> None:
         """Forget an owner's checkpoints behind so many tokens: others come there."""
         for checkpoint in [i for i, (of, n) in self._of.items() if of == owner and n > tokens]:
             del self._of[checkpoint]
             self._free.append(checkpoint)
 
-    def take(self, owner: Hashable, tokens: int) -> int | None:
+    def take_slot(self, owner: Hashable, tokens: int) -> int | None:
         """Return the checkpoint for an owner's first tokens; None: it has one, or there is none."""
         if (owner, tokens) in self._of.values():
             return None
@@ -79,11 +79,11 @@ class StateSlots:
         self._free = list(range(slots))  # the one that was used longest ago is first
         self._left: dict[Hashable, int] = {}  # free slots with the states behind a text
 
-    def has(self, text: Hashable) -> bool:
+    def has_states_of(self, text: Hashable) -> bool:
         """Say whether a free slot has the states behind a text."""
         return text in self._left
 
-    def take(self, text: Hashable) -> int:
+    def take_slot(self, text: Hashable) -> int:
         """Return the slot with the states behind a text, or else another one.
 
         A running sequence has a slot of its own, so there is one.
@@ -95,7 +95,7 @@ class StateSlots:
         self._free.remove(slot)
         return slot
 
-    def end(self, slot: int, text: Hashable | None) -> None:
+    def give_back(self, slot: int, text: Hashable | None) -> None:
         """Give a slot back; `text` is what its states are behind, None: nobody knows."""
         self._free.append(slot)
         if text is not None:

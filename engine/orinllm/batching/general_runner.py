@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.runner import Row
-from orinllm.choose.sampling import Drawn, Floats, draw_token
+from orinllm.choose.sampling import DrawnTokens, Floats, draw_token
 from orinllm.network.config import Config
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
@@ -32,7 +32,7 @@ class GeneralPath(Protocol):
 class GeneralRunner:
     """One sequence, whose steps are computed when they are collected."""
 
-    slots, chunk, prompt_tokens_per_step, most_ahead, most_under_way, most_verified = (
+    slots, chunk, prompt_tokens_per_step, most_extra_tokens, most_under_way, most_verified = (
         1,
         _CHUNK,
         _CHUNK,
@@ -48,7 +48,7 @@ class GeneralRunner:
         self._start = 0  # of the row's tokens that are not computed
         self._logits: Floats = np.empty(0, np.float32)
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`; one sequence has all pages."""
         if end > start:
             self.path.prefill(tokens[start:end], start)
@@ -74,7 +74,7 @@ class GeneralRunner:
         (self._row,) = rows
         self._start = self._row.position
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         row = self._row
         assert row is not None and row.token is not None
@@ -82,7 +82,7 @@ class GeneralRunner:
         self._logits = self.path.prefill([*tokens, row.token], self._start)
         return [draw_token(self._logits, row.draw)]
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`; nobody asks, since `most_verified` is 1."""
         raise NotImplementedError
 

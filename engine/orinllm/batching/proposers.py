@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orinllm.batching.runner import Row, Runner, common_prefix_length
-from orinllm.choose.sampling import Draw, Floats, Sampling, sample
+from orinllm.choose.sampling import DrawRequest, Floats, Sampling, sample_token
 from orinllm.gpu.kernels.buffers import PAGE, page_count
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _GRAMS = (4, 3, 2)
 class Proposer(Protocol):
     """A guesser of the next tokens of a text."""
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         """Begin an answer that is drawn like this."""
         ...
 
@@ -40,14 +40,14 @@ class Proposer(Protocol):
         ...
 
 
-class Lookup:
+class LookupProposer:
     """Proposes what followed the same few tokens earlier in the text."""
 
     def __init__(self) -> None:
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # tokens -> where what follows them begins
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         """Forget the last text."""
         self._text, self._after = [], {}
 
@@ -66,7 +66,7 @@ class Lookup:
         return []
 
 
-class Draft:
+class DraftProposer:
     """Proposes what a smaller model of the same vocabulary says, which has one sequence."""
 
     def __init__(self, runner: Runner) -> None:
@@ -74,7 +74,7 @@ class Draft:
         self._how = Sampling(temperature=0)
         self._held: list[int] = []  # tokens whose keys and values it has
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
         self._how = how
 
@@ -83,23 +83,23 @@ class Draft:
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        self._read(text[:-1], common_prefix_length(text[:-1], self._held))
-        proposed = self._answer(text, room)
+        self._read_text(text[:-1], common_prefix_length(text[:-1], self._held))
+        proposed = self._draft_tokens(text, room)
         self._held = [*text, *proposed[:-1]]
         return proposed
 
-    def _read(self, text: Sequence[int], start: int) -> None:
+    def _read_text(self, text: Sequence[int], start: int) -> None:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
         if len(text) - start >= self._runner.most_verified:
-            row = Row(text[-1], len(text) - 1, self._pages, Draw(self._how, text))
+            row = Row(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
             self._runner.begin_answer(row, start)
             self._runner.collect_tokens()
         else:
-            self._runner.fill(self._pages, text, start, len(text))
+            self._runner.fill_pages(self._pages, text, start, len(text))
 
-    def _answer(self, text: Sequence[int], most: int) -> list[int]:
+    def _draft_tokens(self, text: Sequence[int], most: int) -> list[int]:
         """Return up to `most` tokens; the next one is started before one is looked at."""
-        runner, draw = self._runner, Draw(self._how, text)
+        runner, draw = self._runner, DrawRequest(self._how, text)
         found: list[int] = []
         runner.launch_step([Row(text[-1], len(text) - 1, self._pages, draw)])
         for at in range(len(text), len(text) + most):
@@ -115,7 +115,7 @@ class Draft:
         return found
 
 
-class MtpBlock:
+class MtpProposer:
     """Proposes what a block of the model's own file says (MTP), from the model's states."""
 
     def __init__(self, block: "CpuMtpBlock | FusedMtpBlock") -> None:
@@ -124,7 +124,7 @@ class MtpBlock:
         # By place: texts whose keys and values it has, and their pages.
         self._held: dict[int, tuple[list[int], list[int]]] = {}
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
         self._how = how
 
@@ -145,10 +145,10 @@ class MtpBlock:
         start = max(0, min(known, len(text) - 2))
         part = text[: start + _READ_AT_ONCE + 1]
         most = most if len(part) == len(text) else 0
-        found = self._block.propose_tokens(part, start, pages, most, self._choose)
+        found = self._block.propose_tokens(part, start, pages, most, self._draw_token)
         self._held[place] = [*part], [*pages]
         return found
 
-    def _choose(self, logits: Floats, position: int) -> int:
+    def _draw_token(self, logits: Floats, position: int) -> int:
         """Return the token that is drawn from logits; -1 where these are no numbers."""
-        return sample(logits, self._how, (), position)
+        return sample_token(logits, self._how, (), position)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orinllm.choose.sampling import Draw, Drawn, Floats
+from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Row:
     token: int | None
     position: int
     pages: Sequence[int]
-    draw: Draw
+    draw: DrawRequest
     room: int = 0
     behind: int = 0
 
@@ -44,7 +44,7 @@ class Runner(Protocol):
     context: int  # tokens of a sequence at most
     vocab_size: int  # logits
     slots: int  # sequences of a step at most
-    chunk: int  # tokens that a `fill` takes in one go
+    chunk: int  # tokens that a `fill_pages` takes in one go
     prompt_tokens_per_step: int  # tokens of prompts between two steps of others
 
     @property
@@ -53,16 +53,16 @@ class Runner(Protocol):
         ...
 
     @property
-    def most_ahead(self) -> int:
+    def most_extra_tokens(self) -> int:
         """Tokens behind the next one that a row alone may get in a step."""
         ...
 
     @property
     def most_verified(self) -> int:
-        """Tokens that `verify` takes at most; 1: there is nothing to be gained by it."""
+        """Tokens that `verify_guesses` takes at most; 1: there is nothing to be gained by it."""
         ...
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
         ...
 
@@ -77,7 +77,7 @@ class Runner(Protocol):
     def hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
-        """Do as `fill`, and return the tokens' states before the logits: (tokens, width)."""
+        """Do as `fill_pages`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 
     def begin_answer(self, row: Row, start: int) -> None:
@@ -92,14 +92,14 @@ class Runner(Protocol):
         """Start a token of each row; rows without tokens are those of the step under way."""
         ...
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         """Wait for the tokens of the first step under way.
 
         A step that nobody wants any more is not collected; the next one takes its place.
         """
         ...
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each.
 
         The sampling has no penalties: those would depend on the tokens before.

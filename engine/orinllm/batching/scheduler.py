@@ -18,7 +18,14 @@ from dataclasses import dataclass
 
 from orinllm.batching.cache import Store
 from orinllm.batching.runner import Row, Runner
-from orinllm.batching.sequence import FairQueue, Sequence, Stopwatch, Watch, fail, unreadable
+from orinllm.batching.sequence import (
+    FairQueue,
+    PhaseStopwatch,
+    SchedulerObserver,
+    Sequence,
+    log_sink_failure,
+    report_failure,
+)
 from orinllm.choose.sampling import Logprobs
 from orinllm.network.vision.pictures import end_between_pictures
 
@@ -47,7 +54,7 @@ class ClosedError(Exception):
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepInFlight:
     """A step in flight: who takes part. `begins`: it is the end of a prompt, of one sequence."""
 
     sequences: list[Sequence]
@@ -59,12 +66,12 @@ class Scheduler:
 
     A sequence is in one of these states::
 
-        submit                  _admit (a slot, and memory)
+        submit                  _admit_waiting (a slot, and memory)
           |                         |
-          v                         v       _fill, piece by piece
+          v                         v       _fill_prompts, piece by piece
         waiting ----------------> filling -----------------------+
                                    ^   |                         |
-          _admit, first of all     |   |  the prompt's end,      |  the prompt but
+          _admit_waiting, first    |   |  the prompt's end,      |  the prompt but
                +-------------------+   |  where nobody answers   |  for its last token
                |                       v                         v
            preempted               beginning -------------> answering <-+
@@ -75,10 +82,10 @@ class Scheduler:
         any state -- cancel, cut, error ----------------------> over      stop, length
 
     waiting: `_waiting`; preempted: `_again`; filling, beginning, answering: `_running`, with a
-    lease, and `filled` below `len(ids) - 1`, or in a step that `begins`, or `ready`. One that is
-    over has no lease; its last token and its end reach its sink in the same turn (`_news`), those
-    that were cancelled hear nothing more. A step in flight keeps who is over in its list until it
-    is collected.
+    lease, and `filled` below `len(ids) - 1`, or in a step that `begins`, or `is_ready_to_decode`.
+    One that is over has no lease; its last token and its end reach its sink in the same turn
+    (`_news`), those that were cancelled hear nothing more. A step in flight keeps who is over in
+    its list until it is collected.
 
     queue: requests that may wait. `alive` is called from the thread while it gets on, `handed`
     after the tokens of a turn went to their sinks, `began` behind that before the step that follows
@@ -86,7 +93,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: Runner, store: Store, watch: Watch, queue: int, reserve: bool = False
+        self,
+        runner: Runner,
+        store: Store,
+        watch: SchedulerObserver,
+        queue: int,
+        reserve: bool = False,
     ) -> None:
         self.runner, self.store = runner, store
         self.alive: Callable[[], None] = lambda: None
@@ -95,29 +107,29 @@ class Scheduler:
         self.failed: Callable[[str], None] = lambda why: None
         self.failure: Exception | None = None
         self._watch, self._most_waiting, self._reserve = watch, queue, reserve
-        self._stopwatch = Stopwatch(watch)
+        self._stopwatch = PhaseStopwatch(watch)
         self._wake = threading.Condition()
         self._waiting, self._again = FairQueue(), deque[Sequence]()
         self._cancelled: list[Sequence] = []
         self._cutting = self._closed = False
         self._running: list[Sequence] = []  # the one that began last is last
-        self._flight = deque[_Step]()  # the steps under way
+        self._flight = deque[_StepInFlight]()  # the steps under way
         self._news: list[tuple[Sequence, int, Logprobs | None, str | None]] = []
         self._mean_seconds = 1.0  # of a request
         self._ended = False
 
     @property
-    def running(self) -> int:
+    def n_running(self) -> int:
         """Sequences that have memory."""
         return len(self._running)
 
     @property
-    def waiting(self) -> int:
+    def n_waiting(self) -> int:
         """Sequences that have none."""
         return len(self._waiting) + len(self._again)
 
     @property
-    def most_at_once(self) -> int:
+    def most_sequences(self) -> int:
         """Sequences that an idle scheduler takes."""
         return self._most_waiting + self.runner.slots
 
@@ -131,9 +143,9 @@ class Scheduler:
                 raise ClosedError
             free = self.runner.slots - len(self._running)
             room = self._most_waiting + max(0, free)
-            if self.waiting + len(sequences) > room and not goes_on:
-                turns = 1 + self.waiting // self.runner.slots
-                raise QueueFullError(self.waiting, max(1, round(turns * self._mean_seconds)))
+            if self.n_waiting + len(sequences) > room and not goes_on:
+                turns = 1 + self.n_waiting // self.runner.slots
+                raise QueueFullError(self.n_waiting, max(1, round(turns * self._mean_seconds)))
             for sequence in sequences:
                 self._waiting.push(sequence)
             self._wake.notify()
@@ -144,106 +156,108 @@ class Scheduler:
             self._cancelled += [sequence for sequence in sequences if not sequence.over]
             self._wake.notify()
 
-    def close(self) -> None:
+    def refuse_new(self) -> None:
         """Take no more requests; those that were taken go on."""
         with self._wake:
             self._closed = True
 
-    def cut(self) -> None:
+    def end_all(self) -> None:
         """End all that runs, with what it has, and all that waits."""
         with self._wake:
             self._closed = self._cutting = True
             self._wake.notify()
 
-    def stop(self) -> None:
+    def stop_when_idle(self) -> None:
         """Let `run` return, once all are over."""
         with self._wake:
             self._closed = self._ended = True
             self._wake.notify()
 
     def run(self) -> None:
-        """Work until `stop`: the one thread that touches the runner."""
+        """Work until `stop_when_idle`: the one thread that touches the runner."""
         try:
-            while not (self._ended and not self._busy()):
+            while not (self._ended and not self._has_work()):
                 self.alive()
                 with self._wake:
-                    if not self._busy():
+                    if not self._has_work():
                         if self._stopwatch.filled:
-                            self._stopwatch.count(stepped=False)
+                            self._stopwatch.count_elapsed(stepped=False)
                         self._wake.wait(_HEARTBEAT)
-                        self._stopwatch.begin()
+                        self._stopwatch.restart()
                     cancelled, self._cancelled = self._cancelled, []
                     cutting, self._cutting = self._cutting, False
-                    self._drop(cancelled)
+                    self._retire_cancelled(cancelled)
                     if cutting:
-                        self._cut()
-                    self._admit()
-                self._turn()
+                        self._finish_all()
+                    self._admit_waiting()
+                self._run_turn()
         except Exception as error:
             with self._wake:
                 self.failure, self._closed = error, True
-                everyone = self._running + self._waiting.remove(lambda _: True) + list(self._again)
+                everyone = (
+                    self._running + self._waiting.remove_where(lambda _: True) + list(self._again)
+                )
             # Who has the last token already, and was not told yet.
             everyone += [s for s, _, _, reason in self._news if reason and not s.over]
             why = f"the engine failed: {type(error).__name__}: {error}"
             for sequence in everyone:
-                fail(sequence, why)
+                report_failure(sequence, why)
             self.handed()
             self.failed(" ".join(why.split()))
 
-    def _busy(self) -> bool:
-        return bool(self._running or self._cancelled or self._cutting or self.waiting)
+    def _has_work(self) -> bool:
+        return bool(self._running or self._cancelled or self._cutting or self.n_waiting)
 
-    def _turn(self) -> None:
-        followed, begun = self._follow(), any(step.begins for step in self._flight)
-        if self._flight and self._collect():
-            self._stopwatch.count(stepped=not begun)
+    def _run_turn(self) -> None:
+        followed, begun = self._launch_step_ahead(), any(step.begins for step in self._flight)
+        if self._flight and self._collect_step():
+            self._stopwatch.count_elapsed(stepped=not begun)
         if begun:  # the next step's launches may have to be made: a first token waits for nothing
-            self._hand_out()
+            self._hand_out_tokens()
             self.began()
         if not followed:
-            self._resume()
-            self._stopwatch.filled |= self._fill()
-            self._launch()
-        self._hand_out()
+            self._restore_states()
+            self._stopwatch.filled |= self._fill_prompts()
+            self._launch_step()
+        self._hand_out_tokens()
 
-    def _drop(self, cancelled: list[Sequence]) -> None:
+    def _retire_cancelled(self, cancelled: list[Sequence]) -> None:
         for sequence in cancelled:
-            self._retire(sequence, "cancelled")
+            self._mark_over(sequence, "cancelled")
         if cancelled:
-            self._waiting.remove(lambda s: s.over)
+            self._waiting.remove_where(lambda s: s.over)
 
-    def _cut(self) -> None:
-        waiting = self._waiting.remove(lambda _: True)
+    def _finish_all(self) -> None:
+        waiting = self._waiting.remove_where(lambda _: True)
         again, self._again = list(self._again), deque()
         for sequence in [*self._running, *again, *waiting]:
-            self._finish(sequence, "cut")
+            self._finish_sequence(sequence, "cut")
 
-    def _retire(self, sequence: Sequence, reason: str) -> None:
+    def _mark_over(self, sequence: Sequence, reason: str) -> None:
         """Note that a sequence is over."""
         if not sequence.over:
             sequence.over = True
-            self._release(sequence)
-            self._watch.ended(sequence, reason, time.monotonic() - sequence.asked)
+            self._release_memory(sequence)
+            self._watch.on_sequence_end(sequence, reason, time.monotonic() - sequence.asked)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release_memory(self, sequence: Sequence) -> None:
         """Take memory and slot from a sequence that needs no more steps."""
         if sequence.lease is not None:
-            self.store.end(sequence.lease)
+            self.store.end_lease(sequence.lease)
             sequence.lease = None
             self._running.remove(sequence)
             self._mean_seconds += 0.1 * (time.monotonic() - sequence.asked - self._mean_seconds)
         elif sequence in self._again:
             self._again.remove(sequence)
 
-    def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
-        self._retire(sequence, reason)
+    def _finish_sequence(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+        self._mark_over(sequence, reason)
         try:
-            sequence.sink.end(reason, error)
+            sequence.sink.on_end(reason, error)
         except Exception as bug:  # one answer that cannot be read is no reason to end the others
-            fail(sequence, unreadable(bug))
+            report_failure(sequence, log_sink_failure(bug))
 
-    def _admit(self) -> None:
+    def _admit_waiting(self) -> None:
         """Give slots and memory to who waits, who was preempted first."""
         while len(self._running) < self.runner.slots:
             again = bool(self._again)
@@ -251,27 +265,29 @@ class Scheduler:
             if sequence is None:
                 return
             first = sequence.after
-            if first is not None and not first.over and not first.ready:
+            if first is not None and not first.over and not first.is_ready_to_decode:
                 return
             tokens = sequence.n_prompt + sequence.most if self._reserve else len(sequence.ids)
-            lease = self.store.begin(sequence.ids, tokens, sequence.reuse and not self._reserve)
+            lease = self.store.begin_lease(
+                sequence.ids, tokens, sequence.reuse and not self._reserve
+            )
             if lease is None:
                 return
             # Who runs already gets the next page first.
             if not self._reserve and not self.store.has_pages_for(len(self._running)):
-                self.store.end(lease)
+                self.store.end_lease(lease)
                 return
             if again:
                 self._again.popleft()
             else:
-                self._waiting.pop()
+                self._waiting.remove_next()
             sequence.lease, sequence.filled = lease, lease.cached
             self._running.append(sequence)
             if not sequence.began:
                 sequence.began, sequence.n_cached = True, lease.cached
-                self._watch.began(sequence, time.monotonic() - sequence.asked)
+                self._watch.on_begin(sequence, time.monotonic() - sequence.asked)
 
-    def _collect(self) -> bool:
+    def _collect_step(self) -> bool:
         """Take the tokens of the first step in flight; False: all who took part are over.
 
         Who is over meanwhile, or gave its memory up, takes none.
@@ -282,48 +298,48 @@ class Scheduler:
         for sequence, drawn in zip(step.sequences, self.runner.collect_tokens(), strict=True):
             if sequence.lease is not None:  # recurrent states are behind all that was right
                 sequence.lease.started += len(drawn.more)
-            self._advance(sequence, drawn.token, drawn.logprobs)
+            self._note_token(sequence, drawn.token, drawn.logprobs)
             right = 0
             for token in drawn.more if sequence.lease is not None else ():
-                self._advance(sequence, token, None)
+                self._note_token(sequence, token, None)
                 right += 1
                 if sequence.lease is None:  # the answer ended within the guess
                     break
             if drawn.guessed:
                 sequence.n_guessed += drawn.guessed
                 sequence.n_right += right
-                self._watch.speculated(drawn.guessed, right)
+                self._watch.on_speculation(drawn.guessed, right)
         return True
 
-    def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
+    def _note_token(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
         """Note a sequence's new token; it is handed out once the next step is under way."""
         if sequence.over or sequence.lease is None:
             return
         sequence.filled = len(sequence.ids)
-        self.store.commit(sequence.lease, sequence.ids, sequence.filled)
+        self.store.commit_tokens(sequence.lease, sequence.ids, sequence.filled)
         if token < 0:
             held = sequence.constraint
             gave_up = held is not None and not held.allowed_mask().any()
-            no_numbers = NO_NUMBERS if sequence.is_seen else NO_ROWS
-            self._finish(sequence, "error", NO_TOKEN if gave_up else no_numbers)
+            no_numbers = NO_NUMBERS if sequence.has_finite_pictures else NO_ROWS
+            self._finish_sequence(sequence, "error", NO_TOKEN if gave_up else no_numbers)
             return
-        done = sequence.constraint is not None and sequence.constraint.take(token)
+        done = sequence.constraint is not None and sequence.constraint.take_token(token)
         if token in sequence.end_ids:
             sequence.lease.last = token
-            self._release(sequence)
+            self._release_memory(sequence)
             self._news.append((sequence, -1, None, "stop"))
             return
         now = time.monotonic()
         first = sequence.n_answer == 0
-        self._watch.token(sequence, now - (sequence.asked if first else sequence.last), first)
+        self._watch.on_token(sequence, now - (sequence.asked if first else sequence.last), first)
         sequence.last = now
         sequence.ids.append(token)
         reason = "stop" if done else "length" if sequence.n_answer >= sequence.most else None
         if reason:
-            self._release(sequence)
+            self._release_memory(sequence)
         self._news.append((sequence, token, logprobs, reason))
 
-    def _resume(self) -> None:
+    def _restore_states(self) -> None:
         """Copy the recurrent states with which sequences begin, once no step of others is left
         in their slots; one whose checkpoint is its whole prompt but the last token fills nothing.
         """
@@ -332,7 +348,7 @@ class Scheduler:
             if (checkpoint := self.store.checkpoint_to_restore(sequence.lease)) is not None:
                 self.runner.restore_states(sequence.lease.pages, checkpoint)
 
-    def _fill(self) -> bool:
+    def _fill_prompts(self) -> bool:
         """Compute a piece of the prompts that wait for it; the one that began first is first.
 
         The piece is smaller while others wait for their next token. What is left of it goes to
@@ -340,26 +356,28 @@ class Scheduler:
         that ends, if no step is due beside, ends with its answer's first token. A picture is
         computed in one piece.
         """
-        answering = any(sequence.ready for sequence in self._running)
+        answering = any(sequence.is_ready_to_decode for sequence in self._running)
         left = self.runner.prompt_tokens_per_step if answering else self.runner.chunk
         pieces: list[tuple[Sequence, int]] = []
         for sequence in self._running:
-            missing = self._end(sequence) - sequence.filled
+            missing = self._prompt_end(sequence) - sequence.filled
             fits = not pieces or missing <= left
-            if sequence.ready or not fits or len(pieces) == _PROMPTS:
+            if sequence.is_ready_to_decode or not fits or len(pieces) == _PROMPTS:
                 continue
-            pieces.append((sequence, self._piece(sequence, min(left, missing))))
+            pieces.append((sequence, self._piece_length(sequence, min(left, missing))))
             left -= pieces[-1][1]
-        ends = [s for s, n in pieces if s.hidden_states is None and s.filled + n == self._end(s)]
+        ends = [
+            s for s, n in pieces if s.hidden_states is None and s.filled + n == self._prompt_end(s)
+        ]
         for sequence, n in pieces:
             if not answering and ends == [sequence]:
-                self.runner.begin_answer(self._row(sequence), sequence.filled)
-                self._flight.append(_Step(ends, begins=True))
+                self.runner.begin_answer(self._row_of(sequence), sequence.filled)
+                self._flight.append(_StepInFlight(ends, begins=True))
             else:
-                self._fill_some(sequence, sequence.filled + n)
+                self._fill_until(sequence, sequence.filled + n)
         return bool(pieces)
 
-    def _piece(self, sequence: Sequence, most: int) -> int:
+    def _piece_length(self, sequence: Sequence, most: int) -> int:
         """Return how many tokens of a prompt are computed next: up to where states are kept."""
         assert sequence.lease is not None
         start = sequence.filled
@@ -369,41 +387,41 @@ class Scheduler:
         return end - start
 
     @staticmethod
-    def _end(sequence: Sequence) -> int:
+    def _prompt_end(sequence: Sequence) -> int:
         """Return where a prompt ends; its last token is computed with its answer."""
         return len(sequence.ids) - (sequence.hidden_states is None)
 
-    def _fill_some(self, sequence: Sequence, end: int) -> None:
+    def _fill_until(self, sequence: Sequence, end: int) -> None:
         """Compute a prompt's tokens before `end`."""
         start, lease = sequence.filled, sequence.lease
         assert lease is not None
         lease.started = end
         if sequence.hidden_states is None:
-            self.runner.fill(lease.pages, sequence.ids, start, end)
+            self.runner.fill_pages(lease.pages, sequence.ids, start, end)
         else:
             sequence.hidden_states(
                 start, self.runner.hidden_states(lease.pages, sequence.ids, start, end)
             )
         sequence.filled = end
-        self.store.commit(lease, sequence.ids, end)
+        self.store.commit_tokens(lease, sequence.ids, end)
         if (checkpoint := self.store.checkpoint_to_save(lease)) is not None:
             self.runner.save_states(lease.pages, checkpoint)
         if sequence.hidden_states is not None and end == len(sequence.ids):
-            self._release(sequence)
+            self._release_memory(sequence)
             self._news.append((sequence, -1, None, "stop"))
 
-    def _launch(self) -> None:
+    def _launch_step(self) -> None:
         """Start the next token of all whose prompt is computed and whose answer goes on."""
-        going = [sequence for sequence in self._running if sequence.ready]
+        going = [sequence for sequence in self._running if sequence.is_ready_to_decode]
         for sequence in going:
-            self._make_room(sequence)
+            self._make_room_for(sequence)
         going = [sequence for sequence in going if sequence.lease is not None]
         if going:
-            rows = [self._row(sequence, self._room(sequence)) for sequence in going]
+            rows = [self._row_of(sequence, self._speculation_room(sequence)) for sequence in going]
             self.runner.launch_step(rows)
-            self._flight.append(_Step(going))
+            self._flight.append(_StepInFlight(going))
 
-    def _follow(self) -> bool:
+    def _launch_step_ahead(self) -> bool:
         """Start the step behind the one in flight before its tokens are known; False: it must wait.
 
         Whoever ends with a token of the one in flight takes part in vain.
@@ -412,42 +430,44 @@ class Scheduler:
         if not self._flight or len(self._flight) >= self.runner.most_under_way:
             return False
         first = self._flight[0]
-        if first.begins or first.sequences != going or not all(map(self._goes_on, going)):
+        if first.begins or first.sequences != going or not all(map(self._can_launch_ahead, going)):
             return False
-        self.runner.launch_step([self._row(sequence, known=False) for sequence in going])
-        self._flight.append(_Step(going))
+        self.runner.launch_step([self._row_of(sequence, known=False) for sequence in going])
+        self._flight.append(_StepInFlight(going))
         return True
 
-    def _goes_on(self, sequence: Sequence) -> bool:
+    def _can_launch_ahead(self, sequence: Sequence) -> bool:
         """Say whether a sequence wants two tokens, the host draws neither, and both have room."""
         assert sequence.lease is not None
         return (
             sequence.n_answer + 1 < sequence.most
-            and sequence.draw.on_device
-            and self.store.grow(sequence.lease, len(sequence.ids) + 1)
+            and sequence.draw.is_token_only
+            and self.store.grow_lease(sequence.lease, len(sequence.ids) + 1)
         )
 
-    def _make_room(self, sequence: Sequence) -> None:
+    def _make_room_for(self, sequence: Sequence) -> None:
         """Get a sequence the page for its next token, from the one that began last if need be."""
-        while sequence.lease is not None and not self.store.grow(sequence.lease, len(sequence.ids)):
+        while sequence.lease is not None and not self.store.grow_lease(
+            sequence.lease, len(sequence.ids)
+        ):
             newest = self._running.pop()
             assert newest.lease is not None
-            self.store.end(newest.lease)
+            self.store.end_lease(newest.lease)
             newest.lease, newest.filled = None, 0
             self._again.appendleft(newest)
-            self._watch.preempted()
+            self._watch.on_preemption()
 
-    def _room(self, sequence: Sequence) -> int:
+    def _speculation_room(self, sequence: Sequence) -> int:
         """Return how many tokens behind the next one a sequence alone may get, which have pages."""
-        if len(self._running) > 1 or not self.runner.most_ahead:
+        if len(self._running) > 1 or not self.runner.most_extra_tokens:
             return 0
         assert sequence.lease is not None
-        room = min(self.runner.most_ahead, sequence.most - sequence.n_answer - 1)
-        fits = room > 0 and self.store.grow(sequence.lease, len(sequence.ids) + room)
+        room = min(self.runner.most_extra_tokens, sequence.most - sequence.n_answer - 1)
+        fits = room > 0 and self.store.grow_lease(sequence.lease, len(sequence.ids) + room)
         return room if fits else 0
 
     @staticmethod
-    def _row(sequence: Sequence, room: int = 0, known: bool = True) -> Row:
+    def _row_of(sequence: Sequence, room: int = 0, known: bool = True) -> Row:
         """Return a sequence's part of a step that starts, behind its last token or one that is not
         `known`."""
         assert sequence.lease is not None
@@ -456,18 +476,18 @@ class Scheduler:
         sequence.lease.started = position + 1
         return Row(token, position, sequence.lease.pages, sequence.draw, room, sequence.behind)
 
-    def _hand_out(self) -> None:
+    def _hand_out_tokens(self) -> None:
         """Give the tokens of the last step to their sinks, while the device computes the next."""
         news, self._news = self._news, []
         for sequence, token, logprobs, reason in news:
             if sequence.over:
                 continue
             try:
-                if token >= 0 and sequence.sink.take(token, logprobs):
+                if token >= 0 and sequence.sink.take_token(token, logprobs):
                     reason = "stop"
             except Exception as bug:
-                self._finish(sequence, "error", unreadable(bug))
+                self._finish_sequence(sequence, "error", log_sink_failure(bug))
                 continue
             if reason:
-                self._finish(sequence, reason)
+                self._finish_sequence(sequence, reason)
         self.handed()

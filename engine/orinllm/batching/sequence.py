@@ -1,6 +1,6 @@
 """A request for one answer as the scheduler keeps it, who hears of it, and how those wait.
 
-Its `Sink` hears its tokens; a `Watch` counts them all, such as the server's metrics.
+Its `TokenSink` hears its tokens; a `SchedulerObserver` hears of all, as the server's metrics do.
 """
 
 import time
@@ -13,18 +13,18 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.cache import Lease
-from orinllm.choose.sampling import Draw, Floats, Logprobs, Sampling, Words
+from orinllm.choose.sampling import DrawRequest, Floats, Logprobs, Sampling, Words
 from orinllm.network.vision.pictures import Picture, pictures_in, position_shift
 
 
-class Sink(Protocol):
+class TokenSink(Protocol):
     """The taker of a sequence's tokens, in the scheduler's thread. Neither call may wait."""
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
         """Take a token; True ends the answer here."""
         ...
 
-    def end(self, reason: str, error: str | None) -> None:
+    def on_end(self, reason: str, error: str | None) -> None:
         """Learn that it is over: stop, length, cut or error; `error` says why for the last."""
         ...
 
@@ -36,7 +36,7 @@ class Constraint(Protocol):
         """Return a bit for each token that is allowed now."""
         ...
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         """Take the token that was drawn; True says that the answer is complete."""
         ...
 
@@ -56,7 +56,7 @@ class Sequence:
     sampling: Sampling
     most: int
     end_ids: frozenset[int]
-    sink: Sink
+    sink: TokenSink
     constraint: Constraint | None = None
     top: int | None = None
     reuse: bool = True
@@ -64,7 +64,7 @@ class Sequence:
     after: "Sequence | None" = None
     hidden_states: Callable[[int, Floats], None] | None = None
     n_prompt: int = field(init=False)
-    draw: Draw = field(init=False)
+    draw: DrawRequest = field(init=False)
     pictures: tuple[Picture, ...] = field(init=False)
     behind: int = field(init=False)  # of the answer's tokens (Row.behind)
     n_cached: int = 0  # tokens of the prompt that were known when it began
@@ -82,7 +82,7 @@ class Sequence:
         self.pictures = pictures_in(self.ids) if sees else ()
         self.behind = position_shift(self.ids) if sees else 0
         mask = None if self.constraint is None else self.constraint.allowed_mask
-        self.draw = Draw(self.sampling, self.ids, mask, self.top)
+        self.draw = DrawRequest(self.sampling, self.ids, mask, self.top)
 
     @property
     def n_answer(self) -> int:
@@ -90,25 +90,25 @@ class Sequence:
         return len(self.ids) - self.n_prompt
 
     @property
-    def is_seen(self) -> bool:
+    def has_finite_pictures(self) -> bool:
         """Say whether all rows of its pictures are numbers."""
         return all(np.isfinite(picture.rows).all() for picture in self.pictures)
 
     @property
-    def ready(self) -> bool:
+    def is_ready_to_decode(self) -> bool:
         """Say whether all but its last token is computed, and it goes on by tokens."""
         return self.hidden_states is None and self.filled >= len(self.ids) - 1
 
 
-def fail(sequence: Sequence, why: str) -> None:
+def report_failure(sequence: Sequence, why: str) -> None:
     """Tell a sink that its answer failed; where it cannot hear that, all others still do."""
     try:
-        sequence.sink.end("error", why)
+        sequence.sink.on_end("error", why)
     except Exception as bug:
         traceback.print_exception(bug)
 
 
-def unreadable(bug: Exception) -> str:
+def log_sink_failure(bug: Exception) -> str:
     """Write a sink's failure down; return one line for its client."""
     traceback.print_exception(bug)
     return " ".join(f"the answer could not be read: {type(bug).__name__}: {bug}".split())
@@ -131,14 +131,14 @@ class FairQueue:
         """Return who is next."""
         return next(iter(self._of.values()))[0] if self._of else None
 
-    def pop(self) -> None:
+    def remove_next(self) -> None:
         """Remove who is next; its client's other requests are behind all other clients'."""
         client, waiting = self._of.popitem(last=False)
         waiting.popleft()
         if waiting:
             self._of[client] = waiting
 
-    def remove(self, over: Callable[[Sequence], bool]) -> list[Sequence]:
+    def remove_where(self, over: Callable[[Sequence], bool]) -> list[Sequence]:
         """Remove and return all of a kind."""
         gone = [s for waiting in self._of.values() for s in waiting if over(s)]
         for client, waiting in list(self._of.items()):
@@ -150,42 +150,42 @@ class FairQueue:
         return gone
 
 
-class Watch:
-    """A counter of the scheduler's events; this one counts nothing."""
+class SchedulerObserver:
+    """Hears of the scheduler's events; this one does nothing."""
 
-    def began(self, sequence: Sequence, waited: float) -> None:
+    def on_begin(self, sequence: Sequence, waited: float) -> None:
         """A sequence left the queue after so many seconds."""
 
-    def token(self, sequence: Sequence, gap: float, first: bool) -> None:
+    def on_token(self, sequence: Sequence, gap: float, first: bool) -> None:
         """A token came, `gap` seconds after the last one, or after the request."""
 
-    def ended(self, sequence: Sequence, reason: str, seconds: float) -> None:
+    def on_sequence_end(self, sequence: Sequence, reason: str, seconds: float) -> None:
         """A sequence ended, so many seconds after it was asked for."""
 
-    def preempted(self) -> None:
+    def on_preemption(self) -> None:
         """A sequence gave its memory up and waits again."""
 
-    def worked(self, phase: str, seconds: float) -> None:
+    def on_work(self, phase: str, seconds: float) -> None:
         """The device worked on `prefill` or `decode`."""
 
-    def speculated(self, guessed: int, right: int) -> None:
+    def on_speculation(self, guessed: int, right: int) -> None:
         """So many tokens were guessed, of which the first ones were right."""
 
 
-class Stopwatch:
+class PhaseStopwatch:
     """Tells a watch prompts' time from tokens'. `filled`: prompts were computed since a step."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: SchedulerObserver) -> None:
         self.filled = False
         self._watch = watch
         self._mark = 0.0  # when the last step ended, or work began
         self._step_seconds = 0.0  # of a step without prompts, on average
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Work begins behind a rest."""
         self._mark = time.monotonic()
 
-    def count(self, stepped: bool = True) -> None:
+    def count_elapsed(self, stepped: bool = True) -> None:
         """Count what passed since the last time.
 
         The device is waited for once a turn, so a turn with a prompt is taken to be a step without
@@ -199,5 +199,5 @@ class Stopwatch:
             mean = self._step_seconds or passed
             self._step_seconds = mean + 0.1 * (passed - mean)
         self.filled = False
-        self._watch.worked("prefill", passed - decode)
-        self._watch.worked("decode", decode)
+        self._watch.on_work("prefill", passed - decode)
+        self._watch.on_work("decode", decode)

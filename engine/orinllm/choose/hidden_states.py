@@ -39,13 +39,13 @@ def rms_normed(rows: Floats, weight: Floats, eps: float) -> Floats:
     return found
 
 
-class TextVector:
+class PooledStates:
     """One text's vector while its states come, from the first position on."""
 
     def __init__(self, kind: Pooling) -> None:
         self._kind, self._sum, self._n = kind, np.zeros(0), 0
 
-    def take(self, start: int, rows: Floats) -> None:
+    def add_states(self, start: int, rows: Floats) -> None:
         """Take the states of neighbours from position `start` on; 0 begins anew."""
         if self._kind == "last":
             self._sum = rows[-1].astype(np.float64)

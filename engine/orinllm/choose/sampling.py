@@ -87,12 +87,12 @@ class Sampling:
         return replace(self, logit_bias={**self.logit_bias, **dict.fromkeys(tokens, _NEVER)})
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         """Say whether the most likely token is taken, whatever went before."""
-        return self.temperature == 0 and not self.penalized and not self.logit_bias
+        return self.temperature == 0 and not self.has_penalties and not self.logit_bias
 
     @property
-    def penalized(self) -> bool:
+    def has_penalties(self) -> bool:
         """Say whether tokens that were there already count."""
         return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
@@ -106,7 +106,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawRequest:
     """The way a sequence's next token is drawn."""
 
     sampling: Sampling
@@ -115,13 +115,13 @@ class Draw:
     top: int | None = None  # how many of `Logprobs.best`; None: no logarithms are wanted
 
     @property
-    def on_device(self) -> bool:
+    def is_token_only(self) -> bool:
         """Say whether a token is all that is wanted: no mask, which comes late, and no logits."""
         return self.mask is None and self.top is None
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """A new token; -1 where logits are no numbers, or a mask allows none.
 
     more: tokens that follow it, of `guessed` ones that were proposed.
@@ -133,21 +133,21 @@ class Drawn:
     guessed: int = 0
 
 
-def draw_token(logits: Floats, how: Draw) -> Drawn:
+def draw_token(logits: Floats, how: DrawRequest) -> DrawnTokens:
     """Draw a token from logits on the host."""
     if not np.isfinite(logits.max()):
-        return Drawn(-1)
+        return DrawnTokens(-1)
     allowed = logits
     if how.mask is not None:
         bits = np.unpackbits(how.mask().view(np.uint8), bitorder="little")[: len(logits)]
         if not bits.any():
-            return Drawn(-1)
+            return DrawnTokens(-1)
         allowed = np.where(bits.astype(bool), logits, np.float32(-np.inf))
-    token = sample(allowed, how.sampling, how.before, len(how.before))
-    return Drawn(token, None if how.top is None else logprobs(logits, token, how.top))
+    token = sample_token(allowed, how.sampling, how.before, len(how.before))
+    return DrawnTokens(token, None if how.top is None else token_logprobs(logits, token, how.top))
 
 
-def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
+def token_logprobs(logits: Floats, token: int, top: int) -> Logprobs:
     """Return a token's logarithm of probability, and the `top` best ones'."""
     values = logits.astype(np.float64)
     highest = values.max()
@@ -157,50 +157,50 @@ def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
     return Logprobs(float(values[token]), tuple((int(i), float(values[i])) for i in best))
 
 
-def sample(logits: Floats, sampling: Sampling, before: Sequence[int], position: int) -> int:
+def sample_token(logits: Floats, sampling: Sampling, before: Sequence[int], position: int) -> int:
     """Return the token at `position` of a sequence; -1 if a logit is no number or all are -inf.
 
     `before` is the sequence so far. Of the draw, seed and position are all that matters.
     """
-    adjusted = _adjusted(logits, sampling, before)
+    adjusted = _adjusted_logits(logits, sampling, before)
     if not np.isfinite(adjusted.max()):
         return -1
     if sampling.temperature == 0:
         return int(adjusted.argmax())
     bits = np.random.Philox(key=sampling.seed, counter=position)
     drawn = np.random.Generator(bits).random()
-    if not _limited(sampling, len(adjusted)):
-        return _of_all(adjusted, sampling.temperature, drawn)
-    tokens, kept = candidates(adjusted, sampling)
+    if not _has_limits(sampling, len(adjusted)):
+        return _token_of_all(adjusted, sampling.temperature, drawn)
+    tokens, kept = drawable_tokens(adjusted, sampling)
     sums = np.exp((kept - kept[0]) / sampling.temperature).cumsum()
     at = int(np.searchsorted(sums, drawn * sums[-1], side="right"))
     return int(tokens[min(at, len(tokens) - 1)])
 
 
-def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+def drawable_tokens(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens that may be drawn and their logits, the most likely first."""
     size = len(logits)
     k = min(sampling.top_k or size, size)
-    if k < size or not _limited(sampling, size):
-        tokens = _most_likely(logits, k)
+    if k < size or not _has_limits(sampling, size):
+        tokens = _likeliest_tokens(logits, k)
         kept = logits[tokens].astype(np.float64)
-        n = _within(kept, np.exp(kept - kept[0]).sum(), sampling)
+        n = _count_within_limits(kept, np.exp(kept - kept[0]).sum(), sampling)
         return tokens[:n], kept[:n]
     values = logits.astype(np.float64)
     total, n, count = np.exp(values - values.max()).sum(), 0, 0
     while n == count < size:
-        count = _more(count, size)
-        tokens = _most_likely(logits, count)
+        count = _next_count(count, size)
+        tokens = _likeliest_tokens(logits, count)
         kept = values[tokens]
-        n = _within(kept, total, sampling)
+        n = _count_within_limits(kept, total, sampling)
     return tokens[:n], kept[:n]
 
 
-def _limited(sampling: Sampling, size: int) -> bool:
+def _has_limits(sampling: Sampling, size: int) -> bool:
     return 0 < sampling.top_k < size or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _within(kept: np.ndarray, total: float, sampling: Sampling) -> int:
+def _count_within_limits(kept: np.ndarray, total: float, sampling: Sampling) -> int:
     """Return how many of the likeliest logits top-p and min-p leave; `total`: what odds sum to."""
     n = len(kept)
     if sampling.top_p < 1:
@@ -211,23 +211,23 @@ def _within(kept: np.ndarray, total: float, sampling: Sampling) -> int:
     return n
 
 
-def _of_all(logits: np.ndarray, temperature: float, drawn: float) -> int:
+def _token_of_all(logits: np.ndarray, temperature: float, drawn: float) -> int:
     """Return the token of a number from 0 to 1, the most likely first, if all may be drawn."""
     values = logits.astype(np.float64)
     weights = np.exp((values - values.max()) / temperature)
     drawn, at, count = drawn * weights.sum(), 0, 0
     while at == count < len(logits):  # it is one of few, mostly: all need not be sorted
-        count = _more(count, len(logits))
-        tokens = _most_likely(logits, count)
+        count = _next_count(count, len(logits))
+        tokens = _likeliest_tokens(logits, count)
         at = int(np.searchsorted(weights[tokens].cumsum(), drawn, side="right"))
     return int(tokens[min(at, count - 1)])
 
 
-def _more(count: int, size: int) -> int:
+def _next_count(count: int, size: int) -> int:
     return min(4 * count or _FEW, size)
 
 
-def _most_likely(logits: np.ndarray, count: int) -> np.ndarray:
+def _likeliest_tokens(logits: np.ndarray, count: int) -> np.ndarray:
     """Return so many of the likeliest tokens, the most likely first; of equals the lower one."""
     near = np.arange(len(logits))
     if count < len(logits):
@@ -236,16 +236,16 @@ def _most_likely(logits: np.ndarray, count: int) -> np.ndarray:
     return near[np.argsort(-logits[near], kind="stable")[:count]]
 
 
-def _adjusted(logits: Floats, sampling: Sampling, before: Sequence[int]) -> np.ndarray:
+def _adjusted_logits(logits: Floats, sampling: Sampling, before: Sequence[int]) -> np.ndarray:
     """Return logits with biases and penalties."""
-    if not sampling.penalized and not sampling.logit_bias:
+    if not sampling.has_penalties and not sampling.logit_bias:
         return logits
     out = logits.astype(np.float64)
     for token, bias in sampling.logit_bias.items():
         if not 0 <= token < len(out):
             raise BadInput(f"logit_bias: token {token} is not from 0 to {len(out) - 1}")
         out[token] += bias
-    if sampling.penalized and (n := sampling.penalty_tokens):
+    if sampling.has_penalties and (n := sampling.penalty_tokens):
         last = np.array(before[-n:], np.int64)
         tokens, counts = np.unique(last[last >= 0], return_counts=True)  # below: rows of pictures
         seen = out[tokens]

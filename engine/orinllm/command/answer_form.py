@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orinllm.command.terminal import say
+from orinllm.command.terminal import print_message
 from orinllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """A grammar, its kind (text/grammar.py), and the option that gave it."""
 
     kind: str
     value: Any
     option: str
 
-    def constraint(self, model: Model, told: Mapping[str, Any] | None = None) -> Constraint:
+    def make_constraint(self, model: Model, told: Mapping[str, Any] | None = None) -> Constraint:
         """Return what holds one answer to it; raises BadInput for what is no grammar.
 
         told: what the template of a conversation is told; None: the answer continues text. What a
         model thinks before it answers is free.
         """
-        from orinllm.text.grammar import Grammars
+        from orinllm.text.grammar import GrammarCompiler
         from orinllm.text.reasoning import TAGS
 
-        grammars = Grammars(model.tokenizer, model.description.network.config.vocab_size)
-        matcher = grammars.matcher(self.kind, self.value, self.option, _loose)
+        grammars = GrammarCompiler(model.tokenizer, model.description.network.config.vocab_size)
+        matcher = grammars.compile_matcher(self.kind, self.value, self.option, _say_loosened)
         template = model.template
         if told is None or template is None:
-            return grammars.constraint(matcher)
+            return grammars.make_constraint(matcher)
         if "<|channel|>" in template.source:
             raise BadInput(
                 f"{self.option}: this model answers in channels, of which only orinllm serve holds "
@@ -47,31 +47,31 @@ class Form:
             )
         thinks = template.starts_in_reasoning(**told)
         close = next((tag.close for tag in TAGS if tag.close in template.source), "")
-        return grammars.constraint(matcher, close if thinks else "")
+        return grammars.make_constraint(matcher, close if thinks else "")
 
 
-def _loose(path: str) -> None:
-    say(f"{path}: the answer is not held to it", dim=True)
+def _say_loosened(path: str) -> None:
+    print_message(f"{path}: the answer is not held to it", dim=True)
 
 
-def form_of(schema: str | None, grammar: str | None) -> Form | None:
+def form_of_options(schema: str | None, grammar: str | None) -> AnswerForm | None:
     """Return the form that --json-schema or --grammar asks for, None for neither."""
     if schema is not None and grammar is not None:
         raise BadInput("--json-schema, --grammar: two forms of one answer; leave one out")
     if schema is not None:
-        text = _text("--json-schema", schema)
+        text = _option_text("--json-schema", schema)
         try:
-            return Form("schema", json.loads(text), "--json-schema")
+            return AnswerForm("schema", json.loads(text), "--json-schema")
         except (ValueError, RecursionError) as error:
             raise BadInput(f"--json-schema: is no JSON: {error}") from None
     if grammar is not None:
-        text = _text("--grammar", grammar)
+        text = _option_text("--grammar", grammar)
         # Rules of GBNF are `name ::= ...`, those of Lark `name: ...`.
-        return Form("gbnf" if "::=" in text else "lark", text, "--grammar")
+        return AnswerForm("gbnf" if "::=" in text else "lark", text, "--grammar")
     return None
 
 
-def _text(option: str, given: str) -> str:
+def _option_text(option: str, given: str) -> str:
     """Return an option's text, of a file where it is @FILE."""
     if not given.startswith("@"):
         return given
@@ -82,7 +82,7 @@ def _text(option: str, given: str) -> str:
         raise BadInput(f"{option} {given}: {why}") from None
 
 
-def thinking_of(template: ChatTemplate | None, thinking: bool | None) -> dict[str, Any]:
+def thinking_variables(template: ChatTemplate | None, thinking: bool | None) -> dict[str, Any]:
     """Return what tells a template to let the model think or not; BadInput where it knows no way.
 
     None leaves it to the template.

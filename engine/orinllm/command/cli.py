@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from orinllm.command.device_opening import is_opening, open_in_background
+from orinllm.command.device_opening import is_device_opening, open_device_in_background
 from orinllm.command.options import (
     MmprojFile,
     ModelFile,
-    Source,
+    ModelSource,
     read_sampling,
+    with_answer_form,
     with_conversation,
-    with_form,
-    with_keys,
+    with_key_type,
     with_model,
     with_sampling,
     with_server,
     with_speculation,
 )
 from orinllm.command.show import show
-from orinllm.command.streams import prepare_streams, utf8_argument
+from orinllm.command.streams import make_streams_utf8, utf8_argument
 from orinllm.command.terminal import (
+    answer_tokens,
     print_answer,
     print_line,
-    progress,
-    say,
-    standard_input,
-    tokens_of,
+    print_message,
+    progress_line,
+    read_standard_input,
     typed_lines,
 )
 from orinllm.errors import BadInput, DeviceFault, escape_unprintable
@@ -59,15 +59,15 @@ _COMMANDS = (
 )
 
 
-def _speculate(model: Any, lookup: bool, draft: Path | str | None) -> None:
+def _use_proposer(model: Any, lookup: bool, draft: Path | str | None) -> None:
     """Let a loaded model have its tokens guessed, if that is asked for."""
-    from orinllm.batching.proposers import Lookup
+    from orinllm.batching.proposers import LookupProposer
 
     if draft is not None:
-        with progress(f"loading {Path(draft).name}") as show_progress:
-            model.speculate(model.draft(draft, show_progress))
+        with progress_line(f"loading {Path(draft).name}") as show_progress:
+            model.speculate(model.load_proposer(draft, show_progress))
     elif lookup:
-        model.speculate(Lookup())
+        model.speculate(LookupProposer())
 
 
 def _check_speculation(
@@ -76,7 +76,7 @@ def _check_speculation(
     """Refuse what cannot guess tokens before the model takes its time."""
     if lookup and draft is not None:
         raise BadInput("--lookup, --draft: two ways to guess tokens; leave one out")
-    if (lookup or draft is not None) and sampling.penalized:
+    if (lookup or draft is not None) and sampling.has_penalties:
         flag = "--lookup" if lookup else "--draft"
         raise BadInput(f"{flag}: guesses no tokens under penalties; leave --*-penalty out")
     if draft is not None:
@@ -95,12 +95,12 @@ def cli() -> None:
 cli.add_command(show)
 
 
-def _load(source: Source, opened: Future[str]) -> Any:
+def _load_model(source: ModelSource, opened: Future[str]) -> Any:
     from orinllm.gpu.kernels.buffers import KEY_TYPES
     from orinllm.model import Model
 
     started = time.perf_counter()
-    with progress(f"loading {source.model.name}") as show_progress:
+    with progress_line(f"loading {source.model.name}") as show_progress:
         loaded = Model.load(
             source.model,
             device=opened.result,
@@ -111,7 +111,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
             say=show_progress,
         )
     seconds = time.perf_counter() - started
-    say(
+    print_message(
         f"{source.model.name}: {loaded.runner.name} path on {loaded.plan.device}, context of "
         f"{loaded.description.network.context} tokens, loaded in {seconds:.1f} s",
         dim=True,
@@ -124,7 +124,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
 @with_sampling
 @with_speculation
 @with_conversation
-@with_form
+@with_answer_form
 @click.option("-p", "--prompt", required=True, help="The prompt; - reads standard input.")
 @click.option(
     "--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template."
@@ -138,7 +138,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     help="A picture before the prompt; may be repeated. The model sees with --mmproj.",
 )
 def run(
-    source: Source,
+    source: ModelSource,
     prompt: str,
     raw: bool,
     images: tuple[Path, ...],
@@ -148,44 +148,44 @@ def run(
     **given: Any,
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
-    opened = open_in_background(source.device)
-    from orinllm.command.answer_form import form_of, thinking_of
+    opened = open_device_in_background(source.device)
+    from orinllm.command.answer_form import form_of_options, thinking_variables
     from orinllm.text.answer import Delta
     from orinllm.text.conversation import Conversation
 
     system, thinking = given.pop("system"), given.pop("thinking")
-    form = form_of(given.pop("json_schema"), given.pop("grammar"))
+    form = form_of_options(given.pop("json_schema"), given.pop("grammar"))
     if raw and (system is not None or thinking is not None):
         raise BadInput("--raw: continues text, without --system and --think; leave one out")
     parameters = read_sampling(given)
     _check_speculation(source.model, lookup, draft, parameters)
-    text = standard_input() if prompt == "-" else utf8_argument("-p", prompt)
+    text = read_standard_input() if prompt == "-" else utf8_argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     _check_images(source, images, raw)
-    loaded = _load(source, opened)
+    loaded = _load_model(source, opened)
     if loaded.template is None and (system is not None or thinking is not None):
         raise BadInput(
             f"--system, --think: {source.model} has no chat template, it continues text; leave "
             "them out"
         )
-    _speculate(loaded, lookup, draft)
+    _use_proposer(loaded, lookup, draft)
     if raw or loaded.template is None:
-        limit = form.constraint(loaded) if form else None
+        limit = form.make_constraint(loaded) if form else None
         generation = loaded.generate(text, parameters, max_tokens=max_tokens, constraint=limit)
         print_answer(generation, (Delta(piece.text) for piece in generation))
     else:
-        told = thinking_of(loaded.template, thinking)
+        told = thinking_variables(loaded.template, thinking)
         conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
-        ids = conversation.ask(text, _seen(conversation, images))
-        limit = form.constraint(loaded, told) if form else None
+        ids = conversation.add_question(text, _read_pictures(conversation, images))
+        limit = form.make_constraint(loaded, told) if form else None
         generation = loaded.generate(ids, parameters, max_tokens=max_tokens, constraint=limit)
-        print_answer(generation, conversation.answer(tokens_of(generation)))
+        print_answer(generation, conversation.read_answer(answer_tokens(generation)))
     if generation.finish_reason == "cancelled":
         raise KeyboardInterrupt
 
 
-def _check_images(source: Source, images: tuple[Path, ...], raw: bool) -> None:
+def _check_images(source: ModelSource, images: tuple[Path, ...], raw: bool) -> None:
     """Raise BadInput for pictures that cannot be read, before the model takes its time."""
     if not images:
         return
@@ -202,9 +202,9 @@ def _check_images(source: Source, images: tuple[Path, ...], raw: bool) -> None:
             raise BadInput(f"--image {error}") from None
 
 
-def _seen(conversation: Conversation, images: tuple[Path, ...]) -> list[Picture]:
+def _read_pictures(conversation: Conversation, images: tuple[Path, ...]) -> list[Picture]:
     try:
-        return [conversation.picture(image) for image in images]
+        return [conversation.read_picture(image) for image in images]
     except BadInput as error:
         raise BadInput(f"--image {error}") from None
 
@@ -215,7 +215,7 @@ def _seen(conversation: Conversation, images: tuple[Path, ...]) -> list[Picture]
 @with_speculation
 @with_conversation
 def chat(
-    source: Source,
+    source: ModelSource,
     system: str | None,
     thinking: bool | None,
     max_tokens: int | None,
@@ -227,38 +227,38 @@ def chat(
 
     Reads questions from standard input, one a line; piped ones work as typed ones do.
     """
-    opened = open_in_background(source.device)
+    opened = open_device_in_background(source.device)
     from orinllm.text.conversation import Conversation
 
     parameters = read_sampling(sampling)
     _check_speculation(source.model, lookup, draft, parameters)
-    loaded = _load(source, opened)
-    _speculate(loaded, lookup, draft)
+    loaded = _load_model(source, opened)
+    _use_proposer(loaded, lookup, draft)
     if loaded.template is None:
         raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
-    from orinllm.command.answer_form import thinking_of
+    from orinllm.command.answer_form import thinking_variables
 
-    told = thinking_of(loaded.template, thinking)
+    told = thinking_variables(loaded.template, thinking)
     conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
     if sys.stdin.isatty():
-        say(_COMMANDS, dim=True)
+        print_message(_COMMANDS, dim=True)
     pictures: list[Picture] = []  # for the next question
     for line in typed_lines():
         if line == "/quit":
             return
         if line.startswith("/"):
-            _command(conversation, line, pictures)
+            _run_chat_command(conversation, line, pictures)
         elif line:
             try:
                 asked, pictures = (line, pictures), []
-                _ask(loaded, conversation, asked, parameters, max_tokens)
+                _ask_and_print(loaded, conversation, asked, parameters, max_tokens)
             except KeyboardInterrupt:
                 if conversation.messages[-1:] and conversation.messages[-1]["role"] == "user":
                     conversation.messages.pop()
-                say("stopped", dim=True)
+                print_message("stopped", dim=True)
 
 
-def _command(conversation: Conversation, line: str, pictures: list[Picture]) -> None:
+def _run_chat_command(conversation: Conversation, line: str, pictures: list[Picture]) -> None:
     """Do what a line says; `pictures` are those of the next question."""
     name, _, text = line.partition(" ")
     if name == "/image":
@@ -266,24 +266,24 @@ def _command(conversation: Conversation, line: str, pictures: list[Picture]) -> 
         if file[:1] in ("'", '"') and file[-1:] == file[:1]:  # as terminals write dropped files
             file = file[1:-1]
         try:
-            pictures.append(conversation.picture(os.path.expanduser(file)))
-            say("the next question has this picture", dim=True)
+            pictures.append(conversation.read_picture(os.path.expanduser(file)))
+            print_message("the next question has this picture", dim=True)
         except BadInput as error:
-            say(f"/image {error}")
+            print_message(f"/image {error}")
     elif name == "/reset":
         pictures.clear()
         conversation.reset()
-        say("conversation forgotten", dim=True)
+        print_message("conversation forgotten", dim=True)
     elif name == "/system":
         conversation.system = text.strip() or None
         conversation.reset()
         done = "set" if conversation.system else "removed"
-        say(f"instruction {done}, conversation forgotten", dim=True)
+        print_message(f"instruction {done}, conversation forgotten", dim=True)
     else:
-        say(f"{name}: no such command; {_COMMANDS}")
+        print_message(f"{name}: no such command; {_COMMANDS}")
 
 
-def _ask(
+def _ask_and_print(
     loaded: Any,
     conversation: Conversation,
     asked: tuple[str, list[Picture]],
@@ -291,31 +291,31 @@ def _ask(
     max_tokens: int | None,
 ) -> None:
     try:
-        ids = conversation.ask(*asked)
+        ids = conversation.add_question(*asked)
     except BadInput as error:
-        say(str(error))
+        print_message(str(error))
         return
     try:
         generation = loaded.generate(ids, parameters, max_tokens=max_tokens)
     except BadInput as error:
         conversation.messages.pop()
-        say(f"{error}; /reset forgets the conversation")
+        print_message(f"{error}; /reset forgets the conversation")
         return
-    print_answer(generation, conversation.answer(tokens_of(generation)))
+    print_answer(generation, conversation.read_answer(answer_tokens(generation)))
 
 
 @cli.command()
 @with_model
 @with_speculation
 @with_server
-def serve(source: Source, **given: Any) -> None:
+def serve(source: ModelSource, **given: Any) -> None:
     """Serve a model with OpenAI's HTTP API.
 
     Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
     for --grace seconds.
     """
     from orinllm.choose.sampling import Sampling
-    from orinllm.server.options import EngineOptions, HttpOptions, parse_seconds, parse_share
+    from orinllm.server.options import EngineOptions, HttpOptions, check_grace, parse_percentage
     from orinllm.server.run import serve as run_server
     from orinllm.server.web.security import check_host, check_origin, read_keys
 
@@ -325,7 +325,7 @@ def serve(source: Source, **given: Any) -> None:
         source.general,
         source.context,
         given["slots"],
-        parse_share(given["memory"]),
+        parse_percentage(given["memory"]),
         given["queue"],
         given["deterministic"],
         given["template"],
@@ -337,7 +337,7 @@ def serve(source: Source, **given: Any) -> None:
         tuple(host.lower() for host in given["allow_image_host"]),
     )
     _check_speculation(source.model, options.lookup, options.draft, Sampling())
-    keys = read_keys(given["api_key_file"], say) if given["api_key_file"] else ()
+    keys = read_keys(given["api_key_file"], print_message) if given["api_key_file"] else ()
     http = HttpOptions(
         given["host"],
         given["port"],
@@ -345,11 +345,11 @@ def serve(source: Source, **given: Any) -> None:
         keys,
         tuple(map(check_host, given["allow_host"])),
         tuple(map(check_origin, given["allow_origin"])),
-        parse_seconds(given["grace"]),
+        check_grace(given["grace"]),
         given["strict"],
         given["api_key_file"],
     )
-    sys.exit(run_server(options, http, given["insecure"], say))
+    sys.exit(run_server(options, http, given["insecure"], print_message))
 
 
 @cli.command(name="list")
@@ -374,7 +374,7 @@ def rm(name: str) -> None:
     from orinllm.file.hub import remove_cached_model
 
     kept = remove_cached_model(name)
-    say(f"{kept.name}: removed, {kept.size_bytes / 1e6:,.1f} MB")
+    print_message(f"{kept.name}: removed, {kept.size_bytes / 1e6:,.1f} MB")
 
 
 @cli.command(name="compile")
@@ -386,7 +386,7 @@ def rm(name: str) -> None:
     help="Multiprocessors of the GPU. Default: known for sm_87 and sm_90.",
 )
 @click.option("-c", "--context", type=int, help="Maximum tokens, as the later run has them.")
-@with_keys
+@with_key_type
 @click.option(
     "--mmproj",
     type=MmprojFile(),
@@ -422,33 +422,35 @@ def compile_(**given: Any) -> None:
 
         seen = read_matching_projector(given["mmproj"], network)
     gpu = target_gpu(given["arch"], given["sms"])
-    with progress("compiling") as show_progress:
+    with progress_line("compiling") as show_progress:
         n = write_cubins(network, gpu, out, given["slots"], seen, show_progress)
-    say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
+    print_message(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2."""
-    prepare_streams()
+    make_streams_utf8()
     try:
         cli(prog_name="orinllm", standalone_mode=False)
     except BadInput as error:
-        _leave(EXIT_BAD_INPUT, f"orinllm: {error}")
+        _exit_process(EXIT_BAD_INPUT, f"orinllm: {error}")
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "orinllm"
         said = error.format_message().rstrip(".")
-        _leave(EXIT_BAD_INPUT, f"orinllm: {said}; {command} --help lists what there is")
+        _exit_process(EXIT_BAD_INPUT, f"orinllm: {said}; {command} --help lists what there is")
     except click.ClickException as error:
-        _leave(EXIT_BAD_INPUT, f"orinllm: {error.format_message()}")
+        _exit_process(EXIT_BAD_INPUT, f"orinllm: {error.format_message()}")
     except (click.Abort, KeyboardInterrupt):
-        _leave(EXIT_INTERRUPTED)
+        _exit_process(EXIT_INTERRUPTED)
     except DeviceFault as error:
-        _leave(EXIT_OTHER, f"orinllm: {error}", at_once=True)
+        _exit_process(EXIT_OTHER, f"orinllm: {error}", at_once=True)
     except OSError as error:  # a disk that is full behind standard output, for instance
-        _leave(EXIT_OTHER, f"orinllm: {error.filename or 'standard output'}: {error.strerror}")
+        _exit_process(
+            EXIT_OTHER, f"orinllm: {error.filename or 'standard output'}: {error.strerror}"
+        )
 
 
-def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
+def _exit_process(code: int, text: str = "", at_once: bool = False) -> NoReturn:
     """End with a code, and without a device that is still being opened: its driver may hang.
 
     `at_once`: without a device that has failed, which would fail again.
@@ -459,7 +461,7 @@ def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
         text = escape_unprintable(text)
         print(text, file=sys.stderr)
         tell_systemd(f"STATUS={text}")
-    if at_once or is_opening():
+    if at_once or is_device_opening():
         with suppress(OSError):
             sys.stdout.flush()
         sys.stderr.flush()

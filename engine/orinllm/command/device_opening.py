@@ -10,7 +10,7 @@ from contextlib import suppress
 _OPENING = "open-device"
 
 
-def open_in_background(device: str | None) -> Future[str]:
+def open_device_in_background(device: str | None) -> Future[str]:
     """Begin to open a device as `open_device` does; what comes next is imported meanwhile."""
     pool = ThreadPoolExecutor(1, _OPENING)
     if (device or os.environ.get("DEV", "")).upper().startswith("CUDA"):
@@ -30,6 +30,6 @@ def _start_cuda() -> None:
         ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
-def is_opening() -> bool:
+def is_device_opening() -> bool:
     """Say whether a device is being opened: its driver may hang, and nobody waits for it."""
     return any(thread.name.startswith(_OPENING) for thread in threading.enumerate())

@@ -32,7 +32,7 @@ class ModelFile(click.Path):
 
         if ctx is not None:
             ctx.meta[_NAMED] = str(value)
-        return find_or_fetch_model(value, _tell)
+        return find_or_fetch_model(value, _print_to_stderr)
 
 
 class DraftFile(click.Path):
@@ -47,7 +47,7 @@ class DraftFile(click.Path):
         from orinllm.file.hub import find_or_fetch_model
         from orinllm.loader import MTP
 
-        return MTP if value == MTP else find_or_fetch_model(value, _tell)
+        return MTP if value == MTP else find_or_fetch_model(value, _print_to_stderr)
 
 
 class MmprojFile(click.Path):
@@ -59,10 +59,10 @@ class MmprojFile(click.Path):
         """Return the file's path; raises BadInput where the repository has none."""
         from orinllm.file.hub import find_or_fetch_mmproj
 
-        return find_or_fetch_mmproj(value, _tell)
+        return find_or_fetch_mmproj(value, _print_to_stderr)
 
 
-def _tell(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     click.echo(escape_unprintable(text), err=True)
 
 
@@ -73,7 +73,7 @@ def _mmproj_beside_model() -> Path | None:
     named = click.get_current_context().meta.get(_NAMED, "")
     if Path(named).exists() or (name := HubName.parse(named)) is None:
         return None
-    return find_or_fetch_mmproj(f"hf.co/{name.repository}", _tell)
+    return find_or_fetch_mmproj(f"hf.co/{name.repository}", _print_to_stderr)
 
 
 def _option(name: str, default: Any, text: str, **more: Any) -> Decorator:
@@ -85,7 +85,7 @@ def _flag(name: str, text: str) -> Decorator:
     return click.option(name, is_flag=True, help=text)
 
 
-def _with(command: Command, *options: Decorator) -> Command:
+def _with_options(command: Command, *options: Decorator) -> Command:
     """Return a command with options, in the order of its help."""
     for option in reversed(options):
         command = option(command)
@@ -94,7 +94,7 @@ def _with(command: Command, *options: Decorator) -> Command:
 
 def with_sampling(command: Command) -> Command:
     """Add the options of how tokens are drawn."""
-    return _with(
+    return _with_options(
         command,
         _option("--temperature", 0.8, "Randomness: 0 takes the most likely token."),
         _option("--top-k", 40, "Draw from this many of the likeliest tokens; 0: from all."),
@@ -136,7 +136,7 @@ def read_sampling(given: dict[str, Any]) -> Sampling:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model, and how it is loaded. kv: the type of keys and values. mmproj: how it sees."""
 
     model: Path
@@ -151,7 +151,7 @@ class Source:
 _KEYS = click.Choice(["f16", "q8_0"])
 
 
-def with_keys(command: Command) -> Command:
+def with_key_type(command: Command) -> Command:
     """Add llama.cpp's options; the command is given `kv`."""
 
     @functools.wraps(command)
@@ -164,7 +164,7 @@ def with_keys(command: Command) -> Command:
         command(kv=cache_type_k, **given)
 
     shared: dict[str, Any] = {"type": _KEYS, "default": "f16", "show_default": True}
-    return _with(
+    return _with_options(
         with_kv,
         click.option("-ctk", "--cache-type-k", help="Type of the keys in the cache.", **shared),
         click.option(
@@ -174,7 +174,7 @@ def with_keys(command: Command) -> Command:
 
 
 def with_model(command: Command) -> Command:
-    """Add the options of every command that loads a model, which is given a `Source`."""
+    """Add the options of every command that loads a model, which is given a `ModelSource`."""
 
     @functools.wraps(command)
     def with_source(
@@ -183,10 +183,10 @@ def with_model(command: Command) -> Command:
         mmproj = given.pop("mmproj")
         if mmproj is None and given.get("images"):
             mmproj = _mmproj_beside_model()
-        command(Source(model, context, device, path_ == "general", kv, mmproj), **given)
+        command(ModelSource(model, context, device, path_ == "general", kv, mmproj), **given)
 
-    return _with(
-        with_keys(with_source),
+    return _with_options(
+        with_key_type(with_source),
         click.argument("model", type=ModelFile()),
         click.option(
             *("-c", "--context"),
@@ -212,7 +212,7 @@ def with_model(command: Command) -> Command:
 
 def with_speculation(command: Command) -> Command:
     """Add the options of who guesses tokens."""
-    return _with(
+    return _with_options(
         command,
         _flag("--lookup", "Guess tokens from earlier text; same answer."),
         click.option(
@@ -227,7 +227,7 @@ def with_speculation(command: Command) -> Command:
 
 def with_conversation(command: Command) -> Command:
     """Add the options of what a template is told beside the messages."""
-    return _with(
+    return _with_options(
         command,
         click.option("--system", help="System message that begins the conversation."),
         click.option(
@@ -238,9 +238,9 @@ def with_conversation(command: Command) -> Command:
     )
 
 
-def with_form(command: Command) -> Command:
+def with_answer_form(command: Command) -> Command:
     """Add the options of the form that an answer has."""
-    return _with(
+    return _with_options(
         command,
         click.option(
             "--json-schema",
@@ -258,7 +258,7 @@ def with_form(command: Command) -> Command:
 def with_server(command: Command) -> Command:
     """Add the options of how a model is served."""
     path = click.Path(path_type=Path)
-    return _with(
+    return _with_options(
         command,
         _option("--host", "127.0.0.1", "Address to listen on."),
         _option("--port", 8000, "Port to listen on.", type=click.IntRange(0, 65535)),

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from orinllm.command.options import Source, with_model
+from orinllm.command.options import ModelSource, with_model
 from orinllm.command.terminal import print_line
 from orinllm.errors import escape_unprintable
 
 
 @click.command()
 @with_model
-def show(source: Source) -> None:
+def show(source: ModelSource) -> None:
     """Describe a model, and which path computes each tensor.
 
     The reason stands beside each path.
@@ -32,7 +32,7 @@ def show(source: Source) -> None:
     description = ModelDescription.read(source.model, source.context, KEY_TYPES[source.kv])
     network = description.network
     plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
-    for line in _summary(description, plan, cache_bytes(plan, network.context)):
+    for line in _summary_lines(description, plan, cache_bytes(plan, network.context)):
         print_line(line)
     if source.mmproj is not None:
         from orinllm.sight import describe_projector
@@ -50,7 +50,7 @@ def show(source: Source) -> None:
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 
 
-def _summary(description: Any, plan: Any, cache: int) -> Iterator[str]:
+def _summary_lines(description: Any, plan: Any, cache: int) -> Iterator[str]:
     network = description.network
     config, gguf = network.config, network.gguf
     yield f"file          {gguf.path}, {gguf.size_bytes / 1e6:,.1f} MB of tensors"

@@ -8,7 +8,7 @@ import sys
 from orinllm.errors import BadInput
 
 
-def prepare_streams() -> None:
+def make_streams_utf8() -> None:
     """Make the streams read and write UTF-8; a closed standard input becomes an empty one."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  (as long as the program)

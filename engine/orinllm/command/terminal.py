@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from orinllm.text.answer import Delta
 
 
-def _obeys() -> bool:
+def _stderr_is_terminal() -> bool:
     """Say whether standard error is a terminal that knows sequences for it."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def say(text: str, dim: bool = False, end: str = "\n") -> None:
+def print_message(text: str, dim: bool = False, end: str = "\n") -> None:
     """Print a text for people, on standard error."""
     text = escape_for_terminal(text)
-    if dim and _obeys() and not os.environ.get("NO_COLOR"):
+    if dim and _stderr_is_terminal() and not os.environ.get("NO_COLOR"):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, end=end, file=sys.stderr, flush=True)
 
@@ -40,11 +40,11 @@ def print_line(text: str) -> None:
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Callable[[str], None]]:
+def progress_line(text: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done until it is done; yields what shows another text."""
 
     def show(text: str) -> None:
-        if _obeys():
+        if _stderr_is_terminal():
             line = escape_unprintable(text)[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
@@ -79,11 +79,11 @@ def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
             first = first or time.perf_counter()
             if delta.reasoning:
                 thinking = True
-                say(delta.reasoning, dim=True, end="")
+                print_message(delta.reasoning, dim=True, end="")
             if delta.content:
                 if thinking:
                     thinking = False
-                    say("")
+                    print_message("")
                 print(shown(delta.content), end="", flush=True)
     print(flush=True)
     n, seconds = len(generation.tokens), time.perf_counter() - first
@@ -92,7 +92,7 @@ def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
     guessed = ""
     if generation.n_proposed:
         guessed = f", {generation.n_accepted} of {generation.n_proposed} guessed tokens right"
-    say(
+    print_message(
         f"[{n} token{'s'[: n != 1]}{rate}{guessed}; prompt of {generation.n_prompt} tokens{known}, "
         f"first token after {(first or time.perf_counter()) - started:.2f} s; ended by "
         f"{_ENDED[generation.finish_reason]}]",
@@ -107,12 +107,12 @@ _ENDED = {
 }
 
 
-def tokens_of(generation: Any) -> Iterator[int]:
+def answer_tokens(generation: Any) -> Iterator[int]:
     """Yield an answer's tokens; a last piece of text without one is left to the reader."""
     return (piece.token for piece in generation if piece.token >= 0)
 
 
-def standard_input() -> str:
+def read_standard_input() -> str:
     """Read all of standard input; raises BadInput if it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orinllm.batching.runner import Row, common_prefix_length
 from orinllm.choose.hidden_states import rms_normed
-from orinllm.choose.sampling import Drawn, draw_token, sample
+from orinllm.choose.sampling import DrawnTokens, draw_token, sample_token
 from orinllm.cpu.native import core_count, load_native_code
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, OpStruct, Program, RunStruct
 from orinllm.cpu.weights import LAYER_TABLE, rounded_input_size, weight_bytes
@@ -360,7 +360,7 @@ def _reclaimable_bytes() -> int:
 class CpuRunner:
     """Sequences in the slots of a `SlotStore`; steps are computed when they are collected."""
 
-    name, most_ahead, most_under_way = "cpu", 0, 1
+    name, most_extra_tokens, most_under_way = "cpu", 0, 1
     chunk, prompt_tokens_per_step = _AT_ONCE, CHUNK
     most_verified = MOST_ROWS
 
@@ -372,7 +372,7 @@ class CpuRunner:
         self._start = -1  # of what is left of one row's prompt; -1: nothing is
         self._logits: Floats = np.empty((0, self.vocab_size), np.float32)
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
         if end > start:
             turns = self._mrope_positions(tokens, start, end)
@@ -401,7 +401,7 @@ class CpuRunner:
         """See `Runner`."""
         self._rows, self._start = rows, -1
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         rows = self._rows
         tokens = [row.token for row in rows if row.token is not None]
@@ -417,14 +417,14 @@ class CpuRunner:
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
         return [draw_token(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
         assert row.token is not None
         slot, how = self._slot_of_pages(row.pages), row.draw.sampling
         tokens, first = [row.token, *guesses], row.position - row.behind
         turns = self._mrope_positions_of_text(range(first, first + len(tokens)))
         rows = self.path.logits_after_each(tokens, row.position, slot, turns)
-        drawn = [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
+        drawn = [sample_token(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
         self.path.accept_first(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
 

@@ -179,7 +179,7 @@ class Decoder:
         For penalties nothing counts until `set_penalty_history`. Raises BadInput for a bias
         of a token that there is not.
         """
-        if self._drawn is not None or (how is not None and not how.greedy):
+        if self._drawn is not None or (how is not None and not how.is_greedy):
             self._sampler().set_sampling(slot, how)
 
     def set_token_mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:

@@ -58,7 +58,7 @@ class DeviceSampler:
         biases = _bias_vector(how, self._vocabulary)
         self._windows[slot] = _penalty_window(how)
         self._drawing.discard(slot)
-        if not how.greedy:
+        if not how.is_greedy:
             self._drawing.add(slot)
         _copy_bytes(self._buffers.slots, slot * _SLOT.size, packed_slot(how, biases is not None))
         if biases is not None:
@@ -108,7 +108,7 @@ def _bias_vector(how: Sampling, vocabulary: int) -> NDArray[np.float32] | None:
 
 
 def _penalty_window(how: Sampling) -> int:
-    return min(how.penalty_tokens, _MOST) if how.penalized else 0
+    return min(how.penalty_tokens, _MOST) if how.has_penalties else 0
 
 
 def packed_slot(how: Sampling, biased: bool = False) -> bytes:
@@ -118,7 +118,7 @@ def packed_slot(how: Sampling, biased: bool = False) -> bytes:
         how.seed,
         _NO_TOP_P if how.top_p >= 1 or cold else int(how.top_p * 2.0**64),
         1 if cold else min(how.top_k, _MOST),
-        not how.greedy,
+        not how.is_greedy,
         biased,
         _penalty_window(how),
         math.log2(math.e) / (1.0 if cold else max(how.temperature, _COLDEST)),

@@ -9,16 +9,16 @@ from llguidance import LLMatcher
 from orinllm.batching.sequence import Constraint
 from orinllm.errors import BadInput
 from orinllm.server.engine import Engine
-from orinllm.server.errors import invalid
-from orinllm.server.fields import Notes
+from orinllm.server.errors import invalid_error
+from orinllm.server.fields import IgnoredFields
 from orinllm.server.protocols.common import AnswerShape, ChatRequest
-from orinllm.text.grammar import AtLeast, call_schema
+from orinllm.text.grammar import MinTokensConstraint, call_schema
 from orinllm.text.reasoning import TAGS
 from orinllm.text.template import ChatTemplate
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """The form of answers.
 
     after: what comes before this text is free. opening: begins the answer, and is not the model's
@@ -36,62 +36,68 @@ class Form:
     whole: bool = False
 
 
-def constraint(
-    engine: Engine, form: Form, min_tokens: int, ends: frozenset[int]
+def make_constraint(
+    engine: Engine, form: AnswerForm, min_tokens: int, ends: frozenset[int]
 ) -> Constraint | None:
     """Return what holds one answer to a form, and keeps it from an end before `min_tokens`."""
     found: Constraint | None = None
     if form.matcher is not None:
-        found = engine.grammars.constraint(form.matcher, form.after, form.perhaps)
-    return AtLeast(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
+        found = engine.grammars.make_constraint(form.matcher, form.after, form.perhaps)
+    return MinTokensConstraint(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
 
 
-def requested_form(engine: Engine, shape: AnswerShape, notes: Notes) -> Form:
+def requested_form(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> AnswerForm:
     """Return the form that a request asks for; raises ApiError for one that cannot be."""
-    return Form(_matcher(engine, shape, notes))
+    return AnswerForm(_make_matcher(engine, shape, notes))
 
 
-def _matcher(engine: Engine, shape: AnswerShape, notes: Notes) -> LLMatcher:
+def _make_matcher(engine: Engine, shape: AnswerShape, notes: IgnoredFields) -> LLMatcher:
     def loose(path: str) -> None:
         notes.ignore(path, "cannot be held")
 
     try:
-        return engine.grammars.matcher(shape.kind, shape.value, shape.param, loose)
+        return engine.grammars.compile_matcher(shape.kind, shape.value, shape.param, loose)
     except BadInput as error:
         code = "invalid_schema" if shape.kind == "schema" else "invalid_grammar"
-        raise invalid(shape.param, str(error).removeprefix(f"{shape.param}: "), code) from None
+        raise invalid_error(
+            shape.param, str(error).removeprefix(f"{shape.param}: "), code
+        ) from None
 
 
 def chat_form(
     engine: Engine, template: ChatTemplate, request: ChatRequest, variables: Mapping[str, Any]
-) -> Form:
+) -> AnswerForm:
     """Return the form of a chat's answers, which has a shape or tools."""
     tools, forced = list(request.tools.tools) or None, request.tools.forced
     notes = request.common.notes
     if request.shape is None and not forced and template.takes_tools:
-        return Form()
+        return AnswerForm()
     thinks = template.starts_in_reasoning(tools=tools, **variables)
-    close = next((tag.close for tag in TAGS if tag.close in template.for_tools(tools).source), "")
+    close = next(
+        (tag.close for tag in TAGS if tag.close in template.template_for_tools(tools).source), ""
+    )
     if request.shape is not None:
-        matcher = _matcher(engine, request.shape, notes)
+        matcher = _make_matcher(engine, request.shape, notes)
         if "<|channel|>" in template.source and "<|message|>" in template.source:
-            return Form(matcher, opening="<|channel|>final<|message|>")
-        return Form(matcher, after=close if thinks else "")
+            return AnswerForm(matcher, opening="<|channel|>final<|message|>")
+        return AnswerForm(matcher, after=close if thinks else "")
     if not forced:  # a model that was not trained for calls is at least held to what it begins
         schema = call_schema(request.tools.tools, "arguments")
         after = close if thinks else ""
-        return Form(
-            _matcher(engine, AnswerShape("schema", schema, "tools"), notes), after, perhaps=True
+        return AnswerForm(
+            _make_matcher(engine, AnswerShape("schema", schema, "tools"), notes),
+            after,
+            perhaps=True,
         )
-    opening, name, key = _opening(template, tools or [], forced)
+    opening, name, key = _call_opening(template, tools or [], forced)
     schema = call_schema(forced, key)
     if name is not None:
         schema = schema["properties"][key]
-    matcher = _matcher(engine, AnswerShape("schema", schema, "tools"), notes)
-    return Form(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
+    matcher = _make_matcher(engine, AnswerShape("schema", schema, "tools"), notes)
+    return AnswerForm(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
 
 
-def _opening(
+def _call_opening(
     template: ChatTemplate, tools: Sequence[Mapping[str, Any]], forced: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str | None, str]:
     """Return what begins a call of a family, the function if that says it, and arguments' name.
@@ -101,7 +107,7 @@ def _opening(
     name = forced[0]["function"]["name"] if len(forced) == 1 else None
     if not template.takes_tools:
         return "", None, "arguments"
-    source = template.for_tools(tools).source
+    source = template.template_for_tools(tools).source
     if "<|channel|>" in source and "<|message|>" in source and name:
         start = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
         return start, name, "arguments"

@@ -12,15 +12,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orinllm.errors import escape_unprintable
-from orinllm.server.choices import Event
+from orinllm.server.choices import ChoiceEvent
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
-from orinllm.server.fields import Fields, Notes, client_of, read_request
+from orinllm.server.fields import Fields, IgnoredFields, client_identity, read_request
 from orinllm.server.jobs import (
     RequestJob,
     prepare_chat,
     prepare_completion,
-    submit,
+    submit_job,
     text_of_tokens,
     tokens_of_request,
 )
@@ -29,12 +29,12 @@ from orinllm.server.protocols.answers import Answer, EventStream, OpenAiAnswer, 
 from orinllm.server.protocols.chat import read_chat
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.completions import read_completion
-from orinllm.server.protocols.embeddings import EmbeddingRequest, Embeddings, read_embeddings
+from orinllm.server.protocols.embeddings import EmbeddingRequest, EmbeddingsAnswer, read_embeddings
 from orinllm.server.protocols.prompt_scores import PromptScores
 from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
 from orinllm.server.service import Service
 from orinllm.server.web import page
-from orinllm.server.web.security import SAFE_HEADERS, Guard
+from orinllm.server.web.security import SAFE_HEADERS, RequestGuard
 from orinllm.text.tokenizer import Tokenizer
 
 MakeAnswer = Callable[[Tokenizer, CommonFields, str, RequestJob], Answer]
@@ -56,7 +56,7 @@ class Application:
     """
 
     def __init__(
-        self, table: Mapping[tuple[str, str], Handler], guard: Guard, metrics: Metrics
+        self, table: Mapping[tuple[str, str], Handler], guard: RequestGuard, metrics: Metrics
     ) -> None:
         self.inner: ASGIApp = self._answer
         self._guard, self._metrics = guard, metrics
@@ -93,8 +93,8 @@ class Application:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            self._guard.check(scope, request.headers)
-            response = await self._handler(scope)(request)
+            self._guard.check_request(scope, request.headers)
+            response = await self._handler_of(scope)(request)
         except ApiError as error:
             if error.status == 400:
                 _log_refusal(request, error)
@@ -103,7 +103,7 @@ class Application:
             response = Response(status_code=CLIENT_LEFT)  # nobody reads it; it is counted
         await response(scope, receive, send)
 
-    def _handler(self, scope: Scope) -> Handler:
+    def _handler_of(self, scope: Scope) -> Handler:
         """Return what answers a path; raises ApiError for one that is not there."""
         path, method = scope["path"], scope["method"]
         handlers = self._paths.get(scope["orinllm.path"])
@@ -127,7 +127,7 @@ def _log_refusal(request: Request, error: ApiError) -> None:
     logging.getLogger("uvicorn.error").warning("%s: %s", client, said)
 
 
-class Api:
+class OpenAiApi:
     """The paths of OpenAI's API, one method each, and what those of other protocols share.
 
     model: its name. strict: nothing of a request may be ignored.
@@ -136,9 +136,9 @@ class Api:
     def __init__(self, service: Service, model: str, strict: bool) -> None:
         self.service, self.name, self._strict = service, model, strict
 
-    def notes(self) -> Notes:
+    def new_notes(self) -> IgnoredFields:
         """Return the notes of a new request."""
-        return Notes(self._strict, self.name)
+        return IgnoredFields(self._strict, self.name)
 
     async def chat(self, request: Request) -> Response:
         """Answer POST /v1/chat/completions."""
@@ -148,9 +148,11 @@ class Api:
         self, request: Request, reader: Callable[[Fields], ChatRequest], make: MakeAnswer
     ) -> Response:
         """Answer a chat of any protocol."""
-        return await self.answer(request, await read_request(request, reader, self.notes()), make)
+        return await self.answer_request(
+            request, await read_request(request, reader, self.new_notes()), make
+        )
 
-    async def answer(
+    async def answer_request(
         self, request: Request, asked: ChatRequest | CompletionRequest, make: MakeAnswer
     ) -> Response:
         """Answer a chat or a completion that is read."""
@@ -158,22 +160,22 @@ class Api:
         prepare: Callable[..., RequestJob] = (
             prepare_chat if isinstance(asked, ChatRequest) else prepare_completion
         )
-        who, post = client_of(request), self.service.post
+        who, post = client_identity(request), self.service.event_bridge
 
         def begin() -> RequestJob:
             run = prepare(engine, asked, who, post)
-            submit(engine, run)  # here already: its first token waits for no other thread
+            submit_job(engine, run)  # here already: its first token waits for no other thread
             return run
 
         run = await asyncio.to_thread(begin)
         answer = make(engine.tokenizer, asked.common, self.name, run)
-        return await self._say(request, engine, asked.common, run, answer)
+        return await self._respond(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions."""
-        asked = await read_request(request, read_completion, self.notes())
+        asked = await read_request(request, read_completion, self.new_notes())
         common, engine = asked.common, self.engine_of(asked.common.model)
-        who, post = client_of(request), self.service.post
+        who, post = client_identity(request), self.service.event_bridge
         run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
         answer = OpenAiAnswer(engine.tokenizer, common, self.name, run, chat=False)
         if asked.echo:
@@ -181,16 +183,16 @@ class Api:
             texts = [p if isinstance(p, str) else decode(p) for p in asked.prompts]
             answer.echo = [text for text in texts for _ in range(common.n)]
             if common.top is not None:
-                await self._score(request, engine, common, run, answer)
+                await self._add_prompt_scores(request, engine, common, run, answer)
         if common.max_tokens != 0:
-            submit(engine, run, goes_on=asked.echo and common.top is not None)
+            submit_job(engine, run, goes_on=asked.echo and common.top is not None)
         else:  # nothing is left to be computed
             for index, sequence in enumerate(run.sequences):
                 sequence.over = True
-                run.events.put_nowait(Event(index, finish="length"))
-        return await self._say(request, engine, common, run, answer)
+                run.events.put_nowait(ChoiceEvent(index, finish="length"))
+        return await self._respond(request, engine, common, run, answer)
 
-    async def _score(
+    async def _add_prompt_scores(
         self,
         request: Request,
         engine: Engine,
@@ -202,31 +204,37 @@ class Api:
         firsts = run.sequences[:: common.n]
         prompts = [list(first.ids) for first in firsts]
         held = replace(common, client=firsts[0].client)
-        scores = PromptScores(engine, held, prompts, self.service.post)
-        found = await wait_for_answer(request.receive, engine.scheduler, scores.run, scores.whole())
+        scores = PromptScores(engine, held, prompts, self.service.event_bridge)
+        found = await wait_for_answer(
+            request.receive, engine.scheduler, scores.run, scores.wait_for_scores()
+        )
         for index in range(len(run.sequences)):
-            answer.echo_with(index, prompts[index // common.n], found[index // common.n])
+            answer.set_prompt_logprobs(index, prompts[index // common.n], found[index // common.n])
 
     async def embed(self, request: Request) -> Response:
         """Answer POST /v1/embeddings."""
-        asked = await read_request(request, read_embeddings, self.notes())
-        return self.reply(await self.embedded(request, asked), asked.notes)
+        asked = await read_request(request, read_embeddings, self.new_notes())
+        return self.json_reply(await self.compute_embeddings(request, asked), asked.notes)
 
-    async def embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
+    async def compute_embeddings(self, request: Request, asked: EmbeddingRequest) -> Any:
         """Return the vectors of a request, in OpenAI's form."""
         engine = self.engine_of(asked.model)
-        answer = Embeddings(engine, asked, client_of(request), self.service.post)
-        return await wait_for_answer(request.receive, engine.scheduler, answer.run, answer.whole())
+        answer = EmbeddingsAnswer(
+            engine, asked, client_identity(request), self.service.event_bridge
+        )
+        return await wait_for_answer(
+            request.receive, engine.scheduler, answer.run, answer.wait_for_result()
+        )
 
-    def reply(self, value: Any, notes: Notes) -> Response:
+    def json_reply(self, value: Any, notes: IgnoredFields) -> Response:
         """Return an answer; its header names what was ignored."""
-        return JSONResponse(value, headers=self._headers(notes))
+        return JSONResponse(value, headers=self._notes_headers(notes))
 
-    def _headers(self, notes: Notes) -> dict[str, str]:
-        self.service.metrics.ignore(notes.ignored)
-        return {IGNORED: notes.header} if notes.ignored else {}
+    def _notes_headers(self, notes: IgnoredFields) -> dict[str, str]:
+        self.service.metrics.count_ignored(notes.ignored)
+        return {IGNORED: notes.header_text} if notes.ignored else {}
 
-    async def _say(
+    async def _respond(
         self,
         request: Request,
         engine: Engine,
@@ -235,10 +243,12 @@ class Api:
         answer: Answer,
     ) -> Response:
         if common.stream:
-            headers = self._headers(common.notes)
+            headers = self._notes_headers(common.notes)
             return EventStream(answer, engine.scheduler, headers)
-        found = await wait_for_answer(request.receive, engine.scheduler, run, answer.whole())
-        return self.reply(found, common.notes)
+        found = await wait_for_answer(
+            request.receive, engine.scheduler, run, answer.wait_for_result()
+        )
+        return self.json_reply(found, common.notes)
 
     def engine_of(self, name: str | None) -> Engine:
         """Return the model of a name, which need not be said; raises ApiError where it is none."""
@@ -250,14 +260,14 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         """Answer GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
         """Answer GET /v1/models/NAME."""
         self.engine_of(request.path_params["name"])
-        return JSONResponse(self._card())
+        return JSONResponse(self._model_card())
 
-    def _card(self) -> dict[str, Any]:
+    def _model_card(self) -> dict[str, Any]:
         engine = self.service.engine
         return {
             "id": self.name,
@@ -270,30 +280,30 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Answer POST /tokenize."""
-        notes = self.notes()
+        notes = self.new_notes()
         asked = await read_request(request, read_tokenize, notes)
         engine = self.engine_of(asked.model)
         ids = await asyncio.to_thread(tokens_of_request, engine, asked)
         found = {"tokens": ids, "count": len(ids), "max_model_len": engine.context}
-        return self.reply(found, notes)
+        return self.json_reply(found, notes)
 
     async def detokenize(self, request: Request) -> Response:
         """Answer POST /detokenize."""
-        notes = self.notes()
+        notes = self.new_notes()
         model, tokens = await read_request(request, read_detokenize, notes)
         text = await asyncio.to_thread(text_of_tokens, self.engine_of(model), tokens)
-        return self.reply({"content": text}, notes)
+        return self.json_reply({"content": text}, notes)
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health."""
         scheduler = self.service.engine.scheduler
-        queue = {"running": scheduler.running, "waiting": scheduler.waiting}
+        queue = {"running": scheduler.n_running, "waiting": scheduler.n_waiting}
         return JSONResponse({"status": "ok", **queue})
 
     async def metrics(self, request: Request) -> Response:
         """Answer GET /metrics."""
-        return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(self.service.metrics.prometheus_text(), media_type=CONTENT_TYPE)
 
-    async def page(self, request: Request) -> Response:
+    async def chat_page(self, request: Request) -> Response:
         """Answer GET /."""
         return page.chat_page(self.name, secrets.token_urlsafe(16))

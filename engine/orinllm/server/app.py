@@ -2,45 +2,45 @@
 
 from starlette.middleware.cors import CORSMiddleware
 
-from orinllm.server.api import Api, Application, Handler
+from orinllm.server.api import Application, Handler, OpenAiApi
 from orinllm.server.options import HttpOptions
 from orinllm.server.other_protocols import OtherApis
 from orinllm.server.service import Service
-from orinllm.server.web.security import Guard, Keys
+from orinllm.server.web.security import ApiKeys, RequestGuard
 
 
 def make_app(
-    service: Service, http: HttpOptions, model: str, keys: Keys | None = None
+    service: Service, http: HttpOptions, model: str, keys: ApiKeys | None = None
 ) -> Application:
     """Return the application of a model that is called `model`; `keys` may change later."""
-    api = Api(service, model, http.strict)
+    api = OpenAiApi(service, model, http.strict)
     others = OtherApis(api)
     table: dict[tuple[str, str], Handler] = {
         ("POST", "/v1/chat/completions"): api.chat,
         ("POST", "/v1/completions"): api.complete,
         ("POST", "/v1/embeddings"): api.embed,
         ("POST", "/v1/responses"): others.responses,
-        ("POST", "/v1/messages"): others.messages,
-        ("POST", "/v1/messages/count_tokens"): others.count_tokens,
+        ("POST", "/v1/messages"): others.anthropic_messages,
+        ("POST", "/v1/messages/count_tokens"): others.anthropic_count_tokens,
         **{("POST", f"{version}/rerank"): others.rerank for version in ("", "/v1", "/v2")},
         ("POST", "/api/chat"): others.ollama_chat,
         ("POST", "/api/generate"): others.ollama_generate,
         ("POST", "/api/embed"): others.ollama_embed,
         ("POST", "/api/embeddings"): others.ollama_embeddings,
-        ("POST", "/api/show"): others.show,
-        ("GET", "/api/tags"): others.tags,
-        ("GET", "/api/ps"): others.tags,
-        ("GET", "/api/version"): others.version,
+        ("POST", "/api/show"): others.ollama_show,
+        ("GET", "/api/tags"): others.ollama_tags,
+        ("GET", "/api/ps"): others.ollama_tags,
+        ("GET", "/api/version"): others.ollama_version,
         ("GET", "/v1/models"): api.models,
         ("GET", "/v1/models/{name:path}"): api.model,
         ("POST", "/tokenize"): api.tokenize,
         ("POST", "/detokenize"): api.detokenize,
         ("GET", "/health"): api.health,
         ("GET", "/metrics"): api.metrics,
-        ("GET", "/"): api.page,
+        ("GET", "/"): api.chat_page,
     }
     hosts = (http.host, *http.allow_hosts)
-    guard = Guard(Keys(http.keys) if keys is None else keys, hosts, http.allow_origins)
+    guard = RequestGuard(ApiKeys(http.keys) if keys is None else keys, hosts, http.allow_origins)
     app = Application(table, guard, service.metrics)
     if http.allow_origins:
         app.inner = CORSMiddleware(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orinllm.choose.sampling import Logprobs
-from orinllm.text.answer import AnswerReader, Delta, StopTexts
+from orinllm.text.answer import AnswerReader, Delta, StopTextFilter
 from orinllm.text.tokenizer import Tokenizer
 from orinllm.text.tools import ToolCall
 
@@ -21,7 +21,7 @@ _MOMENT = 0.005
 
 
 @dataclass(frozen=True)
-class Event:
+class ChoiceEvent:
     """A step's text of a choice.
 
     finish: OpenAI's reason, at its end. stop: the text of the request's that ended it.
@@ -42,9 +42,9 @@ class EventBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._bag: list[tuple[asyncio.Queue[Event], Event]] = []
+        self._bag: list[tuple[asyncio.Queue[ChoiceEvent], ChoiceEvent]] = []
 
-    def put(self, queue: "asyncio.Queue[Event]", event: Event) -> None:
+    def put(self, queue: "asyncio.Queue[ChoiceEvent]", event: ChoiceEvent) -> None:
         """Keep an event until `flush`."""
         self._bag.append((queue, event))
 
@@ -52,9 +52,9 @@ class EventBridge:
         """Hand all events over."""
         if self._bag and not self._loop.is_closed():
             bag, self._bag = self._bag, []
-            self._loop.call_soon_threadsafe(_deliver, bag)
+            self._loop.call_soon_threadsafe(_put_all, bag)
 
-    def wait(self) -> None:
+    def wait_until_sent(self) -> None:
         """Wait, a moment at most, until the event loop has sent what `flush` handed over."""
         if not self._loop.is_closed():
             sent = threading.Event()
@@ -63,7 +63,7 @@ class EventBridge:
             sent.wait(_MOMENT)
 
 
-def _deliver(bag: "list[tuple[asyncio.Queue[Event], Event]]") -> None:
+def _put_all(bag: "list[tuple[asyncio.Queue[ChoiceEvent], ChoiceEvent]]") -> None:
     for queue, event in bag:
         queue.put_nowait(event)
 
@@ -71,48 +71,50 @@ def _deliver(bag: "list[tuple[asyncio.Queue[Event], Event]]") -> None:
 class EndSink:
     """A sink that tells the event loop of its end alone."""
 
-    def __init__(self, post: EventBridge, events: "asyncio.Queue[Event]") -> None:
+    def __init__(self, post: EventBridge, events: "asyncio.Queue[ChoiceEvent]") -> None:
         self._post, self._events = post, events
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        """See `Sink`."""
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `TokenSink`."""
         raise AssertionError("an embedding has no tokens")
 
-    def end(self, reason: str, error: str | None) -> None:
-        """See `Sink`."""
+    def on_end(self, reason: str, error: str | None) -> None:
+        """See `TokenSink`."""
         if reason == "cut":
             error = SHUTTING_DOWN
-        self._post.put(self._events, Event(0, finish=reason, error=error))
+        self._post.put(self._events, ChoiceEvent(0, finish=reason, error=error))
 
 
 class Choice:
     """One answer of a request, as a sink of the scheduler."""
 
-    def __init__(self, index: int, stops: tuple[str, ...], put: Callable[[Event], None]) -> None:
+    def __init__(
+        self, index: int, stops: tuple[str, ...], put: Callable[[ChoiceEvent], None]
+    ) -> None:
         self.index = index
-        self._stops, self._put = StopTexts(stops), put
+        self._stops, self._put = StopTextFilter(stops), put
         self._stopped = self._calls = self._any = False
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        """See `Sink`."""
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `TokenSink`."""
         self._any = True
-        delta, enough = self._read(token)
+        delta, enough = self._read_token(token)
         content, self._stopped = self._stops.push(delta.content)
         delta = Delta(content, delta.reasoning, delta.tool_calls)
         self._calls |= bool(delta.tool_calls)
-        self._put(Event(self.index, delta, token, logprobs))
+        self._put(ChoiceEvent(self.index, delta, token, logprobs))
         return self._stopped or enough
 
-    def end(self, reason: str, error: str | None) -> None:
-        """See `Sink`."""
+    def on_end(self, reason: str, error: str | None) -> None:
+        """See `TokenSink`."""
         if reason == "cut" and not self._any:
             error = SHUTTING_DOWN
         if error is not None:
-            self._put(Event(self.index, error=error))
+            self._put(ChoiceEvent(self.index, error=error))
             return
         rest = Delta()
         if not self._stopped:
-            found = self._rest()
+            found = self._held_back()
             content, stopped = self._stops.push(found.content)
             if not stopped:
                 content += self._stops.flush()
@@ -121,13 +123,13 @@ class Choice:
         finish = "length" if reason in ("length", "cut") else "stop"
         if self._calls and finish == "stop":
             finish = "tool_calls"
-        self._put(Event(self.index, rest, finish=finish, stop=self._stops.found))
+        self._put(ChoiceEvent(self.index, rest, finish=finish, stop=self._stops.found))
 
-    def _read(self, token: int) -> tuple[Delta, bool]:
+    def _read_token(self, token: int) -> tuple[Delta, bool]:
         """Return what a token adds, and whether that is enough."""
         raise NotImplementedError
 
-    def _rest(self) -> Delta:
+    def _held_back(self) -> Delta:
         """Return what was held back when the answer ended."""
         raise NotImplementedError
 
@@ -139,16 +141,16 @@ class TextChoice(Choice):
         self,
         index: int,
         stops: tuple[str, ...],
-        put: Callable[[Event], None],
+        put: Callable[[ChoiceEvent], None],
         tokenizer: Tokenizer,
     ) -> None:
         super().__init__(index, stops, put)
-        self._stream = tokenizer.stream()
+        self._stream = tokenizer.new_stream()
 
-    def _read(self, token: int) -> tuple[Delta, bool]:
+    def _read_token(self, token: int) -> tuple[Delta, bool]:
         return Delta(self._stream.push(token)), False
 
-    def _rest(self) -> Delta:
+    def _held_back(self) -> Delta:
         return Delta()  # of a character that was cut nothing is shown
 
 
@@ -159,44 +161,44 @@ class ChatChoice(Choice):
         self,
         index: int,
         stops: tuple[str, ...],
-        put: Callable[[Event], None],
+        put: Callable[[ChoiceEvent], None],
         reader: AnswerReader,
         one_call: bool,
     ) -> None:
         super().__init__(index, stops, put)
         self._reader, self._one_call = reader, one_call
 
-    def _read(self, token: int) -> tuple[Delta, bool]:
-        return self._limited(self._reader.push(token))
+    def _read_token(self, token: int) -> tuple[Delta, bool]:
+        return self._first_call_only(self._reader.push(token))
 
-    def _rest(self) -> Delta:
+    def _held_back(self) -> Delta:
         if self._calls and self._one_call:
             return Delta()
-        return self._limited(self._reader.flush())[0]
+        return self._first_call_only(self._reader.flush())[0]
 
-    def _limited(self, delta: Delta) -> tuple[Delta, bool]:
+    def _first_call_only(self, delta: Delta) -> tuple[Delta, bool]:
         if not self._one_call or not delta.tool_calls:
             return delta, False
         return Delta(delta.content, delta.reasoning, delta.tool_calls[:1]), True
 
 
-class CallChoice(Choice):
+class ForcedCallChoice(Choice):
     """A call that was asked for: JSON that a grammar keeps to the tool's schema.
 
     name: the function, if the JSON is its arguments alone; else it is an object that says both.
     """
 
     def __init__(
-        self, index: int, put: Callable[[Event], None], tokenizer: Tokenizer, name: str | None
+        self, index: int, put: Callable[[ChoiceEvent], None], tokenizer: Tokenizer, name: str | None
     ) -> None:
         super().__init__(index, (), put)
-        self._stream, self._text, self._name = tokenizer.stream(), "", name
+        self._stream, self._text, self._name = tokenizer.new_stream(), "", name
 
-    def _read(self, token: int) -> tuple[Delta, bool]:
+    def _read_token(self, token: int) -> tuple[Delta, bool]:
         self._text += self._stream.push(token)
         return Delta(), False
 
-    def _rest(self) -> Delta:
+    def _held_back(self) -> Delta:
         try:
             value = json.loads(self._text + self._stream.flush())
         except (ValueError, RecursionError):  # it was cut off, or is nested beyond reason

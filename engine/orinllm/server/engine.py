@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass, field
 
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import Lookup, Proposer
+from orinllm.batching.proposers import LookupProposer, Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Watch
+from orinllm.batching.sequence import SchedulerObserver
+from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.hidden_states import Pooling, pooling_of
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -27,12 +27,17 @@ from orinllm.loader import (
     plan_network,
     state_bytes,
 )
-from orinllm.model import ModelDescription, check_guesses, load_draft, load_mtp_block
+from orinllm.model import (
+    ModelDescription,
+    check_takes_guesses,
+    load_draft_proposer,
+    load_mtp_proposer,
+)
 from orinllm.network.config import Config
 from orinllm.progress import Say, say_nothing
 from orinllm.server.options import EngineOptions
 from orinllm.sight import enable_pictures, network_with_pictures
-from orinllm.text.grammar import Grammars
+from orinllm.text.grammar import GrammarCompiler
 from orinllm.text.template import KEY, ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
 
@@ -43,7 +48,7 @@ class Engine:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    grammars: Grammars
+    grammars: GrammarCompiler
     scheduler: Scheduler
     context: int  # tokens of prompt and answer
     vocab_size: int  # logits
@@ -58,7 +63,7 @@ class Engine:
 def read_description(options: EngineOptions) -> tuple[ModelDescription, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
     network = Network.read(options.model, options.context, KEY_TYPES[options.kv])
-    description = ModelDescription.of(network_with_pictures(network, options.mmproj))
+    description = ModelDescription.from_network(network_with_pictures(network, options.mmproj))
     if options.template is None:
         return description, description.template
     try:
@@ -69,19 +74,19 @@ def read_description(options: EngineOptions) -> tuple[ModelDescription, ChatTemp
         raise BadInput(f"--chat-template {options.template}: {why}") from None
 
 
-def load(options: EngineOptions, watch: Watch, say: Say = say_nothing) -> Engine:
+def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say_nothing) -> Engine:
     """Load a model; what raises is BadInput, or the device's own."""
     description, template = read_description(options)
     network = description.network
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
-    _check_steps(options)
+    _check_step_sizes(options)
     file = network.mtp_block_file(options.draft)
     block = None if file is None else (file, network.mtp_block_config(file))
-    proposer = None if file is not None else _proposer(options, description, plan, say)
+    proposer = None if file is not None else _load_proposer(options, description, plan, say)
     pages = page_count(network.context)
     if plan.path != "general" and not options.general:
-        pages = _pages(options, plan, network, block)
+        pages = _count_pages(options, plan, network, block)
     elif options.slots not in (None, 1):
         raise BadInput(
             f"--slots {options.slots}: the general path answers one at a time; leave it out"
@@ -89,24 +94,24 @@ def load(options: EngineOptions, watch: Watch, say: Say = say_nothing) -> Engine
     share = SharingOptions(options.slots or MOST_SLOTS, pages, options.deterministic)
     plain = make_runner(network, plan, options.general, share, say)
     if file is not None:
-        proposer = load_mtp_block(description, plan, plain, file)
+        proposer = load_mtp_proposer(description, plan, plain, file)
     if isinstance(plain, FusedRunner):
-        plain.warm(verifies=proposer is not None)
+        plain.compile_kernels(verifies=proposer is not None)
     if proposer is not None:
-        check_guesses(plain, plan, "--lookup, --draft")
+        check_takes_guesses(plain, plan, "--lookup, --draft")
     runner = plain if proposer is None else SpeculatingRunner(plain, proposer)
     if options.mmproj is not None:
         say("pictures: room for the largest")
         enable_pictures(template, options.mmproj, network, plan.device, at_once=True)
     store = make_store(plain, network)
     say("vocabulary: prepared for grammars")
-    description.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
+    description.tokenizer.longest_token_bytes  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
     return Engine(
         description.tokenizer,
         template,
-        Grammars(description.tokenizer, size),
+        GrammarCompiler(description.tokenizer, size),
         scheduler,
         network.context,
         size,
@@ -120,14 +125,14 @@ def load(options: EngineOptions, watch: Watch, say: Say = say_nothing) -> Engine
     )
 
 
-def _check_steps(options: EngineOptions) -> None:
+def _check_step_sizes(options: EngineOptions) -> None:
     """Raise BadInput where guesses would make steps of several sizes that must be of one."""
     flag = "--lookup" if options.lookup else "--draft"
     if (options.lookup or options.draft) and options.deterministic:
         raise BadInput(f"{flag}: steps of several sizes, which --deterministic excludes")
 
 
-def _proposer(
+def _load_proposer(
     options: EngineOptions, description: ModelDescription, plan: PathPlan, say: Say
 ) -> Proposer | None:
     """Load what guesses tokens, unless it is a block, which comes once the model is there.
@@ -135,14 +140,14 @@ def _proposer(
     Its memory is taken before keys and values get theirs.
     """
     if options.draft is None:
-        return Lookup() if options.lookup else None
+        return LookupProposer() if options.lookup else None
     general = options.general or plan.path == "general"
-    draft = load_draft(description, options.draft, plan.device, general, say)
+    draft = load_draft_proposer(description, options.draft, plan.device, general, say)
     plan_network(description.network, plan.device)  # raises where the model does not fit beside it
     return draft
 
 
-def _pages(
+def _count_pages(
     options: EngineOptions, plan: PathPlan, network: Network, block: tuple[GGUF, Config] | None
 ) -> int:
     """Return the pages that there is memory for, which sequences share as they need it.

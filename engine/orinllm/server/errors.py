@@ -20,10 +20,10 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code = status, code
-        self.message, self.param = _sendable(message), param and _sendable(param)
+        self.message, self.param = _shortened_text(message), param and _shortened_text(param)
         self.headers = dict(headers or {})
 
-    def body(self, path: str = "") -> dict[str, Any]:
+    def error_object(self, path: str = "") -> dict[str, Any]:
         """Return the error object of a path's protocol, which is OpenAI's by default."""
         if path.startswith("/v1/messages"):
             kind = _ANTHROPIC.get(self.status, "api_error")
@@ -33,7 +33,7 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, _type(self.status)),
+                "type": _TYPES.get(self.status, _error_type(self.status)),
                 "param": self.param,
                 "code": self.code,
             }
@@ -41,14 +41,14 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> JSONResponse:
         """Return the answer of a path."""
-        return JSONResponse(self.body(path), self.status, self.headers)
+        return JSONResponse(self.error_object(path), self.status, self.headers)
 
 
 # Characters at each end of a text that may be megabytes of a client's own words.
 _KEPT = 500
 
 
-def _sendable(text: str) -> str:
+def _shortened_text(text: str) -> str:
     """Return a text that may repeat what a client sent, which may be long or no Unicode."""
     if len(text) > 2 * _KEPT:
         text = f"{text[:_KEPT]} [...] {text[-_KEPT:]}"
@@ -68,26 +68,26 @@ _ANTHROPIC = {
 }
 
 
-def _type(status: int) -> str:
+def _error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+def invalid_error(param: str, message: str, code: str = "invalid_value") -> ApiError:
     """Return what a wrong value of a field is answered with."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
-def unsupported(param: str, message: str) -> ApiError:
+def unsupported_error(param: str, message: str) -> ApiError:
     """Return what a field that means something which cannot be done is answered with."""
-    return invalid(param, message, "unsupported_parameter")
+    return invalid_error(param, message, "unsupported_parameter")
 
 
-def failed(why: str) -> ApiError:
+def failed_error(why: str) -> ApiError:
     """Return what a request is answered with whose sequence failed."""
     return ApiError(503 if "shutting down" in why else 500, why, code="failed")
 
 
-def context_exceeded(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
+def context_error(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
     """Return what a prompt is answered with that leaves no room for an answer.
 
     `least`: it was not counted, but has at least so many tokens. The `input` of embeddings needs

@@ -8,17 +8,24 @@ from typing import Any
 from orinllm.batching.scheduler import ClosedError, QueueFullError
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.errors import BadInput
-from orinllm.server.answer_forms import Form, chat_form, constraint, requested_form
-from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, EventBridge, TextChoice
+from orinllm.server.answer_forms import AnswerForm, chat_form, make_constraint, requested_form
+from orinllm.server.choices import (
+    ChatChoice,
+    Choice,
+    ChoiceEvent,
+    EventBridge,
+    ForcedCallChoice,
+    TextChoice,
+)
 from orinllm.server.engine import Engine
-from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
+from orinllm.server.errors import ApiError, context_error, invalid_error, unsupported_error
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
-from orinllm.server.protocols.request_pictures import fetched
+from orinllm.server.protocols.request_pictures import with_fetched_pictures
 from orinllm.server.protocols.tokens import TokenizeRequest
 from orinllm.text.answer import AnswerParser, AnswerReader
-from orinllm.text.template import ChatTemplate, Guarded
+from orinllm.text.template import ChatTemplate, GuardedPrompt
 
-Put = Callable[[Event], None]
+Put = Callable[[ChoiceEvent], None]
 # Names that a template gets from the request itself.
 _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
@@ -28,7 +35,7 @@ class RequestJob:
     """Sequences of one request, and the events that they bring."""
 
     sequences: list[Job]
-    events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
+    events: "asyncio.Queue[ChoiceEvent]" = field(default_factory=asyncio.Queue)
 
     @property
     def n_prompt(self) -> int:
@@ -48,7 +55,7 @@ def prepare_chat(
     _refuse_too_many(engine, 1, request.common.n)
     template, ids, variables = _chat_prompt(engine, request)
     tools = list(request.tools.tools) or None
-    form = Form()
+    form = AnswerForm()
     if request.shape is not None or tools is not None:
         try:
             form = chat_form(engine, template, request, variables)
@@ -58,13 +65,13 @@ def prepare_chat(
 
     def choice(index: int, put: Put) -> Choice:
         if form.call:
-            return CallChoice(index, put, engine.tokenizer, form.name)
+            return ForcedCallChoice(index, put, engine.tokenizer, form.name)
         parser = AnswerParser.for_template(template, tools, **variables)
         reader = AnswerReader(engine.tokenizer, parser)
         stop = request.common.stop
         return ChatChoice(index, stop, put, reader, not request.tools.parallel)
 
-    return _run(engine, request.common, [ids], "messages", client, (form, choice, post))
+    return _make_job(engine, request.common, [ids], "messages", client, (form, choice, post))
 
 
 def tokens_of_chat(engine: Engine, request: ChatRequest) -> list[int]:
@@ -81,21 +88,23 @@ def _chat_prompt(
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="model")
     _refuse_long_messages(engine, request.messages)
     tools = list(request.tools.tools) or None
-    variables = _variables(template.for_tools(tools), request)
-    messages = _known_roles(template, request.messages)
+    variables = _template_variables(template.template_for_tools(tools), request)
+    messages = _with_known_roles(template, request.messages)
     if any(isinstance(message["content"], list) for message in messages):
-        messages = fetched(messages, engine.image_hosts)
+        messages = with_fetched_pictures(messages, engine.image_hosts)
     try:
-        rendered = template.guarded(messages, tools=tools, **variables)
-        return template, _tokens_of_text(engine, template, rendered), variables
+        rendered = template.render_guarded(messages, tools=tools, **variables)
+        return template, _tokens_of_rendered(engine, template, rendered), variables
     except BadInput as error:
         raise ApiError(400, str(error), param="messages") from None
 
 
-def _tokens_of_text(engine: Engine, template: ChatTemplate, rendered: Guarded) -> list[int]:
+def _tokens_of_rendered(
+    engine: Engine, template: ChatTemplate, rendered: GuardedPrompt
+) -> list[int]:
     """Return a chat's tokens; what cannot fit, as tools of megabytes, is not cut into tokens."""
-    refuse_too_long(engine, rendered.text, "messages")
-    return template.tokens(rendered)
+    refuse_long_text(engine, rendered.text, "messages")
+    return template.tokens_of_guarded(rendered)
 
 
 def prepare_completion(
@@ -108,12 +117,12 @@ def prepare_completion(
     def choice(index: int, put: Put) -> Choice:
         return TextChoice(index, request.common.stop, put, engine.tokenizer)
 
-    form = Form()
+    form = AnswerForm()
     if request.shape is not None:
         form = requested_form(engine, request.shape, request.common.notes)
     if request.echo and request.common.top is not None and request.common.max_tokens == 1:
         form = replace(form, whole=True)
-    return _run(engine, request.common, prompts, "prompt", client, (form, choice, post))
+    return _make_job(engine, request.common, prompts, "prompt", client, (form, choice, post))
 
 
 def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
@@ -124,12 +133,12 @@ def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
         raise ApiError(400, "this model has no chat template", param="messages")
     _refuse_long_messages(engine, asked.prompt)
     try:
-        rendered = engine.template.guarded(
-            fetched(asked.prompt, engine.image_hosts),
+        rendered = engine.template.render_guarded(
+            with_fetched_pictures(asked.prompt, engine.image_hosts),
             tools=list(asked.tools) or None,
             add_generation_prompt=asked.add_generation_prompt,
         )
-        return _tokens_of_text(engine, engine.template, rendered)
+        return _tokens_of_rendered(engine, engine.template, rendered)
     except BadInput as error:
         raise ApiError(400, str(error), param="messages") from None
 
@@ -145,7 +154,7 @@ def check_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
     for token in tokens:
         if not 0 <= token < engine.tokenizer.vocab_size:
             most = engine.tokenizer.vocab_size - 1
-            raise invalid(param, f"token {token} is not from 0 to {most}")
+            raise invalid_error(param, f"token {token} is not from 0 to {most}")
 
 
 def prompt_tokens(
@@ -156,42 +165,44 @@ def prompt_tokens(
     if not isinstance(prompt, str):
         check_tokens(engine, prompt, "prompt")
         return list(prompt)
-    refuse_too_long(engine, prompt, "prompt")
+    refuse_long_text(engine, prompt, "prompt")
     first = [tokenizer.bos_id] if add_special and tokenizer.add_bos and not special else []
     try:
         ids = tokenizer.encode(prompt, special=special)
         return [token for token in first if token is not None] + ids
     except BadInput as error:
-        raise invalid("prompt", str(error)) from None
+        raise invalid_error("prompt", str(error)) from None
 
 
-def refuse_too_long(engine: Engine, text: str, param: str) -> None:
+def refuse_long_text(engine: Engine, text: str, param: str) -> None:
     """Refuse a text that cannot fit: to count the tokens of megabytes would take seconds."""
-    least = len(text.encode(errors="replace")) // engine.tokenizer.longest
+    least = len(text.encode(errors="replace")) // engine.tokenizer.longest_token_bytes
     if least + (param != "input") > engine.context:
-        raise context_exceeded(least, engine.context, param, least=True)
+        raise context_error(least, engine.context, param, least=True)
 
 
 def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> None:
     for message in messages:
-        refuse_too_long(engine, _texts(message["content"]), "messages")
+        refuse_long_text(engine, _content_text(message["content"]), "messages")
 
 
 def _refuse_too_many(engine: Engine, n_prompts: int, n: int) -> None:
     """Refuse a request that would never fit into the queue: to try again would not help."""
-    most = engine.scheduler.most_at_once
+    most = engine.scheduler.most_sequences
     if n_prompts * n > most:
         param = "n" if n > 1 else "prompt"
-        raise invalid(param, f"{n_prompts * n} answers, of which this server takes {most} at once")
+        raise invalid_error(
+            param, f"{n_prompts * n} answers, of which this server takes {most} at once"
+        )
 
 
-def _texts(content: Any) -> str:
+def _content_text(content: Any) -> str:
     return (
         content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     )
 
 
-def submit(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
+def submit_job(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
     """Queue a request, or what comes next of one; raises ApiError where the queue is full."""
     try:
         engine.scheduler.submit(run.sequences, goes_on)
@@ -213,30 +224,32 @@ def stopping_error() -> ApiError:
     )
 
 
-def _run(
+def _make_job(
     engine: Engine,
     common: CommonFields,
     prompts: list[list[int]],
     param: str,
     client: str,
-    how: tuple[Form, Callable[[int, Put], Choice], EventBridge],
+    how: tuple[AnswerForm, Callable[[int, Put], Choice], EventBridge],
 ) -> RequestJob:
     form, make_choice, post = how
     for ids in prompts:
         if not ids:
-            raise invalid(param, "is empty: at least one token is needed")
+            raise invalid_error(param, "is empty: at least one token is needed")
         if len(ids) >= engine.context:
-            raise context_exceeded(len(ids), engine.context, param)
+            raise context_error(len(ids), engine.context, param)
     for token in common.sampling.logit_bias:
         if token >= engine.vocab_size:
-            raise invalid("logit_bias", f"token {token} is not from 0 to {engine.vocab_size - 1}")
+            raise invalid_error(
+                "logit_bias", f"token {token} is not from 0 to {engine.vocab_size - 1}"
+            )
     if common.ignore_eos and form.matcher is not None:
-        raise unsupported("ignore_eos", "cannot go with an answer of a given form")
+        raise unsupported_error("ignore_eos", "cannot go with an answer of a given form")
     check_tokens(engine, common.stop_ids, "stop_token_ids")
     ends = frozenset(engine.tokenizer.end_ids) | frozenset(common.stop_ids)
     run = RequestJob([])
 
-    def put(event: Event) -> None:
+    def put(event: ChoiceEvent) -> None:
         post.put(run.events, event)
 
     held = form.matcher is not None or common.min_tokens > 0
@@ -251,7 +264,7 @@ def _run(
                 room if common.max_tokens is None else min(common.max_tokens, room),
                 frozenset() if common.ignore_eos or form.whole else ends,
                 make_choice(len(run.sequences), put),
-                constraint(engine, form, common.min_tokens, ends) if held else None,
+                make_constraint(engine, form, common.min_tokens, ends) if held else None,
                 common.top,
                 common.reuse,
                 common.client or client,
@@ -262,12 +275,12 @@ def _run(
     return run
 
 
-def _variables(template: ChatTemplate, request: ChatRequest) -> dict[str, Any]:
+def _template_variables(template: ChatTemplate, request: ChatRequest) -> dict[str, Any]:
     """Return what the request tells the template beside messages and tools."""
     variables, notes = dict[str, Any](), request.common.notes
     for name, value in request.template_variables.items():
         if name in _RESERVED:
-            raise invalid("chat_template_kwargs", f"'{name}' comes from the request itself")
+            raise invalid_error("chat_template_kwargs", f"'{name}' comes from the request itself")
         if name in template.reads:
             variables[name] = value
         else:
@@ -290,7 +303,7 @@ def _variables(template: ChatTemplate, request: ChatRequest) -> dict[str, Any]:
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
-def _known_roles(
+def _with_known_roles(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Return messages whose developer, OpenAI's newer name, is the system that templates know."""

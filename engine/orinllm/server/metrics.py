@@ -8,10 +8,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from orinboard.sampling import Reader
 from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.sequence import Watch
-from orinllm.server.energy import PhaseEnergy, measure_phases
 from orinllm.server.fields import HINTS
+from orinllm.server.phase_energy import PhaseEnergy, start_phase_energy
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Seconds: vLLM's borders, of first tokens, of gaps and of whole requests.
@@ -20,7 +20,7 @@ _GAP = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
 
-class Metrics(Watch):
+class Metrics(SchedulerObserver):
     """Counts what the scheduler tells, and asks it for the rest when somebody reads."""
 
     def __init__(self) -> None:
@@ -78,61 +78,61 @@ class Metrics(Watch):
         for reason in ("stop", "length", "cut", "cancelled", "error"):
             self._ended.labels(reason)
 
-    def watch(self, scheduler: Scheduler) -> None:
+    def observe_scheduler(self, scheduler: Scheduler) -> None:
         """Ask a scheduler from now on."""
-        self._running.set_function(lambda: scheduler.running)
-        self._waiting.set_function(lambda: scheduler.waiting)
-        self._usage.set_function(lambda: scheduler.store.used / scheduler.store.total)
-        self._busy = lambda: scheduler.running + scheduler.waiting > 0
+        self._running.set_function(lambda: scheduler.n_running)
+        self._waiting.set_function(lambda: scheduler.n_waiting)
+        self._usage.set_function(lambda: scheduler.store.used_pages / scheduler.store.total)
+        self._busy = lambda: scheduler.n_running + scheduler.n_waiting > 0
         if self._energy is not None:
-            self._energy.watch(self._busy)
+            self._energy.set_busy_check(self._busy)
 
-    def measure(self, readers: Sequence[Reader] | None = None) -> None:
+    def start_measuring_energy(self, readers: Sequence[Reader] | None = None) -> None:
         """Count joules too, if this machine has power rails; takes up to a second."""
-        self._energy = measure_phases(self._registry, readers)
+        self._energy = start_phase_energy(self._registry, readers)
         if self._energy is not None:
-            self._energy.watch(self._busy)
+            self._energy.set_busy_check(self._busy)
 
-    def ignore(self, names: Iterable[str]) -> None:
+    def count_ignored(self, names: Iterable[str]) -> None:
         """Count a request's fields that have no effect; those of no protocol are one."""
         for name in names:
             last = re.sub(r"\[\d+\]", "", name).rpartition(".")[2]
             self._ignored.labels(last if last in HINTS else "other").inc()
 
-    def text(self) -> bytes:
+    def prometheus_text(self) -> bytes:
         """Return all in Prometheus' format."""
         return generate_latest(self._registry)
 
-    def began(self, sequence: Job, waited: float) -> None:
-        """See `Watch`."""
+    def on_begin(self, sequence: Job, waited: float) -> None:
+        """See `SchedulerObserver`."""
         self._queued.observe(waited)
         self._prompt.inc(sequence.n_prompt)
         self._queries.inc(sequence.n_prompt if sequence.reuse else 0)
         self._hits.inc(sequence.n_cached)
         self._cached.inc(sequence.n_cached)
 
-    def token(self, sequence: Job, gap: float, first: bool) -> None:
-        """See `Watch`."""
+    def on_token(self, sequence: Job, gap: float, first: bool) -> None:
+        """See `SchedulerObserver`."""
         (self._first if first else self._gap).observe(gap)
         self._said.inc()
 
-    def ended(self, sequence: Job, reason: str, seconds: float) -> None:
-        """See `Watch`."""
+    def on_sequence_end(self, sequence: Job, reason: str, seconds: float) -> None:
+        """See `SchedulerObserver`."""
         self._ended.labels(reason).inc()
         self._whole.observe(seconds)
 
-    def preempted(self) -> None:
-        """See `Watch`."""
+    def on_preemption(self) -> None:
+        """See `SchedulerObserver`."""
         self._preempted.inc()
 
-    def worked(self, phase: str, seconds: float) -> None:
-        """See `Watch`."""
+    def on_work(self, phase: str, seconds: float) -> None:
+        """See `SchedulerObserver`."""
         self._worked.labels(phase).inc(seconds)
         if self._energy is not None:
-            self._energy.worked(phase, seconds)
+            self._energy.on_work(phase, seconds)
 
-    def speculated(self, guessed: int, right: int) -> None:
-        """See `Watch`."""
+    def on_speculation(self, guessed: int, right: int) -> None:
+        """See `SchedulerObserver`."""
         self._drafts.inc()
         self._guessed.inc(guessed)
         self._right.inc(right)

@@ -15,17 +15,17 @@ from types import FrameType
 
 import uvicorn
 
-from orinllm.batching.sequence import Watch
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
-from orinllm.server.engine import Engine, load, read_description
+from orinllm.server.engine import Engine, load_engine, read_description
 from orinllm.server.options import EngineOptions, HttpOptions
-from orinllm.server.service import Service, Watchdog
+from orinllm.server.service import Service, SystemdWatchdog
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
 from orinllm.server.web.file_leases import FileLeases
 from orinllm.server.web.notify import tell_systemd
-from orinllm.server.web.security import Keys, is_loopback, read_keys
+from orinllm.server.web.security import ApiKeys, is_loopback, read_keys
 
 #: Exit code where the model does not load, or the engine fails.
 EXIT_FAILED = 1
@@ -46,7 +46,7 @@ Tell = Callable[[str], None]
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without its signals: `_Process` has its own.
+    """Uvicorn's server without its signals: `_ServerProcess` has its own.
 
     `deaf` is called when nobody can ask any more.
     """
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
             server.close()
         end = loop.time() + _ARRIVAL_SECONDS
         await asyncio.sleep(_LOOK_SECONDS)
-        while any(map(_is_unasked, self.server_state.connections)) and loop.time() < end:
+        while any(map(_has_sent_nothing, self.server_state.connections)) and loop.time() < end:
             await asyncio.sleep(_LOOK_SECONDS)
         loop.call_soon(self.deaf)  # the first pause comes behind the closing
         await super().shutdown(sockets)
@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _is_unasked(connection: object) -> bool:
+def _has_sent_nothing(connection: object) -> bool:
     """Say whether a client has connected and sent nothing yet."""
     assert isinstance(connection, LimitedConnection)
     return connection.cycle is None and not connection.transport.is_closing()
@@ -82,7 +82,7 @@ def _is_unasked(connection: object) -> bool:
 
 def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     """Serve a model until a signal; return the exit code. Raises BadInput, one line."""
-    given = _inherited()
+    given = _inherited_socket()
     if given is not None:
         http = replace(http, host=given.getsockname()[0])
     if not http.keys and not insecure and not is_loopback(http.host):
@@ -103,9 +103,9 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
         )
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with given or _listen(http) as listening:
+    with given or _listening_socket(http) as listening:
         try:
-            process = _Process(options, http, name, tell)
+            process = _ServerProcess(options, http, name, tell)
             process.patient = given is not None
             process.files = files
             return asyncio.run(process.run(listening))
@@ -114,7 +114,7 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
                 signal.signal(number, signal.SIG_IGN)
 
 
-def _inherited() -> socket.socket | None:
+def _inherited_socket() -> socket.socket | None:
     """Return the socket that a unit of systemd's holds for this process; None: there is none.
 
     It goes on to listen while one server ends and the next one loads. Raises BadInput for one that
@@ -131,7 +131,7 @@ def _inherited() -> socket.socket | None:
     return given
 
 
-def _listen(http: HttpOptions) -> socket.socket:
+def _listening_socket(http: HttpOptions) -> socket.socket:
     """Return a listening socket; raises BadInput where the address cannot be had."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(
@@ -150,23 +150,23 @@ def _listen(http: HttpOptions) -> socket.socket:
     return listening
 
 
-class _Process:
+class _ServerProcess:
     """One server: its signals, what it tells systemd, and how it ends."""
 
     _loop: asyncio.AbstractEventLoop
 
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
-        self._options, self._keys = options, Keys(http.keys)
+        self._options, self._keys = options, ApiKeys(http.keys)
         self.files: list[Path] = []  # of the models
         self.patient = False  # clients wait in the socket's queue while the model loads
         self._settled = asyncio.Event()  # it loaded, did not, or need not
         self._leases: FileLeases | None = None
-        self._service = Service(self._load, Watchdog())
-        self._service.loaded, self._service.failed = self._loaded, self._failed
+        self._service = Service(self._load_engine, SystemdWatchdog())
+        self._service.loaded, self._service.failed = self._on_loaded, self._on_failure
         config = uvicorn.Config(
             make_app(self._service, http, name, self._keys),
-            http=LimitedConnection.counted_in(self._service.metrics),
+            http=LimitedConnection.subclass_with_metrics(self._service.metrics),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -185,9 +185,9 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         # Not the loop's own handlers, which go with it: a signal behind the end changes no code.
         for number in _SIGNALS:
-            signal.signal(number, self._heard)
-        signal.signal(signal.SIGHUP, self._heard)
-        signal.signal(signal.SIGIO, self._heard)
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_signal)
+        signal.signal(signal.SIGIO, self._on_signal)
         self._leases = FileLeases(self.files)
         for path, why in self._leases.missing.items():
             self._tell(
@@ -211,19 +211,19 @@ class _Process:
             os._exit(self._code)
         return self._code
 
-    def _load(self, watch: Watch) -> Engine:
-        self._service.metrics.measure()
-        return load(self._options, watch, self._say)
+    def _load_engine(self, watch: SchedulerObserver) -> Engine:
+        self._service.metrics.start_measuring_energy()
+        return load_engine(self._options, watch, self._tell_status)
 
-    def _say(self, text: str) -> None:
+    def _tell_status(self, text: str) -> None:
         tell_systemd(f"STATUS={text}")
 
-    def _loaded(self, engine: Engine) -> None:
+    def _on_loaded(self, engine: Engine) -> None:
         self._tell(f"{engine.description}: {self._url}")
         tell_systemd(f"READY=1\nSTATUS={engine.description}")
         self._settled.set()
 
-    def _failed(self, why: str, mendable: bool) -> None:
+    def _on_failure(self, why: str, mendable: bool) -> None:
         tell_systemd(f"STATUS={why}")
         if mendable:
             self._mendable = why
@@ -232,16 +232,16 @@ class _Process:
             self._code = EXIT_FAILED
         self._end_within(_LAST_SECONDS)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         others: dict[int, Callable[[], None]] = {
-            signal.SIGHUP: self._reload,
-            signal.SIGIO: self._replaced,
+            signal.SIGHUP: self._reload_keys,
+            signal.SIGIO: self._on_file_overwrite,
         }
-        what = others.get(number, self._stop)
+        what = others.get(number, self._on_stop_signal)
         with contextlib.suppress(RuntimeError):  # the loop is closed: this is the end
             self._loop.call_soon_threadsafe(what)
 
-    def _reload(self) -> None:
+    def _reload_keys(self) -> None:
         """Read the keys again; where that fails, the old ones stay."""
         path = self._http.key_file
         if path is None:
@@ -257,39 +257,45 @@ class _Process:
             self._tell(f"--api-key-file {path}: {len(keys)} key{'s'[: len(keys) != 1]} read again")
         tell_systemd("READY=1")
 
-    def _replaced(self) -> None:
+    def _on_file_overwrite(self) -> None:
         """End while the model's file is still whole: its pages go when it is overwritten."""
-        if self._leases is None or (path := self._leases.broken) is None or self._signals:
+        if (
+            self._leases is None
+            or (path := self._leases.file_to_overwrite) is None
+            or self._signals
+        ):
             return
         self._tell(
             f"{path}: another program overwrites this file, which is in use; the server ends. "
             "Write a new file beside it, and rename that"
         )
         self._code = EXIT_FAILED
-        self._stop()
+        self._on_stop_signal()
 
-    def _stop(self) -> None:
+    def _on_stop_signal(self) -> None:
         """End in order; a second signal cuts answers off, a third waits for nobody."""
         self._signals += 1
         if self._signals > 1:
             self._service.stop(0)
-            self._loop.call_later(_LAST_SECONDS if self._signals == 2 else 0, self._hang_up)
+            self._loop.call_later(
+                _LAST_SECONDS if self._signals == 2 else 0, self._abort_connections
+            )
             return
         tell_systemd("STOPPING=1")
         self._tell(f"stopping: answers under way have {self._http.grace:g} s")
         self._end_within(self._http.grace + _LAST_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
-        self._loop.call_later(seconds, self._hang_up)
+        self._loop.call_later(seconds, self._abort_connections)
         self._server.should_exit = True
         self._settled.set()
 
-    def _hang_up(self) -> None:
+    def _abort_connections(self) -> None:
         """Let go of clients that read the end of their answers too slowly, and of what is left."""
         for connection in list(self._server.server_state.connections):
             assert isinstance(connection, LimitedConnection)
             connection.transport.abort()
-        self._loop.call_later(_LAST_MOMENT, self._force)
+        self._loop.call_later(_LAST_MOMENT, self._force_exit)
 
-    def _force(self) -> None:
+    def _force_exit(self) -> None:
         self._server.force_exit = True

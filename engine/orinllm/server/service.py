@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from orinllm.batching.sequence import Watch
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.server.choices import EventBridge
@@ -21,7 +21,7 @@ from orinllm.server.web.notify import tell_systemd
 _RETRY_SECONDS = 5
 
 
-class Watchdog:
+class SystemdWatchdog:
     """Tells systemd that a service gets on, as often as it wants to hear it."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Watchdog:
         self._every = float(given) / 4e6
         self._last = 0.0
 
-    def alive(self) -> None:
+    def tell_alive(self) -> None:
         """Keep the watchdog quiet; cheap to call often."""
         now = time.monotonic()
         if self._every and now - self._last >= self._every:
@@ -46,7 +46,9 @@ class Service:
     `loaded` and `failed` (one line, and whether the user caused it) are called in the event loop.
     """
 
-    def __init__(self, load: Callable[[Watch], Engine], watchdog: Watchdog) -> None:
+    def __init__(
+        self, load: Callable[[SchedulerObserver], Engine], watchdog: SystemdWatchdog
+    ) -> None:
         self.metrics, self._watchdog = Metrics(), watchdog
         self.loaded: Callable[[Engine], None] = lambda engine: None
         self.failed: Callable[[str, bool], None] = lambda why, mendable: None
@@ -55,7 +57,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._post: EventBridge | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
+        self._thread = threading.Thread(target=self._load_and_run, name="scheduler", daemon=True)
 
     def start(self) -> None:
         """Begin to load; called in the event loop."""
@@ -64,7 +66,7 @@ class Service:
         self._thread.start()
 
     @property
-    def post(self) -> EventBridge:
+    def event_bridge(self) -> EventBridge:
         """The thread-safe way of tokens to the event loop."""
         assert self._post is not None
         return self._post
@@ -88,44 +90,44 @@ class Service:
         assert self._loop is not None
         self._stopping = True
         if self._engine is not None:
-            self._engine.scheduler.close()
-            self._loop.call_later(grace, self._engine.scheduler.cut)
+            self._engine.scheduler.refuse_new()
+            self._loop.call_later(grace, self._engine.scheduler.end_all)
 
     def join(self, seconds: float) -> bool:
         """Wait for the thread; say whether it ended."""
         if self._engine is not None:
-            self._engine.scheduler.stop()
+            self._engine.scheduler.stop_when_idle()
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
+    def _load_and_run(self) -> None:
         try:
             engine = self._load(self.metrics)
         except BadInput as error:
-            self._tell(self.failed, str(error), True)
+            self._call_in_loop(self.failed, str(error), True)
             return
         except Exception as error:  # each device raises what its libraries do
             traceback.print_exc()
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            self._tell(self.failed, f"the model does not load: {why}", False)
+            self._call_in_loop(self.failed, f"the model does not load: {why}", False)
             return
         scheduler = engine.scheduler
-        scheduler.alive, scheduler.handed = self._watchdog.alive, self.post.flush
-        scheduler.failed = self._scheduler_failed
+        scheduler.alive, scheduler.handed = self._watchdog.tell_alive, self.event_bridge.flush
+        scheduler.failed = self._on_scheduler_failure
         if isinstance(scheduler.runner, CpuRunner):  # its steps take the cores from the event loop
-            scheduler.began = self.post.wait
-        self.metrics.watch(scheduler)
+            scheduler.began = self.event_bridge.wait_until_sent
+        self.metrics.observe_scheduler(scheduler)
         self._engine = engine
-        self._tell(self.loaded, engine)
+        self._call_in_loop(self.loaded, engine)
         scheduler.run()
 
-    def _scheduler_failed(self, why: str) -> None:
+    def _on_scheduler_failure(self, why: str) -> None:
         assert self._engine is not None
         if (failure := self._engine.scheduler.failure) is not None:
             traceback.print_exception(failure)
-        self._tell(self.failed, why, False)
+        self._call_in_loop(self.failed, why, False)
 
-    def _tell(self, call: Callable[..., None], *values: object) -> None:
+    def _call_in_loop(self, call: Callable[..., None], *values: object) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *values)

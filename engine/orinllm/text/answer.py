@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinllm.text.learned import Frame
+from orinllm.text.learned_calls import AnswerFrame
 from orinllm.text.reasoning import ReasoningTag
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
@@ -61,15 +61,15 @@ class AnswerParser(ABC):
           tools: The tools of this conversation; without any, a text is never a call.
           variables: Those that the prompt was rendered with.
         """
-        whole, template = template, template.for_tools(tools)
+        whole, template = template, template.template_for_tools(tools)
         if "<|channel|>" in template.source and "<|message|>" in template.source:
-            return _Harmony(bool(tools))
+            return _HarmonyParser(bool(tools))
         calls = whole.call_format(tools) if tools else None
-        return _Marked(
+        return _MarkedParser(
             template.reasoning_tag,
             calls,
             template.starts_in_reasoning(tools=tools, **variables),
-            template.frame,
+            template.answer_frame,
         )
 
     def __init__(self) -> None:
@@ -81,37 +81,37 @@ class AnswerParser(ABC):
     def push(self, text: str) -> Delta:
         """Take more of the answer; return what is certain by now."""
         self._buffer += text
-        while self._step(final=False):
+        while self._read_step(final=False):
             pass
-        return self._take()
+        return self._take_delta()
 
     def flush(self) -> Delta:
         """End the answer; return what was held back."""
-        while self._step(final=True):
+        while self._read_step(final=True):
             pass
-        self._end()
-        return self._take()
+        self._give_out_rest()
+        return self._take_delta()
 
     @abstractmethod
-    def _step(self, final: bool) -> bool:
+    def _read_step(self, final: bool) -> bool:
         """Read up to the next mark; return False if nothing more can be read by now."""
 
     @abstractmethod
-    def _end(self) -> None:
+    def _give_out_rest(self) -> None:
         """Give out what no mark followed."""
 
-    def _take(self) -> Delta:
+    def _take_delta(self) -> Delta:
         delta = Delta("".join(self._content), "".join(self._reasoning), tuple(self._calls))
         self._content, self._reasoning, self._calls = [], [], []
         return delta
 
-    def _until(self, marks: Sequence[str], final: bool) -> tuple[str, str]:
+    def _take_until(self, marks: Sequence[str], final: bool) -> tuple[str, str]:
         """Take the text before the next of `marks` off the buffer; return it and the mark.
 
         The mark stays in the buffer, and so does, unless `final`, an end that may become one.
         """
         found = [(at, -len(mark), mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]
-        begun = len(self._buffer) - (0 if final else _begun(self._buffer, marks))
+        begun = len(self._buffer) - (0 if final else _begun_mark_length(self._buffer, marks))
         at, _, mark = min(found, default=(begun, 0, ""))
         if begun < at:  # a longer mark has begun before
             at, mark = begun, ""
@@ -124,7 +124,7 @@ class AnswerReader:
 
     def __init__(self, tokenizer: Tokenizer, parser: AnswerParser) -> None:
         self._tokenizer, self._parser = tokenizer, parser
-        self._stream = tokenizer.stream(special=True)
+        self._stream = tokenizer.new_stream(special=True)
         self._shown = {mark.encode() for mark in parser.marks}
 
     def push(self, token: int) -> Delta:
@@ -139,7 +139,7 @@ class AnswerReader:
         return self._parser.flush()
 
 
-def _begun(text: str, marks: Iterable[str]) -> int:
+def _begun_mark_length(text: str, marks: Iterable[str]) -> int:
     """Return the length of the longest end of a text with which one of `marks` begins."""
     return max(
         (
@@ -152,7 +152,7 @@ def _begun(text: str, marks: Iterable[str]) -> int:
     )
 
 
-class StopTexts:
+class StopTextFilter:
     """Ends a text before the first of some texts, and shows nothing that may become one.
 
     `found` is the text that came.
@@ -172,7 +172,7 @@ class StopTexts:
         if at >= 0:
             self._held = ""
             return text[:at], True
-        shown = len(text) - _begun(text, self._stops)
+        shown = len(text) - _begun_mark_length(text, self._stops)
         self._held = text[shown:]
         return text[:shown], False
 
@@ -182,7 +182,7 @@ class StopTexts:
         return held
 
 
-class _Marked(AnswerParser):
+class _MarkedParser(AnswerParser):
     """Families with one pair of marks around reasoning and a format for calls."""
 
     def __init__(
@@ -190,7 +190,7 @@ class _Marked(AnswerParser):
         tag: ReasoningTag | None,
         calls: CallFormat | None,
         in_reasoning: bool,
-        frame: Frame,
+        frame: AnswerFrame,
     ) -> None:
         super().__init__()
         self._tag, self._format, self._frame = tag, calls, frame
@@ -202,30 +202,30 @@ class _Marked(AnswerParser):
         self._after_mark = self._in_reasoning  # white space that only sets marks apart is dropped
         self._space = ""  # may stand before a mark, too
 
-    def _step(self, final: bool) -> bool:
+    def _read_step(self, final: bool) -> bool:
         if self._in_reasoning and self._tag:
             ends = [mark for mark in (self._tag.close, self._frame.opens) if mark]
-            text, mark = self._until([*ends, *self._thought_calls()], final)
-            self._add(self._reasoning, text)
+            text, mark = self._take_until([*ends, *self._call_marks_in_thought()], final)
+            self._add_text(self._reasoning, text)
             if mark in ends:
-                return self._pass(mark, reasoning=False)
+                return self._pass_mark(mark, reasoning=False)
             return self._read_last_calls(mark, final) if mark else False
-        text, mark = self._until(self._marks(), final)
+        text, mark = self._take_until(self._possible_marks(), final)
         # The marks that stand at the beginning alone are none once something was said.
         if text.strip() and not self._began:
             self._buffer = text + self._buffer
             self._began = True
             return True
-        self._add(self._content, text)
+        self._add_text(self._content, text)
         if not mark:
             return False
         if self._tag and mark == self._tag.open:
-            return self._pass(mark, reasoning=True)
+            return self._pass_mark(mark, reasoning=True)
         if mark in (self._frame.opens, *self._frame.closes, self._tag and self._tag.close):
-            return self._pass(mark, reasoning=False)
+            return self._pass_mark(mark, reasoning=False)
         return self._read_call(mark, final)
 
-    def _marks(self) -> list[str]:
+    def _possible_marks(self) -> list[str]:
         marks = [*self._frame.closes]
         # Control tokens are no words of an answer.
         if self._tag and (self._frame.opens or not self._began or self._tag.open[:2] == "<|"):
@@ -233,14 +233,14 @@ class _Marked(AnswerParser):
         if not self._began and self._frame.opens:
             marks.append(self._frame.opens)
         if self._format:
-            marks += self._format.begins(self._began)
+            marks += self._format.opening_marks(self._began)
         return marks
 
-    def _thought_calls(self) -> Sequence[str]:
+    def _call_marks_in_thought(self) -> Sequence[str]:
         """Return the marks of calls that end reasoning: models forget to close it."""
-        return self._format.begins(True) if self._format else ()
+        return self._format.opening_marks(True) if self._format else ()
 
-    def _pass(self, mark: str, reasoning: bool) -> bool:
+    def _pass_mark(self, mark: str, reasoning: bool) -> bool:
         self._buffer = self._buffer[len(mark) :]
         self._in_reasoning, self._after_mark, self._space = reasoning, True, ""
         return True
@@ -248,25 +248,25 @@ class _Marked(AnswerParser):
     def _read_call(self, mark: str, final: bool) -> bool:
         assert self._format is not None
         try:
-            found = self._format.read(self._buffer, final)
+            found = self._format.read_calls(self._buffer, final)
         except (ValueError, RecursionError):
             self._began = True
             self._buffer = self._buffer[len(mark) :]
-            self._add(self._content, mark)
+            self._add_text(self._content, mark)
             return True
         if found is None:
             return False
         calls, end = found
         self._calls += calls
-        return self._pass(self._buffer[:end], reasoning=False)
+        return self._pass_mark(self._buffer[:end], reasoning=False)
 
     def _read_last_calls(self, mark: str, final: bool) -> bool:
         """Read calls in a thought that was not closed: they are some if nothing follows them."""
         assert self._format is not None and self._tag is not None
-        calls, rest, opens = list[ToolCall](), self._buffer, tuple(self._thought_calls())
+        calls, rest, opens = list[ToolCall](), self._buffer, tuple(self._call_marks_in_thought())
         try:
             while rest.startswith(opens):
-                found = self._format.read(rest, final)
+                found = self._format.read_calls(rest, final)
                 if found is None and self._tag.close not in rest:
                     return False
                 if found is None:
@@ -279,12 +279,12 @@ class _Marked(AnswerParser):
             return False
         if calls and not rest:
             self._calls += calls
-            return self._pass(self._buffer, reasoning=False)
+            return self._pass_mark(self._buffer, reasoning=False)
         self._buffer = self._buffer[len(mark) :]
-        self._add(self._reasoning, mark)
+        self._add_text(self._reasoning, mark)
         return True
 
-    def _add(self, where: list[str], text: str) -> None:
+    def _add_text(self, where: list[str], text: str) -> None:
         """Give out a text, but for white space that may turn out to stand before a mark."""
         text = self._space + text
         if self._after_mark:
@@ -295,12 +295,12 @@ class _Marked(AnswerParser):
             self._after_mark = False
             where.append(said)
 
-    def _end(self) -> None:
+    def _give_out_rest(self) -> None:
         if not self._in_reasoning:
             self._content.append(self._space)
 
 
-class _Harmony(AnswerParser):
+class _HarmonyParser(AnswerParser):
     """gpt-oss: messages with a header each, which names a channel and whom they are for."""
 
     _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
@@ -313,16 +313,16 @@ class _Harmony(AnswerParser):
         self._header: str | None = None  # None: between messages, within a header
         self._body = ""
 
-    def _step(self, final: bool) -> bool:
+    def _read_step(self, final: bool) -> bool:
         if self._header is None:
             return self._read_header(final)
-        text, mark = self._until(self._ENDS, final)
+        text, mark = self._take_until(self._ENDS, final)
         if self._recipient():
             self._body += text
         else:
             (self._reasoning if "analysis" in self._header else self._content).append(text)
         if mark:
-            self._finish()
+            self._finish_message()
             self._buffer = self._buffer[len(mark) :]
         return bool(mark)
 
@@ -347,11 +347,11 @@ class _Harmony(AnswerParser):
         name = header.split(" to=", 1)[1].replace("<|", " <|").split()[0]
         return name.removeprefix("functions.")
 
-    def _finish(self) -> None:
+    def _finish_message(self) -> None:
         if self._recipient():
             self._calls.append(ToolCall(self._recipient(), self._body.strip() or "{}"))
         self._header, self._body = None, ""
 
-    def _end(self) -> None:
+    def _give_out_rest(self) -> None:
         if self._header is not None:
-            self._finish()
+            self._finish_message()

@@ -34,13 +34,13 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, Any]] = []
 
-    def picture(self, source: Any) -> Picture:
+    def read_picture(self, source: Any) -> Picture:
         """Return a picture for a message; raises BadInput for none, or where the model is blind."""
         if self._template.sight is None:
             raise BadInput("the model reads text only; it sees with --mmproj FILE")
         return self._template.sight.make_picture(source)
 
-    def ask(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
+    def add_question(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
         """Add a user's message, with pictures before its text; return the prompt's tokens.
 
         Raises:
@@ -58,7 +58,7 @@ class Conversation:
             self.messages.pop()
             raise
 
-    def answer(self, tokens: Iterable[int]) -> Generator[Delta, None, None]:
+    def read_answer(self, tokens: Iterable[int]) -> Generator[Delta, None, None]:
         """Yield what the model says, as its tokens come, and add it to the history.
 
         Tokens after one that ends an answer are not read. An answer that is not read to its end
@@ -77,14 +77,14 @@ class Conversation:
         finally:
             rest = reader.flush()
             said += rest
-            self._add(said)
+            self._add_answer(said)
         yield rest
 
     def reset(self) -> None:
         """Forget the history; the system prompt stays."""
         self.messages.clear()
 
-    def _add(self, said: Delta) -> None:
+    def _add_answer(self, said: Delta) -> None:
         message = {"role": "assistant", "content": said.content}
         if said.reasoning:
             message["reasoning_content"] = said.reasoning

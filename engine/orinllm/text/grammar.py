@@ -16,8 +16,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from orinllm.batching.sequence import Constraint
 from orinllm.choose.sampling import Words
 from orinllm.errors import BadInput
-from orinllm.text.processes.child import Child
-from orinllm.text.processes.grammar_process import matcher_of
+from orinllm.text.processes.child import JobProcess
+from orinllm.text.processes.grammar_process import build_matcher
 from orinllm.text.tokenizer import Tokenizer
 
 Schema = Mapping[str, Any]
@@ -27,7 +27,7 @@ _SECONDS, _BYTES = 0.6, 2 << 30
 _KEPT = 16
 
 
-class Grammars:
+class GrammarCompiler:
     """Makes matchers for one vocabulary. `size`: number of logits."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
@@ -36,10 +36,10 @@ class Grammars:
         self._vocabulary = LLTokenizer(
             TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=size, eos_token=ends or None
         )
-        self._matcher = functools.lru_cache(_KEPT)(self._compiled)
+        self._matcher = functools.lru_cache(_KEPT)(self._recompiled)
 
     @functools.cached_property
-    def _child(self) -> Child:
+    def _compiler_process(self) -> JobProcess:
         words = _Vocabulary(self._tokenizer)
         first = {
             "tokens": [b64encode(token).decode() for token in words.tokens],
@@ -47,13 +47,9 @@ class Grammars:
             "end": words.eos_token_id,
             "size": self._size,
         }
-        return Child("orinllm.text.processes.grammar_process", _SECONDS, _BYTES, first)
+        return JobProcess("orinllm.text.processes.grammar_process", _SECONDS, _BYTES, first)
 
-    def start(self) -> None:
-        """Start the process that compiles, which the first grammar would else wait for."""
-        self._child.start()
-
-    def matcher(
+    def compile_matcher(
         self, kind: str, value: Any, where: str, loose: Callable[[str], None] = lambda path: None
     ) -> LLMatcher:
         """Return a matcher; raises BadInput, which names `where`, for what is no grammar.
@@ -65,7 +61,7 @@ class Grammars:
           loose: Hears the paths of keywords that the answer is not held to.
         """
         try:
-            text, loosened = self._matcher_text(kind, json.dumps(value))
+            text, loosened = self._compiled_text(kind, json.dumps(value))
             matcher = self._matcher(text)
         except (BadInput, RecursionError) as error:
             raise BadInput(f"{where}: {_one_line(str(error))}") from None
@@ -73,28 +69,30 @@ class Grammars:
             loose(f"{where}{path}")
         return matcher
 
-    def _matcher_text(self, kind: str, value: str) -> tuple[str, tuple[str, ...]]:
+    def _compiled_text(self, kind: str, value: str) -> tuple[str, tuple[str, ...]]:
         """Return llguidance's grammar, and what it leaves out."""
-        found = self._child.run_job({"kind": kind, "value": value})
+        found = self._compiler_process.run_job({"kind": kind, "value": value})
         return found["grammar"], tuple(found["loose"])
 
-    def _compiled(self, text: str) -> LLMatcher:
+    def _recompiled(self, text: str) -> LLMatcher:
         """Compile what the other process has compiled before."""
-        return matcher_of(self._vocabulary, text)
+        return build_matcher(self._vocabulary, text)
 
-    def constraint(self, matcher: LLMatcher, after: str = "", perhaps: bool = False) -> Constraint:
+    def make_constraint(
+        self, matcher: LLMatcher, after: str = "", perhaps: bool = False
+    ) -> Constraint:
         """Return a constraint of one answer; what comes before the text `after` is free.
 
         perhaps: an answer that does not begin as the grammar's texts do is free.
         """
-        made = MatcherConstraint(matcher.deep_copy(), self._size, self._free(after))
-        return PerhapsConstraint(made) if perhaps else made
+        made = MatcherConstraint(matcher.deep_copy(), self._size, self._free_part_reader(after))
+        return OptionalConstraint(made) if perhaps else made
 
-    def _free(self, after: str) -> Callable[[int], bool] | None:
+    def _free_part_reader(self, after: str) -> Callable[[int], bool] | None:
         """Return what says, token by token, whether the free part is over; None: there is none."""
         if not after:
             return None
-        stream, seen = self._tokenizer.stream(special=True), ""
+        stream, seen = self._tokenizer.new_stream(special=True), ""
 
         def over(token: int) -> bool:
             nonlocal seen
@@ -119,15 +117,15 @@ class MatcherConstraint:
         return np.zeros_like(self.all) if self._matcher.is_error() else words
 
     @property
-    def waits(self) -> bool:
+    def is_in_free_part(self) -> bool:
         """Say whether the answer is in its free part."""
         return self._free is not None
 
-    def allows(self, token: int) -> bool:
+    def allows_token(self, token: int) -> bool:
         """Say whether a token may be the next of the form."""
         return bool(self._matcher.validate_tokens([token]))
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         """Take a token; True says that the answer is complete."""
         if self._free is not None:
             if self._free(token):
@@ -138,7 +136,7 @@ class MatcherConstraint:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
 
-class PerhapsConstraint:
+class OptionalConstraint:
     """A constraint that holds once the first token is one of its own."""
 
     def __init__(self, inner: MatcherConstraint) -> None:
@@ -148,19 +146,19 @@ class PerhapsConstraint:
         """Return a bit for each token that is allowed now."""
         return self._inner.allowed_mask() if self._began else self._inner.all
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         """Take a token; True says that the answer is complete."""
         if self._free:
             return False
         if not self._began:
-            if self._inner.waits:
-                return self._inner.take(token)
-            self._began = self._inner.allows(token)
+            if self._inner.is_in_free_part:
+                return self._inner.take_token(token)
+            self._began = self._inner.allows_token(token)
             self._free = not self._began
-        return self._began and self._inner.take(token)
+        return self._began and self._inner.take_token(token)
 
 
-class AtLeast:
+class MinTokensConstraint:
     """Keeps an answer from ending before it has `tokens` tokens.
 
     ends: those that would end it. inner: what holds it beside.
@@ -184,10 +182,10 @@ class AtLeast:
         rest: Words = found & self._some
         return rest if rest.any() else found
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         """Take a token; True says that the answer is complete."""
         self._left -= 1
-        return self._inner is not None and self._inner.take(token)
+        return self._inner is not None and self._inner.take_token(token)
 
 
 class _Vocabulary:

@@ -25,7 +25,7 @@ _ENOUGH = "If that is enough, use it to answer in words, not JSON."
 _OPEN: dict[str, dict[str, Any]] = {"object": {"additionalProperties": {}}, "array": {"items": {}}}
 
 
-def system_text(tools: Sequence[Mapping[str, Any]]) -> str:
+def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return what a model must know of some tools."""
     functions = [tool.get("function", tool) for tool in tools]
     told = [
@@ -48,36 +48,38 @@ def without_tools(
         for message in messages
         for call in message.get("tool_calls") or ()
     }
-    found = [_plain(message, names) for message in messages]
+    found = [_plain_message(message, names) for message in messages]
     if not tools:
         return found
-    found.insert(0, {"role": "system" if system else "user", "content": system_text(tools)})
+    found.insert(0, {"role": "system" if system else "user", "content": tools_text(tools)})
     if not system:
         found = [{**m, "role": "user"} if m["role"] == "system" else m for m in found]
     # Many such templates want one message of a role at a time.
     joined = found[:1]
     for message in found[1:]:
         if message["role"] == joined[-1]["role"] != "assistant":
-            content = _joined(joined[-1].get("content"), message.get("content"))
+            content = _joined_contents(joined[-1].get("content"), message.get("content"))
             joined[-1] = {**joined[-1], "content": content}
         else:
             joined.append(message)
     return joined
 
 
-def _plain(message: Message, names: Mapping[Any, str]) -> dict[str, Any]:
+def _plain_message(message: Message, names: Mapping[Any, str]) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = message.get("tool_calls")
     if calls:
-        plain["content"] = _joined(message.get("content"), "\n".join(map(written_call, calls)))
+        plain["content"] = _joined_contents(
+            message.get("content"), "\n".join(map(call_text, calls))
+        )
     if message.get("role") == "tool":
         name = message.get("name") or names.get(message.get("tool_call_id")) or "the function"
-        answer = _joined(f"The result of {name} is:", message.get("content"))
-        plain = {"role": "user", "content": _joined(answer, _ENOUGH)}
+        answer = _joined_contents(f"The result of {name} is:", message.get("content"))
+        plain = {"role": "user", "content": _joined_contents(answer, _ENOUGH)}
     return plain
 
 
-def written_call(call: Mapping[str, Any]) -> str:
+def call_text(call: Mapping[str, Any]) -> str:
     """Return a call as a model writes it."""
     function = call.get("function", call)
     arguments = function.get("arguments") or {}
@@ -88,7 +90,7 @@ def written_call(call: Mapping[str, Any]) -> str:
     )
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _joined_contents(first: Any, second: Any) -> Any:
     """Join two contents, of which one may be empty, or parts."""
     if not first or not second:
         return first or second or ""
@@ -101,7 +103,7 @@ def _joined(first: Any, second: Any) -> Any:
     return parts[0] + parts[1]
 
 
-def described_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def fully_described_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool that says all that a tool may say."""
     function = {"description": "", **tool.get("function", {})}
     parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}

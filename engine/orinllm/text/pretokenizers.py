@@ -21,7 +21,7 @@ _SPACES = r"\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
-def _words(
+def _gpt4_pattern(
     digits: str,
     punctuation_end: str = r"[\r\n]*",
     contraction: str = _CONTRACTION,
@@ -35,7 +35,7 @@ def _words(
     )
 
 
-def _cased(
+def _o200k_pattern(
     digits: str, contraction: str = _CONTRACTION, without: str = "", end: str = r"[\r\n/]*"
 ) -> str:
     """o200k's expression: as GPT-4's, but a word also ends where lower case turns to upper.
@@ -115,11 +115,11 @@ class PreTokenizer:
     drops_spaces: bool = False
 
 
-_LLAMA3 = PreTokenizer((_words(_THREES),), whole_words=True, adds_bos=True)
+_LLAMA3 = PreTokenizer((_gpt4_pattern(_THREES),), whole_words=True, adds_bos=True)
 _GPT2_PRE = PreTokenizer((_GPT2,))
 _DIGITS_FIRST = PreTokenizer((_SINGLE, _GPT2))
-_QWEN2 = PreTokenizer((_words(_SINGLE),))
-_O200K = PreTokenizer((_cased(_THREES),))
+_QWEN2 = PreTokenizer((_gpt4_pattern(_SINGLE),))
+_O200K = PreTokenizer((_o200k_pattern(_THREES),))
 _DEEPSEEK3 = PreTokenizer((_THREES, _CJK, _DEEPSEEK3_TAIL))
 _BAILING = PreTokenizer(
     (
@@ -134,8 +134,8 @@ _RAW_LINES = PreTokenizer((r"[^\n]+|[\n]+",), byte_level=False, adds_bos=True)
 _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", _UNNAMED),
     ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", _LLAMA3),
-    ("glm4 glm5", PreTokenizer((_words(_THREES),), whole_words=True)),
-    ("dbrx smaug-bpe chatglm-bpe", PreTokenizer((_words(_THREES),))),
+    ("glm4 glm5", PreTokenizer((_gpt4_pattern(_THREES),), whole_words=True)),
+    ("dbrx smaug-bpe chatglm-bpe", PreTokenizer((_gpt4_pattern(_THREES),))),
     ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", _QWEN2),
     (
         "qwen35",
@@ -146,9 +146,9 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
             )
         ),
     ),
-    ("ufakzeka", PreTokenizer((_words(_SINGLE, contraction=""),))),
-    ("laguna", PreTokenizer((r"[^\n]+|[\n]+", _words(_SINGLE)))),
-    ("minicpm5", PreTokenizer((_THREES, _words(r"\p{N}+")), whole_words=True)),
+    ("ufakzeka", PreTokenizer((_gpt4_pattern(_SINGLE, contraction=""),))),
+    ("laguna", PreTokenizer((r"[^\n]+|[\n]+", _gpt4_pattern(_SINGLE)))),
+    ("minicpm5", PreTokenizer((_THREES, _gpt4_pattern(r"\p{N}+")), whole_words=True)),
     (
         "seed-coder",
         PreTokenizer(
@@ -171,7 +171,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m", _O200K),
     (
         "kimi-k2",
-        PreTokenizer((r"\p{Han}+|" + _cased(_THREES, without=r"\p{Han}", end=r"[\r\n]*"),)),
+        PreTokenizer((r"\p{Han}+|" + _o200k_pattern(_THREES, without=r"\p{Han}", end=r"[\r\n]*"),)),
     ),
     ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(?:\d{3})+(?!\d))"))),
     (
@@ -186,18 +186,18 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("afmoe", PreTokenizer((_THREES_FROM_THE_END, _ASIAN, _DEEPSEEK3_TAIL))),
     ("spark2_5", PreTokenizer((_THREES, _CJK, _SPARK_TAIL, _SINGLE))),
-    ("jais-2", PreTokenizer((_words(_THREES, spaces=_HALVED_SPACES),))),
-    ("tiny_aya cohere2moe", PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _cased(_THREES)))),
+    ("jais-2", PreTokenizer((_gpt4_pattern(_THREES, spaces=_HALVED_SPACES),))),
+    ("tiny_aya cohere2moe", PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _o200k_pattern(_THREES)))),
     (
         "tekken",
-        PreTokenizer((_cased(_SINGLE, contraction=""),), whole_words=True, adds_bos=True),
+        PreTokenizer((_o200k_pattern(_SINGLE, contraction=""),), whole_words=True, adds_bos=True),
     ),
     (
         "youtu",
         PreTokenizer(
             (
                 "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK,
-                _cased(_SINGLE),
+                _o200k_pattern(_SINGLE),
             ),
             whole_words=True,
         ),

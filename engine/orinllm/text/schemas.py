@@ -35,16 +35,16 @@ def loosened_schema(schema: Any, tell: Tell, where: str = "") -> Any:
             found[key] = [loosened_schema(v, tell, f"{path}[{i}]") for i, v in enumerate(value)]
         elif key in _SCHEMAS:
             found[key] = loosened_schema(value, tell, path)
-        elif key in _BOUNDS and _beyond(value):
+        elif key in _BOUNDS and _is_beyond(value):
             tell(path)
         elif key == "pattern" and isinstance(value, str):
-            found[key] = without_looks(value)
+            found[key] = without_lookarounds(value)
             if found[key] != value:
                 tell(path)
         else:
             found[key] = value
     if _is_integer(schema.get("type")) and not found.keys() & {"const", "enum"}:
-        found |= _ends(found)
+        found |= _integer_bounds(found)
     return found
 
 
@@ -53,21 +53,21 @@ def _is_integer(kind: Any) -> bool:
     return "integer" in kinds and "number" not in kinds
 
 
-def _ends(schema: Mapping[str, Any]) -> dict[str, int]:
+def _integer_bounds(schema: Mapping[str, Any]) -> dict[str, int]:
     """Return the bounds that an integer lacks: a small model may else write digits for ever."""
     lower = {} if schema.keys() & {"minimum", "exclusiveMinimum"} else {"minimum": 1 - _BEYOND}
     upper = {} if schema.keys() & {"maximum", "exclusiveMaximum"} else {"maximum": _BEYOND - 1}
     return {**lower, **upper}
 
 
-def _beyond(value: Any) -> bool:
+def _is_beyond(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) > _BEYOND
 
 
 _LOOK = re.compile(r"\(\?<?[=!]|\\[bB]")
 
 
-def without_looks(pattern: str) -> str:
+def without_lookarounds(pattern: str) -> str:
     """Return a pattern without what looks ahead or behind, which no automaton does."""
     at = 0
     while found := _LOOK.search(pattern, at):
@@ -77,12 +77,12 @@ def without_looks(pattern: str) -> str:
             at = end
             continue
         if pattern[start] == "(":
-            end = _closes(pattern, start)
+            end = _group_end(pattern, start)
         pattern, at = pattern[:start] + pattern[end:], start
     return pattern
 
 
-def _closes(pattern: str, start: int) -> int:
+def _group_end(pattern: str, start: int) -> int:
     """Return where the group that begins at `start` has ended."""
     depth, at, in_class = 0, start, False
     while at < len(pattern):

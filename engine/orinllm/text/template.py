@@ -15,20 +15,28 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
-from orinllm.text.learned import PROBE, PROBES, Frame, Learning, learn, learn_frame, same_start
+from orinllm.text.learned_calls import (
+    PROBE,
+    PROBES,
+    AnswerFrame,
+    LearningResult,
+    common_start_length,
+    learn_calls,
+    learn_frame,
+)
 from orinllm.text.messages import (
     Message,
-    described_tool,
+    fully_described_tool,
     parsed_calls,
     text_of_part,
     unparsed_call,
     with_parsed_calls,
     without_tools,
 )
-from orinllm.text.processes.child import Child
+from orinllm.text.processes.child import JobProcess
 from orinllm.text.reasoning import TAGS, ReasoningTag
 from orinllm.text.tokenizer import GUARD, Tokenizer
-from orinllm.text.tools import CallFormat, Llama, Tool, known_format
+from orinllm.text.tools import CallFormat, LlamaFormat, Tool, known_format_maker
 
 if TYPE_CHECKING:
     from orinllm.network.vision.pictures import Picture
@@ -45,7 +53,7 @@ _MOST_TOLD = 1024
 _MARK = {"type": "text", "text": "\ufdd1"}
 
 
-class Renderer(Child):
+class TemplateRenderer(JobProcess):
     """Renders templates; one for a process is enough, and threads may share it.
 
     A template may take `seconds` of CPU time, and all of them `memory` bytes.
@@ -54,18 +62,18 @@ class Renderer(Child):
     def __init__(self, seconds: float = 3, memory: int = 1 << 30) -> None:
         super().__init__("orinllm.text.processes.jinja_process", seconds, memory)
 
-    def run(self, job: Mapping[str, Any]) -> str:
+    def render_job(self, job: Mapping[str, Any]) -> str:
         """Return what a template makes of variables; raises BadInput where it fails."""
         return str(self.run_job(job)["text"])
 
 
 @functools.cache
-def renderer() -> Renderer:
+def shared_renderer() -> TemplateRenderer:
     """Return the renderer that all models of this process share."""
-    return Renderer()
+    return TemplateRenderer()
 
 
-class Guarded(NamedTuple):
+class GuardedPrompt(NamedTuple):
     """A rendered prompt whose messages hold no control tokens, and the pictures in it."""
 
     text: str
@@ -99,11 +107,11 @@ class ChatTemplate:
             for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
         try:
-            self.reads = frozenset(self._render(None).split())
+            self.reads = frozenset(self._render_in_process(None).split())
         except BadInput as error:
             raise BadInput(f"{KEY}: {error}") from None
 
-    def see(self, sight: PictureEncoder) -> None:
+    def enable_pictures(self, sight: PictureEncoder) -> None:
         """Let messages have pictures."""
         slot = self._tokenizer.encode(sight.projector.slot, special=True)
         if len(slot) != 1:
@@ -166,21 +174,21 @@ class ChatTemplate:
         Raises:
           BadInput: The template refuses the conversation, or fails on it.
         """
-        if (template := self.for_tools(tools)) is not self:
+        if (template := self.template_for_tools(tools)) is not self:
             return template.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
             )
         if tools and not self.takes_tools:
             called = with_parsed_calls(messages)
             messages, tools = without_tools(called, tools, self._has_system), None
-        prepared = [self._prepare(message) for message in messages]
+        prepared = [self._prepared_message(message) for message in messages]
         try:
-            text = self._run(prepared, tools, add_generation_prompt, variables)
+            text = self._render_messages(prepared, tools, add_generation_prompt, variables)
         except BadInput:
             # OpenAI's tools need no description; some templates want one.
-            if tools is None or (whole := list(map(described_tool, tools))) == list(tools):
+            if tools is None or (whole := list(map(fully_described_tool, tools))) == list(tools):
                 raise
-            text = self._run(prepared, whole, add_generation_prompt, variables)
+            text = self._render_messages(prepared, whole, add_generation_prompt, variables)
         return text.removeprefix(self._bos) if self._tokenizer.add_bos else text
 
     def encode(
@@ -203,9 +211,9 @@ class ChatTemplate:
           BadInput: As `render`, or for a picture where the model sees none, or that is none.
         """
         given = {"tools": tools, "add_generation_prompt": add_generation_prompt, **variables}
-        return self.tokens(self.guarded(messages, **given))
+        return self.tokens_of_guarded(self.render_guarded(messages, **given))
 
-    def guarded(
+    def render_guarded(
         self,
         messages: Sequence[Message],
         /,
@@ -213,21 +221,23 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> Guarded:
-        """Return the text for `tokens`: control tokens are told from their texts in messages."""
+    ) -> GuardedPrompt:
+        """Return the text for `tokens_of_guarded`: messages hold no control tokens."""
         pictures: list[Picture] = []
         if any(isinstance(message.get("content"), list) for message in messages):
-            messages = [self._seen(message, pictures) for message in messages]
+            messages = [self._take_pictures(message, pictures) for message in messages]
         text = self.render(
-            _guarded(list(messages), self._tokenizer.guard),
-            tools=_guarded(tools, self._tokenizer.guard),
+            _guarded_texts(list(messages), self._tokenizer.guard_control_tokens),
+            tools=_guarded_texts(tools, self._tokenizer.guard_control_tokens),
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
-        return Guarded(self._placed(text, pictures) if pictures else text, tuple(pictures))
+        return GuardedPrompt(
+            self._with_picture_texts(text, pictures) if pictures else text, tuple(pictures)
+        )
 
-    def tokens(self, rendered: Guarded) -> list[int]:
-        """Return the tokens of a text of `guarded`."""
+    def tokens_of_guarded(self, rendered: GuardedPrompt) -> list[int]:
+        """Return the tokens of a text of `render_guarded`."""
         text, pictures = rendered
         ids = self._tokenizer.encode(text, special=True)
         if pictures:
@@ -237,7 +247,7 @@ class ChatTemplate:
         bos = self._tokenizer.bos_id
         return [bos, *ids] if self._tokenizer.add_bos and bos is not None else ids
 
-    def _seen(self, message: Message, pictures: list[Picture]) -> Message:
+    def _take_pictures(self, message: Message, pictures: list[Picture]) -> Message:
         """Add a message's pictures to those before; return it as this template reads it."""
         parts: list[Any] = []
         for part in message["content"] if isinstance(message.get("content"), list) else ():
@@ -252,7 +262,7 @@ class ChatTemplate:
             parts.append(part)
         return {**message, "content": parts} if parts else message
 
-    def _placed(self, text: str, pictures: Sequence[Picture]) -> str:
+    def _with_picture_texts(self, text: str, pictures: Sequence[Picture]) -> str:
         """Return a prompt's text with that of each picture in the place of its mark."""
         assert self.sight is not None
         mark = self.sight.projector.slot if self._reads_pictures else str(_MARK["text"])
@@ -269,52 +279,54 @@ class ChatTemplate:
         """A template that knows no pictures leaves such parts out, or prints something else."""
         assert self.sight is not None
         parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
-        text = self._probe({"role": "user", "content": parts})
+        text = self._probe_text({"role": "user", "content": parts})
         return text.count(self.sight.projector.slot) == 1 and _PROBE in text
 
-    def for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+    def template_for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         """Return the one of a model's templates that conversations with these tools take."""
         return self._with_tools if tools and self._with_tools else self
 
     @functools.cached_property
     def takes_tools(self) -> bool:
         """Say if the template tells the model of tools, and how their calls look is known."""
-        template = self.for_tools(PROBES)
-        return template._lists_tools and template._format is not None
+        template = self.template_for_tools(PROBES)
+        return template._lists_tools and template._format_maker is not None
 
     def call_format(self, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
         """Return the format of calls; templates that take no tools get them in plain JSON."""
-        template = self.for_tools(tools)
-        if not self.takes_tools or template._format is None:
-            return Llama(tools)
-        return template._format(tools)
+        template = self.template_for_tools(tools)
+        if not self.takes_tools or template._format_maker is None:
+            return LlamaFormat(tools)
+        return template._format_maker(tools)
 
     @functools.cached_property
     def _lists_tools(self) -> bool:
         try:
-            return PROBE in self._run([{"role": "user", "content": _PROBE}], PROBES, True, {})
+            return PROBE in self._render_messages(
+                [{"role": "user", "content": _PROBE}], PROBES, True, {}
+            )
         except BadInput:
             return False
 
     @functools.cached_property
-    def _learned(self) -> Learning | None:
+    def _learned_calls(self) -> LearningResult | None:
         """Return the template's text of calls."""
-        return learn(
-            lambda messages, tools, asks: self._run(
-                [self._prepare(message, True) for message in messages], tools, asks, {}
+        return learn_calls(
+            lambda messages, tools, asks: self._render_messages(
+                [self._prepared_message(message, True) for message in messages], tools, asks, {}
             )
         )
 
     @functools.cached_property
-    def _format(self) -> Callable[[Sequence[Tool]], CallFormat] | None:
+    def _format_maker(self) -> Callable[[Sequence[Tool]], CallFormat] | None:
         """The format that reads what the template writes: one that is known, or the learned one."""
         source = self.source
         if "<|channel|>" in source and "<|message|>" in source:
-            return lambda tools: Llama(tools)  # harmony's parser reads its calls itself
-        if self._learned is None:  # past calls are not shown: the marks must say it
-            return known_format(source)
-        for make in (known_format(source), self._learned.format):
-            if make is not None and self._learned.read_by(make(PROBES)):
+            return lambda tools: LlamaFormat(tools)  # harmony's parser reads its calls itself
+        if self._learned_calls is None:  # past calls are not shown: the marks must say it
+            return known_format_maker(source)
+        for make in (known_format_maker(source), self._learned_calls.format_maker):
+            if make is not None and self._learned_calls.is_read_by(make(PROBES)):
                 return make
         return None
 
@@ -322,7 +334,7 @@ class ChatTemplate:
     def reasoning_tag(self) -> ReasoningTag | None:
         """The marks of reasoning; None: the template knows none."""
         try:
-            asked = self._run([{"role": "user", "content": _PROBE}], None, True, {})
+            asked = self._render_messages([{"role": "user", "content": _PROBE}], None, True, {})
         except BadInput:
             asked = ""
         # Some templates put a mark together, and only the prompt shows it.
@@ -338,9 +350,9 @@ class ChatTemplate:
         )
 
     @functools.cached_property
-    def frame(self) -> Frame:
+    def answer_frame(self) -> AnswerFrame:
         """Words that the template has around what an answer says."""
-        return learn_frame(lambda messages, asks: self._run(messages, None, asks, {}))
+        return learn_frame(lambda messages, asks: self._render_messages(messages, None, asks, {}))
 
     def generation_prompt(self, /, **variables: Any) -> str:
         """Return what the template puts before the model's answer; `render` names `variables`."""
@@ -349,7 +361,7 @@ class ChatTemplate:
         asked = self.render(question, add_generation_prompt=True, **variables)
         # A conversation that is over may end with a token that one that goes on does not have.
         without = without.removesuffix(self._eos)
-        return asked[same_start(without, asked) :]
+        return asked[common_start_length(without, asked) :]
 
     def starts_in_reasoning(self, /, **variables: Any) -> bool:
         """Say if the answer's first words are reasoning, because the prompt opened it."""
@@ -363,7 +375,7 @@ class ChatTemplate:
             known[told] = found
         return found
 
-    def _run(
+    def _render_messages(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -383,19 +395,19 @@ class ChatTemplate:
             given["functions"] = json.dumps(list(tools or ()), indent=4)
             given["datetime"] = f"{datetime.now():%b %d %Y, %H:%M:%S}"
         try:
-            return self._render(given)
+            return self._render_in_process(given)
         except BadInput as error:
             raise BadInput(f"chat template: {error}") from None
 
-    def _render(self, variables: Mapping[str, Any] | None) -> str:
+    def _render_in_process(self, variables: Mapping[str, Any] | None) -> str:
         """Return the template's text; without variables, the names of those that it reads."""
         now = datetime.now().isoformat()
         job = {"source": self.source, "guard": GUARD, "variables": variables, "now": now}
-        return renderer().run(job)
+        return shared_renderer().render_job(job)
 
-    def _prepare(self, message: Message, probing: bool = False) -> dict[str, Any]:
+    def _prepared_message(self, message: Message, probing: bool = False) -> dict[str, Any]:
         """Return a message in the form that this template reads."""
-        if not probing and message.get("tool_calls") and self._learned is None:
+        if not probing and message.get("tool_calls") and self._learned_calls is None:
             # The template would drop the calls.
             (message,) = without_tools(with_parsed_calls([message]), None, True)
         prepared = dict(message)
@@ -404,7 +416,9 @@ class ChatTemplate:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
         if prepared.get("tool_calls"):
             calls = parsed_calls(prepared)
-            prepared["tool_calls"] = list(map(unparsed_call, calls)) if self._wants_text else calls
+            prepared["tool_calls"] = (
+                list(map(unparsed_call, calls)) if self._wants_text_arguments else calls
+            )
         content = prepared.get("content")
         if isinstance(content, list) and not self._reads_parts:
             prepared["content"] = "\n".join(text_of_part(part) for part in content)
@@ -414,36 +428,38 @@ class ChatTemplate:
             prepared["content"] = ""
         return prepared
 
-    def _probe(self, *messages: Message) -> str:
+    def _probe_text(self, *messages: Message) -> str:
         """Return what the template makes of messages, nothing if it refuses them."""
         try:
-            return self._run(messages, None, False, {})
+            return self._render_messages(messages, None, False, {})
         except BadInput:
             return ""
 
     @functools.cached_property
     def _has_system(self) -> bool:
         text = {"role": "system", "content": _PROBE}
-        return _PROBE in self._probe(text, {"role": "user", "content": "?"})
+        return _PROBE in self._probe_text(text, {"role": "user", "content": "?"})
 
     @functools.cached_property
     def _reads_text(self) -> bool:
-        return not self._reads_parts or _PROBE in self._probe({"role": "user", "content": _PROBE})
+        return not self._reads_parts or _PROBE in self._probe_text(
+            {"role": "user", "content": _PROBE}
+        )
 
     @functools.cached_property
     def _reads_parts(self) -> bool:
         """A template that only knows text prints the parts as Python's lists."""
         parts = [{"type": "text", "text": _PROBE}]
-        text = self._probe({"role": "user", "content": parts})
+        text = self._probe_text({"role": "user", "content": parts})
         return _PROBE in text and repr(parts) not in text and json.dumps(parts) not in text
 
     @functools.cached_property
-    def _wants_text(self) -> bool:
+    def _wants_text_arguments(self) -> bool:
         """Functionary's template fails on arguments that are no JSON text."""
         question, function = {"role": "user", "content": _PROBE}, {"name": "f", "arguments": {}}
 
         def shown(call: Any) -> bool:
-            return bool(self._probe(question, {"role": "assistant", "content": "", **call}))
+            return bool(self._probe_text(question, {"role": "assistant", "content": "", **call}))
 
         call = {"type": "function", "id": "000000000", "function": function}
         return not shown({"tool_calls": [call]}) and shown({"tool_calls": [unparsed_call(call)]})
@@ -454,18 +470,20 @@ class ChatTemplate:
         call = {"type": "function", "function": {"name": "f", "arguments": {}}}
         answer = {"role": "assistant", "content": None, "tool_calls": [{"id": "000000000", **call}]}
         question = {"role": "user", "content": _PROBE}
-        asked, text = self._probe(question), self._probe(question, answer)
+        asked, text = self._probe_text(question), self._probe_text(question, answer)
         # One that refuses the probe may want tools beside it: an empty text is safe in all.
         return not text or text.count("None") > asked.count("None")
 
 
-def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+def _guarded_texts(value: Any, guard: Callable[[str], str]) -> Any:
     """Return the same value with every text in it guarded, names of arguments included."""
     if isinstance(value, str):
         # Roles and kinds are plain names, which the template compares.
         return value if value.isidentifier() else guard(value)
     if isinstance(value, Mapping):
-        return {_guarded(key, guard): _guarded(item, guard) for key, item in value.items()}
+        return {
+            _guarded_texts(key, guard): _guarded_texts(item, guard) for key, item in value.items()
+        }
     if isinstance(value, Sequence):
-        return [_guarded(item, guard) for item in value]
+        return [_guarded_texts(item, guard) for item in value]
     return value

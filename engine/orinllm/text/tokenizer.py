@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from orinllm.errors import BadInput
-from orinllm.text.merging import bpe, sentencepiece, word_piece
+from orinllm.text.library_tokenizers import build_bpe, build_sentencepiece, build_word_piece
 from orinllm.text.pretokenizers import PreTokenizer, pre_tokenizer
 from orinllm.text.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
@@ -65,7 +65,7 @@ class Tokenizer:
         self.end_ids, self.suppressed = vocabulary.end_ids, vocabulary.suppressed
         self.vocab_size = len(vocabulary.tokens)
         self._pre: PreTokenizer | None = None
-        self._library, adds_bos, prefix = self._build()
+        self._library, adds_bos, prefix = self._build_library()
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
         if vocabulary.model == "gemma4":  # files of the first days say no, and answer nonsense
             self.add_bos = True
@@ -79,7 +79,7 @@ class Tokenizer:
         controls = (t for t in self._whole if t not in self._user_defined)
         self.control_texts = sorted(controls, key=len, reverse=True)
         self._control_ids = frozenset(self._whole[text] for text in self.control_texts)
-        self._control_pattern = _alternatives(self.control_texts)
+        self._control_pattern = _any_of_pattern(self.control_texts)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -90,18 +90,18 @@ class Tokenizer:
         """
         return cls(Vocabulary.from_metadata(metadata), metadata)
 
-    def _build(self) -> tuple[Library, bool, bool]:
+    def _build_library(self) -> tuple[Library, bool, bool]:
         """Return what splits text, and the kind's defaults: begin with bos, prefix a space."""
         vocabulary = self._vocabulary
         if vocabulary.model == "llama":
-            return sentencepiece(vocabulary), True, True
+            return build_sentencepiece(vocabulary), True, True
         if vocabulary.model == "bert":
-            return word_piece(vocabulary), True, False
+            return build_word_piece(vocabulary), True, False
         if vocabulary.model in ("gpt2", "gemma4", "whitespace"):
             one = vocabulary.model != "gpt2"
             name = vocabulary.model if one else vocabulary.pre or "default"
             self._pre = pre_tokenizer(name)
-            return bpe(vocabulary, self._pre), self._pre.adds_bos, False
+            return build_bpe(vocabulary, self._pre), self._pre.adds_bos, False
         raise BadInput(
             f"tokenizer.ggml.model: '{vocabulary.model}' is not supported; supported are gpt2"
             " (byte-level BPE), llama (SentencePiece), gemma4, whitespace and bert"
@@ -111,19 +111,19 @@ class Tokenizer:
         """Return the tokens that match in a text as a whole, and which of them always do."""
         tokens, kinds = self._vocabulary.tokens, self._vocabulary.kinds
         whole_kinds = (CONTROL, UNKNOWN, USER_DEFINED)
-        special = {i for i in self._vocabulary.unusual if kinds[i] in whole_kinds}
+        special = {i for i in self._vocabulary.unusual_ids if kinds[i] in whole_kinds}
         whole = {tokens[i]: i for i in sorted(special | self.end_ids)}
         always = {tokens[i] for i in special - self.end_ids if kinds[i] == USER_DEFINED}
         return whole, frozenset(always)
 
     @functools.cached_property
-    def _finders(self) -> dict[bool, WholeFinder]:
+    def _whole_finders(self) -> dict[bool, WholeTokenFinder]:
         return {
-            special: WholeFinder(t for t in self._whole if special or t in self._user_defined)
+            special: WholeTokenFinder(t for t in self._whole if special or t in self._user_defined)
             for special in (False, True)
         }
 
-    def encode_whole(self, text: str) -> list[int]:
+    def encode_with_ends(self, text: str) -> list[int]:
         """Return the ids of a text with what begins it, and ends it, in this model.
 
         Raises BadInput as `encode` does.
@@ -137,7 +137,7 @@ class Tokenizer:
 
         Args:
           text: Any text; what a user wrote is encoded with `special` False.
-          special: Control tokens match too. In such a text `guard` protects what a user wrote.
+          special: Control tokens match too; `guard_control_tokens` protects what a user wrote.
 
         Raises:
           BadInput: The text holds half of a surrogate pair, which no encoding can carry.
@@ -149,7 +149,9 @@ class Tokenizer:
                 f"text: half of a surrogate pair at character {error.start}; it is no Unicode text"
             ) from None
         ids: list[int] = []
-        for piece, token in self._finders[special].partition(text, self._strips_right):
+        for piece, token in self._whole_finders[special].partition(
+            text, self._right_stripping_tokens
+        ):
             if token:
                 ids.append(self._whole[piece])
             else:
@@ -159,7 +161,7 @@ class Tokenizer:
                 ids += self._library.encode(words, add_special_tokens=False).ids
         return ids
 
-    def guard(self, text: str) -> str:
+    def guard_control_tokens(self, text: str) -> str:
         """Return a text in which no control token matches, for `encode` with `special`.
 
         A template's result is one text of the template's control tokens and of words that users
@@ -168,7 +170,7 @@ class Tokenizer:
         return self._control_pattern.sub(lambda found: found[0][0] + GUARD + found[0][1:], text)
 
     @functools.cached_property
-    def _strips_right(self) -> frozenset[str]:
+    def _right_stripping_tokens(self) -> frozenset[str]:
         """Tokens that swallow the white space after them.
 
         Phi-3's control tokens do; no key of the file says so (llama.cpp, src/llama-vocab.cpp,
@@ -195,7 +197,7 @@ class Tokenizer:
         return text.replace(_SPACE, " ").encode(errors="surrogateescape")
 
     @functools.cached_property
-    def longest(self) -> int:
+    def longest_token_bytes(self) -> int:
         """Bytes of the longest token: a text has at least its bytes divided by them tokens."""
         return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
 
@@ -210,11 +212,11 @@ class Tokenizer:
           tokens: The ids.
           special: Control tokens appear with their text; else they are left out.
         """
-        stream = self.stream(special=special)
+        stream = self.new_stream(special=special)
         text = "".join([stream.push(token) for token in tokens]) + stream.flush()
         return text.removeprefix(" ") if self._space_prefix else text
 
-    def stream(self, *, special: bool = False) -> TokenStream:
+    def new_stream(self, *, special: bool = False) -> TokenStream:
         """Return a decoder for tokens that come one by one; `special` is as in `decode`.
 
         For the answers of a chat see `orinllm.text.answer`: in some families control tokens mark
@@ -245,7 +247,7 @@ class TokenStream:
         return self._decoder.decode(b"", final=True)
 
 
-class WholeFinder:
+class WholeTokenFinder:
     """Finds tokens that match as a whole: the longest first, then the leftmost, as llama.cpp."""
 
     _KEY = 3  # characters of a token that are looked up before the token itself is searched
@@ -276,13 +278,13 @@ class WholeFinder:
                 new
                 for part, whole in parts
                 for new in (
-                    [(part, whole)] if whole else _around(part, token, token in strips_right)
+                    [(part, whole)] if whole else _cut_around(part, token, token in strips_right)
                 )
             ]
         yield from parts
 
 
-def _around(text: str, token: str, strips_right: bool) -> list[tuple[str, bool]]:
+def _cut_around(text: str, token: str, strips_right: bool) -> list[tuple[str, bool]]:
     """Cut a text at each occurrence of a token."""
     first, *rest = text.split(token)
     parts = [(first, False)]
@@ -291,6 +293,6 @@ def _around(text: str, token: str, strips_right: bool) -> list[tuple[str, bool]]
     return [(part, whole) for part, whole in parts if part]
 
 
-def _alternatives(texts: Sequence[str]) -> re.Pattern[str]:
+def _any_of_pattern(texts: Sequence[str]) -> re.Pattern[str]:
     """Return an expression that matches any of the texts; none matches if there are none."""
     return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")

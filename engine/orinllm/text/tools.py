@@ -19,7 +19,7 @@ Tool = Mapping[str, Any]
 _QUOTE = '<|"|>'  # Gemma 4's, on both sides of a string
 
 
-def _new_id() -> str:
+def _new_call_id() -> str:
     """Return nine letters and digits: Mistral's templates take no other."""
     return secrets.token_hex(5)[:9]
 
@@ -36,7 +36,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    id: str = field(default_factory=_new_id, compare=False)
+    id: str = field(default_factory=_new_call_id, compare=False)
 
 
 class NoCallError(ValueError):
@@ -54,12 +54,12 @@ class CallFormat(ABC):
     opens: tuple[str, ...]
     marks: tuple[str, ...]
 
-    def begins(self, said: bool) -> tuple[str, ...]:
+    def opening_marks(self, said: bool) -> tuple[str, ...]:
         """Return the marks that begin a call; said: words of the answer stand before."""
         return self.opens
 
     @abstractmethod
-    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+    def read_calls(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """Read the calls with which a text begins.
 
         Args:
@@ -88,18 +88,18 @@ def _json_call(value: Any) -> ToolCall:
     return ToolCall(value["name"], text, given) if given else ToolCall(value["name"], text)
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+def _make_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))
 
 
-def schema_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
+def arguments_schema(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
     """Return the schema of a function's arguments; empty if none is known."""
     functions = [tool.get("function", tool) for tool in tools]
     found = next((f.get("parameters") for f in functions if f.get("name") == name), None)
     return found if isinstance(found, Mapping) else {}
 
 
-def part_of(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_schema(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the schema of an object's value, or of an array's; empty if it says nothing."""
     properties = schema.get("properties")
     named = properties.get(name) if isinstance(properties, Mapping) else None
@@ -109,10 +109,10 @@ def part_of(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def string_arguments(tools: Sequence[Tool], name: str) -> set[str]:
     """Return the arguments of a function that its schema says are strings."""
-    schema = schema_of(tools, name)
+    schema = arguments_schema(tools, name)
     keys = schema.get("properties")
     keys = keys if isinstance(keys, Mapping) else ()
-    return {key for key in keys if part_of(schema, key).get("type") == "string"}
+    return {key for key in keys if part_schema(schema, key).get("type") == "string"}
 
 
 def bare_value(text: str, is_string: bool) -> Any:
@@ -129,7 +129,7 @@ def bare_value(text: str, is_string: bool) -> Any:
     return text
 
 
-class Enclosed(CallFormat):
+class EnclosedFormat(CallFormat):
     """Calls between an opening and a closing mark."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Enclosed(CallFormat):
         self._closes = closes
         self._decode = decode
 
-    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+    def read_calls(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`; a closing mark inside of an argument closes nothing.
 
         `decode` takes the text between the marks, and False if the closing one is missing.
@@ -160,7 +160,7 @@ class Enclosed(CallFormat):
             raise NoCallError(str(error)) from None
 
 
-def hermes(tools: Sequence[Tool]) -> CallFormat:
+def hermes_format(tools: Sequence[Tool]) -> CallFormat:
     """`<tool_call>`: JSON (Hermes, Qwen 2.5 and 3), Qwen3-Coder's XML, or GLM's pairs."""
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
@@ -172,7 +172,7 @@ def hermes(tools: Sequence[Tool]) -> CallFormat:
             raise NoCallError("no closing mark")
         return [_pairs_call(text, tools)]
 
-    return Enclosed("<tool_call>", "</tool_call>", decode)
+    return EnclosedFormat("<tool_call>", "</tool_call>", decode)
 
 
 _XML_CALL = re.compile(r"<function=([^>\n]+)>(.*)</function>", re.DOTALL)
@@ -184,7 +184,7 @@ def _xml_call(text: str, tools: Sequence[Tool]) -> ToolCall:
     if found is None:
         raise NoCallError("no <function=...>...</function>")
     strings = string_arguments(tools, found[1])
-    return _call(
+    return _make_call(
         found[1],
         {k: bare_value(v, k in strings) for k, v in _XML_ARGUMENT.findall(found[2])},
     )
@@ -199,20 +199,22 @@ def _pairs_call(text: str, tools: Sequence[Tool]) -> ToolCall:
     if found is None or _PAIR.sub("", found[2]):
         raise NoCallError("no name with <arg_key> and <arg_value>")
     strings = string_arguments(tools, found[1])
-    return _call(found[1], {k: bare_value(v, k in strings) for k, v in _PAIR.findall(found[2])})
+    return _make_call(
+        found[1], {k: bare_value(v, k in strings) for k, v in _PAIR.findall(found[2])}
+    )
 
 
-def granite(_tools: Sequence[Tool]) -> CallFormat:
+def granite_format(_tools: Sequence[Tool]) -> CallFormat:
     """Granite 3's calls: a mark, and an array of JSON at the end of the answer."""
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
         value = json.loads(text)
         return [_json_call(call) for call in (value if isinstance(value, list) else [value])]
 
-    return Enclosed("<|tool_call|>", "<|end_of_text|>", decode)
+    return EnclosedFormat("<|tool_call|>", "<|end_of_text|>", decode)
 
 
-def lfm2(tools: Sequence[Tool]) -> CallFormat:
+def lfm2_format(tools: Sequence[Tool]) -> CallFormat:
     """LFM2's calls, a list of calls in Python's syntax, or nearly."""
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
@@ -222,12 +224,12 @@ def lfm2(tools: Sequence[Tool]) -> CallFormat:
                 return [_python_call(call) for call in body.elts]
         except (SyntaxError, NoCallError):
             pass
-        return _loose_calls(text, tools)
+        return _lenient_calls(text, tools)
 
-    return Enclosed("<|tool_call_start|>", "<|tool_call_end|>", decode)
+    return EnclosedFormat("<|tool_call_start|>", "<|tool_call_end|>", decode)
 
 
-def _loose_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _lenient_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """Read calls whose strings are not escaped, whose values are JSON, or whose names are no names.
 
     The template writes such, so its models do. Only the tools' own names and arguments divide it.
@@ -240,14 +242,18 @@ def _loose_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         match = re.fullmatch(rf"\s*({names})\((.*)\)\s*", call, re.DOTALL)
         if match is None:
             raise NoCallError("no call of a tool")
-        keys = schema_of(tools, match[1]).get("properties") or ()
+        keys = arguments_schema(tools, match[1]).get("properties") or ()
         wanted = "|".join(map(re.escape, keys)) or r"(?!)"
         _, *parts = re.split(rf"(?:^|,)\s*({wanted})=", match[2])
-        found.append(_call(match[1], dict(zip(parts[::2], map(_loose, parts[1::2]), strict=True))))
+        found.append(
+            _make_call(
+                match[1], dict(zip(parts[::2], map(_lenient_value, parts[1::2]), strict=True))
+            )
+        )
     return found
 
 
-def _loose(text: str) -> Any:
+def _lenient_value(text: str) -> Any:
     """Return a value as Python or JSON writes it, or what stands between two quotes."""
     value = text.strip()
     try:
@@ -264,10 +270,10 @@ def _python_call(call: ast.expr) -> ToolCall:
         arguments = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except ValueError:  # as JSON's true
         raise NoCallError("an argument is no literal of Python") from None
-    return _call(ast.unparse(call.func), arguments)
+    return _make_call(ast.unparse(call.func), arguments)
 
 
-def gemma(_tools: Sequence[Tool]) -> CallFormat:
+def gemma_format(_tools: Sequence[Tool]) -> CallFormat:
     """Gemma 4's calls: `call:name{key:value}`, with marks of their own for quotes."""
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
@@ -277,9 +283,9 @@ def gemma(_tools: Sequence[Tool]) -> CallFormat:
         arguments, end = _gemma_value(found[2], 0)
         if end != len(found[2]):
             raise NoCallError("text after the arguments")
-        return [_call(found[1], arguments)]
+        return [_make_call(found[1], arguments)]
 
-    return Enclosed("<|tool_call>", "<tool_call|>", decode)
+    return EnclosedFormat("<|tool_call>", "<tool_call|>", decode)
 
 
 def _gemma_value(text: str, at: int) -> tuple[Any, int]:
@@ -314,14 +320,14 @@ def _gemma_items(text: str, at: int) -> tuple[Any, int]:
     return dict(pairs) if is_object else [value for _, value in pairs], at + 1
 
 
-class Mistral(CallFormat):
+class MistralFormat(CallFormat):
     """`[TOOL_CALLS]` with an array of calls, or with a name, `[ARGS]` and an object."""
 
     opens = ("[TOOL_CALLS]",)
     marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\](\w+))?\[ARGS\]\s*")
 
-    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+    def read_calls(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`."""
         start = len(self.opens[0])
         start += len(text[start:]) - len(text[start:].lstrip())
@@ -339,7 +345,7 @@ class Mistral(CallFormat):
         return [_json_call(call) for call in value], end
 
 
-class Llama(CallFormat):
+class LlamaFormat(CallFormat):
     """Llama 3: a bare JSON object at the beginning of an answer, or several between semicolons."""
 
     opens = ("{", "<|python_tag|>", ";{", "; {")
@@ -349,11 +355,11 @@ class Llama(CallFormat):
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = {tool.get("function", tool).get("name") for tool in tools}
 
-    def begins(self, said: bool) -> tuple[str, ...]:
+    def opening_marks(self, said: bool) -> tuple[str, ...]:
         """See `CallFormat`: an object behind words is no call."""
         return () if said else self.opens
 
-    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+    def read_calls(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`; an object that names no tool is an answer in JSON."""
         body = text.removeprefix("<|python_tag|>").lstrip("; \n")
         start = len(text) - len(body)
@@ -386,7 +392,7 @@ class Llama(CallFormat):
 _LFM2_TEXT = "List of tools: ["
 
 
-class Coder(CallFormat):
+class QwenCoderFormat(CallFormat):
     """Qwen3-Coder's calls; the model at times leaves out the first `<tool_call>`."""
 
     opens = ("<tool_call>", "<function=")
@@ -394,12 +400,12 @@ class Coder(CallFormat):
     _END = re.compile(r"</function>\s*")
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._tools, self._whole = tools, hermes(tools)
+        self._tools, self._whole = tools, hermes_format(tools)
 
-    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+    def read_calls(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`."""
         if text.startswith(self.opens[0]):
-            return self._whole.read(text, final)
+            return self._whole.read_calls(text, final)
         close = self.marks[1]
         for end in self._END.finditer(text):
             try:
@@ -417,18 +423,18 @@ class Coder(CallFormat):
         return None
 
 
-def known_format(source: str) -> Callable[[Sequence[Tool]], CallFormat] | None:
+def known_format_maker(source: str) -> Callable[[Sequence[Tool]], CallFormat] | None:
     """Return the format of a template's models, known by the marks in it; None if none is."""
     if "<|tool_call>" in source:
-        return gemma
+        return gemma_format
     if any(mark in source for mark in ("<|tool_call_start|>", "<|tool_list_start|>", _LFM2_TEXT)):
-        return lfm2
+        return lfm2_format
     if "[TOOL_CALLS]" in source:
-        return lambda tools: Mistral()
+        return lambda tools: MistralFormat()
     if "<tool_call>" in source:
-        return Coder if "<function=" in source else hermes
+        return QwenCoderFormat if "<function=" in source else hermes_format
     if "<|tool_call|>" in source:
-        return granite
+        return granite_format
     if "<|start_header_id|>" in source and '"parameters"' in source:
-        return Llama
+        return LlamaFormat
     return None

@@ -74,7 +74,7 @@ class Vocabulary:
     strip_accents: bool | None = None
 
     @functools.cached_property
-    def unusual(self) -> list[int]:
+    def unusual_ids(self) -> list[int]:
         """Ids of tokens that are not normal ones."""
         return [i for i, kind in enumerate(self.kinds) if kind != NORMAL]
 
@@ -85,13 +85,13 @@ class Vocabulary:
         Raises:
           BadInput: A key is missing, has another length than the tokens, or names an id beyond.
         """
-        tokens = _array(metadata, "tokens", str)
+        tokens = _checked_array(metadata, "tokens", str)
         if not tokens:
             raise BadInput("tokenizer.ggml.tokens: no vocabulary in the file; a model needs one")
         # A token without text cannot be in a text; llama.cpp gives it this name.
         if "" in tokens:
             tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
-        kinds = _array(metadata, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
+        kinds = _checked_array(metadata, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
         model = str(metadata.get("tokenizer.ggml.model", ""))
         bos, eos, unknown = _DEFAULT_IDS.get(model, (None, None, None))
         ids = {
@@ -104,19 +104,20 @@ class Vocabulary:
             name=str(metadata.get("general.name", "")).lower(),
             tokens=tokens,
             kinds=kinds,
-            scores=_array(metadata, "scores", float, len(tokens)),
-            merges=_array(metadata, "merges", str),
+            scores=_checked_array(metadata, "scores", float, len(tokens)),
+            merges=_checked_array(metadata, "merges", str),
             bos_id=ids["bos"],
             eos_id=ids["eos"],
             unknown_id=ids["unknown"],
             end_ids=_end_ids(metadata, tokens, ids["eos"]),
-            suppressed=frozenset(_array(metadata, "suppress_tokens", int)) & {*range(len(tokens))},
-            lowercase=_switch(metadata, "lowercase"),
-            strip_accents=_switch(metadata, "strip_accents"),
+            suppressed=frozenset(_checked_array(metadata, "suppress_tokens", int))
+            & {*range(len(tokens))},
+            lowercase=_normalizer_flag(metadata, "lowercase"),
+            strip_accents=_normalizer_flag(metadata, "strip_accents"),
         )
 
 
-def _array(
+def _checked_array(
     metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None
 ) -> list[Any]:
     """Return an array of the tokenizer's keys, empty if absent; `length` is what it must have."""
@@ -131,7 +132,7 @@ def _array(
     return values
 
 
-def _switch(metadata: Mapping[str, Any], key: str) -> bool | None:
+def _normalizer_flag(metadata: Mapping[str, Any], key: str) -> bool | None:
     value = metadata.get(f"tokenizer.ggml.normalizer.{key}")
     if value is None or isinstance(value, bool):
         return value

@@ -9,7 +9,7 @@ import pytest
 from orinbench.errors import BenchError
 from orinbench.measure.plan import Case, make_lanes
 from orinbench.measure.token_sampling import case_samplings, parse_sampling
-from orinllm.choose.sampling import sample
+from orinllm.choose.sampling import sample_token
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_a_generation_draws_at_random() -> None:
     """Of logits that always favour one token, as a model's own choices repeat themselves."""
     logits = np.linspace(-8, 8, 320).astype(np.float32)
     first, second = case_samplings(Case(0, 4, 0, n_parallel=2), seed=7)
-    drawn = [[sample(logits, how, (), at) for at in range(2000)] for how in (first, second)]
+    drawn = [[sample_token(logits, how, (), at) for at in range(2000)] for how in (first, second)]
     counts = Counter(drawn[0])
     assert sorted(counts) == list(range(280, 320))  # the 40 most likely, each about 50 times
     assert min(counts.values()) > 25 and max(counts.values()) < 80
     assert sum(map(int.__eq__, *drawn)) < 120  # sequences differ
     assert case_samplings(Case(0, 4, 0), seed=8)[0] != first  # and so do repetitions
-    assert case_samplings(Case(9, 0, 0), seed=7)[0].greedy
+    assert case_samplings(Case(9, 0, 0), seed=7)[0].is_greedy
     asked = case_samplings(Case(0, 4, 0, sampling="temperature=0.7,seed=3"), seed=9)
     assert asked == [parse_sampling("temperature=0.7,seed=3")]
 

@@ -15,19 +15,19 @@ import click
 import numpy as np
 
 from orinllm.batching.cache import PagedStore, SlotStore, Store
-from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.sequence import Watch
-from orinllm.choose.sampling import Draw, Drawn, Floats, Logprobs, Sampling, Words
+from orinllm.batching.speculating_runner import SpeculatingRunner
+from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, Sampling, Words
 from orinllm.gpu.kernels.buffers import PAGE, page_count
 
 _VOCABULARY, _CONTEXT = 64, 512
 # Tokens of a world: a scheduler of a size, with what is drawn for it.
 _WORLD = 10_000
 _SLOT_PAGES = page_count(_CONTEXT)
-_DRAWN = tuple(Drawn(token) for token in (*range(_VOCABULARY), -1))
+_DRAWN = tuple(DrawnTokens(token) for token in (*range(_VOCABULARY), -1))
 _HALVES = tuple(np.full(2, half, np.uint32) for half in (0x55555555, 0xAAAAAAAA))
 
 
@@ -58,7 +58,7 @@ class Model:
     name: str = "hashes"
     context: int = _CONTEXT
     vocab_size: int = _VOCABULARY
-    most_ahead: int = 0
+    most_extra_tokens: int = 0
     most_verified: int = 5
     computed: int = 0  # tokens of prompts
     followed: int = 0  # steps that began before the tokens of the one before were read
@@ -67,7 +67,7 @@ class Model:
     _slots: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens, and their hash
     _checkpoints: dict[int, tuple[int, int]] = field(default_factory=dict)
     _cells: list[int] = field(default_factory=list)
-    _steps: deque[list[Drawn]] = field(default_factory=deque)
+    _steps: deque[list[DrawnTokens]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self._cells = [-1] * (self.pages * PAGE)
@@ -96,7 +96,7 @@ class Model:
         held = cells[pages[at // PAGE] * PAGE + at % PAGE]
         assert held == hash((before, text[at])), f"position {at} of {end} is another text's"
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         assert start >= 0 and end - start <= self.chunk and end <= len(pages) * PAGE
         for at in range(start, end):
             self._put(pages, at, tokens[at])
@@ -106,7 +106,7 @@ class Model:
     def hidden_states(
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
-        self.fill(pages, tokens, start, end)
+        self.fill_pages(pages, tokens, start, end)
         cells = self._cells
         chains = [cells[pages[at // PAGE] * PAGE + at % PAGE] % 1024 for at in range(start, end)]
         return np.array(chains, np.float32)[:, None]
@@ -123,7 +123,7 @@ class Model:
     def begin_answer(self, row: Row, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
-        self.fill(row.pages, row.draw.before, start, row.position)
+        self.fill_pages(row.pages, row.draw.before, start, row.position)
         self.launch_step([row])
 
     def launch_step(self, rows: Sequence[Row]) -> None:
@@ -133,27 +133,27 @@ class Model:
         if known:
             self._steps.clear()
         else:
-            assert all(row.draw.on_device for row in rows)
+            assert all(row.draw.is_token_only for row in rows)
             known = [drawn.token for drawn in self._steps[-1]]
             self.followed += 1
         self._steps.append([self._step(*pair) for pair in zip(rows, known, strict=True)])
         assert len(self._steps) <= self.most_under_way
         self.meddle()
 
-    def _step(self, row: Row, token: int) -> Drawn:
+    def _step(self, row: Row, token: int) -> DrawnTokens:
         how = row.draw
         chain = self._put(row.pages, row.position, token)
         self._look(row.pages, how.before, min(row.position + 1, len(how.before)), chain)
         token = _next(chain, how.sampling, how.mask() if how.mask else None)
         if how.top is None:
             return _DRAWN[token]
-        return Drawn(token, Logprobs(-float(row.position), ()))
+        return DrawnTokens(token, Logprobs(-float(row.position), ()))
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         self.meddle()
         return self._steps.popleft()
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         assert row.token is not None and len(guesses) < self.most_verified
         texts = enumerate((row.token, *guesses), row.position)
         return [_next(self._put(row.pages, i, t), row.draw.sampling, None) for i, t in texts]
@@ -168,7 +168,7 @@ class Guesser:
     def __init__(self, noise: random.Random) -> None:
         self._noise, self._how, self._chain, self._read = noise, Sampling(), 0, 0
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         self._how, self._chain, self._read = how, 0, 0
 
     def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
@@ -191,7 +191,7 @@ class Rule:
     def allowed_mask(self) -> Words:
         return _HALVES[self._last % 2]
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         self._left, self._last = self._left - 1, token
         return not self._left
 
@@ -208,14 +208,14 @@ class Client:
         if job.hidden_states is not None:
             job.hidden_states = self._hear
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
         assert not self.deaf and not self.reason
         assert (logprobs is None) == (self.job.top is None)
         assert logprobs is None or logprobs.own == 1 - self.job.n_prompt - len(self.heard)
         self.heard.append(token)
         return len(self.heard) >= self._enough
 
-    def end(self, reason: str, error: str | None) -> None:
+    def on_end(self, reason: str, error: str | None) -> None:
         assert not self.deaf and not self.reason and error is None, (self.left, reason, error)
         self.reason = reason
 
@@ -239,7 +239,7 @@ class Client:
                 break
             said.append(token)
             chain = hash((chain, token))
-            held = bool(self._rule) and rule.take(token)
+            held = bool(self._rule) and rule.take_token(token)
             reason = "stop" if held or len(said) >= self._enough else ""
             reason = reason or "length" * (len(said) >= job.most)
         if self.reason == "cut" or not self.reason:
@@ -248,7 +248,7 @@ class Client:
             assert (self.heard, self.reason) == (said, reason)
 
 
-class World(Watch):
+class World(SchedulerObserver):
     """A scheduler of a random size, its clients, and what happened."""
 
     def __init__(self, seed: int, tokens: int) -> None:
@@ -280,19 +280,19 @@ class World(Watch):
         assert self.scheduler.failure is None, self.scheduler.failure
         for client in self._clients:
             self._done(client)
-        assert self.store.used == 0
+        assert self.store.used_pages == 0
         self.happened["prompts' tokens"] += self.model.computed
         self.happened["steps ahead"] += self.model.followed
         self.happened["resumed"] += self.model.resumed
         return self.happened
 
-    def preempted(self) -> None:
+    def on_preemption(self) -> None:
         self.happened["preemptions"] += 1
 
-    def token(self, sequence: Job, gap: float, first: bool) -> None:
+    def on_token(self, sequence: Job, gap: float, first: bool) -> None:
         self.happened["tokens"] += 1
 
-    def speculated(self, guessed: int, right: int) -> None:
+    def on_speculation(self, guessed: int, right: int) -> None:
         assert 0 <= right <= guessed
         self.happened["guessed"] += right
 
@@ -311,7 +311,7 @@ class World(Watch):
         most = min(noise.choice(self._lengths), _CONTEXT - len(ids))
         job = Job(ids, how, most, ends, Client.__new__(Client), Rule(rule) if rule else None)
         job.top = 2 if noise.random() < self._odd else None
-        job.draw = Draw(how, job.ids, job.draw.mask, job.top)
+        job.draw = DrawRequest(how, job.ids, job.draw.mask, job.top)
         job.reuse, job.after = noise.random() < 0.9, after
         job.client = after.client if after else str(noise.randrange(3))
         if after is None and noise.random() < 0.05:
@@ -325,10 +325,10 @@ class World(Watch):
         self._leaving.clear()
         if self.happened["tokens"] >= self._tokens:
             if self.noise.random() < 0.02:
-                self.scheduler.cut()
-            self.scheduler.stop()
+                self.scheduler.end_all()
+            self.scheduler.stop_when_idle()
             return
-        if self.scheduler.waiting + self.scheduler.running < self._crowd:
+        if self.scheduler.n_waiting + self.scheduler.n_running < self._crowd:
             first = self._client(None)
             asked = [first]
             if first.job.hidden_states is None and self.noise.random() < 0.1:

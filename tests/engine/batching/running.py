@@ -8,8 +8,8 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
-from orinllm.choose.sampling import Draw, Logprobs, Sampling, draw_token
+from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, draw_token
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -26,11 +26,11 @@ class Ear:
     error: str | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
         self.heard.append(token)
         return len(self.heard) >= self.most
 
-    def end(self, reason: str, error: str | None) -> None:
+    def on_end(self, reason: str, error: str | None) -> None:
         self.reason, self.error = reason, error
         self.done.set()
 
@@ -43,7 +43,7 @@ def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     """Return what the toy says when nobody else is there."""
     ids, answer = list(ids), list[int]()
     for _ in range(most):
-        drawn = draw_token(toy_logits(ids, VOCABULARY), Draw(sampling, ids))
+        drawn = draw_token(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
         ids.append(drawn.token)
         answer.append(drawn.token)
     return answer
@@ -70,8 +70,8 @@ class Running:
     def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
         self.runner, self.store = runner, PagedStore(runner.pages)
         self.preemptions = 0
-        self.watch = Watch()
-        self.watch.preempted = self._count  # type: ignore[method-assign]
+        self.watch = SchedulerObserver()
+        self.watch.on_preemption = self._count  # type: ignore[method-assign]
         self.scheduler = Scheduler(runner, self.store, self.watch, queue, reserve)
         self._thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
@@ -88,7 +88,7 @@ class Running:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.scheduler.stop()
+        self.scheduler.stop_when_idle()
         self._thread.join(60)
         assert not self._thread.is_alive()
 

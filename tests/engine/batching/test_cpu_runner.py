@@ -14,7 +14,7 @@ from tests.engine.conftest import Synthetic
 
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
+from orinllm.batching.sequence import SchedulerObserver, Sequence
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
@@ -32,7 +32,7 @@ class Even:
     def allowed_mask(self) -> np.ndarray:
         return np.packbits(np.arange(1024) % 2 == 0, bitorder="little").view(np.uint32)
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         assert token % 2 == 0
         return token % 26 == 0
 
@@ -66,12 +66,12 @@ class Server:
             launch(rows)  # type: ignore[arg-type]
 
         runner.launch_step = counted  # type: ignore[assignment, method-assign]
-        self.scheduler = Scheduler(runner, store, Watch(), 1000)
+        self.scheduler = Scheduler(runner, store, SchedulerObserver(), 1000)
         self._thread = threading.Thread(target=self.scheduler.run)
         self._thread.start()
 
     def end(self) -> None:
-        self.scheduler.stop()
+        self.scheduler.stop_when_idle()
         self._thread.join()
 
 

@@ -37,7 +37,7 @@ class Grammar:
     def allowed_mask(self) -> Words:
         return np.full(VOCABULARY // 32, 0x55555555 << self._last % 2, np.uint32)
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         self._left, self._last = self._left - 1, token
         return not self._left
 
@@ -65,7 +65,7 @@ def answers(under_way: int) -> tuple[list[object], int]:
         again = [job([*one.ids, 5], 3) for one in jobs]
         for one in again:
             it.answer(one)
-        assert it.store.used == 0
+        assert it.store.used_pages == 0
         return [(ear(one).heard, ear(one).reason) for one in jobs] + [
             (one.n_cached, ear(one).heard) for one in again
         ], it.runner.followed
@@ -104,7 +104,7 @@ def test_a_step_in_vain_leaves_nothing_to_others(length: int) -> None:
     with Running(runner(slots=1, pages=4)) as it:
         it.answer(one)
         assert (ear(one).heard, ear(one).reason) == (alone(ids, GREEDY, 3), "stop")
-        assert (it.runner.steps, it.runner.followed, it.store.used) == (5, 3, 0)
+        assert (it.runner.steps, it.runner.followed, it.store.used_pages) == (5, 3, 0)
         longer = job([*one.ids, end, 3], 9)
         it.answer(longer)
         # The answer's last token was computed, the one that ends it is kept by nobody.
@@ -136,7 +136,7 @@ def counted(it: Running, at: int, do: Callable[[], None]) -> None:
 
         return called
 
-    for name in ("fill", "begin_answer", "launch_step", "collect_tokens"):
+    for name in ("fill_pages", "begin_answer", "launch_step", "collect_tokens"):
         setattr(it.runner, name, wrap(getattr(it.runner, name)))
 
 
@@ -148,8 +148,10 @@ def test_whoever_is_cancelled_at_any_call_frees_pages_and_harms_nobody(at: int) 
     it.scheduler.submit([gone, stays, late])
     with it:
         wait(stays, late)
-        wait_until(lambda: it.scheduler.running + it.scheduler.waiting == 0, "an idle scheduler")
-        assert it.store.used == 0
+        wait_until(
+            lambda: it.scheduler.n_running + it.scheduler.n_waiting == 0, "an idle scheduler"
+        )
+        assert it.store.used_pages == 0
     assert gone.over and not ear(gone).done.is_set()
     assert ear(gone).heard == alone(gone.ids[:100], GREEDY, len(ear(gone).heard))
     for one, length, most in ((stays, 60, 12), (late, 90, 9)):
@@ -181,13 +183,13 @@ def test_a_device_that_fails_at_any_call_tells_everyone(at: int) -> None:
 def test_a_server_that_is_cut_at_any_call_ends(at: int) -> None:
     jobs = [job(prompt(i, 5), 10**6) for i in (1, 2, 3)]
     it = Running(runner(slots=2))
-    counted(it, at, it.scheduler.cut)
+    counted(it, at, it.scheduler.end_all)
     it.scheduler.submit(jobs)
     with it:
         wait(*jobs)
         with pytest.raises(ClosedError):
             it.scheduler.submit([job([1], 1)])
-    assert it.store.used == 0
+    assert it.store.used_pages == 0
     for one in jobs:
         assert ear(one).reason == "cut"
         assert ear(one).heard == alone(one.ids[:5], GREEDY, len(ear(one).heard))

@@ -11,8 +11,8 @@ from orinllm.batching.cache import PagedStore, SlotStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
-from orinllm.choose.sampling import Draw, Sampling, draw_token, logprobs
+from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.choose.sampling import DrawRequest, Sampling, draw_token, token_logprobs
 from orinllm.gpu.kernels.buffers import PAGE
 
 PAGES = 3
@@ -22,14 +22,14 @@ def run(runner: Runner, jobs: list[Sequence], reserve: bool = False) -> int:
     """Let a scheduler answer; return how many pages were in use at its end."""
     fused = isinstance(runner, FusedRunner)
     store = PagedStore(PAGES) if fused else SlotStore(runner.slots, PAGES * PAGE)
-    scheduler = Scheduler(runner, store, Watch(), 64, reserve)
+    scheduler = Scheduler(runner, store, SchedulerObserver(), 64, reserve)
     thread = threading.Thread(target=scheduler.run, daemon=True)
     scheduler.submit(jobs)
     thread.start()
     wait(*jobs)
-    scheduler.stop()
+    scheduler.stop_when_idle()
     thread.join(60)
-    return store.used
+    return store.used_pages
 
 
 def jobs_of(n: int) -> list[Sequence]:
@@ -57,14 +57,14 @@ def test_a_batch_gives_what_each_gives_alone(
 def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
     logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
     mask = np.array([0b0101], np.uint32)
-    drawn = draw_token(logits, Draw(Sampling(temperature=0), [], lambda: mask, 2))
+    drawn = draw_token(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
     assert drawn.token == 2
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     assert drawn.logprobs is not None
     assert drawn.logprobs.own == pytest.approx(exact[2])
     assert [token for token, _ in drawn.logprobs.best] == [1, 2]
     assert [value for _, value in drawn.logprobs.best] == pytest.approx(exact[1:3])
-    assert logprobs(logits, 0, 0).best == ()
+    assert token_logprobs(logits, 0, 0).best == ()
     none = np.array([0], np.uint32)
-    assert draw_token(logits, Draw(Sampling(), [], lambda: none)).token == -1
-    assert draw_token(np.full(4, np.nan, np.float32), Draw(Sampling(), [])).token == -1
+    assert draw_token(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
+    assert draw_token(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1

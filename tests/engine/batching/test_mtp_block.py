@@ -23,10 +23,10 @@ from orinbench.check.reference import Reference
 from orinbench.check.reference_rope import layer_rotation
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.guesses import SpeculatingRunner
-from orinllm.batching.proposers import MtpBlock, Proposer
+from orinllm.batching.proposers import MtpProposer, Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
+from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.cpu.mtp_block import CpuMtpBlock
@@ -36,7 +36,7 @@ from orinllm.gpu.mtp_block import FusedMtpBlock
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.model import Generation, Model, ModelDescription
-from orinllm.server.engine import _pages
+from orinllm.server.engine import _count_pages
 from orinllm.server.options import EngineOptions
 
 TEXT = list(PROMPT[:70])
@@ -184,7 +184,7 @@ def test_texts_are_those_without(apt: Path) -> None:
         prompts = [[*TEXT], [*TEXT[:64], 9, 8, 7], [*TEXT[3:40]], [*TEXT[:30]], [5]]
         store = make_store(runner, network)
         guessing = SpeculatingRunner(runner, proposer)
-        scheduler = Scheduler(guessing, store, Watch(), 99)
+        scheduler = Scheduler(guessing, store, SchedulerObserver(), 99)
         worker = threading.Thread(target=scheduler.run)
         worker.start()
         asked = list[Sequence]()
@@ -199,14 +199,14 @@ def test_texts_are_those_without(apt: Path) -> None:
                 prompts[wave[0]] = [*new[0].ids[: new[0].n_prompt + 9]]  # a chat goes on
                 asked += new
         finally:
-            scheduler.stop()
+            scheduler.stop_when_idle()
             worker.join(30)
         assert scheduler.failure is None
         return asked
 
     for how in (GREEDY, DRAWN):
         alone = ask(None, how)
-        guessed = ask(MtpBlock(block), how)
+        guessed = ask(MtpProposer(block), how)
         heard = [[ear(one).heard for one in asked] for asked in (alone, guessed)]
         assert heard[0] == heard[1]
         assert any(one.n_cached for one in guessed)
@@ -220,7 +220,7 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
     """Whatever a slot had before, a text's proposals are those of a block that reads all of it."""
     _, runner, block = opened(apt)
     rng, each = np.random.default_rng(4), page_count(CONTEXT)
-    used, texts, said = MtpBlock(block), [list[int](), list[int]()], [list[int](), list[int]()]
+    used, texts, said = MtpProposer(block), [list[int](), list[int]()], [list[int](), list[int]()]
     pages, read = [range(each), range(each, 2 * each)], list[int]()
     real = block._append_with_states
 
@@ -239,14 +239,14 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
         runner.path.fill(text, 0, slot)  # what the last token leaves, too, which is never read
         read.clear()
         how = Sampling(temperature=0.4, seed=len(text))
-        used.begin(how)
+        used.begin_answer(how)
         said[slot] = used.propose(text, 3, pages[slot])
         if len(text) < 2:
             assert said[slot] == []
             continue
         assert sum(read[:-2]) <= max(1, len(text) - kept)
         assert used.propose(text, 3, pages[slot]) == said[slot]
-        assert block.propose_tokens(text, 0, pages[slot], 3, used._choose) == said[slot]
+        assert block.propose_tokens(text, 0, pages[slot], 3, used._draw_token) == said[slot]
 
 
 def test_it_reads_again_what_lies_in_other_pages() -> None:
@@ -261,7 +261,7 @@ def test_it_reads_again_what_lies_in_other_pages() -> None:
             starts.append(start)
             return [1]
 
-    block, text = MtpBlock(cast("FusedMtpBlock", Noting())), [*range(3, 153)]
+    block, text = MtpProposer(cast("FusedMtpBlock", Noting())), [*range(3, 153)]
     for given, pages in ((text, [4, 5, 6]), ([*text, 7], [4, 5, 6]), ([*text, 7], [4, 9, 6])):
         block.propose(given, 3, pages)
     assert starts == [0, 149, PAGE]
@@ -272,16 +272,16 @@ def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.Monk
     _, runner, block = opened(apt)
     runner.path.fill(TEXT, 0)
     pages = range(page_count(CONTEXT))
-    whole = MtpBlock(block).propose(TEXT, 3, pages)
+    whole = MtpProposer(block).propose(TEXT, 3, pages)
     monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
-    slowly = MtpBlock(block)
+    slowly = MtpProposer(block)
     said = [slowly.propose(TEXT[:end], 3, pages) for end in (68, 69, 70)]
     assert said == [[], [], whole] and len(whole) == 3
 
 
 def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
     _, runner, block = opened(apt)
-    mtp = MtpBlock(block)
+    mtp = MtpProposer(block)
     assert mtp.propose([3, -5, 4], 3, [0]) == [] == mtp.propose([3], 3, [0])
     runner.path.fill(TEXT, 0)
     assert len(mtp.propose(TEXT, 2, [0])) == 2
@@ -295,7 +295,7 @@ def test_a_model_asks_its_own_block(apt: Path) -> None:
     model = Model(description, plan_network(network, "CPU"), runner, make_store(runner, network))
     alone = model.generate(TEXT, GREEDY, max_tokens=20)
     text = alone.text
-    model.speculate(model.draft(MTP))
+    model.speculate(model.load_proposer(MTP))
     guessed = model.generate(TEXT, GREEDY, max_tokens=20)
     assert (guessed.text, guessed.tokens) == (text, alone.tokens)
     assert alone.n_proposed == 0 < guessed.n_accepted
@@ -329,7 +329,7 @@ def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
         assert file is not None and file is not network.gguf
         if layers == 2:
             block = CpuMtpBlock(runner.path, file, network.mtp_block_config(file))
-            said = [MtpBlock(each).propose(TEXT, 3, [0]) for each in (own, block)]
+            said = [MtpProposer(each).propose(TEXT, 3, [0]) for each in (own, block)]
             assert said[0] == said[1] != []
         else:
             with pytest.raises(
@@ -421,14 +421,14 @@ def test_a_gpus_texts_are_those_without(emulated: Load, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orinllm.gpu.mtp_block.free_memory_bytes", lambda device: 10_000)
         with pytest.raises(BadInput, match=r"m\.gguf: a block of .* do not fit the 0\.0 GB that"):
-            model.draft(MTP)
-    model.speculate(model.draft(MTP))  # what was read before is read again, for it
+            model.load_proposer(MTP)
+    model.speculate(model.load_proposer(MTP))  # what was read before is read again, for it
     for how, one in zip((GREEDY, cold), alone, strict=True):
         guessed = ask(how)
         assert guessed.tokens == one.tokens and guessed.n_accepted > 2
     grows = model.generate(TEXT[:20], GREEDY, max_tokens=90)
     with pytest.raises(BadInput, match="mtp: a block is loaded while no answer grows"):
-        model.draft(MTP)
+        model.load_proposer(MTP)
     grows.cancel()
     model.close()
 
@@ -457,5 +457,5 @@ def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) ->
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
         monkeypatch.setattr("orinllm.server.engine.free_memory_bytes", lambda device: free)  # noqa: B023
-        pages.append(_pages(EngineOptions(apt, memory=1.0), plan, network, block))
+        pages.append(_count_pages(EngineOptions(apt, memory=1.0), plan, network, block))
     assert pages == [16, 5]

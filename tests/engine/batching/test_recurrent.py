@@ -15,8 +15,8 @@ from orinllm.batching.cache import PagedStore, SequencePlace
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
-from orinllm.choose.sampling import Drawn, Sampling
+from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.choose.sampling import DrawnTokens, Sampling
 from orinllm.gpu.kernels.buffers import PAGE
 
 GREEDY = Sampling(temperature=0)
@@ -38,8 +38,10 @@ class RecurrentToy(ToyRunner):
         self.state[pages.slot] = [*before, *tokens]
         return self.state[pages.slot]
 
-    def fill(self, pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
-        super().fill(pages, tokens, start, end)
+    def fill_pages(
+        self, pages: PySequence[int], tokens: PySequence[int], start: int, end: int
+    ) -> None:
+        super().fill_pages(pages, tokens, start, end)
         self._put(pages, tokens[start:end], start)
 
     def save_states(self, pages: PySequence[int], checkpoint: int) -> None:
@@ -51,12 +53,12 @@ class RecurrentToy(ToyRunner):
         self.state[pages.slot] = list(self.copies[checkpoint])
         self.resumed += 1
 
-    def _token(self, row: Row, token: int) -> Drawn:
+    def _token(self, row: Row, token: int) -> DrawnTokens:
         """Draw from the state where it is that of the pages, else from what no text has."""
         state = self._put(row.pages, [token], row.position)
         self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token
         held = self._held(row.pages, row.position + 1)
-        return Drawn(int(toy_logits(state if state == held else [-9], VOCABULARY).argmax()))
+        return DrawnTokens(int(toy_logits(state if state == held else [-9], VOCABULARY).argmax()))
 
 
 class Crowd:
@@ -68,8 +70,8 @@ class Crowd:
         self.runner.pace = self.go_on
         self.runner.most_under_way = int(self.rng.integers(1, 3))
         self.heads = [self.words(300), self.words(200)]
-        watch = Watch()
-        watch.preempted = self._preempted  # type: ignore[method-assign]
+        watch = SchedulerObserver()
+        watch.on_preemption = self._preempted  # type: ignore[method-assign]
         store = PagedStore(PAGES, StateSlots(SLOTS, CHECKPOINTS))
         self.store, self.scheduler = store, Scheduler(self.runner, store, watch, 99)
 
@@ -105,7 +107,7 @@ class Crowd:
         if self.rng.random() < 0.01:
             self.scheduler.cancel([self.asked[int(self.rng.integers(len(self.asked)))]])
         if len(self.asked) >= REQUESTS:
-            self.scheduler.stop()
+            self.scheduler.stop_when_idle()
 
     def answer(self) -> None:
         for _ in range(4):
@@ -121,5 +123,5 @@ def test_answers_are_those_of_one_alone(seed: int) -> None:
     for each in crowd.asked:
         for at in range(each.n_prompt, len(each.ids)):
             assert each.ids[at] == toy_logits(each.ids[:at], VOCABULARY).argmax()
-    assert crowd.store.free == PAGES
+    assert crowd.store.free_pages == PAGES
     assert crowd.runner.preemptions and crowd.runner.resumed

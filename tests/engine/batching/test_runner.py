@@ -9,7 +9,7 @@ from tests.engine.conftest import Load, Synthetic
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row
-from orinllm.choose.sampling import Draw, Sampling, sample
+from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.kernels.buffers import PAGE
 
 
@@ -26,9 +26,11 @@ class Request:
         return np.packbits(np.arange(1024) == self.only, bitorder="little").view(np.uint32)
 
     @property
-    def how(self) -> Draw:
+    def how(self) -> DrawRequest:
         """The way its token is drawn."""
-        return Draw(self.sampling, self.text, None if self.only is None else self.mask, self.top)
+        return DrawRequest(
+            self.sampling, self.text, None if self.only is None else self.mask, self.top
+        )
 
     def row(self) -> Row:
         """Return what a step is given."""
@@ -40,13 +42,13 @@ class Request:
 
     def wanted(self, logits: np.ndarray) -> int:
         """Return the token that the host draws."""
-        return self.only or sample(logits, self.sampling, self.text, len(self.text))
+        return self.only or sample_token(logits, self.sampling, self.text, len(self.text))
 
 
 def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int], object]) -> None:
     """Compute a token of each; if the host draws none, two more, each begun before that is read."""
     decoder = decoder_of(1 << (len(requests) - 1).bit_length())
-    ahead = 2 if all(request.how.on_device for request in requests) else 0
+    ahead = 2 if all(request.how.is_token_only for request in requests) else 0
     runner.launch_step([request.row() for request in requests])
     found = [decoder.logits()]  # type: ignore[attr-defined]
     table = decoder.list.table  # type: ignore[attr-defined]
@@ -77,7 +79,7 @@ def test_requests_share_steps(emulated: Load, synthetic: Synthetic) -> None:
     masked = Request(Sampling(), 3, only=77)
     known = Request(Sampling(temperature=8.0), 4, top=2)
     for request in (counted, drawing, best, masked, known):
-        runner.fill(request.pages, request.text, 0, 1)
+        runner.fill_pages(request.pages, request.text, 0, 1)
     for requests in (
         *[[counted, drawing, best, masked]] * 2,
         *[[known, counted]] * 2,
@@ -100,11 +102,11 @@ def test_penalties_count_the_text_of_their_own_request(
     executor = emulated(synthetic("tiny", "Q8_0"), context=2 * PAGE, pages=10)
     runner, sampling = FusedRunner(executor, 1), Sampling(temperature=0, presence_penalty=6.0)
     first, again, heir = (Request(sampling, 0) for _ in range(3))
-    runner.fill(first.pages, first.text, 0, 1)
+    runner.fill_pages(first.pages, first.text, 0, 1)
     for _ in range(3):
         step(runner, [first], executor.decoder_for)
     step(runner, [again], executor.decoder_for)
-    runner.fill([2, 3], first.text, 0, 7)
+    runner.fill_pages([2, 3], first.text, 0, 7)
     step(runner, [again], executor.decoder_for)
     assert again.text == first.text[:8]
     heir.text = [first.text[8]] * 7 + again.text[7:]

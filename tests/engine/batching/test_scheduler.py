@@ -24,12 +24,12 @@ from tests.engine.server.live import wait_until
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.scheduler import QueueFullError, Scheduler
-from orinllm.batching.sequence import Sequence, Stopwatch, Watch
+from orinllm.batching.sequence import PhaseStopwatch, SchedulerObserver, Sequence
 from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
-from orinllm.server.service import Service, Watchdog
+from orinllm.server.service import Service, SystemdWatchdog
 
 
 def test_memory_that_runs_out_preempts_who_came_last() -> None:
@@ -41,7 +41,7 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
         assert it.runner.widest > 1
         for one in jobs:
             assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 100)
-        assert it.store.used == 0
+        assert it.store.used_pages == 0
     with Running(runner(slots=6, pages=8), reserve=True) as it:
         jobs = [job(prompt(0, 60 + 70 * (i // 2)), 300) for i in range(4)]
         it.answer(*jobs)
@@ -63,8 +63,8 @@ def test_who_began_first_is_never_preempted() -> None:
     jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[Sequence]()
     late, before = job(prompt(9, 5), 2), list[int]()
     with Running(runner(slots=3, pages=5)) as it:
-        it.watch.ended = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
-        it.watch.began = lambda *how: before.append(it.scheduler.waiting)  # type: ignore[method-assign]
+        it.watch.on_sequence_end = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
+        it.watch.on_begin = lambda *how: before.append(it.scheduler.n_waiting)  # type: ignore[method-assign]
         it.answer(*jobs, late)
         assert it.preemptions > 0
     ended.remove(late)
@@ -79,8 +79,10 @@ def test_who_has_enough_while_preempted_is_gone(most: int) -> None:
     ear(second).most = most
     with Running(runner(slots=2, pages=3)) as it:
         it.answer(first, second)
-        wait_until(lambda: it.scheduler.running + it.scheduler.waiting == 0, "an idle scheduler")
-        assert (it.store.used, ear(second).reason) == (0, "stop")
+        wait_until(
+            lambda: it.scheduler.n_running + it.scheduler.n_waiting == 0, "an idle scheduler"
+        )
+        assert (it.store.used_pages, ear(second).reason) == (0, "stop")
         assert ear(second).heard == alone(prompt(2, 60), GREEDY, most)
 
 
@@ -131,13 +133,13 @@ def test_a_cancelled_answer_frees_its_slot_within_a_step() -> None:
     it = Running(runner(slots=1))
     it.runner.step_seconds = 0.02
     endless, waiting = job(prompt(1, 9), 10**6), job(prompt(2, 9), 3)
-    fill, begun = it.runner.fill, list[int]()
+    fill, begun = it.runner.fill_pages, list[int]()
 
     def noted(pages: Any, tokens: Any, start: int, end: int) -> None:
         begun.append(it.runner.steps)
         fill(pages, tokens, start, end)
 
-    it.runner.fill = noted  # type: ignore[method-assign]
+    it.runner.fill_pages = noted  # type: ignore[method-assign]
     with it:
         it.scheduler.submit([endless])
         it.scheduler.submit([waiting])
@@ -157,12 +159,12 @@ def test_who_is_cancelled_while_waiting_leaves_the_queue() -> None:
     with Running(runner(slots=1)) as it:
         it.runner.step_seconds = 0.005
         it.scheduler.submit([running, gone])
-        wait_until(lambda: it.scheduler.running == 1, "the first")
+        wait_until(lambda: it.scheduler.n_running == 1, "the first")
         it.scheduler.cancel([gone])
-        wait_until(lambda: it.scheduler.waiting == 0, "the queue")
+        wait_until(lambda: it.scheduler.n_waiting == 0, "the queue")
         assert not ear(running).done.is_set()
         it.scheduler.cancel([running])
-    assert (ear(gone).heard, it.store.used) == ([], 0)
+    assert (ear(gone).heard, it.store.used_pages) == ([], 0)
 
 
 def test_a_long_prompt_does_not_stop_others() -> None:
@@ -180,8 +182,8 @@ def test_a_long_prompt_does_not_stop_others() -> None:
 
 def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> None:
     it, turns, firsts = Running(runner(slots=8)), [0], list[bool]()
-    fill, launch = it.runner.fill, it.runner.launch_step
-    it.watch.token = lambda sequence, gap, first: firsts.append(first)  # type: ignore[method-assign]
+    fill, launch = it.runner.fill_pages, it.runner.launch_step
+    it.watch.on_token = lambda sequence, gap, first: firsts.append(first)  # type: ignore[method-assign]
 
     def counted(pages: Any, tokens: Any, start: int, end: int) -> None:
         turns[-1] += 1
@@ -191,7 +193,7 @@ def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> N
         turns.append(0)
         launch(rows)
 
-    it.runner.fill, it.runner.launch_step = counted, begins  # type: ignore[method-assign]
+    it.runner.fill_pages, it.runner.launch_step = counted, begins  # type: ignore[method-assign]
     jobs = [job(prompt(i, 10), 3) for i in range(8)]
     with it:
         it.answer(*jobs)
@@ -204,9 +206,9 @@ def test_whoever_is_turned_away_waits_a_second_at_least() -> None:
         for i in range(20):  # the mean of their times is far below a second
             it.scheduler.submit([quick := job(prompt(i, 5), 1)])
             wait(quick)
-            wait_until(lambda: it.scheduler.running == 0, "its end")
+            wait_until(lambda: it.scheduler.n_running == 0, "its end")
         it.scheduler.submit([talker := job(prompt(0, 5), 10**6)])
-        wait_until(lambda: it.scheduler.running == 1, "the talker")
+        wait_until(lambda: it.scheduler.n_running == 1, "the talker")
         with pytest.raises(QueueFullError) as full:
             it.scheduler.submit([job([1], 1)])
         it.scheduler.cancel([talker])
@@ -259,7 +261,7 @@ def test_an_answer_that_cannot_be_read_ends_alone(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad, good = job(prompt(1, 5), 3), job(prompt(2, 5), 9)
-    end = ear(bad).end
+    end = ear(bad).on_end
 
     def take(token: int, logprobs: object) -> bool:
         raise RecursionError("too deep")
@@ -274,12 +276,12 @@ def test_an_answer_that_cannot_be_read_ends_alone(
         raise RecursionError("too deep")
 
     if where != "end":
-        ear(bad).take = take  # type: ignore[method-assign]
+        ear(bad).take_token = take  # type: ignore[method-assign]
     if where != "take":
-        ear(bad).end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
+        ear(bad).on_end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
     with Running(runner()) as it:
         it.answer(bad, good)
-        assert it.store.used == 0
+        assert it.store.used_pages == 0
     assert (ear(bad).reason, ear(good).reason) == ("error", "length")
     assert ear(bad).error == "the answer could not be read: RecursionError: too deep"
     assert ear(good).heard == alone(prompt(2, 5), GREEDY, 9)
@@ -289,13 +291,13 @@ def test_an_answer_that_cannot_be_read_ends_alone(
 def watched(it: Running) -> dict[int, list[int]]:
     """Return what will have the tokens of each piece of a prompt, by the steps before it."""
     turns: dict[int, list[int]] = {}
-    fill = it.runner.fill
+    fill = it.runner.fill_pages
 
     def note(pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
         turns.setdefault(it.runner.steps, []).append(end - start)
         fill(pages, tokens, start, end)
 
-    it.runner.fill = note  # type: ignore[method-assign]
+    it.runner.fill_pages = note  # type: ignore[method-assign]
     return turns
 
 
@@ -393,7 +395,7 @@ def test_a_first_token_is_heard_before_the_second_is_started() -> None:
 def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the cores from the event loop; one that is busy is not waited for."""
     monkeypatch.setattr(choices, "_MOMENT", 10)
-    loop, queue, sent = asyncio.new_event_loop(), asyncio.Queue[choices.Event](), list[int]()
+    loop, queue, sent = asyncio.new_event_loop(), asyncio.Queue[choices.ChoiceEvent](), list[int]()
     thread, free = threading.Thread(target=loop.run_forever), threading.Event()
 
     async def send() -> None:
@@ -402,37 +404,37 @@ def test_a_step_waits_until_a_first_token_was_sent(monkeypatch: pytest.MonkeyPat
     thread.start()
     reader = asyncio.run_coroutine_threadsafe(send(), loop)
     post = choices.EventBridge(loop)
-    post.wait()
-    post.put(queue, choices.Event(0, token=7))
+    post.wait_until_sent()
+    post.put(queue, choices.ChoiceEvent(0, token=7))
     post.flush()
-    post.wait()
+    post.wait_until_sent()
     assert sent == [7]
     loop.call_soon_threadsafe(free.wait)
     monkeypatch.setattr(choices, "_MOMENT", 0.001)
-    post.wait()
+    post.wait_until_sent()
     free.set()
     reader.result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-    post.wait()
+    post.wait_until_sent()
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
     has = CpuRunner.__new__(CpuRunner) if on_cpu else runner()
-    scheduler = Scheduler(has, PagedStore(4), Watch(), 1)
+    scheduler = Scheduler(has, PagedStore(4), SchedulerObserver(), 1)
     engine: Any = SimpleNamespace(scheduler=scheduler)
 
     async def started() -> Service:
-        service, ready = Service(lambda watch: engine, Watchdog()), asyncio.Event()
+        service, ready = Service(lambda watch: engine, SystemdWatchdog()), asyncio.Event()
         service.loaded = lambda engine: ready.set()
         service.start()
         await ready.wait()
         return service
 
     service = asyncio.run(started())
-    assert (scheduler.began == service.post.wait) == on_cpu
+    assert (scheduler.began == service.event_bridge.wait_until_sent) == on_cpu
     assert service.join(60)
 
 
@@ -454,7 +456,7 @@ def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
         it.answer(next_)
     assert ear(gone).heard == []
     assert ear(next_).heard == alone(next_.ids[:40], SEEDED, 6)
-    assert it.store.used == 0
+    assert it.store.used_pages == 0
 
 
 def test_tokens_of_random_clients() -> None:
@@ -468,12 +470,12 @@ def test_time_of_prompts_is_told_from_that_of_tokens(monkeypatch: pytest.MonkeyP
     """A step took 1 s, then 2: 1.1 s on average, so 3 s with a prompt are 1.9 s of the prompt."""
     told, clock = dict[str, list[float]](), iter([10.0, 11.0, 13.0, 16.0, 17.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    watch = Watch()
-    monkeypatch.setattr(watch, "worked", lambda what, took: told.setdefault(what, []).append(took))
-    stopwatch = Stopwatch(watch)
-    stopwatch.begin()
+    watch = SchedulerObserver()
+    monkeypatch.setattr(watch, "on_work", lambda what, took: told.setdefault(what, []).append(took))
+    stopwatch = PhaseStopwatch(watch)
+    stopwatch.restart()
     for filled, stepped in ((False, True), (False, True), (True, True), (True, False)):
         stopwatch.filled = filled
-        stopwatch.count(stepped)
+        stopwatch.count_elapsed(stepped)
     assert told["decode"] == pytest.approx([1, 2, 1.1, 0])
     assert told["prefill"] == pytest.approx([0, 0, 1.9, 1])

@@ -8,7 +8,7 @@ from tests.engine.conftest import Load, Synthetic
 from tests.engine.models import smollm2, tokenizer
 
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.proposers import Draft, Lookup, Proposer
+from orinllm.batching.proposers import DraftProposer, LookupProposer, Proposer
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.fused import FusedExecutor
@@ -25,7 +25,7 @@ class Oracle:
     def __init__(self, whole: Sequence[int]) -> None:
         self._whole = whole
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         pass
 
     def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
@@ -34,15 +34,15 @@ class Oracle:
 
 
 def test_lookup_finds_what_came_after() -> None:
-    lookup = Lookup()
-    lookup.begin(GREEDY)
+    lookup = LookupProposer()
+    lookup.begin_answer(GREEDY)
     assert lookup.propose([1, 2, 3, 4], 3) == []
     assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
     # The longest match goes before the latest one.
     text = [1, 2, 3, 4, 1, 2, 7, 2, 3, 9, 5, 1, 2, 3]
     assert lookup.propose(text, 2) == [4, 1]
     assert lookup.propose([*text, 9], 2) == [5, 1]
-    lookup.begin(GREEDY)
+    lookup.begin_answer(GREEDY)
     assert lookup.propose([3, 9], 2) == []
 
 
@@ -78,11 +78,11 @@ def test_fused_text_is_the_same(emulated: Load, synthetic: Synthetic) -> None:
         guessed, proposed, right = answer(one, how, Oracle([*PROMPT, *alone]))
         assert guessed == alone
         assert 0 < right < proposed
-        again, proposed, right = answer(one, how, Draft(FusedRunner(emulated(path), 1)))
+        again, proposed, right = answer(one, how, DraftProposer(FusedRunner(emulated(path), 1)))
         assert again == alone
         assert right == proposed > 0  # the same model, which draws by the same numbers
     penalized = Sampling(temperature=0, repeat_penalty=1.5)
-    assert answer(one, penalized, Lookup())[1] == 0
+    assert answer(one, penalized, LookupProposer())[1] == 0
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def smol() -> Model:
 def test_a_real_model_says_the_same(smol: Model, how: Sampling) -> None:
     question = [{"role": "user", "content": "Repeat: one two three, one two three, one two three."}]
     texts = []
-    for proposer in (None, Lookup()):
+    for proposer in (None, LookupProposer()):
         smol.speculate(proposer)
         fresh(smol)
         said = smol.generate(question, how, max_tokens=16)
@@ -105,4 +105,4 @@ def test_a_real_model_says_the_same(smol: Model, how: Sampling) -> None:
 
 def test_a_draft_of_another_vocabulary(smol: Model, synthetic: Synthetic) -> None:
     with pytest.raises(BadInput, match=r"tiny-Q6_K\.gguf: its vocabulary is not that of "):
-        smol.draft(synthetic("tiny", "Q6_K"))
+        smol.load_proposer(synthetic("tiny", "Q6_K"))

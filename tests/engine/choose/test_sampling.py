@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orinllm.choose.sampling import Sampling, candidates, sample
+from orinllm.choose.sampling import Sampling, drawable_tokens, sample_token
 from orinllm.errors import BadInput
 
 # log of 1, 2, 4, 8, 16: probabilities of 1/31 to 16/31.
@@ -15,7 +15,7 @@ LOGITS = np.log(np.array([4, 16, 1, 8, 2], np.float64)).astype(np.float32)
 
 def kept(**parameters: float) -> list[int]:
     plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return list(map(int, candidates(LOGITS, Sampling(**(plain | parameters)))[0]))  # type: ignore[arg-type]
+    return list(map(int, drawable_tokens(LOGITS, Sampling(**(plain | parameters)))[0]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,20 @@ def test_what_may_be_drawn(parameters: dict[str, float], want: list[int]) -> Non
 def test_penalties_by_hand() -> None:
     logits = np.array([2.0, -2.0, 1.0, 1.9], np.float32)
     # 2 / 1.5 = 1.33 < 1.9: token 3 wins; -2 becomes -3.
-    assert sample(logits, Sampling(temperature=0, repeat_penalty=1.5), [0, 1], 0) == 3
+    assert sample_token(logits, Sampling(temperature=0, repeat_penalty=1.5), [0, 1], 0) == 3
     # A small positive logit becomes smaller, too: 0.9 / 1.5 < 0.8.
     small = np.array([0.9, 0.8], np.float32)
-    assert sample(small, Sampling(temperature=0, repeat_penalty=1.5), [0], 0) == 1
+    assert sample_token(small, Sampling(temperature=0, repeat_penalty=1.5), [0], 0) == 1
     # 2 - 2 * 0.06 = 1.88 < 1.9 for a token seen twice, not for one seen once.
     often = Sampling(temperature=0, frequency_penalty=0.06)
-    assert (sample(logits, often, [0, 0], 0), sample(logits, often, [0], 0)) == (3, 0)
-    assert sample(logits, Sampling(temperature=0, presence_penalty=0.2), [0], 0) == 3
+    assert (sample_token(logits, often, [0, 0], 0), sample_token(logits, often, [0], 0)) == (3, 0)
+    assert sample_token(logits, Sampling(temperature=0, presence_penalty=0.2), [0], 0) == 3
     # Only the last `penalty_tokens` count.
     near = Sampling(temperature=0, presence_penalty=0.2, penalty_tokens=2)
-    assert sample(logits, near, [0, 1, 1], 0) == 0
-    assert sample(logits, Sampling(temperature=0, logit_bias={2: 1.5}), [], 0) == 2
+    assert sample_token(logits, near, [0, 1, 1], 0) == 0
+    assert sample_token(logits, Sampling(temperature=0, logit_bias={2: 1.5}), [], 0) == 2
     with pytest.raises(BadInput, match="logit_bias: token 4 is not from 0 to 3"):
-        sample(logits, Sampling(logit_bias={4: 1.0}), [], 0)
+        sample_token(logits, Sampling(logit_bias={4: 1.0}), [], 0)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_any_kind_of_number_is_one() -> None:
     plain = Sampling(**halves, top_k=3, logit_bias={2: 1 / 3})
     biases.clear()
     assert (odd, repr(odd)) == (plain, repr(plain))
-    assert sample(LOGITS, odd, [0, 1], 5) == sample(LOGITS, plain, [0, 1], 5)
+    assert sample_token(LOGITS, odd, [0, 1], 5) == sample_token(LOGITS, plain, [0, 1], 5)
 
 
 def test_tokens_that_are_never_drawn_leave_other_biases() -> None:
     how = Sampling(temperature=0, logit_bias={2: 9.0}).without_tokens({1, 3})
-    assert sample(LOGITS, how, [], 0) == 2
-    assert sample(LOGITS, Sampling(temperature=0).without_tokens({1, 3}), [], 0) == 0
+    assert sample_token(LOGITS, how, [], 0) == 2
+    assert sample_token(LOGITS, Sampling(temperature=0).without_tokens({1, 3}), [], 0) == 0
     assert Sampling().without_tokens(()).logit_bias == {}
 
 
 def test_min_p_keeps_what_is_just_at_it() -> None:
     logits = np.array([0.0, np.log(0.5), -1.0])
-    tokens, _ = candidates(logits, Sampling(top_k=0, top_p=1.0, min_p=0.5))
+    tokens, _ = drawable_tokens(logits, Sampling(top_k=0, top_p=1.0, min_p=0.5))
     assert tokens.tolist() == [0, 1]

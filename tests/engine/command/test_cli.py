@@ -19,7 +19,7 @@ from tests.forked import forked
 
 from orinbench.synth import write_synthetic
 from orinllm.command.cli import main
-from orinllm.command.terminal import print_answer, print_line, progress, say
+from orinllm.command.terminal import print_answer, print_line, print_message, progress_line
 from orinllm.text.answer import Delta
 
 ORINLLM = [sys.executable, "-m", "orinllm.command.cli"]
@@ -74,7 +74,7 @@ def test_a_terminal_obeys_nothing_of_an_answer(
     assert out == f"{shown}\n"
     assert said.startswith("\\x1b[2J\n[2 tokens")
     print_line("\x1b[2J\n")
-    say("\x1b[2J")
+    print_message("\x1b[2J")
     assert capsys.readouterr() == ("\\x1b[2J\\n\n", "\\x1b[2J\n")
 
 
@@ -84,15 +84,15 @@ def test_a_terminal_has_a_line_of_what_is_being_done(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for name, value in (("TERM", "xterm"), ("COLUMNS", "10"), ("NO_COLOR", "")):
         monkeypatch.setenv(name, value)
-    with progress("loading \x1b[2J") as show_progress:
+    with progress_line("loading \x1b[2J") as show_progress:
         show_progress("b" * 99)
-    say("done", dim=True)
+    print_message("done", dim=True)
     seen = "\r\x1b[Kloading \\\r\x1b[Kbbbbbbbbb\r\x1b[K\x1b[2mdone\x1b[0m\n"
     assert capsys.readouterr().err == seen
     monkeypatch.setenv("NO_COLOR", "1")
-    say("done", dim=True)
+    print_message("done", dim=True)
     monkeypatch.setenv("TERM", "dumb")
-    with progress("loading"):
+    with progress_line("loading"):
         assert capsys.readouterr().err == "done\n"
     assert not capsys.readouterr().err
 

@@ -16,7 +16,7 @@ from tinygrad.device import CompileError
 from tinygrad.helpers import Context
 
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.proposers import MtpBlock
+from orinllm.batching.proposers import MtpProposer
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu import device as devices
@@ -101,8 +101,10 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
     runner = make_runner(network, plan, share=SharingOptions(4, 8))
     assert isinstance(runner, FusedRunner)
     with Context(NULL_ALLOW_COPYOUT=1):
-        block = MtpBlock(runner.mtp_block(network, network.gguf, network.mtp_block_config()))
-        runner.warm(verifies=True)
+        block = MtpProposer(
+            runner.make_mtp_block(network, network.gguf, network.mtp_block_config())
+        )
+        runner.compile_kernels(verifies=True)
         runner.executor.fill(list(range(3, 40)), 0, 36)
         runner.executor.verify([5, 6], 37)
         runner.executor.accept_first(1)

@@ -14,7 +14,7 @@ from tinygrad import Device
 from tinygrad.device import Buffer
 
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.choose.sampling import Sampling, sample_token
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, Q8_0
@@ -226,7 +226,7 @@ def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthet
         executor.begin_answer(text, 0)
         for _ in range(5):
             token = executor.wait_for_token()
-            assert token == sample(executor.wait_for_logits(), how, text, len(text))
+            assert token == sample_token(executor.wait_for_logits(), how, text, len(text))
             text = [*text, token]
             executor.start_step()
         assert tokens(one, PROMPT[:4], 5, **parameters) == text[4:]
@@ -250,7 +250,7 @@ def test_slots_sample_each_in_its_own_way(emulated: Load, synthetic: Synthetic) 
         logits, got = decoder.wait_for_logits(), decoder.wait_for_tokens()
         for slot in (0, 1, 3):
             each, text = how[slot] or Sampling(temperature=0), texts[slot]
-            assert got[slot] == sample(logits[slot], each, text, len(text))
+            assert got[slot] == sample_token(logits[slot], each, text, len(text))
             text.append(got[slot])
         decoder.start_step()
     for slot in range(4):

@@ -20,10 +20,10 @@ from orinbench.model import open_model
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.checkpoints import StateSlots
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.proposers import Proposer
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
+from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import Q8_0
@@ -139,13 +139,13 @@ def answer(
     proposer: guesses what the last one that runs says.
     """
     runner = SpeculatingRunner(FusedRunner(executor, 3), proposer)
-    scheduler = Scheduler(runner, store, Watch(), 99)
+    scheduler = Scheduler(runner, store, SchedulerObserver(), 99)
     asked = [
         Sequence(prompt, GREEDY, 4 + at % 7, frozenset({end}), Ear(99))
         for at, prompt in enumerate(prompts)
     ]
     scheduler.submit(asked)
-    scheduler.stop()
+    scheduler.stop_when_idle()
     worker = threading.Thread(target=scheduler.run)
     worker.start()
     worker.join(400)
@@ -200,16 +200,16 @@ def test_answers_are_those_of_one_alone(emulated: Load, written: Write, name: st
 
 def test_a_preempted_answer_goes_on(emulated: Load, written: Write) -> None:
     """Of two that need a page more, one waits, and begins anew where there are states."""
-    path, counted = written("lfm2"), list[Watch]()
+    path, counted = written("lfm2"), list[SchedulerObserver]()
 
-    def count(watch: Watch) -> None:
+    def count(watch: SchedulerObserver) -> None:
         counted.append(watch)
 
     executor = emulated(path, 192, pages=5, slots=(3, 2))
     store = PagedStore(5, StateSlots(3, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Watch, "preempted", count)
+        patch.setattr(SchedulerObserver, "on_preemption", count)
         prompts = [list(PROMPT[:126]), [5, *PROMPT[:125]]]
         asked = answer(executor, store, prompts)
     assert counted and wrong(path, asked) == []
-    assert store.free == 5
+    assert store.free_pages == 5

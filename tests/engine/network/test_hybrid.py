@@ -18,14 +18,14 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.cache import SlotStore
 from orinllm.batching.checkpoints import Checkpoints
-from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Sequence, Watch
+from orinllm.batching.sequence import SchedulerObserver, Sequence
+from orinllm.batching.speculating_runner import SpeculatingRunner
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
-from orinllm.model import ModelDescription, check_guesses, load_draft
+from orinllm.model import ModelDescription, check_takes_guesses, load_draft_proposer
 
 RECURRENT = [name for name in MODELS if not name.startswith("gemma4")]
 Open = Callable[..., tuple[Network, CpuRunner]]
@@ -89,13 +89,13 @@ def test_gemma4s_q_k_and_v_may_be_one_tensor(opened: Open, tmp_path: Path) -> No
 
 def answers(runner: CpuRunner, store: SlotStore, prompts: list[list[int]]) -> list[Sequence]:
     """Answer prompts through a scheduler, all at once: greedily, of different lengths."""
-    scheduler = Scheduler(runner, store, Watch(), 99)
+    scheduler = Scheduler(runner, store, SchedulerObserver(), 99)
     asked = [
         Sequence(prompt, Sampling(temperature=0), 12, frozenset(), Ear(4 + at % 7))
         for at, prompt in enumerate(prompts)
     ]
     scheduler.submit(asked)
-    scheduler.stop()
+    scheduler.stop_when_idle()
     worker = threading.Thread(target=scheduler.run)
     worker.start()
     worker.join(60)
@@ -148,17 +148,17 @@ def test_a_prompt_goes_on_from_the_last_checkpoint_before_they_part(opened: Open
 def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> None:
     kept = Checkpoints(3)
     for tokens in (64, 128, 192):
-        assert kept.take(0, tokens) is not None
-    assert kept.take(0, 128) is None  # there is one
-    tokens, checkpoint = kept.best(0, 100)
+        assert kept.take_slot(0, tokens) is not None
+    assert kept.take_slot(0, 128) is None  # there is one
+    tokens, checkpoint = kept.longest(0, 100)
     assert tokens == 64 and checkpoint is not None
     kept.pin(checkpoint)
-    assert kept.best(1, 999) == (0, None)
-    assert [kept.take(1, n) is None for n in (64, 128, 192)] == [False] * 3
-    assert kept.best(0, 999) == (64, checkpoint)
+    assert kept.longest(1, 999) == (0, None)
+    assert [kept.take_slot(1, n) is None for n in (64, 128, 192)] == [False] * 3
+    assert kept.longest(0, 999) == (64, checkpoint)
     kept.unpin(checkpoint)
-    kept.cut(0, 63)
-    assert kept.best(0, 999) == (0, None)
+    kept.forget_behind(0, 63)
+    assert kept.longest(0, 999) == (0, None)
     # The last border of a prompt, and equal distances of at least eight pages before it.
     assert kept.piece_end(0, 1024, 100) == 64
     many = Checkpoints(32)
@@ -175,7 +175,7 @@ class Oracle:
     def __init__(self, whole: list[int], wrong: int) -> None:
         self._whole, self._wrong = whole, wrong
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         pass
 
     def propose(self, text: Iterable[int], most: int, pages: Iterable[int] = ()) -> list[int]:
@@ -193,9 +193,9 @@ def test_states_go_back_to_where_a_guess_was_wrong(opened: Open, name: str, wron
     def ask(proposer: Oracle | None, prompt: list[int], ends: frozenset[int]) -> Sequence:
         guessing = SpeculatingRunner(runner, proposer)
         asked = Sequence([*prompt], Sampling(temperature=0), 20, ends, Ear(99))
-        scheduler = Scheduler(guessing, store, Watch(), 9)
+        scheduler = Scheduler(guessing, store, SchedulerObserver(), 9)
         scheduler.submit([asked])
-        scheduler.stop()
+        scheduler.stop_when_idle()
         scheduler.run()
         assert scheduler.failure is None
         return asked
@@ -224,12 +224,12 @@ def test_who_cannot_go_back_is_refused(opened: Open, monkeypatch: pytest.MonkeyP
     description = ModelDescription(network, tokenizer("gpt-2"), None)
     monkeypatch.setattr(ModelDescription, "read", lambda *given: description)
     with pytest.raises(BadInput, match=r"m\.gguf: lfm2 has recurrent states, .* a draft model has"):
-        load_draft(description, "m.gguf", "CPU")
+        load_draft_proposer(description, "m.gguf", "CPU")
     plan = plan_network(network, "CPU")
-    check_guesses(runner, plan, "--lookup")
+    check_takes_guesses(runner, plan, "--lookup")
     monkeypatch.setattr(runner, "most_verified", 1)
     with pytest.raises(BadInput, match="--lookup: the cpu path on CPU takes one token at a time"):
-        check_guesses(runner, plan, "--lookup")
+        check_takes_guesses(runner, plan, "--lookup")
 
 
 def test_a_state_goes_back_to_a_copy_alone(opened: Open) -> None:

@@ -20,11 +20,11 @@ import openai
 import uvicorn
 from httpx._transports import default as transports
 
-from orinllm.batching.sequence import Watch
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
 from orinllm.server.options import HttpOptions
-from orinllm.server.service import Service, Watchdog
+from orinllm.server.service import Service, SystemdWatchdog
 from orinllm.server.web.connection import LimitedConnection
 
 # httpx reads the machine's certificates for each request without a client, which takes 34 ms.
@@ -76,11 +76,13 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> Iterator[Live]:
+def live(
+    load: Callable[[SchedulerObserver], Engine], wait: bool = True, **options: Any
+) -> Iterator[Live]:
     """Serve an engine on a thread's event loop; `wait` until it is loaded."""
     http = HttpOptions("127.0.0.1", 0, **options)
     ready, failures = threading.Event(), list[str]()
-    service = Service(load, Watchdog())
+    service = Service(load, SystemdWatchdog())
 
     def failed(why: str, mendable: bool) -> None:
         failures.append(why)
@@ -91,7 +93,7 @@ def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> 
     config = uvicorn.Config(
         make_app(service, http, "test"),
         port=0,
-        http=LimitedConnection.counted_in(service.metrics),
+        http=LimitedConnection.subclass_with_metrics(service.metrics),
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -104,7 +104,7 @@ def states(server: Live, requests: int, seconds: float) -> Iterator[State]:
         # Threads and pools of memory that come once are there before the first look.
         list(pool.map(lambda i: talk(server.url, i * KEPT), range(2 * CLIENTS)))
         while True:
-            wait_until(lambda: server.engine.scheduler.running == 0, "the end of all")
+            wait_until(lambda: server.engine.scheduler.n_running == 0, "the end of all")
             wait_until(lambda: server.metric("orinllm_num_requests_waiting") == 0, "the queue")
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             passed = time.monotonic() - began

@@ -14,9 +14,9 @@ from tests.engine.server.live import Live, live
 from tests.engine.server.test_clients import connect, post, runner
 from tests.engine.server.toy import toy
 
-from orinllm.server.choices import CallChoice, Choice, Event
+from orinllm.server.choices import Choice, ChoiceEvent, ForcedCallChoice
 from orinllm.server.engine import Engine
-from orinllm.server.jobs import RequestJob, submit
+from orinllm.server.jobs import RequestJob, submit_job
 from orinllm.server.web import page
 from orinllm.text.answer import Delta
 from orinllm.text.tools import ToolCall
@@ -132,9 +132,9 @@ def test_each_key_address_and_user_has_its_own_line(
 
     def kept(engine: Engine, run: RequestJob, goes_on: bool = False) -> None:
         lines.append(run.sequences[0].client)
-        submit(engine, run, goes_on)
+        submit_job(engine, run, goes_on)
 
-    monkeypatch.setattr("orinllm.server.api.submit", kept)
+    monkeypatch.setattr("orinllm.server.api.submit_job", kept)
     asked = {"model": "test", "prompt": "a", "max_tokens": 1}
     for headers, more in (
         ({}, {}),
@@ -312,28 +312,28 @@ def test_bodies_in_chunks(server: Live, body: bytes, status: bytes) -> None:
 class Calls(Choice):
     """An answer each of whose tokens is a call."""
 
-    def _read(self, token: int) -> tuple[Delta, bool]:
+    def _read_token(self, token: int) -> tuple[Delta, bool]:
         return Delta(tool_calls=(ToolCall("f", "{}"),)), False
 
-    def _rest(self) -> Delta:
+    def _held_back(self) -> Delta:
         return Delta()
 
 
 @pytest.mark.parametrize(("reason", "finish"), [("stop", "tool_calls"), ("length", "length")])
 def test_an_answer_that_is_cut_behind_a_call_says_so(reason: str, finish: str) -> None:
-    events = list[Event]()
+    events = list[ChoiceEvent]()
     choice = Calls(0, (), events.append)
-    choice.take(1, None)
-    choice.end(reason, None)
+    choice.take_token(1, None)
+    choice.on_end(reason, None)
     assert events[-1].finish == finish
 
 
 def test_a_call_that_is_nested_beyond_reason_is_none(server: Live) -> None:
-    heard = list[Event]()
+    heard = list[ChoiceEvent]()
     tokenizer = server.engine.tokenizer
-    choice = CallChoice(0, heard.append, tokenizer, "f")
+    choice = ForcedCallChoice(0, heard.append, tokenizer, "f")
     for token in tokenizer.encode("[" * 5000):
-        choice.take(token, None)
-    choice.end("length", None)
+        choice.take_token(token, None)
+    choice.on_end("length", None)
     assert (heard[-1].finish, heard[-1].error) == ("length", None)
     assert not any(event.delta.tool_calls for event in heard)

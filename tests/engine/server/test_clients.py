@@ -21,7 +21,7 @@ from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, description, toy, toy_logits
 
 from orinllm.batching.sequence import Sequence
-from orinllm.choose.sampling import Draw, Sampling, draw_token
+from orinllm.choose.sampling import DrawRequest, Sampling, draw_token
 from orinllm.server.fields import MOST_BYTES
 from orinllm.server.web.connection import LimitedConnection
 
@@ -84,7 +84,7 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
         def meet() -> None:
             """Let the first step take as long as all need to arrive."""
             runner(server).pace = lambda: None
-            wait_until(lambda: scheduler.running + scheduler.waiting == clients, "all clients")
+            wait_until(lambda: scheduler.n_running + scheduler.n_waiting == clients, "all clients")
 
         runner(server).pace = meet
         answers = list(pool.map(ask, range(clients)))
@@ -99,7 +99,7 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
 def alone_of(prompt: list[int], how: Sampling, vocabulary: int) -> list[int]:
     ids = list(prompt)
     for _ in range(16):
-        ids.append(draw_token(toy_logits(ids, vocabulary), Draw(how, ids)).token)
+        ids.append(draw_token(toy_logits(ids, vocabulary), DrawRequest(how, ids)).token)
     return ids[len(prompt) :]
 
 
@@ -119,7 +119,7 @@ def test_who_goes_away_frees_the_slot_within_a_step(
                 steps.append(runner(server).steps)
 
             monkeypatch.setattr(server.engine.scheduler, "cancel", noted)
-        wait_until(lambda: server.engine.scheduler.running == 0, "the slot")
+        wait_until(lambda: server.engine.scheduler.n_running == 0, "the slot")
         assert runner(server).steps - steps[0] <= 2
         assert server.metric('orinllm_request_success_total{finished_reason="cancelled"}') == 1
         # A stream's 200 was sent before; an answer that nobody waits for has no status but this.
@@ -133,7 +133,7 @@ def test_who_goes_away_frees_the_slot_within_a_step(
 def test_who_goes_away_before_the_first_token(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that wait or whose prompt is computed leave nothing, and nobody else is disturbed."""
     with live(toy(slots=1 if stage == "queue" else 2, step_seconds=0.02)) as server:
-        fill, filled = runner(server).fill, list[int]()
+        fill, filled = runner(server).fill_pages, list[int]()
 
         def slowly(pages: Any, tokens: Any, start: int, end: int) -> None:
             time.sleep(0.1)
@@ -143,16 +143,16 @@ def test_who_goes_away_before_the_first_token(stage: str, monkeypatch: pytest.Mo
         asked = {**ASK, "stream": True, "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
         other = iter(server.client().chat.completions.create(**asked))
         next(other)
-        monkeypatch.setattr(runner(server), "fill", slowly)
+        monkeypatch.setattr(runner(server), "fill_pages", slowly)
         body = json.dumps({"model": "test", "prompt": [500] * 1900, "max_tokens": 5}).encode()
         scheduler = server.engine.scheduler
         with closing(connect(server)) as gone:
             gone.sendall(post(server, body, "/v1/completions"))
             if stage == "queue":
-                wait_until(lambda: scheduler.waiting == 1, "the queue")
+                wait_until(lambda: scheduler.n_waiting == 1, "the queue")
             else:
                 wait_until(lambda: bool(filled), "a piece of the prompt")
-        wait_until(lambda: (scheduler.running, scheduler.waiting) == (1, 0), "the end")
+        wait_until(lambda: (scheduler.n_running, scheduler.n_waiting) == (1, 0), "the end")
         assert max(filled, default=0) < 1899
         next(other)
 
@@ -165,9 +165,9 @@ def test_slow_readers_do_not_slow_others() -> None:
         for reader in readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.sendall(post(server, body))
-        wait_until(lambda: server.engine.scheduler.running == 3, "the slow ones")
+        wait_until(lambda: server.engine.scheduler.n_running == 3, "the slow ones")
         assert "length" in complete(server, [500, 501])
-        wait_until(lambda: server.engine.scheduler.running == 0, "their ends")
+        wait_until(lambda: server.engine.scheduler.n_running == 0, "their ends")
         for reader in readers:
             reader.close()
 
@@ -390,7 +390,7 @@ def test_requests_leave_nothing_behind() -> None:
         assert found[-1].requests >= 500
         assert found[-1].descriptors - found[0].descriptors <= 5
         assert found[-1].memory - found[0].memory < 20 << 20
-        assert server.engine.scheduler.store.used == 0
+        assert server.engine.scheduler.store.used_pages == 0
 
 
 @pytest.mark.parametrize(("stream", "late"), [(False, False), (True, False), (True, True)])

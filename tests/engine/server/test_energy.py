@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from orinboard.files import Files
 from orinboard.meter import Sample
 from orinboard.readings import Rail, Readings
-from orinllm.server.energy import PhaseEnergy, measure_phases
 from orinllm.server.metrics import Metrics
+from orinllm.server.phase_energy import PhaseEnergy, start_phase_energy
 
 WATTS = {"prefill": 50.0, "decode": 30.0, "idle": 8.0}
 
@@ -38,7 +38,7 @@ class Device:
 def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns of a prompt's piece and a step with pauses, on a clock that the test moves."""
     now, busy, draw = [0.0], [False], random.Random(5)
-    monkeypatch.setattr("orinllm.server.energy.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("orinllm.server.phase_energy.time.monotonic", lambda: now[0])
     energy, true = PhaseEnergy(lambda: busy[0]), dict.fromkeys(WATTS, 0.0)
     sample_at = 0.0
 
@@ -58,8 +58,8 @@ def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPa
         busy[0] = True
         prefill = be("prefill", draw.uniform(0.005, 0.06))
         decode = be("decode", draw.uniform(0.01, 0.08))
-        energy.worked("prefill", prefill)
-        energy.worked("decode", decode)
+        energy.on_work("prefill", prefill)
+        energy.on_work("decode", decode)
         busy[0] = False
         be("idle", draw.choice((0.0, 0.0, 0.05, 0.2)))
     be("idle", 1.0)
@@ -72,9 +72,9 @@ def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPa
 def test_threads_that_take_turns() -> None:
     """The sampler is a thread among eight: what it saw is shared, and each phase has its part."""
     device, busy, draw = Device(), threading.Event(), random.Random(5)
-    energy = measure_phases(CollectorRegistry(), [device.read])
+    energy = start_phase_energy(CollectorRegistry(), [device.read])
     assert energy is not None
-    energy.watch(busy.is_set)
+    energy.set_busy_check(busy.is_set)
     end = time.monotonic() + 3
 
     def client() -> None:
@@ -84,7 +84,7 @@ def test_threads_that_take_turns() -> None:
                 for phase in ("prefill", "decode"):
                     began, device.phase = time.monotonic(), phase
                     time.sleep(draw.uniform(0.02, 0.06))
-                    energy.worked(phase, time.monotonic() - began)
+                    energy.on_work(phase, time.monotonic() - began)
                 device.phase = "idle"
                 busy.clear()
             time.sleep(0.01)
@@ -104,7 +104,7 @@ def test_threads_that_take_turns() -> None:
 def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a constant power, with no idle moment, none of it is idle; the sum is the rails'."""
     now = [5.0]
-    monkeypatch.setattr("orinllm.server.energy.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("orinllm.server.phase_energy.time.monotonic", lambda: now[0])
     energy, times = PhaseEnergy(lambda: True), [now[0]]
     for number in range(120):
         now[0] += 0.01
@@ -112,7 +112,7 @@ def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.Monk
         rail = Rail("VDD_IN", "1", watts=40.0, chip="ina3221")
         energy.add_sample(Sample(now[0], now[0], (rail,)), 5.0)
         if number % 3 == 0:
-            energy.worked("decode", 0.01 if number == 0 else 0.03)
+            energy.on_work("decode", 0.01 if number == 0 else 0.03)
     found = shown(energy)
     assert found["idle"] < 0.01 * found["decode"] and found["prefill"] == 0
     # Half a second of samples is shared in one go: what came after it waits.
@@ -123,19 +123,19 @@ def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.Monk
 
 def test_a_machine_without_rails_shows_none() -> None:
     registry = CollectorRegistry()
-    assert measure_phases(registry, [lambda files: Readings()]) is None
+    assert start_phase_energy(registry, [lambda files: Readings()]) is None
     metrics = Metrics()
-    metrics.measure([lambda files: Readings()])
-    metrics.worked("decode", 1.0)
-    assert b"joules" not in metrics.text()
+    metrics.start_measuring_energy([lambda files: Readings()])
+    metrics.on_work("decode", 1.0)
+    assert b"joules" not in metrics.prometheus_text()
 
 
 def test_rails_are_on_the_page() -> None:
     rail = Rail("VDD_IN", "1-0040", watts=12.5, chip="ina3221")
     metrics = Metrics()
-    metrics.measure([lambda files: Readings(rails=(rail,))])
+    metrics.start_measuring_energy([lambda files: Readings(rails=(rail,))])
     time.sleep(0.1)
-    metrics.worked("decode", 0.05)
-    text = metrics.text().decode()
+    metrics.on_work("decode", 0.05)
+    text = metrics.prometheus_text().decode()
     assert 'orinllm_energy_joules_total{phase="decode"}' in text
     assert 'orinllm_energy_boundary_info{boundary="' in text and 'rails="VDD_IN"' in text

@@ -29,14 +29,14 @@ from tests.engine.server.toy import ToyRunner
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.guesses import SpeculatingRunner
 from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Watch
-from orinllm.choose.sampling import Draw, Sampling
+from orinllm.batching.sequence import SchedulerObserver
+from orinllm.batching.speculating_runner import SpeculatingRunner
+from orinllm.choose.sampling import DrawRequest, Sampling
 from orinllm.errors import BadInput
 from orinllm.gpu.kernels.buffers import PAGE
-from orinllm.server.engine import load
+from orinllm.server.engine import load_engine
 from orinllm.server.options import EngineOptions
 
 
@@ -46,7 +46,7 @@ class Guesser:
     def __init__(self, knows: Callable[[Sequence[int], Sampling, int], list[int]]) -> None:
         self._knows, self._how, self.begun = knows, GREEDY, 0
 
-    def begin(self, how: Sampling) -> None:
+    def begin_answer(self, how: Sampling) -> None:
         self._how, self.begun = how, self.begun + 1
 
     def propose(self, text: Sequence[int], most: int, pages: Sequence[int] = ()) -> list[int]:
@@ -57,17 +57,17 @@ class Guesser:
         return guess
 
 
-class Counted(Watch):
+class Counted(SchedulerObserver):
     """A watch that hears of guesses."""
 
     def __init__(self) -> None:
         self.guessed = self.right = self.tokens = 0
 
-    def speculated(self, guessed: int, right: int) -> None:
+    def on_speculation(self, guessed: int, right: int) -> None:
         assert 0 <= right <= guessed > 0
         self.guessed, self.right = self.guessed + guessed, self.right + right
 
-    def token(self, sequence: object, gap: float, first: bool) -> None:
+    def on_token(self, sequence: object, gap: float, first: bool) -> None:
         self.tokens += 1
 
 
@@ -100,7 +100,7 @@ def test_one_that_runs_alone_says_the_same_in_fewer_steps(how: Sampling) -> None
         it.answer(longer)
         assert longer.n_cached == 179  # the last token was never read
         assert ear(longer).heard == alone([*ids, *want, 11], how, 20)
-    assert it.store.used == 0
+    assert it.store.used_pages == 0
 
 
 def test_several_share_steps_and_nothing_is_guessed() -> None:
@@ -117,7 +117,7 @@ def test_several_share_steps_and_nothing_is_guessed() -> None:
         assert toy.widest == 3
     for one, n in ((first, 300), (others[0], 22), (others[1], 9)):
         assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, n)
-    assert it.store.used == 0
+    assert it.store.used_pages == 0
 
 
 def test_the_end_of_an_answer_may_be_guessed() -> None:
@@ -172,7 +172,7 @@ def test_on_the_fused_kernels(emulated: Load, synthetic: Synthetic) -> None:
         scheduler.submit([one])
         thread.start()
         wait(one)
-        scheduler.stop()
+        scheduler.stop_when_idle()
         thread.join(60)
         assert [*ids, *ear(one).heard] == known[how.seed]
     assert watch.right > 1 and guesser.begun == 2
@@ -227,7 +227,7 @@ def test_over_http_it_says_what_it_says_without(api: openai.OpenAI, guessing: St
 def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
     options = EngineOptions(smollm2(), "CPU", context=64, **more)
     with pytest.raises(BadInput, match=says):
-        load(options, Watch())
+        load_engine(options, SchedulerObserver())
 
 
 class Placed:
@@ -261,10 +261,10 @@ def test_verification_is_where_its_sequence_lies() -> None:
     runner = FusedRunner(executor, 2)
 
     def verify(pages: list[int], how: Sampling = GREEDY) -> None:
-        runner.verify(Row(5, 3, pages, Draw(how, [1, 2, 3, 5])), [6])
+        runner.verify_guesses(Row(5, 3, pages, DrawRequest(how, [1, 2, 3, 5])), [6])
 
     verify([0])
-    runner.fill([1], [7, 8], 0, 1)
+    runner.fill_pages([1], [7, 8], 0, 1)
     verify([0])
     verify([0, 2])
     verify([0, 2], SEEDED)

@@ -23,7 +23,7 @@ import orinboard
 import orinllm
 from orinboard import guarded_connection
 from orinllm.progress import say_nothing
-from orinllm.server.engine import load
+from orinllm.server.engine import load_engine
 from orinllm.server.options import EngineOptions
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "clients.json").read_text())
@@ -110,7 +110,7 @@ def test_a_streamed_chat_goes_through_few_files() -> None:
     options = EngineOptions(smollm2(), device="CPU", context=512, slots=2)
     with (
         files_that_run() as found,
-        live(lambda watch: load(options, watch, say_nothing)) as server,
+        live(lambda watch: load_engine(options, watch, say_nothing)) as server,
         httpx.Client(verify=False) as client,
     ):
         for question in ("Why is the sky blue?", "Name a fruit."):

@@ -12,7 +12,7 @@ from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.server.engine import Engine
-from orinllm.text.grammar import Grammars
+from orinllm.text.grammar import GrammarCompiler
 
 PAGES, VOCABULARY, WIDTH = 10, 1019, 64
 
@@ -25,7 +25,7 @@ def test_only_near_ties_depend_on_others(emulated: Load, synthetic: Synthetic) -
     def load(watch: Any, deterministic: bool) -> Engine:
         runner = FusedRunner(executor, 4, deterministic)
         scheduler = Scheduler(runner, PagedStore(PAGES), watch, 64, deterministic)
-        grammars = Grammars(words.tokenizer, words.network.config.vocab_size)
+        grammars = GrammarCompiler(words.tokenizer, words.network.config.vocab_size)
         sizes = (64, VOCABULARY, WIDTH)
         return Engine(words.tokenizer, None, grammars, scheduler, *sizes, "mean", "emulated")
 

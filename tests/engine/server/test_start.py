@@ -7,7 +7,7 @@ from tests.engine.models import smollm2
 
 from orinllm.errors import BadInput
 from orinllm.server.engine import read_description
-from orinllm.server.options import EngineOptions, HttpOptions, parse_seconds, parse_share
+from orinllm.server.options import EngineOptions, HttpOptions, check_grace, parse_percentage
 from orinllm.server.run import serve
 from orinllm.server.web.security import check_host, check_origin, read_keys
 
@@ -90,9 +90,9 @@ def test_names_that_cannot_be(alias: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 86401.0])
 def test_graces_that_cannot_be(value: float) -> None:
-    assert (parse_seconds(0), parse_seconds(86400), parse_share("70%")) == (0, 86400, 0.7)
+    assert (check_grace(0), check_grace(86400), parse_percentage("70%")) == (0, 86400, 0.7)
     with pytest.raises(BadInput, match=r"^--grace "):
-        parse_seconds(value)
+        check_grace(value)
 
 
 def test_a_template_that_is_none_names_its_flag(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from tests.engine.models import smollm2
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
-from orinllm.batching.sequence import Watch
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.choose.hidden_states import Pooling
-from orinllm.choose.sampling import Draw, Drawn, Floats, Logprobs, draw_token
+from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, draw_token
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import ModelDescription
 from orinllm.server.engine import Engine
-from orinllm.text.grammar import Grammars
+from orinllm.text.grammar import GrammarCompiler
 from orinllm.text.template import ChatTemplate
 
 #: Number of tokens with a probability above zero.
@@ -55,7 +55,7 @@ class ToyRunner:
     computed: int = 0  # tokens of prompts
     steps: int = 0
     verified: int = 0  # steps that took several tokens of one sequence
-    most_ahead: int = 0
+    most_extra_tokens: int = 0
     name: str = "toy"
     context: int = 2048
     most_under_way: int = 2
@@ -63,14 +63,14 @@ class ToyRunner:
     followed: int = 0  # steps that began before the tokens of the one before were collected
     widest: int = 0  # most rows of a step
     _cells: NDArray[np.int64] = field(init=False)
-    _steps: deque[list[Drawn]] = field(default_factory=deque)  # under way
+    _steps: deque[list[DrawnTokens]] = field(default_factory=deque)  # under way
     _texts: list[Sequence[int]] = field(default_factory=list)  # kept, so that no id comes again
     _first: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cells = np.full((self.pages, PAGE), -1)
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         assert end - start <= self.chunk
         for position in range(start, end):
             self._cells[pages[position // PAGE], position % PAGE] = tokens[position]
@@ -86,14 +86,14 @@ class ToyRunner:
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """Each state tells of its token, its place and the one before, as they lie in the pages."""
-        self.fill(pages, tokens, start, end)
+        self.fill_pages(pages, tokens, start, end)
         held = self._held(pages, end)
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
     def begin_answer(self, row: Row, start: int) -> None:
         assert start <= row.position == len(row.draw.before) - 1
         self._steps.clear()  # what was not collected is not wanted
-        self.fill(row.pages, row.draw.before, start, row.position)
+        self.fill_pages(row.pages, row.draw.before, start, row.position)
         self.begun += 1
         self.launch_step([row])
 
@@ -105,14 +105,14 @@ class ToyRunner:
         if tokens:
             self._steps.clear()
         else:
-            assert all(row.draw.on_device for row in rows)
+            assert all(row.draw.is_token_only for row in rows)
             tokens = [drawn.token for drawn in self._steps[-1]]
             self.followed += 1
         pairs = zip(rows, tokens, strict=True)
         self._steps.append([self._token(row, token) for row, token in pairs])
         assert len(self._steps) <= self.most_under_way
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         time.sleep(self.step_seconds)
         self.pace()
         return self._steps.popleft()
@@ -124,24 +124,24 @@ class ToyRunner:
     def most_verified(self) -> int:
         return 5
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """Each token is drawn from those before it, as they lie in the row's pages."""
         found, text = list[int](), list(row.draw.before)
         self.verified += 1
         for i, token in enumerate((text[-1], *guesses)):
-            draw_like = Draw(row.draw.sampling, [*text, *guesses[:i]])
+            draw_like = DrawRequest(row.draw.sampling, [*text, *guesses[:i]])
             place = Row(token, row.position + i, row.pages, draw_like)
             found.append(self._token(place, token).token)
         return found
 
-    def _token(self, row: Row, token: int) -> Drawn:
+    def _token(self, row: Row, token: int) -> DrawnTokens:
         self._cells[row.pages[row.position // PAGE], row.position % PAGE] = token
         if self.script is not None:
             # An answer is known by its text, which grows in place.
             self._texts.append(row.draw.before)
             first = self._first.setdefault(id(row.draw.before), row.position)
             found = None if row.draw.top is None else Logprobs(0.0, ())
-            return Drawn(self.script(row.position - first), found)
+            return DrawnTokens(self.script(row.position - first), found)
         held = self._held(row.pages, row.position + 1)
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
         return draw_token(toy_logits(held, self.vocab_size), how)
@@ -173,7 +173,7 @@ def toy(
     step_seconds: float = 0.0,
     reserve: bool = False,
     pooling: Pooling = "mean",
-) -> Callable[[Watch], Engine]:
+) -> Callable[[SchedulerObserver], Engine]:
     """Return what makes an engine of the toy."""
     words = description()
     ends = sorted(words.tokenizer.end_ids)
@@ -182,13 +182,13 @@ def toy(
         assert script is not None
         return script[index] if index < len(script) else ends[0]
 
-    def load(watch: Watch) -> Engine:
+    def load(watch: SchedulerObserver) -> Engine:
         size = words.network.config.vocab_size
         runner = ToyRunner(slots, pages, size, step_seconds=step_seconds)
         runner.script = None if script is None else said
         scheduler = Scheduler(runner, PagedStore(pages), watch, queue, reserve)
         chat = words.template if template is None else ChatTemplate(template, words.tokenizer)
-        grammars = Grammars(words.tokenizer, size)
+        grammars = GrammarCompiler(words.tokenizer, size)
         return Engine(
             words.tokenizer, chat, grammars, scheduler, context, size, 3, pooling, "a toy"
         )

@@ -26,7 +26,7 @@ from tests.engine.text.answers import (
     template_of,
 )
 
-from orinllm.text.answer import AnswerParser, AnswerReader, Delta, StopTexts
+from orinllm.text.answer import AnswerParser, AnswerReader, Delta, StopTextFilter
 
 # -- what a template writes of an answer, the parser reads back ------------------------------------
 
@@ -273,7 +273,7 @@ def test_an_answer_ends_before_the_first_stop_text_however_it_is_cut() -> None:
         text = "".join(draw.choices("ab<", k=draw.randrange(1, 12)))
         stops = ["".join(draw.choices("ab<", k=draw.randrange(2, 4))) for _ in range(3)]
         ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-        reader, shown, stopped, left = StopTexts(stops), "", False, text
+        reader, shown, stopped, left = StopTextFilter(stops), "", False, text
         while left and not stopped:
             n = draw.randrange(1, 3)
             part, stopped = reader.push(left[:n])

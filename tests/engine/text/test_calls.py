@@ -258,5 +258,5 @@ def test_a_schema_that_says_nothing_of_its_arguments(stem: str, schema: Any) -> 
     }[stem]
     calls = template_of(stem).call_format([tool])
     at = min(i for mark in calls.opens if (i := text.find(mark)) >= 0)
-    found = calls.read(text[at:], True)
+    found = calls.read_calls(text[at:], True)
     assert found is not None and [(c.name, c.arguments) for c in found[0]] == [("f", '{"a": 1}')]

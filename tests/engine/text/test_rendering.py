@@ -11,14 +11,14 @@ import pytest
 from tests.engine.models import tokenizer
 
 from orinllm.errors import BadInput
-from orinllm.text.template import ChatTemplate, Renderer
+from orinllm.text.template import ChatTemplate, TemplateRenderer
 
 MEMORY = 256 << 20
 
 
 @pytest.fixture(scope="module")
-def renderer() -> Iterator[Renderer]:
-    made = Renderer(seconds=1, memory=MEMORY)
+def renderer() -> Iterator[TemplateRenderer]:
+    made = TemplateRenderer(seconds=1, memory=MEMORY)
     yield made
     made.close()
 
@@ -58,13 +58,13 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
     ],
 )
 def test_a_template_that_takes_too_much_is_one_line(
-    renderer: Renderer, source: str, says: str
+    renderer: TemplateRenderer, source: str, says: str
 ) -> None:
     with pytest.raises(BadInput) as found:
-        renderer.run(job(source, messages=[{"role": "user"}]))
+        renderer.render_job(job(source, messages=[{"role": "user"}]))
     assert says in str(found.value) and "\n" not in str(found.value)
     assert len(str(found.value)) <= 1000
-    assert renderer.run(job("{{ a }}, {{ strftime_now('%H') }}", a="b")) == "b, 12"
+    assert renderer.render_job(job("{{ a }}, {{ strftime_now('%H') }}", a="b")) == "b, 12"
 
 
 CHANGES = (
@@ -75,25 +75,25 @@ CHANGES = (
 )
 
 
-def test_what_a_template_changes_is_gone_with_its_job(renderer: Renderer) -> None:
-    first = renderer.run(job(CHANGES, messages=[{"role": "user"}]))
+def test_what_a_template_changes_is_gone_with_its_job(renderer: TemplateRenderer) -> None:
+    first = renderer.render_job(job(CHANGES, messages=[{"role": "user"}]))
     assert first.startswith("NoneNone[1][1, 2]None") and "system" in first
-    assert renderer.run(job(CHANGES, messages=[{"role": "user"}])) == first
+    assert renderer.render_job(job(CHANGES, messages=[{"role": "user"}])) == first
     later = "{{ range(2) | list }}{{ dict(a=1) }}{{ messages }}"
-    assert renderer.run(job(later, messages=[])) == "[0, 1]{'a': 1}[]"
+    assert renderer.render_job(job(later, messages=[])) == "[0, 1]{'a': 1}[]"
 
 
-def test_a_process_that_is_gone_comes_back(renderer: Renderer) -> None:
+def test_a_process_that_is_gone_comes_back(renderer: TemplateRenderer) -> None:
     process = renderer.start()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with pytest.raises(BadInput, match="the process that works on it ended with status -9"):
-        renderer.run(job("a"))
-    assert renderer.run(job("a")) == "a"
+        renderer.render_job(job("a"))
+    assert renderer.render_job(job("a")) == "a"
 
 
 def test_an_answer_that_nobody_waited_for_is_not_the_next_one(
-    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(line: bytes) -> bytes:
         exchange(line)
@@ -103,16 +103,16 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_one(
     with monkeypatch.context() as patch:
         patch.setattr(renderer, "_exchange", stopped)
         with pytest.raises(KeyboardInterrupt):
-            renderer.run(job("first"))
-    assert renderer.run(job("second")) == "second"
+            renderer.render_job(job("first"))
+    assert renderer.render_job(job("second")) == "second"
 
 
-def test_threads_get_their_own_answers(renderer: Renderer) -> None:
+def test_threads_get_their_own_answers(renderer: TemplateRenderer) -> None:
     found: dict[int, str] = {}
 
     def ask(number: int) -> None:
         for _ in range(20):
-            found[number] = renderer.run(job("{{ n }}", n=number))
+            found[number] = renderer.render_job(job("{{ n }}", n=number))
             time.sleep(0)
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]

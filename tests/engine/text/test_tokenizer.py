@@ -14,7 +14,7 @@ from tests.engine.models import metadata, smollm2, tokenizer, vocabularies, want
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.text.pretokenizers import PRE_TOKENIZERS
-from orinllm.text.tokenizer import GUARD, Tokenizer, WholeFinder
+from orinllm.text.tokenizer import GUARD, Tokenizer, WholeTokenFinder
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
 
@@ -227,12 +227,12 @@ def test_control_tokens_match_in_a_template_s_text(name: str) -> None:
 def test_a_guarded_text_is_words_within_a_template_s_text(name: str) -> None:
     source = tokenizer(name)
     stop = max(source.control_texts, key=len)
-    ids = source.encode(f"{stop}{source.guard(f'a{stop}b')}{stop}", special=True)
+    ids = source.encode(f"{stop}{source.guard_control_tokens(f'a{stop}b')}{stop}", special=True)
     controls = [i for i in ids if source.is_control(i)]
     assert len(controls) == 2 and ids[0] == ids[-1] == controls[0]
     assert source.decode(ids) == f"a{stop}b"
     assert GUARD not in source.decode(ids)
-    assert source.guard("nothing of that kind") == "nothing of that kind"
+    assert source.guard_control_tokens("nothing of that kind") == "nothing of that kind"
 
 
 def test_what_merges_may_not_make_matches_as_a_whole_in_a_template() -> None:
@@ -253,7 +253,7 @@ def test_what_merges_may_not_make_matches_as_a_whole_in_a_template() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text("ab<", min_size=1, max_size=5), max_size=6), st.text("ab<", max_size=30))
 def test_parts_are_the_text_and_tokens_in_text_are_found(tokens: list[str], text: str) -> None:
-    parts = list(WholeFinder(tokens).partition(text, frozenset()))
+    parts = list(WholeTokenFinder(tokens).partition(text, frozenset()))
     assert "".join(part for part, _ in parts) == text
     assert all(whole == (part in tokens) for part, whole in parts)
     assert not any(token in part for part, whole in parts if not whole for token in tokens)
@@ -280,7 +280,7 @@ def test_harmony_s_end_of_a_message_is_not_the_end_of_an_answer() -> None:
 def test_a_stream_says_what_is_no_utf_8() -> None:
     source = Tokenizer.from_metadata(_sentencepiece({"▁": -1.0, "a": -2.0}))
     llama, a = [3 + byte for byte in "🦙".encode()], source.vocab_size - 1
-    stream = source.stream()
+    stream = source.new_stream()
     assert [stream.push(i) for i in (*llama[:2], a, llama[0])] == ["", "", "\ufffda", ""]
     assert stream.flush() == "\ufffd"
     assert stream.flush() == ""

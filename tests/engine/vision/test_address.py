@@ -66,8 +66,10 @@ def odd() -> Iterator[str]:
 
 
 def fetched(url: str) -> Any:
-    part = pictures.picture_at(url, "image_url")
-    (message,) = pictures.fetched([{"role": "user", "content": [part]}], ["127.0.0.1"])
+    part = pictures.picture_part_of_url(url, "image_url")
+    (message,) = pictures.with_fetched_pictures(
+        [{"role": "user", "content": [part]}], ["127.0.0.1"]
+    )
     return message["content"][0]["image"]
 
 
@@ -111,7 +113,7 @@ def test_other_hosts_are_not_asked(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://[", "http://[x]/a.png", "http://[::1/a.png"])
 def test_an_address_with_a_bracket_too_few_is_refused(url: str) -> None:
     with pytest.raises(ApiError, match="is no address"):
-        pictures.picture_at(url, "image_url")
+        pictures.picture_part_of_url(url, "image_url")
 
 
 @pytest.mark.parametrize("path", ["a.png", "head"])

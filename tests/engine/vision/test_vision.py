@@ -10,7 +10,7 @@ from tests.engine.vision import tiny
 
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.fused_runner import FusedRunner
-from orinllm.batching.proposers import Lookup
+from orinllm.batching.proposers import LookupProposer
 from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.errors import BadInput
@@ -139,7 +139,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
     network = network_with_pictures(
         Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf"
     )
-    description, plan = ModelDescription.of(network), plan_network(network, "EMU")
+    description, plan = ModelDescription.from_network(network), plan_network(network, "EMU")
     assert plan.is_fused, plan.obstacles
     executor = load_emulated(network.gguf.path, network.context)
     runner = FusedRunner(executor, 2)
@@ -158,7 +158,7 @@ def test_the_fused_kernels_see_what_the_cpu_sees(
 @pytest.mark.parametrize("kind", tiny.QWENS)
 def test_guesses_behind_a_picture_are_turned_as_the_tokens_are(files: Path, kind: str) -> None:
     model = load(files, kind)
-    model.speculate(Lookup())
+    model.speculate(LookupProposer())
     answer = model.generate(ids_of(sight_of(model), kind), GREEDY, max_tokens=24)
     assert tokens_of(answer) == list(RECORDED[f"{kind}.tokens"])
     assert answer.n_proposed > 0
@@ -176,7 +176,7 @@ def test_answers_that_share_few_pages_are_those_of_each_alone(
     runner = FusedRunner(load_emulated(network.gguf.path, network.context), 2)
     model = Model(alone.description, plan_network(network, "EMU"), runner, PagedStore(3))
     preempted: list[int] = []
-    monkeypatch.setattr(model._scheduler._watch, "preempted", lambda: preempted.append(1))
+    monkeypatch.setattr(model._scheduler._watch, "on_preemption", lambda: preempted.append(1))
     ids = ids_of(sight_of(alone), kind)
     prompts = [ids[:46] + ids[:9], [40, 41, 42, *ids[46:94]]]
     wanted = [tokens_of(alone.generate(prompt, GREEDY, max_tokens=24)) for prompt in prompts]

@@ -20,7 +20,7 @@ from orinboard.files import Files
 from orinboard.meter import Energy, EnergyMeter, Sample
 from orinboard.replay import TreeOnDisk
 from orinboard.sampling import PowerSampling, Status, TimeSources
-from orinllm.server.energy import HERTZ, IDLE, PhaseEnergy
+from orinllm.server.phase_energy import HERTZ, IDLE, PhaseEnergy
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
 STEP = 1e-4
@@ -349,7 +349,7 @@ def test_joules_by_phase_on_a_chip_that_waits(
         watts[round(begin / STEP) : round(end / STEP)] = phase_watts[phase]
     bench.draw(Curve(watts), draw)
     now = [0.0]
-    monkeypatch.setattr("orinllm.server.energy.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("orinllm.server.phase_energy.time.monotonic", lambda: now[0])
     energy = PhaseEnergy(lambda: bool(left) and left[0][0][1] <= now[0])
     began: list[float] = []
 
@@ -368,7 +368,7 @@ def test_joules_by_phase_on_a_chip_that_waits(
             turn = left.pop(0)
             now[0] = turn[-1][2]
             for phase, begin, end in turn:
-                energy.worked(phase, end - begin)
+                energy.on_work(phase, end - begin)
         now[0] = clock()
         began.append(sample.seconds)
         energy.add_sample(sample, status.max_gap)

@@ -25,7 +25,7 @@ from orinbench.measure.token_sampling import case_samplings
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row, Runner
-from orinllm.choose.sampling import Draw, Sampling, sample
+from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.device import compile_all
 from orinllm.gpu.kernels.buffers import page_count
 from orinllm.gpu.launch import Argument, Launch, LaunchGraph
@@ -100,7 +100,7 @@ class _DecodedRows:
         ]
         for row, pages, parts in zip(rows, self._places, cut, strict=True):
             for at, end in parts[: len(parts) - begins]:
-                runner.fill(pages, row, at, end)
+                runner.fill_pages(pages, row, at, end)
         for position in range(read, len(rows[0])):
             self._decode_position(position, cut[0][-1][0] if begins else None)
         self.logits = [np.array(logits) for logits in runner.logits()[:n]]
@@ -130,7 +130,7 @@ class _DecodedRows:
                 row[position],
                 position,
                 pages,
-                Draw(how, row[: position + 1]),
+                DrawRequest(how, row[: position + 1]),
                 behind=position_shift(row),
             )
             for row, pages, how in zip(self._rows, self._places, self._ways, strict=True)
@@ -145,7 +145,7 @@ class _DecodedRows:
         for row, token, logits in zip(each, tokens, self._runner.logits(), strict=False):
             self.drawn += 1
             of = row.draw
-            self.misdrawn += token != sample(logits, of.sampling, of.before, position + 1)
+            self.misdrawn += token != sample_token(logits, of.sampling, of.before, position + 1)
 
 
 def check_row_of_tinygrad_llm(

@@ -18,9 +18,9 @@ from orinllm.batching.cache import SlotStore
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Row, Runner
 from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
+from orinllm.batching.sequence import SchedulerObserver
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.batching.sequence import Watch
-from orinllm.choose.sampling import Draw, Logprobs, Sampling
+from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.kernels.buffers import KEY_TYPES, page_count
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
@@ -101,7 +101,7 @@ class RunnerExecutor:
         """See `SequenceExecutor`."""
         self._text = list(tokens[:end])
         for at in range(start, end, self.runner.chunk):
-            self.runner.fill(self._pages, tokens, at, min(at + self.runner.chunk, end))
+            self.runner.fill_pages(self._pages, tokens, at, min(at + self.runner.chunk, end))
 
     def begin(self, tokens: Sequence[int], start: int) -> None:
         """See `SequenceExecutor`; the last piece is as large as the scheduler's."""
@@ -109,7 +109,7 @@ class RunnerExecutor:
         whole = start + max(0, last - 1 - start) // chunk * chunk
         self.fill(tokens, start, whole)
         self._text, self._token = list(tokens), None
-        row = Row(tokens[last], last, self._pages, Draw(_GREEDY, self._text))
+        row = Row(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
         self.runner.begin_answer(row, whole)
 
     def step(self, token: int | None = None, position: int = 0) -> None:
@@ -118,7 +118,9 @@ class RunnerExecutor:
             token, position = self.token(), len(self._text)
         self._text[position:] = [token]
         self._token = None
-        self.runner.launch_step([Row(token, position, self._pages, Draw(_GREEDY, self._text))])
+        self.runner.launch_step(
+            [Row(token, position, self._pages, DrawRequest(_GREEDY, self._text))]
+        )
 
     def token(self) -> int:
         """See `SequenceExecutor`."""
@@ -165,15 +167,15 @@ class _TokenClock:
         self.first = self.last = 0
         self.error: str | None = None
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        """See `Sink`."""
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `TokenSink`."""
         self.last = time.perf_counter_ns()
         self.first = self.first or self.last
         self.tokens.append(token)
         return False
 
-    def end(self, reason: str, error: str | None) -> None:
-        """See `Sink`."""
+    def on_end(self, reason: str, error: str | None) -> None:
+        """See `TokenSink`."""
         self.error = error
 
 
@@ -205,10 +207,10 @@ class EngineLoop:
         clocks = [_TokenClock() for _ in prompts]
         each = zip(prompts, ways or [_GREEDY] * len(prompts), clocks, strict=True)
         jobs = [Job(list(ids), how, n_tokens, frozenset(), clock) for ids, how, clock in each]
-        scheduler = Scheduler(self.runner, self._store, Watch(), len(jobs))
+        scheduler = Scheduler(self.runner, self._store, SchedulerObserver(), len(jobs))
         start = time.perf_counter_ns()
         scheduler.submit(jobs)
-        scheduler.stop()
+        scheduler.stop_when_idle()
         scheduler.run()
         if scheduler.failure is not None:
             raise scheduler.failure

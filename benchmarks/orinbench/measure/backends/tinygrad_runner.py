@@ -297,7 +297,7 @@ class TinygradRunner:
         likely token on the host, its text.
         """
         tokenizer = tokenizer_of(self._file)
-        answer, data = tokenizer.stream(), self._draw_picture(case) if case.picture else b""
+        answer, data = tokenizer.new_stream(), self._draw_picture(case) if case.picture else b""
         if isinstance(timed, EngineLoop):
             timed.forget_prompts()
         self._synchronize()

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from orinllm.batching.scheduler import NO_TOKEN, Scheduler
 from orinllm.choose.sampling import Logprobs
-from orinllm.server.choices import Event
-from orinllm.server.errors import ApiError, failed
+from orinllm.server.choices import ChoiceEvent
+from orinllm.server.errors import ApiError, failed_error
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.common import CommonFields
 from orinllm.text.answer import Delta
@@ -43,36 +43,36 @@ class Answer(ABC):
         self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
     ) -> None:
         self._tokenizer, self._common, self._model, self.run = tokenizer, common, model, run
-        self._choices = [SaidText() for _ in run.sequences]
+        self._choices = [ChoiceText() for _ in run.sequences]
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
         """Return the whole answer."""
 
     @abstractmethod
-    def opening(self) -> Iterable[bytes]:
+    def opening_chunks(self) -> Iterable[bytes]:
         """Return what begins a stream."""
 
     @abstractmethod
-    def chunks(self, event: Event) -> Iterable[bytes]:
+    def event_chunks(self, event: ChoiceEvent) -> Iterable[bytes]:
         """Return what an event adds to a stream."""
 
     @abstractmethod
-    def closing(self) -> Iterable[bytes]:
+    def closing_chunks(self) -> Iterable[bytes]:
         """Return what ends a stream."""
 
     @abstractmethod
-    def failure(self, error: ApiError) -> bytes:
+    def failure_chunk(self, error: ApiError) -> bytes:
         """Return the last event of an answer that failed."""
 
-    async def whole(self) -> dict[str, Any]:
+    async def wait_for_result(self) -> dict[str, Any]:
         """Wait for the end; raises ApiError where the request failed."""
         left = len(self._choices)
         while left:
             event = await self.run.events.get()
             if event.error is not None:
-                raise _failure(event.error)
-            self._choices[event.choice].add(event)
+                raise _failure_error(event.error)
+            self._choices[event.choice].add_event(event)
             left -= event.finish is not None
         return self.result()
 
@@ -80,27 +80,27 @@ class Answer(ABC):
         """Yield pieces of the stream; a failure is one, and the last."""
         left, began = len(self._choices), False
         while left:
-            events = await self._next()
+            events = await self._next_events()
             lines = list[bytes]()
             if not began and events:
                 began = True
-                lines = list(self.opening())
+                lines = list(self.opening_chunks())
             for event in events:
                 if event.error is not None:
-                    yield b"".join(lines) + self.failure(_failure(event.error))
+                    yield b"".join(lines) + self.failure_chunk(_failure_error(event.error))
                     return
-                self._choices[event.choice].add(event)
+                self._choices[event.choice].add_event(event)
                 left -= event.finish is not None
-                lines += self.chunks(event)
+                lines += self.event_chunks(event)
             yield b"".join(lines) if events else self.ping
-        yield b"".join(self.closing())
+        yield b"".join(self.closing_chunks())
 
     @property
-    def n_said(self) -> int:
+    def n_answer_tokens(self) -> int:
         """Tokens of the answers; one that ends an answer is not counted."""
         return sum(choice.n_tokens for choice in self._choices)
 
-    async def _next(self) -> list[Event]:
+    async def _next_events(self) -> list[ChoiceEvent]:
         """Wait for events; none within a while is no event."""
         queue = self.run.events
         if queue.empty():
@@ -148,7 +148,7 @@ class OpenAiAnswer(Answer):
 
     def usage(self) -> dict[str, Any]:
         """Return counts of tokens."""
-        prompt, said = self.run.n_prompt, self.n_said
+        prompt, said = self.run.n_prompt, self.n_answer_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": said,
@@ -156,49 +156,49 @@ class OpenAiAnswer(Answer):
             "prompt_tokens_details": {"cached_tokens": self.run.n_cached},
         }
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
         if self._common.include_usage:
-            yield sse({**self._stream_head(), "choices": [], "usage": self.usage()})
+            yield sse_event({**self._chunk_head(), "choices": [], "usage": self.usage()})
         yield b"data: [DONE]\n\n"
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure_chunk(self, error: ApiError) -> bytes:
         """See `Answer`."""
-        return sse(error.body())
+        return sse_event(error.error_object())
 
-    def _stream_head(self) -> dict[str, Any]:
+    def _chunk_head(self) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._head, "object": kind}
 
-    def _line(self, choice: dict[str, Any]) -> bytes:
-        chunk = {**self._stream_head(), "choices": [choice]}
-        return sse({**chunk, "usage": None} if self._common.include_usage else chunk)
+    def _sse_chunk(self, choice: dict[str, Any]) -> bytes:
+        chunk = {**self._chunk_head(), "choices": [choice]}
+        return sse_event({**chunk, "usage": None} if self._common.include_usage else chunk)
 
-    def opening(self) -> Iterator[bytes]:
+    def opening_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
         for index in range(len(self._choices)):
             if self._chat:
                 delta = {"role": "assistant", "content": ""}
-                yield self._line({"index": index, "delta": delta, "finish_reason": None})
+                yield self._sse_chunk({"index": index, "delta": delta, "finish_reason": None})
             elif self.echo[index]:
                 text = self.echo[index]
-                logprobs = self._logprobs(self.echoed[index])
-                yield self._line(self._chunk(index, text, logprobs, None))
+                logprobs = self._logprobs_object(self.echoed[index])
+                yield self._sse_chunk(self._chunk(index, text, logprobs, None))
 
-    def chunks(self, event: Event) -> Iterator[bytes]:
+    def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
         """See `Answer`."""
         said = self._choices[event.choice]
         logprobs = None
         if event.logprobs is not None:
-            logprobs = self._logprobs(said.logprobs[-1:], len(self.echo[event.choice]))
+            logprobs = self._logprobs_object(said.logprobs[-1:], len(self.echo[event.choice]))
         delta: dict[str, Any] | str = event.delta.content
         if self._chat:
-            delta = _delta(event.delta, said.n_calls - len(event.delta.tool_calls))
+            delta = _delta_object(event.delta, said.n_calls - len(event.delta.tool_calls))
         if delta or logprobs:
-            yield self._line(self._chunk(event.choice, delta, logprobs, None))
+            yield self._sse_chunk(self._chunk(event.choice, delta, logprobs, None))
         if event.finish is not None:
             end = self._chunk(event.choice, {} if self._chat else "", None, event.finish)
-            yield self._line(end)
+            yield self._sse_chunk(end)
 
     def _chunk(self, index: int, delta: Any, logprobs: Any, finish: str | None) -> dict[str, Any]:
         what = "delta" if self._chat else "text"
@@ -213,9 +213,9 @@ class OpenAiAnswer(Answer):
         if said.delta.reasoning:
             message["reasoning_content"] = said.delta.reasoning
         if said.delta.tool_calls:
-            message["tool_calls"] = [_call(call) for call in said.delta.tool_calls]
+            message["tool_calls"] = [_call_object(call) for call in said.delta.tool_calls]
         message["refusal"] = None
-        logprobs = None if self._common.top is None else self._logprobs(said.logprobs)
+        logprobs = None if self._common.top is None else self._logprobs_object(said.logprobs)
         return {
             "index": index,
             "message": message,
@@ -227,8 +227,8 @@ class OpenAiAnswer(Answer):
         said, logprobs = self._choices[index], None
         if self._common.top is not None:
             before, after = (
-                self._logprobs(self.echoed[index]),
-                self._logprobs(said.logprobs, len(self.echo[index])),
+                self._logprobs_object(self.echoed[index]),
+                self._logprobs_object(said.logprobs, len(self.echo[index])),
             )
             logprobs = {name: before[name] + after[name] for name in before}
         return {
@@ -238,52 +238,54 @@ class OpenAiAnswer(Answer):
             "finish_reason": said.finish,
         }
 
-    def _logprobs(self, entries: "list[_Entry]", start: int = 0) -> dict[str, Any]:
+    def _logprobs_object(self, entries: "list[_Entry]", start: int = 0) -> dict[str, Any]:
         """Return them as they are written; `start`: characters before the answer."""
         if self._chat:
-            content = [self._entry(token, found) for token, found, _ in entries if found]
+            content = [self._logprob_entry(token, found) for token, found, _ in entries if found]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [self._text(token) for token, _, _ in entries],
+            "tokens": [self._token_text(token) for token, _, _ in entries],
             "token_logprobs": [found and found.own for _, found, _ in entries],
             "top_logprobs": [
-                found and {self._text(token): value for token, value in found.best}
+                found and {self._token_text(token): value for token, value in found.best}
                 for _, found, _ in entries
             ],
             "text_offset": [start + offset for _, _, offset in entries],
         }
 
-    def echo_with(self, index: int, ids: Sequence[int], found: Sequence[Logprobs]) -> None:
+    def set_prompt_logprobs(
+        self, index: int, ids: Sequence[int], found: Sequence[Logprobs]
+    ) -> None:
         """Take the logarithms of a prompt's tokens; the first has none."""
-        stream, offset = self._tokenizer.stream(), 0
+        stream, offset = self._tokenizer.new_stream(), 0
         for token, known in zip(ids, (None, *found), strict=True):
             self.echoed[index].append((token, known, offset))
             offset += len(stream.push(token))
 
-    def _entry(self, token: int, found: Logprobs) -> dict[str, Any]:
+    def _logprob_entry(self, token: int, found: Logprobs) -> dict[str, Any]:
         return {
-            **self._token(token, found.own),
-            "top_logprobs": [self._token(other, value) for other, value in found.best],
+            **self._logprob_token(token, found.own),
+            "top_logprobs": [self._logprob_token(other, value) for other, value in found.best],
         }
 
-    def _token(self, token: int, value: float) -> dict[str, Any]:
-        raw = self._bytes(token)
-        return {"token": self._text(token), "logprob": value, "bytes": list(raw)}
+    def _logprob_token(self, token: int, value: float) -> dict[str, Any]:
+        raw = self._token_bytes(token)
+        return {"token": self._token_text(token), "logprob": value, "bytes": list(raw)}
 
-    def _bytes(self, token: int) -> bytes:
+    def _token_bytes(self, token: int) -> bytes:
         # Some models have more logits than words.
         known = token < self._tokenizer.vocab_size
         return self._tokenizer.token_bytes(token) if known else b""
 
-    def _text(self, token: int) -> str:
-        return self._bytes(token).decode(errors="replace")
+    def _token_text(self, token: int) -> str:
+        return self._token_bytes(token).decode(errors="replace")
 
 
 # A token, its logarithms (a prompt's first has none), and the characters of the text before it.
 _Entry = tuple[int, Logprobs | None, int]
 
 
-class SaidText:
+class ChoiceText:
     """A choice's text so far. stop: the text of the request's that ended it."""
 
     def __init__(self) -> None:
@@ -291,7 +293,7 @@ class SaidText:
         self.n_tokens = self.n_calls = 0
         self.logprobs: list[_Entry] = []
 
-    def add(self, event: Event) -> None:
+    def add_event(self, event: ChoiceEvent) -> None:
         """Take an event."""
         offset = len(self.delta.content)
         self.delta += event.delta
@@ -302,7 +304,7 @@ class SaidText:
         self.finish, self.stop = event.finish or self.finish, event.stop or self.stop
 
 
-def _delta(delta: Delta, first_call: int) -> dict[str, Any]:
+def _delta_object(delta: Delta, first_call: int) -> dict[str, Any]:
     """Return what a chunk of a chat's stream adds."""
     said: dict[str, Any] = {}
     if delta.content:
@@ -311,21 +313,22 @@ def _delta(delta: Delta, first_call: int) -> dict[str, Any]:
         said["reasoning_content"] = delta.reasoning
     if delta.tool_calls:
         said["tool_calls"] = [
-            {"index": first_call + i, **_call(call)} for i, call in enumerate(delta.tool_calls)
+            {"index": first_call + i, **_call_object(call)}
+            for i, call in enumerate(delta.tool_calls)
         ]
     return said
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call_object(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _failure(why: str) -> ApiError:
-    return ApiError(400, why, code="invalid_schema") if why == NO_TOKEN else failed(why)
+def _failure_error(why: str) -> ApiError:
+    return ApiError(400, why, code="invalid_schema") if why == NO_TOKEN else failed_error(why)
 
 
-def sse(value: dict[str, Any], name: str = "") -> bytes:
+def sse_event(value: dict[str, Any], name: str = "") -> bytes:
     """Return a server-sent event; those of some protocols have a name."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + text + b"\n\n"
@@ -345,9 +348,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all pieces, as they come."""
         with suppress(ClientDisconnect):
-            await wait_for_answer(receive, self._scheduler, self._answer.run, self._send(send))
+            await wait_for_answer(
+                receive, self._scheduler, self._answer.run, self._send_stream(send)
+            )
 
-    async def _send(self, send: Send) -> None:
+    async def _send_stream(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async for piece in self._answer.stream():
@@ -360,7 +365,7 @@ async def wait_for_answer(
 ) -> Any:
     """Wait for an answer, as long as its client does; raises ClientDisconnect where that left."""
     done = asyncio.create_task(answer)
-    gone = asyncio.create_task(_gone(receive))
+    gone = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
@@ -374,6 +379,6 @@ async def wait_for_answer(
                 await task
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -7,10 +7,10 @@ from typing import Any
 
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.server.errors import invalid, unsupported
+from orinllm.server.errors import invalid_error, unsupported_error
 from orinllm.server.fields import Fields, parse_json, read_tokens
 from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
-from orinllm.server.protocols.request_pictures import READS, picture_at
+from orinllm.server.protocols.request_pictures import READS, picture_part_of_url
 
 # OpenAI's limits, but for stop texts, of which it takes 4.
 _MOST_CHOICES, _MOST_STOPS = 128, 16
@@ -28,17 +28,19 @@ def read_chat(fields: Fields) -> ChatRequest:
     if fields.boolean("logprobs", False):
         top = n_top or 0
     elif n_top:
-        raise invalid("top_logprobs", "needs logprobs to be true")
+        raise invalid_error("top_logprobs", "needs logprobs to be true")
     else:
         top = None
-    newer, older = (read_length(fields, name) for name in ("max_completion_tokens", "max_tokens"))
+    newer, older = (
+        read_max_tokens(fields, name) for name in ("max_completion_tokens", "max_tokens")
+    )
     if newer is not None and older is not None and newer != older:
-        raise invalid("max_tokens", "differs from max_completion_tokens, its newer name")
-    common = read_common(fields, older if newer is None else newer, top)
+        raise invalid_error("max_tokens", "differs from max_completion_tokens, its newer name")
+    common = read_common_fields(fields, older if newer is None else newer, top)
     tools = read_tools(fields)
-    shape = read_shape(fields)
+    shape = read_answer_shape(fields)
     if shape is not None and tools.forced:
-        raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
+        raise unsupported_error(shape.param, "cannot go with a tool_choice that forces a call")
     effort = read_effort(fields, "reasoning_effort")
     request = ChatRequest(
         common,
@@ -49,7 +51,7 @@ def read_chat(fields: Fields) -> ChatRequest:
         None,
         fields.mapping("chat_template_kwargs") or {},
     )
-    refuse_foreign(fields)
+    refuse_service_fields(fields)
     fields.refuse_unless("modalities", (["text"],), "this server answers with text only")
     fields.refuse_unless("audio", (), "this server answers with text only")
     fields.refuse_unless("web_search_options", (), "this server searches nothing")
@@ -59,7 +61,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     return request
 
 
-def read_common(fields: Fields, max_tokens: int | None, top: int | None) -> CommonFields:
+def read_common_fields(fields: Fields, max_tokens: int | None, top: int | None) -> CommonFields:
     """Read what OpenAI's chats and completions have in common."""
     stream = fields.boolean("stream", False)
     options = fields.subfields("stream_options")
@@ -76,7 +78,7 @@ def read_common(fields: Fields, max_tokens: int | None, top: int | None) -> Comm
         sampling=read_sampling(fields),
         max_tokens=max_tokens,
         n=fields.integer("n", 1, 1, _MOST_CHOICES),
-        stop=read_stop(fields, "stop"),
+        stop=read_stop_texts(fields, "stop"),
         stream=stream,
         include_usage=include_usage,
         top=top,
@@ -84,16 +86,16 @@ def read_common(fields: Fields, max_tokens: int | None, top: int | None) -> Comm
         ignore_eos=fields.boolean("ignore_eos", False),
         reuse=fields.boolean("cache_prompt", True),
         min_tokens=fields.integer("min_tokens", 0, 0, MOST_TOKENS),
-        stop_ids=read_tokens(fields.take("stop_token_ids") or [], "stop_token_ids"),
+        stop_ids=read_tokens(fields.value("stop_token_ids") or [], "stop_token_ids"),
         notes=fields.notes,
     )
 
 
-def read_length(fields: Fields, name: str) -> int | None:
+def read_max_tokens(fields: Fields, name: str) -> int | None:
     """Return how many tokens an answer has at most; -1, llama-server's, is as good as none."""
     value = fields.optional_integer(name, -1, MOST_TOKENS)
     if value == 0:
-        raise invalid(fields.path(name), f"0 is not from 1 to {MOST_TOKENS}")
+        raise invalid_error(fields.path_of(name), f"0 is not from 1 to {MOST_TOKENS}")
     return None if value == -1 else value
 
 
@@ -111,11 +113,11 @@ def read_sampling(fields: Fields, temperature: float = 2) -> Sampling:
             presence_penalty=fields.number("presence_penalty", 0, -2, 2),
             frequency_penalty=fields.number("frequency_penalty", 0, -2, 2),
             repeat_penalty=fields.number("repeat_penalty", repeat, 0.001, 100),
-            logit_bias=_logit_bias(fields),
+            logit_bias=_read_logit_bias(fields),
             seed=new_seed() if seed is None else seed % (1 << 64),
         )
     except BadInput as error:
-        raise invalid("sampling", str(error)) from None
+        raise invalid_error("sampling", str(error)) from None
 
 
 def new_seed() -> int:
@@ -123,33 +125,33 @@ def new_seed() -> int:
     return secrets.randbits(63)
 
 
-def _logit_bias(fields: Fields) -> dict[int, float]:
+def _read_logit_bias(fields: Fields) -> dict[int, float]:
     biases = {}
     for key, value in (fields.mapping("logit_bias") or {}).items():
         if not re.fullmatch("[0-9]{1,10}", key):
-            raise invalid("logit_bias", f"'{key}' is no token's number")
+            raise invalid_error("logit_bias", f"'{key}' is no token's number")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid("logit_bias", f"the bias of token {key} is no number")
+            raise invalid_error("logit_bias", f"the bias of token {key} is no number")
         if not -100 <= value <= 100:
-            raise invalid("logit_bias", f"{value} is not from -100 to 100")
+            raise invalid_error("logit_bias", f"{value} is not from -100 to 100")
         biases[int(key)] = float(value)
     return biases
 
 
-def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
+def read_stop_texts(fields: Fields, name: str) -> tuple[str, ...]:
     """Read texts that end an answer; empty ones end none."""
-    value, path = fields.take(name), fields.path(name)
+    value, path = fields.value(name), fields.path_of(name)
     texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise invalid(path, "neither a string nor an array of strings")
+        raise invalid_error(path, "neither a string nor an array of strings")
     if len(texts) > _MOST_STOPS:
-        raise invalid(path, f"at most {_MOST_STOPS} texts were expected")
+        raise invalid_error(path, f"at most {_MOST_STOPS} texts were expected")
     if not all(texts):
         fields.notes.ignore(path, "none of them empty, was expected", "invalid_value")
     return tuple(filter(None, texts))
 
 
-def refuse_foreign(fields: Fields) -> None:
+def refuse_service_fields(fields: Fields) -> None:
     """Read what concerns OpenAI's own service."""
     fields.ignore_unless("store", (False,), "this server stores nothing")
     fields.ignore_unless("metadata", ({},), "this server stores nothing")
@@ -157,29 +159,35 @@ def refuse_foreign(fields: Fields) -> None:
     fields.refuse_unless("logit_processors", (), "are not supported")
 
 
-def read_shape(fields: Fields) -> AnswerShape | None:
+def read_answer_shape(fields: Fields) -> AnswerShape | None:
     """Read what an answer must be: OpenAI's response_format, vLLM's and llama-server's fields."""
-    found = [shape for shape in (_response_format(fields), *_others(fields)) if shape is not None]
+    found = [
+        shape
+        for shape in (_read_response_format(fields), *_read_other_shapes(fields))
+        if shape is not None
+    ]
     if len(found) > 1:
         names = " and ".join(shape.param for shape in found[:2])
-        raise invalid(found[1].param, f"{names} ask for two forms")
+        raise invalid_error(found[1].param, f"{names} ask for two forms")
     return found[0] if found else None
 
 
-def _response_format(fields: Fields) -> AnswerShape | None:
+def _read_response_format(fields: Fields) -> AnswerShape | None:
     part = fields.subfields("response_format")
     if part is None:
         return None
     kind = part.choice("type", ("text", "json_object", "json_schema"), None)
     if kind is None:
-        raise invalid("response_format.type", "is missing", "missing_required_parameter")
+        raise invalid_error("response_format.type", "is missing", "missing_required_parameter")
     schema: Any = {"type": "object"} if kind == "json_object" else None
-    if kind == "json_object" and part.take("schema") is not None:  # llama-server's
-        schema = _schema_of(part, "schema")
+    if kind == "json_object" and part.value("schema") is not None:  # llama-server's
+        schema = _read_schema(part, "schema")
     if kind == "json_schema":
         inner = part.subfields("json_schema")
         if inner is None:
-            raise invalid("response_format.json_schema", "is missing", "missing_required_parameter")
+            raise invalid_error(
+                "response_format.json_schema", "is missing", "missing_required_parameter"
+            )
         schema = read_named_schema(inner)
     part.note_unread()
     return None if schema is None else AnswerShape("schema", schema, "response_format")
@@ -187,30 +195,30 @@ def _response_format(fields: Fields) -> AnswerShape | None:
 
 def read_named_schema(part: Fields) -> Any:
     """Read OpenAI's json_schema: a name and a schema, which always holds, strict or not."""
-    part.need_text("name")
+    part.required_text("name")
     part.text("description")
     part.boolean("strict", True)
-    schema = _schema_of(part, "schema")
+    schema = _read_schema(part, "schema")
     part.note_unread()
     return {"type": "object"} if schema is None else schema
 
 
-def _schema_of(fields: Fields, name: str) -> Any:
+def _read_schema(fields: Fields, name: str) -> Any:
     """Read a JSON schema: an object, or a boolean."""
-    value = fields.take(name)
+    value = fields.value(name)
     return value if isinstance(value, bool) else fields.mapping(name)
 
 
-def _others(fields: Fields) -> list[AnswerShape | None]:
+def _read_other_shapes(fields: Fields) -> list[AnswerShape | None]:
     """Read vLLM's structured_outputs and its older names, and llama-server's fields."""
     found = []
     part = fields.subfields("structured_outputs")
     if part is not None:
-        found = [_structured(part, name, name) for name in _STRUCTURED]
+        found = [_read_structured(part, name, name) for name in _STRUCTURED]
         part.boolean("disable_any_whitespace", False)
         part.note_unread()
-    found += [_structured(fields, f"guided_{name}", name) for name in _STRUCTURED]
-    found += [_structured(fields, "json_schema", "json")]
+    found += [_read_structured(fields, f"guided_{name}", name) for name in _STRUCTURED]
+    found += [_read_structured(fields, "json_schema", "json")]
     grammar = fields.text("grammar")
     if grammar:
         found.append(AnswerShape("gbnf", grammar, "grammar"))
@@ -220,8 +228,8 @@ def _others(fields: Fields) -> list[AnswerShape | None]:
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
-def _structured(fields: Fields, name: str, kind: str) -> AnswerShape | None:
-    value, path = fields.take(name), fields.path(name)
+def _read_structured(fields: Fields, name: str, kind: str) -> AnswerShape | None:
+    value, path = fields.value(name), fields.path_of(name)
     if value is None or (value is False and kind == "json_object"):
         return None
     if kind == "json_object":
@@ -230,14 +238,14 @@ def _structured(fields: Fields, name: str, kind: str) -> AnswerShape | None:
         if isinstance(value, str):  # vLLM takes a schema's text, too
             value = parse_json(value.encode())
         if not isinstance(value, dict | bool):
-            raise invalid(path, "no JSON schema")
+            raise invalid_error(path, "no JSON schema")
         return AnswerShape("schema", value, path)
     if kind == "choice":
         choices = fields.sequence(name) or []
         if not choices or not all(isinstance(text, str) for text in choices):
-            raise invalid(path, "an array of strings was expected")
+            raise invalid_error(path, "an array of strings was expected")
         return AnswerShape("regex", "|".join(f"({re.escape(text)})" for text in choices), path)
-    text = fields.need_text(name)
+    text = fields.required_text(name)
     # vLLM's grammars are GBNF (xgrammar's form) or Lark.
     return AnswerShape(
         "regex" if kind == "regex" else "gbnf" if "::=" in text else "lark", text, path
@@ -249,7 +257,7 @@ def read_effort(fields: Fields, name: str) -> str | None:
     effort = fields.text(name)
     if effort is None or effort in _EFFORTS:
         return effort
-    fields.notes.ignore(fields.path(name), f"'{effort}' is none of {', '.join(_EFFORTS)}")
+    fields.notes.ignore(fields.path_of(name), f"'{effort}' is none of {', '.join(_EFFORTS)}")
     return None
 
 
@@ -257,26 +265,26 @@ def read_tools(fields: Fields, flat: bool = False) -> OfferedTools:
     """Read OpenAI's tools, and which must be called; `flat`: as in the Responses API."""
     tools, others = [], list[Fields]()
     for part in fields.subfields_of_each("tools"):
-        if part.need_text("type") != "function":
+        if part.required_text("type") != "function":
             others.append(part)
             continue
         if not flat:
-            part.need("function")
+            part.required("function")
         function = part if flat else part.subfields("function")
         assert function is not None
         tools.append(_function_tool(function))
         part.note_unread()
-    drop_hosted(others, bool(tools))
+    note_hosted_tools(others, bool(tools))
     parallel = fields.boolean("parallel_tool_calls", True)
-    choice = fields.take("tool_choice")
+    choice = fields.value("tool_choice")
     if choice == "none":
         return OfferedTools()
-    return OfferedTools(tuple(tools), tuple(_forced(fields, choice, tools)), parallel)
+    return OfferedTools(tuple(tools), tuple(_forced_tools(fields, choice, tools)), parallel)
 
 
 def _function_tool(function: Fields) -> dict[str, Any]:
     """Return a function as templates read it."""
-    named: dict[str, Any] = {"name": function.need_text("name")}
+    named: dict[str, Any] = {"name": function.required_text("name")}
     if (description := function.text("description")) is not None:
         named["description"] = description
     if (parameters := function.mapping("parameters")) is not None:
@@ -286,30 +294,30 @@ def _function_tool(function: Fields) -> dict[str, Any]:
     return {"type": "function", "function": named}
 
 
-def drop_hosted(others: list[Fields], beside: bool) -> None:
+def note_hosted_tools(others: list[Fields], beside: bool) -> None:
     """Note tools that only their maker's service has; beside functions the model does without."""
     for part in others:
         if not beside:
-            raise unsupported(part.path("type"), "only functions are supported")
-        part.notes.ignore(part.path("type"), "only functions are supported")
+            raise unsupported_error(part.path_of("type"), "only functions are supported")
+        part.notes.ignore(part.path_of("type"), "only functions are supported")
 
 
-def _forced(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping[str, Any]]:
+def _forced_tools(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping[str, Any]]:
     """Return the tools of which one must be called."""
     if choice is None or choice == "auto":
         return []
     if not tools:
-        raise invalid("tool_choice", "needs tools")
+        raise invalid_error("tool_choice", "needs tools")
     if choice in ("required", "any"):
         return tools
     if isinstance(choice, str):
-        raise invalid("tool_choice", f"'{choice}' is none of none, auto, required")
+        raise invalid_error("tool_choice", f"'{choice}' is none of none, auto, required")
     part = Fields(choice, "tool_choice", fields.notes)
-    if part.need_text("type") != "function":
-        raise unsupported("tool_choice.type", "only functions are supported")
+    if part.required_text("type") != "function":
+        raise unsupported_error("tool_choice.type", "only functions are supported")
     # The Responses API has the name where it stands, chats have it one level deeper.
     function = part.subfields("function") or part
-    name = function.need_text("name")
+    name = function.required_text("name")
     function.note_unread()
     part.note_unread()
     return named_tools(tools, name)
@@ -319,39 +327,39 @@ def named_tools(tools: list[Any], name: str) -> list[Mapping[str, Any]]:
     """Return the tool of a name; raises ApiError where none has it."""
     named = [tool for tool in tools if tool["function"]["name"] == name]
     if not named:
-        raise invalid("tool_choice", f"no tool is named '{name}'")
+        raise invalid_error("tool_choice", f"no tool is named '{name}'")
     return named
 
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Read a conversation, as templates read it."""
-    fields.need("messages")
+    fields.required("messages")
     messages = fields.subfields_of_each("messages")
     if not messages:
-        raise invalid("messages", "is empty: at least one message is needed")
-    return tuple(map(_message, messages))
+        raise invalid_error("messages", "is empty: at least one message is needed")
+    return tuple(map(_read_message, messages))
 
 
-def _message(part: Fields) -> dict[str, Any]:
-    part.need("role")
+def _read_message(part: Fields) -> dict[str, Any]:
+    part.required("role")
     role = part.choice("role", _ROLES, None)
     message: dict[str, Any] = {"role": role}
-    content = part.take("content")
+    content = part.value("content")
     if isinstance(content, list):
-        content = [_content(inner) for inner in part.subfields_of_each("content")]
+        content = [_read_content_part(inner) for inner in part.subfields_of_each("content")]
     elif content is not None and not isinstance(content, str):
-        raise invalid(part.path("content"), "neither a string nor an array of parts")
+        raise invalid_error(part.path_of("content"), "neither a string nor an array of parts")
     calls = part.subfields_of_each("tool_calls") if role == "assistant" else []
     if content is None and role != "assistant":
-        raise invalid(part.path("content"), "is missing", "missing_required_parameter")
+        raise invalid_error(part.path_of("content"), "is missing", "missing_required_parameter")
     # Not every template knows null, and nothing is as good for all.
     message["content"] = "" if content is None else content
     if calls:
-        message["tool_calls"] = [_call(call) for call in calls]
+        message["tool_calls"] = [_read_call(call) for call in calls]
     if (name := part.text("name")) is not None:
         message["name"] = name
     if role == "tool":
-        message["tool_call_id"] = part.need_text("tool_call_id")
+        message["tool_call_id"] = part.required_text("tool_call_id")
     if role == "assistant":
         thought = part.text("reasoning_content") or part.text("reasoning")
         if thought:
@@ -366,34 +374,34 @@ def _message(part: Fields) -> dict[str, Any]:
     return message
 
 
-def _content(part: Fields) -> dict[str, Any]:
-    kind = part.need_text("type")
+def _read_content_part(part: Fields) -> dict[str, Any]:
+    kind = part.required_text("type")
     if kind == "image_url":
-        part.need("image_url")
+        part.required("image_url")
         inner = part.subfields("image_url")
         assert inner is not None
-        picture = picture_at(inner.need_text("url"), inner.path("url"))
+        picture = picture_part_of_url(inner.required_text("url"), inner.path_of("url"))
         inner.text("detail")
         inner.note_unread()
         part.note_unread()
         return picture
     if kind not in ("text", "refusal"):
-        raise unsupported(part.path("type"), READS)
-    text = part.need_text(kind)
+        raise unsupported_error(part.path_of("type"), READS)
+    text = part.required_text(kind)
     part.note_unread()
     return {"type": "text", "text": text}
 
 
-def _call(part: Fields) -> dict[str, Any]:
+def _read_call(part: Fields) -> dict[str, Any]:
     part.choice("type", ("function",), "function")
-    part.take("index")
-    call: dict[str, Any] = {"type": "function", "id": part.need_text("id")}
-    part.need("function")
+    part.value("index")
+    call: dict[str, Any] = {"type": "function", "id": part.required_text("id")}
+    part.required("function")
     function = part.subfields("function")
     assert function is not None
     call["function"] = {
-        "name": function.need_text("name"),
-        "arguments": function.need_text("arguments"),
+        "name": function.required_text("name"),
+        "arguments": function.required_text("arguments"),
     }
     function.note_unread()
     part.note_unread()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orinllm.choose.sampling import Sampling
-from orinllm.server.fields import Notes
+from orinllm.server.fields import IgnoredFields
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CommonFields:
     reuse: bool = True
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
-    notes: Notes = field(default_factory=Notes)
+    notes: IgnoredFields = field(default_factory=IgnoredFields)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 
 from orinllm.batching.sequence import Sequence as Job
-from orinllm.choose.hidden_states import TextVector
+from orinllm.choose.hidden_states import PooledStates
 from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
 from orinllm.server.choices import EndSink, EventBridge
 from orinllm.server.engine import Engine
-from orinllm.server.errors import ApiError, context_exceeded, failed, invalid, unsupported
-from orinllm.server.fields import Fields, Notes, read_texts
-from orinllm.server.jobs import RequestJob, check_tokens, refuse_too_long, submit
+from orinllm.server.errors import (
+    ApiError,
+    context_error,
+    failed_error,
+    invalid_error,
+    unsupported_error,
+)
+from orinllm.server.fields import Fields, IgnoredFields, read_texts
+from orinllm.server.jobs import RequestJob, check_tokens, refuse_long_text, submit_job
 
 # OpenAI's limit of texts in a request.
 _MOST_TEXTS = 2048
@@ -31,14 +37,14 @@ class EmbeddingRequest:
     base64: bool
     dimensions: int | None
     client: str = ""
-    notes: Notes = field(default_factory=Notes)
+    notes: IgnoredFields = field(default_factory=IgnoredFields)
 
 
 def read_embeddings(fields: Fields) -> EmbeddingRequest:
     """Read a request; raises ApiError."""
-    texts = read_texts(fields.need("input"), "input")
+    texts = read_texts(fields.required("input"), "input")
     if len(texts) > _MOST_TEXTS:
-        raise invalid("input", f"{len(texts)} texts; at most {_MOST_TEXTS}")
+        raise invalid_error("input", f"{len(texts)} texts; at most {_MOST_TEXTS}")
     request = EmbeddingRequest(
         fields.model(),
         texts,
@@ -51,7 +57,7 @@ def read_embeddings(fields: Fields) -> EmbeddingRequest:
     return request
 
 
-class Embeddings:
+class EmbeddingsAnswer:
     """Makes one request's answer, text by text, each in the queue's turn."""
 
     def __init__(
@@ -62,40 +68,42 @@ class Embeddings:
         self.run = RequestJob([])
         if asked.dimensions not in (None, engine.width):
             why = f"vectors of this model have {engine.width} numbers, and are not shortened"
-            raise unsupported("dimensions", why)
+            raise unsupported_error("dimensions", why)
 
-    def tokens(self) -> list[list[int]]:
+    def text_tokens(self) -> list[list[int]]:
         """Return the texts' tokens; raises ApiError for what cannot be."""
-        return [self._tokens(text) for text in self._asked.texts]
+        return [self._tokens_of(text) for text in self._asked.texts]
 
-    def _tokens(self, text: str | Sequence[int]) -> list[int]:
+    def _tokens_of(self, text: str | Sequence[int]) -> list[int]:
         engine, tokenizer = self._engine, self._engine.tokenizer
         if isinstance(text, str):
-            refuse_too_long(engine, text, "input")
+            refuse_long_text(engine, text, "input")
             try:
-                ids = tokenizer.encode_whole(text)
+                ids = tokenizer.encode_with_ends(text)
             except BadInput as error:
-                raise invalid("input", str(error)) from None
+                raise invalid_error("input", str(error)) from None
         else:
             check_tokens(engine, text, "input")
             ids = list(text)
         if not ids:
-            raise invalid("input", "is empty: at least one token is needed")
+            raise invalid_error("input", "is empty: at least one token is needed")
         if len(ids) > engine.context:
-            raise context_exceeded(len(ids), engine.context, "input")
+            raise context_error(len(ids), engine.context, "input")
         return ids
 
-    async def whole(self) -> dict[str, Any]:
+    async def wait_for_result(self) -> dict[str, Any]:
         """Wait for all vectors; raises ApiError where the request failed."""
-        texts, data = await asyncio.to_thread(self.tokens), []
+        texts, data = await asyncio.to_thread(self.text_tokens), []
         for index, ids in enumerate(texts):
-            pool = TextVector(self._engine.pooling)
-            self.run.sequences = [self._job(ids, pool)]
-            submit(self._engine, self.run, goes_on=index > 0)
+            pool = PooledStates(self._engine.pooling)
+            self.run.sequences = [self._make_job(ids, pool)]
+            submit_job(self._engine, self.run, goes_on=index > 0)
             event = await self.run.events.get()
             if event.error is not None:
-                raise failed(event.error)
-            data.append({"object": "embedding", "index": index, "embedding": self._said(pool)})
+                raise failed_error(event.error)
+            data.append(
+                {"object": "embedding", "index": index, "embedding": self._vector_value(pool)}
+            )
         n_tokens = sum(map(len, texts))
         return {
             "object": "list",
@@ -104,7 +112,7 @@ class Embeddings:
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def _job(self, ids: list[int], pool: TextVector) -> Job:
+    def _make_job(self, ids: list[int], pool: PooledStates) -> Job:
         # A mean needs every token's state, and states are not kept.
         reuse = self._engine.pooling == "last"
         return Job(
@@ -115,10 +123,10 @@ class Embeddings:
             EndSink(self._post, self.run.events),
             reuse=reuse,
             client=self._client,
-            hidden_states=pool.take,
+            hidden_states=pool.add_states,
         )
 
-    def _said(self, pool: TextVector) -> Any:
+    def _vector_value(self, pool: PooledStates) -> Any:
         vector = pool.vector
         if not np.isfinite(vector).all():
             raise ApiError(500, "the model's states are no numbers", code="failed")

@@ -6,39 +6,44 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orinllm.choose.sampling import Sampling
-from orinllm.server.choices import Event
-from orinllm.server.errors import ApiError, invalid, unsupported
+from orinllm.server.choices import ChoiceEvent
+from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
-from orinllm.server.protocols.answers import Answer, sse
+from orinllm.server.protocols.answers import Answer, sse_event
 from orinllm.server.protocols.chat import (
     MOST_TOKENS,
-    drop_hosted,
     named_tools,
     new_seed,
+    note_hosted_tools,
     read_effort,
-    read_length,
-    read_stop,
+    read_max_tokens,
+    read_stop_texts,
 )
 from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields, OfferedTools
-from orinllm.server.protocols.request_pictures import READS, picture_at, picture_of, read_content
+from orinllm.server.protocols.request_pictures import (
+    READS,
+    picture_part_of_base64,
+    picture_part_of_url,
+    read_content,
+)
 from orinllm.text.tokenizer import Tokenizer
 
 _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def read_message(fields: Fields) -> ChatRequest:
+def read_messages_request(fields: Fields) -> ChatRequest:
     """Read a request of POST /v1/messages; raises ApiError."""
-    fields.need("max_tokens")
-    return _read(fields)
+    fields.required("max_tokens")
+    return _read_request(fields)
 
 
-def read_count(fields: Fields) -> ChatRequest:
+def read_count_request(fields: Fields) -> ChatRequest:
     """Read a request of POST /v1/messages/count_tokens; raises ApiError."""
-    return _read(fields)
+    return _read_request(fields)
 
 
-def _read(fields: Fields) -> ChatRequest:
+def _read_request(fields: Fields) -> ChatRequest:
     metadata, client = fields.subfields("metadata"), None
     if metadata is not None:
         client = metadata.text("user_id")
@@ -55,21 +60,21 @@ def _read(fields: Fields) -> ChatRequest:
             min_p=0,
             seed=new_seed(),
         ),
-        max_tokens=read_length(fields, "max_tokens"),
-        stop=read_stop(fields, "stop_sequences"),
+        max_tokens=read_max_tokens(fields, "max_tokens"),
+        stop=read_stop_texts(fields, "stop_sequences"),
         stream=fields.boolean("stream", False),
         client=client or "",
         notes=fields.notes,
     )
-    thinking = _thinking(fields)
-    shape, effort = _output(fields)
-    tools = _tools(fields)
-    request = ChatRequest(common, _messages(fields), tools, shape, effort, thinking)
+    thinking = _read_thinking(fields)
+    shape, effort = _read_output(fields)
+    tools = _read_tools(fields)
+    request = ChatRequest(common, _read_messages(fields), tools, shape, effort, thinking)
     fields.note_unread()
     return request
 
 
-def _thinking(fields: Fields) -> bool | None:
+def _read_thinking(fields: Fields) -> bool | None:
     part = fields.subfields("thinking")
     if part is None:
         return None
@@ -80,34 +85,34 @@ def _thinking(fields: Fields) -> bool | None:
     return None if kind in (None, "adaptive") else kind == "enabled"
 
 
-def _output(fields: Fields) -> tuple[AnswerShape | None, str | None]:
+def _read_output(fields: Fields) -> tuple[AnswerShape | None, str | None]:
     part = fields.subfields("output_config")
     if part is None:
         return None, None
     shape = None
     if (form := part.subfields("format")) is not None:
         form.choice("type", ("json_schema",), None)
-        shape = AnswerShape("schema", form.need("schema"), form.path("schema"))
+        shape = AnswerShape("schema", form.required("schema"), form.path_of("schema"))
         form.note_unread()
     effort = read_effort(part, "effort")
     part.note_unread()
     return shape, effort
 
 
-def _tools(fields: Fields) -> OfferedTools:
+def _read_tools(fields: Fields) -> OfferedTools:
     tools, others = [], list[Fields]()
     for part in fields.subfields_of_each("tools"):
         if (part.text("type") or "custom") != "custom":
             others.append(part)
             continue
-        function: dict[str, Any] = {"name": part.need_text("name")}
+        function: dict[str, Any] = {"name": part.required_text("name")}
         if (description := part.text("description")) is not None:
             function["description"] = description
         function["parameters"] = part.mapping("input_schema") or {"type": "object"}
         part.boolean("strict", True)
         part.note_unread()
         tools.append({"type": "function", "function": function})
-    drop_hosted(others, bool(tools))
+    note_hosted_tools(others, bool(tools))
     choice = fields.subfields("tool_choice")
     if choice is None:
         return OfferedTools(tuple(tools))
@@ -115,65 +120,67 @@ def _tools(fields: Fields) -> OfferedTools:
     parallel = not choice.boolean("disable_parallel_tool_use", False)
     forced: list[Mapping[str, Any]] = []
     if kind == "tool":
-        forced = named_tools(tools, choice.need_text("name"))
+        forced = named_tools(tools, choice.required_text("name"))
     elif kind == "any":
         forced = [*tools]
         if not tools:
-            raise invalid("tool_choice", "needs tools")
+            raise invalid_error("tool_choice", "needs tools")
     choice.note_unread()
     return OfferedTools() if kind == "none" else OfferedTools(tuple(tools), tuple(forced), parallel)
 
 
-def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     messages: list[dict[str, Any]] = []
-    if (system := read_content(fields, "system", _text_part, "\n")) != "":
+    if (system := read_content(fields, "system", _read_text_part, "\n")) != "":
         messages.append({"role": "system", "content": system})
-    fields.need("messages")
+    fields.required("messages")
     parts = fields.subfields_of_each("messages")
     if not parts:
-        raise invalid("messages", "is empty: at least one message is needed")
+        raise invalid_error("messages", "is empty: at least one message is needed")
     for part in parts:
-        part.need("role")
+        part.required("role")
         role = part.choice("role", ("user", "assistant", "system"), None)
-        content = part.need("content")
+        content = part.required("content")
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
         else:
-            messages += _of_blocks(part, str(role))
+            messages += _messages_of_blocks(part, str(role))
         part.note_unread()
     return tuple(messages)
 
 
-def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
+def _messages_of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
     """Return a message's blocks as messages: results of tools stand before what is said."""
     message: dict[str, Any] = {"role": role, "content": ""}
     results, calls = [], []
     parts: list[dict[str, Any]] = []  # texts and pictures
     for block in part.subfields_of_each("content"):
-        kind = block.need_text("type")
+        kind = block.required_text("type")
         if kind == "text":
-            parts.append({"type": "text", "text": block.need_text("text")})
+            parts.append({"type": "text", "text": block.required_text("text")})
         elif kind == "image":
-            parts.append(_picture(block))
+            parts.append(_read_picture(block))
         elif kind == "thinking":
-            message["reasoning_content"] = block.need_text("thinking")
-            block.take("signature")
+            message["reasoning_content"] = block.required_text("thinking")
+            block.value("signature")
         elif kind == "tool_use":
             arguments = json.dumps(block.mapping("input") or {}, ensure_ascii=False)
-            function = {"name": block.need_text("name"), "arguments": arguments}
-            calls.append({"type": "function", "id": block.need_text("id"), "function": function})
+            function = {"name": block.required_text("name"), "arguments": arguments}
+            calls.append(
+                {"type": "function", "id": block.required_text("id"), "function": function}
+            )
         elif kind == "tool_result":
-            said = read_content(block, "content", _part, "\n")
+            said = read_content(block, "content", _read_part, "\n")
             if block.boolean("is_error", False):
                 failed = "Error: "
                 text = {"type": "text", "text": failed}
                 said = failed + said if isinstance(said, str) else [text, *said]
-            told = {"role": "tool", "tool_call_id": block.need_text("tool_use_id")}
+            told = {"role": "tool", "tool_call_id": block.required_text("tool_use_id")}
             results.append({**told, "content": said})
         elif kind == "redacted_thinking":
             block.ignore_unless("data", (), "is another server's")
         else:
-            raise unsupported(block.path("type"), READS)
+            raise unsupported_error(block.path_of("type"), READS)
         block.note_unread()
     seen = any(each["type"] == "image" for each in parts)
     message["content"] = parts if seen else "\n".join(each["text"] for each in parts)
@@ -182,37 +189,41 @@ def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
     return [*results, message] if parts or calls or not results else results
 
 
-def _picture(block: Fields) -> dict[str, Any]:
-    block.need("source")
+def _read_picture(block: Fields) -> dict[str, Any]:
+    block.required("source")
     source = block.subfields("source")
     assert source is not None
     kind = source.choice("type", ("base64", "url"), None)
     source.text("media_type")
     name = "data" if kind == "base64" else "url"
-    picture = (picture_of if kind == "base64" else picture_at)(
-        source.need_text(name), source.path(name)
+    picture = (picture_part_of_base64 if kind == "base64" else picture_part_of_url)(
+        source.required_text(name), source.path_of(name)
     )
     source.note_unread()
     return picture
 
 
-def _part(inner: Fields) -> dict[str, Any]:
-    kind = inner.need_text("type")
+def _read_part(inner: Fields) -> dict[str, Any]:
+    kind = inner.required_text("type")
     if kind not in ("text", "image"):
-        raise unsupported(inner.path("type"), READS)
-    return {"type": "text", "text": inner.need_text("text")} if kind == "text" else _picture(inner)
+        raise unsupported_error(inner.path_of("type"), READS)
+    return (
+        {"type": "text", "text": inner.required_text("text")}
+        if kind == "text"
+        else _read_picture(inner)
+    )
 
 
-def _text_part(inner: Fields) -> dict[str, Any]:
-    if inner.need_text("type") != "text":
-        raise unsupported(inner.path("type"), "this server reads text only")
-    return {"type": "text", "text": inner.need_text("text")}
+def _read_text_part(inner: Fields) -> dict[str, Any]:
+    if inner.required_text("type") != "text":
+        raise unsupported_error(inner.path_of("type"), "this server reads text only")
+    return {"type": "text", "text": inner.required_text("text")}
 
 
 class MessagesAnswer(Answer):
     """An answer as a message of blocks: thinking, text, calls."""
 
-    ping = sse({"type": "ping"}, "ping")
+    ping = sse_event({"type": "ping"}, "ping")
 
     def __init__(
         self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
@@ -231,9 +242,9 @@ class MessagesAnswer(Answer):
             blocks.append({"type": "text", "text": said.delta.content})
         for call in said.delta.tool_calls:
             blocks.append({**_call_block(call), "input": json.loads(call.arguments)})
-        return {**self._message(blocks), **self._ended(), "usage": self._usage()}
+        return {**self._message_object(blocks), **self._stop_fields(), "usage": self._usage()}
 
-    def _message(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    def _message_object(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
@@ -245,7 +256,7 @@ class MessagesAnswer(Answer):
             "usage": self._usage(),
         }
 
-    def _ended(self) -> dict[str, Any]:
+    def _stop_fields(self) -> dict[str, Any]:
         said = self._choices[0]
         reason = "stop_sequence" if said.stop else _FINISHES[said.finish]
         return {"stop_reason": reason, "stop_sequence": said.stop or None}
@@ -256,60 +267,60 @@ class MessagesAnswer(Answer):
             "input_tokens": self.run.n_prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": self.n_said,
+            "output_tokens": self.n_answer_tokens,
         }
 
-    def opening(self) -> Iterator[bytes]:
+    def opening_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
-        yield _event("message_start", message=self._message([]))
+        yield _named_event("message_start", message=self._message_object([]))
 
-    def chunks(self, event: Event) -> Iterator[bytes]:
+    def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
         """See `Answer`."""
         delta = event.delta
         if delta.reasoning:
-            yield from self._begin("thinking", {"thinking": "", "signature": ""})
-            yield self._grow({"type": "thinking_delta", "thinking": delta.reasoning})
+            yield from self._begin_block("thinking", {"thinking": "", "signature": ""})
+            yield self._block_delta({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.content:
-            yield from self._begin("text", {"text": ""})
-            yield self._grow({"type": "text_delta", "text": delta.content})
+            yield from self._begin_block("text", {"text": ""})
+            yield self._block_delta({"type": "text_delta", "text": delta.content})
         for call in delta.tool_calls:
-            yield from self._end()
-            yield from self._begin("tool_use", _call_block(call))
-            yield self._grow({"type": "input_json_delta", "partial_json": call.arguments})
-            yield from self._end()
+            yield from self._end_block()
+            yield from self._begin_block("tool_use", _call_block(call))
+            yield self._block_delta({"type": "input_json_delta", "partial_json": call.arguments})
+            yield from self._end_block()
 
-    def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+    def _begin_block(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         if self._open == kind:
             return
-        yield from self._end()
+        yield from self._end_block()
         self._open, self._index = kind, self._index + 1
         start = {"type": kind, **block}
-        yield _event("content_block_start", index=self._index, content_block=start)
+        yield _named_event("content_block_start", index=self._index, content_block=start)
 
-    def _grow(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", index=self._index, delta=delta)
+    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+        return _named_event("content_block_delta", index=self._index, delta=delta)
 
-    def _end(self) -> Iterator[bytes]:
+    def _end_block(self) -> Iterator[bytes]:
         if self._open == "thinking":
-            yield self._grow({"type": "signature_delta", "signature": ""})
+            yield self._block_delta({"type": "signature_delta", "signature": ""})
         if self._open:
             self._open = ""
-            yield _event("content_block_stop", index=self._index)
+            yield _named_event("content_block_stop", index=self._index)
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
-        yield from self._end()
-        yield _event("message_delta", delta=self._ended(), usage=self._usage())
-        yield _event("message_stop")
+        yield from self._end_block()
+        yield _named_event("message_delta", delta=self._stop_fields(), usage=self._usage())
+        yield _named_event("message_stop")
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure_chunk(self, error: ApiError) -> bytes:
         """See `Answer`."""
-        return sse(error.body("/v1/messages"), "error")
+        return sse_event(error.error_object("/v1/messages"), "error")
 
 
 def _call_block(call: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": {}}
 
 
-def _event(name: str, **more: Any) -> bytes:
-    return sse({"type": name, **more}, name)
+def _named_event(name: str, **more: Any) -> bytes:
+    return sse_event({"type": name, **more}, name)

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orinllm.choose.sampling import Sampling
-from orinllm.server.choices import Event
-from orinllm.server.errors import ApiError, invalid
+from orinllm.server.choices import ChoiceEvent
+from orinllm.server.errors import ApiError, invalid_error
 from orinllm.server.fields import Fields, read_texts
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer
-from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop, read_tools
+from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop_texts, read_tools
 from orinllm.server.protocols.common import (
     AnswerShape,
     ChatRequest,
@@ -20,7 +20,7 @@ from orinllm.server.protocols.common import (
     CompletionRequest,
 )
 from orinllm.server.protocols.embeddings import EmbeddingRequest
-from orinllm.server.protocols.request_pictures import picture_of
+from orinllm.server.protocols.request_pictures import picture_part_of_base64
 from orinllm.text.tokenizer import Tokenizer
 
 # Ollama's own defaults of sampling.
@@ -29,35 +29,35 @@ _TEMPERATURE, _TOP_K, _TOP_P, _REPEAT = 0.8, 40, 0.9, 1.1
 VERSION = "0.12.6"
 
 
-def plain_name(name: str) -> str:
+def untagged_name(name: str) -> str:
     """Return a model's name without the tag that Ollama's clients add."""
     return name.removesuffix(":latest")
 
 
 def read_chat(fields: Fields) -> ChatRequest:
     """Read POST /api/chat; raises ApiError."""
-    common = _common(fields)
-    thinking, effort = _think(fields)
+    common = _read_common(fields)
+    thinking, effort = _read_think(fields)
     tools = read_tools(fields)
-    messages = _messages(fields)
-    request = ChatRequest(common, messages, tools, _answer_form(fields), effort, thinking)
+    messages = _read_messages(fields)
+    request = ChatRequest(common, messages, tools, _read_answer_shape(fields), effort, thinking)
     fields.note_unread()
     return request
 
 
 def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
     """Read POST /api/generate, a chat of one message unless it is `raw`; raises ApiError."""
-    common, shape = _common(fields), _answer_form(fields)
-    thinking, effort = _think(fields)
+    common, shape = _read_common(fields), _read_answer_shape(fields)
+    thinking, effort = _read_think(fields)
     prompt, system = fields.text("prompt") or "", fields.text("system")
     fields.refuse_unless("suffix", ("",), "this server continues text and fills no gap")
     fields.refuse_unless("template", ("",), "the model's own is used")
-    pictures = _pictures(fields)
+    pictures = _read_pictures(fields)
     fields.ignore_unless("context", ([],), "was replaced by /api/chat")
     raw = fields.boolean("raw", False)
     fields.note_unread()
     if raw and pictures:
-        raise invalid("images", "a raw prompt has no place for pictures")
+        raise invalid_error("images", "a raw prompt has no place for pictures")
     if raw and prompt:
         return CompletionRequest(common, (prompt,), False, shape)
     messages: list[dict[str, Any]] = []
@@ -71,29 +71,29 @@ def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
 
 def read_embed(fields: Fields) -> EmbeddingRequest:
     """Read POST /api/embed; raises ApiError."""
-    name = "input" if fields.take("input") is not None else "prompt"  # /api/embeddings' name
-    texts = read_texts(fields.need(name), name)
+    name = "input" if fields.value("input") is not None else "prompt"  # /api/embeddings' name
+    texts = read_texts(fields.required(name), name)
     fields.ignore_unless("truncate", (False,), "texts are not shortened")
     fields.ignore_unless("options", ({},), "have no effect on embeddings")
-    _keep(fields)
+    _skip_keep_alive(fields)
     dimensions = fields.optional_integer("dimensions", 1, MOST_TOKENS)
-    model = plain_name(fields.model())
+    model = untagged_name(fields.model())
     fields.note_unread()
     return EmbeddingRequest(model, texts, False, dimensions, notes=fields.notes)
 
 
-def _keep(fields: Fields) -> None:
-    fields.take("keep_alive")  # the model stays, however long that says
+def _skip_keep_alive(fields: Fields) -> None:
+    fields.value("keep_alive")  # the model stays, however long that says
 
 
-def _common(fields: Fields) -> CommonFields:
-    _keep(fields)
+def _read_common(fields: Fields) -> CommonFields:
+    _skip_keep_alive(fields)
     options = fields.subfields("options") or Fields({}, "options", fields.notes)
     common = CommonFields(
-        model=plain_name(fields.model()),
-        sampling=_sampling(options),
-        max_tokens=_length(options),
-        stop=read_stop(options, "stop"),
+        model=untagged_name(fields.model()),
+        sampling=_read_sampling(options),
+        max_tokens=_read_length(options),
+        stop=read_stop_texts(options, "stop"),
         stream=fields.boolean("stream", True),
         notes=fields.notes,
     )
@@ -103,7 +103,7 @@ def _common(fields: Fields) -> CommonFields:
     return common
 
 
-def _sampling(options: Fields) -> Sampling:
+def _read_sampling(options: Fields) -> Sampling:
     seed = options.optional_integer("seed", -(1 << 63), (1 << 64) - 1)
     return Sampling(
         temperature=options.number("temperature", _TEMPERATURE, 0, 2),
@@ -117,47 +117,50 @@ def _sampling(options: Fields) -> Sampling:
     )
 
 
-def _length(options: Fields) -> int | None:
+def _read_length(options: Fields) -> int | None:
     """Return how many tokens an answer has at most: -1 is no limit, -2 the whole context."""
     value = options.optional_integer("num_predict", -2, MOST_TOKENS)
     return None if value is None or value < 1 else value
 
 
-def _think(fields: Fields) -> tuple[bool | None, str | None]:
-    value = fields.take("think")
+def _read_think(fields: Fields) -> tuple[bool | None, str | None]:
+    value = fields.value("think")
     if value is None or isinstance(value, bool):
         return value, None
     if value in ("low", "medium", "high"):
         return None, value
-    raise invalid("think", "neither a boolean nor one of low, medium, high")
+    raise invalid_error("think", "neither a boolean nor one of low, medium, high")
 
 
-def _answer_form(fields: Fields) -> AnswerShape | None:
-    value = fields.take("format")
+def _read_answer_shape(fields: Fields) -> AnswerShape | None:
+    value = fields.value("format")
     if value in (None, ""):
         return None
     if value == "json":
         return AnswerShape("schema", {"type": "object"}, "format")
     if not isinstance(value, Mapping):
-        raise invalid("format", "neither json nor a JSON schema")
+        raise invalid_error("format", "neither json nor a JSON schema")
     return AnswerShape("schema", value, "format")
 
 
-def _pictures(fields: Fields) -> list[dict[str, Any]]:
+def _read_pictures(fields: Fields) -> list[dict[str, Any]]:
     """Return the parts of a message's pictures."""
-    given = fields.take("images") or []
+    given = fields.value("images") or []
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise invalid(fields.path("images"), "no list of pictures in base64")
-    return [picture_of(data, f"{fields.path('images')}[{at}]") for at, data in enumerate(given)]
+        raise invalid_error(fields.path_of("images"), "no list of pictures in base64")
+    return [
+        picture_part_of_base64(data, f"{fields.path_of('images')}[{at}]")
+        for at, data in enumerate(given)
+    ]
 
 
-def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     messages, called = [], dict[str, str]()
     for part in fields.subfields_of_each("messages"):
-        part.need("role")
+        part.required("role")
         role = part.choice("role", ("system", "user", "assistant", "tool"), None)
         message: dict[str, Any] = {"role": role, "content": part.text("content") or ""}
-        if pictures := _pictures(part):
+        if pictures := _read_pictures(part):
             message["content"] = [*pictures, {"type": "text", "text": message["content"]}]
         if (thinking := part.text("thinking")) is not None:
             message["reasoning_content"] = thinking
@@ -167,10 +170,12 @@ def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             call.text("type")
             inner = call.subfields("function")
             if inner is None:
-                raise invalid(call.path("function"), "is missing", "missing_required_parameter")
-            name = inner.need_text("name")
+                raise invalid_error(
+                    call.path_of("function"), "is missing", "missing_required_parameter"
+                )
+            name = inner.required_text("name")
             arguments = json.dumps(inner.mapping("arguments") or {}, ensure_ascii=False)
-            inner.take("index")
+            inner.value("index")
             inner.note_unread()
             called[name] = call_id
             function = {"name": name, "arguments": arguments}
@@ -208,9 +213,14 @@ class OllamaAnswer(Answer):
     def result(self) -> dict[str, Any]:
         """See `Answer`."""
         said = self._choices[0].delta
-        return {**self._said(said.content, said.reasoning, said.tool_calls), **self._ended()}
+        return {
+            **self._answer_line(said.content, said.reasoning, said.tool_calls),
+            **self._end_fields(),
+        }
 
-    def _said(self, content: str, thinking: str, calls: tuple[Any, ...] = ()) -> dict[str, Any]:
+    def _answer_line(
+        self, content: str, thinking: str, calls: tuple[Any, ...] = ()
+    ) -> dict[str, Any]:
         head = {"model": self._model, "created_at": ollama_time()}
         if not self._chat:
             more = {"thinking": thinking} if thinking else {}
@@ -225,7 +235,7 @@ class OllamaAnswer(Answer):
             ]
         return {**head, "message": message, "done": False}
 
-    def _ended(self) -> dict[str, Any]:
+    def _end_fields(self) -> dict[str, Any]:
         whole = time.monotonic() - self._began
         prompt = self._first - self._began if self._first else whole
         finish = self._choices[0].finish
@@ -236,28 +246,28 @@ class OllamaAnswer(Answer):
             "load_duration": 0,
             "prompt_eval_count": self.run.n_prompt,
             "prompt_eval_duration": int(prompt * 1e9),
-            "eval_count": self.n_said,
+            "eval_count": self.n_answer_tokens,
             "eval_duration": int((whole - prompt) * 1e9),
         }
 
-    def opening(self) -> Iterator[bytes]:
+    def opening_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
         self._first = time.monotonic()
         return iter(())
 
-    def chunks(self, event: Event) -> Iterator[bytes]:
+    def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
         """See `Answer`."""
         delta = event.delta
         if delta.content or delta.reasoning or delta.tool_calls:
-            yield json_line(self._said(delta.content, delta.reasoning, delta.tool_calls))
+            yield json_line(self._answer_line(delta.content, delta.reasoning, delta.tool_calls))
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
-        yield json_line({**self._said("", ""), **self._ended()})
+        yield json_line({**self._answer_line("", ""), **self._end_fields()})
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure_chunk(self, error: ApiError) -> bytes:
         """See `Answer`."""
-        return json_line(error.body("/api/"))
+        return json_line(error.error_object("/api/"))
 
 
 def json_line(value: Any) -> bytes:

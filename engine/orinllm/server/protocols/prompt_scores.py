@@ -11,10 +11,10 @@ import numpy as np
 
 from orinllm.batching.sequence import Sequence as Job
 from orinllm.choose.sampling import Logprobs, Sampling, Words
-from orinllm.server.choices import EndSink, Event, EventBridge
+from orinllm.server.choices import ChoiceEvent, EndSink, EventBridge
 from orinllm.server.engine import Engine
-from orinllm.server.errors import failed
-from orinllm.server.jobs import RequestJob, submit
+from orinllm.server.errors import failed_error
+from orinllm.server.jobs import RequestJob, submit_job
 from orinllm.server.protocols.common import CommonFields
 
 
@@ -30,7 +30,7 @@ class PromptScores:
     ) -> None:
         self._engine, self._prompts = engine, prompts
         self.run = RequestJob([])
-        self._sinks = [_Scores(post, self.run.events) for _ in prompts]
+        self._sinks = [_LogprobsSink(post, self.run.events) for _ in prompts]
         for ids, sink in zip(prompts, self._sinks, strict=True):
             if len(ids) > 1:
                 self.run.sequences.append(
@@ -40,25 +40,25 @@ class PromptScores:
                         len(ids) - 1,
                         frozenset(),
                         sink,
-                        ForcedText(ids[1:], engine.vocab_size),
+                        ForcedTokens(ids[1:], engine.vocab_size),
                         common.top,
                         common.reuse,
                         common.client,
                     )
                 )
 
-    async def whole(self) -> list[list[Logprobs]]:
+    async def wait_for_scores(self) -> list[list[Logprobs]]:
         """Return those of each prompt but for its first token's; raises ApiError on failure."""
         if self.run.sequences:
-            submit(self._engine, self.run)
+            submit_job(self._engine, self.run)
         for _ in self.run.sequences:
             event = await self.run.events.get()
             if event.error is not None:
-                raise failed(event.error)
+                raise failed_error(event.error)
         return [sink.found for sink in self._sinks]
 
 
-class ForcedText:
+class ForcedTokens:
     """A constraint that allows one text, token by token."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:
@@ -71,21 +71,21 @@ class ForcedText:
         words[token // 32] = 1 << token % 32
         return words
 
-    def take(self, token: int) -> bool:
+    def take_token(self, token: int) -> bool:
         """Take a token; True says that the answer is complete."""
         self._at += 1
         return self._at == len(self._tokens)
 
 
-class _Scores(EndSink):
+class _LogprobsSink(EndSink):
     """Keeps what comes."""
 
-    def __init__(self, post: EventBridge, events: "asyncio.Queue[Event]") -> None:
+    def __init__(self, post: EventBridge, events: "asyncio.Queue[ChoiceEvent]") -> None:
         super().__init__(post, events)
         self.found: list[Logprobs] = []
 
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        """See `Sink`."""
+    def take_token(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `TokenSink`."""
         assert logprobs is not None
         self.found.append(logprobs)
         return False

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from orinllm.network.vision.prepare import MOST_BYTES
-from orinllm.server.errors import ApiError, invalid, unsupported
+from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
 
 # Seconds in which a picture of another host must be here.
@@ -27,23 +27,25 @@ class RemotePicture:
     param: str
 
 
-def picture_at(url: str, param: str) -> dict[str, Any]:
+def picture_part_of_url(url: str, param: str) -> dict[str, Any]:
     """Return a part of a message for a data URI or an address; raises ApiError."""
     head, comma, data = url.partition(",")
     if not head.lower().startswith("data:"):
         try:
             scheme = urlsplit(url).scheme
         except ValueError as error:  # of brackets that are no IPv6 address
-            raise invalid(param, f"is no address: {error}") from None
+            raise invalid_error(param, f"is no address: {error}") from None
         if scheme not in ("http", "https"):
-            raise invalid(param, "neither a data URI nor an http address")
+            raise invalid_error(param, "neither a data URI nor an http address")
         return {"type": "image", "image": RemotePicture(url, param)}
     if not comma or not head.lower().endswith(";base64"):
-        raise invalid(param, "a data URI without base64; data:image/png;base64,... was expected")
-    return picture_of(data, param)
+        raise invalid_error(
+            param, "a data URI without base64; data:image/png;base64,... was expected"
+        )
+    return picture_part_of_base64(data, param)
 
 
-def picture_of(data: str, param: str) -> dict[str, Any]:
+def picture_part_of_base64(data: str, param: str) -> dict[str, Any]:
     """Return a part of a message for a picture's file in base64; raises ApiError.
 
     It may have line ends, which the command `base64` puts behind every 76 signs (RFC 2045).
@@ -51,14 +53,14 @@ def picture_of(data: str, param: str) -> dict[str, Any]:
     try:
         return {"type": "image", "image": base64.b64decode("".join(data.split()), validate=True)}
     except ValueError:  # binascii.Error is one
-        raise invalid(param, "is no base64") from None
+        raise invalid_error(param, "is no base64") from None
 
 
 def read_content(
     part: Fields, name: str, read_part: Callable[[Fields], dict[str, Any]], joint: str
 ) -> str | list[dict[str, Any]]:
     """Return a text that may come in parts, or these where there are pictures among them."""
-    value = part.take(name)
+    value = part.value(name)
     if value is None or isinstance(value, str):
         return value or ""
     found = []
@@ -70,40 +72,44 @@ def read_content(
     return joint.join(each["text"] for each in found)
 
 
-def fetched(messages: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Mapping[str, Any]]:
+def with_fetched_pictures(
+    messages: Sequence[Mapping[str, Any]], hosts: Sequence[str]
+) -> list[Mapping[str, Any]]:
     """Return messages with what their addresses lead to; raises ApiError for other hosts."""
     return [
-        {**message, "content": [_fetched(part, hosts) for part in message["content"]]}
+        {**message, "content": [_with_fetched_picture(part, hosts) for part in message["content"]]}
         if isinstance(message.get("content"), list)
         else message
         for message in messages
     ]
 
 
-def _fetched(part: Any, hosts: Sequence[str]) -> Any:
+def _with_fetched_picture(part: Any, hosts: Sequence[str]) -> Any:
     remote = part.get("image") if isinstance(part, Mapping) else None
     if not isinstance(remote, RemotePicture):
         return part
     host = (urlsplit(remote.url).hostname or "").lower()
     if host not in hosts:
-        raise unsupported(
+        raise unsupported_error(
             remote.param,
             f"this server fetches no picture of '{host}' (--allow-image-host); "
             "a data URI was expected",
         )
-    return {"type": "image", "image": _fetch(remote)}
+    return {"type": "image", "image": _fetch_picture(remote)}
 
 
-def _fetch(remote: RemotePicture) -> bytes:
+def _fetch_picture(remote: RemotePicture) -> bytes:
     try:
-        return asyncio.run(_body(remote))
+        return asyncio.run(_download(remote))
     except TimeoutError:
-        raise invalid(remote.param, f"its host took more than {_SECONDS:.0f} seconds") from None
+        raise invalid_error(
+            remote.param, f"its host took more than {_SECONDS:.0f} seconds"
+        ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ApiError(400, f"{remote.param}: {error}", param=remote.param) from None
 
 
-async def _body(remote: RemotePicture) -> bytes:
+async def _download(remote: RemotePicture) -> bytes:
     """Return what an address has: without redirects, which could lead to another host."""
     data = bytearray()
     # One limit of all: httpx's own are of each piece alone, and a head may have a thousand. No
@@ -114,9 +120,9 @@ async def _body(remote: RemotePicture) -> bytes:
         client.stream("GET", remote.url, headers={"Accept-Encoding": "identity"}) as answer,
     ):
         if answer.status_code != 200:
-            raise invalid(remote.param, f"its host answers with status {answer.status_code}")
+            raise invalid_error(remote.param, f"its host answers with status {answer.status_code}")
         async for piece in answer.aiter_raw():
             data += piece
             if len(data) > MOST_BYTES:
-                raise invalid(remote.param, f"the picture has more than {MOST_BYTES} bytes")
+                raise invalid_error(remote.param, f"the picture has more than {MOST_BYTES} bytes")
     return bytes(data)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from orinllm.server.errors import invalid
+from orinllm.server.errors import invalid_error
 from orinllm.server.fields import Fields
 from orinllm.server.protocols.embeddings import EmbeddingRequest
 
@@ -24,18 +24,18 @@ class RerankRequest:
 
 def read_rerank(fields: Fields) -> RerankRequest:
     """Read a request in the words of Jina, Cohere and vLLM; raises ApiError."""
-    model, query = fields.model(), fields.need_text("query")
-    fields.need("documents")
+    model, query = fields.model(), fields.required_text("query")
+    fields.required("documents")
     documents = []
     for index, value in enumerate(fields.sequence("documents") or ()):
         text = value.get("text") if isinstance(value, dict) else value
         if not isinstance(text, str) or not text:
-            raise invalid(f"documents[{index}]", "no text")
+            raise invalid_error(f"documents[{index}]", "no text")
         documents.append(text)
     if not 0 < len(documents) <= _MOST:
-        raise invalid("documents", f"from 1 to {_MOST} texts were expected")
+        raise invalid_error("documents", f"from 1 to {_MOST} texts were expected")
     if not query:
-        raise invalid("query", "is empty")
+        raise invalid_error("query", "is empty")
     top = fields.integer("top_n", len(documents), 1, 1 << 31)
     shown = fields.boolean("return_documents", False)
     asked = EmbeddingRequest(
@@ -46,7 +46,7 @@ def read_rerank(fields: Fields) -> RerankRequest:
 
 
 def rerank_answer(asked: RerankRequest, found: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer from the vectors of `Embeddings`: cosines, the greatest first."""
+    """Return an answer from the vectors of `EmbeddingsAnswer`: cosines, the greatest first."""
     vectors = np.array([entry["embedding"] for entry in found["data"]], np.float64)
     scores = vectors[1:] @ vectors[0]  # their length is 1
     results = []

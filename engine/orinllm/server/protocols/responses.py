@@ -5,28 +5,28 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orinllm.server.choices import Event
-from orinllm.server.errors import ApiError, invalid, unsupported
+from orinllm.server.choices import ChoiceEvent
+from orinllm.server.errors import ApiError, invalid_error, unsupported_error
 from orinllm.server.fields import Fields
 from orinllm.server.jobs import RequestJob
-from orinllm.server.protocols.answers import Answer, sse
+from orinllm.server.protocols.answers import Answer, sse_event
 from orinllm.server.protocols.chat import (
     read_effort,
-    read_length,
+    read_max_tokens,
     read_named_schema,
     read_sampling,
-    read_stop,
+    read_stop_texts,
     read_tools,
 )
 from orinllm.server.protocols.common import AnswerShape, ChatRequest, CommonFields
-from orinllm.server.protocols.request_pictures import READS, picture_at, read_content
+from orinllm.server.protocols.request_pictures import READS, picture_part_of_url, read_content
 from orinllm.text.tokenizer import Tokenizer
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def read_response(fields: Fields) -> ChatRequest:
+def read_responses_request(fields: Fields) -> ChatRequest:
     """Read a request; raises ApiError."""
     for name in ("previous_response_id", "conversation", "prompt"):
         fields.refuse_unless(name, (), "this server stores nothing")
@@ -47,21 +47,21 @@ def read_response(fields: Fields) -> ChatRequest:
     common = CommonFields(
         model=fields.model(),
         sampling=read_sampling(fields),
-        max_tokens=read_length(fields, "max_output_tokens"),
-        stop=read_stop(fields, "stop"),
+        max_tokens=read_max_tokens(fields, "max_output_tokens"),
+        stop=read_stop_texts(fields, "stop"),
         stream=fields.boolean("stream", False),
         client=fields.text("user") or "",
         notes=fields.notes,
     )
-    tools, shape = read_tools(fields, flat=True), _shape(fields)
+    tools, shape = read_tools(fields, flat=True), _read_shape(fields)
     if shape is not None and tools.forced:
-        raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
-    request = ChatRequest(common, _messages(fields), tools, shape, _effort(fields))
+        raise unsupported_error(shape.param, "cannot go with a tool_choice that forces a call")
+    request = ChatRequest(common, _read_messages(fields), tools, shape, _read_effort(fields))
     fields.note_unread()
     return request
 
 
-def _effort(fields: Fields) -> str | None:
+def _read_effort(fields: Fields) -> str | None:
     part = fields.subfields("reasoning")
     if part is None:
         return None
@@ -71,7 +71,7 @@ def _effort(fields: Fields) -> str | None:
     return effort
 
 
-def _shape(fields: Fields) -> AnswerShape | None:
+def _read_shape(fields: Fields) -> AnswerShape | None:
     part = fields.subfields("text")
     if part is None:
         return None
@@ -88,52 +88,55 @@ def _shape(fields: Fields) -> AnswerShape | None:
     return shape
 
 
-def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Return the items of a conversation as messages, calls with the answer that they end."""
     messages: list[dict[str, Any]] = []
     if (instructions := fields.text("instructions")) is not None:
         messages.append({"role": "system", "content": instructions})
-    given = fields.need("input")
+    given = fields.required("input")
     if isinstance(given, str):
         return (*messages, {"role": "user", "content": given})
     for part in fields.subfields_of_each("input"):
         _add_item(messages, part)
         part.note_unread()
     if not messages:
-        raise invalid("input", "is empty: at least one item is needed")
+        raise invalid_error("input", "is empty: at least one item is needed")
     return tuple(messages)
 
 
 def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
     kind = part.text("type") or "message"
     for name in ("id", "status", "phase"):  # an answer's own, which comes back
-        part.take(name)
+        part.value(name)
     if kind == "message":
         role = part.choice("role", _ROLES, None)
         if role is None:
-            raise invalid(part.path("role"), "is missing", "missing_required_parameter")
-        content = read_content(part, "content", _part, "")
-        message = _answer_of(messages, role == "assistant", role)
-        message["content"] = _joined(message["content"], content)
+            raise invalid_error(part.path_of("role"), "is missing", "missing_required_parameter")
+        content = read_content(part, "content", _read_part, "")
+        message = _message_to_extend(messages, role == "assistant", role)
+        message["content"] = _joined_content(message["content"], content)
     elif kind == "reasoning":
-        texts = (read_content(part, name, _text_part, "") for name in ("content", "summary"))
+        texts = (read_content(part, name, _read_text_part, "") for name in ("content", "summary"))
         thought = next(filter(None, texts), "")
-        part.take("summary")
+        part.value("summary")
         part.ignore_unless("encrypted_content", (), "is another server's")
         if thought:
-            _answer_of(messages, True, "assistant")["reasoning_content"] = thought
+            _message_to_extend(messages, True, "assistant")["reasoning_content"] = thought
     elif kind == "function_call":
-        function = {"name": part.need_text("name"), "arguments": part.need_text("arguments")}
-        call = {"type": "function", "id": part.need_text("call_id"), "function": function}
-        _answer_of(messages, True, "assistant").setdefault("tool_calls", []).append(call)
+        function = {
+            "name": part.required_text("name"),
+            "arguments": part.required_text("arguments"),
+        }
+        call = {"type": "function", "id": part.required_text("call_id"), "function": function}
+        _message_to_extend(messages, True, "assistant").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        told = {"role": "tool", "tool_call_id": part.need_text("call_id")}
-        messages.append({**told, "content": read_content(part, "output", _part, "")})
+        told = {"role": "tool", "tool_call_id": part.required_text("call_id")}
+        messages.append({**told, "content": read_content(part, "output", _read_part, "")})
     else:
-        raise unsupported(part.path("type"), f"this server knows no item '{kind}'")
+        raise unsupported_error(part.path_of("type"), f"this server knows no item '{kind}'")
 
 
-def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
+def _joined_content(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
     """Return the contents of an answer's messages, which are one, and stay apart."""
     if isinstance(first, str) and isinstance(second, str):
         return "\n".join(filter(None, (first, second)))
@@ -145,7 +148,7 @@ def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
     return [part for parts in both for part in parts]
 
 
-def _answer_of(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[str, Any]:
+def _message_to_extend(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[str, Any]:
     """Return the message that an item belongs to: the answer that is not over, or a new one."""
     last = messages[-1] if messages else {}
     if not joins or last.get("role") != "assistant":
@@ -153,20 +156,20 @@ def _answer_of(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[s
     return messages[-1]
 
 
-def _part(inner: Fields) -> dict[str, Any]:
-    if inner.need_text("type") != "input_image":
-        return _text_part(inner)
+def _read_part(inner: Fields) -> dict[str, Any]:
+    if inner.required_text("type") != "input_image":
+        return _read_text_part(inner)
     inner.text("detail")
-    return picture_at(inner.need_text("image_url"), inner.path("image_url"))
+    return picture_part_of_url(inner.required_text("image_url"), inner.path_of("image_url"))
 
 
-def _text_part(inner: Fields) -> dict[str, Any]:
-    kind = inner.need_text("type")
+def _read_text_part(inner: Fields) -> dict[str, Any]:
+    kind = inner.required_text("type")
     if kind not in (*_TEXTS, "refusal"):
-        raise unsupported(inner.path("type"), READS)
-    inner.take("annotations")
-    inner.take("logprobs")
-    return {"type": "text", "text": inner.need_text("refusal" if kind == "refusal" else "text")}
+        raise unsupported_error(inner.path_of("type"), READS)
+    inner.value("annotations")
+    inner.value("logprobs")
+    return {"type": "text", "text": inner.required_text("refusal" if kind == "refusal" else "text")}
 
 
 class ResponsesAnswer(Answer):
@@ -185,9 +188,9 @@ class ResponsesAnswer(Answer):
         said = self._choices[0]
         items: list[dict[str, Any]] = []
         if said.delta.reasoning:
-            items.append(_item("reasoning", said.delta.reasoning))
+            items.append(_new_item("reasoning", said.delta.reasoning))
         if said.delta.content or not said.delta.tool_calls:
-            items.append(_item("message", said.delta.content))
+            items.append(_new_item("message", said.delta.content))
         items += [_call_item(call) for call in said.delta.tool_calls]
         return self._response(items, self._status())
 
@@ -223,7 +226,7 @@ class ResponsesAnswer(Answer):
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt, said = self.run.n_prompt, self.n_said
+        prompt, said = self.run.n_prompt, self.n_answer_tokens
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": self.run.n_cached},
@@ -234,61 +237,63 @@ class ResponsesAnswer(Answer):
 
     def _event(self, event: str, **more: Any) -> bytes:
         self._number += 1
-        return sse({"type": event, "sequence_number": self._number, **more}, event)
+        return sse_event({"type": event, "sequence_number": self._number, **more}, event)
 
-    def opening(self) -> Iterator[bytes]:
+    def opening_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self._response([], "in_progress"))
 
-    def chunks(self, event: Event) -> Iterator[bytes]:
+    def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
         """See `Answer`."""
         delta = event.delta
         for kind, text in (("reasoning", delta.reasoning), ("message", delta.content)):
             if text:
-                yield from self._begin(kind)
-                yield self._grow(kind, text)
+                yield from self._begin_item(kind)
+                yield self._item_delta(kind, text)
         for call in delta.tool_calls:
-            yield from self._end()
-            yield from self._call(_call_item(call))
+            yield from self._end_item()
+            yield from self._call_events(_call_item(call))
 
-    def closing(self) -> Iterator[bytes]:
+    def closing_chunks(self) -> Iterator[bytes]:
         """See `Answer`."""
         if not self._items:
-            yield from self._begin("message")
-        yield from self._end()
+            yield from self._begin_item("message")
+        yield from self._end_item()
         status = self._status()
         yield self._event(f"response.{status}", response=self._response(self._items, status))
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure_chunk(self, error: ApiError) -> bytes:
         """See `Answer`."""
         said = {"code": "server_error", "message": error.message}
         failed = {**self._response(self._items, "failed"), "error": said}
         return self._event("response.failed", response=failed)
 
-    def _begin(self, kind: str) -> Iterator[bytes]:
+    def _begin_item(self, kind: str) -> Iterator[bytes]:
         if self._open == kind:
             return
-        yield from self._end()
+        yield from self._end_item()
         self._open = kind
-        item = _item(kind, "")
+        item = _new_item(kind, "")
         self._items.append(item)
         index = len(self._items) - 1
         empty = {**item, "content": [], "status": "in_progress"}
         yield self._event("response.output_item.added", output_index=index, item=empty)
-        yield self._event("response.content_part.added", **self._place(), part=item["content"][0])
+        yield self._event(
+            "response.content_part.added", **self._item_place(), part=item["content"][0]
+        )
 
-    def _place(self) -> dict[str, Any]:
+    def _item_place(self) -> dict[str, Any]:
         index = len(self._items) - 1
         return {"item_id": self._items[-1]["id"], "output_index": index, "content_index": 0}
 
-    def _grow(self, kind: str, text: str) -> bytes:
+    def _item_delta(self, kind: str, text: str) -> bytes:
         self._items[-1]["content"][0]["text"] += text
         name = "output_text" if kind == "message" else "reasoning_text"
         more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        return self._event(f"response.{name}.delta", **self._place(), delta=text, **more)
+        return self._event(f"response.{name}.delta", **self._item_place(), delta=text, **more)
 
-    def _end(self) -> Iterator[bytes]:
+    def _end_item(self) -> Iterator[bytes]:
         """Close the item that grows."""
         if not self._open:
             return
@@ -296,12 +301,12 @@ class ResponsesAnswer(Answer):
         name = "output_text" if self._open == "message" else "reasoning_text"
         more: dict[str, Any] = {"logprobs": []} if self._open == "message" else {}
         self._open = ""
-        yield self._event(f"response.{name}.done", **self._place(), text=part["text"], **more)
-        yield self._event("response.content_part.done", **self._place(), part=part)
+        yield self._event(f"response.{name}.done", **self._item_place(), text=part["text"], **more)
+        yield self._event("response.content_part.done", **self._item_place(), part=part)
         index = len(self._items) - 1
         yield self._event("response.output_item.done", output_index=index, item=item)
 
-    def _call(self, item: dict[str, Any]) -> Iterator[bytes]:
+    def _call_events(self, item: dict[str, Any]) -> Iterator[bytes]:
         self._items.append(item)
         index = len(self._items) - 1
         place = {"item_id": item["id"], "output_index": index}
@@ -313,7 +318,7 @@ class ResponsesAnswer(Answer):
         yield self._event("response.output_item.done", output_index=index, item=item)
 
 
-def _item(kind: str, text: str) -> dict[str, Any]:
+def _new_item(kind: str, text: str) -> dict[str, Any]:
     item: dict[str, Any] = {"id": f"{kind[:3]}_{secrets.token_hex(12)}", "type": kind}
     if kind == "reasoning":
         return {**item, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}

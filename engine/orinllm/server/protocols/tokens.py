@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orinllm.server.errors import invalid
+from orinllm.server.errors import invalid_error
 from orinllm.server.fields import Fields, read_tokens
 from orinllm.server.protocols.chat import read_messages, read_tools
 
@@ -27,7 +27,7 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
     text, messages = fields.text("content"), fields.sequence("messages")
     given = fields.text("prompt")
     if sum(value is not None for value in (text, given, messages)) != 1:
-        raise invalid("content", "one of content, prompt (the same) and messages is needed")
+        raise invalid_error("content", "one of content, prompt (the same) and messages is needed")
     request = TokenizeRequest(
         model,
         text if text is not None else given if given is not None else read_messages(fields),
@@ -42,6 +42,6 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
 
 def read_detokenize(fields: Fields) -> tuple[str | None, tuple[int, ...]]:
     """Read a request for tokens' text: the model, if it is said, and tokens; raises ApiError."""
-    model, tokens = fields.text("model"), read_tokens(fields.need("tokens"), "tokens")
+    model, tokens = fields.text("model"), read_tokens(fields.required("tokens"), "tokens")
     fields.note_unread()
     return model, tokens

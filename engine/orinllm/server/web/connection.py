@@ -25,7 +25,7 @@ _CLOSED = 7
 _LOOK_SECONDS = 0.02
 
 
-class _Named(logging.LoggerAdapter[logging.Logger]):
+class _ClientLogger(logging.LoggerAdapter[logging.Logger]):
     """Says whose request a line is about."""
 
     @property
@@ -50,10 +50,10 @@ class LimitedConnection(GuardedConnection):
 
     patience = CLIENT_SECONDS
     most = staticmethod(most_connections)
-    metrics: Metrics  # of the server; `counted_in` says which
+    metrics: Metrics  # of the server; `subclass_with_metrics` says which
 
     @classmethod
-    def counted_in(cls, metrics: Metrics) -> type["LimitedConnection"]:
+    def subclass_with_metrics(cls, metrics: Metrics) -> type["LimitedConnection"]:
         """Return the class of a server's connections."""
         return type(cls.__name__, (cls,), {"metrics": metrics})
 
@@ -62,23 +62,23 @@ class LimitedConnection(GuardedConnection):
         super().connection_made(transport)
         host = transport.get_extra_info("peername")
         name = f"{host[0]}:{host[1]}" if host else "a client"
-        self.logger = cast(logging.Logger, _Named(self.logger, {"client": name}))
+        self.logger = cast(logging.Logger, _ClientLogger(self.logger, {"client": name}))
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP as everything else that is wrong."""
         if self.cycle is None or self.cycle.response_complete:
             self.metrics.requests.labels("other", "400").inc()
         # Otherwise a request is under way: its path counts it as one whose client left.
-        self._end_with(ApiError(400, msg, code="invalid_http"))
+        self._end_with_error(ApiError(400, msg, code="invalid_http"))
 
     def shutdown(self) -> None:
         """End, as soon as a request that is here is answered; the rest of one is not waited for."""
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
-            self._end_with(stopping_error())
+            self._end_with_error(stopping_error())
         else:
             super().shutdown()
 
-    def _end_with(self, error: ApiError) -> None:
+    def _end_with_error(self, error: ApiError) -> None:
         reply = error.response()
         headers = [*reply.raw_headers, (b"connection", b"close")]
         for event in (
@@ -106,10 +106,10 @@ class LimitedConnection(GuardedConnection):
             return False
         if not cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._look()
+        self._probe_client()
         return True
 
-    def _look(self) -> None:
+    def _probe_client(self) -> None:
         """Look, as long as the answer takes, whether a client that says nothing is there."""
         peer = self.transport.get_extra_info("socket")
         if peer is None or self.transport.is_closing():
@@ -117,4 +117,4 @@ class LimitedConnection(GuardedConnection):
         if peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
             self.transport.abort()
         elif self.is_busy:
-            self.loop.call_later(_LOOK_SECONDS, self._look)
+            self.loop.call_later(_LOOK_SECONDS, self._probe_client)

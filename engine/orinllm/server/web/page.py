@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse
 
 
 @cache
-def _template() -> jinja2.Template:
+def _page_template() -> jinja2.Template:
     source = (Path(__file__).parent / "page.html").read_text()
     return jinja2.Environment(autoescape=True).from_string(source)
 
@@ -20,5 +20,5 @@ def chat_page(model: str, nonce: str) -> HTMLResponse:
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
-    text = _template().render(model=model, nonce=nonce)
+    text = _page_template().render(model=model, nonce=nonce)
     return HTMLResponse(text, headers={"Content-Security-Policy": policy})

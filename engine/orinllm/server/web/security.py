@@ -89,7 +89,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Keys:
+class ApiKeys:
     """The keys that a request may have; none: it needs none. They can be replaced while serving."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -102,25 +102,25 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def has(self, given: str) -> bool:
+    def contains(self, given: str) -> bool:
         """Say whether a key is one; all are compared, so that time says nothing."""
         digest = hashlib.sha256(given.encode()).digest()
         return sum([hmac.compare_digest(digest, key) for key in self._digests]) > 0
 
 
-class Guard:
+class RequestGuard:
     """Tells requests that may come in from others."""
 
-    def __init__(self, keys: Keys, hosts: Sequence[str], origins: Sequence[str]) -> None:
+    def __init__(self, keys: ApiKeys, hosts: Sequence[str], origins: Sequence[str]) -> None:
         self._keys = keys
         name = socket.gethostname().lower()
         known = ("localhost", name, f"{name.split('.')[0]}.local", *map(str.lower, hosts))
         self._hosts, self._origins = frozenset(known), frozenset(origins)
 
-    def check(self, scope: Scope, headers: Headers) -> None:
+    def check_request(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError for a request that may not come in."""
         host = headers.get("host", "")
-        if not self._known_host(host):
+        if not self._is_known_host(host):
             # A page of another name that resolves to this machine (DNS rebinding) says its name.
             raise ApiError(
                 403, f"Host '{host}' is not this server; --allow-host adds names", code="bad_host"
@@ -130,7 +130,7 @@ class Guard:
         if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
             self._check_key(headers)
 
-    def _known_host(self, host: str) -> bool:
+    def _is_known_host(self, host: str) -> bool:
         try:
             name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
         except ValueError:
@@ -162,7 +162,7 @@ class Guard:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             given = headers.get("x-api-key", "")
-        if not self._keys.has(given.strip()):
+        if not self._keys.contains(given.strip()):
             message = "Incorrect API key provided." if given else "You didn't provide an API key."
             raise ApiError(
                 401,

@@ -17,10 +17,10 @@ from typing import Any
 from orinllm.errors import BadInput
 from orinllm.text.processes.limits import end_reason
 
-_CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
+_CHILDREN: weakref.WeakSet[JobProcess] = weakref.WeakSet()
 
 
-class Child:
+class JobProcess:
     """A process that does jobs, one at a time; threads may share it.
 
     Args:
@@ -73,7 +73,7 @@ class Child:
                 self.close()  # an answer that nobody read would be the next job's
                 raise
             if not answer.endswith(b"\n"):
-                raise BadInput(self._ended())
+                raise BadInput(self._end_reason())
         found: dict[str, Any] = json.loads(answer)
         if "error" in found:
             raise BadInput(found["error"])
@@ -87,7 +87,7 @@ class Child:
             process.stdin.flush()
         return process.stdout.readline()
 
-    def _ended(self) -> str:
+    def _end_reason(self) -> str:
         """Say why the process is gone; the next job gets a new one."""
         assert self._process is not None
         status = self._process.wait()

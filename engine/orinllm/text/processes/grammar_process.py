@@ -48,7 +48,7 @@ def grammar_text(kind: str, value: Any) -> tuple[str, list[str]]:
     return LLMatcher.grammar_from_lark(lark), loose
 
 
-def matcher_of(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+def build_matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     """Return a grammar's matcher; raises BadInput for what is none, or fits no text."""
     matcher = LLMatcher(vocabulary, text, log_level=0)
     if matcher.is_error():
@@ -60,7 +60,7 @@ def matcher_of(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     return matcher
 
 
-class _Words:
+class _JsonVocabulary:
     """A vocabulary that came as JSON."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
@@ -87,18 +87,20 @@ class _Compiler:
 
     _vocabulary: LLTokenizer
 
-    def read(self, told: Mapping[str, Any]) -> None:
+    def read_vocabulary(self, told: Mapping[str, Any]) -> None:
         """Take the vocabulary."""
-        self._vocabulary = LLTokenizer(TokenizerWrapper(_Words(told)), n_vocab=told["size"])
+        self._vocabulary = LLTokenizer(
+            TokenizerWrapper(_JsonVocabulary(told)), n_vocab=told["size"]
+        )
 
-    def answer(self, job: Mapping[str, Any], size: int) -> Mapping[str, Any]:
+    def answer_job(self, job: Mapping[str, Any], size: int) -> Mapping[str, Any]:
         """Return a job's result."""
         found: dict[str, Any] = {}
 
         def compile_() -> None:
             try:
                 text, loose = grammar_text(job["kind"], json.loads(job["value"]))
-                matcher = matcher_of(self._vocabulary, text)
+                matcher = build_matcher(self._vocabulary, text)
             except BaseException as error:  # Rust's panics are no Exceptions
                 found["error"] = str(error) or type(error).__name__
                 return
@@ -115,4 +117,4 @@ class _Compiler:
 
 if __name__ == "__main__":
     compiler = _Compiler()
-    answer_jobs(compiler.answer, compiler.read)
+    answer_jobs(compiler.answer_job, compiler.read_vocabulary)

@@ -32,7 +32,7 @@ _TEXT, _LONGER = 1 << 20, 4
 _SAID = 1000
 
 
-class _Generation(jinja2.ext.Extension):
+class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks what a model wrote, for training; here its body is the result."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
@@ -63,7 +63,7 @@ def _refuse_private(name: str) -> None:
         raise jinja2.exceptions.SecurityError(f"namespace attribute '{name}'")
 
 
-def _listed(value: Any) -> list[Any]:
+def _iterator_list(value: Any) -> list[Any]:
     """Return what a filter gives one by one: llama.cpp's Jinja has lists there."""
     if not isinstance(value, Iterator):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -92,12 +92,12 @@ def _environment(guard: str) -> SandboxedEnvironment:
             indent=indent,
             separators=separators,
             sort_keys=sort_keys,
-            default=_listed,
+            default=_iterator_list,
         )
         return text.replace(json.dumps(guard)[1:-1], guard) if ensure_ascii else text
 
     environment = SandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -106,23 +106,23 @@ def _environment(guard: str) -> SandboxedEnvironment:
 
 
 @functools.lru_cache(16)
-def _compiled(source: str, guard: str) -> jinja2.Template:
+def _compiled_template(source: str, guard: str) -> jinja2.Template:
     return _environment(guard).from_string(source)
 
 
-def _reads(source: str, guard: str) -> set[str]:
+def _variables_read(source: str, guard: str) -> set[str]:
     """Return the names that a template wants to be given."""
     environment = _environment(guard)
     names = jinja2.meta.find_undeclared_variables(environment.parse(source))
     return names - environment.globals.keys() - {_NOW}
 
 
-def _answer(job: Mapping[str, Any], most: int) -> dict[str, str]:
+def _answer_job(job: Mapping[str, Any], most: int) -> dict[str, str]:
     """Return the text of a job, of at most `most` characters, or what is wrong with it."""
     try:
-        template = _compiled(job["source"], job["guard"])
+        template = _compiled_template(job["source"], job["guard"])
         if (variables := job["variables"]) is None:
-            return {"text": " ".join(sorted(_reads(job["source"], job["guard"])))}
+            return {"text": " ".join(sorted(_variables_read(job["source"], job["guard"])))}
         now = datetime.fromisoformat(job["now"])
         text = template.render({**variables, _NOW: now.strftime})
         if len(text) <= most:
@@ -139,4 +139,4 @@ def _answer(job: Mapping[str, Any], most: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    answer_jobs(lambda job, size: _answer(job, _TEXT + _LONGER * size))
+    answer_jobs(lambda job, size: _answer_job(job, _TEXT + _LONGER * size))

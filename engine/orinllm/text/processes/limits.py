@@ -1,4 +1,4 @@
-"""The other end of `Child`: does jobs within limits of time and memory.
+"""The other end of `JobProcess`: does jobs within limits of time and memory.
 
 A line of JSON on standard input is a job, a line on standard output its result. Where what comes
 first takes long, each job has a copy of the process: one that is ended costs the next job nothing.
@@ -29,8 +29,8 @@ def answer_jobs(
         is done in a copy of the process (fork) then.
     """
     seconds, memory = float(sys.argv[1]), int(sys.argv[2])
-    _limit(resource.RLIMIT_AS, memory)
-    _limit(resource.RLIMIT_CORE, 0)
+    _limit_resource(resource.RLIMIT_AS, memory)
+    _limit_resource(resource.RLIMIT_CORE, 0)
     too_much = json.dumps({"error": f"it takes more than {memory >> 20} MB of memory"})
     if first is not None:
         first(json.loads(sys.stdin.buffer.readline()))
@@ -48,11 +48,11 @@ def answer_jobs(
     for line in sys.stdin.buffer:
         if first is None:
             do(line)
-        elif status := _in_a_copy(do, line):
+        elif status := _do_in_fork(do, line):
             print(json.dumps({"error": end_reason(status, seconds, memory)}), flush=True)
 
 
-def _in_a_copy(do: Callable[[bytes], None], line: bytes) -> int:
+def _do_in_fork(do: Callable[[bytes], None], line: bytes) -> int:
     """Do a job in a copy of this process; return its exit status, as `subprocess` says it."""
     if copy := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
@@ -72,7 +72,7 @@ def end_reason(status: int, seconds: float, memory: int) -> str:
     return f"the process that works on it ended with status {status}"
 
 
-def _limit(which: int, least: int) -> None:
+def _limit_resource(which: int, least: int) -> None:
     """Limit a resource; where a service may not, its own limits hold."""
     _, most = resource.getrlimit(which)
     with contextlib.suppress(PermissionError):

@@ -12,7 +12,7 @@ from orinllm.network.vision.prepare import prepare_picture
 from orinllm.text.processes.limits import answer_jobs
 
 
-def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
+def _answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tiles of a job's picture, or what is wrong with it."""
     try:
         tiles, grid = prepare_picture(base64.b64decode(job["data"]), job["way"], job["sizes"])
@@ -23,4 +23,4 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer_jobs(lambda job, size: _answer(job))
+    answer_jobs(lambda job, size: _answer_job(job))

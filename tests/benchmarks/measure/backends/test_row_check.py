@@ -23,7 +23,7 @@ from orinbench.measure.results import LaneResult, RunResult
 from orinbench.measure.token_sampling import case_samplings
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
-from orinllm.choose.sampling import Drawn
+from orinllm.choose.sampling import DrawnTokens
 from orinllm.gpu.decoder import Decoder
 from orinllm.gpu.fused import FusedExecutor
 
@@ -58,8 +58,8 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def fill(self, pages: Any, tokens: Sequence[int], start: int, end: int) -> None:
-        self._real.fill(pages, tokens, start, end)
+    def fill_pages(self, pages: Any, tokens: Sequence[int], start: int, end: int) -> None:
+        self._real.fill_pages(pages, tokens, start, end)
         self.filled.append((start, end))
 
     def launch_step(self, rows: Any) -> None:
@@ -187,7 +187,7 @@ def test_tokens_are_drawn_as_the_row_says(least_path: Path, sampling: str) -> No
         def collect_tokens(self) -> Any:
             self._real.collect_tokens()
             order = np.argsort(-np.array(self._real.logits()[0]))
-            return [Drawn(int(order[int(sampling == "temperature=0")]))]
+            return [DrawnTokens(int(order[int(sampling == "temperature=0")]))]
 
     wrong = check_engine_row(cast(Any, Other(runner, "", 0)), case, rows_of(case))
     assert wrong.misdrawn > 6

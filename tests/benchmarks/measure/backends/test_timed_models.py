@@ -17,7 +17,7 @@ from orinbench.measure.plan import Case
 from orinbench.measure.prompt_text import prompt_text, prompt_tokens, tokenizer_of
 from orinbench.measure.tinygrad_meters import TinygradMeters
 from orinllm.batching.runner import Row
-from orinllm.choose.sampling import Drawn
+from orinllm.choose.sampling import DrawnTokens
 
 
 class FakeRunner:
@@ -25,13 +25,13 @@ class FakeRunner:
 
     name, context, vocab_size = "general", 256, 1000
     slots, chunk, prompt_tokens_per_step = 2, 16, 16
-    most_ahead, most_under_way, most_verified = 0, 1, 1
+    most_extra_tokens, most_under_way, most_verified = 0, 1, 1
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.rows: list[Row] = []
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
     def begin_answer(self, row: Row, start: int) -> None:
@@ -42,11 +42,11 @@ class FakeRunner:
         self.calls.append(("step", [row.token for row in rows], [row.position for row in rows]))
         self.rows = list(rows)
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         self.calls.append("token")
-        return [Drawn(7)] * len(self.rows)
+        return [DrawnTokens(7)] * len(self.rows)
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         raise AssertionError("nothing is guessed here")
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
@@ -105,7 +105,7 @@ def test_the_clock_starts_where_the_first_counted_token_does(
     """A step of 1000 ns, by a clock that only the model moves."""
     now, collect = [0], fake.collect_tokens
 
-    def slow() -> list[Drawn]:
+    def slow() -> list[DrawnTokens]:
         now[0] += 1000
         return collect()
 
@@ -141,7 +141,7 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
     runner.time_repetition(Case(0, 1, 0, sampling="temperature=0.7"), seed=0)
     assert fake.rows[0].draw.sampling.temperature == 0.7
     runner.time_repetition(Case(6, 0, 0, text=True), 0, text)
-    assert fake.rows[0].draw.sampling.greedy
+    assert fake.rows[0].draw.sampling.is_greedy
     ids = prompt_tokens(tokenizer_of(tiny_path), text)
     assert fake.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
@@ -159,10 +159,10 @@ def test_several_sequences_are_timed_together(runner: TinygradRunner, fake: Fake
 def test_logits_that_are_no_numbers_are_said(
     runner: TinygradRunner, fake: FakeRunner, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(fake, "collect_tokens", lambda: [Drawn(-1)])
+    monkeypatch.setattr(fake, "collect_tokens", lambda: [DrawnTokens(-1)])
     assert not runner.time_repetition(Case(0, 2, 0), seed=5).finite
 
-    def gone() -> list[Drawn]:
+    def gone() -> list[DrawnTokens]:
         raise OSError("the device is gone")
 
     monkeypatch.setattr(fake, "collect_tokens", gone)

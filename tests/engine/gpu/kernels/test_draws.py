@@ -12,7 +12,7 @@ from tests.engine.gpu.kernels import chi_square
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.choose.sampling import Sampling, sample
+from orinllm.choose.sampling import Sampling, sample_token
 from orinllm.errors import BadInput
 from orinllm.gpu.draws import DeviceSampler
 from orinllm.gpu.launch import LaunchGraph
@@ -85,7 +85,7 @@ def compare(logits: NDArray[np.float32], positions: Sequence[int]) -> None:
     for name, how in HOW.items():
         machine.draws.set_sampling(0, how)
         for position in positions:
-            want = sample(logits, how, [], position)
+            want = sample_token(logits, how, [], position)
             got = machine.draw(rows, [position, *idle])
             assert (name, got) == (name, [want, *[-7] * len(idle)])
 
@@ -142,7 +142,7 @@ def test_a_seed_gives_its_token_in_any_slot() -> None:
     assert machine.draws.is_needed
     for positions in ([1, 2, 3, 4, -1], [200, 2, 5, 255, 0]):
         want = [
-            -7 if each is None or position < 0 else sample(row, each, [], position)
+            -7 if each is None or position < 0 else sample_token(row, each, [], position)
             for row, each, position in zip(logits, how, positions, strict=True)
         ]
         assert machine.draw(logits, positions) == want
@@ -175,12 +175,12 @@ def test_penalties_count_what_was_drawn(how: Sampling) -> None:
         return token
 
     for _ in range(75):
-        want = sample(logits, how, text, len(text))
+        want = sample_token(logits, how, text, len(text))
         assert drawn(len(text)) == want
         text.append(want)
     assert len(set(text)) > 5
     machine.draws.set_sampling(1, how)  # another request: nothing counts
-    assert drawn(9) == sample(logits, how, [], 9)
+    assert drawn(9) == sample_token(logits, how, [], 9)
 
 
 def test_biases() -> None:
@@ -188,7 +188,7 @@ def test_biases() -> None:
     rows = np.tile(logits, (SLOTS, 1))
     how = Sampling(temperature=0, logit_bias={1002: 90.0, 7: 49.0})
     machine.draws.set_sampling(1, how)
-    assert machine.draw(rows, [1] * 5)[1] == sample(logits, how, [], 1) == 1002
+    assert machine.draw(rows, [1] * 5)[1] == sample_token(logits, how, [], 1) == 1002
     machine.draws.set_sampling(1, Sampling(temperature=0, presence_penalty=1.0))
     assert machine.draw(rows, [1] * 5)[1] == logits.argmax()
     with pytest.raises(BadInput, match="logit_bias: token 1003 is not from 0 to 1002"):
@@ -215,8 +215,8 @@ def test_a_mask_holds_for_one_step(vocabulary: int) -> None:
         return machine.draw(logits, [position] * SLOTS)[:3]
 
     # Slot 1 is greedy: the best of those allowed, and without a mask the head's.
-    assert drawn(5) == [sample(masked, how, [], 5), masked.argmax(), -7]
-    assert drawn(6) == [sample(logits[0], how, [], 6), -7, -7]
+    assert drawn(5) == [sample_token(masked, how, [], 5), masked.argmax(), -7]
+    assert drawn(6) == [sample_token(logits[0], how, [], 6), -7, -7]
     only = np.arange(vocabulary) == vocabulary - 1
     for mask, want in ((only, vocabulary - 1), (only & False, -1)):
         for slot in (0, 1):
@@ -224,7 +224,7 @@ def test_a_mask_holds_for_one_step(vocabulary: int) -> None:
         assert drawn(5) == [want, want, -7]
     machine.draws.set_token_mask(0, words(only))
     machine.draws.set_token_mask(0, None)
-    assert drawn(6)[0] == sample(logits[0], how, [], 6)
+    assert drawn(6)[0] == sample_token(logits[0], how, [], 6)
     with pytest.raises(ValueError, match="a mask has"):
         machine.draws.set_token_mask(0, np.zeros(3 + vocabulary // 32, np.uint32))
 
@@ -240,12 +240,12 @@ def test_logits_that_are_no_numbers() -> None:
 
     gone = logits.copy()
     gone[logits > 0] = -np.inf
-    assert drawn(gone) == sample(gone, how, [], 3)
+    assert drawn(gone) == sample_token(gone, how, [], 3)
     for bad in (np.nan, np.inf, -np.inf):
         spoilt = logits.copy()
         spoilt[7 if np.isnan(bad) or bad > 0 else slice(None)] = bad
-        assert drawn(spoilt) == sample(spoilt, how, [], 3) == -1
-        assert drawn(logits) == sample(logits, how, [], 3)
+        assert drawn(spoilt) == sample_token(spoilt, how, [], 3) == -1
+        assert drawn(logits) == sample_token(logits, how, [], 3)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
@@ -255,7 +255,7 @@ def test_many_draws(temperature: float) -> None:
     logits = spread(vocabulary, seed=7, scale=1.2)
     how = Sampling(temperature=temperature, seed=5, **PLAIN)
     drawn = chi_square.draw("EMU", logits, how, range(1, slots + 1), threads=32)
-    assert drawn.tolist() == [sample(logits, how, [], i) for i in range(1, slots + 1)]
+    assert drawn.tolist() == [sample_token(logits, how, [], i) for i in range(1, slots + 1)]
     assert chi_square.statistic(logits, how, drawn) < chi_square.quantile(vocabulary - 1)
 
 

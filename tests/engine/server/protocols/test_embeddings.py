@@ -27,7 +27,7 @@ from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.sequence import Sequence
-from orinllm.choose.hidden_states import TextVector, pooling_of
+from orinllm.choose.hidden_states import PooledStates, pooling_of
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
@@ -193,7 +193,7 @@ def test_beside_answers_and_beyond_the_queue(server: tuple[Live, str]) -> None:
         for ids, item in zip(texts, answer.data, strict=True):
             assert np.abs(np.array(item.embedding) - expected(ids, kind)).max() < 1e-6
     assert len(found) == 2
-    assert it.engine.scheduler.store.used == 0
+    assert it.engine.scheduler.store.used_pages == 0
 
 
 def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any) -> None:
@@ -210,9 +210,9 @@ def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any
     with closing(connect(it)) as gone:
         gone.sendall(post(it, body, "/v1/embeddings"))
         wait_until(lambda: bool(done), "the first text")
-    wait_until(lambda: it.engine.scheduler.running == 0, "an idle scheduler")
+    wait_until(lambda: it.engine.scheduler.n_running == 0, "an idle scheduler")
     assert len(done) < 400
-    assert it.engine.scheduler.store.used == 0
+    assert it.engine.scheduler.store.used_pages == 0
 
 
 def test_only_the_first_text_may_be_turned_away(
@@ -239,13 +239,13 @@ def test_logits_that_are_no_numbers(server: tuple[Live, str], monkeypatch: Any) 
 
 def test_memory_that_ran_out_begins_a_mean_anew() -> None:
     """A text whose pages were taken away is computed from its first token again."""
-    pool, rows = TextVector("mean"), np.array([[3.0, 0], [0, 4]], np.float32)
-    pool.take(0, rows * 100)
-    pool.take(0, rows[:1])
-    pool.take(1, rows[1:])
+    pool, rows = PooledStates("mean"), np.array([[3.0, 0], [0, 4]], np.float32)
+    pool.add_states(0, rows * 100)
+    pool.add_states(0, rows[:1])
+    pool.add_states(1, rows[1:])
     assert pool.vector.tolist() == pytest.approx([0.6, 0.8])
     with pytest.raises(AssertionError):
-        pool.take(5, rows)
+        pool.add_states(5, rows)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_pooling_is_the_files_unless_it_is_asked_for(
 def test_a_whole_text_ends_as_the_file_wants() -> None:
     words = ModelDescription.read(smollm2(), 512).tokenizer
     plain = words.encode("Hi")
-    assert words.encode_whole("Hi") == plain
+    assert words.encode_with_ends("Hi") == plain
     words.add_bos = words.add_eos = True
-    assert words.encode_whole("Hi") == [words.bos_id, *plain, words.eos_id]
+    assert words.encode_with_ends("Hi") == [words.bos_id, *plain, words.eos_id]
 
 
 def test_states_of_the_fused_kernels(emulated: Load, synthetic: Synthetic) -> None:

@@ -26,7 +26,7 @@ USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": ARGUMENTS}
 
 def anthropic(**more: Any) -> ChatRequest:
     said = [{"role": "user", "content": "hi"}]
-    return messages.read_message(
+    return messages.read_messages_request(
         Fields({"model": "m", "max_tokens": 5, "messages": said, "tools": [TOOL], **more})
     )
 
@@ -95,7 +95,9 @@ def test_items_of_a_response_s_request() -> None:
         call,
         {"type": "function_call_output", "call_id": "c", "output": "sun"},
     ]
-    user, answer, result = responses.read_response(Fields({"model": "m", "input": given})).messages
+    user, answer, result = responses.read_responses_request(
+        Fields({"model": "m", "input": given})
+    ).messages
     assert user == {"role": "user", "content": "hi"}
     # Neighbours are one answer, whose sentences stay apart.
     assert (answer["content"], len(answer["tool_calls"])) == ("One.\nTwo.", 1)
@@ -104,26 +106,28 @@ def test_items_of_a_response_s_request() -> None:
     picture = {"type": "input_image", "image_url": PICTURE}
     for parts in ([[picture], "x"], ["x", [picture]]):
         given = [{"role": "assistant", "content": part} for part in parts]
-        (answer,) = responses.read_response(Fields({"model": "m", "input": given})).messages
+        (answer,) = responses.read_responses_request(
+            Fields({"model": "m", "input": given})
+        ).messages
         assert sorted(part["type"] for part in answer["content"]) == ["image", "text"]
 
 
 def test_common_fields() -> None:
     def read(**more: Any) -> CommonFields:
-        return chat.read_common(Fields({"model": "m", **more}), None, None)
+        return chat.read_common_fields(Fields({"model": "m", **more}), None, None)
 
     assert read(seed=-1).sampling.seed == 2**64 - 1
     assert read(top_k=-1).sampling.top_k == 0
     assert read(repetition_penalty=1.5).sampling.repeat_penalty == 1.5
     assert len(read(stop=["a"] * 16).stop) == 16
-    assert chat.read_length(Fields({"n": -1}), "n") is None
-    assert chat.read_length(Fields({"n": 1}), "n") == 1
+    assert chat.read_max_tokens(Fields({"n": -1}), "n") is None
+    assert chat.read_max_tokens(Fields({"n": 1}), "n") == 1
     for wrong in ({"n": 0}, {"n": -2}):
         with pytest.raises(ApiError):
-            chat.read_length(Fields(wrong), "n")
+            chat.read_max_tokens(Fields(wrong), "n")
     for two in ({"grammar": "a", "json_schema": {}}, {"guided_regex": "a", "guided_json": {}}):
         with pytest.raises(ApiError, match="ask for two forms"):
-            chat.read_shape(Fields(two))
+            chat.read_answer_shape(Fields(two))
 
 
 def events(reply: httpx.Response) -> list[dict[str, Any]]:

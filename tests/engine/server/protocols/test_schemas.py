@@ -20,7 +20,7 @@ from tests.engine.server.live import live
 from tests.engine.server.toy import description, toy
 
 from orinllm.errors import BadInput
-from orinllm.text.grammar import Grammars, MatcherConstraint
+from orinllm.text.grammar import GrammarCompiler, MatcherConstraint
 
 
 def obj(**properties: Any) -> dict[str, Any]:
@@ -190,16 +190,16 @@ FIELDS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(description().tokenizer, description().network.config.vocab_size)
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(description().tokenizer, description().network.config.vocab_size)
 
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("mode", ["validation", "serialization"])
-def test_pydantic_s_field_types(grammars: Grammars, name: str, mode: Any) -> None:
+def test_pydantic_s_field_types(grammars: GrammarCompiler, name: str, mode: Any) -> None:
     model = pydantic.create_model("Form", value=(FIELDS[name], ...))
     loose = list[str]()
-    grammars.matcher("schema", model.model_json_schema(mode=mode), "schema", loose.append)
+    grammars.compile_matcher("schema", model.model_json_schema(mode=mode), "schema", loose.append)
     # What the answer is not held to is said.
     said = {"pattern": ".pattern", "bounded": "mum", "set": "uniqueItems"}
     assert name not in said or any(said[name] in path for path in loose), loose
@@ -221,10 +221,10 @@ def test_pydantic_s_field_types(grammars: Grammars, name: str, mode: Any) -> Non
     ],
 )
 def test_keywords_that_cannot_be_held_are_named(
-    grammars: Grammars, schema: Any, loose: str
+    grammars: GrammarCompiler, schema: Any, loose: str
 ) -> None:
     found = list[str]()
-    grammars.matcher("schema", schema, "response_format", found.append)
+    grammars.compile_matcher("schema", schema, "response_format", found.append)
     assert loose in " ".join(found) and bool(loose) == bool(found)
     assert all(path.startswith("response_format") for path in found)
 
@@ -239,9 +239,9 @@ def test_keywords_that_cannot_be_held_are_named(
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": ["integer", "number"]}}}, False),
     ],
 )
-def test_an_integer_ends(grammars: Grammars, schema: Any, ends: bool) -> None:
+def test_an_integer_ends(grammars: GrammarCompiler, schema: Any, ends: bool) -> None:
     """Llama-server's have 16 digits at most, too. A small model wrote ones until its last token."""
-    matcher = grammars.matcher("schema", schema, "schema")
+    matcher = grammars.compile_matcher("schema", schema, "schema")
     digits = description().tokenizer.encode("1" + "0" * 29)
     if "enum" in schema:
         return  # llguidance counts that far in floating point; such a list is not refused
@@ -281,17 +281,17 @@ BOMBS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_refused_or_harmless(grammars: Grammars, name: str) -> None:
+def test_bombs_are_refused_or_harmless(grammars: GrammarCompiler, name: str) -> None:
     """Nothing raises but BadInput, in one line, and the process that compiles comes back."""
     kind, value = BOMBS[name]
     began = os.times()
     try:
-        grammars.matcher(kind, value, "response_format")
+        grammars.compile_matcher(kind, value, "response_format")
     except BadInput as error:
         assert str(error).startswith("response_format: ") and "\n" not in str(error)
     spent = os.times()
     assert spent.user + spent.system - began.user - began.system < 1  # in this process
-    assert grammars.matcher("regex", "a", "grammar") is not None
+    assert grammars.compile_matcher("regex", "a", "grammar") is not None
 
 
 def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,24 +315,24 @@ def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.Mo
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_bomb_is_not_in_the_next_ones_way(grammars: Grammars) -> None:
+def test_a_bomb_is_not_in_the_next_ones_way(grammars: GrammarCompiler) -> None:
     """The vocabulary is read once: another process would have to read it again."""
-    grammars.matcher("regex", "b", "grammar")
-    process = grammars._child.start()
+    grammars.compile_matcher("regex", "b", "grammar")
+    process = grammars._compiler_process.start()
     for _ in range(2):
         with pytest.raises(BadInput, match=r"^response_format: it takes more than 0\.6 s"):
-            grammars.matcher(*BOMBS["many"], "response_format")
-    grammars.matcher("regex", "c", "grammar")
-    assert grammars._child.start() is process and process.poll() is None
+            grammars.compile_matcher(*BOMBS["many"], "response_format")
+    grammars.compile_matcher("regex", "c", "grammar")
+    assert grammars._compiler_process.start() is process and process.poll() is None
 
 
 def test_a_mark_ends_the_free_part_whatever_blanks_come_with_it(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One token may hold the mark's end and the blanks behind it."""
     text = {0: "it is", 1: "</thi", 2: "nk>" + "\n" * 9}
     stream = SimpleNamespace(push=text.get)
-    monkeypatch.setattr(grammars, "_tokenizer", SimpleNamespace(stream=lambda special: stream))
-    over = grammars._free("</think>")
+    monkeypatch.setattr(grammars, "_tokenizer", SimpleNamespace(new_stream=lambda special: stream))
+    over = grammars._free_part_reader("</think>")
     assert over is not None
     assert [over(token) for token in (0, 1, 2)] == [False, False, True]

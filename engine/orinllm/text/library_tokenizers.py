@@ -19,10 +19,10 @@ _SPACE = "\u2581"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _words(vocabulary: Vocabulary) -> dict[str, int]:
+def _mergeable_words(vocabulary: Vocabulary) -> dict[str, int]:
     """Return the entries that merges may make: no control token comes out of a user's text."""
     tokens, kinds = vocabulary.tokens, vocabulary.kinds
-    left_out = {i for i in vocabulary.unusual if kinds[i] in (CONTROL, UNKNOWN)}
+    left_out = {i for i in vocabulary.unusual_ids if kinds[i] in (CONTROL, UNKNOWN)}
     left_out |= {i for i in vocabulary.end_ids if kinds[i] != BYTE}
     if _SURROGATE.search("".join(tokens)):
         left_out |= {i for i, token in enumerate(tokens) if _SURROGATE.search(token)}
@@ -34,12 +34,12 @@ def _words(vocabulary: Vocabulary) -> dict[str, int]:
     return words
 
 
-def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _merge_pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Return the two parts of each merge; raises BadInput for a merge that has not two."""
     if set(map(str.count, merges, itertools.repeat(" "))) == {1}:
         parts = " ".join(merges).split(" ")
     else:
-        parts = list(itertools.chain.from_iterable(map(_halves, merges)))
+        parts = list(itertools.chain.from_iterable(map(_merge_halves, merges)))
     if not all(parts):
         i = parts.index("") // 2
         raise BadInput(
@@ -49,13 +49,13 @@ def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
     return zip(parts[::2], parts[1::2], strict=True)
 
 
-def _halves(merge: str) -> tuple[str, str]:
+def _merge_halves(merge: str) -> tuple[str, str]:
     """Cut a merge at its space; a space may itself begin the left part."""
     at = merge.find(" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
 
 
-def bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Library:
+def build_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Library:
     """Build BPE with the file's own merges.
 
     Raises:
@@ -63,10 +63,10 @@ def bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Library:
     """
     if not vocabulary.merges:
         raise BadInput("tokenizer.ggml.merges: missing; a gpt2 or gemma4 vocabulary needs them")
-    words = _words(vocabulary)
+    words = _mergeable_words(vocabulary)
     pairs = [
         (left, right)
-        for left, right in _pairs(vocabulary.merges)
+        for left, right in _merge_pairs(vocabulary.merges)
         if left in words and right in words and left + right in words
     ]
     library = Library(
@@ -87,7 +87,7 @@ def bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Library:
     return library
 
 
-def sentencepiece(vocabulary: Vocabulary) -> Library:
+def build_sentencepiece(vocabulary: Vocabulary) -> Library:
     """Build SentencePiece's BPE: the file has scores, from which the merges follow.
 
     SentencePiece joins the two neighbours whose union has the best score, the leftmost first.
@@ -97,16 +97,16 @@ def sentencepiece(vocabulary: Vocabulary) -> Library:
     """
     if not vocabulary.scores:
         raise BadInput("tokenizer.ggml.scores: missing; a llama vocabulary needs them")
-    words = _words(vocabulary)
+    words = _mergeable_words(vocabulary)
     unknown = vocabulary.tokens[vocabulary.unknown_id or 0]
-    merges = list(_merges(vocabulary, words))
+    merges = list(_merges_by_score(vocabulary, words))
     words.setdefault(unknown, vocabulary.unknown_id or 0)
     library = Library(BPE(words, merges, byte_fallback=True, unk_token=unknown, fuse_unk=False))
     library.normalizer = normalizers.Replace(" ", _SPACE)
     return library
 
 
-def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _merges_by_score(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Yield the pairs that make a token, best first.
 
     Of unions with one score the leftmost comes first, which ranks of pairs cannot say. Published
@@ -125,7 +125,7 @@ def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str
     return (pair for _, pair in ranked)
 
 
-def word_piece(vocabulary: Vocabulary) -> Library:
+def build_word_piece(vocabulary: Vocabulary) -> Library:
     """Build WordPiece, the tokenizer of embedding models of the BERT kind.
 
     As BERT's own, of accents it strips nonspacing marks alone, and a word of more than 100
@@ -135,7 +135,7 @@ def word_piece(vocabulary: Vocabulary) -> Library:
     """
     words = {
         token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}": i
-        for token, i in _words(vocabulary).items()
+        for token, i in _mergeable_words(vocabulary).items()
     }
     unknown = vocabulary.tokens[vocabulary.unknown_id or 0]
     words[unknown] = vocabulary.unknown_id or 0

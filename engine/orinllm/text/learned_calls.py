@@ -18,9 +18,9 @@ from orinllm.text.tools import (
     NoCallError,
     Tool,
     ToolCall,
+    arguments_schema,
     bare_value,
-    part_of,
-    schema_of,
+    part_schema,
     string_arguments,
 )
 
@@ -43,7 +43,7 @@ _THOUGHT = re.compile(
 _ONE = re.compile(r"<[^\w<>]*tool.call[^<>]*>")
 
 
-def _tool(name: str) -> Tool:
+def _probe_tool(name: str) -> Tool:
     properties = {_KEYS[0]: {"type": "string"}, _KEYS[1]: {"type": "integer"}}
     for value in properties.values():
         value["description"] = "d"
@@ -53,11 +53,11 @@ def _tool(name: str) -> Tool:
 
 
 #: Tools for probing a template; the first one's name is seen where they are listed.
-PROBES = tuple(map(_tool, _NAMES))
+PROBES = tuple(map(_probe_tool, _NAMES))
 PROBE = _NAMES[0]
 
 
-def _past(n_calls: int) -> list[dict[str, Any]]:
+def _past_messages(n_calls: int) -> list[dict[str, Any]]:
     """Return a question and an answer with calls."""
     arguments = json.dumps(dict(zip(_KEYS, _VALUES, strict=True)))
     calls = [
@@ -69,7 +69,7 @@ def _past(n_calls: int) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CallShape:
     """The texts around a call. opens: its first mark; before, middle: around its name.
 
     array: calls stand in a JSON array. keys: of the name and the arguments, where a call is a JSON
@@ -93,24 +93,24 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Learning:
+class LearningResult:
     """A learned format. written: one call, and two; shape: what is around them, if it is clear."""
 
     written: tuple[str, str]
-    shape: Shape | None
+    shape: CallShape | None
 
     @property
-    def format(self) -> Callable[[Sequence[Tool]], CallFormat] | None:
+    def format_maker(self) -> Callable[[Sequence[Tool]], CallFormat] | None:
         """The maker of the learned format."""
         shape = self.shape
-        return None if shape is None else lambda tools: Learned(shape, tools)
+        return None if shape is None else lambda tools: LearnedFormat(shape, tools)
 
-    def read_by(self, calls: CallFormat) -> bool:
+    def is_read_by(self, calls: CallFormat) -> bool:
         """Say if a format reads what the template wrote."""
         text = self.written[0]
         at = min((i for mark in calls.opens if (i := text.find(mark)) >= 0), default=-1)
         try:
-            found = calls.read(text[at:], True) if at >= 0 else None
+            found = calls.read_calls(text[at:], True) if at >= 0 else None
         except ValueError:
             return False
         arguments = dict(zip(_KEYS, _VALUES, strict=True))
@@ -118,33 +118,33 @@ class Learning:
         return [(c.name, json.loads(c.arguments)) for c in read] == [(_NAMES[0], arguments)]
 
 
-def learn(render: Render) -> Learning | None:
+def learn_calls(render: Render) -> LearningResult | None:
     """Learn a template's calls; None: it does not show them."""
     try:
         asked = render([{"role": "user", "content": _QUESTION}], PROBES, True)
-        one = render(_past(1), PROBES, False)
+        one = render(_past_messages(1), PROBES, False)
         plain = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _SAID}]
         said = render(plain, PROBES, False)
     except BadInput:
         return None
     try:
-        two = render(_past(2), PROBES, False)
+        two = render(_past_messages(2), PROBES, False)
     except BadInput:  # as Llama 3's: one call at a time
         two = one
     end = said.rpartition(_SAID)[2]
-    first, both = (_answer(text, asked).removesuffix(end) for text in (one, two))
+    first, both = (_past_answer(text, asked).removesuffix(end) for text in (one, two))
     if _NAMES[0] not in first or str(_VALUES[1]) not in first:
         return None
-    turn = frozenset(_marks(said.rpartition(_QUESTION)[2] + asked.rpartition(_QUESTION)[2]))
+    turn = frozenset(_marks_in(said.rpartition(_QUESTION)[2] + asked.rpartition(_QUESTION)[2]))
     try:
-        shape = _in_json(first, turn) or _by_name(first, both, turn)
+        shape = _json_shape(first, turn) or _named_shape(first, both, turn)
     except ValueError:  # a part is missing, or stands elsewhere
         shape = None
-    return Learning((first, both), shape)
+    return LearningResult((first, both), shape)
 
 
 @dataclass(frozen=True)
-class Frame:
+class AnswerFrame:
     """The words around those of an answer. opens: before them; closes: marks behind them.
 
     Both are empty where an answer is its words and nothing else.
@@ -154,25 +154,25 @@ class Frame:
     closes: tuple[str, ...] = ()
 
 
-def learn_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> Frame:
+def learn_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> AnswerFrame:
     """Learn what a template writes around an answer in words."""
     question = {"role": "user", "content": _QUESTION}
     try:
         asked = render([question], True)
         said = render([question, {"role": "assistant", "content": _SAID}], False)
     except BadInput:
-        return Frame()
-    before, _, after = _answer(said, asked, _SAID).partition(_SAID)
+        return AnswerFrame()
+    before, _, after = _past_answer(said, asked, _SAID).partition(_SAID)
     if not before.strip():
-        return Frame()
+        return AnswerFrame()
     # From the end of one mark to the beginning of the next, words that belong to them.
     closes = re.findall(r"<[^>]+>(?:[^<>\s]+<[^>]+>)?", after)
-    return Frame(before, tuple(closes))
+    return AnswerFrame(before, tuple(closes))
 
 
-def _answer(text: str, asked: str, word: str = _NAMES[0]) -> str:
+def _past_answer(text: str, asked: str, word: str = _NAMES[0]) -> str:
     """Return a past answer without the prompt and thoughts before it; word: stands in it."""
-    same = same_start(text, asked)
+    same = common_start_length(text, asked)
     # Not from the middle of a mark: prompt and answer may begin with the same letters of two.
     begun = max(text.rfind("<", 0, same), text.rfind("[", 0, same))
     if begun >= 0 and not re.search(r"[>\]]", text[begun:same]):
@@ -184,23 +184,23 @@ def _answer(text: str, asked: str, word: str = _NAMES[0]) -> str:
     return _THOUGHT.sub("", before) + name + rest
 
 
-def _marks(text: str) -> tuple[str, ...]:
+def _marks_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_MARK.findall(text)))
 
 
-def _close(after: str, turn: frozenset[str]) -> str:
+def _closing_mark(after: str, turn: frozenset[str]) -> str:
     """Return the mark that closes calls: the last that no answer without calls has."""
-    return next((mark for mark in reversed(_marks(after)) if mark not in turn), "")
+    return next((mark for mark in reversed(_marks_in(after)) if mark not in turn), "")
 
 
-def _open(before: str) -> str:
+def _opening_mark(before: str) -> str:
     """Return what of the text before a name begins a call, whatever the call is."""
     before = re.split("|".join((*_IDS, *_NAMES)), before.lstrip())[0]
     found = re.search(r"(?<=.)[\s\[{\"]", before)
     return before[: found.start()] if found else before
 
 
-def _in_json(region: str, turn: frozenset[str]) -> Shape | None:
+def _json_shape(region: str, turn: frozenset[str]) -> CallShape | None:
     """Return the shape where a call is a JSON object that says the name."""
     at = region.index(_NAMES[0])
     for found in re.finditer(r"[\[{]", region[:at]):
@@ -212,19 +212,19 @@ def _in_json(region: str, turn: frozenset[str]) -> Shape | None:
             continue
         call = value[0] if isinstance(value, list) else value
         before, after = region[: found.start()], region[end:]
-        close = _close(after, turn)
-        shape = {"before": before, "marks": _marks(region)}
-        opens = _open(before)
+        close = _closing_mark(after, turn)
+        shape = {"before": before, "marks": _marks_in(region)}
+        opens = _opening_mark(before)
         if _NAMES[0] in call:
-            return Shape(opens, close, **shape, named=True)  # type: ignore[arg-type]
+            return CallShape(opens, close, **shape, named=True)  # type: ignore[arg-type]
         key = next((key for key, value in call.items() if value == _NAMES[0]), None)
         arguments = next((key for key, value in call.items() if _KEYS[0] in str(value)), None)
         if key is not None and arguments is not None:
-            return Shape(opens, close, **shape, keys=(key, arguments))  # type: ignore[arg-type]
+            return CallShape(opens, close, **shape, keys=(key, arguments))  # type: ignore[arg-type]
     return None
 
 
-def _by_name(one: str, two: str, turn: frozenset[str]) -> Shape | None:
+def _named_shape(one: str, two: str, turn: frozenset[str]) -> CallShape | None:
     """Return the shape where a name is followed by its arguments, in JSON or one by one."""
     start = one.rindex(_NAMES[0], 0, one.index(_KEYS[0]))
     before, after = one[:start], one[start + len(_NAMES[0]) :]
@@ -235,22 +235,22 @@ def _by_name(one: str, two: str, turn: frozenset[str]) -> Shape | None:
     else:
         again = two.rindex(_NAMES[1], 0, two.rindex(_KEYS[0]))
         between = two[two.index(str(_VALUES[1]), key) : again]
-    call = re.sub(r"^[^<]*?>", "", _same_end(before, between))  # not from the middle of a mark
-    arguments, at = _json_at(after)
-    opens = _open(before)
-    common: dict[str, Any] = {"opens": opens, "before": call, "marks": _marks(one)}
+    call = re.sub(r"^[^<]*?>", "", _common_end(before, between))  # not from the middle of a mark
+    arguments, at = _first_json(after)
+    opens = _opening_mark(before)
+    common: dict[str, Any] = {"opens": opens, "before": call, "marks": _marks_in(one)}
     named = tuple(opens + name for name in _NAMES)
     common["names"] = "<" not in opens and before.lstrip().startswith(named)
     common["again"] = "" if before.strip() else between.rpartition("}")[2].lstrip()
     if arguments is not None:
-        close = _close(after[at + len(arguments) :], turn)
-        return Shape(closes=close, middle=after[:at], **common)
-    pair, middle, rest, tags = _pair(after)
-    close = _close(rest, turn)
-    return Shape(closes=close, middle=middle, pair=pair, tags=tags, **common)
+        close = _closing_mark(after[at + len(arguments) :], turn)
+        return CallShape(closes=close, middle=after[:at], **common)
+    pair, middle, rest, tags = _pair_pattern(after)
+    close = _closing_mark(rest, turn)
+    return CallShape(closes=close, middle=middle, pair=pair, tags=tags, **common)
 
 
-def _json_at(text: str) -> tuple[str | None, int]:
+def _first_json(text: str) -> tuple[str | None, int]:
     at = text.find("{")
     if at < 0:
         return None, 0
@@ -261,7 +261,7 @@ def _json_at(text: str) -> tuple[str | None, int]:
     return text[at:end], at
 
 
-def _pair(after: str) -> tuple[str, str, str, str]:
+def _pair_pattern(after: str) -> tuple[str, str, str, str]:
     """Return an argument's expression, what is between name and arguments, the end, and `tags`."""
     value, number = str(_VALUES[0]), str(_VALUES[1])
     first, rest = after.split(_KEYS[0], 1)
@@ -275,38 +275,38 @@ def _pair(after: str) -> tuple[str, str, str, str]:
     else:
         tag = ""
         second, rest = rest.split(number, 1)
-    before = _same_end(first, close)
+    before = _common_end(first, close)
     close = close.removesuffix(before)
     key = r"(?P<key>[^<>\"]+?)"
-    inner = _between(to_value, second)
-    last = (_literal(tag) + "(?P=key)" if twice else "") + _literal(close)
+    inner = _pattern_between(to_value, second)
+    last = (_literal_pattern(tag) + "(?P=key)" if twice else "") + _literal_pattern(close)
     space = r"\s*?" if re.match(r"[^\n]*\n", to_value[-1:] + " ") else ""
     value = r"(?P<value><!\[CDATA\[.*?\]\]>|.*?)"
-    pair = f"{_literal(before)}{key}{inner}{space}{value}{last}"
+    pair = f"{_literal_pattern(before)}{key}{inner}{space}{value}{last}"
     tags = before.removesuffix("<").lstrip(">") if twice else ""
     return pair, first.removesuffix(before), rest.removeprefix(close), tags
 
 
-def _between(first: str, second: str) -> str:
+def _pattern_between(first: str, second: str) -> str:
     """Return an expression of a text between key and value, which may say the value's type."""
-    same = same_start(first, second)
+    same = common_start_length(first, second)
     if same == len(first) == len(second):
-        return _literal(first)
-    end = _same_end(first[same:], second[same:])
-    return f"{_literal(first[:same])}[^<>]*?{_literal(end)}"
+        return _literal_pattern(first)
+    end = _common_end(first[same:], second[same:])
+    return f"{_literal_pattern(first[:same])}[^<>]*?{_literal_pattern(end)}"
 
 
-def _same_end(one: str, other: str) -> str:
-    return one[len(one) - same_start(one[::-1], other[::-1]) :]
+def _common_end(one: str, other: str) -> str:
+    return one[len(one) - common_start_length(one[::-1], other[::-1]) :]
 
 
-def same_start(one: str, other: str) -> int:
+def common_start_length(one: str, other: str) -> int:
     """Return the length of the beginning that two texts share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _literal(text: str) -> str:
+def _literal_pattern(text: str) -> str:
     """Return an expression of a text: white space as it comes, and ids and counts as any are."""
     parts = re.split(rf"({'|'.join(_IDS)}|{'|'.join(_NAMES)}|\d+|\s+)", text)
     out = []
@@ -320,10 +320,10 @@ def _literal(text: str) -> str:
     return "".join(out)
 
 
-class Learned(CallFormat):
+class LearnedFormat(CallFormat):
     """Calls of a learned shape."""
 
-    def __init__(self, shape: Shape, tools: Sequence[Tool]) -> None:
+    def __init__(self, shape: CallShape, tools: Sequence[Tool]) -> None:
         self._shape, self._tools = shape, tools
         self.opens: tuple[str, ...] = (shape.opens,)
         names = [tool.get("function", tool).get("name") for tool in tools]
@@ -340,38 +340,38 @@ class Learned(CallFormat):
         if shape.keys is None and not shape.named:
             # The section's opening, or the next call's, may stand before each.
             self._call = re.compile(
-                _literal(shape.before.lstrip()) + _NAME + _literal(shape.middle)
+                _literal_pattern(shape.before.lstrip()) + _NAME + _literal_pattern(shape.middle)
             )
         self._pair = re.compile(shape.pair, re.DOTALL) if shape.pair else None
 
-    def begins(self, said: bool) -> tuple[str, ...]:
+    def opening_marks(self, said: bool) -> tuple[str, ...]:
         """See `CallFormat`."""
         return self._later if said else self.opens
 
-    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+    def read_calls(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
         """See `CallFormat`; a closing mark inside of an argument closes nothing."""
         closes = self._shape.closes
         end = text.find(closes, 1) if closes else -1
         while end >= 0:
             try:
-                return self._calls(text[:end]), end + len(closes)
+                return self._calls_in(text[:end]), end + len(closes)
             except ValueError:
                 end = text.find(closes, end + 1)
         if not final:
             return None
-        return self._calls(text), len(text)
+        return self._calls_in(text), len(text)
 
-    def _calls(self, text: str) -> list[ToolCall]:
+    def _calls_in(self, text: str) -> list[ToolCall]:
         shape = self._shape
         if shape.keys is not None or shape.named:
-            found = self._of_json(text)
+            found = self._json_calls(text)
         else:
-            found = self._of_names(text)
+            found = self._named_calls(text)
         if not found:
             raise NoCallError("no call")
         return found
 
-    def _of_json(self, text: str) -> list[ToolCall]:
+    def _json_calls(self, text: str) -> list[ToolCall]:
         found: list[ToolCall] = []
         at = len(self._shape.opens)
         while start := re.compile(r"[\[{]").search(text, at):
@@ -389,42 +389,47 @@ class Learned(CallFormat):
         if not isinstance(call, dict):
             raise NoCallError("no object")
         if self._shape.named:
-            return [_call(name, arguments) for name, arguments in call.items()]
+            return [_checked_call(name, arguments) for name, arguments in call.items()]
         assert self._shape.keys is not None
         name, arguments = (call.get(key) for key in self._shape.keys)
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        return [_call(name, {} if arguments is None else arguments)]
+        return [_checked_call(name, {} if arguments is None else arguments)]
 
-    def _of_names(self, text: str) -> list[ToolCall]:
+    def _named_calls(self, text: str) -> list[ToolCall]:
         found, at = list[ToolCall](), 0
         while match := self._call.search(text, at):
             name = match["name"]
             if self._pair is None:
                 value, at = json.JSONDecoder().raw_decode(text, match.end())
-                found.append(_call(name, value))
+                found.append(_checked_call(name, value))
                 continue
             following = self._call.search(text, match.end())
             at = following.start() if following else len(text)
             body = text[match.end() : at]
             if self._shape.tags:
                 found.append(
-                    _call(name, _tree(body, self._shape.tags, schema_of(self._tools, name)))
+                    _checked_call(
+                        name,
+                        _tree_arguments(
+                            body, self._shape.tags, arguments_schema(self._tools, name)
+                        ),
+                    )
                 )
                 continue
             strings = string_arguments(self._tools, name)
             pairs = {m["key"].strip(): m["value"] for m in self._pair.finditer(body)}
-            arguments = {k: _value(v, k in strings) for k, v in pairs.items()}
-            found.append(_call(name, arguments))
+            arguments = {k: _argument_value(v, k in strings) for k, v in pairs.items()}
+            found.append(_checked_call(name, arguments))
         return found
 
 
-def _value(text: str, is_string: bool) -> Any:
+def _argument_value(text: str, is_string: bool) -> Any:
     quoted = re.fullmatch(r"<!\[CDATA\[(.*)\]\]>", text, re.DOTALL)
     return bare_value(quoted[1], True) if quoted else bare_value(text, is_string)
 
 
-def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _tree_arguments(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Read arguments whose values, their parts too, stand in tags of their names.
 
     The parts of an array are each an <item>. schema: of the object that the arguments are.
@@ -434,7 +439,7 @@ def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     for close, name, words in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         within, inside = above[-1][1:]
         if not close:
-            above.append((name, part_of(within, name), [("", words)]))
+            above.append((name, part_schema(within, name), [("", words)]))
             continue
         if name != above[-1][0]:
             if len(above) == 1:  # it closes what stands around the arguments
@@ -450,7 +455,7 @@ def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return dict(above[0][2])
 
 
-def _call(name: Any, arguments: Any) -> ToolCall:
+def _checked_call(name: Any, arguments: Any) -> ToolCall:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise NoCallError("no name with an object")
     return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))

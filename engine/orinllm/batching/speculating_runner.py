@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from orinllm.batching.proposers import Proposer
 from orinllm.batching.runner import Row, Runner, common_prefix_length
-from orinllm.choose.sampling import Drawn, Floats
+from orinllm.choose.sampling import DrawnTokens, Floats
 
 
 class SpeculatingRunner:
@@ -36,7 +36,7 @@ class SpeculatingRunner:
         return self._runner.most_under_way if self.proposer is None else 1
 
     @property
-    def most_ahead(self) -> int:
+    def most_extra_tokens(self) -> int:
         """See `Runner`."""
         return 0 if self.proposer is None else self._runner.most_verified - 1
 
@@ -50,17 +50,17 @@ class SpeculatingRunner:
         self._guesses = []
         self._runner.begin_answer(row, start)
 
-    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+    def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""
-        return self._runner.verify(row, guesses)
+        return self._runner.verify_guesses(row, guesses)
 
     def logits(self) -> Floats:
         """See `Runner`."""
         return self._runner.logits()
 
-    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
-        self._runner.fill(pages, tokens, start, end)
+        self._runner.fill_pages(pages, tokens, start, end)
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
@@ -78,25 +78,30 @@ class SpeculatingRunner:
 
     def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
-        self._rows, self._guesses = rows, self._guess(rows)
+        self._rows, self._guesses = rows, self._proposed_tokens(rows)
         if not self._guesses:
             self._runner.launch_step(rows)
 
-    def collect_tokens(self) -> list[Drawn]:
+    def collect_tokens(self) -> list[DrawnTokens]:
         """See `Runner`."""
         if not self._guesses:
             return self._runner.collect_tokens()
-        drawn = self._runner.verify(self._rows[0], self._guesses)
+        drawn = self._runner.verify_guesses(self._rows[0], self._guesses)
         right = common_prefix_length(self._guesses, drawn)
-        return [Drawn(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
+        return [DrawnTokens(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
 
-    def _guess(self, rows: Sequence[Row]) -> list[int]:
+    def _proposed_tokens(self, rows: Sequence[Row]) -> list[int]:
         row, draw, proposer = rows[0], rows[0].draw, self.proposer
         # Penalties depend on the tokens before, masks and logarithms are the host's.
-        if proposer is None or not row.room or not draw.on_device or draw.sampling.penalized:
+        if (
+            proposer is None
+            or not row.room
+            or not draw.is_token_only
+            or draw.sampling.has_penalties
+        ):
             return []
         if draw.before is not self._text or proposer is not self._asked:
-            proposer.begin(draw.sampling)
+            proposer.begin_answer(draw.sampling)
             self._text, self._asked = draw.before, proposer
         guesses = proposer.propose(draw.before, row.room, row.pages)
         return list(itertools.takewhile(lambda token: token >= 0, guesses))  # no rows of pictures

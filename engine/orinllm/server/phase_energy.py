@@ -38,7 +38,7 @@ _BATCH = 25
 
 
 @dataclass(frozen=True, slots=True)
-class RailWatts:
+class RailReading:
     """A rail's watts: the mean over `width` seconds whose middle is near `middle`.
 
     It is anywhere within `jitter` seconds around it, because nobody sees the chip's cycle. The mean
@@ -53,24 +53,24 @@ class RailWatts:
     jitter: float = 0.0
 
     @property
-    def end(self) -> float:
+    def window_end(self) -> float:
         """Nothing after it is in the mean."""
         return self.middle + (self.width + self.jitter) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyStep:
+class EnergyInterval:
     """The joules from one sample to the next, and the second one's readings."""
 
     begin: float
     end: float
     joules: float
-    readings: tuple[RailWatts, ...]
+    readings: tuple[RailReading, ...]
 
     @property
-    def known(self) -> float:
+    def known_at(self) -> float:
         """All that it needs is known when the turns until this moment are."""
-        return max([self.end, *(reading.end for reading in self.readings)])
+        return max([self.end, *(reading.window_end for reading in self.readings)])
 
 
 class PhaseEnergy(Collector):
@@ -87,7 +87,7 @@ class PhaseEnergy(Collector):
         self._joules = dict.fromkeys(PHASES, 0.0)
         self._meter = EnergyMeter(0.5, monotonic=True)
         self._turns: deque[tuple[float, float, str]] = deque()
-        self._steps: deque[EnergyStep] = deque()
+        self._steps: deque[EnergyInterval] = deque()
         self._known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         # What an averaging chip showed, since when, and when it was read last.
         self._shown: dict[str, tuple[float, float, float]] = {}
@@ -95,11 +95,11 @@ class PhaseEnergy(Collector):
         # Of the steps that are still to be shared: their number, joules, and seconds by phase.
         self._count, self._drawn, self._passed = 0, 0.0, np.zeros(len(PHASES))
 
-    def watch(self, busy: Callable[[], bool]) -> None:
+    def set_busy_check(self, busy: Callable[[], bool]) -> None:
         """Ask from now on whether a turn may be under way."""
         self._busy = busy
 
-    def worked(self, phase: str, seconds: float) -> None:
+    def on_work(self, phase: str, seconds: float) -> None:
         """The device worked so long in a phase, until now.
 
         Two phases of one turn are told one after the other: the earlier one then was before.
@@ -110,7 +110,7 @@ class PhaseEnergy(Collector):
                 return
             if now - self._told > _TURN:
                 # Of the turn before this one all is told.
-                self._share(self._told)
+                self._share_until(self._told)
             self._told, begin = now, now - seconds
             if self._turns and self._turns[-1][1] > begin:
                 first, last, before = self._turns.pop()
@@ -128,57 +128,57 @@ class PhaseEnergy(Collector):
                 return
             counted = sample.rails_by_key
             rails = [(name, counted[name]) for name in self._meter.within.rails if name in counted]
-            found = [self._reading(name, rail, sample) for name, rail in rails]
+            found = [self._new_reading(name, rail, sample) for name, rail in rails]
             readings = tuple(reading for reading in found if reading is not None)
             joules = self._meter.total - total
-            self._steps.append(EnergyStep(before.awake, sample.awake, joules, readings))
+            self._steps.append(EnergyInterval(before.awake, sample.awake, joules, readings))
             # A turn that ends in this moment may still tell of the time before.
             if not self._busy():
-                self._share(sample.awake - max(_SPAN, sample.span))
+                self._share_until(sample.awake - max(_SPAN, sample.span))
 
-    def _reading(self, name: str, rail: Rail, sample: Sample) -> RailWatts | None:
+    def _new_reading(self, name: str, rail: Rail, sample: Sample) -> RailReading | None:
         """The time that a rail's value is of; None if it says nothing new."""
         watts = rail.watts or 0.0
         if rail.at is None:
-            return RailWatts(name, watts, sample.awake, max(_SPAN, sample.span))
+            return RailReading(name, watts, sample.awake, max(_SPAN, sample.span))
         if rail.chip != "ina238":
             # Converted at any moment of the cycle before.
             width = max(_SPAN, sample.blur)
-            return RailWatts(name, watts, rail.at - width / 2, width)
+            return RailReading(name, watts, rail.at - width / 2, width)
         cycle = INA238_SECONDS
         shown, since, read = self._shown.get(name, (watts, rail.at, rail.at))
         if watts != shown:
             # A cycle ended between the last two readings.
             self._shown[name] = watts, rail.at, rail.at
-            return RailWatts(name, watts, (read + rail.at - cycle) / 2, cycle, rail.at - read)
+            return RailReading(name, watts, (read + rail.at - cycle) / 2, cycle, rail.at - read)
         self._shown[name] = shown, since, rail.at
         if rail.at - since < 2 * cycle:
             return None
-        return RailWatts(name, watts, rail.at - cycle, cycle, cycle)
+        return RailReading(name, watts, rail.at - cycle, cycle, cycle)
 
-    def _share(self, until: float) -> None:
+    def _share_until(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
-        while self._steps and self._steps[0].known <= until:
+        while self._steps and self._steps[0].known_at <= until:
             step = self._steps.popleft()
             for reading in step.readings:
-                self._learn(reading)
+                self._learn_reading(reading)
             self._drawn += step.joules
-            self._passed = self._passed + self._times(step.begin, step.end)
+            self._passed = self._passed + self._phase_seconds(step.begin, step.end)
             self._count += 1
             if self._count >= _BATCH:
-                weights = self._passed * self._powers()
+                weights = self._passed * self._phase_watts()
                 for phase, weight in zip(PHASES, weights / weights.sum(), strict=True):
                     self._joules[phase] += self._drawn * float(weight)
                 self._count, self._drawn, self._passed = 0, 0.0, np.zeros(len(PHASES))
             while self._turns and self._turns[0][1] < step.end - _LONGEST:
                 self._turns.popleft()
 
-    def _learn(self, reading: RailWatts) -> None:
+    def _learn_reading(self, reading: RailReading) -> None:
         """Remember what the phases drew in a reading's time."""
         width, middle = reading.width, reading.middle
         shares = _PLACES if reading.jitter else (0.0,)
         places = [middle + share * reading.jitter for share in shares]
-        times = sum(self._times(at - width / 2, at + width / 2) for at in places)
+        times = sum(self._phase_seconds(at - width / 2, at + width / 2) for at in places)
         span = times / (width * len(places))
         ridge = np.eye(len(PHASES)) * _RIDGE, np.zeros(len(PHASES))
         products, sums = self._known.get(reading.rail, ridge)
@@ -188,7 +188,7 @@ class PhaseEnergy(Collector):
             sums * forget + span * reading.watts,
         )
 
-    def _times(self, begin: float, end: float) -> np.ndarray:
+    def _phase_seconds(self, begin: float, end: float) -> np.ndarray:
         """Seconds of each phase between two moments, in the order of PHASES."""
         times = dict.fromkeys(PHASES, 0.0)
         for first, last, phase in self._turns:
@@ -196,7 +196,7 @@ class PhaseEnergy(Collector):
         times[IDLE] = max(end - begin - sum(times.values()), 0.0)
         return np.array(list(times.values()))
 
-    def _powers(self) -> np.ndarray:
+    def _phase_watts(self) -> np.ndarray:
         """Watts of each phase as far as they are known, the mean of all for one that is not."""
         powers, ridge = np.zeros(len(PHASES)), np.eye(len(PHASES)) * _RIDGE
         for products, sums in self._known.values():
@@ -223,7 +223,7 @@ class PhaseEnergy(Collector):
         yield info
 
 
-def measure_phases(
+def start_phase_energy(
     registry: CollectorRegistry, readers: Sequence[Reader] | None = None
 ) -> PhaseEnergy | None:
     """Measure from now on and show it; None where the machine has no power rails.
