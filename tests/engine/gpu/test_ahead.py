@@ -158,8 +158,8 @@ def test_no_compiler_for_a_gpu_is_one_line(
 
 def test_a_wheels_nvrtc_is_taken_where_tinygrad_finds_none() -> None:
     program = (
-        "from orinllm.gpu.device import PROBE, nvrtc\n"
-        "print(nvrtc('sm_87', ptx=True).compile(PROBE).decode())"
+        "from orinllm.gpu.device import PROBE, nvrtc_compiler\n"
+        "print(nvrtc_compiler('sm_87', ptx=True).compile(PROBE).decode())"
     )
     # As a folder that does not exist, NVRTC_PATH finds nothing; neither does what is left.
     bare = {"PATH": os.environ["PATH"], "NVRTC_PATH": "/nowhere"}
