@@ -184,9 +184,8 @@ def check_qmd(qmd: Qmd, limits: LaunchLimits) -> None:
 
     if (qmd["QMD_MAJOR_VERSION"], qmd["QMD_VERSION"]) != (3, 0):
         version = f"{qmd['QMD_MAJOR_VERSION']}.{qmd['QMD_VERSION']}"
-        raise class_fault(
-            f"QMD_MAJOR_VERSION.QMD_VERSION is {version}, class 0xC7C0 takes 3.0", **at
-        )
+        what = f"QMD_MAJOR_VERSION.QMD_VERSION is {version}, class 0xC7C0 takes 3.0"
+        raise class_fault(what, **at)
     unknown = int.from_bytes(qmd.data, "little") & ~_KNOWN
     if unknown:
         bits = [n for n in range(SIZE * 8) if unknown >> n & 1]
