@@ -254,10 +254,10 @@ def test_it_reads_again_what_lies_in_other_pages() -> None:
     starts = list[int]()
 
     class Noting:
-        def place(self, pages: list[int]) -> int:
+        def cache_slot(self, pages: list[int]) -> int:
             return 0
 
-        def propose(self, text: list[int], start: int, *more: object) -> list[int]:
+        def propose_tokens(self, text: list[int], start: int, *more: object) -> list[int]:
             starts.append(start)
             return [1]
 
