@@ -233,26 +233,26 @@ def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
 class Placed:
     """An executor that notes where it was placed when it verified."""
 
-    chunk = prompt_tokens_per_step = most_verified = context = vocab_size = 4
-    begins = True
+    chunk_size = prompt_tokens_per_step = most_verified = context = vocab_size = 4
+    can_step_from_chunk = True
 
     def __init__(self) -> None:
         self.pages: tuple[int, ...] = ()
         self.how, self.verified = GREEDY, list[tuple[tuple[int, ...], int]]()
 
-    def place(self, pages: Sequence[int], states: int = 0) -> None:
+    def set_pages(self, pages: Sequence[int], states: int = 0) -> None:
         self.pages = tuple(pages)
 
     def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None: ...
 
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+    def set_sampling(self, how: Sampling, text: Sequence[int]) -> None:
         self.how = how
 
     def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         self.verified.append((self.pages, self.how.seed))
         return [0] * len(tokens)
 
-    def keep_first(self, n: int) -> None: ...
+    def accept_first(self, n: int) -> None: ...
 
 
 def test_verification_is_where_its_sequence_lies() -> None:
