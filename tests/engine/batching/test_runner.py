@@ -120,14 +120,15 @@ def test_penalties_count_the_text_of_their_own_request(
 class Asked:
     """An executor that notes which states it is asked to copy."""
 
-    chunk, prompt_tokens_per_step, context, vocab_size, begins = 512, 64, 1024, 100, True
+    chunk_size, prompt_tokens_per_step, context, vocab_size = 512, 64, 1024, 100
+    can_step_from_chunk = True
 
     memory = SimpleNamespace(slots=4)
 
     def __init__(self) -> None:
         self.copied: list[tuple[int, int]] = []
 
-    def copy_states(self, start: int, to: int) -> None:
+    def start_state_copy(self, start: int, to: int) -> None:
         self.copied.append((start, to))
 
 

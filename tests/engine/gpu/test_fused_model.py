@@ -155,9 +155,9 @@ def test_weights_arrive_while_launches_are_built(
         numbers = {
             "context": memory.context,
             "vocab_size": 0,
-            "chunk": 1,
+            "chunk_size": 1,
             "prompt_tokens_per_step": 1,
-            "begins": 0,
+            "can_step_from_chunk": 0,
         }
         return cast(FusedExecutor, SimpleNamespace(memory=memory, **numbers))
 
