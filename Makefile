@@ -65,7 +65,7 @@ TESTS_sample := gpu/kernels/test_draws.py
 
 # Each module with the first line of what it says of itself: make modules | grep -i attention
 modules:
-	@git ls-files '*.py' '*.c' '*.cu' '*.cuh' '*.h' '*.nix' ':!tests' ':!templates' ':!flake.nix' | \
+	@git ls-files '*.py' '*.c' '*.cu' '*.cuh' '*.h' '*.nix' 'telemetry/**/*.yml' ':!tests' ':!templates' ':!flake.nix' | \
 	  xargs awk 'FNR == 1 && /^#!/ {getline} {gsub(/^[^[:alnum:]`{]+|"+$$/, ""); print FILENAME ": " $$0; nextfile}'
 
 # The tests of one kernel, in about ten seconds: make kernel K=gemv

@@ -3,7 +3,8 @@
 A proposal never changes the text. The model computes the proposed tokens in one pass and draws
 after each the token that it would have drawn anyway (the draw depends on seed and position alone);
 those that were proposed right are kept, and the first one that was not ends the pass. So greedy
-text is the same, and drawn text too.
+text is the same, and drawn text too. How many go into a pass is `VERIFIED` of gpu/decoder.py and
+`MOST_ROWS` of cpu/program.py.
 """
 
 from collections.abc import Sequence
