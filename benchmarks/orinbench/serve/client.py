@@ -157,7 +157,7 @@ class Client:
                 said = (await response.aread()).decode(errors="replace")
                 return f"status {response.status_code}: {_error_message(said)}"
             usage = None
-            async for data in _event_data(response.aiter_bytes()):
+            async for data in _iterate_event_data(response.aiter_bytes()):
                 now = time.perf_counter()
                 event = json.loads(data)
                 if not isinstance(event, dict):
@@ -179,7 +179,7 @@ class Client:
         return None
 
 
-async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+async def _iterate_event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """Yield the data of a stream's events, one line each, up to [DONE] or its end.
 
     httpx's own lines also end at U+2028 and U+0085, which a text in JSON may hold as they are.

@@ -29,9 +29,9 @@ from orinllm.network.vision.header import tensor_values
 from orinllm.network.vision.patches import (
     PatchArrangement,
     arrange_patches,
-    attention_blocks,
     interpolate_rows,
     normed_patches,
+    query_blocks_with_keys,
 )
 from orinllm.network.vision.pictures import Floats, Pixels
 
@@ -155,7 +155,8 @@ class _Stages:
         if arranged.taps is not None:
             x[:] = interpolate_rows(weights.floats("v.position_embd.weight"), arranged.taps)
         self._blocks = [
-            attention_blocks(windows, _PANEL) for windows in ([slice(0, rows)], arranged.windows)
+            query_blocks_with_keys(windows, _PANEL)
+            for windows in ([slice(0, rows)], arranged.windows)
         ]
         self._lower_product(MatrixProduct(X, "patches", (("v.patch_embd", encoder.shape.width),)))
         for operation in encoder.operations:

@@ -95,7 +95,7 @@ class _PromptGraphs:
         return None if piece is None else (piece, _compile_graph(piece.memory, piece.launches))
 
     @functools.cached_property
-    def rest_graph(self) -> LaunchGraph:
+    def hidden_states_graph(self) -> LaunchGraph:
         """Launches behind a chunk whose hidden states are wanted."""
         return _compile_graph(self.list.memory, self.list.rest)
 
@@ -315,7 +315,7 @@ class FusedExecutor:
             n = min(CHUNK, end - start)
             self._start_chunk(self._prompt.chunk, tokens, start, start + n)
             if self._prompt.list.rest:
-                self._prompt.rest_graph.start()
+                self._prompt.hidden_states_graph.start()
             pieces.append(read_floats(x, n * self.memory.config.dim).reshape(n, -1))
             start += n
         return rms_normed(

@@ -382,10 +382,10 @@ class LearnedFormat(CallFormat):
                     break
                 raise
             for call in value if isinstance(value, list) else [value]:
-                found += self._json_call(call)
+                found += self._calls_of_json_value(call)
         return found
 
-    def _json_call(self, call: Any) -> list[ToolCall]:
+    def _calls_of_json_value(self, call: Any) -> list[ToolCall]:
         if not isinstance(call, dict):
             raise NoCallError("no object")
         if self._shape.named:

@@ -74,7 +74,7 @@ class CallFormat(ABC):
         """
 
 
-def _json_call(value: Any) -> ToolCall:
+def _call_of_json_value(value: Any) -> ToolCall:
     """Return the call that a JSON object with a name and arguments (or parameters) is."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise NoCallError("no object with a name")
@@ -165,7 +165,7 @@ def hermes_format(tools: Sequence[Tool]) -> CallFormat:
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
         if text.startswith("{"):
-            return [_json_call(json.loads(text))]
+            return [_call_of_json_value(json.loads(text))]
         if text.startswith("<function="):
             return [_xml_call(text, tools)]
         if not closed:  # a name or a pair alone does not say if it is all
@@ -209,7 +209,9 @@ def granite_format(_tools: Sequence[Tool]) -> CallFormat:
 
     def decode(text: str, closed: bool) -> list[ToolCall]:
         value = json.loads(text)
-        return [_json_call(call) for call in (value if isinstance(value, list) else [value])]
+        return [
+            _call_of_json_value(call) for call in (value if isinstance(value, list) else [value])
+        ]
 
     return EnclosedFormat("<|tool_call|>", "<|end_of_text|>", decode)
 
@@ -339,10 +341,12 @@ class MistralFormat(CallFormat):
                 raise NoCallError("no JSON") from None
             return None
         if named:
-            return [_json_call({"name": named[1], "arguments": value, "id": named[2]})], end
+            return [
+                _call_of_json_value({"name": named[1], "arguments": value, "id": named[2]})
+            ], end
         if not isinstance(value, list):
             raise NoCallError("no array of calls")
-        return [_json_call(call) for call in value], end
+        return [_call_of_json_value(call) for call in value], end
 
 
 class LlamaFormat(CallFormat):
@@ -371,7 +375,7 @@ class LlamaFormat(CallFormat):
             if final:
                 raise NoCallError("no JSON") from None
             return None
-        call = _json_call(value)
+        call = _call_of_json_value(value)
         if call.name not in self._names:
             raise NoCallError(f"no tool '{call.name}'")
         return [call], start + end

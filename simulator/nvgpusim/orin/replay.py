@@ -193,7 +193,7 @@ class TraceReplay:
             elif not member and role == "f":
                 value = self.fds.get(int.from_bytes(given, "little"), 0xFFFF)
                 given[:] = value.to_bytes(4, "little")
-        second, pointer = self._second_buffer(event, request, given)
+        second, pointer = self._pointed_to_buffer(event, request, given)
         raw = (ctypes.c_ubyte * max(len(given), 1)).from_buffer(given or bytearray(1))
         result, number = self._call_ioctl(fd, request, ctypes.addressof(raw))
         differs = list(self._result_difference(event, name, result, number))
@@ -222,7 +222,7 @@ class TraceReplay:
         table = {"f": self.fds, "h": self.handles, "v": self.vas}[role]
         return table.get(value, value)
 
-    def _second_buffer(
+    def _pointed_to_buffer(
         self, event: dict[str, Any], request: int, given: bytearray
     ) -> tuple[Any, int]:
         where = BUFFERS.get((ioc_type(request), ioc_nr(request)))

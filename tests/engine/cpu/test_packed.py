@@ -25,7 +25,7 @@ from orinllm.cpu.encoder import CpuEncoder, StageStruct
 from orinllm.cpu.native import SOURCES
 from orinllm.cpu.weights import PACKED, rounded_input_size
 from orinllm.file.ggml import GgmlType
-from orinllm.network.vision.patches import attention_blocks
+from orinllm.network.vision.patches import query_blocks_with_keys
 from orinllm.network.vision.prepare import prepare_picture
 from orinllm.sight import read_projector
 
@@ -201,7 +201,7 @@ def test_attention_of_more_keys_than_are_mixed_at_once(machine: str) -> None:
     parts = np.full((3 * heads * n + 12, 40), np.nan, np.float32)
     parts[: 3 * heads * n, :size] = qkv.reshape(-1, size)
     windows = [slice(0, 590), slice(590, n)]
-    blocks, out = attention_blocks(windows, 32), np.ones((n, 44), np.float32)
+    blocks, out = query_blocks_with_keys(windows, 32), np.ones((n, 44), np.float32)
     space = np.empty(32 * (2 * size + n + 12), np.float32)
     stage = StageStruct(
         kind=5, rows=n, cols=size, in_stride=40, out_stride=44, heads=heads, factor=0.3

@@ -21,7 +21,7 @@ from orinllm.gpu.kernels.encoder import (
     split_heads_launch,
 )
 from orinllm.gpu.launch import LaunchGraph
-from orinllm.network.vision.patches import attention_blocks
+from orinllm.network.vision.patches import query_blocks_with_keys
 from orinllm.network.vision.prepare import prepare_picture
 from orinllm.sight import make_encode_function, read_projector
 
@@ -104,7 +104,7 @@ def test_attention_of_ranges(head: int, turned: bool, rng: np.random.Generator) 
     angles = rng.standard_normal((n, head // 2)) if turned else np.zeros((n, head // 2))
     turns = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     q, k = (_turned(x, turns.astype(np.float64)) for x in (q, k))
-    ranges = attention_blocks(windows, BLOCK_ROWS)
+    ranges = query_blocks_with_keys(windows, BLOCK_ROWS)
     assert ranges.tolist() == [[0, 64, 0, 70], [64, 70, 0, 70], [70, 71, 70, 71], [71, n, 71, n]]
     size = n * heads * what.padded_head_dim
     first, second, third = (buffer(np.full(size, np.nan, np.float16)) for _ in range(3))

@@ -50,14 +50,14 @@ def check_engine_row(runner: Runner, case: Case, rows: Sequence[Ids]) -> RowChec
     if case.n_parallel > 1:
         mixed = got.distance_among_copies()
         alone = [_DecodedRows(runner, [row], len(row) - 1).logits[0] for row in rows]
-        found = logit_distance(got.logits, alone, "the same sequences alone", rows[0])
+        found = compare_row_logits(got.logits, alone, "the same sequences alone", rows[0])
         found = replace(found, mixed=mixed)
     elif case.n_gen:
         other = _DecodedRows(runner, rows, len(rows[0]))
-        found = logit_distance(got.logits, other.logits, "the same tokens as a prompt", rows[0])
+        found = compare_row_logits(got.logits, other.logits, "the same tokens as a prompt", rows[0])
     else:
         other = _DecodedRows(runner, rows, max(0, len(rows[0]) - 1 - _LAST))
-        found = logit_distance(got.logits, other.logits, "decoded tokens", rows[0])
+        found = compare_row_logits(got.logits, other.logits, "decoded tokens", rows[0])
     return replace(found, misdrawn=got.misdrawn, drawn=got.drawn)
 
 
@@ -114,12 +114,12 @@ class _DecodedRows:
         worst, rows, places = 0.0, self._rows, self._places
         if has_states(self._runner):
             copies = _DecodedRows(self._runner, [rows[0]] * len(rows), self._read).logits
-            return logit_distance(copies, [self.logits[0]] * len(rows), "", rows[0]).error
+            return compare_row_logits(copies, [self.logits[0]] * len(rows), "", rows[0]).error
         for row, place, logits in zip(rows, places, self.logits, strict=True):
             self._rows, self._places = [row] * len(rows), [place] * len(rows)
             self._decode_position(len(row) - 1)
             found = [*self._runner.logits()[: len(rows)]]
-            worst = max(worst, logit_distance(found, [logits] * len(rows), "", row).error)
+            worst = max(worst, compare_row_logits(found, [logits] * len(rows), "", row).error)
         self._rows, self._places = rows, places
         return worst
 
@@ -160,10 +160,10 @@ def check_row_of_tinygrad_llm(
         for position in range(read, len(tokens)):
             network.step(tokens[position], position)
         ways.append([np.array(network.logits())])
-    return logit_distance(ways[0], ways[1], "the same tokens as a prompt", tokens)
+    return compare_row_logits(ways[0], ways[1], "the same tokens as a prompt", tokens)
 
 
-def logit_distance(
+def compare_row_logits(
     got: Sequence[Floats], want: Sequence[Floats], against: str, tokens: Ids
 ) -> RowCheckResult:
     """Return how far logits are apart: rms of the worst sequence, of the spread.

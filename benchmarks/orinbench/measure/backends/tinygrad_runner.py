@@ -34,7 +34,7 @@ from orinbench.measure.backends.orin_envelope import limit_multiprocessors
 from orinbench.measure.backends.row_check import (
     check_engine_row,
     check_row_of_tinygrad_llm,
-    logit_distance,
+    compare_row_logits,
     logits_are_finite,
 )
 from orinbench.measure.backends.timed_models import (
@@ -344,7 +344,7 @@ class TinygradRunner:
         else:
             against = "the CPU's encoder"
             wanted = CpuEncoder(sight.gguf, sight.projector.encoder)(tiles)
-        return replace(logit_distance([picture.rows], [wanted], against, []), logits=None)
+        return replace(compare_row_logits([picture.rows], [wanted], against, []), logits=None)
 
     def _finished_sample(self, ns: int, compiled: int) -> Sample:
         return self._meters.make_sample(ns, time.monotonic(), compiled)

@@ -105,7 +105,7 @@ class BoundCall:
         self.left = self._function(*self._arguments)
 
 
-def copy_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_copy_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A copy of random bytes, of which every one is compared afterwards."""
     way, n_bytes = case["way"], case["n_bytes"]
     source = np.random.default_rng(seed).integers(0, 256, n_bytes, np.uint8)
@@ -142,7 +142,7 @@ def copy_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     return TimedTask(call, n_bytes / 1e9, check, included, n_bytes=moved, one_by_one=True)
 
 
-def alloc_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_alloc_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """An allocation and its end; two of them must be apart and keep what is written."""
     n_bytes, nolru = case["n_bytes"], case["way"] == "driver"
 
@@ -176,7 +176,7 @@ def alloc_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     )
 
 
-def launch_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_launch_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A launch of one-element kernels, checked by what they have added."""
     way, waited = case["way"], case["mode"] == "waited for"
     n_kernels = GRAPH_KERNELS if way == "graph" else 1
@@ -220,7 +220,7 @@ def launch_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     )
 
 
-def matmul_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_matmul_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A @ B of a size; the product of the whole with a random vector is checked in float64."""
     dtype, size = case["dtype"], case["size"]
     draw = np.random.default_rng(seed)
@@ -241,7 +241,7 @@ def matmul_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     return TimedTask(call, flops / 1e9, check, included, flops=flops, compute=DTYPES[dtype])
 
 
-def gemv_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_gemv_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """A matrix of a GGML type times a vector, as tinygrad's own kernels read it.
 
     The weights are unpacked inside the kernel; the product is checked against the `gguf` package.
@@ -281,7 +281,7 @@ def matvec_float64(matrix: Any, vector: Any) -> Any:
     return matrix.float().numpy().astype(np.float64) @ vector
 
 
-def gpt2_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_gpt2_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """GPT-2 decoding, a token at a time; logits of the first positions are checked."""
     shape, dtype, n_gen = SHAPES[case["shape"]], case["dtype"], case["n_gen"]
     weights = random_weights(shape, seed)
@@ -318,7 +318,7 @@ def gpt2_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     )
 
 
-def schedule_task(case: Mapping[str, Any], seed: int) -> TimedTask:
+def make_schedule_task(case: Mapping[str, Any], seed: int) -> TimedTask:
     """The host's way from Tensor to launch for a layer of GPT-2, tinygrad's caches of it empty."""
     shape = Gpt2Shape(1, SHAPES["124m"].n_embd, SHAPES["124m"].n_heads, 8, 8)
     weights = random_weights(shape, seed)
@@ -368,14 +368,14 @@ def schedule_task(case: Mapping[str, Any], seed: int) -> TimedTask:
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any], int], TimedTask]] = {
-    make.__name__.removesuffix("_task"): make
+    make.__name__.removeprefix("make_").removesuffix("_task"): make
     for make in (
-        copy_task,
-        alloc_task,
-        launch_task,
-        matmul_task,
-        gemv_task,
-        gpt2_task,
-        schedule_task,
+        make_copy_task,
+        make_alloc_task,
+        make_launch_task,
+        make_matmul_task,
+        make_gemv_task,
+        make_gpt2_task,
+        make_schedule_task,
     )
 }

@@ -41,7 +41,7 @@ from orinllm.network.vision.encoder import (
     Operation,
     ProductActivation,
 )
-from orinllm.network.vision.patches import PatchArrangement, attention_blocks
+from orinllm.network.vision.patches import PatchArrangement, query_blocks_with_keys
 from orinllm.network.vision.pictures import Floats
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class PictureLowering:
         self._counts: dict[int, Buffer] = {}
         self._values: dict[str, _RowsValue] = {}
         device, whole = room.device, [slice(0, self._patches)]
-        ranges = [attention_blocks(each, BLOCK_ROWS) for each in (whole, arranged.windows) if each]
+        ranges = [
+            query_blocks_with_keys(each, BLOCK_ROWS) for each in (whole, arranged.windows) if each
+        ]
         self._ranges = [
             (ints_on_device(device, each.reshape(-1).tolist()), len(each)) for each in ranges
         ]

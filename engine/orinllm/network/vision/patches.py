@@ -109,7 +109,7 @@ def arrange_patches(encoder: Encoder, rows: int, columns: int) -> PatchArrangeme
     return PatchArrangement(order, taps, rotary_tables(encoder, free, places), ranges, back)
 
 
-def attention_blocks(windows: Sequence[slice], rows: int) -> Places:
+def query_blocks_with_keys(windows: Sequence[slice], rows: int) -> Places:
     """Return blocks of attention of so many rows: (first, end, first key, end of keys)."""
     found = [
         (first, min(first + rows, window.stop), window.start, window.stop)

@@ -54,7 +54,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def square_tiles(image: Image.Image, size: int) -> Tiles:
+def picture_as_square_tile(image: Image.Image, size: int) -> Tiles:
     """Gemma 3: the whole picture as a square of `size` pixels."""
     return [image.resize((size, size), Image.Resampling.BILINEAR)], (0, 0)
 
@@ -136,7 +136,7 @@ def _size_in_whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
 
 #: Ways to prepare a picture, by the name that a projector gives.
 WAYS: Mapping[str, Callable[..., Tiles]] = {
-    "square": square_tiles,
+    "square": picture_as_square_tile,
     "tiled": tiles_and_thumbnail,
     "blocks": whole_block_tiles,
 }

@@ -84,7 +84,7 @@ def _flag_writer(arg: Operand | None) -> Callable[[Place], str]:
     raise UnknownFormError
 
 
-def result_writer(arg: Operand | None, bits: int) -> Callable[[Place], str]:
+def result_place_text(arg: Operand | None, bits: int) -> Callable[[Place], str]:
     """Text of the place of a result."""
     arg = arg.first if isinstance(arg, DestinationPair) else arg
     if arg is None:
@@ -108,7 +108,7 @@ def _emit_shfl(w: OperandWriter) -> GroupCall:
     if mode is None or not isinstance(source, Reg):
         raise UnknownFormError
     parts = (
-        result_writer(first, 32), result_writer(second, 1), source_writer(w, source, 32),
+        result_place_text(first, 32), result_place_text(second, 1), source_writer(w, source, 32),
         source_writer(w, w.operand_at(2), 32), source_writer(w, w.operand_at(3), 32),
         _mask_writer(w, 4),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def _emit_vote(w: OperandWriter) -> GroupCall:
     if mode is None:
         raise UnknownFormError
     parts = (
-        result_writer(w.i.args[0], 32 if mode == "ballot" else 1),
+        result_place_text(w.i.args[0], 32 if mode == "ballot" else 1),
         _flag_writer(w.operand_at(1)),
         _mask_writer(w, 2),
     )
@@ -136,7 +136,7 @@ def _emit_redux(w: OperandWriter) -> GroupCall:
     if op is None or w.t.bits != 32 or w.has_modifier("abs", "NaN") or w.t.kind not in "usb":
         raise UnknownFormError
     parts = (
-        result_writer(w.i.args[0], 32),
+        result_place_text(w.i.args[0], 32),
         source_writer(w, w.operand_at(1), 32),
         _mask_writer(w, 2),
     )
@@ -173,7 +173,7 @@ def _emit_atomic(w: OperandWriter) -> GroupCall:
     first, bits = 1 if red else 2, w.t.bits
     where = place_writer(w, first - 1)
     parts = (
-        (lambda place: "0") if red else result_writer(w.i.args[0], bits),
+        (lambda place: "0") if red else result_place_text(w.i.args[0], bits),
         where,
         source_writer(w, w.operand_at(first), bits),
         source_writer(w, w.operand_at(first + 1), bits) if op == "cas" else lambda place: NOTHING,
@@ -209,7 +209,7 @@ def emit_mbarrier(w: OperandWriter) -> GroupCall:
     if w.has_modifier("test_wait", "try_wait"):
         parity, where = w.has_modifier("parity"), place_writer(w, 1)
         tests = (
-            result_writer(w.i.args[0], 1),
+            result_place_text(w.i.args[0], 1),
             where,
             source_writer(w, w.operand_at(2), 32 if parity else 64),
         )
@@ -233,7 +233,7 @@ def _arrival_writer(w: OperandWriter) -> Callable[[Place], str]:
     given = (
         source_writer(w, w.operand_at(at + 1), 32) if len(w.i.args) > at + 1 else lambda place: one
     )
-    parts = result_writer(w.i.args[0], 64) if at else lambda place: "0", where, given
+    parts = result_place_text(w.i.args[0], 64) if at else lambda place: "0", where, given
     fence = f"tell_fence(c, {w.frame.site_number(w.i)}) && " if w.frame.watched else ""
     generic, drops = int(state_space(w) == "generic"), int(w.has_modifier("arrive_drop"))
     head = fence + _tell_atomic_text(w, 8) + f"barrier_arrive(c, {generic}, {drops}"
@@ -241,7 +241,7 @@ def _arrival_writer(w: OperandWriter) -> Callable[[Place], str]:
 
 
 def _emit_activemask(w: OperandWriter) -> GroupCall:
-    place_of = result_writer(w.i.args[0], 32)
+    place_of = result_place_text(w.i.args[0], 32)
     return GroupCall(lambda place: _call_text("active(c", (place_of,), place))
 
 
@@ -249,7 +249,7 @@ def _emit_match(w: OperandWriter) -> GroupCall:
     d = w.i.args[0]
     first, second = (d.first, d.second) if isinstance(d, DestinationPair) else (d, None)
     parts = (
-        result_writer(first, 32), result_writer(second, 1),
+        result_place_text(first, 32), result_place_text(second, 1),
         source_writer(w, w.operand_at(1), w.t.bits), _mask_writer(w, 2),
     )  # fmt: skip
     head = f"match(c, {int(w.has_modifier('all'))}, {int(w.t.bits == 64)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..operands import InstructionSite, state_space
 from ..parser.syntax import Operand
-from .groups import NOTHING, GroupCall, Place, place_writer, result_writer, source_writer
+from .groups import NOTHING, GroupCall, Place, place_writer, result_place_text, source_writer
 from .memory import SPACE
 from .values import OperandWriter, UnknownFormError
 
@@ -34,7 +34,7 @@ def _fragment_writer(
 
 
 def _results_writer(w: OperandWriter, bits: int) -> Callable[[Place], str]:
-    goals = [result_writer(item, bits) for item in w.operand_items(0)]
+    goals = [result_place_text(item, bits) for item in w.operand_items(0)]
     return lambda place: f"(void *[]){{{', '.join(g(place) for g in goals)}}}"
 
 

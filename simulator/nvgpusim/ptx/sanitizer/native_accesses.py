@@ -70,7 +70,7 @@ def _check_rows(shadow: ChunkShadow, what: str, space: str, rows: Any) -> None:
         case "e", _:
             shadow.on_copy_end(where, size)
         case "b", _:
-            shadow.on_copies_bound(lanes, where, size)
+            shadow.on_copies_tied_to_mbarrier(lanes, where, size)
         case "p", _:
             shadow.on_copies_waited(lanes, shadow.st.threads)
         case "o", _:

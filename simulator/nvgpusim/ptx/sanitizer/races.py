@@ -213,9 +213,9 @@ class Races(AccessChecks):
         slots.low[index[::-1]] = _further_records(low, mine, older[0], np.less)[::-1]
         slots.high[index] = _further_records(high, mine, older[1], np.greater)
         if self.facts.crowded:
-            self._keep_reads_between(slots, index, (low, high, mine), older)
+            self._keep_reads_of_middle_threads(slots, index, (low, high, mine), older)
 
-    def _keep_reads_between(
+    def _keep_reads_of_middle_threads(
         self, slots: AccessRecords, index: Any, records: tuple[Words, ...], older: Any
     ) -> None:
         """Keep the reads that are neither the lowest thread's nor the highest's any more."""

@@ -219,7 +219,7 @@ class ChunkShadow(Races):
             index, _ = self._granule_indices(flat, size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
 
-    def on_copies_bound(self, lanes: Lanes, flat: Any, size: int) -> None:
+    def on_copies_tied_to_mbarrier(self, lanes: Lanes, flat: Any, size: int) -> None:
         """Copies are under way until somebody of the block has waited for an mbarrier."""
         if self.race:
             index, count = self._granule_indices(flat, size, self.grain)
