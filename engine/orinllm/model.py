@@ -96,7 +96,7 @@ class _AnswerEnd:
     error: str | None = None
 
 
-class _PieceSink:
+class _AnswerSink:
     """An answer's sink: tokens become pieces in the scheduler's thread, and wait to be read."""
 
     def __init__(self, tokenizer: Tokenizer, stop: PySequence[str]) -> None:
@@ -133,7 +133,7 @@ class Generation:
     """
 
     def __init__(
-        self, sequence: Sequence, pieces: _PieceSink, model: "Model", scheduler: Scheduler
+        self, sequence: Sequence, pieces: _AnswerSink, model: "Model", scheduler: Scheduler
     ) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
@@ -331,7 +331,7 @@ class Model:
                 raise BadInput(f"max_tokens: {max_tokens!r} was given; 1 or more were expected")
             most = min(most, int(max_tokens))
         stops = _checked_stop_texts(stop)
-        pieces = _PieceSink(self.tokenizer, stops)
+        pieces = _AnswerSink(self.tokenizer, stops)
         ends = frozenset(self.tokenizer.end_ids)
         how = how.without_tokens(self.tokenizer.suppressed)
         sequence = Sequence(ids, how, most, ends, pieces, constraint)

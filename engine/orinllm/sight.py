@@ -28,7 +28,7 @@ from orinllm.network.vision.pictures import (
 )
 from orinllm.network.vision.prepare import MOST_BYTES, check_size, prepare_picture
 from orinllm.network.vision.qwen import qwen2vl_projector, qwen3vl_projector, qwen25vl_projector
-from orinllm.text.processes.child import JobProcess
+from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.template import ChatTemplate
 
 #: Projectors, by the name that a file has for them.

@@ -60,7 +60,7 @@ class Store(Protocol):
         """Pages that a sequence can get, those that are kept for later prompts among them."""
         ...
 
-    def has_pages_for(self, sequences: int) -> bool:
+    def has_page_for_each(self, sequences: int) -> bool:
         """Say whether each of so many running sequences can still get a page."""
         ...
 
@@ -88,11 +88,11 @@ class Store(Protocol):
         recurrent states are kept."""
         ...
 
-    def checkpoint_to_save(self, lease: Lease) -> int | None:
+    def claim_save_checkpoint(self, lease: Lease) -> int | None:
         """Return the checkpoint that is to have the sequence's states behind ids[:done], if any."""
         ...
 
-    def checkpoint_to_restore(self, lease: Lease) -> int | None:
+    def pop_restore_checkpoint(self, lease: Lease) -> int | None:
         """Return the checkpoint that a sequence begins with, if any; at the first call alone."""
         ...
 
@@ -125,7 +125,7 @@ class PagedStore:
         """See `Store`."""
         return len(self._free) + len(self._idle)
 
-    def has_pages_for(self, sequences: int) -> bool:
+    def has_page_for_each(self, sequences: int) -> bool:
         """See `Store`."""
         return self.free_pages >= sequences
 
@@ -135,7 +135,7 @@ class PagedStore:
         for name in _page_names(ids, (len(ids) - 1) // PAGE) if reuse else ():
             if (page := self._page_of.get(name)) is None:
                 break
-            self._add_user(page)
+            self._add_page_user(page)
             lease.pages.append(page)
             lease.names.append(name)
         lease.cached = len(lease.pages) * PAGE
@@ -180,7 +180,7 @@ class PagedStore:
             if lease.last is not None and lease.started == lease.done + 1:
                 # A step passes it; a chat's next question comes behind it.
                 self.commit_tokens(lease, [*lease.ids, lease.last], lease.started)
-            known = lease.started <= lease.done and self.checkpoint_to_restore(lease) is None
+            known = lease.started <= lease.done and self.pop_restore_checkpoint(lease) is None
             self._states.give_back(lease.pages.slot, _text_key(lease) if known else None)
         if tokens := lease.ids[len(lease.names) * PAGE : lease.done]:
             page, name = lease.pages[len(lease.names)], _partial_page_name(lease)
@@ -189,10 +189,10 @@ class PagedStore:
                 self._free.append(older)
             self._page_of[name], self._name_of[page], self._ends[page] = page, name, tokens
         for page in reversed(lease.pages):
-            self._remove_user(page)
+            self._remove_page_user(page)
         lease.pages.clear()
 
-    def _remove_user(self, page: int) -> None:
+    def _remove_page_user(self, page: int) -> None:
         self._users[page] -= 1
         if self._users[page]:
             return
@@ -208,14 +208,14 @@ class PagedStore:
             kept.piece_end(start, end, len(lease.ids)) if kept is not None and kept.total else end
         )
 
-    def checkpoint_to_save(self, lease: Lease) -> int | None:
+    def claim_save_checkpoint(self, lease: Lease) -> int | None:
         """See `Store`."""
         kept = None if self._states is None else self._states.checkpoints
         if kept is None or not kept.total or not lease.done or lease.done % PAGE:
             return None
-        return kept.take_slot(lease.names[-1], lease.done)
+        return kept.claim_checkpoint(lease.names[-1], lease.done)
 
-    def checkpoint_to_restore(self, lease: Lease) -> int | None:
+    def pop_restore_checkpoint(self, lease: Lease) -> int | None:
         """See `Store`."""
         checkpoint, lease.resumes = lease.resumes, None
         if checkpoint is not None and self._states is not None:
@@ -230,13 +230,13 @@ class PagedStore:
             return
         while lease.names:
             done = len(lease.names) * PAGE
-            _, checkpoint = states.checkpoints.longest(lease.names[-1], done)
+            _, checkpoint = states.checkpoints.longest_checkpoint(lease.names[-1], done)
             if checkpoint is not None:
                 states.checkpoints.pin(checkpoint)
                 lease.resumes = checkpoint
                 break
             lease.names.pop()
-            self._remove_user(lease.pages.pop())
+            self._remove_page_user(lease.pages.pop())
         lease.cached = len(lease.names) * PAGE
         lease.pages.slot = states.take_slot(None)
 
@@ -253,11 +253,11 @@ class PagedStore:
             return
         if end < len(ids) and ids[start:end] == tokens:
             self._forget_page(page)
-            self._add_user(page)
+            self._add_page_user(page)
             lease.pages.append(page)
             lease.cached = end
 
-    def _add_user(self, page: int) -> None:
+    def _add_page_user(self, page: int) -> None:
         self._idle.pop(page, None)
         self._users[page] += 1
 
@@ -299,7 +299,7 @@ class SlotStore:
         """See `Store`."""
         return len(self._free) * self._each
 
-    def has_pages_for(self, sequences: int) -> bool:
+    def has_page_for_each(self, sequences: int) -> bool:
         """See `Store`; a slot has room for a whole context."""
         return True
 
@@ -334,7 +334,9 @@ class SlotStore:
             return known, None
         if not self._resumable:
             return (
-                (0, None) if self._checkpoints is None else self._checkpoints.longest(slot, known)
+                (0, None)
+                if self._checkpoints is None
+                else self._checkpoints.longest_checkpoint(slot, known)
             )
         asked = self._asked[slot]
         return max(known // PAGE * PAGE, asked if asked <= known else 0), None
@@ -353,7 +355,7 @@ class SlotStore:
         """See `Store`."""
         slot = self._slot_of(lease)
         self._live[slot] = lease.started <= lease.done and (
-            self.checkpoint_to_restore(lease) is None
+            self.pop_restore_checkpoint(lease) is None
         )
         self._free.append(slot)
 
@@ -362,13 +364,13 @@ class SlotStore:
         kept = self._checkpoints
         return end if kept is None else kept.piece_end(start, end, len(lease.ids))
 
-    def checkpoint_to_save(self, lease: Lease) -> int | None:
+    def claim_save_checkpoint(self, lease: Lease) -> int | None:
         """See `Store`."""
         if self._checkpoints is None or not lease.done or lease.done % PAGE:
             return None
-        return self._checkpoints.take_slot(self._slot_of(lease), lease.done)
+        return self._checkpoints.claim_checkpoint(self._slot_of(lease), lease.done)
 
-    def checkpoint_to_restore(self, lease: Lease) -> int | None:
+    def pop_restore_checkpoint(self, lease: Lease) -> int | None:
         """See `Store`."""
         checkpoint, lease.resumes = lease.resumes, None
         if checkpoint is not None and self._checkpoints is not None:

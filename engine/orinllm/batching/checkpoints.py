@@ -25,7 +25,7 @@ class Checkpoints:
         self._of: OrderedDict[int, tuple[Hashable, int]] = OrderedDict()  # owner, and tokens
         self._pinned: list[int] = []
 
-    def longest(self, owner: Hashable, most: int) -> tuple[int, int | None]:
+    def longest_checkpoint(self, owner: Hashable, most: int) -> tuple[int, int | None]:
         """Return the most tokens up to `most` that an owner's checkpoint has, and which it is."""
         of_owner = ((n, i) for i, (of, n) in self._of.items() if of == owner and n <= most)
         return max(of_owner, default=(0, None))
@@ -45,7 +45,7 @@ class Checkpoints:
             del self._of[checkpoint]
             self._free.append(checkpoint)
 
-    def take_slot(self, owner: Hashable, tokens: int) -> int | None:
+    def claim_checkpoint(self, owner: Hashable, tokens: int) -> int | None:
         """Return the checkpoint for an owner's first tokens; None: it has one, or there is none."""
         if (owner, tokens) in self._of.values():
             return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from orinllm.batching.cache import SequencePlace
 from orinllm.batching.runner import Row, common_prefix_length
-from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, draw_token
+from orinllm.choose.sampling import DrawnTokens, Floats, Sampling, draw_on_host
 from orinllm.gpu.decoder import SIZE_CLASSES, UNDER_WAY, VERIFIED, Decoder, batch_sizes
 from orinllm.gpu.fused import FusedExecutor
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class FusedRunner:
     """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
 
-    name, most_extra_tokens, most_under_way = "fused", 0, UNDER_WAY
+    name, most_extra_tokens, most_steps_in_flight = "fused", 0, UNDER_WAY
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self.executor, self.chunk = executor, executor.chunk_size
@@ -73,7 +73,7 @@ class FusedRunner:
     def fill_pages(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
         if end > start:
-            self._place_sequence(pages)
+            self._place_lone_sequence(pages)
             small = self._pieces and end - start <= self.prompt_tokens_per_step
             (self.executor.fill_piece if small else self.executor.fill)(tokens, start, end)
 
@@ -91,10 +91,10 @@ class FusedRunner:
         self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int
     ) -> Floats:
         """See `Runner`."""
-        self._place_sequence(pages)
+        self._place_lone_sequence(pages)
         return self.executor.hidden_states(tokens, start, end)
 
-    def _place_sequence(self, pages: Sequence[int]) -> None:
+    def _place_lone_sequence(self, pages: Sequence[int]) -> None:
         # The executor's own decoder of one sequence is placed anew with it, and so are verifiers.
         # It computes a few tokens of a prompt, too, and counts what it draws behind them.
         self._placed.pop(1, None)
@@ -112,7 +112,7 @@ class FusedRunner:
         assert row.token is not None
         how, at = row.draw.sampling, _placement_of(row.pages)
         if self._alone != (at, how):
-            self._place_sequence(row.pages)
+            self._place_lone_sequence(row.pages)
             self.executor.set_sampling(how, row.draw.before)
             # That told the decoder of one sequence, too.
             self._draws[1] = [_SlotSampling(None if how.is_greedy else how)]
@@ -128,7 +128,7 @@ class FusedRunner:
             self.fill_pages(row.pages, tokens, start, row.position)
             self.launch_step([row])
             return
-        self._place_sequence(row.pages)
+        self._place_lone_sequence(row.pages)
         decoder = self.executor.decoder_for()
         self._placed[1] = [_placement_of(row.pages)]
         self._set_sampling(decoder, [row])
@@ -140,7 +140,7 @@ class FusedRunner:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
         decoder, idle = self.executor.decoder_for(size), size - len(rows)
-        self._place_rows(
+        self._update_page_tables(
             decoder, [_placement_of(row.pages) for row in rows] + [_Placement((), 0)] * idle
         )
         self._set_sampling(decoder, rows)
@@ -162,7 +162,7 @@ class FusedRunner:
         return [
             DrawnTokens(tokens[i])
             if row.draw.is_token_only
-            else draw_token(step.decoder.wait_for_slot_logits(i), row.draw)
+            else draw_on_host(step.decoder.wait_for_slot_logits(i), row.draw)
             for i, row in enumerate(step.rows)
         ]
 
@@ -171,7 +171,7 @@ class FusedRunner:
         assert self._last is not None
         return self._last.decoder.wait_for_logits()[: len(self._last.rows)]
 
-    def _place_rows(self, decoder: Decoder, places: list[_Placement]) -> None:
+    def _update_page_tables(self, decoder: Decoder, places: list[_Placement]) -> None:
         """Copy what changed of a table of pages: mostly one slot's, which got a page."""
         before = self._placed.get(decoder.sequences, [])
         changed = [slot for slot, was in enumerate(before) if was != places[slot]]

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from orinllm.batching.runner import Row
-from orinllm.choose.sampling import DrawnTokens, Floats, draw_token
+from orinllm.choose.sampling import DrawnTokens, Floats, draw_on_host
 from orinllm.network.config import Config
 
 # Tokens of a prompt that are computed before it is looked whether they are still wanted.
@@ -32,7 +32,7 @@ class GeneralPath(Protocol):
 class GeneralRunner:
     """One sequence, whose steps are computed when they are collected."""
 
-    slots, chunk, prompt_tokens_per_step, most_extra_tokens, most_under_way, most_verified = (
+    slots, chunk, prompt_tokens_per_step, most_extra_tokens, most_steps_in_flight, most_verified = (
         1,
         _CHUNK,
         _CHUNK,
@@ -80,7 +80,7 @@ class GeneralRunner:
         assert row is not None and row.token is not None
         tokens = row.draw.before[self._start : row.position] if self._start < row.position else []
         self._logits = self.path.prefill([*tokens, row.token], self._start)
-        return [draw_token(self._logits, row.draw)]
+        return [draw_on_host(self._logits, row.draw)]
 
     def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`; nobody asks, since `most_verified` is 1."""

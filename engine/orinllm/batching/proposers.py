@@ -84,12 +84,12 @@ class DraftProposer:
         room = min(most, self._runner.context - len(text))
         if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
             return []
-        self._read_text(text[:-1], common_prefix_length(text[:-1], self._held))
+        self._prefill_text(text[:-1], common_prefix_length(text[:-1], self._held))
         proposed = self._draft_tokens(text, room)
         self._held = [*text, *proposed[:-1]]
         return proposed
 
-    def _read_text(self, text: Sequence[int], start: int) -> None:
+    def _prefill_text(self, text: Sequence[int], start: int) -> None:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
         if len(text) - start >= self._runner.most_verified:
             row = Row(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
@@ -105,13 +105,13 @@ class DraftProposer:
         runner.launch_step([Row(text[-1], len(text) - 1, self._pages, draw)])
         for at in range(len(text), len(text) + most):
             goes_on = at + 1 < len(text) + most
-            if goes_on and runner.most_under_way > 1:
+            if goes_on and runner.most_steps_in_flight > 1:
                 runner.launch_step([Row(None, at, self._pages, draw)])
             token = runner.collect_tokens()[0].token
             if token < 0:
                 break
             found.append(token)
-            if goes_on and runner.most_under_way == 1:
+            if goes_on and runner.most_steps_in_flight == 1:
                 runner.launch_step([Row(token, at, self._pages, draw)])
         return found
 

@@ -48,7 +48,7 @@ class Runner(Protocol):
     prompt_tokens_per_step: int  # tokens of prompts between two steps of others
 
     @property
-    def most_under_way(self) -> int:
+    def most_steps_in_flight(self) -> int:
         """Steps that may be started before the first of them is collected."""
         ...
 

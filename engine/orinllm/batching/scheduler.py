@@ -87,9 +87,10 @@ class Scheduler:
     (`_news`), those that were cancelled hear nothing more. A step in flight keeps who is over in
     its list until it is collected.
 
-    queue: requests that may wait. `alive` is called from the thread while it gets on, `handed`
-    after the tokens of a turn went to their sinks, `began` behind that before the step that follows
-    a first token, `failed` with one line if the thread ends by an error, which is `failure`.
+    queue: requests that may wait. `on_alive` is called from the thread while it gets on,
+    `on_tokens_handed` after the tokens of a turn went to their sinks, `on_first_token` behind that
+    before the step that follows a first token, `on_failure` with one line if the thread ends by an
+    error, which is `failure`.
     """
 
     def __init__(
@@ -101,10 +102,10 @@ class Scheduler:
         reserve: bool = False,
     ) -> None:
         self.runner, self.store = runner, store
-        self.alive: Callable[[], None] = lambda: None
-        self.handed: Callable[[], None] = lambda: None
-        self.began: Callable[[], None] = lambda: None
-        self.failed: Callable[[str], None] = lambda why: None
+        self.on_alive: Callable[[], None] = lambda: None
+        self.on_tokens_handed: Callable[[], None] = lambda: None
+        self.on_first_token: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[str], None] = lambda why: None
         self.failure: Exception | None = None
         self._watch, self._most_waiting, self._reserve = watch, queue, reserve
         self._stopwatch = PhaseStopwatch(watch)
@@ -129,7 +130,7 @@ class Scheduler:
         return len(self._waiting) + len(self._again)
 
     @property
-    def most_sequences(self) -> int:
+    def most_accepted(self) -> int:
         """Sequences that an idle scheduler takes."""
         return self._most_waiting + self.runner.slots
 
@@ -177,7 +178,7 @@ class Scheduler:
         """Work until `stop_when_idle`: the one thread that touches the runner."""
         try:
             while not (self._ended and not self._has_work()):
-                self.alive()
+                self.on_alive()
                 with self._wake:
                     if not self._has_work():
                         if self._stopwatch.filled:
@@ -188,7 +189,7 @@ class Scheduler:
                     cutting, self._cutting = self._cutting, False
                     self._retire_cancelled(cancelled)
                     if cutting:
-                        self._finish_all()
+                        self._cut_all()
                     self._admit_waiting()
                 self._run_turn()
         except Exception as error:
@@ -202,8 +203,8 @@ class Scheduler:
             why = f"the engine failed: {type(error).__name__}: {error}"
             for sequence in everyone:
                 report_failure(sequence, why)
-            self.handed()
-            self.failed(" ".join(why.split()))
+            self.on_tokens_handed()
+            self.on_failure(" ".join(why.split()))
 
     def _has_work(self) -> bool:
         return bool(self._running or self._cancelled or self._cutting or self.n_waiting)
@@ -214,7 +215,7 @@ class Scheduler:
             self._stopwatch.count_elapsed(stepped=not begun)
         if begun:  # the next step's launches may have to be made: a first token waits for nothing
             self._hand_out_tokens()
-            self.began()
+            self.on_first_token()
         if not followed:
             self._restore_states()
             self._stopwatch.filled |= self._fill_prompts()
@@ -227,7 +228,7 @@ class Scheduler:
         if cancelled:
             self._waiting.remove_where(lambda s: s.over)
 
-    def _finish_all(self) -> None:
+    def _cut_all(self) -> None:
         waiting = self._waiting.remove_where(lambda _: True)
         again, self._again = list(self._again), deque()
         for sequence in [*self._running, *again, *waiting]:
@@ -274,7 +275,7 @@ class Scheduler:
             if lease is None:
                 return
             # Who runs already gets the next page first.
-            if not self._reserve and not self.store.has_pages_for(len(self._running)):
+            if not self._reserve and not self.store.has_page_for_each(len(self._running)):
                 self.store.end_lease(lease)
                 return
             if again:
@@ -285,7 +286,7 @@ class Scheduler:
             self._running.append(sequence)
             if not sequence.began:
                 sequence.began, sequence.n_cached = True, lease.cached
-                self._watch.on_begin(sequence, time.monotonic() - sequence.asked)
+                self._watch.on_sequence_begin(sequence, time.monotonic() - sequence.asked)
 
     def _collect_step(self) -> bool:
         """Take the tokens of the first step in flight; False: all who took part are over.
@@ -345,7 +346,7 @@ class Scheduler:
         """
         for sequence in self._running:
             assert sequence.lease is not None
-            if (checkpoint := self.store.checkpoint_to_restore(sequence.lease)) is not None:
+            if (checkpoint := self.store.pop_restore_checkpoint(sequence.lease)) is not None:
                 self.runner.restore_states(sequence.lease.pages, checkpoint)
 
     def _fill_prompts(self) -> bool:
@@ -360,14 +361,14 @@ class Scheduler:
         left = self.runner.prompt_tokens_per_step if answering else self.runner.chunk
         pieces: list[tuple[Sequence, int]] = []
         for sequence in self._running:
-            missing = self._prompt_end(sequence) - sequence.filled
+            missing = self._fill_end(sequence) - sequence.filled
             fits = not pieces or missing <= left
             if sequence.is_ready_to_decode or not fits or len(pieces) == _PROMPTS:
                 continue
             pieces.append((sequence, self._piece_length(sequence, min(left, missing))))
             left -= pieces[-1][1]
         ends = [
-            s for s, n in pieces if s.hidden_states is None and s.filled + n == self._prompt_end(s)
+            s for s, n in pieces if s.hidden_states is None and s.filled + n == self._fill_end(s)
         ]
         for sequence, n in pieces:
             if not answering and ends == [sequence]:
@@ -387,7 +388,7 @@ class Scheduler:
         return end - start
 
     @staticmethod
-    def _prompt_end(sequence: Sequence) -> int:
+    def _fill_end(sequence: Sequence) -> int:
         """Return where a prompt ends; its last token is computed with its answer."""
         return len(sequence.ids) - (sequence.hidden_states is None)
 
@@ -404,7 +405,7 @@ class Scheduler:
             )
         sequence.filled = end
         self.store.commit_tokens(lease, sequence.ids, end)
-        if (checkpoint := self.store.checkpoint_to_save(lease)) is not None:
+        if (checkpoint := self.store.claim_save_checkpoint(lease)) is not None:
             self.runner.save_states(lease.pages, checkpoint)
         if sequence.hidden_states is not None and end == len(sequence.ids):
             self._release_memory(sequence)
@@ -427,7 +428,7 @@ class Scheduler:
         Whoever ends with a token of the one in flight takes part in vain.
         """
         going = list(self._running)
-        if not self._flight or len(self._flight) >= self.runner.most_under_way:
+        if not self._flight or len(self._flight) >= self.runner.most_steps_in_flight:
             return False
         first = self._flight[0]
         if first.begins or first.sequences != going or not all(map(self._can_launch_ahead, going)):
@@ -490,4 +491,4 @@ class Scheduler:
                 continue
             if reason:
                 self._finish_sequence(sequence, reason)
-        self.handed()
+        self.on_tokens_handed()

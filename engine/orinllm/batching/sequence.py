@@ -153,7 +153,7 @@ class FairQueue:
 class SchedulerObserver:
     """Hears of the scheduler's events; this one does nothing."""
 
-    def on_begin(self, sequence: Sequence, waited: float) -> None:
+    def on_sequence_begin(self, sequence: Sequence, waited: float) -> None:
         """A sequence left the queue after so many seconds."""
 
     def on_token(self, sequence: Sequence, gap: float, first: bool) -> None:
@@ -165,7 +165,7 @@ class SchedulerObserver:
     def on_preemption(self) -> None:
         """A sequence gave its memory up and waits again."""
 
-    def on_work(self, phase: str, seconds: float) -> None:
+    def on_phase_work(self, phase: str, seconds: float) -> None:
         """The device worked on `prefill` or `decode`."""
 
     def on_speculation(self, guessed: int, right: int) -> None:
@@ -199,5 +199,5 @@ class PhaseStopwatch:
             mean = self._step_seconds or passed
             self._step_seconds = mean + 0.1 * (passed - mean)
         self.filled = False
-        self._watch.on_work("prefill", passed - decode)
-        self._watch.on_work("decode", decode)
+        self._watch.on_phase_work("prefill", passed - decode)
+        self._watch.on_phase_work("decode", decode)

@@ -31,9 +31,9 @@ class SpeculatingRunner:
         self._guesses: list[int] = []
 
     @property
-    def most_under_way(self) -> int:
+    def most_steps_in_flight(self) -> int:
         """See `Runner`; what is guessed depends on all tokens before."""
-        return self._runner.most_under_way if self.proposer is None else 1
+        return self._runner.most_steps_in_flight if self.proposer is None else 1
 
     @property
     def most_extra_tokens(self) -> int:
@@ -78,7 +78,7 @@ class SpeculatingRunner:
 
     def launch_step(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
-        self._rows, self._guesses = rows, self._proposed_tokens(rows)
+        self._rows, self._guesses = rows, self._lone_row_guesses(rows)
         if not self._guesses:
             self._runner.launch_step(rows)
 
@@ -90,7 +90,7 @@ class SpeculatingRunner:
         right = common_prefix_length(self._guesses, drawn)
         return [DrawnTokens(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
 
-    def _proposed_tokens(self, rows: Sequence[Row]) -> list[int]:
+    def _lone_row_guesses(self, rows: Sequence[Row]) -> list[int]:
         row, draw, proposer = rows[0], rows[0].draw, self.proposer
         # Penalties depend on the tokens before, masks and logarithms are the host's.
         if (

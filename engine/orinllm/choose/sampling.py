@@ -133,7 +133,7 @@ class DrawnTokens:
     guessed: int = 0
 
 
-def draw_token(logits: Floats, how: DrawRequest) -> DrawnTokens:
+def draw_on_host(logits: Floats, how: DrawRequest) -> DrawnTokens:
     """Draw a token from logits on the host."""
     if not np.isfinite(logits.max()):
         return DrawnTokens(-1)
@@ -169,8 +169,8 @@ def sample_token(logits: Floats, sampling: Sampling, before: Sequence[int], posi
         return int(adjusted.argmax())
     bits = np.random.Philox(key=sampling.seed, counter=position)
     drawn = np.random.Generator(bits).random()
-    if not _has_limits(sampling, len(adjusted)):
-        return _token_of_all(adjusted, sampling.temperature, drawn)
+    if not _has_truncation(sampling, len(adjusted)):
+        return _draw_from_all(adjusted, sampling.temperature, drawn)
     tokens, kept = drawable_tokens(adjusted, sampling)
     sums = np.exp((kept - kept[0]) / sampling.temperature).cumsum()
     at = int(np.searchsorted(sums, drawn * sums[-1], side="right"))
@@ -181,7 +181,7 @@ def drawable_tokens(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray,
     """Return the tokens that may be drawn and their logits, the most likely first."""
     size = len(logits)
     k = min(sampling.top_k or size, size)
-    if k < size or not _has_limits(sampling, size):
+    if k < size or not _has_truncation(sampling, size):
         tokens = _likeliest_tokens(logits, k)
         kept = logits[tokens].astype(np.float64)
         n = _count_within_limits(kept, np.exp(kept - kept[0]).sum(), sampling)
@@ -189,14 +189,14 @@ def drawable_tokens(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray,
     values = logits.astype(np.float64)
     total, n, count = np.exp(values - values.max()).sum(), 0, 0
     while n == count < size:
-        count = _next_count(count, size)
+        count = _next_candidate_count(count, size)
         tokens = _likeliest_tokens(logits, count)
         kept = values[tokens]
         n = _count_within_limits(kept, total, sampling)
     return tokens[:n], kept[:n]
 
 
-def _has_limits(sampling: Sampling, size: int) -> bool:
+def _has_truncation(sampling: Sampling, size: int) -> bool:
     return 0 < sampling.top_k < size or sampling.top_p < 1 or sampling.min_p > 0
 
 
@@ -211,19 +211,19 @@ def _count_within_limits(kept: np.ndarray, total: float, sampling: Sampling) -> 
     return n
 
 
-def _token_of_all(logits: np.ndarray, temperature: float, drawn: float) -> int:
+def _draw_from_all(logits: np.ndarray, temperature: float, drawn: float) -> int:
     """Return the token of a number from 0 to 1, the most likely first, if all may be drawn."""
     values = logits.astype(np.float64)
     weights = np.exp((values - values.max()) / temperature)
     drawn, at, count = drawn * weights.sum(), 0, 0
     while at == count < len(logits):  # it is one of few, mostly: all need not be sorted
-        count = _next_count(count, len(logits))
+        count = _next_candidate_count(count, len(logits))
         tokens = _likeliest_tokens(logits, count)
         at = int(np.searchsorted(weights[tokens].cumsum(), drawn, side="right"))
     return int(tokens[min(at, count - 1)])
 
 
-def _next_count(count: int, size: int) -> int:
+def _next_candidate_count(count: int, size: int) -> int:
     return min(4 * count or _FEW, size)
 
 

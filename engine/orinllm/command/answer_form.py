@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AnswerForm:
+class GrammarOption:
     """A grammar, its kind (text/grammar.py), and the option that gave it."""
 
     kind: str
@@ -54,24 +54,24 @@ def _say_loosened(path: str) -> None:
     print_message(f"{path}: the answer is not held to it", dim=True)
 
 
-def form_of_options(schema: str | None, grammar: str | None) -> AnswerForm | None:
+def form_of_options(schema: str | None, grammar: str | None) -> GrammarOption | None:
     """Return the form that --json-schema or --grammar asks for, None for neither."""
     if schema is not None and grammar is not None:
         raise BadInput("--json-schema, --grammar: two forms of one answer; leave one out")
     if schema is not None:
-        text = _option_text("--json-schema", schema)
+        text = _read_option_text("--json-schema", schema)
         try:
-            return AnswerForm("schema", json.loads(text), "--json-schema")
+            return GrammarOption("schema", json.loads(text), "--json-schema")
         except (ValueError, RecursionError) as error:
             raise BadInput(f"--json-schema: is no JSON: {error}") from None
     if grammar is not None:
-        text = _option_text("--grammar", grammar)
+        text = _read_option_text("--grammar", grammar)
         # Rules of GBNF are `name ::= ...`, those of Lark `name: ...`.
-        return AnswerForm("gbnf" if "::=" in text else "lark", text, "--grammar")
+        return GrammarOption("gbnf" if "::=" in text else "lark", text, "--grammar")
     return None
 
 
-def _option_text(option: str, given: str) -> str:
+def _read_option_text(option: str, given: str) -> str:
     """Return an option's text, of a file where it is @FILE."""
     if not given.startswith("@"):
         return given

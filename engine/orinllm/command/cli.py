@@ -17,13 +17,13 @@ import click
 
 from orinllm.command.device_opening import is_device_opening, open_device_in_background
 from orinllm.command.options import (
-    MmprojFile,
-    ModelFile,
+    MmprojPathParam,
+    ModelPathParam,
     ModelSource,
     read_sampling,
     with_answer_form,
+    with_cache_type,
     with_conversation,
-    with_key_type,
     with_model,
     with_sampling,
     with_server,
@@ -59,7 +59,7 @@ _COMMANDS = (
 )
 
 
-def _use_proposer(model: Any, lookup: bool, draft: Path | str | None) -> None:
+def _set_up_speculation(model: Any, lookup: bool, draft: Path | str | None) -> None:
     """Let a loaded model have its tokens guessed, if that is asked for."""
     from orinllm.batching.proposers import LookupProposer
 
@@ -169,7 +169,7 @@ def run(
             f"--system, --think: {source.model} has no chat template, it continues text; leave "
             "them out"
         )
-    _use_proposer(loaded, lookup, draft)
+    _set_up_speculation(loaded, lookup, draft)
     if raw or loaded.template is None:
         limit = form.make_constraint(loaded) if form else None
         generation = loaded.generate(text, parameters, max_tokens=max_tokens, constraint=limit)
@@ -233,7 +233,7 @@ def chat(
     parameters = read_sampling(sampling)
     _check_speculation(source.model, lookup, draft, parameters)
     loaded = _load_model(source, opened)
-    _use_proposer(loaded, lookup, draft)
+    _set_up_speculation(loaded, lookup, draft)
     if loaded.template is None:
         raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
     from orinllm.command.answer_form import thinking_variables
@@ -315,9 +315,9 @@ def serve(source: ModelSource, **given: Any) -> None:
     for --grace seconds.
     """
     from orinllm.choose.sampling import Sampling
-    from orinllm.server.options import EngineOptions, HttpOptions, check_grace, parse_percentage
-    from orinllm.server.run import serve as run_server
-    from orinllm.server.web.security import check_host, check_origin, read_keys
+    from orinllm.server.options import EngineOptions, HttpOptions, checked_grace, parse_share
+    from orinllm.server.server_process import serve as run_server
+    from orinllm.server.web.security import checked_host, checked_origin, read_api_keys
 
     options = EngineOptions(
         source.model,
@@ -325,7 +325,7 @@ def serve(source: ModelSource, **given: Any) -> None:
         source.general,
         source.context,
         given["slots"],
-        parse_percentage(given["memory"]),
+        parse_share(given["memory"]),
         given["queue"],
         given["deterministic"],
         given["template"],
@@ -337,15 +337,15 @@ def serve(source: ModelSource, **given: Any) -> None:
         tuple(host.lower() for host in given["allow_image_host"]),
     )
     _check_speculation(source.model, options.lookup, options.draft, Sampling())
-    keys = read_keys(given["api_key_file"], print_message) if given["api_key_file"] else ()
+    keys = read_api_keys(given["api_key_file"], print_message) if given["api_key_file"] else ()
     http = HttpOptions(
         given["host"],
         given["port"],
         given["alias"],
         keys,
-        tuple(map(check_host, given["allow_host"])),
-        tuple(map(check_origin, given["allow_origin"])),
-        check_grace(given["grace"]),
+        tuple(map(checked_host, given["allow_host"])),
+        tuple(map(checked_origin, given["allow_origin"])),
+        checked_grace(given["grace"]),
         given["strict"],
         given["api_key_file"],
     )
@@ -378,7 +378,7 @@ def rm(name: str) -> None:
 
 
 @cli.command(name="compile")
-@click.argument("model", type=ModelFile())
+@click.argument("model", type=ModelPathParam())
 @click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
 @click.option(
     "--sms",
@@ -386,10 +386,10 @@ def rm(name: str) -> None:
     help="Multiprocessors of the GPU. Default: known for sm_87 and sm_90.",
 )
 @click.option("-c", "--context", type=int, help="Maximum tokens, as the later run has them.")
-@with_key_type
+@with_cache_type
 @click.option(
     "--mmproj",
-    type=MmprojFile(),
+    type=MmprojPathParam(),
     metavar="FILE",
     help="Also the kernels of the encoder of pictures in this file.",
 )

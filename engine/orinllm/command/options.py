@@ -21,7 +21,7 @@ Decorator = Callable[[Command], Command]
 _NAMED = "orinllm.model"
 
 
-class ModelFile(click.Path):
+class ModelPathParam(click.Path):
     """A GGUF file, by its path or by its name on the hub, which is fetched if it is not here."""
 
     name = "MODEL"
@@ -35,7 +35,7 @@ class ModelFile(click.Path):
         return find_or_fetch_model(value, _print_to_stderr)
 
 
-class DraftFile(click.Path):
+class DraftPathParam(click.Path):
     """A file that guesses tokens: another model's, or the block of the model's own."""
 
     name = "MODEL"
@@ -50,7 +50,7 @@ class DraftFile(click.Path):
         return MTP if value == MTP else find_or_fetch_model(value, _print_to_stderr)
 
 
-class MmprojFile(click.Path):
+class MmprojPathParam(click.Path):
     """An mmproj file, by its path, or by the name of a repository on the hub that has one."""
 
     name = "FILE"
@@ -151,7 +151,7 @@ class ModelSource:
 _KEYS = click.Choice(["f16", "q8_0"])
 
 
-def with_key_type(command: Command) -> Command:
+def with_cache_type(command: Command) -> Command:
     """Add llama.cpp's options; the command is given `kv`."""
 
     @functools.wraps(command)
@@ -186,8 +186,8 @@ def with_model(command: Command) -> Command:
         command(ModelSource(model, context, device, path_ == "general", kv, mmproj), **given)
 
     return _with_options(
-        with_key_type(with_source),
-        click.argument("model", type=ModelFile()),
+        with_cache_type(with_source),
+        click.argument("model", type=ModelPathParam()),
         click.option(
             *("-c", "--context"),
             type=int,
@@ -197,7 +197,7 @@ def with_model(command: Command) -> Command:
         click.option(
             "--mmproj",
             metavar="FILE",
-            type=MmprojFile(),
+            type=MmprojPathParam(),
             help="File with which the model sees pictures: llama.cpp's mmproj of the same model.",
         ),
         click.option(
@@ -218,7 +218,7 @@ def with_speculation(command: Command) -> Command:
         click.option(
             "--draft",
             metavar="MODEL",
-            type=DraftFile(),
+            type=DraftPathParam(),
             help="Guess tokens with a smaller model of the same vocabulary, or with the block that "
             "the model's own file has for it: mtp; same answer.",
         ),

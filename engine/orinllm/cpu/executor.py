@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orinllm.batching.runner import Row, common_prefix_length
 from orinllm.choose.hidden_states import rms_normed
-from orinllm.choose.sampling import DrawnTokens, draw_token, sample_token
+from orinllm.choose.sampling import DrawnTokens, draw_on_host, sample_token
 from orinllm.cpu.native import core_count, load_native_code
 from orinllm.cpu.program import CHUNK, MOST_CHUNK, MOST_ROWS, OpStruct, Program, RunStruct
 from orinllm.cpu.weights import LAYER_TABLE, rounded_input_size, weight_bytes
@@ -360,7 +360,7 @@ def _reclaimable_bytes() -> int:
 class CpuRunner:
     """Sequences in the slots of a `SlotStore`; steps are computed when they are collected."""
 
-    name, most_extra_tokens, most_under_way = "cpu", 0, 1
+    name, most_extra_tokens, most_steps_in_flight = "cpu", 0, 1
     chunk, prompt_tokens_per_step = _AT_ONCE, CHUNK
     most_verified = MOST_ROWS
 
@@ -415,7 +415,7 @@ class CpuRunner:
             text = [*row.draw.before[: row.position], *tokens]
             given = self._mrope_positions(text, start, len(text))
             self._logits = self.path.prefill(text[start:], start, slots[0], given)[None]
-        return [draw_token(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
+        return [draw_on_host(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
 
     def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """See `Runner`."""

@@ -18,13 +18,14 @@ from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields, IgnoredFields, client_identity, read_request
 from orinllm.server.jobs import (
     RequestJob,
-    prepare_chat,
-    prepare_completion,
+    make_chat_job,
+    make_completion_job,
     submit_job,
     text_of_tokens,
-    tokens_of_request,
+    tokens_for_tokenize,
 )
 from orinllm.server.metrics import CONTENT_TYPE, Metrics
+from orinllm.server.model_thread import ModelThread
 from orinllm.server.protocols.answers import Answer, EventStream, OpenAiAnswer, wait_for_answer
 from orinllm.server.protocols.chat import read_chat
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
@@ -32,7 +33,6 @@ from orinllm.server.protocols.completions import read_completion
 from orinllm.server.protocols.embeddings import EmbeddingRequest, EmbeddingsAnswer, read_embeddings
 from orinllm.server.protocols.prompt_scores import PromptScores
 from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
-from orinllm.server.service import Service
 from orinllm.server.web import page
 from orinllm.server.web.security import SAFE_HEADERS, RequestGuard
 from orinllm.text.tokenizer import Tokenizer
@@ -133,10 +133,10 @@ class OpenAiApi:
     model: its name. strict: nothing of a request may be ignored.
     """
 
-    def __init__(self, service: Service, model: str, strict: bool) -> None:
-        self.service, self.name, self._strict = service, model, strict
+    def __init__(self, model_thread: ModelThread, model: str, strict: bool) -> None:
+        self.model_thread, self.name, self._strict = model_thread, model, strict
 
-    def new_notes(self) -> IgnoredFields:
+    def new_ignored_fields(self) -> IgnoredFields:
         """Return the notes of a new request."""
         return IgnoredFields(self._strict, self.name)
 
@@ -149,7 +149,7 @@ class OpenAiApi:
     ) -> Response:
         """Answer a chat of any protocol."""
         return await self.answer_request(
-            request, await read_request(request, reader, self.new_notes()), make
+            request, await read_request(request, reader, self.new_ignored_fields()), make
         )
 
     async def answer_request(
@@ -158,9 +158,9 @@ class OpenAiApi:
         """Answer a chat or a completion that is read."""
         engine = self.engine_of(asked.common.model)
         prepare: Callable[..., RequestJob] = (
-            prepare_chat if isinstance(asked, ChatRequest) else prepare_completion
+            make_chat_job if isinstance(asked, ChatRequest) else make_completion_job
         )
-        who, post = client_identity(request), self.service.event_bridge
+        who, post = client_identity(request), self.model_thread.event_bridge
 
         def begin() -> RequestJob:
             run = prepare(engine, asked, who, post)
@@ -173,10 +173,10 @@ class OpenAiApi:
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions."""
-        asked = await read_request(request, read_completion, self.new_notes())
+        asked = await read_request(request, read_completion, self.new_ignored_fields())
         common, engine = asked.common, self.engine_of(asked.common.model)
-        who, post = client_identity(request), self.service.event_bridge
-        run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
+        who, post = client_identity(request), self.model_thread.event_bridge
+        run = await asyncio.to_thread(make_completion_job, engine, asked, who, post)
         answer = OpenAiAnswer(engine.tokenizer, common, self.name, run, chat=False)
         if asked.echo:
             decode = engine.tokenizer.decode
@@ -204,7 +204,7 @@ class OpenAiApi:
         firsts = run.sequences[:: common.n]
         prompts = [list(first.ids) for first in firsts]
         held = replace(common, client=firsts[0].client)
-        scores = PromptScores(engine, held, prompts, self.service.event_bridge)
+        scores = PromptScores(engine, held, prompts, self.model_thread.event_bridge)
         found = await wait_for_answer(
             request.receive, engine.scheduler, scores.run, scores.wait_for_scores()
         )
@@ -213,14 +213,14 @@ class OpenAiApi:
 
     async def embed(self, request: Request) -> Response:
         """Answer POST /v1/embeddings."""
-        asked = await read_request(request, read_embeddings, self.new_notes())
+        asked = await read_request(request, read_embeddings, self.new_ignored_fields())
         return self.json_reply(await self.compute_embeddings(request, asked), asked.notes)
 
     async def compute_embeddings(self, request: Request, asked: EmbeddingRequest) -> Any:
         """Return the vectors of a request, in OpenAI's form."""
         engine = self.engine_of(asked.model)
         answer = EmbeddingsAnswer(
-            engine, asked, client_identity(request), self.service.event_bridge
+            engine, asked, client_identity(request), self.model_thread.event_bridge
         )
         return await wait_for_answer(
             request.receive, engine.scheduler, answer.run, answer.wait_for_result()
@@ -228,10 +228,10 @@ class OpenAiApi:
 
     def json_reply(self, value: Any, notes: IgnoredFields) -> Response:
         """Return an answer; its header names what was ignored."""
-        return JSONResponse(value, headers=self._notes_headers(notes))
+        return JSONResponse(value, headers=self._ignored_headers(notes))
 
-    def _notes_headers(self, notes: IgnoredFields) -> dict[str, str]:
-        self.service.metrics.count_ignored(notes.ignored)
+    def _ignored_headers(self, notes: IgnoredFields) -> dict[str, str]:
+        self.model_thread.metrics.count_ignored_fields(notes.ignored)
         return {IGNORED: notes.header_text} if notes.ignored else {}
 
     async def _respond(
@@ -243,7 +243,7 @@ class OpenAiApi:
         answer: Answer,
     ) -> Response:
         if common.stream:
-            headers = self._notes_headers(common.notes)
+            headers = self._ignored_headers(common.notes)
             return EventStream(answer, engine.scheduler, headers)
         found = await wait_for_answer(
             request.receive, engine.scheduler, run, answer.wait_for_result()
@@ -252,7 +252,7 @@ class OpenAiApi:
 
     def engine_of(self, name: str | None) -> Engine:
         """Return the model of a name, which need not be said; raises ApiError where it is none."""
-        engine = self.service.engine
+        engine = self.model_thread.engine
         if name not in (None, self.name):
             message = f"The model '{name}' does not exist; this server has '{self.name}'."
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -268,7 +268,7 @@ class OpenAiApi:
         return JSONResponse(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
-        engine = self.service.engine
+        engine = self.model_thread.engine
         return {
             "id": self.name,
             "object": "model",
@@ -280,29 +280,29 @@ class OpenAiApi:
 
     async def tokenize(self, request: Request) -> Response:
         """Answer POST /tokenize."""
-        notes = self.new_notes()
+        notes = self.new_ignored_fields()
         asked = await read_request(request, read_tokenize, notes)
         engine = self.engine_of(asked.model)
-        ids = await asyncio.to_thread(tokens_of_request, engine, asked)
+        ids = await asyncio.to_thread(tokens_for_tokenize, engine, asked)
         found = {"tokens": ids, "count": len(ids), "max_model_len": engine.context}
         return self.json_reply(found, notes)
 
     async def detokenize(self, request: Request) -> Response:
         """Answer POST /detokenize."""
-        notes = self.new_notes()
+        notes = self.new_ignored_fields()
         model, tokens = await read_request(request, read_detokenize, notes)
         text = await asyncio.to_thread(text_of_tokens, self.engine_of(model), tokens)
         return self.json_reply({"content": text}, notes)
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health."""
-        scheduler = self.service.engine.scheduler
+        scheduler = self.model_thread.engine.scheduler
         queue = {"running": scheduler.n_running, "waiting": scheduler.n_waiting}
         return JSONResponse({"status": "ok", **queue})
 
     async def metrics(self, request: Request) -> Response:
         """Answer GET /metrics."""
-        return Response(self.service.metrics.prometheus_text(), media_type=CONTENT_TYPE)
+        return Response(self.model_thread.metrics.prometheus_text(), media_type=CONTENT_TYPE)
 
     async def chat_page(self, request: Request) -> Response:
         """Answer GET /."""

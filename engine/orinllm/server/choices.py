@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orinllm.choose.sampling import Logprobs
-from orinllm.text.answer import AnswerReader, Delta, StopTextFilter
+from orinllm.text.answer import AnswerTokenReader, Delta, StopTextFilter
+from orinllm.text.call_formats import ToolCall
 from orinllm.text.tokenizer import Tokenizer
-from orinllm.text.tools import ToolCall
 
 #: Why an answer fails that never began before the server ended.
 SHUTTING_DOWN = "the server is shutting down"
@@ -162,7 +162,7 @@ class ChatChoice(Choice):
         index: int,
         stops: tuple[str, ...],
         put: Callable[[ChoiceEvent], None],
-        reader: AnswerReader,
+        reader: AnswerTokenReader,
         one_call: bool,
     ) -> None:
         super().__init__(index, stops, put)

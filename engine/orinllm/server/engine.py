@@ -80,13 +80,13 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     network = description.network
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
-    _check_step_sizes(options)
+    _check_deterministic_guesses(options)
     file = network.mtp_block_file(options.draft)
     block = None if file is None else (file, network.mtp_block_config(file))
     proposer = None if file is not None else _load_proposer(options, description, plan, say)
     pages = page_count(network.context)
     if plan.path != "general" and not options.general:
-        pages = _count_pages(options, plan, network, block)
+        pages = _affordable_pages(options, plan, network, block)
     elif options.slots not in (None, 1):
         raise BadInput(
             f"--slots {options.slots}: the general path answers one at a time; leave it out"
@@ -125,7 +125,7 @@ def load_engine(options: EngineOptions, watch: SchedulerObserver, say: Say = say
     )
 
 
-def _check_step_sizes(options: EngineOptions) -> None:
+def _check_deterministic_guesses(options: EngineOptions) -> None:
     """Raise BadInput where guesses would make steps of several sizes that must be of one."""
     flag = "--lookup" if options.lookup else "--draft"
     if (options.lookup or options.draft) and options.deterministic:
@@ -147,7 +147,7 @@ def _load_proposer(
     return draft
 
 
-def _count_pages(
+def _affordable_pages(
     options: EngineOptions, plan: PathPlan, network: Network, block: tuple[GGUF, Config] | None
 ) -> int:
     """Return the pages that there is memory for, which sequences share as they need it.

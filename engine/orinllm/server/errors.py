@@ -82,12 +82,12 @@ def unsupported_error(param: str, message: str) -> ApiError:
     return invalid_error(param, message, "unsupported_parameter")
 
 
-def failed_error(why: str) -> ApiError:
+def sequence_failed_error(why: str) -> ApiError:
     """Return what a request is answered with whose sequence failed."""
     return ApiError(503 if "shutting down" in why else 500, why, code="failed")
 
 
-def context_error(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
+def too_long_error(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
     """Return what a prompt is answered with that leaves no room for an answer.
 
     `least`: it was not counted, but has at least so many tokens. The `input` of embeddings needs

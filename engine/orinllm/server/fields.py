@@ -146,14 +146,14 @@ class Fields:
         served = None if self.notes.strict else self.notes.served
         return (self.text("model") or served) if served else self.required_text("model")
 
-    def choice(self, name: str, values: Sequence[str], default: str | None) -> str | None:
+    def one_of(self, name: str, values: Sequence[str], default: str | None) -> str | None:
         """Return one of several strings."""
         value = self.text(name)
         if value is not None and value not in values:
             raise invalid_error(self.path_of(name), f"'{value}' is none of {', '.join(values)}")
         return default if value is None else value
 
-    def sequence(self, name: str) -> Sequence[Any] | None:
+    def array(self, name: str) -> Sequence[Any] | None:
         """Return an array, or None."""
         value: list[Any] | None = self._typed_value(name, (list,), "an array")
         return value
@@ -171,7 +171,7 @@ class Fields:
     def subfields_of_each(self, name: str) -> "list[Fields]":
         """Return the fields of an array's objects."""
         path = self.path_of(name)
-        items = enumerate(self.sequence(name) or ())
+        items = enumerate(self.array(name) or ())
         return [Fields(item, f"{path}[{index}]", self.notes) for index, item in items]
 
     def ignore_unless(self, name: str, harmless: Sequence[Any], why: str) -> None:
@@ -193,7 +193,7 @@ class Fields:
                 self.notes.ignore(self.path_of(name), "unknown field", "unknown_parameter")
 
 
-def read_texts(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:
+def read_texts_or_tokens(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:
     """Read a text, texts, tokens, or several of tokens."""
     if isinstance(value, str):
         return (value,)
@@ -217,9 +217,7 @@ def parse_json(raw: bytes) -> Any:
     """Return what a body says; raises ApiError where it is no JSON, or a text is no Unicode."""
     try:
         text = raw.decode("utf-8-sig")
-        found = json.loads(
-            text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
-        )
+        found = json.loads(text, parse_constant=_refuse_nan, object_pairs_hook=_unique_fields)
         where = _surrogate_path(found) if _ESCAPED.search(text) else None
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
@@ -248,11 +246,11 @@ def _surrogate_path(value: Any) -> str | None:
     return None
 
 
-def _refuse_constant(name: str) -> None:
+def _refuse_nan(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:

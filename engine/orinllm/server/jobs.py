@@ -18,11 +18,11 @@ from orinllm.server.choices import (
     TextChoice,
 )
 from orinllm.server.engine import Engine
-from orinllm.server.errors import ApiError, context_error, invalid_error, unsupported_error
+from orinllm.server.errors import ApiError, invalid_error, too_long_error, unsupported_error
 from orinllm.server.protocols.common import ChatRequest, CommonFields, CompletionRequest
 from orinllm.server.protocols.request_pictures import with_fetched_pictures
 from orinllm.server.protocols.tokens import TokenizeRequest
-from orinllm.text.answer import AnswerParser, AnswerReader
+from orinllm.text.answer import AnswerParser, AnswerTokenReader
 from orinllm.text.template import ChatTemplate, GuardedPrompt
 
 Put = Callable[[ChoiceEvent], None]
@@ -48,11 +48,11 @@ class RequestJob:
         return sum(sequence.n_cached for sequence in self.sequences if sequence.after is None)
 
 
-def prepare_chat(
+def make_chat_job(
     engine: Engine, request: ChatRequest, client: str, post: EventBridge
 ) -> RequestJob:
     """Return a chat's sequences; raises ApiError for what cannot be."""
-    _refuse_too_many(engine, 1, request.common.n)
+    _refuse_beyond_queue(engine, 1, request.common.n)
     template, ids, variables = _chat_prompt(engine, request)
     tools = list(request.tools.tools) or None
     form = AnswerForm()
@@ -67,7 +67,7 @@ def prepare_chat(
         if form.call:
             return ForcedCallChoice(index, put, engine.tokenizer, form.name)
         parser = AnswerParser.for_template(template, tools, **variables)
-        reader = AnswerReader(engine.tokenizer, parser)
+        reader = AnswerTokenReader(engine.tokenizer, parser)
         stop = request.common.stop
         return ChatChoice(index, stop, put, reader, not request.tools.parallel)
 
@@ -107,11 +107,11 @@ def _tokens_of_rendered(
     return template.tokens_of_guarded(rendered)
 
 
-def prepare_completion(
+def make_completion_job(
     engine: Engine, request: CompletionRequest, client: str, post: EventBridge
 ) -> RequestJob:
     """Return a completion's sequences; raises ApiError for what cannot be."""
-    _refuse_too_many(engine, len(request.prompts), request.common.n)
+    _refuse_beyond_queue(engine, len(request.prompts), request.common.n)
     prompts = [prompt_tokens(engine, prompt) for prompt in request.prompts]
 
     def choice(index: int, put: Put) -> Choice:
@@ -125,7 +125,7 @@ def prepare_completion(
     return _make_job(engine, request.common, prompts, "prompt", client, (form, choice, post))
 
 
-def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
+def tokens_for_tokenize(engine: Engine, asked: TokenizeRequest) -> list[int]:
     """Return what /tokenize is asked for; raises ApiError."""
     if isinstance(asked.prompt, str):
         return prompt_tokens(engine, asked.prompt, asked.add_special, asked.parse_special)
@@ -145,11 +145,11 @@ def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
 
 def text_of_tokens(engine: Engine, tokens: Sequence[int]) -> str:
     """Return what /detokenize is asked for; raises ApiError."""
-    check_tokens(engine, tokens, "tokens")
+    refuse_unknown_tokens(engine, tokens, "tokens")
     return engine.tokenizer.decode(tokens, special=True)
 
 
-def check_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
+def refuse_unknown_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
     """Refuse numbers that are no tokens."""
     for token in tokens:
         if not 0 <= token < engine.tokenizer.vocab_size:
@@ -163,7 +163,7 @@ def prompt_tokens(
     """Return a prompt's tokens. special: names of control tokens in it are those tokens."""
     tokenizer = engine.tokenizer
     if not isinstance(prompt, str):
-        check_tokens(engine, prompt, "prompt")
+        refuse_unknown_tokens(engine, prompt, "prompt")
         return list(prompt)
     refuse_long_text(engine, prompt, "prompt")
     first = [tokenizer.bos_id] if add_special and tokenizer.add_bos and not special else []
@@ -178,7 +178,7 @@ def refuse_long_text(engine: Engine, text: str, param: str) -> None:
     """Refuse a text that cannot fit: to count the tokens of megabytes would take seconds."""
     least = len(text.encode(errors="replace")) // engine.tokenizer.longest_token_bytes
     if least + (param != "input") > engine.context:
-        raise context_error(least, engine.context, param, least=True)
+        raise too_long_error(least, engine.context, param, least=True)
 
 
 def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -186,9 +186,9 @@ def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]])
         refuse_long_text(engine, _content_text(message["content"]), "messages")
 
 
-def _refuse_too_many(engine: Engine, n_prompts: int, n: int) -> None:
+def _refuse_beyond_queue(engine: Engine, n_prompts: int, n: int) -> None:
     """Refuse a request that would never fit into the queue: to try again would not help."""
-    most = engine.scheduler.most_sequences
+    most = engine.scheduler.most_accepted
     if n_prompts * n > most:
         param = "n" if n > 1 else "prompt"
         raise invalid_error(
@@ -237,7 +237,7 @@ def _make_job(
         if not ids:
             raise invalid_error(param, "is empty: at least one token is needed")
         if len(ids) >= engine.context:
-            raise context_error(len(ids), engine.context, param)
+            raise too_long_error(len(ids), engine.context, param)
     for token in common.sampling.logit_bias:
         if token >= engine.vocab_size:
             raise invalid_error(
@@ -245,7 +245,7 @@ def _make_job(
             )
     if common.ignore_eos and form.matcher is not None:
         raise unsupported_error("ignore_eos", "cannot go with an answer of a given form")
-    check_tokens(engine, common.stop_ids, "stop_token_ids")
+    refuse_unknown_tokens(engine, common.stop_ids, "stop_token_ids")
     ends = frozenset(engine.tokenizer.end_ids) | frozenset(common.stop_ids)
     run = RequestJob([])
 

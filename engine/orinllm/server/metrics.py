@@ -93,7 +93,7 @@ class Metrics(SchedulerObserver):
         if self._energy is not None:
             self._energy.set_busy_check(self._busy)
 
-    def count_ignored(self, names: Iterable[str]) -> None:
+    def count_ignored_fields(self, names: Iterable[str]) -> None:
         """Count a request's fields that have no effect; those of no protocol are one."""
         for name in names:
             last = re.sub(r"\[\d+\]", "", name).rpartition(".")[2]
@@ -103,7 +103,7 @@ class Metrics(SchedulerObserver):
         """Return all in Prometheus' format."""
         return generate_latest(self._registry)
 
-    def on_begin(self, sequence: Job, waited: float) -> None:
+    def on_sequence_begin(self, sequence: Job, waited: float) -> None:
         """See `SchedulerObserver`."""
         self._queued.observe(waited)
         self._prompt.inc(sequence.n_prompt)
@@ -125,11 +125,11 @@ class Metrics(SchedulerObserver):
         """See `SchedulerObserver`."""
         self._preempted.inc()
 
-    def on_work(self, phase: str, seconds: float) -> None:
+    def on_phase_work(self, phase: str, seconds: float) -> None:
         """See `SchedulerObserver`."""
         self._worked.labels(phase).inc(seconds)
         if self._energy is not None:
-            self._energy.on_work(phase, seconds)
+            self._energy.on_phase_work(phase, seconds)
 
     def on_speculation(self, guessed: int, right: int) -> None:
         """See `SchedulerObserver`."""

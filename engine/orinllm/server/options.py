@@ -52,14 +52,14 @@ class HttpOptions:
     key_file: Path | None = None
 
 
-def check_grace(value: float) -> float:
+def checked_grace(value: float) -> float:
     """Return the value of --grace; a day is longer than any answer."""
     if not 0 <= value <= 86400:
         raise BadInput(f"--grace {value:g}: seconds from 0 to 86400 were expected")
     return value
 
 
-def parse_percentage(text: str) -> float:
+def parse_share(text: str) -> float:
     """Return a share such as 70% as a number from 0 to 1."""
     try:
         part = float(text.removesuffix("%")) / 100

@@ -13,12 +13,12 @@ from orinllm.server.engine import Engine
 from orinllm.server.fields import Fields, read_request
 from orinllm.server.jobs import tokens_of_chat
 from orinllm.server.protocols import ollama
-from orinllm.server.protocols.common import ChatRequest
-from orinllm.server.protocols.messages import (
+from orinllm.server.protocols.anthropic import (
     MessagesAnswer,
     read_count_request,
     read_messages_request,
 )
+from orinllm.server.protocols.common import ChatRequest
 from orinllm.server.protocols.rerank import read_rerank, rerank_answer
 from orinllm.server.protocols.responses import ResponsesAnswer, read_responses_request
 
@@ -41,25 +41,25 @@ class OtherApis:
 
     async def anthropic_count_tokens(self, request: Request) -> Response:
         """Answer POST /v1/messages/count_tokens."""
-        asked = await read_request(request, read_count_request, self._api.new_notes())
+        asked = await read_request(request, read_count_request, self._api.new_ignored_fields())
         engine = self._api.engine_of(asked.common.model)
         ids = await asyncio.to_thread(tokens_of_chat, engine, asked)
         return self._api.json_reply({"input_tokens": len(ids)}, asked.common.notes)
 
     async def rerank(self, request: Request) -> Response:
         """Answer POST /v1/rerank, and its other versions: Cohere's /v2, vLLM's without one."""
-        asked = await read_request(request, read_rerank, self._api.new_notes())
+        asked = await read_request(request, read_rerank, self._api.new_ignored_fields())
         found = await self._api.compute_embeddings(request, asked.embeddings)
         return self._api.json_reply(rerank_answer(asked, found), asked.embeddings.notes)
 
     async def ollama_chat(self, request: Request) -> Response:
         """Answer POST /api/chat."""
-        asked = await read_request(request, ollama.read_chat, self._api.new_notes())
+        asked = await read_request(request, ollama.read_chat, self._api.new_ignored_fields())
         return await self._answer_ollama_chat(request, asked, chat=True)
 
     async def ollama_generate(self, request: Request) -> Response:
         """Answer POST /api/generate."""
-        asked = await read_request(request, ollama.read_generate, self._api.new_notes())
+        asked = await read_request(request, ollama.read_generate, self._api.new_ignored_fields())
         if isinstance(asked, ChatRequest):
             return await self._answer_ollama_chat(request, asked, chat=False)
         return await self._api.answer_request(request, asked, _GENERATED)
@@ -70,7 +70,7 @@ class OtherApis:
         if not any(message["role"] != "system" for message in asked.messages):
             self._api.engine_of(asked.common.model)
             return self._api.json_reply(
-                ollama.loaded_answer(self._api.name, chat), asked.common.notes
+                ollama.load_only_answer(self._api.name, chat), asked.common.notes
             )
         return await self._api.answer_request(
             request, asked, ollama.OllamaAnswer if chat else _GENERATED
@@ -78,7 +78,7 @@ class OtherApis:
 
     async def ollama_embed(self, request: Request) -> Response:
         """Answer POST /api/embed."""
-        asked = await read_request(request, ollama.read_embed, self._api.new_notes())
+        asked = await read_request(request, ollama.read_embed, self._api.new_ignored_fields())
         found = await self._api.compute_embeddings(request, asked)
         said = {
             "model": asked.model,
@@ -90,13 +90,13 @@ class OtherApis:
 
     async def ollama_embeddings(self, request: Request) -> Response:
         """Answer POST /api/embeddings, the older form of /api/embed."""
-        asked = await read_request(request, ollama.read_embed, self._api.new_notes())
+        asked = await read_request(request, ollama.read_embed, self._api.new_ignored_fields())
         found = await self._api.compute_embeddings(request, asked)
         return self._api.json_reply({"embedding": found["data"][0]["embedding"]}, asked.notes)
 
     async def ollama_tags(self, request: Request) -> Response:
         """Answer GET /api/tags and /api/ps."""
-        engine = self._api.service.engine
+        engine = self._api.model_thread.engine
         named = f"{self._api.name}:latest"
         digest = await asyncio.to_thread(lambda: engine.file.digest)
         what = {"size": engine.file.size, "digest": digest}
@@ -111,7 +111,9 @@ class OtherApis:
             fields.boolean("verbose", False)
             return ollama.untagged_name(found)
 
-        engine = self._api.engine_of(await read_request(request, name, self._api.new_notes()))
+        engine = self._api.engine_of(
+            await read_request(request, name, self._api.new_ignored_fields())
+        )
         can = ["completion", "embedding"] + ["tools"] * (engine.template is not None)
         if engine.template is not None and "enable_thinking" in engine.template.reads:
             can.append("thinking")

@@ -99,7 +99,7 @@ class PhaseEnergy(Collector):
         """Ask from now on whether a turn may be under way."""
         self._busy = busy
 
-    def on_work(self, phase: str, seconds: float) -> None:
+    def on_phase_work(self, phase: str, seconds: float) -> None:
         """The device worked so long in a phase, until now.
 
         Two phases of one turn are told one after the other: the earlier one then was before.
@@ -110,7 +110,7 @@ class PhaseEnergy(Collector):
                 return
             if now - self._told > _TURN:
                 # Of the turn before this one all is told.
-                self._share_until(self._told)
+                self._share_energy_until(self._told)
             self._told, begin = now, now - seconds
             if self._turns and self._turns[-1][1] > begin:
                 first, last, before = self._turns.pop()
@@ -134,7 +134,7 @@ class PhaseEnergy(Collector):
             self._steps.append(EnergyInterval(before.awake, sample.awake, joules, readings))
             # A turn that ends in this moment may still tell of the time before.
             if not self._busy():
-                self._share_until(sample.awake - max(_SPAN, sample.span))
+                self._share_energy_until(sample.awake - max(_SPAN, sample.span))
 
     def _new_reading(self, name: str, rail: Rail, sample: Sample) -> RailReading | None:
         """The time that a rail's value is of; None if it says nothing new."""
@@ -156,7 +156,7 @@ class PhaseEnergy(Collector):
             return None
         return RailReading(name, watts, rail.at - cycle, cycle, cycle)
 
-    def _share_until(self, until: float) -> None:
+    def _share_energy_until(self, until: float) -> None:
         """Share what was drawn until then, of which every turn is known."""
         while self._steps and self._steps[0].known_at <= until:
             step = self._steps.popleft()

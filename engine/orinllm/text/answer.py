@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orinllm.text.call_formats import CallFormat, Tool, ToolCall
 from orinllm.text.learned_calls import AnswerFrame
 from orinllm.text.reasoning import ReasoningTag
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
-from orinllm.text.tools import CallFormat, Tool, ToolCall
 
 _TOKEN = re.compile(r"<[^<>\s]+>")
 
@@ -45,7 +45,7 @@ class AnswerParser(ABC):
 
     Attributes:
       marks: Texts that mean something to it. In some families they are control tokens, so their
-        text must reach it; other control tokens' must not (`AnswerReader` sees to both).
+        text must reach it; other control tokens' must not (`AnswerTokenReader` sees to both).
     """
 
     marks: frozenset[str]
@@ -119,7 +119,7 @@ class AnswerParser(ABC):
         return text, mark
 
 
-class AnswerReader:
+class AnswerTokenReader:
     """Reads an answer token by token."""
 
     def __init__(self, tokenizer: Tokenizer, parser: AnswerParser) -> None:

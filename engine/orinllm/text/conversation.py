@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orinllm.errors import BadInput
-from orinllm.text.answer import AnswerParser, AnswerReader, Delta
+from orinllm.text.answer import AnswerParser, AnswerTokenReader, Delta
 from orinllm.text.template import ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ class Conversation:
         (the user stopped it) is in the history as far as it went, once this iterator is closed.
         """
         parser = AnswerParser.for_template(self._template, **self._variables)
-        reader = AnswerReader(self._tokenizer, parser)
+        reader = AnswerTokenReader(self._tokenizer, parser)
         said = Delta()
         try:
             for token in tokens:

@@ -16,8 +16,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from orinllm.batching.sequence import Constraint
 from orinllm.choose.sampling import Words
 from orinllm.errors import BadInput
-from orinllm.text.processes.child import JobProcess
 from orinllm.text.processes.grammar_process import build_matcher
+from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.tokenizer import Tokenizer
 
 Schema = Mapping[str, Any]
@@ -34,13 +34,13 @@ class GrammarCompiler:
         self._tokenizer, self._size = tokenizer, size
         ends = sorted(token for token in tokenizer.end_ids if token < size)
         self._vocabulary = LLTokenizer(
-            TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=size, eos_token=ends or None
+            TokenizerWrapper(_GuidanceVocabulary(tokenizer)), n_vocab=size, eos_token=ends or None
         )
         self._matcher = functools.lru_cache(_KEPT)(self._recompiled)
 
     @functools.cached_property
     def _compiler_process(self) -> JobProcess:
-        words = _Vocabulary(self._tokenizer)
+        words = _GuidanceVocabulary(self._tokenizer)
         first = {
             "tokens": [b64encode(token).decode() for token in words.tokens],
             "special": words.special_token_ids,
@@ -188,7 +188,7 @@ class MinTokensConstraint:
         return self._inner is not None and self._inner.take_token(token)
 
 
-class _Vocabulary:
+class _GuidanceVocabulary:
     """A vocabulary as llguidance reads it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

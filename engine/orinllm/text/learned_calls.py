@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.text.tools import (
+from orinllm.text.call_formats import (
     CallFormat,
     NoCallError,
     Tool,
@@ -21,7 +21,7 @@ from orinllm.text.tools import (
     arguments_schema,
     bare_value,
     part_schema,
-    string_arguments,
+    string_argument_names,
 )
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Tool], bool], str]
@@ -57,7 +57,7 @@ PROBES = tuple(map(_probe_tool, _NAMES))
 PROBE = _NAMES[0]
 
 
-def _past_messages(n_calls: int) -> list[dict[str, Any]]:
+def _messages_with_calls(n_calls: int) -> list[dict[str, Any]]:
     """Return a question and an answer with calls."""
     arguments = json.dumps(dict(zip(_KEYS, _VALUES, strict=True)))
     calls = [
@@ -122,13 +122,13 @@ def learn_calls(render: Render) -> LearningResult | None:
     """Learn a template's calls; None: it does not show them."""
     try:
         asked = render([{"role": "user", "content": _QUESTION}], PROBES, True)
-        one = render(_past_messages(1), PROBES, False)
+        one = render(_messages_with_calls(1), PROBES, False)
         plain = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _SAID}]
         said = render(plain, PROBES, False)
     except BadInput:
         return None
     try:
-        two = render(_past_messages(2), PROBES, False)
+        two = render(_messages_with_calls(2), PROBES, False)
     except BadInput:  # as Llama 3's: one call at a time
         two = one
     end = said.rpartition(_SAID)[2]
@@ -154,7 +154,7 @@ class AnswerFrame:
     closes: tuple[str, ...] = ()
 
 
-def learn_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> AnswerFrame:
+def learn_answer_frame(render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> AnswerFrame:
     """Learn what a template writes around an answer in words."""
     question = {"role": "user", "content": _QUESTION}
     try:
@@ -245,7 +245,7 @@ def _named_shape(one: str, two: str, turn: frozenset[str]) -> CallShape | None:
     if arguments is not None:
         close = _closing_mark(after[at + len(arguments) :], turn)
         return CallShape(closes=close, middle=after[:at], **common)
-    pair, middle, rest, tags = _pair_pattern(after)
+    pair, middle, rest, tags = _argument_layout(after)
     close = _closing_mark(rest, turn)
     return CallShape(closes=close, middle=middle, pair=pair, tags=tags, **common)
 
@@ -261,7 +261,7 @@ def _first_json(text: str) -> tuple[str | None, int]:
     return text[at:end], at
 
 
-def _pair_pattern(after: str) -> tuple[str, str, str, str]:
+def _argument_layout(after: str) -> tuple[str, str, str, str]:
     """Return an argument's expression, what is between name and arguments, the end, and `tags`."""
     value, number = str(_VALUES[0]), str(_VALUES[1])
     first, rest = after.split(_KEYS[0], 1)
@@ -411,13 +411,13 @@ class LearnedFormat(CallFormat):
                 found.append(
                     _checked_call(
                         name,
-                        _tree_arguments(
+                        _tagged_arguments(
                             body, self._shape.tags, arguments_schema(self._tools, name)
                         ),
                     )
                 )
                 continue
-            strings = string_arguments(self._tools, name)
+            strings = string_argument_names(self._tools, name)
             pairs = {m["key"].strip(): m["value"] for m in self._pair.finditer(body)}
             arguments = {k: _argument_value(v, k in strings) for k, v in pairs.items()}
             found.append(_checked_call(name, arguments))
@@ -429,7 +429,7 @@ def _argument_value(text: str, is_string: bool) -> Any:
     return bare_value(quoted[1], True) if quoted else bare_value(text, is_string)
 
 
-def _tree_arguments(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _tagged_arguments(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Read arguments whose values, their parts too, stand in tags of their names.
 
     The parts of an array are each an <item>. schema: of the object that the arguments are.

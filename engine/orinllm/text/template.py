@@ -15,14 +15,15 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orinllm.errors import BadInput
+from orinllm.text.call_formats import CallFormat, LlamaFormat, Tool, known_format_maker
 from orinllm.text.learned_calls import (
     PROBE,
     PROBES,
     AnswerFrame,
     LearningResult,
     common_start_length,
+    learn_answer_frame,
     learn_calls,
-    learn_frame,
 )
 from orinllm.text.messages import (
     Message,
@@ -33,10 +34,9 @@ from orinllm.text.messages import (
     with_parsed_calls,
     without_tools,
 )
-from orinllm.text.processes.child import JobProcess
+from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.reasoning import TAGS, ReasoningTag
 from orinllm.text.tokenizer import GUARD, Tokenizer
-from orinllm.text.tools import CallFormat, LlamaFormat, Tool, known_format_maker
 
 if TYPE_CHECKING:
     from orinllm.network.vision.pictures import Picture
@@ -180,7 +180,7 @@ class ChatTemplate:
             )
         if tools and not self.takes_tools:
             called = with_parsed_calls(messages)
-            messages, tools = without_tools(called, tools, self._has_system), None
+            messages, tools = without_tools(called, tools, self._reads_system), None
         prepared = [self._prepared_message(message) for message in messages]
         try:
             text = self._render_messages(prepared, tools, add_generation_prompt, variables)
@@ -352,7 +352,9 @@ class ChatTemplate:
     @functools.cached_property
     def answer_frame(self) -> AnswerFrame:
         """Words that the template has around what an answer says."""
-        return learn_frame(lambda messages, asks: self._render_messages(messages, None, asks, {}))
+        return learn_answer_frame(
+            lambda messages, asks: self._render_messages(messages, None, asks, {})
+        )
 
     def generation_prompt(self, /, **variables: Any) -> str:
         """Return what the template puts before the model's answer; `render` names `variables`."""
@@ -436,7 +438,7 @@ class ChatTemplate:
             return ""
 
     @functools.cached_property
-    def _has_system(self) -> bool:
+    def _reads_system(self) -> bool:
         text = {"role": "system", "content": _PROBE}
         return _PROBE in self._probe_text(text, {"role": "user", "content": "?"})
 

@@ -29,7 +29,7 @@ _SPACE = "\u2581"  # SentencePiece's sign for a space
 _C_SPACES = " \t\n\v\f\r"  # what C's isspace strips
 
 
-def _latin_letters() -> dict[int, str]:
+def _gpt2_byte_letters() -> dict[int, str]:
     """Return GPT-2's letters for bytes as those of Latin-1; no other character is one of these.
 
     Printable bytes are themselves.
@@ -43,7 +43,7 @@ def _latin_letters() -> dict[int, str]:
     )
 
 
-_LATIN = _latin_letters()
+_LATIN = _gpt2_byte_letters()
 
 
 class Tokenizer:

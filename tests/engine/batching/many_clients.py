@@ -52,7 +52,7 @@ class Model:
     pages: int
     chunk: int
     prompt_tokens_per_step: int
-    most_under_way: int
+    most_steps_in_flight: int
     noise: random.Random
     meddle: Callable[[], None] = lambda: None
     name: str = "hashes"
@@ -137,7 +137,7 @@ class Model:
             known = [drawn.token for drawn in self._steps[-1]]
             self.followed += 1
         self._steps.append([self._step(*pair) for pair in zip(rows, known, strict=True)])
-        assert len(self._steps) <= self.most_under_way
+        assert len(self._steps) <= self.most_steps_in_flight
         self.meddle()
 
     def _step(self, row: Row, token: int) -> DrawnTokens:
@@ -264,12 +264,16 @@ class World(SchedulerObserver):
         self.model = Model(slots, pages, chunk, beside, noise.choice((1, 2)), noise, self._meddle)
         self.store: Store = PagedStore(pages) if paged else SlotStore(slots, _CONTEXT)
         if not paged and noise.random() < 0.6:
-            self.model.recurrent, self.model.most_verified, self.model.most_under_way = True, 1, 1
+            self.model.recurrent, self.model.most_verified, self.model.most_steps_in_flight = (
+                True,
+                1,
+                1,
+            )
             self.store = SlotStore(slots, _CONTEXT, False, noise.choice((0, 1, 3, 8)))
         # Without a proposer it is the model itself.
         runner = SpeculatingRunner(self.model, Guesser(noise) if noise.random() < 0.4 else None)
         self.scheduler = Scheduler(runner, self.store, self, 10**6, reserve)
-        self.scheduler.alive = self._turn
+        self.scheduler.on_alive = self._turn
         self._odd = noise.choice((0.0, 0.2))  # of requests whose tokens the host draws
         self._lengths = (1, 90, 300, 300) if tight else (1, 20, 90)  # of answers
         self._crowd = 2 * slots + 2 if tight else noise.choice((1, slots, 2 * slots))

@@ -9,7 +9,7 @@ from tests.engine.server.toy import ToyRunner, toy_logits
 from orinllm.batching.cache import PagedStore
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver, Sequence
-from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, draw_token
+from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling, draw_on_host
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -43,7 +43,7 @@ def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     """Return what the toy says when nobody else is there."""
     ids, answer = list(ids), list[int]()
     for _ in range(most):
-        drawn = draw_token(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
+        drawn = draw_on_host(toy_logits(ids, VOCABULARY), DrawRequest(sampling, ids))
         ids.append(drawn.token)
         answer.append(drawn.token)
     return answer

@@ -86,7 +86,7 @@ def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
     assert first is not None
     first.started = PAGE
     store.commit_tokens(first, ids, PAGE)
-    assert store.checkpoint_to_save(first) == 0
+    assert store.claim_save_checkpoint(first) == 0
     first.started = PAGE + 1  # a step was started whose token nobody knows
     store.end_lease(first)
     cancelled = store.begin_lease(ids, len(ids))
@@ -98,11 +98,11 @@ def test_states_of_a_prompt_that_was_cancelled_are_nobodys() -> None:
     other = store.begin_lease(prompt(2, PAGE + 1), PAGE + 1)
     assert other is not None and other.cached == 0
     store.commit_tokens(other, prompt(2, PAGE + 1), PAGE)
-    assert store.checkpoint_to_save(other) is None
-    assert store.checkpoint_to_restore(again) == 0
-    assert store.checkpoint_to_save(other) == 0
+    assert store.claim_save_checkpoint(other) is None
+    assert store.pop_restore_checkpoint(again) == 0
+    assert store.claim_save_checkpoint(other) == 0
     store.commit_tokens(other, prompt(2, PAGE + 1), PAGE + 1)
-    assert store.checkpoint_to_save(other) is None  # it is not at a border
+    assert store.claim_save_checkpoint(other) is None  # it is not at a border
 
 
 def test_a_slot_that_is_taken_has_no_texts_states() -> None:

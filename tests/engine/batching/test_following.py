@@ -57,7 +57,7 @@ def answers(under_way: int) -> tuple[list[object], int]:
     """Answer requests of every kind, which come one by one; then who finds what they left."""
     jobs = of_every_kind()
     with Running(runner(slots=3, pages=16)) as it:
-        it.runner.most_under_way = under_way
+        it.runner.most_steps_in_flight = under_way
         for one in jobs:
             it.scheduler.submit([one])
             wait_until(lambda one=one: one.began, "its begin")  # type: ignore[misc]
@@ -167,7 +167,7 @@ def test_a_device_that_fails_at_any_call_tells_everyone(at: int) -> None:
 
     jobs, failures = [job(prompt(i, 5), 9) for i in (1, 2, 3)], list[str]()
     it = Running(runner(slots=2))
-    it.scheduler.failed = failures.append
+    it.scheduler.on_failure = failures.append
     counted(it, at, fault)
     it.scheduler.submit(jobs)
     with it:

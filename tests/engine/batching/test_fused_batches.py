@@ -12,7 +12,7 @@ from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver, Sequence
-from orinllm.choose.sampling import DrawRequest, Sampling, draw_token, token_logprobs
+from orinllm.choose.sampling import DrawRequest, Sampling, draw_on_host, token_logprobs
 from orinllm.gpu.kernels.buffers import PAGE
 
 PAGES = 3
@@ -47,7 +47,7 @@ def test_a_batch_gives_what_each_gives_alone(
     runner._begins = False  # the end of a prompt alone is rounded as a chunk is
     together = jobs_of(2)
     assert run(runner, together, deterministic) == 0
-    runner.most_under_way = 1  # now each step waits for the tokens of the one before
+    runner.most_steps_in_flight = 1  # now each step waits for the tokens of the one before
     for one, many in zip(jobs_of(2), together, strict=True):
         run(runner, [one], deterministic)
         assert ear(many).heard == ear(one).heard
@@ -57,7 +57,7 @@ def test_a_batch_gives_what_each_gives_alone(
 def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
     logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
     mask = np.array([0b0101], np.uint32)
-    drawn = draw_token(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
+    drawn = draw_on_host(logits, DrawRequest(Sampling(temperature=0), [], lambda: mask, 2))
     assert drawn.token == 2
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     assert drawn.logprobs is not None
@@ -66,5 +66,5 @@ def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
     assert [value for _, value in drawn.logprobs.best] == pytest.approx(exact[1:3])
     assert token_logprobs(logits, 0, 0).best == ()
     none = np.array([0], np.uint32)
-    assert draw_token(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
-    assert draw_token(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1
+    assert draw_on_host(logits, DrawRequest(Sampling(), [], lambda: none)).token == -1
+    assert draw_on_host(np.full(4, np.nan, np.float32), DrawRequest(Sampling(), [])).token == -1

@@ -36,7 +36,7 @@ from orinllm.gpu.mtp_block import FusedMtpBlock
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import MTP, Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.model import Generation, Model, ModelDescription
-from orinllm.server.engine import _count_pages
+from orinllm.server.engine import _affordable_pages
 from orinllm.server.options import EngineOptions
 
 TEXT = list(PROMPT[:70])
@@ -457,5 +457,5 @@ def test_a_server_leaves_its_room(apt: Path, monkeypatch: pytest.MonkeyPatch) ->
         # Of a token 128 elements are kept, and 128 and 64 floats beside: a third of it fits.
         free = plan.weight_bytes + 16 * cache_bytes(plan, PAGE)
         monkeypatch.setattr("orinllm.server.engine.free_memory_bytes", lambda device: free)  # noqa: B023
-        pages.append(_count_pages(EngineOptions(apt, memory=1.0), plan, network, block))
+        pages.append(_affordable_pages(EngineOptions(apt, memory=1.0), plan, network, block))
     assert pages == [16, 5]

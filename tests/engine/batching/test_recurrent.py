@@ -68,7 +68,7 @@ class Crowd:
         self.rng, self.asked = np.random.default_rng(seed), list[Sequence]()
         self.runner = RecurrentToy(SLOTS, PAGES, VOCABULARY, chunk=128, prompt_tokens_per_step=64)
         self.runner.pace = self.go_on
-        self.runner.most_under_way = int(self.rng.integers(1, 3))
+        self.runner.most_steps_in_flight = int(self.rng.integers(1, 3))
         self.heads = [self.words(300), self.words(200)]
         watch = SchedulerObserver()
         watch.on_preemption = self._preempted  # type: ignore[method-assign]

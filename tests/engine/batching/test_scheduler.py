@@ -29,7 +29,7 @@ from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.fused import prompt_tokens_per_step
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.server import choices
-from orinllm.server.service import Service, SystemdWatchdog
+from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 
 
 def test_memory_that_runs_out_preempts_who_came_last() -> None:
@@ -64,7 +64,7 @@ def test_who_began_first_is_never_preempted() -> None:
     late, before = job(prompt(9, 5), 2), list[int]()
     with Running(runner(slots=3, pages=5)) as it:
         it.watch.on_sequence_end = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
-        it.watch.on_begin = lambda *how: before.append(it.scheduler.n_waiting)  # type: ignore[method-assign]
+        it.watch.on_sequence_begin = lambda *how: before.append(it.scheduler.n_waiting)  # type: ignore[method-assign]
         it.answer(*jobs, late)
         assert it.preemptions > 0
     ended.remove(late)
@@ -239,7 +239,7 @@ def test_the_queue_is_fair_and_ends() -> None:
 
 def test_who_has_its_last_token_is_told_of_a_failure() -> None:
     it, failures = Running(runner(slots=2)), list[str]()
-    it.scheduler.failed = failures.append
+    it.scheduler.on_failure = failures.append
     launch = it.runner.launch_step
 
     def second_breaks(rows: Any) -> None:
@@ -386,7 +386,7 @@ def test_a_first_token_is_heard_before_the_second_is_started() -> None:
         launch(rows)
 
     it.runner.launch_step = noted  # type: ignore[method-assign]
-    it.scheduler.began = lambda: heard.append(-len(ear(one).heard))
+    it.scheduler.on_first_token = lambda: heard.append(-len(ear(one).heard))
     with it:
         it.answer(one)
     assert heard[:3] == [0, -1, 1]
@@ -426,16 +426,16 @@ def test_only_steps_on_a_cpu_wait_for_the_event_loop(on_cpu: bool) -> None:
     scheduler = Scheduler(has, PagedStore(4), SchedulerObserver(), 1)
     engine: Any = SimpleNamespace(scheduler=scheduler)
 
-    async def started() -> Service:
-        service, ready = Service(lambda watch: engine, SystemdWatchdog()), asyncio.Event()
-        service.loaded = lambda engine: ready.set()
-        service.start()
+    async def started() -> ModelThread:
+        model_thread, ready = ModelThread(lambda watch: engine, SystemdWatchdog()), asyncio.Event()
+        model_thread.on_loaded = lambda engine: ready.set()
+        model_thread.start()
         await ready.wait()
-        return service
+        return model_thread
 
-    service = asyncio.run(started())
-    assert (scheduler.began == service.event_bridge.wait_until_sent) == on_cpu
-    assert service.join(60)
+    model_thread = asyncio.run(started())
+    assert (scheduler.on_first_token == model_thread.event_bridge.wait_until_sent) == on_cpu
+    assert model_thread.join(60)
 
 
 def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
@@ -471,7 +471,9 @@ def test_time_of_prompts_is_told_from_that_of_tokens(monkeypatch: pytest.MonkeyP
     told, clock = dict[str, list[float]](), iter([10.0, 11.0, 13.0, 16.0, 17.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     watch = SchedulerObserver()
-    monkeypatch.setattr(watch, "on_work", lambda what, took: told.setdefault(what, []).append(took))
+    monkeypatch.setattr(
+        watch, "on_phase_work", lambda what, took: told.setdefault(what, []).append(took)
+    )
     stopwatch = PhaseStopwatch(watch)
     stopwatch.restart()
     for filled, stepped in ((False, True), (False, True), (True, True), (True, False)):

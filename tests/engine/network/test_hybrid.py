@@ -148,17 +148,17 @@ def test_a_prompt_goes_on_from_the_last_checkpoint_before_they_part(opened: Open
 def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> None:
     kept = Checkpoints(3)
     for tokens in (64, 128, 192):
-        assert kept.take_slot(0, tokens) is not None
-    assert kept.take_slot(0, 128) is None  # there is one
-    tokens, checkpoint = kept.longest(0, 100)
+        assert kept.claim_checkpoint(0, tokens) is not None
+    assert kept.claim_checkpoint(0, 128) is None  # there is one
+    tokens, checkpoint = kept.longest_checkpoint(0, 100)
     assert tokens == 64 and checkpoint is not None
     kept.pin(checkpoint)
-    assert kept.longest(1, 999) == (0, None)
-    assert [kept.take_slot(1, n) is None for n in (64, 128, 192)] == [False] * 3
-    assert kept.longest(0, 999) == (64, checkpoint)
+    assert kept.longest_checkpoint(1, 999) == (0, None)
+    assert [kept.claim_checkpoint(1, n) is None for n in (64, 128, 192)] == [False] * 3
+    assert kept.longest_checkpoint(0, 999) == (64, checkpoint)
     kept.unpin(checkpoint)
     kept.forget_behind(0, 63)
-    assert kept.longest(0, 999) == (0, None)
+    assert kept.longest_checkpoint(0, 999) == (0, None)
     # The last border of a prompt, and equal distances of at least eight pages before it.
     assert kept.piece_end(0, 1024, 100) == 64
     many = Checkpoints(32)

@@ -23,8 +23,8 @@ from httpx._transports import default as transports
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
+from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import HttpOptions
-from orinllm.server.service import Service, SystemdWatchdog
 from orinllm.server.web.connection import LimitedConnection
 
 # httpx reads the machine's certificates for each request without a client, which takes 34 ms.
@@ -40,12 +40,12 @@ class Live:
     """A server in this process."""
 
     url: str
-    service: Service
+    model_thread: ModelThread
     failures: list[str] = field(default_factory=list)
 
     @property
     def engine(self) -> Engine:
-        return self.service.engine
+        return self.model_thread.engine
 
     def client(self) -> openai.OpenAI:
         return client(self.url)
@@ -82,18 +82,18 @@ def live(
     """Serve an engine on a thread's event loop; `wait` until it is loaded."""
     http = HttpOptions("127.0.0.1", 0, **options)
     ready, failures = threading.Event(), list[str]()
-    service = Service(load, SystemdWatchdog())
+    model_thread = ModelThread(load, SystemdWatchdog())
 
     def failed(why: str, mendable: bool) -> None:
         failures.append(why)
         ready.set()
 
-    service.loaded = lambda engine: ready.set()
-    service.failed = failed
+    model_thread.on_loaded = lambda engine: ready.set()
+    model_thread.on_failure = failed
     config = uvicorn.Config(
-        make_app(service, http, "test"),
+        make_app(model_thread, http, "test"),
         port=0,
-        http=LimitedConnection.subclass_with_metrics(service.metrics),
+        http=LimitedConnection.subclass_with_metrics(model_thread.metrics),
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -102,7 +102,7 @@ def live(
     server = uvicorn.Server(config)
 
     async def run() -> None:
-        service.start()
+        model_thread.start()
         await server.serve()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
@@ -110,11 +110,11 @@ def live(
     wait_until(lambda: server.started and (ready.is_set() or not wait), "the server")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield Live(f"http://127.0.0.1:{port}", service, failures)
+        yield Live(f"http://127.0.0.1:{port}", model_thread, failures)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        assert service.join(PATIENCE), "the scheduler's thread did not end"
+        assert model_thread.join(PATIENCE), "the scheduler's thread did not end"
 
 
 @dataclass

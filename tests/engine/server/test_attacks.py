@@ -19,7 +19,7 @@ from orinllm.server.engine import Engine
 from orinllm.server.jobs import RequestJob, submit_job
 from orinllm.server.web import page
 from orinllm.text.answer import Delta
-from orinllm.text.tools import ToolCall
+from orinllm.text.call_formats import ToolCall
 
 USER: Any = {"role": "user", "content": "Hello"}
 CALL = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}

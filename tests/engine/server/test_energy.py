@@ -58,8 +58,8 @@ def test_eight_clients_alternate_between_the_phases(monkeypatch: pytest.MonkeyPa
         busy[0] = True
         prefill = be("prefill", draw.uniform(0.005, 0.06))
         decode = be("decode", draw.uniform(0.01, 0.08))
-        energy.on_work("prefill", prefill)
-        energy.on_work("decode", decode)
+        energy.on_phase_work("prefill", prefill)
+        energy.on_phase_work("decode", decode)
         busy[0] = False
         be("idle", draw.choice((0.0, 0.0, 0.05, 0.2)))
     be("idle", 1.0)
@@ -84,7 +84,7 @@ def test_threads_that_take_turns() -> None:
                 for phase in ("prefill", "decode"):
                     began, device.phase = time.monotonic(), phase
                     time.sleep(draw.uniform(0.02, 0.06))
-                    energy.on_work(phase, time.monotonic() - began)
+                    energy.on_phase_work(phase, time.monotonic() - began)
                 device.phase = "idle"
                 busy.clear()
             time.sleep(0.01)
@@ -112,7 +112,7 @@ def test_what_the_rails_drew_is_shared_and_nothing_else(monkeypatch: pytest.Monk
         rail = Rail("VDD_IN", "1", watts=40.0, chip="ina3221")
         energy.add_sample(Sample(now[0], now[0], (rail,)), 5.0)
         if number % 3 == 0:
-            energy.on_work("decode", 0.01 if number == 0 else 0.03)
+            energy.on_phase_work("decode", 0.01 if number == 0 else 0.03)
     found = shown(energy)
     assert found["idle"] < 0.01 * found["decode"] and found["prefill"] == 0
     # Half a second of samples is shared in one go: what came after it waits.
@@ -126,7 +126,7 @@ def test_a_machine_without_rails_shows_none() -> None:
     assert start_phase_energy(registry, [lambda files: Readings()]) is None
     metrics = Metrics()
     metrics.start_measuring_energy([lambda files: Readings()])
-    metrics.on_work("decode", 1.0)
+    metrics.on_phase_work("decode", 1.0)
     assert b"joules" not in metrics.prometheus_text()
 
 
@@ -135,7 +135,7 @@ def test_rails_are_on_the_page() -> None:
     metrics = Metrics()
     metrics.start_measuring_energy([lambda files: Readings(rails=(rail,))])
     time.sleep(0.1)
-    metrics.on_work("decode", 0.05)
+    metrics.on_phase_work("decode", 0.05)
     text = metrics.prometheus_text().decode()
     assert 'orinllm_energy_joules_total{phase="decode"}' in text
     assert 'orinllm_energy_boundary_info{boundary="' in text and 'rails="VDD_IN"' in text

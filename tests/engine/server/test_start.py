@@ -7,9 +7,9 @@ from tests.engine.models import smollm2
 
 from orinllm.errors import BadInput
 from orinllm.server.engine import read_description
-from orinllm.server.options import EngineOptions, HttpOptions, check_grace, parse_percentage
-from orinllm.server.run import serve
-from orinllm.server.web.security import check_host, check_origin, read_keys
+from orinllm.server.options import EngineOptions, HttpOptions, checked_grace, parse_share
+from orinllm.server.server_process import serve
+from orinllm.server.web.security import checked_host, checked_origin, read_api_keys
 
 
 def keys(path: Path, raw: bytes, mode: int = 0o600) -> tuple[tuple[str, ...], list[str]]:
@@ -17,7 +17,7 @@ def keys(path: Path, raw: bytes, mode: int = 0o600) -> tuple[tuple[str, ...], li
     path.write_bytes(raw)
     path.chmod(mode)
     told = list[str]()
-    return read_keys(path, told.append), told
+    return read_api_keys(path, told.append), told
 
 
 def test_a_file_of_keys_as_people_write_them(tmp_path: Path) -> None:
@@ -45,16 +45,16 @@ def test_keys_that_cannot_be(tmp_path: Path, raw: bytes, says: str) -> None:
         keys(tmp_path / "keys", raw)
     assert f"--api-key-file {tmp_path / 'keys'}: {says}" in str(refused.value)
     with pytest.raises(BadInput, match="Is a directory"):
-        read_keys(tmp_path, print)
+        read_api_keys(tmp_path, print)
 
 
 @pytest.mark.parametrize(
     "host", ["", "a b", "http://board.lan", "board.lan:80", "a/b", "-a", "*", "board.lan."]
 )
 def test_hosts_that_cannot_be(host: str) -> None:
-    assert check_host("board-1.lan") == "board-1.lan"
+    assert checked_host("board-1.lan") == "board-1.lan"
     with pytest.raises(BadInput, match=r"^--allow-host '"):
-        check_host(host)
+        checked_host(host)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_hosts_that_cannot_be(host: str) -> None:
 )
 def test_origins_that_cannot_be(origin: str) -> None:
     for right in ("*", "https://a.example", "http://127.0.0.1:3000", "capacitor://localhost"):
-        assert check_origin(right) == right
+        assert checked_origin(right) == right
     with pytest.raises(BadInput, match=r"^--allow-origin '"):
-        check_origin(origin)
+        checked_origin(origin)
 
 
 @pytest.mark.parametrize("alias", ["", " ", "a\nb", "a ", "\x1b[1m"])
@@ -90,9 +90,9 @@ def test_names_that_cannot_be(alias: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 86401.0])
 def test_graces_that_cannot_be(value: float) -> None:
-    assert (check_grace(0), check_grace(86400), parse_percentage("70%")) == (0, 86400, 0.7)
+    assert (checked_grace(0), checked_grace(86400), parse_share("70%")) == (0, 86400, 0.7)
     with pytest.raises(BadInput, match=r"^--grace "):
-        check_grace(value)
+        checked_grace(value)
 
 
 def test_a_template_that_is_none_names_its_flag(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from orinllm.batching.runner import Row
 from orinllm.batching.scheduler import Scheduler
 from orinllm.batching.sequence import SchedulerObserver
 from orinllm.choose.hidden_states import Pooling
-from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, draw_token
+from orinllm.choose.sampling import DrawnTokens, DrawRequest, Floats, Logprobs, draw_on_host
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import ModelDescription
 from orinllm.server.engine import Engine
@@ -58,7 +58,7 @@ class ToyRunner:
     most_extra_tokens: int = 0
     name: str = "toy"
     context: int = 2048
-    most_under_way: int = 2
+    most_steps_in_flight: int = 2
     begun: int = 0  # prompts whose end was computed with the token behind it
     followed: int = 0  # steps that began before the tokens of the one before were collected
     widest: int = 0  # most rows of a step
@@ -110,7 +110,7 @@ class ToyRunner:
             self.followed += 1
         pairs = zip(rows, tokens, strict=True)
         self._steps.append([self._token(row, token) for row, token in pairs])
-        assert len(self._steps) <= self.most_under_way
+        assert len(self._steps) <= self.most_steps_in_flight
 
     def collect_tokens(self) -> list[DrawnTokens]:
         time.sleep(self.step_seconds)
@@ -144,7 +144,7 @@ class ToyRunner:
             return DrawnTokens(self.script(row.position - first), found)
         held = self._held(row.pages, row.position + 1)
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
-        return draw_token(toy_logits(held, self.vocab_size), how)
+        return draw_on_host(toy_logits(held, self.vocab_size), how)
 
     def _held(self, pages: Sequence[int], end: int) -> list[int]:
         """Return the tokens of a sequence as they lie in its pages."""

@@ -6,8 +6,8 @@ from typing import Any
 from tests.engine.models import LLAMA_CPP, tokenizer
 
 from orinllm.text.answer import AnswerParser, Delta
+from orinllm.text.call_formats import ToolCall
 from orinllm.text.template import ChatTemplate
-from orinllm.text.tools import ToolCall
 
 TOOLS = [
     {

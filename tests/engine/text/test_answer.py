@@ -26,7 +26,7 @@ from tests.engine.text.answers import (
     template_of,
 )
 
-from orinllm.text.answer import AnswerParser, AnswerReader, Delta, StopTextFilter
+from orinllm.text.answer import AnswerParser, AnswerTokenReader, Delta, StopTextFilter
 
 # -- what a template writes of an answer, the parser reads back ------------------------------------
 
@@ -239,7 +239,7 @@ def test_an_answer_without_marks_is_its_content(parts: list[str], stem: str, see
 def _read_tokens(stem: str, name: str, text: str) -> Delta:
     source = tokenizer(name)
     parser = AnswerParser.for_template(template_of(stem), TOOLS)
-    reader = AnswerReader(source, parser)
+    reader = AnswerTokenReader(source, parser)
     deltas = [reader.push(token) for token in source.encode(text, special=True)]
     return joined([*deltas, reader.flush()])
 
@@ -254,7 +254,7 @@ def test_control_tokens_reach_the_parser_that_knows_them_and_no_reader() -> None
 
 def test_of_a_character_that_is_cut_nothing_is_shown() -> None:
     source = tokenizer("gpt-2")
-    reader = AnswerReader(source, AnswerParser.for_template(template_of(QWEN3)))
+    reader = AnswerTokenReader(source, AnswerParser.for_template(template_of(QWEN3)))
     half = source.encode("🦙")[:1]
     assert joined([*(reader.push(token) for token in half), reader.flush()]) == Delta()
 

@@ -10,7 +10,7 @@ from orinllm.gpu.encoder import FusedEncoder
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import Network, plan_network
 from orinllm.model import ModelDescription
-from orinllm.server.engine import _count_pages
+from orinllm.server.engine import _affordable_pages
 from orinllm.server.options import EngineOptions
 from orinllm.sight import (
     enable_pictures,
@@ -43,7 +43,7 @@ def test_pages_and_context_leave_room_for_an_encoder(
             monkeypatch.setattr(f"orinllm.{module}.free_memory_bytes", lambda device: free)  # noqa: B023
         plan_network(network, "EMU")
         options = EngineOptions(network.gguf.path, memory=1.0, mmproj=tmp_path / "mmproj.gguf")
-        assert min(_count_pages(options, plan, network, None), 9) == min(pages, 9)
+        assert min(_affordable_pages(options, plan, network, None), 9) == min(pages, 9)
     free = plan.weight_bytes + weights + rows + one - 1
     with pytest.raises(BadInput, match=r"192 tokens fit beside the 0\.0 GB of an encoder"):
         plan_network(network, "EMU")

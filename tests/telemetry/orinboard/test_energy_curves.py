@@ -368,7 +368,7 @@ def test_joules_by_phase_on_a_chip_that_waits(
             turn = left.pop(0)
             now[0] = turn[-1][2]
             for phase, begin, end in turn:
-                energy.on_work(phase, end - begin)
+                energy.on_phase_work(phase, end - begin)
         now[0] = clock()
         began.append(sample.seconds)
         energy.add_sample(sample, status.max_gap)

@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 from orinllm.batching.scheduler import NO_TOKEN, Scheduler
 from orinllm.choose.sampling import Logprobs
 from orinllm.server.choices import ChoiceEvent
-from orinllm.server.errors import ApiError, failed_error
+from orinllm.server.errors import ApiError, sequence_failed_error
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.common import CommonFields
 from orinllm.text.answer import Delta
+from orinllm.text.call_formats import ToolCall
 from orinllm.text.tokenizer import Tokenizer
-from orinllm.text.tools import ToolCall
 
 # Seconds of silence after which a stream says that it is alive.
 _PING_SECONDS = 15.0
@@ -43,7 +43,7 @@ class Answer(ABC):
         self, tokenizer: Tokenizer, common: CommonFields, model: str, run: RequestJob
     ) -> None:
         self._tokenizer, self._common, self._model, self.run = tokenizer, common, model, run
-        self._choices = [ChoiceText() for _ in run.sequences]
+        self._choices = [ChoiceSoFar() for _ in run.sequences]
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class OpenAiAnswer(Answer):
             elif self.echo[index]:
                 text = self.echo[index]
                 logprobs = self._logprobs_object(self.echoed[index])
-                yield self._sse_chunk(self._chunk(index, text, logprobs, None))
+                yield self._sse_chunk(self._chunk_choice(index, text, logprobs, None))
 
     def event_chunks(self, event: ChoiceEvent) -> Iterator[bytes]:
         """See `Answer`."""
@@ -195,12 +195,14 @@ class OpenAiAnswer(Answer):
         if self._chat:
             delta = _delta_object(event.delta, said.n_calls - len(event.delta.tool_calls))
         if delta or logprobs:
-            yield self._sse_chunk(self._chunk(event.choice, delta, logprobs, None))
+            yield self._sse_chunk(self._chunk_choice(event.choice, delta, logprobs, None))
         if event.finish is not None:
-            end = self._chunk(event.choice, {} if self._chat else "", None, event.finish)
+            end = self._chunk_choice(event.choice, {} if self._chat else "", None, event.finish)
             yield self._sse_chunk(end)
 
-    def _chunk(self, index: int, delta: Any, logprobs: Any, finish: str | None) -> dict[str, Any]:
+    def _chunk_choice(
+        self, index: int, delta: Any, logprobs: Any, finish: str | None
+    ) -> dict[str, Any]:
         what = "delta" if self._chat else "text"
         chunk = {"index": index, what: delta, "finish_reason": finish}
         return chunk if self._common.top is None else {**chunk, "logprobs": logprobs}
@@ -285,7 +287,7 @@ class OpenAiAnswer(Answer):
 _Entry = tuple[int, Logprobs | None, int]
 
 
-class ChoiceText:
+class ChoiceSoFar:
     """A choice's text so far. stop: the text of the request's that ended it."""
 
     def __init__(self) -> None:
@@ -325,7 +327,9 @@ def _call_object(call: ToolCall) -> dict[str, Any]:
 
 
 def _failure_error(why: str) -> ApiError:
-    return ApiError(400, why, code="invalid_schema") if why == NO_TOKEN else failed_error(why)
+    return (
+        ApiError(400, why, code="invalid_schema") if why == NO_TOKEN else sequence_failed_error(why)
+    )
 
 
 def sse_event(value: dict[str, Any], name: str = "") -> bytes:

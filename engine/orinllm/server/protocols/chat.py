@@ -176,7 +176,7 @@ def _read_response_format(fields: Fields) -> AnswerShape | None:
     part = fields.subfields("response_format")
     if part is None:
         return None
-    kind = part.choice("type", ("text", "json_object", "json_schema"), None)
+    kind = part.one_of("type", ("text", "json_object", "json_schema"), None)
     if kind is None:
         raise invalid_error("response_format.type", "is missing", "missing_required_parameter")
     schema: Any = {"type": "object"} if kind == "json_object" else None
@@ -214,11 +214,11 @@ def _read_other_shapes(fields: Fields) -> list[AnswerShape | None]:
     found = []
     part = fields.subfields("structured_outputs")
     if part is not None:
-        found = [_read_structured(part, name, name) for name in _STRUCTURED]
+        found = [_read_structured_field(part, name, name) for name in _STRUCTURED]
         part.boolean("disable_any_whitespace", False)
         part.note_unread()
-    found += [_read_structured(fields, f"guided_{name}", name) for name in _STRUCTURED]
-    found += [_read_structured(fields, "json_schema", "json")]
+    found += [_read_structured_field(fields, f"guided_{name}", name) for name in _STRUCTURED]
+    found += [_read_structured_field(fields, "json_schema", "json")]
     grammar = fields.text("grammar")
     if grammar:
         found.append(AnswerShape("gbnf", grammar, "grammar"))
@@ -228,7 +228,7 @@ def _read_other_shapes(fields: Fields) -> list[AnswerShape | None]:
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
-def _read_structured(fields: Fields, name: str, kind: str) -> AnswerShape | None:
+def _read_structured_field(fields: Fields, name: str, kind: str) -> AnswerShape | None:
     value, path = fields.value(name), fields.path_of(name)
     if value is None or (value is False and kind == "json_object"):
         return None
@@ -241,7 +241,7 @@ def _read_structured(fields: Fields, name: str, kind: str) -> AnswerShape | None
             raise invalid_error(path, "no JSON schema")
         return AnswerShape("schema", value, path)
     if kind == "choice":
-        choices = fields.sequence(name) or []
+        choices = fields.array(name) or []
         if not choices or not all(isinstance(text, str) for text in choices):
             raise invalid_error(path, "an array of strings was expected")
         return AnswerShape("regex", "|".join(f"({re.escape(text)})" for text in choices), path)
@@ -342,7 +342,7 @@ def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
 
 def _read_message(part: Fields) -> dict[str, Any]:
     part.required("role")
-    role = part.choice("role", _ROLES, None)
+    role = part.one_of("role", _ROLES, None)
     message: dict[str, Any] = {"role": role}
     content = part.value("content")
     if isinstance(content, list):
@@ -393,7 +393,7 @@ def _read_content_part(part: Fields) -> dict[str, Any]:
 
 
 def _read_call(part: Fields) -> dict[str, Any]:
-    part.choice("type", ("function",), "function")
+    part.one_of("type", ("function",), "function")
     part.value("index")
     call: dict[str, Any] = {"type": "function", "id": part.required_text("id")}
     part.required("function")

@@ -1,6 +1,6 @@
 """POST /v1/completions: texts that go on."""
 
-from orinllm.server.fields import Fields, read_texts
+from orinllm.server.fields import Fields, read_texts_or_tokens
 from orinllm.server.protocols.chat import (
     read_answer_shape,
     read_common_fields,
@@ -24,7 +24,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
     common = read_common_fields(fields, max_tokens, top)
     fields.refuse_unless("suffix", ("",), "this server continues text and fills no gap")
     fields.refuse_unless("best_of", (common.n,), "must be n: no answers are made to be thrown away")
-    prompts = read_texts(fields.required("prompt"), "prompt")
+    prompts = read_texts_or_tokens(fields.required("prompt"), "prompt")
     request = CompletionRequest(common, prompts, echo, read_answer_shape(fields))
     refuse_service_fields(fields)
     fields.note_unread()

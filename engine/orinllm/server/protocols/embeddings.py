@@ -16,13 +16,13 @@ from orinllm.server.choices import EndSink, EventBridge
 from orinllm.server.engine import Engine
 from orinllm.server.errors import (
     ApiError,
-    context_error,
-    failed_error,
     invalid_error,
+    sequence_failed_error,
+    too_long_error,
     unsupported_error,
 )
-from orinllm.server.fields import Fields, IgnoredFields, read_texts
-from orinllm.server.jobs import RequestJob, check_tokens, refuse_long_text, submit_job
+from orinllm.server.fields import Fields, IgnoredFields, read_texts_or_tokens
+from orinllm.server.jobs import RequestJob, refuse_long_text, refuse_unknown_tokens, submit_job
 
 # OpenAI's limit of texts in a request.
 _MOST_TEXTS = 2048
@@ -42,13 +42,13 @@ class EmbeddingRequest:
 
 def read_embeddings(fields: Fields) -> EmbeddingRequest:
     """Read a request; raises ApiError."""
-    texts = read_texts(fields.required("input"), "input")
+    texts = read_texts_or_tokens(fields.required("input"), "input")
     if len(texts) > _MOST_TEXTS:
         raise invalid_error("input", f"{len(texts)} texts; at most {_MOST_TEXTS}")
     request = EmbeddingRequest(
         fields.model(),
         texts,
-        fields.choice("encoding_format", ("float", "base64"), "float") == "base64",
+        fields.one_of("encoding_format", ("float", "base64"), "float") == "base64",
         fields.optional_integer("dimensions", 1, 1 << 31),
         fields.text("user") or "",
         fields.notes,
@@ -83,12 +83,12 @@ class EmbeddingsAnswer:
             except BadInput as error:
                 raise invalid_error("input", str(error)) from None
         else:
-            check_tokens(engine, text, "input")
+            refuse_unknown_tokens(engine, text, "input")
             ids = list(text)
         if not ids:
             raise invalid_error("input", "is empty: at least one token is needed")
         if len(ids) > engine.context:
-            raise context_error(len(ids), engine.context, "input")
+            raise too_long_error(len(ids), engine.context, "input")
         return ids
 
     async def wait_for_result(self) -> dict[str, Any]:
@@ -96,11 +96,11 @@ class EmbeddingsAnswer:
         texts, data = await asyncio.to_thread(self.text_tokens), []
         for index, ids in enumerate(texts):
             pool = PooledStates(self._engine.pooling)
-            self.run.sequences = [self._make_job(ids, pool)]
+            self.run.sequences = [self._make_sequence(ids, pool)]
             submit_job(self._engine, self.run, goes_on=index > 0)
             event = await self.run.events.get()
             if event.error is not None:
-                raise failed_error(event.error)
+                raise sequence_failed_error(event.error)
             data.append(
                 {"object": "embedding", "index": index, "embedding": self._vector_value(pool)}
             )
@@ -112,7 +112,7 @@ class EmbeddingsAnswer:
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def _make_job(self, ids: list[int], pool: PooledStates) -> Job:
+    def _make_sequence(self, ids: list[int], pool: PooledStates) -> Job:
         # A mean needs every token's state, and states are not kept.
         reuse = self._engine.pooling == "last"
         return Job(

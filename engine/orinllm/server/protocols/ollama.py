@@ -9,7 +9,7 @@ from typing import Any
 from orinllm.choose.sampling import Sampling
 from orinllm.server.choices import ChoiceEvent
 from orinllm.server.errors import ApiError, invalid_error
-from orinllm.server.fields import Fields, read_texts
+from orinllm.server.fields import Fields, read_texts_or_tokens
 from orinllm.server.jobs import RequestJob
 from orinllm.server.protocols.answers import Answer
 from orinllm.server.protocols.chat import MOST_TOKENS, new_seed, read_stop_texts, read_tools
@@ -72,7 +72,7 @@ def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
 def read_embed(fields: Fields) -> EmbeddingRequest:
     """Read POST /api/embed; raises ApiError."""
     name = "input" if fields.value("input") is not None else "prompt"  # /api/embeddings' name
-    texts = read_texts(fields.required(name), name)
+    texts = read_texts_or_tokens(fields.required(name), name)
     fields.ignore_unless("truncate", (False,), "texts are not shortened")
     fields.ignore_unless("options", ({},), "have no effect on embeddings")
     _skip_keep_alive(fields)
@@ -92,7 +92,7 @@ def _read_common(fields: Fields) -> CommonFields:
     common = CommonFields(
         model=untagged_name(fields.model()),
         sampling=_read_sampling(options),
-        max_tokens=_read_length(options),
+        max_tokens=_read_max_tokens(options),
         stop=read_stop_texts(options, "stop"),
         stream=fields.boolean("stream", True),
         notes=fields.notes,
@@ -117,7 +117,7 @@ def _read_sampling(options: Fields) -> Sampling:
     )
 
 
-def _read_length(options: Fields) -> int | None:
+def _read_max_tokens(options: Fields) -> int | None:
     """Return how many tokens an answer has at most: -1 is no limit, -2 the whole context."""
     value = options.optional_integer("num_predict", -2, MOST_TOKENS)
     return None if value is None or value < 1 else value
@@ -158,7 +158,7 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     messages, called = [], dict[str, str]()
     for part in fields.subfields_of_each("messages"):
         part.required("role")
-        role = part.choice("role", ("system", "user", "assistant", "tool"), None)
+        role = part.one_of("role", ("system", "user", "assistant", "tool"), None)
         message: dict[str, Any] = {"role": role, "content": part.text("content") or ""}
         if pictures := _read_pictures(part):
             message["content"] = [*pictures, {"type": "text", "text": message["content"]}]
@@ -280,7 +280,7 @@ def ollama_time() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def loaded_answer(model: str, chat: bool) -> dict[str, Any]:
+def load_only_answer(model: str, chat: bool) -> dict[str, Any]:
     """Return the answer to a request that only wants the model to be loaded."""
     said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     return {

@@ -13,7 +13,7 @@ from orinllm.batching.sequence import Sequence as Job
 from orinllm.choose.sampling import Logprobs, Sampling, Words
 from orinllm.server.choices import ChoiceEvent, EndSink, EventBridge
 from orinllm.server.engine import Engine
-from orinllm.server.errors import failed_error
+from orinllm.server.errors import sequence_failed_error
 from orinllm.server.jobs import RequestJob, submit_job
 from orinllm.server.protocols.common import CommonFields
 
@@ -54,7 +54,7 @@ class PromptScores:
         for _ in self.run.sequences:
             event = await self.run.events.get()
             if event.error is not None:
-                raise failed_error(event.error)
+                raise sequence_failed_error(event.error)
         return [sink.found for sink in self._sinks]
 
 

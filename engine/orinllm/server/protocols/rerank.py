@@ -27,7 +27,7 @@ def read_rerank(fields: Fields) -> RerankRequest:
     model, query = fields.model(), fields.required_text("query")
     fields.required("documents")
     documents = []
-    for index, value in enumerate(fields.sequence("documents") or ()):
+    for index, value in enumerate(fields.array("documents") or ()):
         text = value.get("text") if isinstance(value, dict) else value
         if not isinstance(text, str) or not text:
             raise invalid_error(f"documents[{index}]", "no text")

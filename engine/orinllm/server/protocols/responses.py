@@ -77,7 +77,7 @@ def _read_shape(fields: Fields) -> AnswerShape | None:
         return None
     shape = None
     if (form := part.subfields("format")) is not None:
-        kind = form.choice("type", ("text", "json_object", "json_schema"), "text")
+        kind = form.one_of("type", ("text", "json_object", "json_schema"), "text")
         if kind == "json_object":
             shape = AnswerShape("schema", {"type": "object"}, "text.format")
         if kind == "json_schema":
@@ -109,7 +109,7 @@ def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
     for name in ("id", "status", "phase"):  # an answer's own, which comes back
         part.value(name)
     if kind == "message":
-        role = part.choice("role", _ROLES, None)
+        role = part.one_of("role", _ROLES, None)
         if role is None:
             raise invalid_error(part.path_of("role"), "is missing", "missing_required_parameter")
         content = read_content(part, "content", _read_part, "")

@@ -24,7 +24,7 @@ class TokenizeRequest:
 def read_tokenize(fields: Fields) -> TokenizeRequest:
     """Read a request for a text's tokens; raises ApiError."""
     model = fields.text("model")
-    text, messages = fields.text("content"), fields.sequence("messages")
+    text, messages = fields.text("content"), fields.array("messages")
     given = fields.text("prompt")
     if sum(value is not None for value in (text, given, messages)) != 1:
         raise invalid_error("content", "one of content, prompt (the same) and messages is needed")

@@ -38,7 +38,7 @@ class FileLeases:
                 self._files[path] = number
 
     @property
-    def file_to_overwrite(self) -> Path | None:
+    def threatened_file(self) -> Path | None:
         """The file that somebody waits to overwrite."""
         for path, number in self._files.items():
             if fcntl.fcntl(number, fcntl.F_GETLEASE) != fcntl.F_RDLCK:

@@ -26,7 +26,7 @@ SAFE_HEADERS = [
 ]
 
 
-def read_keys(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
+def read_api_keys(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
     """Return a file's keys, one a line; raises BadInput for none, or for one nobody can send.
 
     `tell` hears that others of this machine can read them.
@@ -54,7 +54,7 @@ def read_keys(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def check_host(name: str) -> str:
+def checked_host(name: str) -> str:
     """Return a name of --allow-host; raises BadInput for what no Host header can say."""
     if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", name):
         raise BadInput(
@@ -63,7 +63,7 @@ def check_host(name: str) -> str:
     return name
 
 
-def check_origin(origin: str) -> str:
+def checked_origin(origin: str) -> str:
     """Return an origin of --allow-origin; raises BadInput for what no browser says."""
     try:
         parts = urlsplit(origin)

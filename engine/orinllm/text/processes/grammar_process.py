@@ -1,4 +1,4 @@
-"""The process that compiles grammars, `python -m` with SECONDS and MEMORY (limits.py).
+"""The process that compiles grammars, `python -m` with SECONDS and MEMORY (job_loop.py).
 
 llguidance has limits of its own. Beyond them, a grammar of a client may nest deeper than the stack,
 or take seconds or all memory before a limit is reached; then this process ends, and not the server.
@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from orinllm.errors import BadInput
-from orinllm.text.processes.limits import answer_jobs
+from orinllm.text.processes.job_loop import answer_jobs
 from orinllm.text.schemas import loosened_schema
 
 # White space between JSON's parts is as models write it; free white space would let a small model

@@ -1,7 +1,7 @@
-"""The process that renders chat templates, `python -m` with SECONDS and MEMORY (limits.py).
+"""The process that renders chat templates, `python -m` with SECONDS and MEMORY (job_loop.py).
 
 A template is code of whoever made the model's file. jinja2's sandbox keeps it away from Python's
-insides; limits of the process keep it from using all time and memory (limits.py). Lists may grow,
+insides; limits of the process keep it from using all time and memory (job_loop.py). Lists may grow,
 which the `transformers` library's sandbox forbids and Kimi-K2's template needs: all that a template
 can change came with its job or was made in it, and goes with it.
 """
@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
-from orinllm.text.processes.limits import answer_jobs
+from orinllm.text.processes.job_loop import answer_jobs
 
 # The name of the clock that templates read.
 _NOW = "strftime_now"

@@ -1,4 +1,4 @@
-"""The process that decodes pictures, `python -m` with SECONDS and MEMORY (limits.py).
+"""The process that decodes pictures, `python -m` with SECONDS and MEMORY (job_loop.py).
 
 A few bytes may be a picture of gigabytes, and decoders have faults; either ends this process alone.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from orinllm.errors import BadInput
 from orinllm.network.vision.prepare import prepare_picture
-from orinllm.text.processes.limits import answer_jobs
+from orinllm.text.processes.job_loop import answer_jobs
 
 
 def _answer_job(job: Mapping[str, Any]) -> dict[str, Any]:

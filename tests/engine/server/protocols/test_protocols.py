@@ -15,7 +15,8 @@ from tests.engine.server.toy import description, toy
 
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import Fields
-from orinllm.server.protocols import chat, messages, ollama, responses
+from orinllm.server.protocols import chat, ollama, responses
+from orinllm.server.protocols.anthropic import read_messages_request
 from orinllm.server.protocols.common import ChatRequest, CommonFields
 
 SCHEMA = WEATHER["function"]["parameters"]
@@ -26,7 +27,7 @@ USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": ARGUMENTS}
 
 def anthropic(**more: Any) -> ChatRequest:
     said = [{"role": "user", "content": "hi"}]
-    return messages.read_messages_request(
+    return read_messages_request(
         Fields({"model": "m", "max_tokens": 5, "messages": said, "tools": [TOOL], **more})
     )
 

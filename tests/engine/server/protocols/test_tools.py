@@ -236,7 +236,7 @@ def test_every_template_s_model_must_call_what_it_must() -> None:
     with live(toy(pages=512, context=16384)) as server:
         for stem in stems:
             made = ChatTemplate(template(stem), description().tokenizer)
-            server.service._engine = replace(server.engine, template=made)
+            server.model_thread._engine = replace(server.engine, template=made)
             more = {"tools": [tool], "tool_choice": "required", "max_tokens": 150}
             asked = {"model": "test", "messages": QUESTION, **more}
             reply = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)

@@ -1,4 +1,4 @@
-"""A process of its own for what a client or a file may make endless (limits.py)."""
+"""A process of its own for what a client or a file may make endless (job_loop.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.text.processes.limits import end_reason
+from orinllm.text.processes.job_loop import end_reason
 
 _CHILDREN: weakref.WeakSet[JobProcess] = weakref.WeakSet()
 
@@ -24,7 +24,7 @@ class JobProcess:
     """A process that does jobs, one at a time; threads may share it.
 
     Args:
-      module: What it runs: `limits.serve`, which answers each job.
+      module: What it runs: `job_loop.answer_jobs`, which answers each job.
       seconds: CPU time of a job at most.
       memory: Bytes that the process may take.
       first: What each such process is told before its first job.
@@ -99,7 +99,7 @@ class JobProcess:
         if self._process is None:
             return
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # with its copy (limits.py)
+            os.killpg(self._process.pid, signal.SIGKILL)  # with its copy (job_loop.py)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):

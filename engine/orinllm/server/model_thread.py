@@ -40,18 +40,18 @@ class SystemdWatchdog:
             tell_systemd("WATCHDOG=1")
 
 
-class Service:
+class ModelThread:
     """Loads a model in a thread of its own, which then is its scheduler's.
 
-    `loaded` and `failed` (one line, and whether the user caused it) are called in the event loop.
+    The event loop calls `on_loaded` and `on_failure` (one line, and whether the user caused it).
     """
 
     def __init__(
         self, load: Callable[[SchedulerObserver], Engine], watchdog: SystemdWatchdog
     ) -> None:
         self.metrics, self._watchdog = Metrics(), watchdog
-        self.loaded: Callable[[Engine], None] = lambda engine: None
-        self.failed: Callable[[str, bool], None] = lambda why, mendable: None
+        self.on_loaded: Callable[[Engine], None] = lambda engine: None
+        self.on_failure: Callable[[str, bool], None] = lambda why, mendable: None
         self._load = load
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,28 +104,31 @@ class Service:
         try:
             engine = self._load(self.metrics)
         except BadInput as error:
-            self._call_in_loop(self.failed, str(error), True)
+            self._call_in_loop(self.on_failure, str(error), True)
             return
         except Exception as error:  # each device raises what its libraries do
             traceback.print_exc()
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            self._call_in_loop(self.failed, f"the model does not load: {why}", False)
+            self._call_in_loop(self.on_failure, f"the model does not load: {why}", False)
             return
         scheduler = engine.scheduler
-        scheduler.alive, scheduler.handed = self._watchdog.tell_alive, self.event_bridge.flush
-        scheduler.failed = self._on_scheduler_failure
+        scheduler.on_alive, scheduler.on_tokens_handed = (
+            self._watchdog.tell_alive,
+            self.event_bridge.flush,
+        )
+        scheduler.on_failure = self._on_scheduler_failure
         if isinstance(scheduler.runner, CpuRunner):  # its steps take the cores from the event loop
-            scheduler.began = self.event_bridge.wait_until_sent
+            scheduler.on_first_token = self.event_bridge.wait_until_sent
         self.metrics.observe_scheduler(scheduler)
         self._engine = engine
-        self._call_in_loop(self.loaded, engine)
+        self._call_in_loop(self.on_loaded, engine)
         scheduler.run()
 
     def _on_scheduler_failure(self, why: str) -> None:
         assert self._engine is not None
         if (failure := self._engine.scheduler.failure) is not None:
             traceback.print_exception(failure)
-        self._call_in_loop(self.failed, why, False)
+        self._call_in_loop(self.on_failure, why, False)
 
     def _call_in_loop(self, call: Callable[..., None], *values: object) -> None:
         assert self._loop is not None

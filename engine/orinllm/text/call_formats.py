@@ -107,7 +107,7 @@ def part_schema(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def string_arguments(tools: Sequence[Tool], name: str) -> set[str]:
+def string_argument_names(tools: Sequence[Tool], name: str) -> set[str]:
     """Return the arguments of a function that its schema says are strings."""
     schema = arguments_schema(tools, name)
     keys = schema.get("properties")
@@ -183,7 +183,7 @@ def _xml_call(text: str, tools: Sequence[Tool]) -> ToolCall:
     found = _XML_CALL.fullmatch(text)
     if found is None:
         raise NoCallError("no <function=...>...</function>")
-    strings = string_arguments(tools, found[1])
+    strings = string_argument_names(tools, found[1])
     return _make_call(
         found[1],
         {k: bare_value(v, k in strings) for k, v in _XML_ARGUMENT.findall(found[2])},
@@ -198,7 +198,7 @@ def _pairs_call(text: str, tools: Sequence[Tool]) -> ToolCall:
     found = _PAIRS_CALL.fullmatch(text)
     if found is None or _PAIR.sub("", found[2]):
         raise NoCallError("no name with <arg_key> and <arg_value>")
-    strings = string_arguments(tools, found[1])
+    strings = string_argument_names(tools, found[1])
     return _make_call(
         found[1], {k: bare_value(v, k in strings) for k, v in _PAIR.findall(found[2])}
     )

@@ -67,7 +67,7 @@ def _read_request(fields: Fields) -> ChatRequest:
         notes=fields.notes,
     )
     thinking = _read_thinking(fields)
-    shape, effort = _read_output(fields)
+    shape, effort = _read_output_config(fields)
     tools = _read_tools(fields)
     request = ChatRequest(common, _read_messages(fields), tools, shape, effort, thinking)
     fields.note_unread()
@@ -78,20 +78,20 @@ def _read_thinking(fields: Fields) -> bool | None:
     part = fields.subfields("thinking")
     if part is None:
         return None
-    kind = part.choice("type", ("enabled", "disabled", "adaptive"), None)
+    kind = part.one_of("type", ("enabled", "disabled", "adaptive"), None)
     part.ignore_unless("budget_tokens", (), "thoughts have no length of their own")
     part.ignore_unless("display", (), "thoughts come as they are")
     part.note_unread()
     return None if kind in (None, "adaptive") else kind == "enabled"
 
 
-def _read_output(fields: Fields) -> tuple[AnswerShape | None, str | None]:
+def _read_output_config(fields: Fields) -> tuple[AnswerShape | None, str | None]:
     part = fields.subfields("output_config")
     if part is None:
         return None, None
     shape = None
     if (form := part.subfields("format")) is not None:
-        form.choice("type", ("json_schema",), None)
+        form.one_of("type", ("json_schema",), None)
         shape = AnswerShape("schema", form.required("schema"), form.path_of("schema"))
         form.note_unread()
     effort = read_effort(part, "effort")
@@ -116,7 +116,7 @@ def _read_tools(fields: Fields) -> OfferedTools:
     choice = fields.subfields("tool_choice")
     if choice is None:
         return OfferedTools(tuple(tools))
-    kind = choice.choice("type", ("auto", "any", "tool", "none"), "auto")
+    kind = choice.one_of("type", ("auto", "any", "tool", "none"), "auto")
     parallel = not choice.boolean("disable_parallel_tool_use", False)
     forced: list[Mapping[str, Any]] = []
     if kind == "tool":
@@ -139,7 +139,7 @@ def _read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
         raise invalid_error("messages", "is empty: at least one message is needed")
     for part in parts:
         part.required("role")
-        role = part.choice("role", ("user", "assistant", "system"), None)
+        role = part.one_of("role", ("user", "assistant", "system"), None)
         content = part.required("content")
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
@@ -193,7 +193,7 @@ def _read_picture(block: Fields) -> dict[str, Any]:
     block.required("source")
     source = block.subfields("source")
     assert source is not None
-    kind = source.choice("type", ("base64", "url"), None)
+    kind = source.one_of("type", ("base64", "url"), None)
     source.text("media_type")
     name = "data" if kind == "base64" else "url"
     picture = (picture_part_of_base64 if kind == "base64" else picture_part_of_url)(

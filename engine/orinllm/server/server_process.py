@@ -20,12 +20,12 @@ from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load_engine, read_description
+from orinllm.server.model_thread import ModelThread, SystemdWatchdog
 from orinllm.server.options import EngineOptions, HttpOptions
-from orinllm.server.service import Service, SystemdWatchdog
 from orinllm.server.web.connection import CLIENT_SECONDS, LimitedConnection
 from orinllm.server.web.file_leases import FileLeases
 from orinllm.server.web.notify import tell_systemd
-from orinllm.server.web.security import ApiKeys, is_loopback, read_keys
+from orinllm.server.web.security import ApiKeys, is_loopback, read_api_keys
 
 #: Exit code where the model does not load, or the engine fails.
 EXIT_FAILED = 1
@@ -45,7 +45,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Tell = Callable[[str], None]
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Uvicorn's server without its signals: `_ServerProcess` has its own.
 
     `deaf` is called when nobody can ask any more.
@@ -162,11 +162,14 @@ class _ServerProcess:
         self.patient = False  # clients wait in the socket's queue while the model loads
         self._settled = asyncio.Event()  # it loaded, did not, or need not
         self._leases: FileLeases | None = None
-        self._service = Service(self._load_engine, SystemdWatchdog())
-        self._service.loaded, self._service.failed = self._on_loaded, self._on_failure
+        self._model_thread = ModelThread(self._load_engine, SystemdWatchdog())
+        self._model_thread.on_loaded, self._model_thread.on_failure = (
+            self._on_loaded,
+            self._on_failure,
+        )
         config = uvicorn.Config(
-            make_app(self._service, http, name, self._keys),
-            http=LimitedConnection.subclass_with_metrics(self._service.metrics),
+            make_app(self._model_thread, http, name, self._keys),
+            http=LimitedConnection.subclass_with_metrics(self._model_thread.metrics),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -176,8 +179,8 @@ class _ServerProcess:
             backlog=_BACKLOG,
             timeout_keep_alive=int(CLIENT_SECONDS),
         )
-        self._server, self._url = _Server(config), ""
-        self._server.deaf = lambda: self._service.stop(self._http.grace)
+        self._server, self._url = _UvicornServer(config), ""
+        self._server.deaf = lambda: self._model_thread.stop(self._http.grace)
         self._code, self._mendable, self._signals = 0, "", 0
 
     async def run(self, listening: socket.socket) -> int:
@@ -197,14 +200,14 @@ class _ServerProcess:
         host, port = listening.getsockname()[:2]
         self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._tell(f"loading {self._name}; {self._url}/health says when it is ready")
-        self._service.start()
+        self._model_thread.start()
         if self.patient:
             await self._settled.wait()
         # A task of its own: it looks ten times a second whether it shall end.
         await asyncio.create_task(self._server.serve([listening]))
         if self._mendable:
             raise BadInput(self._mendable)
-        if not self._service.join(_LAST_SECONDS):
+        if not self._model_thread.join(_LAST_SECONDS):
             # The thread is in the middle of loading, or of a launch that does not return.
             sys.stdout.flush()
             sys.stderr.flush()
@@ -212,7 +215,7 @@ class _ServerProcess:
         return self._code
 
     def _load_engine(self, watch: SchedulerObserver) -> Engine:
-        self._service.metrics.start_measuring_energy()
+        self._model_thread.metrics.start_measuring_energy()
         return load_engine(self._options, watch, self._tell_status)
 
     def _tell_status(self, text: str) -> None:
@@ -234,14 +237,14 @@ class _ServerProcess:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         others: dict[int, Callable[[], None]] = {
-            signal.SIGHUP: self._reload_keys,
+            signal.SIGHUP: self._reload_api_keys,
             signal.SIGIO: self._on_file_overwrite,
         }
         what = others.get(number, self._on_stop_signal)
         with contextlib.suppress(RuntimeError):  # the loop is closed: this is the end
             self._loop.call_soon_threadsafe(what)
 
-    def _reload_keys(self) -> None:
+    def _reload_api_keys(self) -> None:
         """Read the keys again; where that fails, the old ones stay."""
         path = self._http.key_file
         if path is None:
@@ -249,7 +252,7 @@ class _ServerProcess:
             return
         tell_systemd(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            keys = read_keys(path, self._tell)
+            keys = read_api_keys(path, self._tell)
         except BadInput as error:
             self._tell(f"{error}; the keys are what they were")
         else:
@@ -259,11 +262,7 @@ class _ServerProcess:
 
     def _on_file_overwrite(self) -> None:
         """End while the model's file is still whole: its pages go when it is overwritten."""
-        if (
-            self._leases is None
-            or (path := self._leases.file_to_overwrite) is None
-            or self._signals
-        ):
+        if self._leases is None or (path := self._leases.threatened_file) is None or self._signals:
             return
         self._tell(
             f"{path}: another program overwrites this file, which is in use; the server ends. "
@@ -276,7 +275,7 @@ class _ServerProcess:
         """End in order; a second signal cuts answers off, a third waits for nobody."""
         self._signals += 1
         if self._signals > 1:
-            self._service.stop(0)
+            self._model_thread.stop(0)
             self._loop.call_later(
                 _LAST_SECONDS if self._signals == 2 else 0, self._abort_connections
             )
