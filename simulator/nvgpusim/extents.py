@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .locks import Lock
+from .locks import GcPausingLock
 
 WORD = 4
 """Bytes that count as written together."""
@@ -57,7 +57,7 @@ class Extents:
     dead: deque[Extent] = field(default_factory=deque)
     moment: int = 0
     submissions: dict[int, deque[int]] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
+    lock: GcPausingLock = field(default_factory=GcPausingLock)
     keeps_writes: bool = True
     """True if anybody asks who wrote what: each look at a buffer pays microseconds for it."""
 
@@ -96,7 +96,7 @@ class Extents:
         with self.lock:
             self.submissions.setdefault(token, deque(maxlen=KEPT)).append(self.moment)
 
-    def take_oldest_submission(self, token: int) -> int:
+    def take_submission_moment(self, token: int) -> int:
         """The moment of the token's oldest submission that was not asked for yet, else now."""
         with self.lock:
             known = self.submissions.get(token)
@@ -130,12 +130,12 @@ class Extents:
                         return extent
             return None
 
-    def has_piece_in(self, va: int, end: int) -> bool:
+    def ever_had_piece_in(self, va: int, end: int) -> bool:
         """True if there is or was a piece in [va, end)."""
         with self.lock:
             return bisect_right(self.starts, end - 1) > bisect_right(self.starts, va - 1)
 
-    def next_start(self, va: int) -> int:
+    def next_piece_start(self, va: int) -> int:
         """Start of the next piece."""
         with self.lock:
             at = bisect_right(self.starts, va)

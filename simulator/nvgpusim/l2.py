@@ -96,7 +96,7 @@ class L2Cache:
         return bool(flags & CACHEABLE) or (self.policy == "all" and not kernel)
 
     def add_lines(self, number: int, lines: BufferLines) -> None:
-        """BufferLines of one more buffer."""
+        """The lines of one more buffer."""
         self._lines[number] = lines
 
     def flush(self, invalidate: bool) -> None:

@@ -26,7 +26,7 @@ _owed = False
 
 
 def pause_collection() -> None:
-    """No collection starts until the matching :func:`resume`; any thread, any number of times."""
+    """No collection starts until :func:`resume_collection`; any thread, any number of times."""
     # A signal handler may come in between any two lines and pause and resume by itself.
     global _holders, _owed
     _state.acquire()
@@ -38,7 +38,7 @@ def pause_collection() -> None:
 
 
 def resume_collection() -> None:
-    """The end of a :func:`pause`."""
+    """The end of a :func:`pause_collection`."""
     global _holders, _owed
     _state.acquire()
     _holders -= 1
@@ -71,14 +71,14 @@ def client_gc_functions() -> dict[str, Callable[[], object]]:
     return {"enable": enable, "disable": disable, "isenabled": isenabled}
 
 
-class Lock:
+class GcPausingLock:
     """A reentrant lock during which no collection starts. A forked child finds it free."""
 
-    _all: ClassVar[weakref.WeakSet[Lock]] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[GcPausingLock]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        Lock._all.add(self)
+        GcPausingLock._all.add(self)
 
     def acquire(self) -> None:
         """Wait for the lock."""
@@ -102,7 +102,7 @@ class Lock:
         self.release()
 
 
-class Bell:
+class WakeBell:
     """Wakes one thread; rings that come before it waits are one."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Bell:
 def _reset_in_fork_child() -> None:
     global _state, _holders, _owed
     _state, _holders = threading.RLock(), 0
-    for lock in list(Lock._all):
+    for lock in list(GcPausingLock._all):
         lock._lock = threading.RLock()
     if _owed:
         _owed = False

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import l2
-from .locks import Lock
+from .locks import GcPausingLock
 from .mappings_table import MappingsTable
 
 Access = Literal["read", "write", "fetch", "atomic"]
@@ -49,12 +49,12 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-def caller_lines() -> str:
+def client_call_lines() -> str:
     """The client's Python lines that led here: its own innermost one, and the library's."""
     return _client_lines(sys._getframe(1))
 
 
-def client_line() -> str:
+def main_thread_line() -> str:
     """The client's main thread's current line: about where it rang the doorbell."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
@@ -189,12 +189,12 @@ class DmaBuf:
         os.ftruncate(fd, self.size)
         self.array = map_pages(fd, self.size)
 
-    def pin_client_pages(self, address: int) -> None:
+    def use_client_pages(self, address: int) -> None:
         """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""
         self.pinned, self.foreign = address, True
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(address))
 
-    def copy_pinned_pages(self) -> None:
+    def keep_pinned_content(self) -> None:
         """Keep the content of pinned pages that the client is about to unmap."""
         if self.pinned is not None:
             self.array, self.pinned = self.array.copy(), None
@@ -249,14 +249,14 @@ class Mapping:
         if l2.board_l2().keeps_mapping_lines(self.flags, self.kernel):
             self.lines = l2.lines_of_buffer(self.buf)
 
-    def bytes_of_gpu(
+    def gpu_bytes(
         self, start: int, size: int, state: int = l2.KEPT, past: bool = False
     ) -> NDArray[np.uint8]:
         """The bytes [start, start + size) as the GPU reads them, or (l2.DIRTY) stores them."""
         start += self.buf_offset
-        return self.touched_buffer(start, size, state, past)[start : start + size]
+        return self.buffer_after_touch(start, size, state, past)[start : start + size]
 
-    def touched_buffer(
+    def buffer_after_touch(
         self, start: int, size: int, state: int, past: bool = False
     ) -> NDArray[np.uint8]:
         """The buffer; the GPU touches [start, start + size). `past`: past volatile lines."""
@@ -299,7 +299,7 @@ class GpuAddressSpace:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = Lock()
+        self._lock = GcPausingLock()
         self._maps: list[Mapping] = []
         self._starts: list[int] = []
         self._of: dict[DmaBuf, list[Mapping]] = {}
@@ -375,7 +375,7 @@ class GpuAddressSpace:
     # execution side
 
     def view_bytes(self, va: int, size: int, access: Access, past: bool = False) -> memoryview:
-        """`size` contiguous bytes at `va` in one mapping; raises MmuFault. `past`: see `whole`."""
+        """`size` bytes at `va` in one mapping; raises MmuFault. `past`: past volatile lines."""
         starts, maps = self._known or self._make_snapshot()
         at = bisect_right(starts, va) - 1
         if at < 0 or (start := va - (mapping := maps[at]).va) >= mapping.size:
@@ -383,10 +383,10 @@ class GpuAddressSpace:
         if start + size > mapping.size:
             raise self._make_fault(mapping.end, access)
         if access not in ("write", "atomic"):
-            return mapping.bytes_of_gpu(start, size, past=past).data.toreadonly()
+            return mapping.gpu_bytes(start, size, past=past).data.toreadonly()
         if mapping.read_only:
             raise MmuFault(va, access, "read-only", self.describe_address(va))
-        return mapping.bytes_of_gpu(start, size, l2.DIRTY, past).data
+        return mapping.gpu_bytes(start, size, l2.DIRTY, past).data
 
     def gather(
         self, va: NDArray[np.uint64], width: int, access: Access = "read"
@@ -398,7 +398,7 @@ class GpuAddressSpace:
             return out
         for mapping, lanes, offsets in self._lanes_by_mapping(va, width, access):
             start = int(offsets.min()) // 256 * 256
-            data = mapping.bytes_of_gpu(start, int(offsets.max()) + width - start)
+            data = mapping.gpu_bytes(start, int(offsets.max()) + width - start)
             offsets = offsets - np.uint64(start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 typed = data[: len(data) // width * width].view(_WIDE[width])
@@ -422,7 +422,7 @@ class GpuAddressSpace:
             rows = np.ascontiguousarray(data if lanes is None else data[lanes])
             start = int(offsets.min()) // 256 * 256
             size = min(int(offsets.max()) + width, mapping.size) - start
-            array, offsets = mapping.bytes_of_gpu(start, size, l2.DIRTY), offsets - np.uint64(start)
+            array, offsets = mapping.gpu_bytes(start, size, l2.DIRTY), offsets - np.uint64(start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 whole = array[: len(array) // width * width].view(_WIDE[width])
                 whole[offsets // np.uint64(width)] = rows.view(_WIDE[width]).reshape(-1)

@@ -45,7 +45,7 @@ class DeviceHeap:
         self.extents.add_piece(at, size, "malloc", line)
         return at
 
-    def try_free(self, at: int, line: str) -> str:
+    def free_or_explain(self, at: int, line: str) -> str:
         """Take memory back; what is wrong with the address, "" for nothing."""
         if at not in self.pieces:
             where = self.extents.piece_at(at)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ..extents import Extents
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..options import CHECKS as KERNEL_CHECKS
-from ..ptx import KernelCode, KernelFault, Launch, Module, PtxError, compile_kernel, parse
+from ..ptx import KernelCode, KernelFault, Launch, PtxError, PtxModule, compile_kernel, parse
 from ..ptx.sanitizer.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 from .heap import DEFAULT_BYTES, DeviceHeap
 from .lines import SourceLines
-from .streams import StreamOperation, StreamOrder, TouchedBytes, bytes_of_copy, bytes_of_launch
+from .streams import StreamOperation, StreamOrder, TouchedBytes, touched_by_copy, touched_by_launch
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, TOUCHED, CHECK, COPY, HOST, INFO = range(1, 12)
 STREAM, WRONG, PINNED, LIMIT = 12, 13, 14, 15
@@ -51,7 +51,7 @@ _REQUEST, _ANSWER = struct.Struct("<II5Q6Q"), struct.Struct("<iI")
 class LoadedModule:
     """A module with the addresses of its variables (.const: offsets in bank 3)."""
 
-    module: Module
+    module: PtxModule
     symbols: dict[str, int] = field(default_factory=dict)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     constants: tuple[int, int] = (0, 0)
@@ -103,7 +103,7 @@ class CudaServer:
         """The line of the call that is being answered, "" where nobody asked for it."""
         return self.lines.source_line(self.frames)
 
-    def report_gap(self, text: str) -> None:
+    def report_unsupported(self, text: str) -> None:
         """Something that the simulator cannot run: the program has not been tested."""
         self.gaps += 1
         self.add_finding(text, here=True)
@@ -176,7 +176,7 @@ class CudaServer:
             loaded = LoadedModule(parse(ptx_of(image)))
             self._place_variables(loaded)
         except (NoPtxError, PtxError) as error:
-            self.report_gap(f"a module cannot be loaded: {error}")
+            self.report_unsupported(f"a module cannot be loaded: {error}")
             return NO_IMAGE, b""
         self.modules.append(loaded)
         return 0, struct.pack("<I", len(self.modules) - 1)
@@ -199,13 +199,13 @@ class CudaServer:
                 at = self.malloc(v.size, v.name, fresh=False)
                 loaded.symbols[v.name] = at
                 loaded.places[v.name] = at, v.size
-                self._write_initial(at, v.size, v.data)
+                self._write_initial_content(at, v.size, v.data)
         if used:
             base = self.malloc(used, "constants", fresh=False)
             loaded.constants = base, used
             for v, offset in constants:
                 loaded.places[v.name] = base + offset, v.size
-                self._write_initial(base + offset, v.size, v.data)
+                self._write_initial_content(base + offset, v.size, v.data)
         for v in loaded.module.variables.values():
             for offset, name, more in v.references:
                 at = loaded.places[v.name][0] + offset - BASE
@@ -213,7 +213,7 @@ class CudaServer:
                 word = struct.pack("<Q", target + more & (1 << 64) - 1)
                 self.arena[at : at + 8] = np.frombuffer(word, np.uint8)
 
-    def _write_initial(self, at: int, size: int, data: bytes) -> None:
+    def _write_initial_content(self, at: int, size: int, data: bytes) -> None:
         content = data.ljust(size, b"\0")[:size]
         self.arena[at - BASE : at - BASE + size] = np.frombuffer(content, np.uint8)
 
@@ -227,7 +227,7 @@ class CudaServer:
             try:
                 code = compile_kernel(loaded.module, kernel, self.fine, self.warps is not None)
             except PtxError as error:
-                self.report_gap(f"kernel {name}: a gap of the simulator: {error}")
+                self.report_unsupported(f"kernel {name}: a gap of the simulator: {error}")
                 return NOT_SUPPORTED, b""
             self.known[module, name] = len(self.kernels)
             self.kernels.append((loaded, code))
@@ -248,7 +248,7 @@ class CudaServer:
 
     # calls
 
-    def check_copy(self, to: int, source: int, size: int) -> int:
+    def copy_error(self, to: int, source: int, size: int) -> int:
         """Refuse a copy or memset whose device memory is not all of one buffer."""
         for va, verb in ((to, "writes"), (source, "reads")):
             extent = self.extents.piece_at(va) if va else None
@@ -273,7 +273,7 @@ class CudaServer:
             if mapping is not None:
                 what = "cudaMallocAsync" if a[2] == TAKEN else "cudaFreeAsync"
                 self._record_operation(
-                    what, a[3], data, [bytes_of_copy(a[0], mapping.buf.size, True)]
+                    what, a[3], data, [touched_by_copy(a[0], mapping.buf.size, True)]
                 )
             if a[2] == GIVEN:
                 self.free(a[0])
@@ -284,7 +284,7 @@ class CudaServer:
             f"a copy or memset at {self.call_line}",
             a[3],
             data,
-            [bytes_of_copy(a[0], a[1], a[2] > 0)],
+            [touched_by_copy(a[0], a[1], a[2] > 0)],
         )
 
     def _record_operation(
@@ -381,13 +381,13 @@ class CudaServer:
         )  # fmt: skip
         if a[0] >> 32 & TOGETHER:
             self.workspace = self.workspace or self.malloc(8, "workspace", fresh=False)
-            self._write_initial(self.workspace, 8, b"")
+            self._write_initial_content(self.workspace, 8, b"")
             launch.workspace, launch.chunk_lanes = self.workspace, launch.thread_count
         if any(instr.op == "malloc" for instr in code.kernel.instrs):
             self._make_heap()
         launch.heap = self.heap
         name = code.kernel.name
-        error = self._run_and_catch(launch, name)
+        error = self._run_catching_faults(launch, name)
         self.launches += 1
         self.instructions += launch.thread_instrs
         for key, text in launch.findings.items():
@@ -396,7 +396,7 @@ class CudaServer:
                 self.add_finding(f"kernel {text}")
         if several and self.watch is not None:
             places = {id(m.buf): va for va, m in self.mappings.items()}
-            touches = bytes_of_launch(self.watch, places)
+            touches = touched_by_launch(self.watch, places)
             self._record_operation(f"kernel {name}", a[4] >> 56, clock, touches)
         sys.stdout.flush()
         return error
@@ -406,7 +406,7 @@ class CudaServer:
         if self.heap is None and (at := self._map_pages(self.heap_bytes, "heap")):
             self.heap = DeviceHeap(at, at + self.heap_bytes, self.extents)
 
-    def _run_and_catch(self, launch: Launch, name: str) -> int:
+    def _run_catching_faults(self, launch: Launch, name: str) -> int:
         try:
             launch.run_all_blocks()
         except MmuFault as fault:
@@ -416,7 +416,7 @@ class CudaServer:
             self.add_finding(f"kernel {name}: {fault} {fault.where}".rstrip())
             return ASSERTED if "assert" in fault.what.lower() else ESR.get(fault.esr, LAUNCH_FAILED)
         except PtxError as error:
-            self.report_gap(f"kernel {name}: a gap of the simulator: {error}")
+            self.report_unsupported(f"kernel {name}: a gap of the simulator: {error}")
             return NOT_SUPPORTED
         return 0
 
@@ -440,7 +440,7 @@ class CudaServer:
         if op == FREE:
             return self.free(a[0]), b""
         if op == COPY:
-            return self.check_copy(a[0], a[1], a[2]), b""
+            return self.copy_error(a[0], a[1], a[2]), b""
         if op == INFO:
             return 0, struct.pack("<Q", sum(end - start for start, end in self.free_runs))
         if op == LIMIT:

@@ -43,13 +43,13 @@ class StreamOperation:
         return bool(other.clock[other.stream] <= self.clock[other.stream])
 
 
-def bytes_of_copy(va: int, size: int, writes: bool) -> TouchedBytes:
+def touched_by_copy(va: int, size: int, writes: bool) -> TouchedBytes:
     """The bytes of a copy or memset."""
     whole, none = (np.broadcast_to(np.bool_(value), size) for value in (True, False))
     return TouchedBytes(va, 1, whole if writes else none, none if writes else whole, none)
 
 
-def bytes_of_launch(watch: Sanitizer, places: dict[int, int]) -> list[TouchedBytes]:
+def touched_by_launch(watch: Sanitizer, places: dict[int, int]) -> list[TouchedBytes]:
     """The bytes of the launch that has just ended, of buffers at `places` (by id)."""
     out, start = [], watch.start
     for buf, of in watch.memories.items():

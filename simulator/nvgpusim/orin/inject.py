@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ..errors import SimError
-from ..locks import Lock
+from ..locks import GcPausingLock
 from ..options import PROFILES
 from .abi import abi_of_profile
 from .gpu_api import NOTIFIER_IDLE_TIMEOUT, NOTIFIER_MMU_FAULT
@@ -104,7 +104,7 @@ class Injector:
     def __init__(self, specs: tuple[str, ...], seed: int) -> None:
         self.injections = [Injection.parse(text) for text in specs]
         self._rng = random.Random(f"inject {seed}")
-        self._lock = Lock()
+        self._lock = GcPausingLock()
         self.log: list[str] = []
 
     def raise_if_due(self, name: str) -> None:

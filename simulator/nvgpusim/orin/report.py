@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import SimError
-from ..locks import Lock
+from ..locks import GcPausingLock
 from ..options import Options
 from .gpu_api import NOTIFIER_GAP, ChannelPort, FaultReport
 from .rules import RULES, KernelError
@@ -30,7 +30,7 @@ class Journal:
     """Counts and events of one process. Any thread may write."""
 
     def __init__(self, live: TextIO | None = None) -> None:
-        self._lock = Lock()
+        self._lock = GcPausingLock()
         self.live = live
         self.counts: Counter[str] = Counter()
         self.rules: Counter[str] = Counter()

@@ -1,9 +1,9 @@
 """PTX: parse it, compile it to C, run grids of it."""
 
 from .compile import KernelCode, compile_kernel
-from .launch import Launch, LocalMemory, make_private_local
+from .launch import Launch, LocalMemory, make_local_memory
 from .parser.parse import parse
-from .parser.syntax import Kernel, Module, PtxError
+from .parser.syntax import Kernel, PtxError, PtxModule
 from .state import KernelFault
 
 __all__ = [
@@ -12,9 +12,9 @@ __all__ = [
     "KernelFault",
     "Launch",
     "LocalMemory",
-    "Module",
     "PtxError",
+    "PtxModule",
     "compile_kernel",
-    "make_private_local",
+    "make_local_memory",
     "parse",
 ]  # fmt: skip

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import Jump
+from .compile import BlockEnding
 from .parser.syntax import Operand
 from .state import ChunkState, Lanes, merged_lanes
 
 if TYPE_CHECKING:
     from .run import ChunkRun, Front
 
-Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
-"""Lanes that wait: the block where they go on, they, barriers, their threads or -1, the jump."""
+Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], BlockEnding]
+"""Lanes that wait: the block where they go on, they, barriers, their threads or -1, the ending."""
 
 
 class BlockBarriers:
@@ -26,19 +26,19 @@ class BlockBarriers:
         self.parked: list[Parked] = []
         self.arrived: dict[tuple[int, int], int] = {}
 
-    def execute_barrier(self, at: int, jump: Jump) -> int | None:
+    def execute_barrier(self, at: int, ending: BlockEnding) -> int | None:
         """bar.sync, bar.red, bar.arrive."""
-        st, instr = self.run.st, jump.instr
+        st, instr = self.run.st, ending.instr
         assert instr is not None
         lanes = st.active_lanes()
-        numbers = st.operand_values(jump.number, 32).astype(np.int64)
+        numbers = st.operand_values(ending.number, 32).astype(np.int64)
         counts = np.full(len(lanes), -1)
-        if jump.count is not None:
-            counts = st.operand_values(jump.count, 32).astype(np.int64)
+        if ending.count is not None:
+            counts = st.operand_values(ending.count, 32).astype(np.int64)
         whole = (numbers == numbers[0]).all() and ((counts < 0) | (counts == st.threads)).all()
-        if st.m is None and whole and not self.parked and jump.kind == "bar":
-            if jump.reduce is not None:
-                reduce_blocks(st, jump.reduce, lanes)
+        if st.m is None and whole and not self.parked and ending.kind == "bar":
+            if ending.reduce is not None:
+                reduce_blocks(st, ending.reduce, lanes)
             if st.shadow is not None:
                 st.shadow.on_block_barrier(lanes)
             return at + 1
@@ -47,7 +47,7 @@ class BlockBarriers:
             lane = int(np.flatnonzero(uneven)[0])
             what = f"a barrier for {int(counts[lane])} threads: no multiple of 32"
             raise self.run.sync_fault(what, instr, lane)
-        if jump.kind == "arrive":
+        if ending.kind == "arrive":
             if st.shadow is not None:
                 st.shadow.on_barrier_arrival(lanes, numbers)
             blocks = lanes // st.threads
@@ -55,7 +55,7 @@ class BlockBarriers:
                 mine = (blocks == key[0]) & (numbers == key[1])
                 self.count_arrivals(key, int(mine.sum()), int(counts[mine].max()))
             return at + 1
-        self.parked.append((at + 1, lanes, numbers, counts, jump))
+        self.parked.append((at + 1, lanes, numbers, counts, ending))
         return None
 
     def count_arrivals(self, key: tuple[int, int], threads: int, need: int) -> None:
@@ -78,10 +78,10 @@ class BlockBarriers:
                 del self.arrived[key]
                 continue
             kept = st.m
-            self.let_pass(self.completed_lanes())
+            self.let_lanes_pass(self.lanes_to_release())
             st.m = kept
 
-    def completed_lanes(self) -> NDArray[np.bool_]:
+    def lanes_to_release(self) -> NDArray[np.bool_]:
         """Lanes whose barriers are complete."""
         st = self.run.st
         live = np.ones(st.n, bool) if st.live is None else st.live
@@ -130,51 +130,51 @@ class BlockBarriers:
     def release_or_fail(self) -> None:
         """Nobody can run: complete the barriers that are complete, or report why none is."""
         st = self.run.st
-        passing = self.completed_lanes()
+        passing = self.lanes_to_release()
         if not passing.any():
             if self.run.meeting or self.run.waiting:
                 self.run.raise_if_lanes_wait()
-            _, lanes, _, _, jump = self.parked[0]
+            _, lanes, _, _, ending = self.parked[0]
             st.m = lanes
             what = "a barrier never completes: the other threads of the block wait elsewhere"
-            raise self.run.sync_fault(what, jump.instr)
-        self.let_pass(passing)
+            raise self.run.sync_fault(what, ending.instr)
+        self.let_lanes_pass(passing)
 
-    def let_pass(self, passing: NDArray[np.bool_]) -> None:
+    def let_lanes_pass(self, passing: NDArray[np.bool_]) -> None:
         """Let lanes go on after their barrier."""
         st = self.run.st
         if st.shadow is not None:
-            self.report_left_out(passing)
+            self.report_threads_left_out(passing)
         left: list[Parked] = []
-        free: dict[int, tuple[Lanes, Jump]] = {}
-        for at, lanes, numbers, counts, jump in self.parked:
+        free: dict[int, tuple[Lanes, BlockEnding]] = {}
+        for at, lanes, numbers, counts, ending in self.parked:
             ready = passing[lanes]
             if ready.any():
                 there = lanes[ready]
-                free[at] = (merged_lanes(there, free[at][0]) if at in free else there), jump
+                free[at] = (merged_lanes(there, free[at][0]) if at in free else there), ending
             if not ready.all():
                 keep = ~ready
-                left.append((at, lanes[keep], numbers[keep], counts[keep], jump))
+                left.append((at, lanes[keep], numbers[keep], counts[keep], ending))
         groups: Front = {}
-        for at, (there, jump) in free.items():
-            if jump.reduce is not None:
-                reduce_blocks(st, jump.reduce, there)
+        for at, (there, ending) in free.items():
+            if ending.reduce is not None:
+                reduce_blocks(st, ending.reduce, there)
             groups[at] = None if len(there) == st.n else there
         self.parked = left
         self.run.distribute_to_fronts(groups)
 
-    def report_left_out(self, passing: NDArray[np.bool_]) -> None:
+    def report_threads_left_out(self, passing: NDArray[np.bool_]) -> None:
         """Tell the sanitizer of barriers for the whole block that some threads never reach."""
         st = self.run.st
         if st.live is None or st.shadow is None:
             return
-        for _, lanes, _, counts, jump in self.parked:
+        for _, lanes, _, counts, ending in self.parked:
             for lane in lanes[passing[lanes] & (counts < 0)][:: st.threads]:
                 block = int(lane) // st.threads
                 gone = np.flatnonzero(~st.live[block * st.threads : (block + 1) * st.threads])
                 if len(gone):
                     st.shadow.report_unreached_barrier(
-                        int(lane), int(gone[0]), len(gone), jump.instr
+                        int(lane), int(gone[0]), len(gone), ending.instr
                     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .native.instructions import GROUPS, TABLE, InstructionText, used_registers, write_instruction
+from .native.instructions import GROUPS, TABLE, InstructionText, register_effects, write_instruction
 from .native.values import KernelTables
 from .operands import TYPES, InstructionSite
 from .parser.syntax import (
     Imm,
     Instr,
     Kernel,
-    Module,
     Operand,
     PtxError,
+    PtxModule,
     Reg,
     SymbolAddress,
     Variable,
@@ -42,7 +42,7 @@ EVERYONE = Imm(0xFFFFFFFF, "int")
 
 
 @dataclass
-class Jump:
+class BlockEnding:
     """Ending of a block: "next", "bra", "brx", "exit", "bar", "arrive" or "warp" (a barrier).
 
     Of a barrier: its number and how many threads it is for, or the mask; `reduce`: how bar.red
@@ -58,8 +58,8 @@ class Jump:
 
 
 @dataclass
-class Block:
-    """Straight-line instructions, and the jump after them, which is the last one's if it is one.
+class CodeBlock:
+    """Straight-line instructions and their ending, the last one where that jumps or waits.
 
     `meet`: mask of the lanes that its first instruction needs together, where it needs any.
     `alone`: all lanes do it before any goes on. `polls`: it looks at what other threads may store.
@@ -69,7 +69,7 @@ class Block:
 
     kind: int
     instrs: list[Instr]
-    jump: Jump
+    ending: BlockEnding
     meet: Operand | None = None
     alone: bool = False
     polls: bool = False
@@ -80,8 +80,8 @@ class Block:
 
     @property
     def body(self) -> list[Instr]:
-        """The instructions without the jump."""
-        return self.instrs[: len(self.instrs) - (self.jump.instr is not None)]
+        """The instructions without the ending."""
+        return self.instrs[: len(self.instrs) - (self.ending.instr is not None)]
 
 
 @dataclass
@@ -95,9 +95,9 @@ class KernelCode:
     """
 
     kernel: Kernel
-    module: Module
+    module: PtxModule
     frame: KernelTables
-    blocks: list[Block]
+    blocks: list[CodeBlock]
     texts: dict[int, InstructionText]
     kept: list[int]
     shared: dict[str, int]
@@ -163,7 +163,7 @@ def _access_granules(kernel: Kernel) -> dict[str, int]:
 
 
 def compile_kernel(
-    module: Module, kernel: Kernel, fine: bool = False, turns: bool = True
+    module: PtxModule, kernel: Kernel, fine: bool = False, turns: bool = True
 ) -> KernelCode:
     """Write every instruction as C. Raises PtxError naming the first one that is unknown.
 
@@ -177,7 +177,7 @@ def compile_kernel(
 
 
 def _make_code(
-    module: Module, kernel: Kernel, sites: list[Instr] | None, turns: bool
+    module: PtxModule, kernel: Kernel, sites: list[Instr] | None, turns: bool
 ) -> KernelCode:
     frame = KernelTables(kernel, module, sites, turns)
     texts = {
@@ -214,7 +214,7 @@ def _block_starts(frame: KernelTables, texts: dict[int, InstructionText]) -> set
     return starts
 
 
-def _cut_into_blocks(frame: KernelTables, texts: dict[int, InstructionText]) -> list[Block]:
+def _cut_into_blocks(frame: KernelTables, texts: dict[int, InstructionText]) -> list[CodeBlock]:
     kernel = frame.kernel
     order = sorted(s for s in _block_starts(frame, texts) if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
@@ -222,55 +222,55 @@ def _cut_into_blocks(frame: KernelTables, texts: dict[int, InstructionText]) -> 
     for at, end in zip(order, [*order[1:], len(kernel.instrs)], strict=True):
         instrs = kernel.instrs[at:end]
         site, text = InstructionSite(instrs[-1], kernel, frame.module), texts.get(id(instrs[0]))
-        jump = _block_jump(site, number)
+        ending = _block_ending(site, number)
         kind = CHAIN
-        if jump.kind in ("bar", "arrive") or instrs[0].op in CALLS:
-            plain = jump.kind == "bar" and isinstance(jump.number, Imm) and not jump.count
-            kind = BARRIER if plain and not jump.reduce and not site.i.guard else EVENT
+        if ending.kind in ("bar", "arrive") or instrs[0].op in CALLS:
+            plain = ending.kind == "bar" and isinstance(ending.number, Imm) and not ending.count
+            kind = BARRIER if plain and not ending.reduce and not site.i.guard else EVENT
         elif text is not None and (text.store or text.group):
             kind = STORE if text.store else GROUP
-        block = Block(kind, instrs, jump, _meeting_mask(instrs[0]))
+        block = CodeBlock(kind, instrs, ending, _meeting_mask(instrs[0]))
         block.alone = text is not None and text.alone
         block.polls = any(i.op == "atom" or any(m in _POLLS for m in i.mods) for i in instrs)
         blocks.append(block)
     return blocks
 
 
-def _block_jump(site: InstructionSite, number: dict[int, int]) -> Jump:
+def _block_ending(site: InstructionSite, number: dict[int, int]) -> BlockEnding:
     """The ending of a block whose last instruction is this."""
     instr = site.i
     match instr.op:
         case "bra":
-            return Jump("bra", (_target_block(site, number, instr.args[0]),), instr)
+            return BlockEnding("bra", (_target_block(site, number, instr.args[0]),), instr)
         case "exit" | "ret":
-            return Jump("exit", (END,), instr)
+            return BlockEnding("exit", (END,), instr)
         case "brx":
             table = instr.args[1]
             if not isinstance(table, SymbolAddress) or table.name not in site.kernel.tables:
                 raise site.make_error("unknown branch table")
             names = site.kernel.tables[table.name]
             targets = tuple(_target_block(site, number, SymbolAddress(name)) for name in names)
-            return Jump("brx", targets, instr, site.operand_at(0))
+            return BlockEnding("brx", targets, instr, site.operand_at(0))
         case "bar" | "barrier":
-            return _barrier_jump(site)
-    return Jump()
+            return _barrier_ending(site)
+    return BlockEnding()
 
 
-def _barrier_jump(site: InstructionSite) -> Jump:
+def _barrier_ending(site: InstructionSite) -> BlockEnding:
     args = site.i.args
     if site.has_modifier("warp"):
-        return Jump("warp", (), site.i, site.operand_at(0))
+        return BlockEnding("warp", (), site.i, site.operand_at(0))
     if site.has_modifier("red"):
         kind = next(m for m in site.mods if m in ("popc", "and", "or"))
         values = [a for a in args[1:] if a is not None]
         if not args[0] or len(values) < 2:
             raise site.make_error()
         count = values[1] if len(values) > 2 else None
-        return Jump("bar", (), site.i, values[0], count, (kind, values[-1], args[0]))
+        return BlockEnding("bar", (), site.i, values[0], count, (kind, values[-1], args[0]))
     if not site.has_modifier("sync", "arrive"):
         raise site.make_error()
     count = site.operand_at(1) if len(args) > 1 else None
-    return Jump(
+    return BlockEnding(
         "arrive" if site.has_modifier("arrive") else "bar", (), site.i, site.operand_at(0), count
     )
 
@@ -283,32 +283,32 @@ def _target_block(site: InstructionSite, number: dict[int, int], arg: Operand | 
     return number.get(site.kernel.labels[arg.name], END)
 
 
-def successors(blocks: list[Block], n: int) -> list[int]:
+def successors(blocks: list[CodeBlock], n: int) -> list[int]:
     """Blocks that may follow block n, the next one last."""
-    block, out = blocks[n], list(blocks[n].jump.targets)
-    jump = block.jump
-    falls = jump.kind not in ("bra", "exit", "brx") or jump.instr is None
-    if falls or (jump.instr is not None and jump.instr.guard is not None):
+    block, out = blocks[n], list(blocks[n].ending.targets)
+    ending = block.ending
+    falls = ending.kind not in ("bra", "exit", "brx") or ending.instr is None
+    if falls or (ending.instr is not None and ending.instr.guard is not None):
         out.append(n + 1)
-    elif jump.kind == "brx":
+    elif ending.kind == "brx":
         out.append(END)  # for an index beyond the table
     return [t if t < len(blocks) else END for t in out]
 
 
 def _find_live_registers(
-    kernel: Kernel, blocks: list[Block], texts: dict[int, InstructionText]
+    kernel: Kernel, blocks: list[CodeBlock], texts: dict[int, InstructionText]
 ) -> list[int]:
     """Find what lives where, by the usual backward iteration; registers that live at any start."""
     for block in blocks:
-        one = [used_registers(i, kernel, texts.get(id(i))) for i in block.body]
-        if (last := block.jump.instr) is not None:
+        one = [register_effects(i, kernel, texts.get(id(i))) for i in block.body]
+        if (last := block.ending.instr) is not None:
             reads = (
                 {r for arg in last.args for r in register_numbers(arg)}
                 if last.op != "bra"
                 else set()
             )
             made: set[int] = set()
-            if block.jump.reduce is not None and isinstance(last.args[0], Reg):
+            if block.ending.reduce is not None and isinstance(last.args[0], Reg):
                 made = {last.args[0].index}
             if last.guard is not None:
                 reads.add(last.guard.index)

@@ -106,9 +106,9 @@ class EndlessWaits:
         run, st, machine = self.run, self.run.st, self.run.machine
         waiting = len(run.barriers.parked), len(run.waiting), len(run.meeting)
         alive = None if st.live is None else int(st.live.sum())
-        before = self.untimed_registers(lanes)
+        before = self.clock_free_values(lanes)
         here = 0 if lanes is None else len(lanes)
-        machine.set_looking(True)
+        machine.note_lane_reads(True)
         try:
             for _ in range(PIECES):
                 first = min(run.groups)
@@ -126,15 +126,15 @@ class EndlessWaits:
                     continue
                 now = run.groups[at]
                 if (0 if now is None else len(now)) == here and _same_bits(
-                    before, self.untimed_registers(now)
+                    before, self.clock_free_values(now)
                 ):
                     return True
         finally:
             looks += machine.looks[: machine.call.look_count].tolist()
-            machine.set_looking(False)
+            machine.note_lane_reads(False)
         return False
 
-    def untimed_registers(self, lanes: Lanes | None) -> list[Any]:
+    def clock_free_values(self, lanes: Lanes | None) -> list[Any]:
         """The registers of a group, but for those that depend on a clock."""
         kept = [v for k, v in self.run.st.R.items() if k not in (self.timed or ())]
         return [v.copy() if lanes is None else v[lanes] for v in kept]
@@ -150,7 +150,7 @@ class EndlessWaits:
 
     def _named_fault(self, fault: KernelFault, instrs: list[Instr]) -> KernelFault:
         fault.kind = "sync"
-        self.run.st.name_fault(fault, instrs[0] if instrs else None)
+        self.run.st.add_fault_place(fault, instrs[0] if instrs else None)
         return fault
 
     def deadlock_fault(self, looks: list[Any]) -> KernelFault:

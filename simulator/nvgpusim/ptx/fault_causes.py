@@ -27,7 +27,7 @@ def access_bytes(site: InstructionSite) -> int:
         return 16 if site.i.op == "ldmatrix" else 8
     if site.i.op == "wmma":
         return wmma_matrix(site)[2]
-    return site.t.bits // 8 * next((int(m[1:]) for m in site.mods if m in ("v2", "v4", "v8")), 1)
+    return site.type.bits // 8 * next((int(m[1:]) for m in site.mods if m in ("v2", "v4", "v8")), 1)
 
 
 def access_kind(instr: Instr) -> Access:
@@ -50,12 +50,12 @@ def access_fault(st: ChunkState, instr: Instr, lane: int, at: int, copied: bool)
     try:
         check_access(st, space, where, access_bytes(site), access_kind(instr))
     except (KernelFault, MmuFault) as e:
-        st.name_fault(e, instr)
+        st.add_fault_place(e, instr)
         return e
     fault = KernelFault(
         0, f"no access of {access_bytes(site)} bytes to {at:#x} ({space}) is possible"
     )
-    st.name_fault(fault, instr)
+    st.add_fault_place(fault, instr)
     return fault
 
 
@@ -69,7 +69,7 @@ def check_lanes_together(st: ChunkState, instr: Instr) -> None:
         elif instr.op in MASKED and ("sync" in instr.mods or instr.op in ("match", "redux")):
             check_membermasks(st, st.operand_values(instr.args[MASKED[instr.op]], 32))
     except KernelFault as e:
-        st.name_fault(e, instr)
+        st.add_fault_place(e, instr)
         raise
     finally:
         st.m = kept

@@ -116,7 +116,7 @@ def free(site: InstructionSite, st: ChunkState) -> None:
     heap, line = _launch_heap(site, st), _source_line(site)
     place = f"PTX line {site.i.line}{line and ', ' + line}"
     for n, at in enumerate(addresses.tolist()):
-        if at and (what := heap.try_free(at, line)):
+        if at and (what := heap.free_or_explain(at, line)):
             text = f"{site.kernel.name}: bounds: free ({place}) by {st.thread_text(n)}: {what}"
             st.launch.findings.setdefault(f"free {site.i.line}", text)
     if st.shadow is not None:
@@ -157,7 +157,7 @@ def serve_host_call(st: ChunkState, instr: Instr) -> None:
             st.at = instr
             _CALLS[instr.op](site_of(st, instr), st)
     except (KernelFault, MmuFault) as e:
-        st.name_fault(e, instr)
+        st.add_fault_place(e, instr)
         raise
     finally:
         st.m = kept

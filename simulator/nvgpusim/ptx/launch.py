@@ -60,7 +60,7 @@ class LocalMemory:
     shape: tuple[int, int]
 
 
-def make_private_local(n: int, depth: int) -> LocalMemory:
+def make_local_memory(n: int, depth: int) -> LocalMemory:
     """Local memory that no buffer backs."""
     return LocalMemory(
         np.zeros(n * depth, np.uint8), np.arange(n, dtype=np.int64) * depth, (n, depth)
@@ -69,7 +69,7 @@ def make_private_local(n: int, depth: int) -> LocalMemory:
 
 @dataclass
 class Launch:
-    """A grid to run; `run()` runs it.
+    """A grid to run; `run_all_blocks` runs it.
 
     `grid`, `block`: (x, y, z). `ntid`, `nctaid`: what %ntid and %nctaid read from bank 0 (the
     driver may have left zeros there). `banks`: constant banks by number. `bases`: what cvta adds
@@ -114,7 +114,7 @@ class Launch:
     # for compiled instructions
 
     @property
-    def local_end(self) -> int:
+    def local_variables_end(self) -> int:
         """End of a thread's variables: behind it is nothing, but for what a driver keeps."""
         return LOCAL_SPAN if self.local is None else self.stack_top
 
@@ -124,7 +124,7 @@ class Launch:
         if name in code.shared:
             return code.shared[name]
         if name in code.local:
-            return self.local_end - code.local_bytes + code.local[name]
+            return self.local_variables_end - code.local_bytes + code.local[name]
         if name in code.kernel.params:
             return self.param_base + code.kernel.params[name].offset
         if name not in self.symbols and (at := code.module.function_address(name)):
@@ -222,7 +222,7 @@ class Launch:
 
     # running
 
-    def check_limits(self) -> None:
+    def raise_if_over_limits(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""
         if self.steps - self.steps_in_c > self.max_steps:
             raise KernelFault(0, f"the kernel did not end within {self.max_steps} steps")
@@ -281,7 +281,7 @@ class Launch:
             local = (
                 self.local(blocks, threads)
                 if self.local is not None
-                else make_private_local(blocks * threads, depth)
+                else make_local_memory(blocks * threads, depth)
             )
         st = ChunkState(
             launch=self,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .parser.syntax import Imm, Instr, Kernel, Module, Operand, PtxError, Vec
+from .parser.syntax import Imm, Instr, Kernel, Operand, PtxError, PtxModule, Vec
 
 Value = Any
 """A numpy array of lanes, or a scalar that all have."""
@@ -51,7 +51,7 @@ U32, U64, PRED = TYPES["u32"], TYPES["u64"], TYPES["pred"]
 class InstructionSite:
     """One instruction and what it says of itself."""
 
-    def __init__(self, instr: Instr, kernel: Kernel, module: Module) -> None:
+    def __init__(self, instr: Instr, kernel: Kernel, module: PtxModule) -> None:
         self.i, self.kernel, self.module = instr, kernel, module
         self.mods = instr.mods
         self.types = [TYPES[m] for m in instr.mods if m in TYPES]
@@ -73,7 +73,7 @@ class InstructionSite:
                 raise self.make_error(f"unknown modifier .{m}")
 
     @property
-    def t(self) -> PtxType:
+    def type(self) -> PtxType:
         """The instruction's (last) type."""
         if not self.types:
             raise self.make_error("no type")

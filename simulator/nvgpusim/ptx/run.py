@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .barriers import BlockBarriers
-from .compile import BARRIER, CALLS, EVENT, MASKED, Block, Jump
+from .compile import BARRIER, CALLS, EVENT, MASKED, BlockEnding, CodeBlock
 from .endless_waits import EndlessWaits
 from .fault_causes import access_fault, ballot, check_lanes_together
 from .host_calls import serve_host_call
@@ -42,7 +42,7 @@ class ChunkRun:
 
     def __init__(self, machine: NativeChunk, rng: np.random.Generator | None) -> None:
         self.machine, self.launch, self.st, self.rng = machine, machine.launch, machine.st, rng
-        self.blocks: list[Block] = machine.native.code.blocks
+        self.blocks: list[CodeBlock] = machine.native.code.blocks
         self.fronts: list[Front] = []
         self.groups: Front = {}
         self.meeting: dict[int, Lanes] = {}
@@ -63,7 +63,7 @@ class ChunkRun:
                 self.progress.raise_if_endless()
             self.choose_front()
             if not self.groups:
-                if self.resume_waiting_lanes():
+                if self.resume_warp_waiters():
                     continue
                 if not self.barriers.parked:
                     self.raise_if_lanes_wait()
@@ -132,7 +132,7 @@ class ChunkRun:
                 return
             block, before = self.blocks[at], self.launch.steps
             if block.kind in (BARRIER, EVENT):
-                following = self.serve_host_block(at, block)
+                following = self.execute_on_host(at, block)
                 left -= SPINNING if block.polls else 1
             else:
                 following = self.run_in_c(at)
@@ -143,24 +143,24 @@ class ChunkRun:
             if self.progress.is_look_due():
                 self.push_lanes(at, self.st.m)
                 return
-            if self.set_aside_if_due(at, left):
+            if self.set_group_aside_if_due(at, left):
                 return
 
     # steps of the current group: they return the block where it goes on, or None if it is no more
 
-    def serve_host_block(self, at: int, block: Block) -> int | None:
+    def execute_on_host(self, at: int, block: CodeBlock) -> int | None:
         """A barrier, or what the host does."""
         st, launch = self.st, self.launch
-        if not self.keep_complete_masks(at, block):
+        if not self.keep_lanes_with_whole_mask(at, block):
             return None
         launch.steps += 1
         launch.thread_instrs += len(block.instrs) * st.active_count()
         if launch.steps % 16 == 0:
-            launch.check_limits()
+            launch.raise_if_over_limits()
         if block.instrs[0].op in CALLS:
             serve_host_call(st, block.instrs[0])
             return at + 1
-        return self.wait_at_barrier(at, block.jump)
+        return self.execute_guarded_barrier(at, block.ending)
 
     def run_in_c(self, at: int, trusted: bool = False) -> int | None:
         """Let C run from block `at` on."""
@@ -175,7 +175,7 @@ class ChunkRun:
         how = self.machine.run_lanes(at, limit, budget, trusted)
         launch.steps += c.steps
         launch.steps_in_c += max(0, c.steps - 1)
-        launch.check_limits()
+        launch.raise_if_over_limits()
         if lanes is not None and how != LOOK:
             self.owing[at][lanes] = False
         if c.note >= 0:
@@ -183,33 +183,33 @@ class ChunkRun:
         if how == WHOLE:
             return int(c.entry)
         if how == LOOK:
-            return self.resolve_first_instruction(int(c.entry), trusted and c.entry == at)
+            return self.check_and_retry_in_c(int(c.entry), trusted and c.entry == at)
         if how == WRONG:
-            raise self.native_fault()
-        self.split_group()
+            raise self.fault_found_by_c()
+        self.split_group_by_block()
         return None
 
-    def resolve_first_instruction(self, at: int, again: bool) -> int | None:
+    def check_and_retry_in_c(self, at: int, again: bool) -> int | None:
         """Look at the first instruction of block `at`, which C has not done, and let C do it."""
         c, block = self.machine.call, self.blocks[at]
         if c.why == ROOM:
-            self.machine.make_copy_room()
+            self.machine.double_copy_room()
             return self.run_in_c(at, again)
         if c.why or again:
-            raise self.native_fault()
-        if not self.keep_complete_masks(at, block):
+            raise self.fault_found_by_c()
+        if not self.keep_lanes_with_whole_mask(at, block):
             return None
-        if block.jump.kind == "warp":
-            return self.wait_at_barrier(at, block.jump)
+        if block.ending.kind == "warp":
+            return self.execute_guarded_barrier(at, block.ending)
         check_lanes_together(self.st, block.instrs[0])
         return self.run_in_c(at, True)
 
-    def split_group(self) -> None:
+    def split_group_by_block(self) -> None:
         """The lanes of the group are at different blocks."""
         for n, lanes in self.machine.lanes_by_block():
             self.push_lanes(n, lanes)
 
-    def native_fault(self) -> Exception:
+    def fault_found_by_c(self) -> Exception:
         """The fault of a lane that C could not go on with."""
         st, c = self.st, self.machine.call
         instr, lane = self.launch.code.kernel.instrs[c.at], int(c.lane)
@@ -219,7 +219,7 @@ class ChunkRun:
             KernelFault(0, "more arrivals at an mbarrier than it expects"),
             np.array([lane]),
         )
-        st.name_fault(fault, instr)
+        st.add_fault_place(fault, instr)
         return fault
 
     def report_c_finding(self) -> None:
@@ -235,7 +235,7 @@ class ChunkRun:
             self.launch.add_finding(st, f"{what} threads arrive together", who)
         st.m = kept
 
-    def set_aside_if_due(self, at: int, left: int) -> bool:
+    def set_group_aside_if_due(self, at: int, left: int) -> bool:
         """Set the current group aside at block `at` where it is another one's turn."""
         if self.progress.judging:
             self.push_lanes(at, self.st.m)
@@ -254,12 +254,12 @@ class ChunkRun:
         """A fault of synchronization in the current group."""
         fault = KernelFault(0, what, lane)
         fault.kind = "sync"
-        self.st.name_fault(fault, instr)
+        self.st.add_fault_place(fault, instr)
         return fault
 
     # lanes that wait for each other
 
-    def keep_complete_masks(self, at: int, block: Block) -> bool:
+    def keep_lanes_with_whole_mask(self, at: int, block: CodeBlock) -> bool:
         """Keep the lanes whose whole mask is here in the current group, set the others aside.
 
         False if none is left.
@@ -288,7 +288,7 @@ class ChunkRun:
         return bool(ready.any())
 
     def masks_and_missing_lanes(
-        self, block: Block
+        self, block: CodeBlock
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Of each active lane the mask that its block asks for, and who of it is not here."""
         st = self.st
@@ -306,18 +306,18 @@ class ChunkRun:
         np.bitwise_or.at(warps, self.st.warp[lanes], missing)
         for front in self.fronts or [self.groups]:
             for there, others in front.items():
-                if there > at and others is not None and not self.only_exits(there):
+                if there > at and others is not None and not self.block_only_exits(there):
                     asked = warps[self.st.warp[others]] >> self.st.lane[others] & 1
                     owing[others[asked != 0]] = True
 
-    def only_exits(self, at: int) -> bool:
+    def block_only_exits(self, at: int) -> bool:
         """True if block `at` does nothing but exit."""
         if at >= len(self.blocks):
             return True
         block = self.blocks[at]
         return (
-            block.jump.kind == "exit"
-            and block.jump.instr is block.instrs[0]
+            block.ending.kind == "exit"
+            and block.ending.instr is block.instrs[0]
             and block.instrs[0].guard is None
         )
 
@@ -338,16 +338,16 @@ class ChunkRun:
                     lane, first + int(some[0]), mask, self.blocks[at].instrs[0]
                 )
 
-    def execute_warp_barrier(self, at: int, jump: Jump) -> int | None:
+    def execute_warp_barrier(self, at: int, ending: BlockEnding) -> int | None:
         """bar.warp.sync: go on when all lanes of the mask wait at one, anywhere."""
         st = self.st
-        assert jump.instr is not None
-        lanes, masks = st.active_lanes(), st.operand_values(jump.number, 32)
+        assert ending.instr is not None
+        lanes, masks = st.active_lanes(), st.operand_values(ending.number, 32)
         own = np.uint32(1) << st.lane[lanes]
         if ((masks & own) == 0).any():
             lane = int(np.flatnonzero((masks & own) == 0)[0])
             what = f"membermask {int(masks[lane]):#x} misses the executing lane"
-            raise self.sync_fault(what, jump.instr, lane)
+            raise self.sync_fault(what, ending.instr, lane)
         here = ballot(st, np.ones(len(lanes), bool))
         alive = self.launch.alive_mask(st)
         if not (masks & ~here & alive).any():
@@ -359,7 +359,7 @@ class ChunkRun:
         self.masks[lanes] = masks
         known = self.waiting.get(at + 1)
         both = lanes if known is None else merged_lanes(known[0], lanes)
-        self.waiting[at + 1] = both, jump.instr
+        self.waiting[at + 1] = both, ending.instr
         self.release_warp_barriers()
         return None
 
@@ -396,14 +396,14 @@ class ChunkRun:
     def release_waiting_lanes(self) -> None:
         """Lanes that wait for each other go on where all of them are there."""
         if self.waiting or self.meeting:
-            self.resume_waiting_lanes()
-        if self.barriers.parked and (passing := self.barriers.completed_lanes()).any():
-            self.barriers.let_pass(passing)
+            self.resume_warp_waiters()
+        if self.barriers.parked and (passing := self.barriers.lanes_to_release()).any():
+            self.barriers.let_lanes_pass(passing)
 
-    def resume_waiting_lanes(self) -> bool:
+    def resume_warp_waiters(self) -> bool:
         """Nobody can run: lanes may have left for which others wait."""
         if self.waiting and self.release_warp_barriers():
-            self.give_to_first_front()
+            self.give_pushed_to_first_front()
             return True
         for at, lanes in list(self.meeting.items()):
             self.st.m = lanes
@@ -411,11 +411,11 @@ class ChunkRun:
                 self.report_absent_lanes(at, lanes)
                 del self.meeting[at]
                 self.push_lanes(at, lanes)
-                self.give_to_first_front()
+                self.give_pushed_to_first_front()
                 return True
         return False
 
-    def give_to_first_front(self) -> None:
+    def give_pushed_to_first_front(self) -> None:
         """Give fragments pushed while no front was current to the first."""
         if self.rng is not None and self.groups not in self.fronts:
             self.fronts[0].update(self.groups)
@@ -444,9 +444,9 @@ class ChunkRun:
                 f"not all lanes of membermask {mask:#x} reach this barrier", instr
             )
 
-    def wait_at_barrier(self, at: int, jump: Jump) -> int | None:
+    def execute_guarded_barrier(self, at: int, ending: BlockEnding) -> int | None:
         """Let the lanes wait at a barrier in which its guard holds; the others go on."""
-        st, instr = self.st, jump.instr
+        st, instr = self.st, ending.instr
         assert instr is not None
         every, st.m = st.m, st.guarded_lanes(instr)
         if st.m is not every:
@@ -456,8 +456,8 @@ class ChunkRun:
                 return at + 1
             lanes = np.arange(st.n) if every is None else every
             self.push_lanes(at + 1, np.setdiff1d(lanes, st.m, assume_unique=True))
-        wait = self.execute_warp_barrier if jump.kind == "warp" else self.barriers.execute_barrier
-        following = wait(at, jump)
+        wait = self.execute_warp_barrier if ending.kind == "warp" else self.barriers.execute_barrier
+        following = wait(at, ending)
         if following is not None and st.m is not every:
             self.push_lanes(following, st.m)
             return None

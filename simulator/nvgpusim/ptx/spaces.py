@@ -44,7 +44,7 @@ def _window_masks(st: ChunkState, addr: Value) -> tuple[Value, Value]:
     return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
 
 
-def check_global(st: ChunkState, addr: NDArray[np.uint64]) -> None:
+def check_outside_windows(st: ChunkState, addr: NDArray[np.uint64]) -> None:
     """Trap ld/st.global inside a window."""
     low, high = int(np.minimum.reduce(addr)), int(np.maximum.reduce(addr))
     for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
@@ -134,7 +134,7 @@ def backing_and_offsets(
     return st.local.bytes, _local_offsets(st, lanes, addr, size)
 
 
-def check_constant(st: ChunkState, space: str, addr: Value, size: int) -> None:
+def check_constant_bounds(st: ChunkState, space: str, addr: Value, size: int) -> None:
     """Trap an access beyond the constant bank behind `ld.param` or `ld.const`."""
     bank = st.launch.banks.get(st.launch.bank_of_space(space))
     if bank is None:
@@ -152,25 +152,25 @@ def check_access(
     st: ChunkState, space: str, addr: NDArray[np.uint64], size: int, access: Access
 ) -> None:
     """Find what is wrong with the active lanes' accesses. Raises KernelFault or MmuFault."""
-    _check_placed(st, addr)
+    _check_has_address(st, addr)
     check_aligned(st, addr, size)
     if space in ("param", "const"):
         if access != "read":
             raise KernelFault(WRONG_SPACE, f"store to .{space}")
-        check_constant(st, space, addr, size)
+        check_constant_bounds(st, space, addr, size)
         return
     for name, lanes, where in split_by_space(st, space, addr):
         if name != "global":
             backing_and_offsets(st, name, lanes, where, size)
             continue
-        check_global(st, where)
+        check_outside_windows(st, where)
         try:
             st.launch.vm.gather(where, size, access)
         except MmuFault as e:
-            raise with_lane(e, lanes) from None
+            raise with_active_lane(e, lanes) from None
 
 
-def _check_placed(st: ChunkState, addr: NDArray[np.uint64]) -> None:
+def _check_has_address(st: ChunkState, addr: NDArray[np.uint64]) -> None:
     """Trap an access to a variable that has no address."""
     number = int(addr[0]) - UNPLACED >> 32
     symbols = st.launch.code.frame.symbols
@@ -178,7 +178,7 @@ def _check_placed(st: ChunkState, addr: NDArray[np.uint64]) -> None:
         st.launch.symbol_address(symbols[number][1])
 
 
-def with_lane(fault: MmuFault, lanes: Any) -> MmuFault:
+def with_active_lane(fault: MmuFault, lanes: Any) -> MmuFault:
     """The fault with its lane counted among the active ones."""
     lane = fault.lane or 0
     fault.lane = lane if lanes is None else int(lanes[lane])

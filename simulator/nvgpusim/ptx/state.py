@@ -18,9 +18,9 @@ from .parser.syntax import (
     Imm,
     Instr,
     Kernel,
-    Module,
     NegatedPredicate,
     Operand,
+    PtxModule,
     Reg,
     SpecialRegister,
     SymbolAddress,
@@ -75,10 +75,10 @@ class Memory(Protocol):
 
 
 class CompiledKernel(Protocol):
-    """A kernel as its instructions see it: `compile.Code`."""
+    """A kernel as its instructions see it: `compile.KernelCode`."""
 
     kernel: Kernel
-    module: Module
+    module: PtxModule
     blocks: list[Any]
     frame: Any
     texts: dict[int, Any]
@@ -99,7 +99,7 @@ class KernelHeap(Protocol):
         """The address of `size` bytes that nobody has written, 0 where there is no room."""
         ...
 
-    def try_free(self, at: int, line: str) -> str:
+    def free_or_explain(self, at: int, line: str) -> str:
         """Take memory back; what is wrong with the address, "" for nothing."""
         ...
 
@@ -155,7 +155,7 @@ class GridLaunch(Protocol):
         """True if the channel is gone."""
         ...
 
-    def check_limits(self) -> None:
+    def raise_if_over_limits(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""
 
     def add_finding(self, st: ChunkState, text: str, who: str = "") -> None:
@@ -167,7 +167,7 @@ class GridLaunch(Protocol):
 
 
 class AccessObserver(Protocol):
-    """The sanitizer's side of a chunk: `shadow.Shadow`."""
+    """The sanitizer's side of a chunk: `shadow.ChunkShadow`."""
 
     bounds: bool
 
@@ -264,7 +264,7 @@ class ChunkState:
             int(self.first_block[index // self.threads]), index % self.threads
         )
 
-    def name_fault(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
+    def add_fault_place(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
         """Say which thread, line and text faulted."""
         mask, self.m = self.m, self.fault_mask if self.fault_mask is not None else self.m
         lane = min(e.lane or 0, self.active_count() - 1)

@@ -79,7 +79,7 @@ recycled = d.allocator.alloc(old.size, BufferSpec(gpu_only=True))
 same, early = recycled.va_addr == old.va_addr, d.timeline_signal.value < queued
 from nvgpusim.orin.simulation import Simulation
 vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
-vm.pages.mapping_at(int(recycled.va_addr)).bytes_of_gpu(0, recycled.size, 3)[:] = 0xdb  # l2.DIRTY
+vm.pages.mapping_at(int(recycled.va_addr)).gpu_bytes(0, recycled.size, 3)[:] = 0xdb  # l2.DIRTY
 d.synchronize()
 say(same=same, early=early, right=out.cpu_view().view(size=128, fmt="I")[:] == want)
 """

@@ -246,7 +246,7 @@ def test_a_piece_of_kernels_heap_keeps_its_room() -> None:
     for size in (40, 8, 40):
         assert heap.malloc(size, "") == 4096
         assert heap.malloc(8, "") == 0
-        assert heap.try_free(4096, "") == ""
+        assert heap.free_or_explain(4096, "") == ""
 
 
 def test_the_heap_has_the_size_that_it_had_when_a_kernel_used_it() -> None:

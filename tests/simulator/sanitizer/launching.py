@@ -14,7 +14,7 @@ from nvgpusim import l2
 from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import Kernel, KernelCode, KernelFault, Launch, Module, compile_kernel, parse
+from nvgpusim.ptx import Kernel, KernelCode, KernelFault, Launch, PtxModule, compile_kernel, parse
 from nvgpusim.ptx.sanitizer.sanitize import Sanitizer
 
 HERE = Path(__file__).resolve().parent
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 @lru_cache
-def module() -> Module:
+def module() -> PtxModule:
     """planted.ptx."""
     return parse((HERE / "planted.ptx").read_text())
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ...extents import EXTENTS
-from ...memory import caller_lines
+from ...memory import client_call_lines
 
 DEVICE, HCQ = "tinygrad.device", "tinygrad.runtime.support.hcq"
 
@@ -24,13 +24,13 @@ def hook_allocator(module: ModuleType) -> None:
         buffer = alloc(self, size, options)
         va = getattr(buffer, "va_addr", None)
         if isinstance(va, int) and getattr(options, "external_ptr", None) is None:
-            EXTENTS.add_piece(va, size, "buffer", caller_lines())
+            EXTENTS.add_piece(va, size, "buffer", client_call_lines())
         return buffer
 
     def free_and_tell(self: Any, opaque: Any, size: int, options: Any = None) -> Any:
         va = getattr(opaque, "va_addr", None)
         if isinstance(va, int):
-            EXTENTS.end_piece(va, caller_lines())
+            EXTENTS.end_piece(va, client_call_lines())
         return free(self, opaque, size, options)
 
     allocator.alloc, allocator.free = alloc_and_tell, free_and_tell

@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import l2
 from ...memory import MmuFault
-from ...ptx import KernelFault, Launch, LocalMemory, PtxError, make_private_local
+from ...ptx import KernelFault, Launch, LocalMemory, PtxError, make_local_memory
 from ...ptx.launch import CHUNK_LANES, PARAM_BASE
 from .faults import GpuFault, class_fault, gap_fault, illegal_method_fault, mmu_fault, sm_fault
 from .host import write_semaphore
@@ -363,7 +363,7 @@ class ComputeMethods:
             launch.local = lambda blocks, width: self.local_memory_of_chunk(qmd, blocks, width)
         elif code.local_bytes:  # the compiler kept it in registers
             depth = code.local_bytes + 0x240
-            launch.local = lambda blocks, width: make_private_local(blocks * width, depth)
+            launch.local = lambda blocks, width: make_local_memory(blocks * width, depth)
         return launch
 
     def symbol_addresses(

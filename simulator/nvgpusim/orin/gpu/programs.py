@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import SimError
-from ...locks import Lock
+from ...locks import GcPausingLock
 from ...options import cache_directory
 from ...ptx import KernelCode, PtxError, compile_kernel, parse
 from . import buffer_hooks
@@ -247,7 +247,7 @@ class ProgramStore:
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
-        self._lock = Lock()
+        self._lock = GcPausingLock()
         self._by_text: dict[bytes, list[Program]] = {}
         self._lengths: dict[bytes, list[int]] = {}
         self._looked: set[bytes] = set()

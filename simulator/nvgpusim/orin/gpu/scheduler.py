@@ -19,7 +19,7 @@ import numpy as np
 
 from ... import l2
 from ...extents import EXTENTS
-from ...locks import Bell, Lock, pause_collection, resume_collection
+from ...locks import GcPausingLock, WakeBell, pause_collection, resume_collection
 from ...memory import MmuFault
 from ...options import Options
 from ...ptx import Launch
@@ -72,7 +72,7 @@ class Gpu:
         self.current: Launch | None = None
         self.rival = SecondClient(self.options.second_client)
         self._note = note
-        self._lock, self._busy, self._bell = Lock(), Lock(), Bell()
+        self._lock, self._busy, self._bell = GcPausingLock(), GcPausingLock(), WakeBell()
         self._closing = False
         self._thread: threading.Thread | None = None
 

@@ -23,8 +23,8 @@ from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
 from os import close as _real_close
 from typing import TypeVar
 
-from ...locks import Lock
-from ...memory import DmaBuf, caller_lines
+from ...locks import GcPausingLock
+from ...memory import DmaBuf, client_call_lines
 from ...options import Options
 from ..abi import abi_of_profile
 from ..ctxsw import WFI
@@ -65,7 +65,7 @@ class Kernel:
         self.abi = abi_of_profile(options.profile)
         self.journal = journal or Journal()
         self.injector = Injector(options.inject, options.seed)
-        self.lock, self.fault_lock = Lock(), Lock()
+        self.lock, self.fault_lock = GcPausingLock(), GcPausingLock()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._soft, self._raised = soft, soft
         self._base = soft
@@ -286,7 +286,7 @@ class Kernel:
                 if isinstance(old, DmaBuf) and old is not what:
                     self.journal.add_note(
                         f"mmap at {address:#x} replaced the CPU mapping of {old!r}: "
-                        f"{caller_lines()}"
+                        f"{client_call_lines()}"
                     )
             if isinstance(what, DmaBuf):
                 what.add_reference("cpu")
@@ -457,7 +457,7 @@ class _ErrorTranslation:
             return
         journal = self.kernel.journal
         journal.count_rule(error.rule)
-        journal.add_refusal(self.call, self.what, error, caller_lines())
+        journal.add_refusal(self.call, self.what, error, client_call_lines())
         raise OSError(error.errno, os.strerror(error.errno)) from error
 
 

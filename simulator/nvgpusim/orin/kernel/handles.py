@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import close as real_close
 from typing import TYPE_CHECKING
 
-from ...memory import PAGE, DmaBuf, caller_lines
+from ...memory import PAGE, DmaBuf, client_call_lines
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Handle:
     flags: int = 0
     users: int = 0
     read_only: bool = False
-    line: str = field(default_factory=caller_lines)
+    line: str = field(default_factory=client_call_lines)
 
 
 class NvMapHandles:
@@ -54,7 +54,7 @@ class NvMapHandles:
         buf = DmaBuf(
             size,
             f"handle {number:#x}",
-            line=caller_lines(),
+            line=client_call_lines(),
             poison=self.kernel.options.poison,
             on_free=self._on_buffer_freed,
         )
@@ -107,7 +107,7 @@ class NvMapHandles:
 
     def pin_client_pages(self, buf: DmaBuf, address: int) -> None:
         """Let `buf` be the client's pages at `address`."""
-        buf.pin_client_pages(address)
+        buf.use_client_pages(address)
         insort(self._pins, (address, id(buf), buf))
         self._longest = max(self._longest, buf.size)
 
@@ -118,7 +118,7 @@ class NvMapHandles:
         for pin in self._pins[first:last]:
             start, _, buf = pin
             if address < start + buf.size:
-                buf.copy_pinned_pages()
+                buf.keep_pinned_content()
                 self._pins.remove(pin)
 
     def on_fd_closed(self, buf: DmaBuf) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...locks import Lock
+from ...locks import GcPausingLock
 from ...memory import DmaBuf
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class UserMemory:
 
     def __init__(self, scratch: int) -> None:
         self.fd = scratch
-        self._lock = Lock()
+        self._lock = GcPausingLock()
         libc = ctypes.CDLL(None, use_errno=True)
         self._pread: Callable[..., int] = _libc_function(libc, "pread")
         self._pwrite: Callable[..., int] = _libc_function(libc, "pwrite")

@@ -15,8 +15,8 @@ import time
 from os import close as real_close
 from typing import TYPE_CHECKING
 
-from ...locks import Lock, pause_collection, resume_collection
-from ...memory import client_line, map_pages
+from ...locks import GcPausingLock, pause_collection, resume_collection
+from ...memory import main_thread_line, map_pages
 from ..gpu_api import FaultReport
 from .file import DeviceFile
 
@@ -46,7 +46,7 @@ class UsermodePage:
         self._seen: dict[int, int] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._hearing = Lock()
+        self._hearing = GcPausingLock()
         self.mapped_by: set[int] = set()
         self.rings = 0
 
@@ -110,7 +110,7 @@ class UsermodePage:
         kernel = self.kernel
         self.rings += 1
         kernel.journal.count_call("doorbell", "ring")
-        line = client_line()
+        line = main_thread_line()
         ports = list(kernel.ports.values())
         rung = next((p for p in ports if p.token == token), None)
         if rung is None:

@@ -22,25 +22,25 @@ def _doubled_type(t: PtxType) -> PtxType:
 
 
 def _emit_add_sub(w: OperandWriter) -> str:
-    t, op = w.t, w.i.op
+    t, op = w.type, w.i.op
     sign = "-" if op.startswith("sub") else "+"
     if t.kind in "fx":
         return fl.emit_arithmetic(w, f"{{}} {sign} {{}}", 2)
     w.refuse_other_modifiers("cc", "sat")
     u = TYPES[f"u{t.bits}"]
     if w.has_modifier("cc") or op in ("addc", "subc"):
-        return _emit_with_carry(w, f"{op[:3]}_carry{t.bits}({w.a(1, u)}, {w.a(2, u)}", u)
+        return _emit_with_carry(w, f"{op[:3]}_carry{t.bits}({w.arg(1, u)}, {w.arg(2, u)}", u)
     if w.has_modifier("sat"):
-        return w.d(f"clamp_s32((int64_t){w.a(1)} {sign} {w.a(2)})")
-    return w.d(f"({_wide_c_type(t)}){w.a(1)} {sign} ({_wide_c_type(t)}){w.a(2)}")
+        return w.result(f"clamp_s32((int64_t){w.arg(1)} {sign} {w.arg(2)})")
+    return w.result(f"({_wide_c_type(t)}){w.arg(1)} {sign} ({_wide_c_type(t)}){w.arg(2)}")
 
 
 def _emit_with_carry(w: OperandWriter, call: str, u: PtxType) -> str:
     """A sum or difference that takes and gives the carry flag as its instruction says."""
-    flag = w.kernel.carry_flag()
+    flag = w.kernel.carry_register()
     taken = w.operand_expression(flag, U32) if w.i.op.endswith("c") else "0"
     given = w.assignment(flag, U32, "out") if w.has_modifier("cc") else ""
-    return f"{{ uint32_t out; {w.d(f'{call}, {taken}, &out)', u)} {given} }}"
+    return f"{{ uint32_t out; {w.result(f'{call}, {taken}, &out)', u)} {given} }}"
 
 
 def _product_expression(w: OperandWriter, t: PtxType) -> tuple[str, PtxType]:
@@ -49,79 +49,80 @@ def _product_expression(w: OperandWriter, t: PtxType) -> tuple[str, PtxType]:
     if w.has_modifier("wide", "hi"):
         if t.bits == 64:
             big = "__int128" if t.kind == "s" else "unsigned __int128"
-            return f"(uint64_t)((({big}){w.a(1)} * {w.a(2)}) >> 64)", t
+            return f"(uint64_t)((({big}){w.arg(1)} * {w.arg(2)}) >> 64)", t
         wide = _doubled_type(t)
-        both = f"(({'' if t.kind == 's' else 'u'}int{2 * t.bits}_t){w.a(1)} * {w.a(2)})"
+        both = f"(({'' if t.kind == 's' else 'u'}int{2 * t.bits}_t){w.arg(1)} * {w.arg(2)})"
         return (both, wide) if w.has_modifier("wide") else (f"({both} >> {t.bits})", t)
     if not w.has_modifier("lo"):
         raise w.make_error("mul needs .lo, .hi or .wide")
-    return f"(({_wide_c_type(t)}){w.a(1, u)} * ({_wide_c_type(t)}){w.a(2, u)})", t
+    return f"(({_wide_c_type(t)}){w.arg(1, u)} * ({_wide_c_type(t)}){w.arg(2, u)})", t
 
 
 def _emit_mul(w: OperandWriter) -> str:
-    if w.t.kind in "fx":
+    if w.type.kind in "fx":
         return fl.emit_arithmetic(w, "{} * {}", 2)
-    value, t = _product_expression(w, w.t)
-    return w.d(value, t)
+    value, t = _product_expression(w, w.type)
+    return w.result(value, t)
 
 
 def _emit_mad(w: OperandWriter) -> str:
-    if w.t.kind in "fx":
+    if w.type.kind in "fx":
         return fl.emit_fma(w)
-    value, t = _product_expression(w, w.t)
+    value, t = _product_expression(w, w.type)
     wide, u = _wide_c_type(t), TYPES[f"u{t.bits}"]
     if w.has_modifier("cc") or w.i.op == "madc":
-        return _emit_with_carry(w, f"add_carry{t.bits}({value}, {w.a(3, u)}", u)
+        return _emit_with_carry(w, f"add_carry{t.bits}({value}, {w.arg(3, u)}", u)
     if w.has_modifier("sat"):
-        return w.d(f"saturated({value}, {w.a(3)})")
-    return w.d(f"({wide}){value} + ({wide}){w.a(3, u)}", t)
+        return w.result(f"saturated({value}, {w.arg(3)})")
+    return w.result(f"({wide}){value} + ({wide}){w.arg(3, u)}", t)
 
 
 def _emit_mul24(w: OperandWriter) -> str:
-    part = "signed24" if w.t.kind == "s" else "unsigned24"
+    part = "signed24" if w.type.kind == "s" else "unsigned24"
     high = " >> 16" if w.has_modifier("hi") else ""
-    value = f"(uint32_t)({part}({w.a(1, U32)}) * {part}({w.a(2, U32)}){high})"
+    value = f"(uint32_t)({part}({w.arg(1, U32)}) * {part}({w.arg(2, U32)}){high})"
     if w.i.op == "mul24":
-        return w.d(value)
-    return w.d(
-        f"saturated({value}, {w.a(3)})" if w.has_modifier("sat") else f"{value} + {w.a(3, U32)}"
+        return w.result(value)
+    return w.result(
+        f"saturated({value}, {w.arg(3)})" if w.has_modifier("sat") else f"{value} + {w.arg(3, U32)}"
     )
 
 
 def _emit_div_rem(w: OperandWriter) -> str:
-    t = w.t
+    t = w.type
     if t.kind in "fx":
         return fl.emit_div(w)
-    return w.d(f"{'s' if t.kind == 's' else 'u'}{w.i.op}{t.bits}({w.a(1)}, {w.a(2)})")
+    return w.result(f"{'s' if t.kind == 's' else 'u'}{w.i.op}{t.bits}({w.arg(1)}, {w.arg(2)})")
 
 
 def _emit_min_max(w: OperandWriter) -> str:
-    t, op = w.t, w.i.op
+    t, op = w.type, w.i.op
     if t.kind in "fx":
         return fl.emit_min_max(w)
     if t.kind not in "us" or w.has_modifier("relu"):
         raise w.make_error("min and max need a signed or unsigned type")
     sign = "<" if op == "min" else ">"
-    return f"{{ __auto_type x = {w.a(1)}; __auto_type y = {w.a(2)}; {w.d(f'x {sign} y ? x : y')} }}"
+    put = w.result(f"x {sign} y ? x : y")
+    return f"{{ __auto_type x = {w.arg(1)}; __auto_type y = {w.arg(2)}; {put} }}"
 
 
 def _emit_neg_abs(w: OperandWriter) -> str:
-    t = w.t
+    t = w.type
     if t.kind in "fx":
         return fl.emit_sign(w)
     u = TYPES[f"u{t.bits}"]
-    minus = f"(0 - ({_wide_c_type(t)}){w.a(1, u)})"
-    return w.d(
-        minus if w.i.op == "neg" else f"{w.a(1)} < 0 ? {minus} : ({_wide_c_type(t)}){w.a(1, u)}"
+    minus = f"(0 - ({_wide_c_type(t)}){w.arg(1, u)})"
+    return w.result(
+        minus if w.i.op == "neg" else f"{w.arg(1)} < 0 ? {minus} : ({_wide_c_type(t)}){w.arg(1, u)}"
     )
 
 
 def _emit_sad(w: OperandWriter) -> str:
-    u = TYPES[f"u{w.t.bits}"]
-    x, y = w.a(1), w.a(2)
+    u = TYPES[f"u{w.type.bits}"]
+    x, y = w.arg(1), w.arg(2)
     wide = f"({_wide_c_type(u)})"
     gap = f"({x} > {y} ? {wide}{x} - {wide}{y} : {wide}{y} - {wide}{x})"
-    return w.d(f"{gap} + {w.a(3, u)}")
+    return w.result(f"{gap} + {w.arg(3, u)}")
 
 
 def _emit_dot_product(w: OperandWriter) -> str:
@@ -131,23 +132,23 @@ def _emit_dot_product(w: OperandWriter) -> str:
     width, first = (16, 2 * w.has_modifier("hi")) if two else (8, 0)
     parts = []
     for k in range(2 if two else 4):
-        x = f"({'u' if ta.kind == 'u' else ''}int{width}_t)({w.a(1, U32)} >> {width * k})"
-        y = f"({'u' if tb.kind == 'u' else ''}int8_t)({w.a(2, U32)} >> {8 * (k + first)})"
+        x = f"({'u' if ta.kind == 'u' else ''}int{width}_t)({w.arg(1, U32)} >> {width * k})"
+        y = f"({'u' if tb.kind == 'u' else ''}int8_t)({w.arg(2, U32)} >> {8 * (k + first)})"
         parts.append(f"(int32_t)({x}) * (int32_t)({y})")
     out = TYPES["s32" if "s" in (ta.kind, tb.kind) else "u32"]
-    return w.d(f"(uint32_t)({' + '.join(parts)}) + {w.a(3, U32)}", out)
+    return w.result(f"(uint32_t)({' + '.join(parts)}) + {w.arg(3, U32)}", out)
 
 
 # bits and moves
 
 
 def _emit_logic(w: OperandWriter) -> str:
-    op, t = w.i.op, w.t
+    op, t = w.i.op, w.type
     if op == "not":
-        return w.d(f"!{w.a(1)}" if t.name == "pred" else f"~{w.a(1)}")
+        return w.result(f"!{w.arg(1)}" if t.name == "pred" else f"~{w.arg(1)}")
     if op == "cnot":
-        return w.d(f"{w.a(1)} == 0")
-    return w.d(f"{w.a(1)} {fl.BOOL[op]} {w.a(2)}")
+        return w.result(f"{w.arg(1)} == 0")
+    return w.result(f"{w.arg(1)} {fl.BOOL[op]} {w.arg(2)}")
 
 
 def _emit_lop3(w: OperandWriter) -> str:
@@ -164,54 +165,54 @@ def _emit_lop3(w: OperandWriter) -> str:
         if table >> row & 1:
             names = (f"{'' if row & bit else '~'}{v}" for bit, v in ((4, "x"), (2, "y"), (1, "z")))
             terms.append(f"({' & '.join(names)})")
-    ins = "".join(f"uint32_t {v} = {w.a(n, U32)}; " for n, v in ((1, "x"), (2, "y"), (3, "z")))
+    ins = "".join(f"uint32_t {v} = {w.arg(n, U32)}; " for n, v in ((1, "x"), (2, "y"), (3, "z")))
     value, d = " | ".join(terms) or "0", w.i.args[0]
     if not isinstance(d, DestinationPair):
-        return f"{{ {ins}{w.d(value, U32)} }}"
-    test = f"(v != 0) {'|' if w.has_modifier('or') else '&'} {w.a(5, PRED)}"
+        return f"{{ {ins}{w.result(value, U32)} }}"
+    test = f"(v != 0) {'|' if w.has_modifier('or') else '&'} {w.arg(5, PRED)}"
     puts = f"{w.assignment(d.first, U32, 'v')} {w.assignment(d.second, PRED, 't')}"
     return f"{{ {ins}uint32_t v = {value}; uint8_t t = {test}; {puts} }}"
 
 
 def _emit_shift(w: OperandWriter) -> str:
-    t, left = w.t, w.i.op == "shl"
-    x, by = w.a(1), w.a(2, U32)
+    t, left = w.type, w.i.op == "shl"
+    x, by = w.arg(1), w.arg(2, U32)
     if not left and t.kind == "s":
-        return f"{{ uint32_t y = {by}; {w.d(f'{x} >> (y < {t.bits} ? y : {t.bits - 1})')} }}"
+        return f"{{ uint32_t y = {by}; {w.result(f'{x} >> (y < {t.bits} ? y : {t.bits - 1})')} }}"
     moved = f"({_wide_c_type(t)}){x} {'<<' if left else '>>'} y"
-    return f"{{ uint32_t y = {by}; {w.d(f'y < {t.bits} ? {moved} : 0')} }}"
+    return f"{{ uint32_t y = {by}; {w.result(f'y < {t.bits} ? {moved} : 0')} }}"
 
 
 def _emit_funnel_shift(w: OperandWriter) -> str:
-    by = f"uint32_t y = {w.a(3, U32)}; "
+    by = f"uint32_t y = {w.arg(3, U32)}; "
     by += "y = y < 32 ? y : 32; " if w.has_modifier("clamp") else "y &= 31; "
-    pair = f"uint64_t x = (uint64_t){w.a(2, U32)} << 32 | {w.a(1, U32)}; "
-    return f"{{ {by}{pair}{w.d('x << y >> 32' if w.has_modifier('l') else 'x >> y', U32)} }}"
+    pair = f"uint64_t x = (uint64_t){w.arg(2, U32)} << 32 | {w.arg(1, U32)}; "
+    return f"{{ {by}{pair}{w.result('x << y >> 32' if w.has_modifier('l') else 'x >> y', U32)} }}"
 
 
 def _emit_bit_count(w: OperandWriter) -> str:
-    t, op = w.t, w.i.op
+    t, op = w.type, w.i.op
     u, end = TYPES[f"u{t.bits}"], "ll" if t.bits == 64 else ""
     if op == "popc":
-        return w.d(f"__builtin_popcount{end}({w.a(1, u)})", U32)
+        return w.result(f"__builtin_popcount{end}({w.arg(1, u)})", U32)
     if op == "clz":
-        value = w.d(f"x ? __builtin_clz{end}(x) : {t.bits}", U32)
-        return f"{{ {unsigned_c_type(t.bits)} x = {w.a(1, u)}; {value} }}"
+        value = w.result(f"x ? __builtin_clz{end}(x) : {t.bits}", U32)
+        return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, u)}; {value} }}"
     if op == "brev":
-        return w.d(f"reverse{t.bits}({w.a(1, u)})", u)
+        return w.result(f"reverse{t.bits}({w.arg(1, u)})", u)
     turn = "x = x >> (sizeof x * 8 - 1) ? ~x : x; " if t.kind == "s" else ""
     above = "" if w.has_modifier("shiftamt") else f"{t.bits - 1} - "
-    value = w.d(f"x ? {above}__builtin_clz{end}(x) : 0xFFFFFFFFu", U32)
-    return f"{{ {unsigned_c_type(t.bits)} x = {w.a(1, u)}; {turn}{value} }}"
+    value = w.result(f"x ? {above}__builtin_clz{end}(x) : 0xFFFFFFFFu", U32)
+    return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, u)}; {turn}{value} }}"
 
 
 def _emit_bit_field(w: OperandWriter) -> str:
-    t = TYPES[f"u{w.t.bits}"]
+    t = TYPES[f"u{w.type.bits}"]
     if w.i.op == "bfi":
-        places = f"{w.a(3, U32)}, {w.a(4, U32)}"
-        return w.d(f"insert_{t.name}({w.a(1, t)}, {w.a(2, t)}, {places})", t)
-    sign = "s" if w.t.kind == "s" else "u"
-    return w.d(f"field_{sign}{t.bits}({w.a(1, t)}, {w.a(2, U32)}, {w.a(3, U32)})", t)
+        places = f"{w.arg(3, U32)}, {w.arg(4, U32)}"
+        return w.result(f"insert_{t.name}({w.arg(1, t)}, {w.arg(2, t)}, {places})", t)
+    sign = "s" if w.type.kind == "s" else "u"
+    return w.result(f"field_{sign}{t.bits}({w.arg(1, t)}, {w.arg(2, U32)}, {w.arg(3, U32)})", t)
 
 
 _PRMT = {
@@ -223,26 +224,26 @@ _PRMT = {
 def _emit_prmt(w: OperandWriter) -> str:
     mode = next((m for m in w.mods if m in _PRMT), "")
     if not mode:
-        return w.d(f"permute({w.a(1, U32)}, {w.a(2, U32)}, {w.a(3, U32)})", U32)
+        return w.result(f"permute({w.arg(1, U32)}, {w.arg(2, U32)}, {w.arg(3, U32)})", U32)
     control = " | ".join(f"({_PRMT[mode].format(k=k)}) << {4 * k}" for k in range(4))
-    put = w.d(f"permute({w.a(1, U32)}, {w.a(2, U32)}, {control})", U32)
-    return f"{{ uint32_t n = {w.a(3, U32)} & 3; {put} }}"
+    put = w.result(f"permute({w.arg(1, U32)}, {w.arg(2, U32)}, {control})", U32)
+    return f"{{ uint32_t n = {w.arg(3, U32)} & 3; {put} }}"
 
 
 def _emit_bit_mask(w: OperandWriter) -> str:
     """bmsk, szext, fns."""
-    x, y, t = w.a(1, U32), w.a(2, U32), w.t
+    x, y, t = w.arg(1, U32), w.arg(2, U32), w.type
     if w.i.op == "fns":
-        return w.d(f"nth_one({x}, {y}, {w.a(3, S32)})", U32)
+        return w.result(f"nth_one({x}, {y}, {w.arg(3, S32)})", U32)
     if w.i.op == "bmsk":
         pair = f"{x} & 31, {y} & 31" if w.has_modifier("wrap") else f"{x}, {y}"
-        return w.d(f"ones_from({pair})", U32)
-    return w.d(f"extend_{t.name}({x}, {f'{y} & 31' if w.has_modifier('wrap') else y})", U32)
+        return w.result(f"ones_from({pair})", U32)
+    return w.result(f"extend_{t.name}({x}, {f'{y} & 31' if w.has_modifier('wrap') else y})", U32)
 
 
 def _emit_mov(w: OperandWriter) -> str:
     w.refuse_other_modifiers()
-    t = w.t
+    t = w.type
     d, s = w.i.args[0], w.i.args[1]
     wide = TYPES[f"u{t.bits}"] if t.kind != "p" else PRED
     if isinstance(s, Vec):
@@ -251,28 +252,28 @@ def _emit_mov(w: OperandWriter) -> str:
             f"({unsigned_c_type(t.bits)}){w.operand_expression(x, TYPES[f'u{part}'])} << {part * k}"
             for k, x in enumerate(s.items)
         )
-        return w.d(" | ".join(values), wide)
+        return w.result(" | ".join(values), wide)
     if isinstance(d, Vec):
         part = t.bits // len(d.items)
         puts = (
             w.assignment(x, TYPES[f"u{part}"], f"x >> {part * k}") for k, x in enumerate(d.items)
         )
-        return f"{{ {unsigned_c_type(t.bits)} x = {w.a(1, wide)}; {' '.join(puts)} }}"
+        return f"{{ {unsigned_c_type(t.bits)} x = {w.arg(1, wide)}; {' '.join(puts)} }}"
     if t.name not in ("f32", "f64") or (isinstance(s, Imm) and s.kind == "int"):
         t = wide
-    return w.d(w.a(1, t), t)
+    return w.result(w.arg(1, t), t)
 
 
 def _emit_selp(w: OperandWriter) -> str:
-    t = w.t if w.t.name in ("f32", "f64") else TYPES[f"u{w.t.bits}"]
-    return w.d(f"{w.a(3, PRED)} ? {w.a(1, t)} : {w.a(2, t)}", t)
+    t = w.type if w.type.name in ("f32", "f64") else TYPES[f"u{w.type.bits}"]
+    return w.result(f"{w.arg(3, PRED)} ? {w.arg(1, t)} : {w.arg(2, t)}", t)
 
 
 def _emit_slct(w: OperandWriter) -> str:
     t, tc = w.types
-    c = f"flush({w.a(3, tc)})" if w.has_modifier("ftz") else w.a(3, tc)
+    c = f"flush({w.arg(3, tc)})" if w.has_modifier("ftz") else w.arg(3, tc)
     t = t if t.name in ("f32", "f64") else TYPES[f"u{t.bits}"]
-    return w.d(f"{c} >= 0 ? {w.a(1, t)} : {w.a(2, t)}", t)
+    return w.result(f"{c} >= 0 ? {w.arg(1, t)} : {w.arg(2, t)}", t)
 
 
 ARITHMETIC: dict[str, Emit] = {

@@ -113,7 +113,7 @@ def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any
         parts = [text.encode(), *(h.read_bytes() for h in HEADERS), made, _machine_fingerprint()]
         library = directory / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_only_ours(directory, directory.stat()):
+        if not _only_we_can_write(directory, directory.stat()):
             raise NoCompilerError(
                 f"{directory}: others may write there (it must be yours, mode 0700)"
             )
@@ -137,7 +137,7 @@ def load_compiled(text: str, level: str = QUICK, compile_it: bool = True) -> Any
     return run
 
 
-def _is_only_ours(path: Path, found: os.stat_result) -> bool:
+def _only_we_can_write(path: Path, found: os.stat_result) -> bool:
     """True if nobody but this user may have written there."""
     kind = stat.S_ISDIR if path.suffix != ".so" else stat.S_ISREG
     return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
@@ -153,7 +153,7 @@ def _is_complete_elf(library: Path) -> bool:
 def _load_kept(library: Path) -> Any:
     """The function of a library of the folder; None if there is none to be trusted."""
     try:
-        if not _is_only_ours(library, library.lstat()) or not _is_complete_elf(library):
+        if not _only_we_can_write(library, library.lstat()) or not _is_complete_elf(library):
             return None
         run = ctypes.PyDLL(str(library)).run
         os.utime(library)

@@ -190,8 +190,8 @@ class _ChainWriter:
             text = code.texts[id(instr)].lines
             miss = f"{{ c->at = {code.frame.numbers[id(instr)]}; bad = a; goto miss; }}"
             lines.append(text.replace(MISS, miss))
-        targets, jump = successors(self.blocks, n), block.jump.instr
-        if block.jump.kind == "brx":
+        targets, jump = successors(self.blocks, n), block.ending.instr
+        if block.ending.kind == "brx":
             assert jump is not None
             index = OperandWriter(jump, code.frame).operand_expression(jump.args[0], U32)
             cases = [f"case {k}: {self.jump_statement(n, t)}" for k, t in enumerate(targets[:-1])]
@@ -264,7 +264,7 @@ def _block_registers(code: KernelCode, n: int) -> set[int]:
     return out
 
 
-def _calm_barriers(code: KernelCode) -> list[int]:
+def _no_write_after_barriers(code: KernelCode) -> list[int]:
     """By block: 1 for a barrier behind which no shared memory is written before the next one."""
     blocks = code.blocks
     writing = {
@@ -301,7 +301,7 @@ def _driver_function(code: KernelCode) -> Lines:
     """
     blocks, watched = code.blocks, code.frame.watched
     kinds = ", ".join(str(block.kind) for block in blocks) or "0"
-    calm = ", ".join(map(str, _calm_barriers(code))) if watched else ""
+    calm = ", ".join(map(str, _no_write_after_barriers(code))) if watched else ""
     tables = f"static const uint8_t calm[] = {{{calm}}};"
     cross = "c->whole && cross(c, calm[c->entry])" if watched else "c->whole"
     together = [_driver_case(code, n) for n, b in enumerate(blocks) if b.kind in (STORE, GROUP)]

@@ -12,8 +12,8 @@ INTEGRAL = {"rni": "nearbyint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 def _source_as_number(w: OperandWriter, frm: PtxType) -> str:
     """The source as a number of C."""
     if frm.name in ("f16", "bf16"):
-        return f"from_{'half' if frm.name == 'f16' else 'bf16'}({w.a(1, TYPES['b16'])})"
-    return w.a(1, frm)
+        return f"from_{'half' if frm.name == 'f16' else 'bf16'}({w.arg(1, TYPES['b16'])})"
+    return w.arg(1, frm)
 
 
 def emit_cvt(w: OperandWriter) -> str:
@@ -25,8 +25,8 @@ def emit_cvt(w: OperandWriter) -> str:
         raise w.make_error("cvt needs two types")
     to, frm = w.types
     if to.name in ("f16x2", "bf16x2"):
-        low, high = (_narrowed_expression(w, to.name[:-2], w.a(n, TYPES["f32"])) for n in (2, 1))
-        return w.d(f"(uint32_t){high} << 16 | {low}", U32)
+        low, high = (_narrowed_expression(w, to.name[:-2], w.arg(n, TYPES["f32"])) for n in (2, 1))
+        return w.result(f"(uint32_t){high} << 16 | {low}", U32)
     if to.kind in "fx" and frm.kind in "fx":
         return _emit_float_to_float(w, to, frm)
     if frm.kind in "fx":
@@ -55,20 +55,20 @@ def _emit_packed_integers(w: OperandWriter) -> str:
     s32 = TYPES["s32"]
 
     def cut(n: int) -> str:
-        x = w.a(n, s32)
+        x = w.arg(n, s32)
         return f"((uint32_t)({x} < {low} ? {low} : {x} > {high} ? {high} : {x}) & {2 * top - 1:#x})"
 
     if bits == 32:
         raise UnknownFormError
-    rest = f" | {w.a(3, U32)} << {2 * bits}" if len(w.i.args) > 3 else ""
-    return w.d(f"{cut(1)} << {bits} | {cut(2)}{rest}", U32)
+    rest = f" | {w.arg(3, U32)} << {2 * bits}" if len(w.i.args) > 3 else ""
+    return w.result(f"{cut(1)} << {bits} | {cut(2)}{rest}", U32)
 
 
 def _emit_float_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     integral = next((INTEGRAL[m] for m in w.mods if m in INTEGRAL), "")
     x, mode = _source_as_number(w, frm), rounding_mode(w)
     if to.name == "tf32":
-        return w.d(f"to_tf32({w.a(1, U32)})", U32)
+        return w.result(f"to_tf32({w.arg(1, U32)})", U32)
     if "x" in (to.kind, frm.kind) and not {to.name, frm.name} <= {"bf16", "f32", "f64", "f16"}:
         raise UnknownFormError
     if w.has_modifier("ftz") and frm.name in ("f32", "bf16") and to.name != "f16":
@@ -76,20 +76,20 @@ def _emit_float_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     if integral:
         x = f"{integral}{'' if frm.name == 'f64' else 'f'}({x})"
     if to.name == "bf16" or (to.name == "f16" and frm.name != "f64"):
-        return w.d(_narrowed_expression(w, to.name, x, frm.name == "f64"), to)
+        return w.result(_narrowed_expression(w, to.name, x, frm.name == "f64"), to)
     if frm.name == "f64" and to.name in ("f16", "f32"):  # a NaN keeps what fits of its payload
         if to.name == "f16":
             nan = "0" if w.has_modifier("sat") else "half_of_nan(y)"
-            put = w.d(f"y != y ? {nan} : {_narrowed_expression(w, 'f16', 'y', True)}", to)
+            put = w.result(f"y != y ? {nan} : {_narrowed_expression(w, 'f16', 'y', True)}", to)
         else:
             near = in_rounding_mode(mode, "float", "(float){}", "y")
-            put = w.d(with_result_modifiers(w, f"(y != y ? float_of_nan(y) : {near})"), to)
+            put = w.result(with_result_modifiers(w, f"(y != y ? float_of_nan(y) : {near})"), to)
         return f"{{ double y = {x}; {put} }}"
     if to.name == "f64":
         x = f"canon({x})" if w.has_modifier("ftz") and frm.name == "f32" else x
-        return w.d(f"saturate((double){x})" if w.has_modifier("sat") else f"(double){x}", to)
+        return w.result(f"saturate((double){x})" if w.has_modifier("sat") else f"(double){x}", to)
     plain = frm.name in ("f32", "bf16") and not integral and not w.has_modifier("ftz", "relu")
-    return w.d(with_result_modifiers(w, x if plain else f"canon({x})"), to)
+    return w.result(with_result_modifiers(w, x if plain else f"canon({x})"), to)
 
 
 def _c_float_type(t: PtxType) -> str:
@@ -110,29 +110,29 @@ def _emit_float_to_int(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
         f"y <= {float(low)!r} ? ({u}){low & 2 * top - 1:#x}ull : ({u})({kind})y"
     )
     value = f"y != y ? ({u}){nan:#x}ull : {ends}"
-    return f"{{ double y = {integral}((double){x}); {w.d(value, to)} }}"
+    return f"{{ double y = {integral}((double){x}); {w.result(value, to)} }}"
 
 
 def _emit_int_to_float(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
-    x = w.a(1, frm)
+    x = w.arg(1, frm)
     if to.name in ("f16", "bf16"):
         exact = f"odd_{frm.kind}64({x})" if frm.bits == 64 else f"(double){x}"
-        return w.d(_narrowed_expression(w, to.name, exact, True), to)
+        return w.result(_narrowed_expression(w, to.name, exact, True), to)
     if to.name not in ("f32", "f64"):
         raise UnknownFormError
     value = in_rounding_mode(rounding_mode(w), _c_float_type(to), f"({_c_float_type(to)}){{}}", x)
-    return w.d(f"saturate({value})" if w.has_modifier("sat") else value, to)
+    return w.result(f"saturate({value})" if w.has_modifier("sat") else value, to)
 
 
 def _emit_int_to_int(w: OperandWriter, to: PtxType, frm: PtxType) -> str:
     if not w.has_modifier("sat"):
-        return w.d(w.a(1, frm), to)
+        return w.result(w.arg(1, frm), to)
     low = max(-(1 << to.bits - 1) if to.kind == "s" else 0, -(1 << frm.bits - 1))
     high = min((1 << to.bits - (to.kind == "s")) - 1, (1 << frm.bits - (frm.kind == "s")) - 1)
     kind = f"{'' if frm.kind == 's' else 'u'}int{frm.bits}_t"
     up = f"x < ({kind}){low & (1 << 64) - 1:#x}ull ? ({kind}){low & (1 << 64) - 1:#x}ull : "
     cut = f"{up if frm.kind == 's' else ''}x > ({kind}){high:#x}ull ? ({kind}){high:#x}ull : x"
-    return f"{{ {kind} x = {w.a(1, frm)}; {w.d(cut, to)} }}"
+    return f"{{ {kind} x = {w.arg(1, frm)}; {w.result(cut, to)} }}"
 
 
 def emit_cvta(w: OperandWriter) -> str:
@@ -141,9 +141,10 @@ def emit_cvta(w: OperandWriter) -> str:
     if space is None:
         raise w.make_error("no state space")
     base = w.frame.symbol_expression("base", space)
-    u = TYPES[f"u{w.t.bits}"]
-    return w.d(
-        f"({unsigned_c_type(u.bits)})({w.a(1, u)} {'-' if w.has_modifier('to') else '+'} {base})", u
+    u = TYPES[f"u{w.type.bits}"]
+    return w.result(
+        f"({unsigned_c_type(u.bits)})({w.arg(1, u)} {'-' if w.has_modifier('to') else '+'} {base})",
+        u,
     )
 
 

@@ -43,9 +43,11 @@ def _with_clamps(w: OperandWriter, value: str) -> str:
 
 
 def _input_expressions(w: OperandWriter, count: int) -> list[str]:
-    values = [w.a(n + 1) for n in range(count)]
+    values = [w.arg(n + 1) for n in range(count)]
     return (
-        [f"flush({v})" for v in values] if w.has_modifier("ftz") and w.t.name == "f32" else values
+        [f"flush({v})" for v in values]
+        if w.has_modifier("ftz") and w.type.name == "f32"
+        else values
     )
 
 
@@ -57,10 +59,10 @@ def _emit_float64(w: OperandWriter, mode: str, form: str, count: int) -> str:
     """A float64 result, with the NaN that the GPU gives."""
     if w.has_modifier("sat", "ftz", "relu"):
         raise UnknownFormError
-    ins = [w.a(n + 1) for n in range(count)]
+    ins = [w.arg(n + 1) for n in range(count)]
     order = [ins[n] for n in NANS.get(w.i.op, (1, 0)) if n < count]
     nan = f"nan64({', '.join([*order, order[-1], order[-1]][:3])})"
-    put = w.d(f"unlikely(y != y) ? {nan} : y")
+    put = w.result(f"unlikely(y != y) ? {nan} : y")
     return f"{{ double y = {in_rounding_mode(mode, 'double', form, *ins)}; {put} }}"
 
 
@@ -72,9 +74,9 @@ def emit_arithmetic(w: OperandWriter, form: str, count: int, wide: str = "") -> 
     w.refuse_other_modifiers(
         "ftz", "sat", "relu", "approx", "full", "NaN", "xorsign", "abs", "rn", *MODES
     )
-    name, mode = w.t.name, rounding_mode(w)
+    name, mode = w.type.name, rounding_mode(w)
     if name == "f32":
-        return w.d(
+        return w.result(
             with_result_modifiers(
                 w, f"canon({in_rounding_mode(mode, 'float', form, *_input_expressions(w, count))})"
             )
@@ -109,27 +111,27 @@ def _float_as_half(w: OperandWriter, part: str, value: str, wide: bool) -> str:
 
 def _emit_halves(w: OperandWriter, count: int, one: Callable[..., str]) -> str:
     """A function of f16 or bf16 on its type or on both parts of its packed type."""
-    name = w.t.name
+    name = w.type.name
     if name in ("f16", "bf16"):
-        return w.d(one(name, *(w.a(n + 1, TYPES["b16"]) for n in range(count))))
+        return w.result(one(name, *(w.arg(n + 1, TYPES["b16"]) for n in range(count))))
     if name not in ("f16x2", "bf16x2"):
         raise UnknownFormError
     parts = []
     for by in (0, 16):
-        ins = [f"(uint16_t)({w.a(n + 1, U32)} >> {by})" for n in range(count)]
+        ins = [f"(uint16_t)({w.arg(n + 1, U32)} >> {by})" for n in range(count)]
         parts.append(f"(uint32_t){one(name[:-2], *ins)}")
-    return w.d(f"{parts[0]} | {parts[1]} << 16")
+    return w.result(f"{parts[0]} | {parts[1]} << 16")
 
 
 def emit_fma(w: OperandWriter) -> str:
     """fma, and mad of floats."""
-    form = f"fma{'f' if w.t.bits == 32 else ''}({{}}, {{}}, {{}})"
+    form = f"fma{'f' if w.type.bits == 32 else ''}({{}}, {{}}, {{}})"
     return emit_arithmetic(w, form, 3, "fma_odd({}, {}, {})")
 
 
 def emit_div(w: OperandWriter) -> str:
     """div of floats."""
-    if w.t.kind == "x" or w.t.bits == 16:
+    if w.type.kind == "x" or w.type.bits == 16:
         raise UnknownFormError
     return emit_arithmetic(w, "{} / {}", 2)
 
@@ -137,23 +139,23 @@ def emit_div(w: OperandWriter) -> str:
 def emit_min_max(w: OperandWriter) -> str:
     """min and max of floats, two or three of them."""
     op = w.i.op
-    if w.t.name == "f64":
-        return w.d(f"{op}_f64({w.a(1)}, {w.a(2)})")
+    if w.type.name == "f64":
+        return w.result(f"{op}_f64({w.arg(1)}, {w.arg(2)})")
     form = f"{op}{'_nan' * w.has_modifier('NaN')}_f32({{}}, {{}})"
     if w.has_modifier("xorsign"):
         form = f"xorsign({{0}}, {{1}}, {form.format('fabsf({0})', 'fabsf({1})')})"
     if len(w.i.args) < 4:
         return emit_arithmetic(w, form, 2)
-    if w.t.name != "f32":
+    if w.type.name != "f32":
         raise UnknownFormError
     x, y, z = _input_expressions(w, 3)
     both = with_result_modifiers(w, f"canon({form.format(x, y)})")
-    return w.d(with_result_modifiers(w, f"canon({form.format(both, z)})"))
+    return w.result(with_result_modifiers(w, f"canon({form.format(both, z)})"))
 
 
 def emit_sign(w: OperandWriter) -> str:
     """neg, abs and copysign of floats."""
-    t, op = w.t, w.i.op
+    t, op = w.type, w.i.op
     if t.name not in ("f32", "f64"):
         prefix = "flush_half" if w.has_modifier("ftz") and t.name.startswith("f16") else ""
         return _emit_halves(w, 1, lambda part, x: f"{op}_{part}({prefix}({x}))")
@@ -161,14 +163,14 @@ def emit_sign(w: OperandWriter) -> str:
     one = "1ull" if t.bits == 64 else "1u"
     top = f"({one} << {t.bits - 1})"
     if op == "copysign":
-        return w.d(f"{w.a(2, u)} & ~{top} | {w.a(1, u)} & {top}", u)
-    raw = f"as_u{t.bits}({w.a(1)})"
+        return w.result(f"{w.arg(2, u)} & ~{top} | {w.arg(1, u)} & {top}", u)
+    raw = f"as_u{t.bits}({w.arg(1)})"
     bits = f"{raw} ^ {top}" if op == "neg" else f"{raw} & ~{top}"
     if t.bits == 64:
-        return w.d(f"{w.a(1)} != {w.a(1)} ? {raw} | 1ull << 51 : {bits}", u)
+        return w.result(f"{w.arg(1)} != {w.arg(1)} ? {raw} | 1ull << 51 : {bits}", u)
     if not w.has_modifier("ftz"):
-        return w.d(bits, u)
-    return w.d(f"canon({'-' if op == 'neg' else 'fabsf'}(flush({w.a(1)})))")
+        return w.result(bits, u)
+    return w.result(f"canon({'-' if op == 'neg' else 'fabsf'}(flush({w.arg(1)})))")
 
 
 FTZ_NAN = 0x7FFFFFFF00000000
@@ -178,7 +180,7 @@ _LIBRARY = {"ex2": "exp2", "lg2": "log2", "sin": "sin", "cos": "cos", "tanh": "t
 
 def emit_approximate(w: OperandWriter) -> str:
     """rcp, sqrt, rsqrt, ex2, lg2, sin, cos, tanh."""
-    op, name = w.i.op, w.t.name
+    op, name = w.i.op, w.type.name
     root = "sqrt{f}({{}})" if op == "sqrt" else "1{f} / {{}}"
     if name == "f64":
         if op == "rsqrt" or w.has_modifier("approx"):
@@ -202,9 +204,10 @@ def _emit_upper_word(w: OperandWriter) -> str:
         raise UnknownFormError
     value = f"upper_word({'1.0 / y' if w.i.op == 'rcp' else '1.0 / sqrt(y)'})"
     if not w.has_modifier("ftz"):
-        return f"{{ double y = {w.a(1)}; {w.d(f'y != y || y < 0 ? nan64(y, y, y) : {value}')} }}"
-    put = w.d(f"y != y ? as_f64({FTZ_NAN:#x}) : flush64(y)")
-    return f"{{ double y = flush64({w.a(1)}); y = {value}; {put} }}"
+        put = w.result(f"y != y || y < 0 ? nan64(y, y, y) : {value}")
+        return f"{{ double y = {w.arg(1)}; {put} }}"
+    put = w.result(f"y != y ? as_f64({FTZ_NAN:#x}) : flush64(y)")
+    return f"{{ double y = flush64({w.arg(1)}); y = {value}; {put} }}"
 
 
 def emit_testp(w: OperandWriter) -> str:
@@ -215,9 +218,9 @@ def emit_testp(w: OperandWriter) -> str:
         "subnormal": "x != 0 && isfinite(x) && !isnormal(x)",
     }  # fmt: skip
     test = next((tests[m] for m in w.mods if m in tests), None)
-    if test is None or w.t.name not in ("f32", "f64"):
+    if test is None or w.type.name not in ("f32", "f64"):
         raise UnknownFormError
-    return f"{{ __auto_type x = {w.a(1)}; {w.d(f'!!({test})', PRED)} }}"
+    return f"{{ __auto_type x = {w.arg(1)}; {w.result(f'!!({test})', PRED)} }}"
 
 
 # comparisons
@@ -233,20 +236,20 @@ TRUE = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000, "f16x2": 0x3C003C00,
 
 
 def _comparison_operand(w: OperandWriter, n: int, by: int) -> str:
-    t = w.t
+    t = w.type
     if t.name in ("f16", "bf16"):
-        return half_as_float(w, t.name, w.a(n, TYPES["b16"]))
+        return half_as_float(w, t.name, w.arg(n, TYPES["b16"]))
     if t.name in ("f16x2", "bf16x2"):
-        return half_as_float(w, t.name[:-2], f"(uint16_t)({w.a(n, U32)} >> {by})")
+        return half_as_float(w, t.name[:-2], f"(uint16_t)({w.arg(n, U32)} >> {by})")
     if t.kind == "x":
         raise UnknownFormError
-    return f"flush({w.a(n)})" if w.has_modifier("ftz") and t.name == "f32" else w.a(n)
+    return f"flush({w.arg(n)})" if w.has_modifier("ftz") and t.name == "f32" else w.arg(n)
 
 
 def _comparison_expression(w: OperandWriter, by: int = 0) -> str:
     """The outcome of a comparison; of packed halves that of the one `by` bits up."""
     mods = [m for m in w.mods if m in ORDERED or m in ("num", "nan") or m[:-1] in ORDERED]
-    name, real = mods[0], w.t.kind in "fx"
+    name, real = mods[0], w.type.kind in "fx"
     if name in ("num", "nan"):
         test = "x == x && y == y" if name == "num" else "x != x || y != y"
     elif name in ORDERED:
@@ -263,12 +266,12 @@ def _comparison_expression(w: OperandWriter, by: int = 0) -> str:
 
 def _comparison_statements(w: OperandWriter) -> tuple[str, str]:
     """Statements that leave a comparison's outcomes in p and q, and what combines them with c."""
-    second = _comparison_expression(w, 16) if w.t.name.endswith("x2") else "!p"
+    second = _comparison_expression(w, 16) if w.type.name.endswith("x2") else "!p"
     head = f"uint8_t p = {_comparison_expression(w)}; uint8_t q = {second};"
     kind = next((m for m in w.mods if m in BOOL), None)
     if kind is None:
         return head, ""
-    return f"{head} uint8_t z = {w.a(3, PRED)};", f" {BOOL[kind]} z"
+    return f"{head} uint8_t z = {w.arg(3, PRED)};", f" {BOOL[kind]} z"
 
 
 def emit_setp(w: OperandWriter) -> str:
@@ -285,10 +288,10 @@ def emit_set(w: OperandWriter) -> str:
     td = w.types[0]
     test, more = _comparison_statements(w)
     true = TRUE.get(td.name, (1 << td.bits) - 1)
-    if w.t.name.endswith("x2"):
+    if w.type.name.endswith("x2"):
         value = f"((p{more}) ? 0xFFFFu : 0) | ((q{more}) ? 0xFFFF0000u : 0)"
-        return f"{{ {test} {w.d(f'({value}) & {true:#x}', TYPES[f'u{td.bits}'])} }}"
-    return f"{{ {test} {w.d(f'(p{more}) ? {true:#x}u : 0', TYPES[f'u{td.bits}'])} }}"
+        return f"{{ {test} {w.result(f'({value}) & {true:#x}', TYPES[f'u{td.bits}'])} }}"
+    return f"{{ {test} {w.result(f'(p{more}) ? {true:#x}u : 0', TYPES[f'u{td.bits}'])} }}"
 
 
 FLOATING: dict[str, Emit] = {

@@ -133,25 +133,25 @@ def _emit_vote(w: OperandWriter) -> GroupCall:
 
 def _emit_redux(w: OperandWriter) -> GroupCall:
     op = next((m for m in _COMBINE if w.has_modifier(m)), None)
-    if op is None or w.t.bits != 32 or w.has_modifier("abs", "NaN") or w.t.kind not in "usb":
+    if op is None or w.type.bits != 32 or w.has_modifier("abs", "NaN") or w.type.kind not in "usb":
         raise UnknownFormError
     parts = (
         result_place_text(w.i.args[0], 32),
         source_writer(w, w.operand_at(1), 32),
         _mask_writer(w, 2),
     )
-    kind = f"A_{op.upper()}, {int(w.t.kind == 's')}"
+    kind = f"A_{op.upper()}, {int(w.type.kind == 's')}"
     return GroupCall(lambda place: _call_text(f"reduce(c, {kind}", parts, place))
 
 
 def _atomic_kind(w: OperandWriter, op: str | None) -> str:
     """The kind of an atomic: of sums of floats, or of integers."""
     kinds = {"f16": "H", "f16x2": "H", "bf16": "B", "f32": "F", "f64": "F"}
-    if w.t.name in kinds and op == "add":
-        return f"K_{kinds[w.t.name]}"
-    if w.t.kind not in "usb":
+    if w.type.name in kinds and op == "add":
+        return f"K_{kinds[w.type.name]}"
+    if w.type.kind not in "usb":
         raise UnknownFormError
-    return "K_S" if w.t.kind == "s" else "K_U"
+    return "K_S" if w.type.kind == "s" else "K_U"
 
 
 NOTHING = "(Source){0, 0}"
@@ -165,12 +165,12 @@ def _emit_atomic(w: OperandWriter) -> GroupCall:
     if (
         op is None
         or space is None
-        or w.t.bits not in (16, 32, 64)
+        or w.type.bits not in (16, 32, 64)
         or w.has_modifier("v2", "v4", "v8")
     ):
         raise UnknownFormError
     w.refuse_other_modifiers(*HINTS, *SPACES, op, "noftz")
-    first, bits = 1 if red else 2, w.t.bits
+    first, bits = 1 if red else 2, w.type.bits
     where = place_writer(w, first - 1)
     parts = (
         (lambda place: "0") if red else result_place_text(w.i.args[0], bits),
@@ -186,7 +186,7 @@ def _tell_atomic_text(w: OperandWriter, size: int = 0) -> str:
     """C that tells the sanitizer of an atomic at @ before it is done."""
     if not w.frame.watched:
         return ""
-    size = size or w.t.bits // 8
+    size = size or w.type.bits // 8
     return f"tell_atomic(c, {w.frame.site_number(w.i)}, '{SPACE[state_space(w)]}', @, {size}) && "
 
 
@@ -250,9 +250,9 @@ def _emit_match(w: OperandWriter) -> GroupCall:
     first, second = (d.first, d.second) if isinstance(d, DestinationPair) else (d, None)
     parts = (
         result_place_text(first, 32), result_place_text(second, 1),
-        source_writer(w, w.operand_at(1), w.t.bits), _mask_writer(w, 2),
+        source_writer(w, w.operand_at(1), w.type.bits), _mask_writer(w, 2),
     )  # fmt: skip
-    head = f"match(c, {int(w.has_modifier('all'))}, {int(w.t.bits == 64)}"
+    head = f"match(c, {int(w.has_modifier('all'))}, {int(w.type.bits == 64)}"
     return GroupCall(lambda place: _call_text(head, parts, place))
 
 

@@ -77,7 +77,7 @@ def _slot_registers(instr: Instr, kernel: Kernel) -> list[int]:
     return out
 
 
-def used_registers(
+def register_effects(
     instr: Instr, kernel: Kernel, text: InstructionText | None
 ) -> tuple[set[int], set[int], set[int]]:
     """Registers that an instruction reads, may write and surely writes in every lane.
@@ -88,7 +88,7 @@ def used_registers(
     slots = set(_slot_registers(instr, kernel))
     if instr.guard is not None:
         every.add(instr.guard.index)
-    flag = {kernel.carry_flag().index} if instr.op in CARRYING or "cc" in instr.mods else set()
+    flag = {kernel.carry_register().index} if instr.op in CARRYING or "cc" in instr.mods else set()
     if text is None:
         return every | slots, every | slots, set()
     silent = instr.op in ("st", "red", "bar", "barrier", "cp", "membar", "fence")

@@ -113,13 +113,13 @@ class NativeChunk:
         if native.copying:
             self.commits = np.zeros(st.n, np.int64)
             self.call.commits = address_of(self.commits)
-            self.make_copy_room()
+            self.double_copy_room()
         self._allocate_registers()
         self._set_geometry()
         self._set_launch_constants()
         self._zero_unwritten_registers()
 
-    def make_copy_room(self) -> None:
+    def double_copy_room(self) -> None:
         """Room for as many copies once more."""
         c = self.call
         more = np.zeros(max(2 * len(self.copies), COPIES * self.st.n), COPY)
@@ -224,7 +224,7 @@ class NativeChunk:
             self.watcher.forget_launch()
             self.st.shadow = None
 
-    def set_looking(self, on: bool) -> None:
+    def note_lane_reads(self, on: bool) -> None:
         """Begin or end to note what lanes read, and how often they change memory."""
         native, c = self.native, self.call
         c.look_count = c.changes = 0

@@ -28,7 +28,7 @@ def is_ordering_access(w: OperandWriter) -> bool:
 def _access_shape(w: OperandWriter) -> tuple[PtxType, int, str]:
     """Type (as bits unless it is a float), number of elements, state space."""
     w.refuse_other_modifiers(*HINTS, *SPACES)
-    t = w.t
+    t = w.type
     t = t if t.name in ("f32", "f64") or t.kind == "s" else TYPES[f"u{t.bits}"]
     return t, next((int(m[1:]) for m in w.mods if m in ("v2", "v4", "v8")), 1), state_space(w)
 
@@ -39,7 +39,7 @@ def _parameter_slot(w: OperandWriter, n: int) -> Reg | None:
     if isinstance(arg, Addr) and isinstance(arg.base, SymbolAddress) and "@" in arg.base.name:
         if w.has_modifier("v2", "v4", "v8"):
             raise w.make_error("vector parameters of calls are not supported")
-        return w.kernel.parameter_slot(arg.base.name, arg.offset, w.t.bits)
+        return w.kernel.call_parameter_register(arg.base.name, arg.offset, w.type.bits)
     return None
 
 
@@ -53,7 +53,7 @@ def _address_expression(w: OperandWriter, n: int) -> str:
         return f"{(int(arg.base.value) + arg.offset) & (1 << 64) - 1:#x}ull"
     bits = arg.base.bits
     offset = f"{arg.offset & (1 << bits) - 1:#x}{'ull' if bits == 64 else 'u'}"
-    return f"(uint64_t)({unsigned_c_type(bits)})({w.register_bits(arg.base)} + {offset})"
+    return f"(uint64_t)({unsigned_c_type(bits)})({w.register_expression(arg.base)} + {offset})"
 
 
 def _checked_pointer(w: OperandWriter, space: str, size: int, hit: str) -> str:
@@ -84,9 +84,9 @@ def _pointer_statements(w: OperandWriter, space: str, size: int) -> str:
         if is_ordering_access(w):
             where = f"load_told(c, i, '{SPACE[space]}', a, {size}, {site})"
         if "HIT" in where:
-            where = where.replace("HIT", w.frame.new_hit_place())
+            where = where.replace("HIT", w.frame.new_mapping_slot())
         return f"const uint8_t *q = {where}; if (unlikely(!q)) {MISS}"
-    hit = w.frame.new_hit_place() if space in ("global", "generic") else ""
+    hit = w.frame.new_mapping_slot() if space in ("global", "generic") else ""
     where = _checked_pointer(w, space, size, hit)
     if space == "global":
         near = f"likely(hit({hit}, a, {size})) ? ({hit})->base + (a - ({hit})->start)"
@@ -103,7 +103,7 @@ def _c_type(t: PtxType) -> str:
 def emit_load(w: OperandWriter) -> str:
     """ld: scalar and vector, kernel and call parameters."""
     if (slot := _parameter_slot(w, 1)) is not None:
-        return w.d(w.operand_expression(slot, w.t))
+        return w.result(w.operand_expression(slot, w.type))
     t, count, space = _access_shape(w)
     size, items = t.bits // 8, w.operand_items(0)
     if len(items) != count:
@@ -135,7 +135,7 @@ def emit_parameter_store(w: OperandWriter) -> str:
     slot = _parameter_slot(w, 0)
     if slot is None:
         raise UnknownFormError
-    return w.assignment(slot, w.t, w.a(1))
+    return w.assignment(slot, w.type, w.arg(1))
 
 
 class Store(NamedTuple):
@@ -196,8 +196,8 @@ def emit_isspacep(w: OperandWriter) -> str:
     """Test if a generic address lies in a space."""
     inside = {name: f"a - c->{name}_window < 1ull << 32" for name in ("shared", "local")}
     test = {**inside, "global": f"!({inside['shared']}) && !({inside['local']})"}
-    put = w.d(test.get(state_space(w), "0"), PRED)
-    return f"{{ const uint64_t a = {w.a(1, TYPES['u64'])}; {put} }}"
+    put = w.result(test.get(state_space(w), "0"), PRED)
+    return f"{{ const uint64_t a = {w.arg(1, TYPES['u64'])}; {put} }}"
 
 
 MEMORY: dict[str, Emit] = {

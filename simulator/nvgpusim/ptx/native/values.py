@@ -13,9 +13,9 @@ from ..parser.syntax import (
     Imm,
     Instr,
     Kernel,
-    Module,
     NegatedPredicate,
     Operand,
+    PtxModule,
     Reg,
     SpecialRegister,
     SymbolAddress,
@@ -62,7 +62,11 @@ class KernelTables:
     """
 
     def __init__(
-        self, kernel: Kernel, module: Module, sites: list[Instr] | None = None, turns: bool = False
+        self,
+        kernel: Kernel,
+        module: PtxModule,
+        sites: list[Instr] | None = None,
+        turns: bool = False,
     ) -> None:
         self.kernel, self.module = kernel, module
         self.watched = sites is not None
@@ -90,7 +94,7 @@ class KernelTables:
         """Number of a memory instruction, 0 for one that is none."""
         return self.sites.get(id(instr), 0)
 
-    def new_hit_place(self) -> str:
+    def new_mapping_slot(self) -> str:
         """A place for the last mapping of a memory instruction."""
         self.hits += 1
         return f"&h[{self.hits - 1}]"
@@ -109,7 +113,7 @@ class OperandWriter(InstructionSite):
         super().__init__(instr, frame.kernel, frame.module)
         self.frame = frame
 
-    def register_bits(self, reg: Reg) -> str:
+    def register_expression(self, reg: Reg) -> str:
         """A register's content, unsigned."""
         if reg.index in self.frame.real:
             return f"as_u{reg.bits}(r{reg.index})"
@@ -123,7 +127,7 @@ class OperandWriter(InstructionSite):
             if arg.index in self.frame.real and t.kind == "f" and arg.bits == t.bits:
                 return f"r{arg.index}"
             return self._typed_expression(
-                f"({unsigned_c_type(t.bits)}){self.register_bits(arg)}", t
+                f"({unsigned_c_type(t.bits)}){self.register_expression(arg)}", t
             )
         if isinstance(arg, NegatedPredicate):
             return f"(uint8_t)!r{arg.reg.index}"
@@ -166,9 +170,9 @@ class OperandWriter(InstructionSite):
             return f"as_{t.name}({bits})"
         return f"((int{t.bits}_t)({bits}))" if t.kind == "s" else f"({bits})"
 
-    def a(self, n: int, t: PtxType | None = None) -> str:
+    def arg(self, n: int, t: PtxType | None = None) -> str:
         """Operand n as type t, the instruction's by default."""
-        return self.operand_expression(self.operand_at(n), t or self.t)
+        return self.operand_expression(self.operand_at(n), t or self.type)
 
     def assignment(self, arg: Operand | None, t: PtxType, value: str) -> str:
         """A statement that writes a value of type t (f16 and packed: its bits) to a destination."""
@@ -189,9 +193,9 @@ class OperandWriter(InstructionSite):
         bits = f"({unsigned_c_type(arg.bits)}){inner}({value})"
         return f"r{arg.index} = {f'as_f{arg.bits}({bits})' if real else bits};"
 
-    def d(self, value: str, t: PtxType | None = None) -> str:
+    def result(self, value: str, t: PtxType | None = None) -> str:
         """A statement that writes the destination."""
-        return self.assignment(self.i.args[0], t or self.t, value)
+        return self.assignment(self.i.args[0], t or self.type, value)
 
 
 Emit = Callable[[OperandWriter], str]

@@ -31,9 +31,9 @@ def emit_simd(w: OperandWriter) -> str:
             "+= r" if w.has_modifier("add") else f"|= (uint32_t)(r & {(1 << bits) - 1:#x}) << {by}"
         )
         lines += [f"r = {form}; v {added};"]
-    start = w.a(3, U32) if w.has_modifier("add") else "0"
-    head = f"uint32_t a = {w.a(1, U32)}, b = {w.a(2, U32)}, v = {start}; int32_t x, y, r;"
-    return f"{{ {head} {' '.join(lines)} {w.d('v', U32)} }}"
+    start = w.arg(3, U32) if w.has_modifier("add") else "0"
+    head = f"uint32_t a = {w.arg(1, U32)}, b = {w.arg(2, U32)}, v = {start}; int32_t x, y, r;"
+    return f"{{ {head} {' '.join(lines)} {w.result('v', U32)} }}"
 
 
 def emit_whole_words(w: OperandWriter) -> str:
@@ -42,14 +42,14 @@ def emit_whole_words(w: OperandWriter) -> str:
     if len(w.i.args) != 3:
         raise UnknownFormError
     x, y = (
-        f"({'' if t.kind == 's' else 'u'}int32_t){w.a(n, U32)}"
+        f"({'' if t.kind == 's' else 'u'}int32_t){w.arg(n, U32)}"
         for n, t in enumerate(w.types[1:], 1)
     )
     form = {"vshl": "x << y", "vshr": "x >> y"}.get(w.i.op) or _TWO[w.i.op]
     by = ""
     if w.i.op in ("vshl", "vshr"):
         by = "y &= 31; " if w.has_modifier("wrap") else "y = y < 32 ? y : 32; "
-    return f"{{ int64_t x = {x}, y = {y}; {by}{w.d(form, U32)} }}"
+    return f"{{ int64_t x = {x}, y = {y}; {by}{w.result(form, U32)} }}"
 
 
 VIDEO: dict[str, Emit] = {

@@ -85,12 +85,12 @@ _watchers: WeakValueDictionary[int, NativeShadow] = WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def _locate_for_c(token: int, address: int, write: int) -> int:
+def _enter_buffer_for_c(token: int, address: int, write: int) -> int:
     return int(_watchers[token].enter_buffer_at(address, bool(write)))
 
 
-_LOCATE = _CALLED(_locate_for_c)
-_TELL = _TOLD(lambda token: _watchers[token].hear_from_c())
+_LOCATE = _CALLED(_enter_buffer_for_c)
+_TELL = _TOLD(lambda token: _watchers[token].process_told_rows())
 
 
 class NativeShadow:
@@ -183,7 +183,7 @@ class NativeShadow:
         if len(told := told[told["size"] > 0]):
             check_native_accesses(self.shadow, told)
 
-    def hear_from_c(self) -> None:
+    def process_told_rows(self) -> None:
         """C tells of barriers, of reads that it keeps no record of, and of other accesses."""
         w = self.struct
         try:
@@ -237,7 +237,7 @@ class NativeShadow:
         extents = self.o.extents
         extent = self.o.piece_at(address)
         if extent is None:
-            if extents.has_piece_in(mapping.va, mapping.end):
+            if extents.ever_had_piece_in(mapping.va, mapping.end):
                 return None
             asked = mapping.va - mapping.buf_offset + mapping.buf.asked
             return mapping.va, min(mapping.end, asked), mapping.va, None

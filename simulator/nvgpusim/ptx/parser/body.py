@@ -31,7 +31,7 @@ _SYSTEM = {
 """Functions that the driver provides: bits of their results and parameters."""
 
 
-class KernelBody:
+class KernelBodyParser:
     """The statements of one kernel."""
 
     def __init__(self, parser: TokenReader, kernel: Kernel) -> None:
@@ -163,10 +163,10 @@ class KernelBody:
     def parse_call(self, guard: Reg | None, negated: bool, first: Token) -> None:
         """A call: of a function with a body, of one by its address, of the system's."""
         p = self.p
-        results = self.parse_call_names() if p.peek().text == "(" else []
+        results = self.parse_parameter_names() if p.peek().text == "(" else []
         p.take_if(",")
         tok = p.next()
-        given = self.parse_call_names() if p.take_if(",") and p.peek().text == "(" else []
+        given = self.parse_parameter_names() if p.take_if(",") and p.peek().text == "(" else []
         fits: list[str] | None = None
         while not p.take_if(";"):  # prototype or targets of an indirect call
             word = p.next()
@@ -177,7 +177,7 @@ class KernelBody:
         self.unique += 1
         end = f"end@{self.unique}"
         if guard is not None:
-            self.add_instruction("bra", (), (SymbolAddress(end),), first, guard, not negated)
+            self.add_for_call("bra", (), (SymbolAddress(end),), first, guard, not negated)
         if target is not None:
             if fits is None:
                 raise p.make_error("a call by address without its prototype", tok)
@@ -188,14 +188,14 @@ class KernelBody:
             names, sizes = (*results, *given), _SYSTEM[tok.text]
             if len(names) != len(sizes):
                 raise p.make_error(f"{tok.text} has {len(sizes)} results and parameters", tok)
-            self.add_instruction(tok.text, (), tuple(map(SymbolAddress, names)), first)
+            self.add_for_call(tok.text, (), tuple(map(SymbolAddress, names)), first)
             for name, bits in zip(names, sizes, strict=True):
-                self.kernel.parameter_slot(name, 0, bits)
+                self.kernel.call_parameter_register(name, 0, bits)
         else:
             raise p.make_error(f"call of {tok.text}, which has no body here", tok)
         self.labels[end] = len(self.kernel.instrs)
 
-    def add_instruction(
+    def add_for_call(
         self, op: str, mods: tuple[str, ...], args: tuple[Operand | None, ...], first: Token,
         guard: Reg | None = None, negated: bool = False,
     ) -> None:  # fmt: skip
@@ -218,21 +218,21 @@ class KernelBody:
             skip = f"skip@{self.unique}"
             test = Reg(len(self.kernel.regs), 1, f"is@{self.unique}")
             self.kernel.regs.append(test)
-            self.add_instruction("setp", ("ne", "u64"), (test, target, SymbolAddress(name)), first)
-            self.add_instruction("bra", (), (SymbolAddress(skip),), first, test)
+            self.add_for_call("setp", ("ne", "u64"), (test, target, SymbolAddress(name)), first)
+            self.add_for_call("bra", (), (SymbolAddress(skip),), first, test)
             self.addressed += 1
             self.inline_function(name, results, given, first)
             self.addressed -= 1
-            self.add_instruction("bra", (), (SymbolAddress(end),), first)
+            self.add_for_call("bra", (), (SymbolAddress(end),), first)
             self.labels[skip] = len(self.kernel.instrs)
-        self.add_instruction("trap", (), (), first)
+        self.add_for_call("trap", (), (), first)
 
     def inline_function(self, name: str, results: list[str], given: list[str], tok: Token) -> None:
         """Put the function's body here: registers, labels and parameters under names of its own."""
         p = self.p
         function = p.functions[name]
         if name in self.inside and self.addressed:
-            self.add_instruction("__recursion", (), (), tok)  # which a launch may never come to
+            self.add_for_call("__recursion", (), (), tok)  # which a launch may never come to
             return
         if name in self.inside or len(self.inside) >= 16:
             raise p.make_error("calls nest too deep (recursion?)", tok)
@@ -263,12 +263,12 @@ class KernelBody:
             at += 1
         return found
 
-    def parse_call_names(self) -> list[str]:
+    def parse_parameter_names(self) -> list[str]:
         """(a, b, ...) of a call: the unique names of parameter variables."""
         self.p.expect("(")
-        return [self.unique_name(name) for name in self._names_until(")")]
+        return [self.unique_parameter_name(name) for name in self._names_until(")")]
 
-    def unique_name(self, name: str) -> str:
+    def unique_parameter_name(self, name: str) -> str:
         """The unique name of a call's parameter variable; other names stay."""
         for scope in reversed(self.params):
             if name in scope:
@@ -324,7 +324,7 @@ class KernelBody:
             p.expect("]")
         else:
             offset = p.take_displacement()
-        return SymbolAddress(self.unique_name(tok.text), offset)
+        return SymbolAddress(self.unique_parameter_name(tok.text), offset)
 
     def parse_address(self) -> Addr:
         """The rest of [base + offset]."""

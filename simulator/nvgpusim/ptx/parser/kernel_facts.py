@@ -27,9 +27,9 @@ _STRONG = _ORDERED | {"volatile", "mmio"}
 class KernelFacts:
     """A kernel as the sanitizer asks about it at each launch, analysed once.
 
-    `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
-    instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone), `blind`
-    (an atomic whose result nobody reads), `compares` (compare-and-swap), `wide` (of 64 bits).
+    `written`: see `written_params`; `crowded`: see `may_order_some_threads`. By number of the
+    memory instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone),
+    `blind` (an atomic whose result nobody reads), `compares` (compare-and-swap), `wide` (64 bits).
     `mixed`: strong ones are of 64 bits and of fewer.
     """
 

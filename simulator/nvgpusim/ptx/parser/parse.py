@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .body import KernelBody
+from .body import KernelBodyParser
 from .kernel_facts import loads_compared_by_cas
 from .literals import replace_known_registers
 from .reader import FunctionDeclaration, TokenReader, signature_shape
-from .syntax import Kernel, Module, PtxError
+from .syntax import Kernel, PtxError, PtxModule
 
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
 
 
-class Parser(TokenReader):
-    """A module's text; `run` gives its tree."""
+class ModuleParser(TokenReader):
+    """A module's text; `parse_module` gives its tree."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.module = Module()
+        self.module = PtxModule()
 
     # module scope
-    def parse_module(self) -> Module:
+    def parse_module(self) -> PtxModule:
         """Parse the whole text."""
         try:
             return self.parse_directives()
@@ -33,7 +33,7 @@ class Parser(TokenReader):
             tok = self.toks[min(self.at, len(self.toks) - 1)] if self.toks else self.peek()
             raise self.make_error(f"not understood ({e})", tok) from e
 
-    def parse_directives(self) -> Module:
+    def parse_directives(self) -> PtxModule:
         """The module's directives, one after the other."""
         for at, tok in enumerate(self.toks):
             if tok.text == ".func":
@@ -58,7 +58,7 @@ class Parser(TokenReader):
                 self.at += 1
             elif tok.text == ".entry":
                 self.at += 1
-                self.parse_entry()
+                self.parse_or_refuse_kernel()
             elif tok.text == ".func":
                 self.skip_function()
             elif tok.text in (".global", ".const", ".shared"):
@@ -104,7 +104,7 @@ class Parser(TokenReader):
                 self.module.functions.append(name)
 
     # kernel scope
-    def parse_entry(self) -> None:
+    def parse_or_refuse_kernel(self) -> None:
         """A kernel; one that cannot be read refuses itself when it is to run, not its module."""
         start, name = self.at, self.peek().text
         try:
@@ -161,7 +161,7 @@ class Parser(TokenReader):
                 pass
             else:
                 raise self.make_error(f"unknown performance directive {tok.text!r}", tok)
-        body = KernelBody(self, kernel)
+        body = KernelBodyParser(self, kernel)
         body.parse_scope()
         kernel.labels = body.labels
         for n in loads_compared_by_cas(kernel):
@@ -171,6 +171,6 @@ class Parser(TokenReader):
         self.module.kernels[kernel.name] = kernel
 
 
-def parse(text: str) -> Module:
+def parse(text: str) -> PtxModule:
     """Parse a PTX module. Raises PtxError with line and text."""
-    return Parser(text).parse_module()
+    return ModuleParser(text).parse_module()

@@ -141,7 +141,7 @@ class Kernel:
     slots: dict[tuple[str, int], Reg] = field(default_factory=dict)
     flag: Reg | None = None
 
-    def parameter_slot(self, name: str, offset: int, bits: int) -> Reg:
+    def call_parameter_register(self, name: str, offset: int, bits: int) -> Reg:
         """The register that holds a call's parameter bytes at `offset`."""
         if (name, offset) not in self.slots:
             reg = Reg(len(self.regs), bits, f"{name}+{offset}")
@@ -149,7 +149,7 @@ class Kernel:
             self.slots[name, offset] = reg
         return self.slots[name, offset]
 
-    def carry_flag(self) -> Reg:
+    def carry_register(self) -> Reg:
         """The carry flag of .cc, which no instruction names."""
         if self.flag is None:
             self.flag = Reg(len(self.regs), 32, "%carry")
@@ -158,7 +158,7 @@ class Kernel:
 
 
 @dataclass
-class Module:
+class PtxModule:
     """A translation unit: target, entries by name, module-scope variables, names of functions."""
 
     version: str = ""

@@ -14,7 +14,7 @@ from .clocks import LaneClocks, LaunchChecks
 from .records import AccessRecords
 
 
-def instruction_text(instr: Instr | None) -> str:
+def position_text(instr: Instr | None) -> str:
     """Describe an instruction's position."""
     if instr is None:
         return "unknown instruction"
@@ -55,7 +55,7 @@ class AccessChecks(LaneClocks):
         sites = self.launch.code.sites
         if not 0 < site <= len(sites):
             return verb
-        return f"{verb} ({instruction_text(sites[site - 1])})"
+        return f"{verb} ({position_text(sites[site - 1])})"
 
     def add_finding(self, kind: str, key: Any, text: str) -> None:
         """A finding, once for each pair of instructions."""
@@ -85,12 +85,12 @@ class AccessChecks(LaneClocks):
             if extent is not None:
                 self.pieces[self.st.site] = extent
         if extent is not None and high <= extent.end:
-            self._check_written(extent, lanes, addr, total, access)
+            self._check_unwritten_read(extent, lanes, addr, total, access)
             return
         mapping = self.o.mapping_at(low)
         whole = mapping is not None and high <= mapping.end
-        if whole and not self.o.extents.has_piece_in(mapping.va, mapping.end):
-            self._check_driver_size(lanes, where, total, access, mapping)
+        if whole and not self.o.extents.ever_had_piece_in(mapping.va, mapping.end):
+            self._check_driver_sized_buffer(lanes, where, total, access, mapping)
             return
         left = np.arange(len(where))
         while len(left):
@@ -98,7 +98,7 @@ class AccessChecks(LaneClocks):
             extent = self.o.piece_at(va)
             if extent is None or va + total > extent.end:
                 self._report_outside(int(lanes[left[0]]), va, total, access)
-                beyond = extent.end if extent is not None else self.o.extents.next_start(va)
+                beyond = extent.end if extent is not None else self.o.extents.next_piece_start(va)
                 gone = (where[left] >= where[left[0]]) & (
                     where[left] < np.uint64(max(beyond, va + 1))
                 )
@@ -106,10 +106,10 @@ class AccessChecks(LaneClocks):
                 continue
             here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
             inside = left[here]
-            self._check_written(extent, lanes[inside], where[inside], total, access)
+            self._check_unwritten_read(extent, lanes[inside], where[inside], total, access)
             left = left[~here]
 
-    def _check_driver_size(
+    def _check_driver_sized_buffer(
         self, lanes: Lanes, where: Any, total: int, access: str, mapping: Any
     ) -> None:
         """A buffer of which only the driver knows the size."""
@@ -126,9 +126,9 @@ class AccessChecks(LaneClocks):
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
         kind, what = self.o.extents.describe_address(va, self.o.now)
-        if not self.o.extents.has_piece_in(mapping.va, mapping.end) and kind != "free":
+        if not self.o.extents.ever_had_piece_in(mapping.va, mapping.end) and kind != "free":
             one = np.array([va], np.uint64)
-            self._check_driver_size(np.array([lane]), one, total, access, mapping)
+            self._check_driver_sized_buffer(np.array([lane]), one, total, access, mapping)
             return
         last = self.o.piece_at(va)
         if last is not None:
@@ -152,7 +152,7 @@ class AccessChecks(LaneClocks):
             f"{place} of {total} bytes by {self.lane_text(lane)}: {what}",
         )
 
-    def _check_written(
+    def _check_unwritten_read(
         self, extent: Extent, lanes: Lanes, addr: Any, total: int, access: str
     ) -> None:
         if extent.wrote is None or not self.init:

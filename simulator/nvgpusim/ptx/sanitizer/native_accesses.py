@@ -20,7 +20,7 @@ def check_native_accesses(shadow: ChunkShadow, rows: Any) -> None:
         first = some[0]
         st.m, st.site = some["lane"], int(first["site"])
         st.at = st.launch.code.sites[st.site - 1] if st.site else None
-        _check_rows(shadow, chr(first["what"]), SPACES.get(chr(first["space"]), ""), some)
+        _check_lane_rows(shadow, chr(first["what"]), SPACES.get(chr(first["space"]), ""), some)
     st.m, st.site, st.at = kept
 
 
@@ -36,7 +36,7 @@ def _rows_by_instruction(rows: Any) -> Iterator[Any]:
         yield rows[key == value]
 
 
-def _check_rows(shadow: ChunkShadow, what: str, space: str, rows: Any) -> None:
+def _check_lane_rows(shadow: ChunkShadow, what: str, space: str, rows: Any) -> None:
     """The work of some lanes with one instruction."""
     lanes, size = rows["lane"], int(rows[0]["size"])
     where = np.ascontiguousarray(rows["at"])

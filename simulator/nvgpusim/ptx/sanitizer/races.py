@@ -1,4 +1,4 @@
-"""Races of a chunk's accesses with those that are remembered.
+"""RaceChecks of a chunk's accesses with those that are remembered.
 
 Time counts synchronizations (`tick`). Every granule of shared and global memory remembers its last
 write and the reads of the lowest and the highest thread since, and all others where the kernel may
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..parser.syntax import Instr
 from ..state import ChunkState, Lanes
-from .access_checks import AccessChecks, instruction_text
+from .access_checks import AccessChecks, position_text
 from .clocks import LaunchChecks
 from .fenced_writes import Words
 from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, AccessRecords
@@ -27,7 +27,7 @@ from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, AccessRecords
 WAITS = ("test_wait", "try_wait")
 
 
-class Races(AccessChecks):
+class RaceChecks(AccessChecks):
     """A chunk's lanes, the records of its shared memory, and what is a race with them."""
 
     def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
@@ -90,7 +90,7 @@ class Races(AccessChecks):
             self.add_finding(
                 "sync",
                 instr and instr.line,
-                f"barrier ({instruction_text(instr)}) passed by {self.lane_text(lane)}, which "
+                f"barrier ({position_text(instr)}) passed by {self.lane_text(lane)}, which "
                 f"{count} threads of the block never reach, {self.lane_text(block + gone)} the "
                 "first of them: they have exited",
             )
@@ -101,7 +101,7 @@ class Races(AccessChecks):
             self.add_finding(
                 "sync",
                 instr.line,
-                f"{instruction_text(instr)} with membermask {mask:#x} by {self.lane_text(lane)}: "
+                f"{position_text(instr)} with membermask {mask:#x} by {self.lane_text(lane)}: "
                 f"{self.lane_text(gone)} is in the mask and has exited without it",
             )
 
@@ -165,7 +165,7 @@ class Races(AccessChecks):
             lanes, slots, index, at is not None and at.op not in ("st", "mbarrier")
         )
 
-    def _ordered_before(self, space: str) -> np.uint64:
+    def _ordered_until(self, space: str) -> np.uint64:
         """Records from before this are ordered before every access of the chunk."""
         return self.first if space == "shared" else self.o.start
 
@@ -186,7 +186,7 @@ class Races(AccessChecks):
         behind: Words = np.where(own & (other > 0), other, records)
         return behind
 
-    def _check_read(
+    def _check_and_record_read(
         self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, count: int, mapping: Any
     ) -> None:
         strong = self._counts_as_strong(space)
@@ -195,7 +195,7 @@ class Races(AccessChecks):
         records = self._last_writes(slots, space, lanes, index)
         if slots.flight is not None:
             self._check_copies_in_flight(slots, lanes, index, "read")
-        if int(np.maximum.reduce(records)) >= int(self._ordered_before(space)):
+        if int(np.maximum.reduce(records)) >= int(self._ordered_until(space)):
             bad = self.unordered_records(lanes, records, space)
             self._exempt_strong_pairs(bad, lanes, records, strong, space)
             bad &= ~self._compare_and_swaps(records)
@@ -209,7 +209,7 @@ class Races(AccessChecks):
                 )
         mine = self._own_records(lanes, space, strong)
         low, high = slots.low[index], slots.high[index]
-        older = self._stale_records(low, lanes, space), self._stale_records(high, lanes, space)
+        older = self._are_stale(low, lanes, space), self._are_stale(high, lanes, space)
         slots.low[index[::-1]] = _further_records(low, mine, older[0], np.less)[::-1]
         slots.high[index] = _further_records(high, mine, older[1], np.greater)
         if self.facts.crowded:
@@ -234,7 +234,7 @@ class Races(AccessChecks):
                     their = their[first]
                 slots.add_reads_between(some, their)
 
-    def _stale_records(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
+    def _are_stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
         """Records that are ordered before the lane by a barrier, or are of no thread."""
         shared = space == "shared"
         out: NDArray[np.bool_] = records < (self.passed[lanes] if shared else self.o.start)
@@ -248,10 +248,10 @@ class Races(AccessChecks):
         out |= same & (records < self.warped[lanes])
         return out
 
-    def _check_write(
+    def _check_write_races(
         self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
-        """Races of a write with what was done before; `same`: where the value does not change.
+        """RaceChecks of a write with what was done before; `same`: where the value does not change.
 
         Writes that nothing orders and that wrote the same value stay remembered.
         """
@@ -266,7 +266,7 @@ class Races(AccessChecks):
             (last, "write"), *((record, "write") for record in equals),
             (slots.low[index], "read"), (slots.high[index], "read"),
         ):  # fmt: skip
-            if int(np.maximum.reduce(records)) < int(self._ordered_before(space)):
+            if int(np.maximum.reduce(records)) < int(self._ordered_until(space)):
                 continue
             if other == "read" and self.facts.compares[self.st.site]:
                 continue
@@ -288,14 +288,14 @@ class Races(AccessChecks):
                 )
         if slots.crowd is not None and slots.crowd.some[index].any():
             self._check_reads_between(slots, space, lanes, index, mapping, same)
-        slots.forget_equals(index[~unchanged])
+        slots.forget_equal_writes(index[~unchanged])
         if np.count_nonzero(unchanged):
             slots.keep_equal_writes(index[unchanged], last[unchanged])
 
     def _check_reads_between(
         self, slots: AccessRecords, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
-        """Races of a write with the reads between the lowest thread's and the highest's."""
+        """RaceChecks of a write with the reads between the lowest thread's and the highest's."""
         assert slots.crowd is not None
         which, places = slots.crowd.reads_at(index)
         if not len(which):

@@ -116,7 +116,7 @@ class AccessRecords:
             which = (theirs & THREADS) != (last & THREADS)
             self.other[index[which]] = theirs[which]
 
-    def forget_equals(self, index: Any) -> None:
+    def forget_equal_writes(self, index: Any) -> None:
         """A value that was written anew."""
         if self.equal is not None:
             self.equal[:, index] = 0

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..parser.syntax import Instr
 from ..state import ChunkState, Lanes
-from .access_checks import instruction_text
+from .access_checks import position_text
 from .clocks import LaunchChecks
 from .fenced_writes import Words
-from .races import WAITS, Races
+from .races import WAITS, RaceChecks
 from .records import THREADS, AccessRecords
 
 POLLERS = 1024
@@ -42,7 +42,7 @@ class DoneStore:
         return self.flags & self.bit > 0
 
 
-class ChunkShadow(Races):
+class ChunkShadow(RaceChecks):
     """A chunk's lanes as their instructions see it, and who wrote its local memory."""
 
     def __init__(self, owner: LaunchChecks, st: ChunkState) -> None:
@@ -109,7 +109,7 @@ class ChunkShadow(Races):
         if self.race:
             if self._is_atomic():
                 self.on_strong_read(np.repeat(lanes, count), self.shared, index)
-            self._check_read(self.shared, space, lanes, index, count, None)
+            self._check_and_record_read(self.shared, space, lanes, index, count, None)
 
     def on_store(self, space: str, offsets: Any, total: int, store: DoneStore) -> None:
         """A write of shared or local memory."""
@@ -141,7 +141,7 @@ class ChunkShadow(Races):
                 else store.lanes_with_value()
             )
 
-        self._check_write(slots, space, many, index, mapping, same)
+        self._check_write_races(slots, space, many, index, mapping, same)
         mine = self._own_records(many, space, self._counts_as_strong(space))
         slots.write[index] = mine
         store.go_after_store()
@@ -189,7 +189,7 @@ class ChunkShadow(Races):
                 f"{self.lane_text(int(many[n]))}: nobody has written it",
             )
         if self.race:
-            self._check_write(self.shared, "shared", many, index, None, None)
+            self._check_write_races(self.shared, "shared", many, index, None, None)
         at = self.st.at
         waits = at is not None and any(m in WAITS for m in at.mods)
         if not waits:
@@ -209,12 +209,12 @@ class ChunkShadow(Races):
         many = np.repeat(lanes, count) if count > 1 else lanes
         inside = index < len(self.shared.write)
         many, index = many[inside], index[inside]
-        self._check_write(self.shared, "shared", many, index, None, None)
+        self._check_write_races(self.shared, "shared", many, index, None, None)
         self.shared.write[index] = self._own_records(many, "shared", False)
         self.shared.begin_copies(index, many)
 
     def on_copy_end(self, flat: Any, size: int) -> None:
-        """cp.async has landed; its write by way of `store` follows."""
+        """cp.async has landed; its write by `on_store` follows."""
         if self.shared.flight is not None:
             index, _ = self._granule_indices(flat, size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
@@ -244,7 +244,7 @@ class ChunkShadow(Races):
             self.add_finding(
                 "race",
                 instr.line,
-                f"read ({instruction_text(instr)}) by {self.lane_text(int(lanes[0]))}: its source "
+                f"read ({position_text(instr)}) by {self.lane_text(int(lanes[0]))}: its source "
                 "was written before the copy was waited for",
             )
 
@@ -286,7 +286,7 @@ class ChunkShadow(Races):
             if strong:
                 self.on_strong_read(np.repeat(lanes, count) if count > 1 else lanes, slots, index)
             if not still:
-                self._check_read(slots, "global", lanes, index, count, mapping)
+                self._check_and_record_read(slots, "global", lanes, index, count, mapping)
             words.append((slots, index))
         self._remember_poll(words)
 
@@ -324,7 +324,7 @@ class ChunkShadow(Races):
             )
             mine = np.repeat(mine, count) if count > 1 else mine
             slots = self.o.records_of(mapping)
-            self._check_write(slots, "global", mine, index, mapping, None)
+            self._check_write_races(slots, "global", mine, index, mapping, None)
             self._publish_strong_write(mine, slots, index)
             if self.st.at is not None and self.st.at.op == "atom":
                 self.on_strong_read(mine, slots, index)

@@ -16,7 +16,13 @@ from tests.simulator.kernel import rawclient as rc
 from tests.simulator.kernel.process.test_cli import KERNEL, sim
 from tests.simulator.kernel.rawclient import Board
 
-from nvgpusim.locks import Bell, Lock, client_gc_functions, pause_collection, resume_collection
+from nvgpusim.locks import (
+    GcPausingLock,
+    WakeBell,
+    client_gc_functions,
+    pause_collection,
+    resume_collection,
+)
 from nvgpusim.orin.kernel import Kernel
 
 
@@ -105,7 +111,7 @@ def test_no_finalizer_on_a_thread_of_the_model() -> None:
 
 
 def test_held_by_whom_and_how_often() -> None:
-    lock, other = Lock(), Lock()
+    lock, other = GcPausingLock(), GcPausingLock()
     with lock:
         assert not gc.isenabled()
         with lock, other:
@@ -122,7 +128,7 @@ def test_held_by_whom_and_how_often() -> None:
 
 
 def test_many_threads() -> None:
-    lock, seen = Lock(), []
+    lock, seen = GcPausingLock(), []
 
     def work() -> None:
         for _ in range(500):
@@ -142,12 +148,12 @@ def test_many_threads() -> None:
 def test_the_clients_wish_is_kept() -> None:
     hooks = client_gc_functions()
     assert hooks["isenabled"]()
-    with Lock():
+    with GcPausingLock():
         assert hooks["isenabled"]() and not gc.isenabled()
         hooks["disable"]()
         assert not hooks["isenabled"]()
     assert not gc.isenabled() and not hooks["isenabled"]()
-    with Lock():
+    with GcPausingLock():
         hooks["enable"]()
         assert hooks["isenabled"]() and not gc.isenabled()
     assert gc.isenabled()
@@ -166,7 +172,7 @@ def test_hooks_are_in_place_while_simulated(kernel: Kernel) -> None:
 
 
 def test_a_child_finds_locks_free_and_collections_on() -> None:
-    lock = Lock()
+    lock = GcPausingLock()
     holder = threading.Thread(target=lock.acquire, daemon=True)
     holder.start()
     holder.join()
@@ -180,7 +186,7 @@ def test_a_child_finds_locks_free_and_collections_on() -> None:
 
 
 def test_a_bell_is_not_lost_and_not_counted() -> None:
-    bell = Bell()
+    bell = WakeBell()
     bell.ring()
     bell.ring()
     bell.wait(30)

@@ -12,7 +12,7 @@ from tests.patches.conftest import wheel_file
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.recorded import halves
 
-from nvgpusim.ptx import Launch, Module, compile_kernel, parse
+from nvgpusim.ptx import Launch, PtxModule, compile_kernel, parse
 
 RECORDED = np.load(Path(__file__).resolve().parent / "halves.npz")
 ABOUT = json.loads(RECORDED["about"].tobytes())
@@ -21,7 +21,7 @@ TANH = ("htanh_approx(__half)", "h2tanh_approx(__half2)")
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Module, list[halves.Function]]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[PtxModule, list[halves.Function]]:
     folder, cuda = tmp_path_factory.mktemp("halves"), wheel_file("cu13/bin/nvcc").parents[1]
     text, found = halves.source(cuda / "include")
     (folder / "halves.cu").write_text(text)
@@ -30,7 +30,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Module, list[hal
     return parse((folder / "halves.ptx").read_text()), found
 
 
-def run(module: Module, f: halves.Function) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def run(module: PtxModule, f: halves.Function) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     memory = FlatMemory()
     arrays = np.zeros(f.words, "<u8"), *halves.inputs(f)
     pointers = [memory.add(a.view(np.uint8).copy()) for a in arrays]
@@ -40,7 +40,7 @@ def run(module: Module, f: halves.Function) -> np.ndarray[tuple[int], np.dtype[n
     return np.asarray(memory.read(pointers[0], 8 * f.words).view("<u8"))
 
 
-def test_every_function_of_the_headers(compiled: tuple[Module, list[halves.Function]]) -> None:
+def test_every_function_of_the_headers(compiled: tuple[PtxModule, list[halves.Function]]) -> None:
     module, found = compiled
     assert not ABOUT["failed"]
     known = [f for f in found if f.signature in RECORDED.files]

@@ -118,7 +118,7 @@ static inline Who who(const Call* c, int64_t i, int is_shared) {
   return o;
 }
 
-// Clocks.unordered without fences and named barriers: 1 where it surely selects
+// LaneClocks.unordered_records without fences and named barriers: 1 where it surely selects
 // nothing.
 static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
@@ -129,7 +129,7 @@ static inline int ordered(const Who* o, const Watch* w, uint64_t threads, uint64
   return record < o->passed || (other - o->block) / 32 == (o->me - o->block) / 32;
 }
 
-// Races._stale.
+// RaceChecks._are_stale.
 static inline int stale(const Who* o, const Watch* w, uint64_t threads, uint64_t record) {
   uint64_t other = record & THREAD;
   if (record < o->floor) return 1;
@@ -142,7 +142,7 @@ static inline __attribute__((noinline)) void lose(Watch* w, const WatchedBuffer*
   w->lost[w->lost_count++] = (Lost){p->number, g, record};
 }
 
-// Races._read of one granule.
+// RaceChecks._check_and_record_read of one granule.
 static inline int read_one(Watch* w, const WatchedBuffer* p, const Who* o, uint64_t threads, uint64_t g,
                            uint64_t mine) {
   uint64_t low = p->low[g], high = p->high[g];
@@ -177,7 +177,7 @@ static inline int read_all(Watch* w, const WatchedBuffer* p, const Who* o, uint6
   return 1;
 }
 
-// Races._before_write of one granule, which another lane of the same store may
+// RaceChecks._check_write_races of one granule, which another lane of the same store may
 // have stamped.
 static inline int write_one(const Watch* w, const WatchedBuffer* p, const Who* o, uint64_t threads,
                             uint64_t g) {
@@ -382,7 +382,7 @@ static inline void note(const Call* c, int64_t i, uint64_t a, const Goal* goal, 
     p->wrote[at + k] = 1;
 }
 
-// Slots.forget_equals.
+// AccessRecords.forget_equal_writes.
 static inline void forget(const Goal* goal, uint64_t size) {
   const WatchedBuffer* p = goal->p;
   if (!p || !p->equal) return;
