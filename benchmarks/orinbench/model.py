@@ -46,7 +46,7 @@ class ModelInfo:
     @property
     def size_bytes(self) -> int:
         """Of all tensors, as llama-bench's model_size."""
-        return self.gguf.size_bytes
+        return self.gguf.n_tensor_bytes
 
     @property
     def n_params(self) -> int:

@@ -13,10 +13,10 @@ from PIL import Image
 from orinbench.errors import BenchError
 from orinllm.errors import BadInput
 from orinllm.loader import Network
+from orinllm.mmproj import PictureEncoder, enable_pictures, network_with_pictures, read_projector
 from orinllm.model import ModelDescription
 from orinllm.network.vision.pictures import Picture
 from orinllm.network.vision.prepare import MOST_PIXELS, prepare_picture
-from orinllm.sight import PictureEncoder, enable_pictures, network_with_pictures, read_projector
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 # Pixels of a side that are drawn as one, and smoothed: JPEG keeps what an encoder sees.
@@ -70,7 +70,7 @@ class RandomPictures:
         except BadInput as error:
             raise BenchError(str(error)) from None
         tiles, _ = prepare_picture(self.draw(0), projector.way, projector.sizes)
-        rows = sum(projector.rows_of_tile(tile.height, tile.width) for tile in tiles)
+        rows = sum(projector.tile_row_count(tile.height, tile.width) for tile in tiles)
         return rows + _AROUND * (1 + len(tiles))
 
 
@@ -101,4 +101,4 @@ class VisionModel:
         tensors = self.sight.gguf.tensors.values()
         types = [tensor.type.name for tensor in tensors if len(tensor.shape) > 1]
         common = max(dict.fromkeys(types), key=types.count)
-        return f"{self.sight.projector.kind} {common} {self.sight.gguf.size_bytes}"
+        return f"{self.sight.projector.kind} {common} {self.sight.gguf.n_tensor_bytes}"

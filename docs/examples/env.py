@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 
 WHEELS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",

@@ -175,7 +175,7 @@ def _make_planned_runner(
     _check_kv_type(network, plan, general or not plan.is_fused)
     _check_pictures(network, plan, general)
     if general or not plan.is_fused:
-        return _make_other_runner(network, plan, general or plan.path == "general", share)
+        return _make_unfused_runner(network, plan, general or plan.path == "general", share)
     return _make_fused_runner(network, plan, share, say)
 
 
@@ -184,13 +184,13 @@ def _make_fused_runner(
 ) -> FusedRunner:
     from orinllm.batching.fused_runner import FusedRunner
     from orinllm.gpu.fused import FusedExecutor
-    from orinllm.gpu.memory import make_memory, most_pages
+    from orinllm.gpu.memory import addressable_pages, make_memory
     from orinllm.gpu.weights import Weights
 
     gguf, config = network.gguf, network.config
     context = round_up(network.context, PAGE)
     pool = page_count(context) if share.pages is None else share.pages
-    if pool > (most := most_pages(config)):
+    if pool > (most := addressable_pages(config)):
         raise BadInput(
             f"{gguf.path}: keys and values of {pool * PAGE} tokens; the fused kernels address "
             f"those of {most * PAGE} at most (-c, --context)"
@@ -218,7 +218,7 @@ def most_fused_slots(network: Network, plan: PathPlan, asked: int) -> int:
     return max(1, min(asked, int(_STATE_PART * (free - plan.weight_bytes)) // size))
 
 
-def state_bytes(network: Network, slots: int) -> int:
+def recurrent_state_bytes(network: Network, slots: int) -> int:
     """Return the bytes of the recurrent states of so many sequences, and of their copies."""
     from orinllm.gpu.memory import state_floats_per_slot
 
@@ -250,14 +250,14 @@ def most_checkpoints(config: Config) -> int:
     return min(_MOST_CHECKPOINTS, max(_LEAST_CHECKPOINTS, _CHECKPOINT_BYTES // size))
 
 
-def _make_other_runner(
+def _make_unfused_runner(
     network: Network, plan: PathPlan, general: bool, share: SharingOptions
 ) -> Runner:
     """Return the CPU's or the general path, whose modules the fused kernels do not wait for."""
     file = network.gguf, network.config
     if general:
         from orinllm.batching.general_runner import GeneralRunner
-        from orinllm.gpu.compiler import provide_compiler
+        from orinllm.gpu.host_compiler import provide_compiler
         from orinllm.other.tinygrad_llm import UpstreamExecutor, reason_unsupported
 
         if plan.device.split(":")[0] == "CPU":
@@ -318,7 +318,7 @@ def _check_memory(network: Network, plan: PathPlan) -> None:
         return
     cache, beside = cache_bytes(plan, network.context), 0
     if plan.is_fused:
-        free -= state_bytes(network, 1) + (beside := network.beside())
+        free -= recurrent_state_bytes(network, 1) + (beside := network.beside())
     if plan.weight_bytes + cache <= free:
         return
     fit = max(0, free - plan.weight_bytes) // plan.cache_bytes_per_token // PAGE * PAGE

@@ -233,7 +233,7 @@ class Model:
         """
         network = Network.read(path, context, kv)
         if mmproj is not None:
-            from orinllm.sight import (  # decoders of pictures take their time
+            from orinllm.mmproj import (  # decoders of pictures take their time
                 enable_pictures,
                 network_with_pictures,
             )
@@ -407,7 +407,7 @@ def _checked_token(at: int, part: object) -> int:
 
 def check_takes_guesses(runner: Runner, plan: PathPlan, what: str) -> None:
     """Raise BadInput, which begins with `what`, where a path takes one token at a time."""
-    if runner.most_verified > 1:
+    if runner.most_verified_tokens > 1:
         return
     raise BadInput(
         f"{what}: the {runner.name} path on {plan.device} takes one token at a time; the fused "

@@ -16,7 +16,7 @@ from orinllm.file.ggml import kernel_ggml_types
 from orinllm.file.gguf import GGUF
 from orinllm.network.arch import ARCHITECTURES
 from orinllm.network.arch.header import Header
-from orinllm.network.arch.tinygrad_llm import upstream_config
+from orinllm.network.arch.tinygrad_llm import general_config
 from orinllm.network.layer import Activation, Gate
 
 PAGE = "docs/engine.md"
@@ -28,8 +28,8 @@ def _names(names: list[str]) -> str:
 
 
 def architectures() -> str:
-    fused = [name for name, family in ARCHITECTURES.items() if family.config is not upstream_config]
-    others = [name for name, family in ARCHITECTURES.items() if family.config is upstream_config]
+    fused = [name for name, family in ARCHITECTURES.items() if family.config is not general_config]
+    others = [name for name, family in ARCHITECTURES.items() if family.config is general_config]
     return f"{_names(fused)}; tinygrad.llm: {_names(others)}."
 
 

@@ -11,8 +11,8 @@ import pytest
 from orinbench.synth import write_synthetic
 from orinllm.file.gguf import GGUF
 from orinllm.gpu import device as devices
-from orinllm.gpu.compiler import compiler_environment, provide_compiler
 from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.host_compiler import compiler_environment, provide_compiler
 from orinllm.gpu.kernels.buffers import F16, PAGE, KvCacheType
 from orinllm.gpu.memory import make_memory
 from orinllm.gpu.plan import make_plan

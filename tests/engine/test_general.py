@@ -20,7 +20,7 @@ from orinbench.synth.shapes import QUANTS, SHAPES
 from orinllm.cpu.executor import CpuRunner
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 from orinllm.loader import Network, make_runner, plan_network
 from orinllm.network.arch import config_of
 from orinllm.network.config import Config

@@ -19,7 +19,7 @@ import pytest
 from tests.patches.tegra.copies import LATE, Copies
 from tests.patches.tegra.device import PRELUDE, Run, Tegra
 
-from orinllm.gpu.compiler import write_clang_script
+from orinllm.gpu.host_compiler import write_clang_script
 
 COMPILERS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",

@@ -28,7 +28,7 @@ from orinbench.options import (
     with_options,
 )
 from orinbench.progress import Messages
-from orinllm.sight import make_encode_function, read_projector
+from orinllm.mmproj import make_encode_function, read_projector
 
 _TYPES: dict[str, Any] = {"type": click.Choice(KEY_TYPES), "default": "f16"}
 

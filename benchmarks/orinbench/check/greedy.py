@@ -64,7 +64,7 @@ def decode_greedily(
     cut = last // 2 if len(prompt) in _CUT else 0
 
     def begin() -> None:
-        executor.fill(prompt, 0, cut)
+        executor.fill_cache(prompt, 0, cut)
         executor.begin(prompt, cut)
 
     def replayed() -> Iterator[int]:

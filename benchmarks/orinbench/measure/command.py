@@ -63,7 +63,7 @@ from orinbench.progress import Messages
 from orinboard.files import Roots
 from orinllm.cpu.program import MOST_ROWS
 from orinllm.errors import BadInput
-from orinllm.gpu.compiler import skipped_clang_note
+from orinllm.gpu.host_compiler import skipped_clang_note
 
 # Sequences that a decoder of the engine takes at most (orinllm/gpu/kernels/batch.py, which imports
 # tinygrad, as this process does not).

@@ -59,12 +59,12 @@ class FusedRunner:
 
     def compile_kernels(self, verifies: bool = False) -> None:
         """Compile what pieces of prompts and all sizes of steps need, `verify_guesses` if used."""
-        self._pieces = self._pieces and self.executor.has_pieces
-        if verifies and self.most_verified > 1:
+        self._pieces = self._pieces and self.executor.has_piece_launches
+        if verifies and self.most_verified_tokens > 1:
             for how in (Sampling(), Sampling(temperature=0)):
                 self.executor.set_sampling(how, ())
                 for size in VERIFIED:
-                    self.executor.verify([0] * size, 0)
+                    self.executor.tokens_after_each([0] * size, 0)
         for size in self._sizes:
             decoder = self.executor.decoder_for(size)
             decoder.set_sampling(0, Sampling())
@@ -75,7 +75,7 @@ class FusedRunner:
         if end > start:
             self._place_lone_sequence(pages)
             small = self._pieces and end - start <= self.prompt_tokens_per_step
-            (self.executor.fill_piece if small else self.executor.fill)(tokens, start, end)
+            (self.executor.fill_piece if small else self.executor.fill_cache)(tokens, start, end)
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
@@ -103,9 +103,9 @@ class FusedRunner:
         self.executor.set_pages(pages, _placement_of(pages).slot)
 
     @property
-    def most_verified(self) -> int:
+    def most_verified_tokens(self) -> int:
         """Tokens that `verify_guesses` takes at most."""
-        return self.executor.most_verified
+        return self.executor.most_verified_tokens
 
     def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each."""
@@ -117,8 +117,8 @@ class FusedRunner:
             # That told the decoder of one sequence, too.
             self._draws[1] = [_SlotSampling(None if how.is_greedy else how)]
             self._alone = at, how
-        drawn = self.executor.verify([row.token, *guesses], row.position, row.behind)
-        self.executor.accept_first(1 + common_prefix_length(guesses, drawn))
+        drawn = self.executor.tokens_after_each([row.token, *guesses], row.position, row.behind)
+        self.executor.set_states_after_first(1 + common_prefix_length(guesses, drawn))
         return drawn
 
     def begin_answer(self, row: Row, start: int) -> None:

@@ -32,14 +32,8 @@ class GeneralPath(Protocol):
 class GeneralRunner:
     """One sequence, whose steps are computed when they are collected."""
 
-    slots, chunk, prompt_tokens_per_step, most_extra_tokens, most_steps_in_flight, most_verified = (
-        1,
-        _CHUNK,
-        _CHUNK,
-        0,
-        1,
-        1,
-    )
+    slots, chunk, prompt_tokens_per_step = 1, _CHUNK, _CHUNK
+    most_extra_tokens, most_steps_in_flight, most_verified_tokens = 0, 1, 1
 
     def __init__(self, path: GeneralPath) -> None:
         self.path, self.name, self.context = path, path.name, path.context
@@ -83,7 +77,7 @@ class GeneralRunner:
         return [draw_on_host(self._logits, row.draw)]
 
     def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
-        """See `Runner`; nobody asks, since `most_verified` is 1."""
+        """See `Runner`; nobody asks, since `most_verified_tokens` is 1."""
         raise NotImplementedError
 
     def logits(self) -> Floats:

@@ -91,7 +91,7 @@ class DraftProposer:
 
     def _prefill_text(self, text: Sequence[int], start: int) -> None:
         """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
-        if len(text) - start >= self._runner.most_verified:
+        if len(text) - start >= self._runner.most_verified_tokens:
             row = Row(text[-1], len(text) - 1, self._pages, DrawRequest(self._how, text))
             self._runner.begin_answer(row, start)
             self._runner.collect_tokens()

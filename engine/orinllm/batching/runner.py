@@ -58,7 +58,7 @@ class Runner(Protocol):
         ...
 
     @property
-    def most_verified(self) -> int:
+    def most_verified_tokens(self) -> int:
         """Tokens that `verify_guesses` takes at most; 1: there is nothing to be gained by it."""
         ...
 

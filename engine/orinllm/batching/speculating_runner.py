@@ -38,12 +38,12 @@ class SpeculatingRunner:
     @property
     def most_extra_tokens(self) -> int:
         """See `Runner`."""
-        return 0 if self.proposer is None else self._runner.most_verified - 1
+        return 0 if self.proposer is None else self._runner.most_verified_tokens - 1
 
     @property
-    def most_verified(self) -> int:
+    def most_verified_tokens(self) -> int:
         """See `Runner`."""
-        return self._runner.most_verified
+        return self._runner.most_verified_tokens
 
     def begin_answer(self, row: Row, start: int) -> None:
         """See `Runner`."""

@@ -193,7 +193,7 @@ def _check_images(source: ModelSource, images: tuple[Path, ...], raw: bool) -> N
         raise BadInput(f"--image {images[0]}: the model sees with --mmproj FILE, which is missing")
     if raw:
         raise BadInput("--image: --raw continues plain text; a picture needs the chat template")
-    from orinllm.sight import read_picture
+    from orinllm.mmproj import read_picture
 
     for image in images:
         try:
@@ -418,7 +418,7 @@ def compile_(**given: Any) -> None:
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
     out, seen = given["out"], None
     if given["mmproj"] is not None:
-        from orinllm.sight import read_matching_projector
+        from orinllm.mmproj import read_matching_projector
 
         seen = read_matching_projector(given["mmproj"], network)
     gpu = target_gpu(given["arch"], given["sms"])

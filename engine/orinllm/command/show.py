@@ -35,7 +35,7 @@ def show(source: ModelSource) -> None:
     for line in _summary_lines(description, plan, cache_bytes(plan, network.context)):
         print_line(line)
     if source.mmproj is not None:
-        from orinllm.sight import describe_projector
+        from orinllm.mmproj import describe_projector
 
         for line in describe_projector(source.mmproj, network):
             print_line(line)
@@ -53,7 +53,7 @@ def show(source: ModelSource) -> None:
 def _summary_lines(description: Any, plan: Any, cache: int) -> Iterator[str]:
     network = description.network
     config, gguf = network.config, network.gguf
-    yield f"file          {gguf.path}, {gguf.size_bytes / 1e6:,.1f} MB of tensors"
+    yield f"file          {gguf.path}, {gguf.n_tensor_bytes / 1e6:,.1f} MB of tensors"
     n_layers = len(config.layers) or "unknown"
     yield f"architecture  {config.architecture}, {n_layers} layers, width {config.dim}"
     yield f"vocabulary    {description.tokenizer.vocab_size} tokens, {config.vocab_size} logits"

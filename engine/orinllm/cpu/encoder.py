@@ -73,7 +73,7 @@ class CpuEncoder:
     """Rows of tiles, on the CPU."""
 
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
-        self._encoder, self._weights = encoder, _Weights(gguf, encoder)
+        self._encoder, self._weights = encoder, _Tensors(gguf, encoder)
         self._native, self._cores = load_native_code(), core_count()
 
     def __call__(self, tiles: Sequence[Pixels]) -> Floats:
@@ -85,7 +85,7 @@ class CpuEncoder:
         arranged = arrange_patches(
             encoder, *(side // encoder.shape.patch for side in tile.shape[:2])
         )
-        stages = _Stages(encoder, self._weights, arranged, normed_patches(encoder, tile))
+        stages = _TileStages(encoder, self._weights, arranged, normed_patches(encoder, tile))
         self._run_stages(stages.found, stages.scratch)
         return stages.result_rows[arranged.back]
 
@@ -103,7 +103,7 @@ class CpuEncoder:
         del held
 
 
-class _Weights:
+class _Tensors:
     """The tensors of a file: where it is mapped, or as floats."""
 
     def __init__(self, gguf: GGUF, encoder: Encoder) -> None:
@@ -136,11 +136,11 @@ class _Weights:
         return {**place, "type": type_, "width": width}
 
 
-class _Stages:
+class _TileStages:
     """The stages of a tile, and the memory that they work on. scratch: floats of a core."""
 
     def __init__(
-        self, encoder: Encoder, weights: _Weights, arranged: PatchArrangement, patches: Floats
+        self, encoder: Encoder, weights: _Tensors, arranged: PatchArrangement, patches: Floats
     ) -> None:
         self._encoder, self._weights = encoder, weights
         self._values: dict[str, Floats] = {}

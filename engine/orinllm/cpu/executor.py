@@ -64,8 +64,9 @@ class CpuExecutor:
         self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
         self._lengths = [0] * slots  # tokens that each slot's recurrent states have seen
         array = (OpStruct * len(program.operations))(*program.operations)
-        self._state = RunStruct.from_address(program.named_memory("run", ctypes.sizeof(RunStruct)))
-        self._first = program.named_memory("ops", ctypes.sizeof(array))
+        run = program.memory_address("run", ctypes.sizeof(RunStruct))
+        self._state = RunStruct.from_address(run)
+        self._first = program.memory_address("ops", ctypes.sizeof(array))
         ctypes.memmove(self._first, array, ctypes.sizeof(array))
         self._seen: Callable[[int, int, Floats], None] | None = None
         self._remembered: Floats | None = None
@@ -74,14 +75,14 @@ class CpuExecutor:
         size = max(self._most * (widest + rounded_input_size(widest)), max_context) + 64
         self._state.scratch = program.floats_address("scratch", size * self._cores)
         self._state.scratch_size = size
-        self._state.progress = program.named_memory("progress", 8 * len(array))
+        self._state.progress = program.memory_address("progress", 8 * len(array))
 
     @property
     def vocab_size(self) -> int:
         """Number of logits."""
         return self.config.vocab_size
 
-    def fill(
+    def fill_cache(
         self, tokens: Sequence[int], start: int, slot: int = 0, turns: Turns | None = None
     ) -> None:
         """Append tokens to a slot from position `start` on; nobody wants their logits.
@@ -91,23 +92,19 @@ class CpuExecutor:
         """
         self._check_context_room(len(tokens), start)
         for at, end in self._piece_bounds(tokens):
-            self._append_tokens(
-                tokens[at:end], start + at, slot, _positions_between(turns, at, end)
-            )
+            self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(turns, at, end))
 
     def prefill(
         self, tokens: Sequence[int], start: int = 0, slot: int = 0, turns: Turns | None = None
     ) -> Floats:
-        """Append tokens as `fill` does; return the logits after the last one."""
+        """Append tokens as `fill_cache` does; return the logits after the last one."""
         self._check_context_room(len(tokens), start)
         *before, (at, end) = self._piece_bounds(tokens)
         for first, behind in before:
             self._append_tokens(
-                tokens[first:behind], start + first, slot, _positions_between(turns, first, behind)
+                tokens[first:behind], start + first, slot, _mrope_slice(turns, first, behind)
             )
-        self._append_tokens(
-            tokens[at:end], start + at, slot, _positions_between(turns, at, end), last=1
-        )
+        self._append_tokens(tokens[at:end], start + at, slot, _mrope_slice(turns, at, end), last=1)
         logits: Floats = self._read_logits(1)[0]
         return logits
 
@@ -116,7 +113,7 @@ class CpuExecutor:
     ) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary).
 
-        `accept_first` may follow.
+        `set_states_after_first` may follow.
         """
         self._state.kept = 1
         try:
@@ -125,8 +122,8 @@ class CpuExecutor:
             self._state.kept = 0
         return self._read_logits(len(tokens))
 
-    def accept_first(self, n: int, slot: int) -> None:
-        """Take a slot's recurrent states back to behind the first n tokens of the last `rows`."""
+    def set_states_after_first(self, n: int, slot: int) -> None:
+        """Take a slot's recurrent states back to behind the first n of `logits_after_each`."""
         left, size = self._state.n_tokens - n, self.config.state_size
         if left and size:
             behind = self._lowered.behind + 4 * size * (n - 1)
@@ -153,7 +150,7 @@ class CpuExecutor:
         for at in range(0, len(tokens), CHUNK):
             n = len(tokens[at : at + CHUNK])
             self._append_tokens(
-                tokens[at : at + CHUNK], start + at, slot, _positions_between(turns, at, at + CHUNK)
+                tokens[at : at + CHUNK], start + at, slot, _mrope_slice(turns, at, at + CHUNK)
             )
             pieces.append(self._last_layer_rows(n))
         return self.apply_last_norm(np.concatenate(pieces))
@@ -184,7 +181,7 @@ class CpuExecutor:
     ) -> None:
         """Append a piece's tokens, each at its position of a slot."""
         if self.config.state_size:
-            self._check_and_note_lengths(positions, slots)
+            self._advance_slot_lengths(positions, slots)
         if self.config.layer_embedding:
             self._read_layer_embeddings(tokens)
         state = self._state
@@ -270,9 +267,9 @@ class CpuExecutor:
         tensor = self._gguf.tensors[LAYER_TABLE]
         packed = self._gguf.tensor_bytes(LAYER_TABLE).reshape(tensor.shape[0], -1)[list(tokens)]
         rows = np.ascontiguousarray(dequantize(packed, tensor.type), np.float32)
-        ctypes.memmove(self._lowered.layer_rows_address, rows.ctypes.data, rows.nbytes)
+        ctypes.memmove(self._lowered.layer_embeddings_address, rows.ctypes.data, rows.nbytes)
 
-    def _check_and_note_lengths(self, positions: Sequence[int], slots: Sequence[int]) -> None:
+    def _advance_slot_lengths(self, positions: Sequence[int], slots: Sequence[int]) -> None:
         """Note that tokens follow; raises BadInput where recurrent states would have to go back."""
         for position, slot in zip(positions, slots, strict=True):
             if position not in (0, self._lengths[slot]):
@@ -343,7 +340,7 @@ class CpuExecutor:
             )
 
 
-def _positions_between(turns: Turns | None, start: int, end: int) -> Turns | None:
+def _mrope_slice(turns: Turns | None, start: int, end: int) -> Turns | None:
     return None if turns is None else turns[:, start:end]
 
 
@@ -362,7 +359,7 @@ class CpuRunner:
 
     name, most_extra_tokens, most_steps_in_flight = "cpu", 0, 1
     chunk, prompt_tokens_per_step = _AT_ONCE, CHUNK
-    most_verified = MOST_ROWS
+    most_verified_tokens = MOST_ROWS
 
     def __init__(self, path: CpuExecutor) -> None:
         self.path, self.context = path, path.context
@@ -376,7 +373,7 @@ class CpuRunner:
         """See `Runner`."""
         if end > start:
             turns = self._mrope_positions(tokens, start, end)
-            self.path.fill(tokens[start:end], start, self._slot_of_pages(pages), turns)
+            self.path.fill_cache(tokens[start:end], start, self._slot_of_pages(pages), turns)
 
     def save_states(self, pages: Sequence[int], checkpoint: int) -> None:
         """See `Runner`."""
@@ -425,7 +422,7 @@ class CpuRunner:
         turns = self._mrope_positions_of_text(range(first, first + len(tokens)))
         rows = self.path.logits_after_each(tokens, row.position, slot, turns)
         drawn = [sample_token(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
-        self.path.accept_first(1 + common_prefix_length(guesses, drawn), slot)
+        self.path.set_states_after_first(1 + common_prefix_length(guesses, drawn), slot)
         return drawn
 
     def logits(self) -> Floats:

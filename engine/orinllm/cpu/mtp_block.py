@@ -35,7 +35,7 @@ class CpuMtpBlock(CpuExecutor):
         self._norms = [gguf.tensor_floats(f"{prefix}{name}.weight") for name in ("enorm", "hnorm")]
         self._given: Floats = np.empty((0, config.dim), np.float32)
         raw = (ctypes.c_float * (self._most * 2 * config.dim)).from_address(
-            self._lowered.joined_address
+            self._lowered.mtp_input_address
         )
         self._joined = np.ctypeslib.as_array(raw).reshape(self._most, -1)
 

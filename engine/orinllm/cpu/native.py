@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from orinllm.errors import BadInput
-from orinllm.gpu.compiler import cache_folder, provide_compiler
+from orinllm.gpu.host_compiler import cache_folder, provide_compiler
 
 #: The program's sources, in the order of their one text.
 SOURCES = tuple(
@@ -59,7 +59,7 @@ class NativeCode:
         """Run the list of operations at an address of a `RunStruct` on so many cores, and wait."""
         with self._lock:
             while len(self._helpers) < cores - 1:
-                self._start_helper(SimpleQueue())
+                self._start_helper_thread(SimpleQueue())
             for helper in self._helpers[: cores - 1]:
                 helper.put(state)
             interrupted = False
@@ -76,7 +76,7 @@ class NativeCode:
             if interrupted:
                 raise KeyboardInterrupt
 
-    def _start_helper(self, states: SimpleQueue[int]) -> None:
+    def _start_helper_thread(self, states: SimpleQueue[int]) -> None:
         self._helpers.append(states)
         core = len(self._helpers)
 
@@ -97,13 +97,13 @@ def load_native_code() -> NativeCode:
     # Beside tinygrad's cache, where one is asked for: an empty one is a cold start.
     kept = Path(asked).parent if (asked := os.environ.get("CACHEDB")) else cache_folder()
     path = kept / "cpu" / hashlib.sha256(key.encode()).hexdigest()
-    if (image := _read_cached_image(path)) is None:
+    if (image := _read_cached_code(path)) is None:
         from tinygrad.runtime.support.compiler_cpu import ClangJITCompiler
 
         provide_compiler()
         image = bytes(ClangJITCompiler([machine, "native"]).compile(source))
         with suppress(OSError):  # it is compiled again
-            _cache_image(path, image)
+            _cache_code(path, image)
     return NativeCode(image)
 
 
@@ -116,7 +116,7 @@ def _cpu_description() -> str:
     return "\n".join(line for line in first.splitlines() if line.startswith(_MODEL))
 
 
-def _read_cached_image(path: Path) -> bytes | None:
+def _read_cached_code(path: Path) -> bytes | None:
     """Return machine code that was kept; None where there is none, or not all of it."""
     try:
         data = path.read_bytes()
@@ -126,7 +126,7 @@ def _read_cached_image(path: Path) -> bytes | None:
     return image if hashlib.sha256(image).digest() == digest else None
 
 
-def _cache_image(path: Path, image: bytes) -> None:
+def _cache_code(path: Path, image: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
         new.write(hashlib.sha256(image).digest() + image)

@@ -19,7 +19,6 @@ from orinllm.network.layer import (
     AddPictureRows,
     Attend,
     Attention,
-    Gating,
     Layer,
     Linear,
     MixExperts,
@@ -27,6 +26,7 @@ from orinllm.network.layer import (
     QueryTemperature,
     Recurrence,
     Rope,
+    Routing,
     ScaleResidual,
     SelectiveScan,
     Step,
@@ -53,7 +53,7 @@ _EPILOGUES = {
     Activation.GPT_OSS: 5,
 }
 _HALVES = 0  # the type of Part's weights that are no packed ones
-_GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SOFTMAX_OF_CHOSEN: 2}
+_GATINGS = {Routing.SOFTMAX: 0, Routing.SIGMOID: 1, Routing.SOFTMAX_OF_CHOSEN: 2}
 
 _Widths = dict[str, int]
 _I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
@@ -134,15 +134,15 @@ class Program:
         # As those of a slot, behind each of a run's tokens that may be guessed wrong.
         self.behind = self.floats_address("states behind", (MOST_ROWS - 1) * config.state_size)
         self._states_used = 0
-        self.operations = [self._lower_embedding(), *self._lower_join()]
+        self.operations = [self._lower_embedding(), *self._lower_mtp_input()]
         self.operations += self._lower_layer_embeddings()
         self.ends = [len(self.operations)]
         for index, layer in enumerate(config.layers, config.first):
             self.operations += self._lower_layer(index, layer)
             self.ends.append(len(self.operations))
-        self.operations.append(self._lower_head())
+        self.operations.append(self._lower_output_head())
 
-    def named_memory(self, name: str, n_bytes: int) -> int:
+    def memory_address(self, name: str, n_bytes: int) -> int:
         """Return the address of memory of a name, which is made at the first call."""
         if name not in self._held:
             self._held[name] = map_zeroed_memory(n_bytes)
@@ -150,7 +150,7 @@ class Program:
 
     def floats_address(self, name: str, count: int) -> int:
         """Return the address of so many floats of a name."""
-        return self.named_memory(name, 4 * count)
+        return self.memory_address(name, 4 * count)
 
     def value_address(self, name: str) -> int:
         """Return the address of a value of the layers, as wide as it is in the widest of them."""
@@ -162,16 +162,16 @@ class Program:
         part = self._matrix_part("token_embd", self.x, dim)
         return self._make_op(_EMBED, 0, dim, [part], scale=scale)
 
-    def _lower_join(self) -> list[OpStruct]:
-        """Return what makes X of `joined_address`, where embeddings alone do not."""
+    def _lower_mtp_input(self) -> list[OpStruct]:
+        """Return what makes X of `mtp_input_address`, where embeddings alone do not."""
         if (name := self.config.joined) is None:
             return []
         dim = self.config.dim
         part = self._matrix_part(name, self.x, dim)
-        return [self._make_op(_MATMUL, self.joined_address, 2 * dim, [part])]
+        return [self._make_op(_MATMUL, self.mtp_input_address, 2 * dim, [part])]
 
     @property
-    def joined_address(self) -> int:
+    def mtp_input_address(self) -> int:
         """The address of a token's normed embedding and the normed state before it, as floats."""
         return self.floats_address("joined", self._most * 2 * self.config.dim)
 
@@ -187,7 +187,7 @@ class Program:
         both = self._make_op(
             *(_LAYERS, out, each, [MatrixPartStruct(0, 0, out, wide, wide)]),
             norm=norm,
-            second=self.layer_rows_address,
+            second=self.layer_embeddings_address,
             scale=each**0.5,
         )
         # The matrix' products are times `scale` before their norm.
@@ -195,12 +195,12 @@ class Program:
         return [self._make_op(_MATMUL, self.x, config.dim, [product]), both]
 
     @property
-    def layer_rows_address(self) -> int:
+    def layer_embeddings_address(self) -> int:
         """The address of a run's rows of the table of embeddings by layer, as floats."""
         wide = self.config.layer_embedding * len(self.config.layers)
         return self.floats_address("rows of per_layer_token_embd", self._most * wide)
 
-    def _lower_head(self) -> OpStruct:
+    def _lower_output_head(self) -> OpStruct:
         own = self.config.rows_of_matrix("output").tensor in self._gguf.tensors
         head = "output" if own else "token_embd"
         norm = self._vector_address(f"{self.config.final_norm}.weight")
@@ -227,7 +227,7 @@ class Program:
                     by = float(self._gguf.tensor_floats(name)[0])
                     found.append(self._make_op(_SCALE, self.x, self.config.dim, [to], scale=by))
                 case AddMergedNorms():
-                    found.append(self._lower_merge(prefix, step.operation))
+                    found.append(self._lower_merged_norms(prefix, step.operation))
                 case AddPictureRows(number):
                     to = MatrixPartStruct(0, 0, self.x, self.config.dim, self.config.dim)
                     beside = self.picture_rows_address(number)
@@ -259,7 +259,7 @@ class Program:
         lowered.slot_stride, lowered.eps = self.config.state_size, self.config.norm_eps
         self._states_used += state_size(operation)
         size = ctypes.sizeof(RecurrentStruct)
-        address = self.named_memory(f"{prefix}{operation.out}", size)
+        address = self.memory_address(f"{prefix}{operation.out}", size)
         ctypes.memmove(address, ctypes.addressof(lowered), size)
         kinds = [_RECURRENT] + [_NORM_GROUPS] * isinstance(operation, SelectiveScan)
         return [self._make_op(kind, 0, 0, [], recurrent=address) for kind in kinds]
@@ -302,9 +302,9 @@ class Program:
         of = prefix if attention.reads is None else f"blk.{attention.reads}."
         cache = 2 * kv_width * self.context * self._slots
         heads: dict[str, Any] = {
-            **self._head_fields(attention),
-            "keys": self.named_memory(f"{of}keys", cache),
-            "values": self.named_memory(f"{of}values", cache),
+            **self._attention_fields(attention),
+            "keys": self.memory_address(f"{of}keys", cache),
+            "values": self.memory_address(f"{of}values", cache),
             "in_stride": qkv,
         }
         k_norm, q_norm = (self._vector_address(f"{prefix}attn_{n}_norm.weight") for n in "kq")
@@ -374,7 +374,7 @@ class Program:
             ),
         ]
 
-    def _lower_merge(self, prefix: str, merge: AddMergedNorms) -> OpStruct:
+    def _lower_merged_norms(self, prefix: str, merge: AddMergedNorms) -> OpStruct:
         dim, (first, second) = self.config.dim, map(self.value_address, merge.values)
         names = (*merge.norms, merge.norm)
         norms = [self._vector_address(f"{prefix}{name}.weight") for name in names]
@@ -394,7 +394,7 @@ class Program:
     def _store_array(self, name: str, values: np.ndarray) -> int:
         """Return the address of a copy of an array, as memory of a name."""
         values = np.ascontiguousarray(values)
-        address = self.named_memory(name, values.nbytes)
+        address = self.memory_address(name, values.nbytes)
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
         return address
 
@@ -423,7 +423,7 @@ class Program:
 
         cols = tensor.shape[-1]
         rows = tensor.n_elements // cols
-        address = self.named_memory(name, 2 * tensor.n_elements)
+        address = self.memory_address(name, 2 * tensor.n_elements)
         raw = (ctypes.c_uint16 * tensor.n_elements).from_address(address)
         out = np.ctypeslib.as_array(raw).view(np.float16).reshape(rows, cols)
         packed = self._gguf.tensor_bytes(name).reshape(rows, -1)
@@ -455,7 +455,7 @@ class Program:
             setattr(op, name, value)
         return op
 
-    def _head_fields(self, attention: Attention) -> dict[str, int]:
+    def _attention_fields(self, attention: Attention) -> dict[str, int]:
         rope = attention.rope
         return {
             "heads": attention.heads,

@@ -115,11 +115,11 @@ class GGUF:
         """
         path = Path(path)
         first = _PartFile(path, 0)
-        count = first.split_number("split.count", 1)
+        count = first.split_key_number("split.count", 1)
         if count <= 1:
             return GGUF(path, [first])
         name = _PART.match(str(path))
-        if first.split_number("split.no", 0) != 0 or name is None or int(name[2]) != count:
+        if first.split_key_number("split.no", 0) != 0 or name is None or int(name[2]) != count:
             raise BadInput(
                 f"{path}: is a part of a model in {count} files; give the first one, whose name "
                 f"ends in -00001-of-{count:05d}.gguf"
@@ -128,7 +128,7 @@ class GGUF:
         parts = [first]
         for index, of in enumerate(rest, 1):
             part = _PartFile(of, index)
-            if (number := part.split_number("split.no", 0)) != index:
+            if (number := part.split_key_number("split.no", 0)) != index:
                 raise BadInput(
                     f"{of}: is part {number + 1} of a model; its name is that of part {index + 1}"
                 )
@@ -136,7 +136,7 @@ class GGUF:
         return GGUF(path, parts)
 
     @property
-    def size_bytes(self) -> int:
+    def n_tensor_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors.values())
 
@@ -203,7 +203,7 @@ class _PartFile:
             return
         raise BadInput(f"{path}: damaged or truncated in the GGUF header: {reason}")
 
-    def split_number(self, key: str, default: int) -> int:
+    def split_key_number(self, key: str, default: int) -> int:
         """Return one of the numbers that say how a model is split."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -229,7 +229,7 @@ class _PartFile:
         n_tensors, n_values = struct.unpack_from("<QQ", self._view, 8)
         at = 24
         for _ in range(n_values):
-            key, at = self._read_name(at)
+            key, at = self._read_printable_name(at)
             if key in self.metadata:
                 raise _DamagedError(f"{key} appears twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
@@ -262,7 +262,7 @@ class _PartFile:
             raise _DamagedError(_BEYOND)
         return str(self._view[at + 8 : end], "utf-8"), end
 
-    def _read_name(self, at: int) -> tuple[str, int]:
+    def _read_printable_name(self, at: int) -> tuple[str, int]:
         name, end = self._read_string(at)
         if not name.isprintable():  # messages show names, each in one line
             raise _DamagedError(f"the name {name[:_MAX_NAME]!r} holds what cannot be printed")
@@ -313,7 +313,7 @@ class _PartFile:
         return [part.decode(errors="surrogateescape") for part in found]
 
     def _read_tensor_entry(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
-        name, at = self._read_name(at)
+        name, at = self._read_printable_name(at)
         (n_dims,) = struct.unpack_from("<I", self._view, at)
         if len(name.encode()) > _MAX_NAME or n_dims > _MAX_DIMS:
             raise _DamagedError(f"tensor {name[:_MAX_NAME]!r} has {n_dims} dimensions")

@@ -82,7 +82,7 @@ def find_or_fetch_model(given: str | Path, say: Say, choose: "Choose | None" = N
         chosen = choose(name, cached)
         files = [cached[file] for file in chosen]
         for file, path in zip(chosen, files, strict=True):
-            if (mark := _mark_path(name, file)).exists():
+            if (mark := _unchecked_mark_path(name, file)).exists():
                 _check_fetched_file(name, file, path, mark)
         if not isinstance(error.__cause__, OfflineModeIsEnabled):
             say(f"{error}; using the copy that is here")
@@ -238,7 +238,7 @@ def _fetch_file(name: HubName, file: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     before = try_to_load_from_cache(name.repository, file)
-    mark = _mark_path(name, file)
+    mark = _unchecked_mark_path(name, file)
     unchecked = mark.exists()
     with suppress(OSError):  # a cache that others fill
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def _fetch_file(name: HubName, file: str) -> Path:
     if unchecked or str(path) != before:
         _check_fetched_file(name, file, path, mark)
     else:
-        _remove_mark(mark)
+        _remove_unchecked_mark(mark)
     return path
 
 
@@ -258,15 +258,15 @@ def _check_fetched_file(name: HubName, file: str, path: Path, mark: Path) -> Non
     except BadInput:
         path.unlink(missing_ok=True)
         raise
-    _remove_mark(mark)
+    _remove_unchecked_mark(mark)
 
 
-def _remove_mark(mark: Path) -> None:
+def _remove_unchecked_mark(mark: Path) -> None:
     with suppress(OSError):
         mark.unlink(missing_ok=True)
 
 
-def _mark_path(name: HubName, file: str) -> Path:
+def _unchecked_mark_path(name: HubName, file: str) -> Path:
     """Return what is in the cache while a file is fetched and checked.
 
     A process that is killed leaves it, and the next one checks the bytes that it finds.

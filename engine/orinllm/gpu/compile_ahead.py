@@ -15,17 +15,17 @@ from orinllm.gpu.device import (
     TargetGpu,
     compile_all,
     compile_cuda,
-    cubin_name,
+    cubin_file_name,
     open_target_device,
 )
-from orinllm.gpu.draws import DeviceSampler
 from orinllm.gpu.encoder import FusedEncoder
 from orinllm.gpu.fused import make_piece_lowering
 from orinllm.gpu.kernels.buffers import PAGE, round_up
 from orinllm.gpu.kernels.recurrent import copy_states_launch
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory, make_memory, state_floats_per_slot
+from orinllm.gpu.memory import ModelMemory, make_memory, state_floats_per_slot
 from orinllm.gpu.plan import make_plan
+from orinllm.gpu.sampler import DeviceSampler
 from orinllm.gpu.steps.prompt import ChunkLowering
 from orinllm.gpu.steps.tokens import TokenLowering
 from orinllm.gpu.weights import Weights
@@ -73,7 +73,7 @@ def launches_to_compile(
 
 
 def _launches_of_model(
-    memory: Memory, sequences: tuple[int, ...], served: bool
+    memory: ModelMemory, sequences: tuple[int, ...], served: bool
 ) -> Iterator[Launch]:
     """Yield the launches of a model."""
     lists = [make_token_lowering(memory, n) for n in sequences]
@@ -90,14 +90,14 @@ def _launches_of_model(
     yield from launches_after_chunk(alone, chunk)[: -len(alone.ending)]
     if memory.states is not None:
         yield copy_states_launch(
-            memory.states, state_floats_per_slot(memory.config), memory.allocate_zeros(2)
+            memory.states, state_floats_per_slot(memory.config), memory.zeroed_ints(2)
         )
     piece = make_piece_lowering(chunk) if served else None
     yield from () if piece is None else piece.launches
 
 
 def _launches_of_mtp_block(
-    network: Network, memory: Memory, sequences: tuple[int, ...]
+    network: Network, memory: ModelMemory, sequences: tuple[int, ...]
 ) -> Iterator[Launch]:
     """Yield the launches of a file's block that proposes tokens, and those of its model then."""
     try:
@@ -129,12 +129,12 @@ def write_cubins(
     if seen is not None:
         clip, projector = seen
         encode = FusedEncoder(clip, projector.encoder, "NULL", empty=True)
-        launches += encode.launches_of_all_sizes(projector.largest_tile_rows(network.context))
+        launches += encode.launches_of_all_sizes(projector.largest_tile_row_count(network.context))
     sources = list(dict.fromkeys(launch.cuda_source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)
     folder.mkdir(parents=True, exist_ok=True)
     for source in (PROBE, *sources):
-        path = folder / cubin_name(gpu.arch, source)
+        path = folder / cubin_file_name(gpu.arch, source)
         path.write_bytes(compile_cuda("NULL", source))
     return len(sources)

@@ -14,11 +14,11 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling
 from orinllm.gpu.device import compile_all
-from orinllm.gpu.draws import DeviceSampler
 from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.kernels.rows import copy_last_row_launch
 from orinllm.gpu.launch import Launch, LaunchGraph
-from orinllm.gpu.memory import Memory, read_floats
+from orinllm.gpu.memory import ModelMemory, read_floats
+from orinllm.gpu.sampler import DeviceSampler
 from orinllm.gpu.steps.prompt import ChunkLowering
 from orinllm.gpu.steps.tokens import TokenLowering, copy_ints
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
-#: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
-#: take no more columns at once, and tensor cores would give other numbers than a token alone.
+#: Tokens of one sequence that are computed together for `tokens_after_each`: each a graph of its
+#: own. GEMVs take no more columns at once, and tensor cores would give other numbers.
 VERIFIED = (2, 4)
 #: Sequences up to which products are GEMVs.
 GEMV_SEQUENCES = 2
@@ -43,7 +43,7 @@ def batch_sizes(slots: int) -> tuple[int, ...]:
     return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
-def make_token_lowering(memory: Memory, sequences: int) -> TokenLowering | BatchLowering:
+def make_token_lowering(memory: ModelMemory, sequences: int) -> TokenLowering | BatchLowering:
     """Return the launches of a token of each of so many sequences."""
     if sequences > GEMV_SEQUENCES:
         from orinllm.gpu.steps.batch import BatchLowering
@@ -222,7 +222,7 @@ class Decoder:
 class Verifier(Decoder):
     """Up to `rows` neighbours of one sequence, some of them guessed."""
 
-    def __init__(self, memory: Memory, rows: int) -> None:
+    def __init__(self, memory: ModelMemory, rows: int) -> None:
         tokens = TokenLowering(memory, rows, together=True)
         super().__init__(tokens)
         self._passed: tuple[Buffer, LaunchGraph] | None = None  # of recurrent states
@@ -230,10 +230,10 @@ class Verifier(Decoder):
             compile_all(memory.device, [launch.cuda_source for launch in tokens.keep])
             self._passed = passed, LaunchGraph(memory.device, tokens.keep)
 
-    def verify(self, tokens: Sequence[int], position: int, behind: int) -> list[int]:
+    def tokens_after_each(self, tokens: Sequence[int], position: int, behind: int) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.
 
-        Recurrent states stay where they were until `accept_first`.
+        Recurrent states stay where they were until `set_states_after_first`.
         """
         n, idle = len(tokens), self.sequences - len(tokens)
         self.set_position_shifts([behind] * self.sequences)
@@ -242,7 +242,7 @@ class Verifier(Decoder):
         self.start_step([*tokens, *[0] * idle], [*range(position, position + n), *[-1] * idle])
         return list(self.wait_for_tokens()[:n])
 
-    def accept_first(self, position: int, n: int) -> None:
+    def set_states_after_first(self, position: int, n: int) -> None:
         """Start taking recurrent states behind n of the last neighbours, from `position` on."""
         if self._passed is not None:
             copy_ints(self._passed[0], [position, n])

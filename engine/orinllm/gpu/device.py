@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orinllm.errors import BadInput, DeviceFault
-from orinllm.gpu.compiler import cuda_wheel_file
+from orinllm.gpu.host_compiler import cuda_wheel_file
 
 if TYPE_CHECKING:  # a CPU computes without tinygrad
     from tinygrad.device import Buffer
@@ -119,7 +119,7 @@ def open_device(name: str | None) -> str:
         found = _NAME.fullmatch(name)
         if found is None or found[1].upper() not in (_CPU, *_TOOLCHAINS):
             raise BadInput(f"{flag}: no such device; CPU, CUDA, NV or CUDA:1 was expected")
-    if (on_cpu := _cpu_if_wanted(name)) is not None:
+    if (on_cpu := _cpu_name_if_wanted(name)) is not None:
         return on_cpu
     from tinygrad import Device
 
@@ -136,7 +136,7 @@ def open_device(name: str | None) -> str:
     return opened
 
 
-def _cpu_if_wanted(name: str | None) -> str | None:
+def _cpu_name_if_wanted(name: str | None) -> str | None:
     """Return the name of a CPU that is asked for, or is all that can open; else None.
 
     It needs none of tinygrad's devices, whose libraries take longer to import than a small model to
@@ -232,14 +232,14 @@ def _available_host_bytes() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def cubin_name(arch: str, source: str) -> str:
+def cubin_file_name(arch: str, source: str) -> str:
     """Return the file name of a compiled kernel: it depends on architecture and source alone."""
     return hashlib.sha256(f"{arch}\n{source}".encode()).hexdigest() + ".cubin"
 
 
 @cache
 def _cubin_made_ahead(arch: str, source: str) -> bytes | None:
-    name = cubin_name(arch, source)
+    name = cubin_file_name(arch, source)
     for folder in filter(None, os.environ.get(CUBINS, "").split(os.pathsep)):
         path = Path(folder, name)
         if path.is_file():

@@ -23,7 +23,7 @@ from orinllm.gpu.kernels.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.gpu.kernels.recurrent import copy_states_launch
 from orinllm.gpu.kernels.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.gpu.launch import Launch, LaunchGraph
-from orinllm.gpu.memory import LastHiddenStates, Memory, read_floats, state_floats_per_slot
+from orinllm.gpu.memory import LastHiddenStates, ModelMemory, read_floats, state_floats_per_slot
 from orinllm.gpu.steps.prompt import ChunkLowering, PieceLowering
 from orinllm.gpu.steps.tokens import TokenLowering, copy_ints
 from orinllm.network.vision.pictures import (
@@ -75,7 +75,7 @@ def _consecutive_runs(places: Sequence[int]) -> Iterator[tuple[int, Sequence[int
             first = at
 
 
-def _compile_graph(memory: Memory, launches: Sequence[Launch]) -> LaunchGraph:
+def _compile_graph(memory: ModelMemory, launches: Sequence[Launch]) -> LaunchGraph:
     compile_all(memory.device, [launch.cuda_source for launch in launches])
     return LaunchGraph(memory.device, launches)
 
@@ -83,7 +83,7 @@ def _compile_graph(memory: Memory, launches: Sequence[Launch]) -> LaunchGraph:
 class _PromptGraphs:
     """Launches of a prompt over a memory; those of a piece and of the rest when they are asked."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: ModelMemory) -> None:
         self.list = ChunkLowering(memory)
         self.chunk = self.list, _compile_graph(memory, self.list.launches)
         self.chunk[1].load_programs()
@@ -105,7 +105,7 @@ class FusedExecutor:
 
     name = "fused"
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: ModelMemory) -> None:
         self.context = memory.context
         self._guessed: tuple[Verifier, int] | None = None  # who computed last, from which position
         self._how = Sampling(temperature=0)
@@ -114,7 +114,7 @@ class FusedExecutor:
         self._copy: tuple[Buffer, LaunchGraph] | None = None  # of recurrent states
         self._make_launches(memory)
 
-    def _make_launches(self, memory: Memory) -> None:
+    def _make_launches(self, memory: ModelMemory) -> None:
         """Make launches over a memory; those of tokens are made when they are asked for."""
         self.memory = memory
         self._decoders: dict[int, Decoder] = {}
@@ -198,7 +198,7 @@ class FusedExecutor:
         """
         assert self.memory.states is not None
         if self._copy is None:
-            which = self.memory.allocate_zeros(2)
+            which = self.memory.zeroed_ints(2)
             stride = state_floats_per_slot(self.memory.config)
             launch = copy_states_launch(self.memory.states, stride, which)
             compile_all(self.memory.device, [launch.cuda_source])
@@ -206,7 +206,7 @@ class FusedExecutor:
         copy_ints(self._copy[0], [source, target])
         self._copy[1].start()
 
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions; nothing is waited for.
 
         Where they begin and end changes no number but those of fewer than 8.
@@ -223,17 +223,17 @@ class FusedExecutor:
                     self.start_step(token, position, less)
 
     @property
-    def has_pieces(self) -> bool:
+    def has_piece_launches(self) -> bool:
         """Say whether `fill_piece` has launches of its own, and compile them."""
         return self._prompt.piece_with_graph is not None
 
     def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Do as `fill` for `beside` tokens at most, by tiles that so few are enough for.
+        """Do as `fill_cache` for `beside` tokens at most, by tiles that so few are enough for.
 
-        Their sums are added in another order than those of `fill`.
+        Their sums are added in another order than those of `fill_cache`.
         """
         if self._prompt.piece_with_graph is None or end - start < _LEAST_PIECE:
-            self.fill(tokens, start, end)
+            self.fill_cache(tokens, start, end)
         else:
             self._start_chunk(self._prompt.piece_with_graph, tokens, start, end)
 
@@ -298,7 +298,7 @@ class FusedExecutor:
         self.wait_for_device()
         end = len(tokens)
         if not self.can_step_from_chunk:
-            self.fill(tokens, start, end - 1)
+            self.fill_cache(tokens, start, end - 1)
             self.start_step(tokens[-1], end - 1, self._position_shift(tokens))
             return
         for at, to in split_into_pieces(
@@ -348,15 +348,15 @@ class FusedExecutor:
                 verifier.set_sampling(row, how)
 
     @property
-    def most_verified(self) -> int:
-        """Tokens that `verify` takes at most."""
+    def most_verified_tokens(self) -> int:
+        """Tokens that `tokens_after_each` takes at most."""
         return VERIFIED[-1]
 
-    def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
+    def tokens_after_each(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         """Compute neighbours from `position` on; return the token that follows each.
 
         The sampling must have no penalties: those would depend on the tokens before. `behind` is
-        that of `start_step`. `accept_first` follows.
+        that of `start_step`. `set_states_after_first` follows.
         """
         if len(tokens) == 1:
             self.start_step(tokens[0], position, behind)
@@ -368,13 +368,13 @@ class FusedExecutor:
             for row in range(rows):
                 made.set_sampling(row, self._how)
         self._guessed = self._verifiers[rows], position
-        return self._verifiers[rows].verify(tokens, position, behind)
+        return self._verifiers[rows].tokens_after_each(tokens, position, behind)
 
-    def accept_first(self, n: int) -> None:
-        """Take recurrent states behind the first n tokens of the last `verify`."""
+    def set_states_after_first(self, n: int) -> None:
+        """Take recurrent states behind the first n tokens of the last `tokens_after_each`."""
         if self._guessed is not None:
             verifier, position = self._guessed
-            verifier.accept_first(position, n)
+            verifier.set_states_after_first(position, n)
             self._guessed = None
 
     def wait_for_token(self) -> int:

@@ -123,7 +123,7 @@ def make_arguments(given: Given) -> tuple[Argument, ...]:
     return tuple(Argument(at, buffer) for at, buffer in given.items() if buffer is not None)
 
 
-def call_body(call: str, given: Given) -> str:
+def kernel_body(call: str, given: Given) -> str:
     """Return the body of a kernel: a call of a function, to which arguments left out are 0."""
     absent = [at.rsplit(None, 1)[1] for at, buffer in given.items() if buffer is None]
     shown = re.sub(rf"\b({'|'.join(absent)})\b", "0", call) if absent else call
@@ -150,7 +150,7 @@ def make_launch(
         file=file,
         constants=(constants,),
         arguments=arguments,
-        body=call_body(f"{function}<P0>({call})", given),
+        body=kernel_body(f"{function}<P0>({call})", given),
         grid=(*grid, 1),
         block=ROW_THREADS,
         writes=(arguments[0].name,),

@@ -33,7 +33,7 @@ class LastHiddenStates:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ModelMemory:
     """Buffers of a model on a device. `context` is in tokens, whole pages, of one sequence.
 
     All sequences have their keys and values in one pool of `pages` pages, in each layer's cache.
@@ -68,7 +68,7 @@ class Memory:
         """Return an uninitialised buffer of `size` elements that the host never touches."""
         return Buffer(self.device, size, dtype, options=GPU_ONLY).allocate()
 
-    def allocate_zeros(self, size: int) -> Buffer:
+    def zeroed_ints(self, size: int) -> Buffer:
         """Return a buffer of `size` ints, all 0."""
         buffer = self.allocate(size, dtypes.int32)
         return buffer.copyin(memoryview(bytearray(buffer.nbytes)))
@@ -110,10 +110,11 @@ def pages_that_fit(config: Config, n_bytes: int, kv: KvCacheType = F16) -> int:
 
     Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
     """
-    return min(n_bytes // kv.bytes_for_elements(sum(_page_elements(config))), most_pages(config))
+    page_bytes = kv.bytes_for_elements(sum(_page_elements(config)))
+    return min(n_bytes // page_bytes, addressable_pages(config))
 
 
-def most_pages(config: Config) -> int:
+def addressable_pages(config: Config) -> int:
     """Return the pages that kernels can address in each layer's cache."""
     return _MOST_ELEMENTS // max(_page_elements(config))
 
@@ -151,7 +152,7 @@ def make_memory(
     pages: int,
     kv: KvCacheType = F16,
     slots: tuple[int, int] = (1, 0),
-) -> Memory:
+) -> ModelMemory:
     """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences.
 
     slots: sequences that have recurrent states, and copies of them for later prompts.
@@ -159,7 +160,7 @@ def make_memory(
     Raises ValueError for fewer than one page, and for more than the kernels can address.
     """
     elements = _page_elements(config)
-    if not 1 <= pages <= (most := most_pages(config)):
+    if not 1 <= pages <= (most := addressable_pages(config)):
         raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
     caches = _buffers_by_layer(config, device, kv.dtype, [pages * size for size in elements])
     groups = [pages * size // kv.group for size in elements] if kv.group else []
@@ -171,7 +172,7 @@ def make_memory(
     if size:
         states = Buffer(device, size, dtypes.float32, options=GPU_ONLY).allocate()
     shared = (device, config, weights, context, pages, caches, rotations, kv, scales, axes)
-    return Memory(*shared, states, slots[0])
+    return ModelMemory(*shared, states, slots[0])
 
 
 def _buffers_by_layer(

@@ -12,7 +12,7 @@ from orinllm.file.gguf import GGUF
 from orinllm.gpu.device import free_memory_bytes
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import PAGE, KvCacheType
-from orinllm.gpu.memory import Memory, make_memory
+from orinllm.gpu.memory import ModelMemory, make_memory
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
 from orinllm.network.config import Config
@@ -30,7 +30,7 @@ class FusedMtpBlock:
 
     def __init__(self, model: FusedExecutor, network: Network, gguf: GGUF, config: Config) -> None:
         memory = model.memory
-        _check_block(memory, gguf, config, network)
+        _check_mtp_block(memory, gguf, config, network)
         weights = Weights(gguf, config, memory.device, memory.weights)
         with weights.uploading():
             sizes = memory.device, memory.context, memory.pages, memory.kv
@@ -75,7 +75,7 @@ def mtp_bytes_per_token(config: Config, kv: KvCacheType) -> int:
     return kv.bytes_for_elements(config.kv_elements_per_token) + 4 * config.dim
 
 
-def _check_block(memory: Memory, gguf: GGUF, config: Config, model: Network) -> None:
+def _check_mtp_block(memory: ModelMemory, gguf: GGUF, config: Config, model: Network) -> None:
     for what, why in make_plan(gguf, config, memory.device, memory.kv).obstacles.items():
         raise BadInput(f"{gguf.path}: the fused kernels do not run its block: {what}: {why}")
     free, held = free_memory_bytes(memory.device), mtp_weight_bytes(gguf, config, model)

@@ -25,8 +25,9 @@ from orinllm.loader import (
     most_fused_slots,
     most_slots,
     plan_network,
-    state_bytes,
+    recurrent_state_bytes,
 )
+from orinllm.mmproj import enable_pictures, network_with_pictures
 from orinllm.model import (
     ModelDescription,
     check_takes_guesses,
@@ -36,7 +37,6 @@ from orinllm.model import (
 from orinllm.network.config import Config
 from orinllm.progress import Say, say_nothing
 from orinllm.server.options import EngineOptions
-from orinllm.sight import enable_pictures, network_with_pictures
 from orinllm.text.grammar import GrammarCompiler
 from orinllm.text.template import KEY, ChatTemplate
 from orinllm.text.tokenizer import Tokenizer
@@ -164,7 +164,7 @@ def _affordable_pages(
     room = int((free - plan.weight_bytes - network.beside()) * options.memory)
     if plan.is_fused:
         slots = most_fused_slots(network, plan, slots)
-        room -= state_bytes(network, slots)
+        room -= recurrent_state_bytes(network, slots)
     if block is not None:
         from orinllm.gpu.mtp_block import mtp_bytes_per_token, mtp_weight_bytes
 

@@ -39,8 +39,8 @@ from orinllm.text.reasoning import TAGS, ReasoningTag
 from orinllm.text.tokenizer import GUARD, Tokenizer
 
 if TYPE_CHECKING:
+    from orinllm.mmproj import PictureEncoder
     from orinllm.network.vision.pictures import Picture
-    from orinllm.sight import PictureEncoder
 
 #: The key-value of a file that holds its template.
 KEY = "tokenizer.chat_template"

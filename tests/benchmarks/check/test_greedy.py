@@ -18,7 +18,7 @@ class FakeExecutor:
         self.filled: list[int] = []
         self.watched: list[tuple[int, int]] = []
 
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.filled += tokens[start:end]
 
     def begin(self, tokens: Sequence[int], start: int) -> None:

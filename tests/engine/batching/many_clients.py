@@ -59,7 +59,7 @@ class Model:
     context: int = _CONTEXT
     vocab_size: int = _VOCABULARY
     most_extra_tokens: int = 0
-    most_verified: int = 5
+    most_verified_tokens: int = 5
     computed: int = 0  # tokens of prompts
     followed: int = 0  # steps that began before the tokens of the one before were read
     recurrent: bool = False
@@ -154,7 +154,7 @@ class Model:
         return self._steps.popleft()
 
     def verify_guesses(self, row: Row, guesses: Sequence[int]) -> list[int]:
-        assert row.token is not None and len(guesses) < self.most_verified
+        assert row.token is not None and len(guesses) < self.most_verified_tokens
         texts = enumerate((row.token, *guesses), row.position)
         return [_next(self._put(row.pages, i, t), row.draw.sampling, None) for i, t in texts]
 
@@ -264,11 +264,8 @@ class World(SchedulerObserver):
         self.model = Model(slots, pages, chunk, beside, noise.choice((1, 2)), noise, self._meddle)
         self.store: Store = PagedStore(pages) if paged else SlotStore(slots, _CONTEXT)
         if not paged and noise.random() < 0.6:
-            self.model.recurrent, self.model.most_verified, self.model.most_steps_in_flight = (
-                True,
-                1,
-                1,
-            )
+            self.model.recurrent = True
+            self.model.most_verified_tokens = self.model.most_steps_in_flight = 1
             self.store = SlotStore(slots, _CONTEXT, False, noise.choice((0, 1, 3, 8)))
         # Without a proposer it is the model itself.
         runner = SpeculatingRunner(self.model, Guesser(noise) if noise.random() < 0.4 else None)

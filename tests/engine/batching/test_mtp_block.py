@@ -111,8 +111,8 @@ def test_it_says_what_llama_cpp_and_the_reference_say(tmp_path: Path, name: str)
 
     for cuts in ([69], [1, 2, 34, 69]):
         for start, end in zip([0, *cuts], cuts, strict=False):
-            path.fill(TEXT[start:end], start, slot=1)
-            path.fill(TEXT[5:30], 0, slot=0)
+            path.fill_cache(TEXT[start:end], start, slot=1)
+            path.fill_cache(TEXT[5:30], 0, slot=0)
         said.clear()
         assert block.propose_tokens(TEXT, 0, [page_count(CONTEXT)], 3, choose) == tokens
         error = np.array(said, np.float64) - want
@@ -140,7 +140,7 @@ def test_what_it_has_not_is_the_models(
         hybrid_models.write(tmp_path / "m.gguf", "qwen35", mtp=True)
     want = BlockReference(open_model(tmp_path / "m.gguf")).proposals(TEXT[:20], 2)
     _, runner, block = opened(tmp_path / "m.gguf")
-    runner.path.fill(TEXT[:19], 0)
+    runner.path.fill_cache(TEXT[:19], 0)
     said = list[NDArray[np.float32]]()
 
     def choose(logits: NDArray[np.float32], position: int) -> int:
@@ -236,7 +236,7 @@ def test_it_reads_again_what_changed_in_a_slot(apt: Path) -> None:
         if rng.random() < 0.5:  # what was proposed, which it read behind its own states
             kept, longer = len(texts[slot]), [*said[slot], *longer]
         text = texts[slot] = [*texts[slot][:kept], *longer][:250]
-        runner.path.fill(text, 0, slot)  # what the last token leaves, too, which is never read
+        runner.path.fill_cache(text, 0, slot)  # what the last token leaves, too: it is never read
         read.clear()
         how = Sampling(temperature=0.4, seed=len(text))
         used.begin_answer(how)
@@ -270,7 +270,7 @@ def test_it_reads_again_what_lies_in_other_pages() -> None:
 def test_it_reads_a_long_text_between_tokens(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part at a time, since nobody can cancel that; it proposes once it has read all."""
     _, runner, block = opened(apt)
-    runner.path.fill(TEXT, 0)
+    runner.path.fill_cache(TEXT, 0)
     pages = range(page_count(CONTEXT))
     whole = MtpProposer(block).propose(TEXT, 3, pages)
     monkeypatch.setattr("orinllm.batching.proposers._READ_AT_ONCE", 30)
@@ -283,7 +283,7 @@ def test_it_sees_no_pictures_and_proposes_no_numbers(apt: Path) -> None:
     _, runner, block = opened(apt)
     mtp = MtpProposer(block)
     assert mtp.propose([3, -5, 4], 3, [0]) == [] == mtp.propose([3], 3, [0])
-    runner.path.fill(TEXT, 0)
+    runner.path.fill_cache(TEXT, 0)
     assert len(mtp.propose(TEXT, 2, [0])) == 2
     block._norms[0] = np.full_like(block._norms[0], np.nan)
     assert mtp.propose([*TEXT[:40], 1], 3, [0]) == []
@@ -305,7 +305,7 @@ def test_a_model_asks_its_own_block(apt: Path) -> None:
 def test_a_block_in_a_file_of_its_own(apt: Path, tmp_path: Path) -> None:
     """As convert_hf_to_gguf.py --mtp writes it: with the model's embedding, head and last norm."""
     network, runner, own = opened(apt)
-    runner.path.fill(TEXT, 0)
+    runner.path.fill_cache(TEXT, 0)
     architecture, keys, _ = MODELS["qwen35"]
     said = []
     for layers in (2, 1):  # those of the model, and of another one
@@ -382,10 +382,10 @@ def test_a_gpus_block_says_what_the_reference_says(emulated: Load, tmp_path: Pat
     executor, said = emulated(tmp_path / "m.gguf", 64, pages=3), list[NDArray[np.float32]]()
     block = FusedMtpBlock(executor, network, network.gguf, network.mtp_block_config())
     executor.set_pages([2], 1)
-    executor.fill(text, 0, 9)
-    executor.fill(text, 9, 10)
-    executor.verify([*text[10:12], 1, 1], 10)
-    executor.accept_first(2)
+    executor.fill_cache(text, 0, 9)
+    executor.fill_cache(text, 9, 10)
+    executor.tokens_after_each([*text[10:12], 1, 1], 10)
+    executor.set_states_after_first(2)
     batch = executor.decoder_for(4)
     batch.set_pages([[], [], [2], []], [0, 2, 1, 3])
     for at in (12, 13):

@@ -94,5 +94,5 @@ def test_a_gpu_that_shows_is_tried(
     for variable in (*device._ASKED, "DEV"):
         monkeypatch.delenv(variable, raising=False)
     assert device.gpu_may_open() == opens
-    assert device._cpu_if_wanted(None) == (None if opens else "CPU")
-    assert device._cpu_if_wanted("cpu") == "CPU" and device._cpu_if_wanted("NV") is None
+    assert device._cpu_name_if_wanted(None) == (None if opens else "CPU")
+    assert device._cpu_name_if_wanted("cpu") == "CPU" and device._cpu_name_if_wanted("NV") is None

@@ -25,9 +25,9 @@ from orinllm.cpu.encoder import CpuEncoder, StageStruct
 from orinllm.cpu.native import SOURCES
 from orinllm.cpu.weights import PACKED, rounded_input_size
 from orinllm.file.ggml import GgmlType
+from orinllm.mmproj import read_projector
 from orinllm.network.vision.patches import query_blocks_with_keys
 from orinllm.network.vision.prepare import prepare_picture
-from orinllm.sight import read_projector
 
 RECORDED = np.load(Path(tiny.__file__).with_name("recorded.npz"))
 # As many rows as a tile has at most.

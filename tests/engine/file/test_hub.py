@@ -17,8 +17,8 @@ from orinllm.file.hub import (
     HubName,
     _cached_files,
     _fetch_file,
-    _mark_path,
     _quant_in_name,
+    _unchecked_mark_path,
     choose_mmproj_file,
     choose_model_files,
     find_or_fetch_model,
@@ -252,7 +252,7 @@ def test_what_was_checked_is_not_checked_again(
         for _ in range(3):
             _fetch_file(HubName("a/b"), "model.gguf")
         assert len(checks) == 1
-        _mark_path(HubName("a/b"), "model.gguf").touch()  # as a killed process leaves it
+        _unchecked_mark_path(HubName("a/b"), "model.gguf").touch()  # as a killed process leaves it
         _fetch_file(HubName("a/b"), "model.gguf")
     assert len(checks) == 2
 

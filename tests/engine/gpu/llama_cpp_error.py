@@ -28,7 +28,7 @@ from orinbench.model import open_model
 from orinbench.synth import write_synthetic
 from orinllm.batching.fused_runner import FusedRunner
 from orinllm.batching.runner import Runner
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 from orinllm.loader import Network, make_runner, plan_network
 
 CONTEXT = 512
@@ -41,7 +41,7 @@ def logits_of(runner: Runner) -> Floats:
     tokens, found = llama_cpp_golden.prompt(), []
     executor = RunnerExecutor(runner)
     for position in POSITIONS:
-        executor.fill(tokens, 0, position)
+        executor.fill_cache(tokens, 0, position)
         executor.step(tokens[position], position)
         found.append(executor.logits().astype(np.float64))
     return np.stack(found)

@@ -59,7 +59,7 @@ def run(executor: FusedExecutor, tokens: Sequence[int], chunked: bool = True) ->
                 found.setdefault(i, []).append(_ids(route, 1))
             at += 1
         else:
-            executor.fill(tokens, at, at + n)
+            executor.fill_cache(tokens, at, at + n)
             for i, (graph, route) in enumerate(chunk_layers):
                 graph.start()
                 found.setdefault(i, []).append(_ids(route, n))

@@ -24,7 +24,7 @@ from orinllm.gpu import kernel_cache
 from orinllm.gpu.compile_ahead import launches_to_compile, target_gpu, write_cubins
 from orinllm.gpu.encoder import FusedEncoder
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
-from orinllm.sight import read_matching_projector
+from orinllm.mmproj import read_matching_projector
 
 
 class Remembering:
@@ -66,12 +66,12 @@ def test_a_start_with_cubins_compiles_nothing(
     runner = make_runner(network, plan)
     assert isinstance(runner, FusedRunner)
     executor = runner.executor
-    executor.fill(list(range(3, 40)), 0, 36)
+    executor.fill_cache(list(range(3, 40)), 0, 36)
     executor.fill_piece(list(range(3, 40)), 0, 36)
     executor.set_sampling(Sampling(), [1])
     executor.start_step(5, 36)
     with Context(NULL_ALLOW_COPYOUT=1):
-        executor.verify([5, 6], 37)
+        executor.tokens_after_each([5, 6], 37)
     assert asked.asked == 0
     monkeypatch.setenv(devices.CUBINS, str(tmp_path / "nowhere"))
     devices.compile_cuda("NULL", "another source")
@@ -105,9 +105,9 @@ def test_a_block_has_its_cubins_too(tmp_path: Path) -> None:
             runner.make_mtp_block(network, network.gguf, network.mtp_block_config())
         )
         runner.compile_kernels(verifies=True)
-        runner.executor.fill(list(range(3, 40)), 0, 36)
-        runner.executor.verify([5, 6], 37)
-        runner.executor.accept_first(1)
+        runner.executor.fill_cache(list(range(3, 40)), 0, 36)
+        runner.executor.tokens_after_each([5, 6], 37)
+        runner.executor.set_states_after_first(1)
         assert len(block.propose(list(range(3, 40)), 3, [0])) == 3
     assert sources and {*sources} <= ahead
 
@@ -129,7 +129,7 @@ def test_the_first_picture_of_any_size_compiles_nothing(
     for rows in range(36, 0, -1):
         launches = encode._picture_lowering(2, 2 * rows)
         sources = {launch.cuda_source: launch.name for launch in launches.launches}
-        assert {devices.cubin_name("sm_87", source) for source in sources} <= made, rows
+        assert {devices.cubin_file_name("sm_87", source) for source in sources} <= made, rows
         for source, name in sources.items():
             tiles.setdefault(name, set()).add(source)
     assert max(map(len, tiles.values())) > 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orinllm.errors import BadInput
-from orinllm.gpu.compiler import (
+from orinllm.gpu.host_compiler import (
     PROBE,
     can_compile,
     compiler_environment,

@@ -51,7 +51,7 @@ def test_tokens_and_a_prompt(emulated: Load, synthetic: Synthetic, shape: str) -
     # longrope's frequencies depend on the context.
     executor, reference = emulated(path, 128), Reference(open_model(path), context=128)
     first, *_, want = reference.logits(PROMPT, len(PROMPT) - 6)
-    executor.fill(PROMPT[:7], 0, 6)
+    executor.fill_cache(PROMPT[:7], 0, 6)
     executor.start_step(PROMPT[6], 6)
     assert off(executor, first) < HALVES
     token = executor.wait_for_token()
@@ -129,7 +129,7 @@ def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
     emulated: Load, synthetic: Synthetic
 ) -> None:
     executor = emulated(synthetic("tiny", "Q6_K"))
-    executor.fill(PROMPT, 0, len(PROMPT))
+    executor.fill_cache(PROMPT, 0, len(PROMPT))
     chunk = kept(executor, len(PROMPT))
     for position, token in enumerate(PROMPT):
         executor.start_step(token, position)
@@ -146,7 +146,7 @@ def test_pieces_beside_answers(
     monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)
     path = synthetic("tiny-gptoss", "F16")
     executor = emulated(path)
-    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    executor.fill_cache(PROMPT, 0, len(PROMPT) - 1)
     chunk, want = kept(executor, 64), Reference(open_model(path), context=128).logits(PROMPT)[-1]
     pieces = []
     for ends in ((64, 66, 69), (33, 50, 69)):
@@ -164,7 +164,7 @@ def test_pieces_beside_answers(
 def test_types(emulated: Load, synthetic: Synthetic, quant: str) -> None:
     path = synthetic("tiny", quant)
     executor, reference = emulated(path), Reference(open_model(path))
-    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    executor.fill_cache(PROMPT, 0, len(PROMPT) - 1)
     executor.start_step(PROMPT[-1], len(PROMPT) - 1)
     assert off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT
 
@@ -182,7 +182,7 @@ def test_sequences_at_their_own_positions(
     rows = [[(t * (i + 3)) % 1000 for t in PROMPT[:n]] for i, n in enumerate(lengths)]
     for row, held in zip(rows, pages, strict=True):
         executor.set_pages(held)
-        executor.fill(row, 0, len(row) - 1)
+        executor.fill_cache(row, 0, len(row) - 1)
     decoder.set_pages(pages)
     last = [row[-1] for row in rows]
     positions = [n - 1 for n in lengths]
@@ -219,7 +219,7 @@ def test_keys_and_values_in_bytes(emulated: Load, synthetic: Synthetic, shape: s
     """A prompt in a chunk and tokens behind it, a batch at its own positions, half the memory."""
     path = synthetic(shape, "F16")
     executor, reference = emulated(path, kv=Q8_0), Reference(open_model(path), context=128)
-    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    executor.fill_cache(PROMPT, 0, len(PROMPT) - 1)
     executor.start_step(PROMPT[-1], len(PROMPT) - 1)
     assert 1e-5 < off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT_KEYS
     token = executor.wait_for_token()

@@ -18,7 +18,7 @@ from orinllm.choose.sampling import Sampling, sample_token
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.gpu.fused import FusedExecutor
 from orinllm.gpu.kernels.buffers import F16, Q8_0
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.plan import make_plan
 from orinllm.gpu.weights import Weights
 from orinllm.loader import Network, make_runner, make_store, plan_network
@@ -66,7 +66,7 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
         events.append("copy")
         return copyin(self, source)
 
-    monkeypatch.setattr("orinllm.gpu.weights._PIECE", gguf.size_bytes // 3)
+    monkeypatch.setattr("orinllm.gpu.weights._PIECE", gguf.n_tensor_bytes // 3)
     monkeypatch.setattr(Buffer, "copyin", copy)
     monkeypatch.setattr(Device["EMU"], "synchronize", lambda: events.append("wait"))
     weights = arrived(network)
@@ -89,7 +89,7 @@ def test_blocks_that_are_not_computed_take_no_memory(
         weights = arrived(network)
         taken.append(sum(part.buffer.nbytes for part in weights._parts))
         bytes_.append([make_plan(gguf, config, device).weight_bytes for device in ("EMU", "CPU")])
-    assert bytes_[0] == bytes_[1] and abs(taken[0] - taken[1]) < 8 << 10 < gguf.size_bytes // 8
+    assert bytes_[0] == bytes_[1] and abs(taken[0] - taken[1]) < 8 << 10 < gguf.n_tensor_bytes // 8
     for name in ("token_embd", "blk.3.ffn_down"):
         assert content(weights.matrix(name).buffer) == gguf.tensor_bytes(f"{name}.weight").tobytes()
 
@@ -149,7 +149,7 @@ def test_weights_arrive_while_launches_are_built(
         copied.append(data.nbytes)
         piece.copyin(data)
 
-    def build(memory: Memory) -> FusedExecutor:
+    def build(memory: ModelMemory) -> FusedExecutor:
         assert begun.wait(60)
         built.set()
         numbers = {
@@ -161,11 +161,11 @@ def test_weights_arrive_while_launches_are_built(
         }
         return cast(FusedExecutor, SimpleNamespace(memory=memory, **numbers))
 
-    def interrupted(memory: Memory) -> FusedExecutor:
+    def interrupted(memory: ModelMemory) -> FusedExecutor:
         threading.Timer(0.1, built.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orinllm.gpu.weights._PIECE_BESIDE", network.gguf.size_bytes // 3)
+    monkeypatch.setattr("orinllm.gpu.weights._PIECE_BESIDE", network.gguf.n_tensor_bytes // 3)
     monkeypatch.setattr("orinllm.gpu.weights.concurrent_copy_function", lambda device: copy)
     monkeypatch.setattr("orinllm.gpu.fused.FusedExecutor", build)
     made = make_runner(network, plan_network(network, "EMU"))

@@ -57,7 +57,7 @@ def read(executor: FusedExecutor, cuts: tuple[int, ...], states: int = 0) -> Non
     """Compute a prompt up to its last token, in pieces, in a slot of its own."""
     executor.set_pages([states], states)
     for start, end in itertools.pairwise((0, *cuts)):
-        executor.fill(PROMPT, start, end)
+        executor.fill_cache(PROMPT, start, end)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -112,9 +112,9 @@ def test_states_go_back_behind_any_guess(emulated: Load, written: Write, name: s
         behind.append(states(1))
     for given, right in ((4, 1), (4, 3), (3, 2), (4, 4)):
         executor.start_state_copy(4, 1)
-        assert executor.verify(PROMPT[start : start + given], start) == drawn[:given]
+        assert executor.tokens_after_each(PROMPT[start : start + given], start) == drawn[:given]
         np.testing.assert_array_equal(states(1), behind[0])
-        executor.accept_first(right)
+        executor.set_states_after_first(right)
         np.testing.assert_array_equal(states(1), behind[right])
 
 
@@ -122,7 +122,7 @@ def test_states_go_back_behind_any_guess(emulated: Load, written: Write, name: s
 def test_keys_and_values_in_bytes(emulated: Load, written: Write, name: str) -> None:
     path, limit = written(name), EIGHT_BIT_KEYS * MAGNIFIED.get(name, 1)
     executor, reference = emulated(path, 128, kv=Q8_0), Reference(open_model(path))
-    executor.fill(PROMPT, 0, 69)
+    executor.fill_cache(PROMPT, 0, 69)
     executor.start_step(PROMPT[69], 69)
     assert off(executor.wait_for_logits(), reference.logits(PROMPT[:70])[-1]) < limit
 

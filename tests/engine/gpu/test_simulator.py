@@ -17,7 +17,7 @@ from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinbench.synth import write_synthetic
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -53,7 +53,7 @@ from orinllm.gpu.kernels.buffers import KEY_TYPES
 model, keys, *prompt = sys.argv[1:]
 prompt = [*map(int, prompt)]
 executor = load_emulated(Path(model), 64, kv=KEY_TYPES[keys], device="NV")
-executor.fill(prompt, 0, len(prompt) - 1)  # a chunk
+executor.fill_cache(prompt, 0, len(prompt) - 1)  # a chunk
 executor.start_step(prompt[-1], len(prompt) - 1)
 np.save(Path(model).with_name("logits.npy"), executor.wait_for_logits())
 print("token", executor.wait_for_token())
@@ -207,7 +207,7 @@ from tests.engine.vision.test_vision import GREEDY, RECORDED, ids_of, tokens_of
 
 from orinllm.loader import Network, SharingOptions, make_runner, make_store, plan_network
 from orinllm.model import Model, ModelDescription
-from orinllm.sight import PictureEncoder, network_with_pictures
+from orinllm.mmproj import PictureEncoder, network_with_pictures
 
 folder, kind = Path(sys.argv[1]), "qwen3vl"
 tiny.write_text(folder / "tiny.gguf", kind)

@@ -227,7 +227,7 @@ def test_who_cannot_go_back_is_refused(opened: Open, monkeypatch: pytest.MonkeyP
         load_draft_proposer(description, "m.gguf", "CPU")
     plan = plan_network(network, "CPU")
     check_takes_guesses(runner, plan, "--lookup")
-    monkeypatch.setattr(runner, "most_verified", 1)
+    monkeypatch.setattr(runner, "most_verified_tokens", 1)
     with pytest.raises(BadInput, match="--lookup: the cpu path on CPU takes one token at a time"):
         check_takes_guesses(runner, plan, "--lookup")
 

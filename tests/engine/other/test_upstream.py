@@ -11,7 +11,7 @@ from tests.engine.other import upstream_models
 
 from orinbench.measure.backends.timed_models import RunnerExecutor
 from orinllm.choose.sampling import Sampling
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 from orinllm.loader import Network, make_runner, make_store, plan_network
 from orinllm.model import Model, ModelDescription
 
@@ -38,7 +38,7 @@ def test_logits_are_llama_cpps(tmp_path: Path, name: str) -> None:
 def _check(executor: RunnerExecutor, name: str) -> None:
     tokens, want = list(upstream_models.PROMPT), np.array(WANTED[name])
     for _ in range(2):
-        executor.fill(tokens, 0, len(tokens) - 1)
+        executor.fill_cache(tokens, 0, len(tokens) - 1)
         executor.step(tokens[-1], len(tokens) - 1)
         error = executor.logits().astype(np.float64) - want
         assert np.sqrt((error**2).mean()) < 1e-2 * want.std()

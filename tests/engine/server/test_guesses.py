@@ -233,7 +233,7 @@ def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
 class Placed:
     """An executor that notes where it was placed when it verified."""
 
-    chunk_size = prompt_tokens_per_step = most_verified = context = vocab_size = 4
+    chunk_size = prompt_tokens_per_step = most_verified_tokens = context = vocab_size = 4
     can_step_from_chunk = True
 
     def __init__(self) -> None:
@@ -248,11 +248,11 @@ class Placed:
     def set_sampling(self, how: Sampling, text: Sequence[int]) -> None:
         self.how = how
 
-    def verify(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
+    def tokens_after_each(self, tokens: Sequence[int], position: int, behind: int = 0) -> list[int]:
         self.verified.append((self.pages, self.how.seed))
         return [0] * len(tokens)
 
-    def accept_first(self, n: int) -> None: ...
+    def set_states_after_first(self, n: int) -> None: ...
 
 
 def test_verification_is_where_its_sequence_lies() -> None:

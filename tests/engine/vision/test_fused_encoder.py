@@ -21,9 +21,9 @@ from orinllm.gpu.kernels.encoder import (
     split_heads_launch,
 )
 from orinllm.gpu.launch import LaunchGraph
+from orinllm.mmproj import make_encode_function, read_projector
 from orinllm.network.vision.patches import query_blocks_with_keys
 from orinllm.network.vision.prepare import prepare_picture
-from orinllm.sight import make_encode_function, read_projector
 
 pytestmark = pytest.mark.usefixtures("emulation")
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
@@ -74,7 +74,7 @@ def test_rows_are_those_of_transformers(
     assert (first == rows[n:]).all()
     for launches in encode._lists.values():  # a board's host reads no others
         assert all(value.buffer.options is None for value in launches._results)
-    n_rows = projector.largest_tile_rows(1 << 20)
+    n_rows = projector.largest_tile_row_count(1 << 20)
     weights, most = FusedEncoder(
         clip, projector.encoder, register_null_device(), empty=True
     ).weight_and_tile_bytes(n_rows)

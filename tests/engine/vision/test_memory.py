@@ -9,15 +9,15 @@ from orinllm.errors import BadInput
 from orinllm.gpu.encoder import FusedEncoder
 from orinllm.gpu.plan import cache_bytes
 from orinllm.loader import Network, plan_network
-from orinllm.model import ModelDescription
-from orinllm.server.engine import _affordable_pages
-from orinllm.server.options import EngineOptions
-from orinllm.sight import (
+from orinllm.mmproj import (
     enable_pictures,
     encoder_memory_bytes,
     network_with_pictures,
     read_matching_projector,
 )
+from orinllm.model import ModelDescription
+from orinllm.server.engine import _affordable_pages
+from orinllm.server.options import EngineOptions
 
 pytestmark = pytest.mark.usefixtures("emulation")
 

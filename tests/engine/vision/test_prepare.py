@@ -21,6 +21,7 @@ from tests.engine.vision import tiny, tiny_qwen
 
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
+from orinllm.mmproj import PictureEncoder, _picture_process, read_picture, read_projector
 from orinllm.network.layer import X
 from orinllm.network.vision.encoder import AnyPictureSize, Encoder, EncoderShape
 from orinllm.network.vision.idefics3 import _picture_text
@@ -34,7 +35,6 @@ from orinllm.network.vision.pictures import (
     split_into_pieces,
 )
 from orinllm.network.vision.prepare import _size_by_longest_side, decode_picture, prepare_picture
-from orinllm.sight import PictureEncoder, _picture_process, read_picture, read_projector
 
 TILE, LONGEST = 56, 168
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -246,9 +246,9 @@ def test_a_picture_of_more_rows_than_have_numbers_is_refused(
 ) -> None:
     """The numbers of the next picture begin there."""
     sight, pixels = seeing(tmp_path / "mmproj.gguf", "idefics3"), np.zeros((32, 64, 3), np.uint8)
-    monkeypatch.setattr("orinllm.sight.MOST_ROWS", 3 * tiny.ROWS)
+    monkeypatch.setattr("orinllm.mmproj.MOST_ROWS", 3 * tiny.ROWS)
     assert sight.make_picture(pixels).n_rows == 3 * tiny.ROWS
-    monkeypatch.setattr("orinllm.sight.MOST_ROWS", 3 * tiny.ROWS - 1)
+    monkeypatch.setattr("orinllm.mmproj.MOST_ROWS", 3 * tiny.ROWS - 1)
     with pytest.raises(BadInput, match="the picture has 48 rows; 47 at most were expected"):
         sight.make_picture(pixels)
 
@@ -276,7 +276,7 @@ def test_a_file_of_too_many_bytes_is_not_decoded(
     path.write_bytes(data)
     sight = seeing(tmp_path / "mmproj.gguf", "gemma3")
     assert read_picture(path) == data and sight.make_picture(data).n_rows == tiny.ROWS
-    monkeypatch.setattr("orinllm.sight.MOST_BYTES", len(data) - 1)
+    monkeypatch.setattr("orinllm.mmproj.MOST_BYTES", len(data) - 1)
     with pytest.raises(BadInput, match=r"the picture has \d+ bytes; \d+ at most"):
         sight.make_picture(data)
     with pytest.raises(BadInput, match=r"photo.png: is larger than"):
@@ -359,7 +359,7 @@ def test_sizes_of_a_qwen_that_lie(
     monkeypatch.setattr(GGUF, "open", lambda path: clip)
     metadata: dict[str, Any] = {**clip.metadata, "clip.vision.image_max_pixels": 1}
     clip.metadata = metadata  # type: ignore[assignment]
-    assert read_projector(tmp_path / "mmproj.gguf")[1].largest_tile_rows(256) == 1
+    assert read_projector(tmp_path / "mmproj.gguf")[1].largest_tile_row_count(256) == 1
     metadata["clip.vision.attention.head_count"] = tiny_qwen.WIDTH // 6
     with pytest.raises(BadInput, match="whose quarters are whole were expected"):
         read_projector(tmp_path / "mmproj.gguf")

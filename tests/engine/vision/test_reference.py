@@ -15,9 +15,9 @@ from tests.engine.vision import tiny, tiny_qwen
 from orinbench.check.reference_vision import VisionReference
 from orinbench.check.vision import Encode, Pixels, check_encoder
 from orinbench.errors import BenchError
+from orinllm.mmproj import make_encode_function, read_projector
 from orinllm.network.vision.pictures import Floats
 from orinllm.network.vision.prepare import prepare_picture
-from orinllm.sight import make_encode_function, read_projector
 
 RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
 

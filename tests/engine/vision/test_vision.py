@@ -15,8 +15,8 @@ from orinllm.choose.sampling import Sampling
 from orinllm.cpu.encoder import CpuEncoder
 from orinllm.errors import BadInput
 from orinllm.loader import Network, make_store, plan_network
+from orinllm.mmproj import PictureEncoder, network_with_pictures, read_projector
 from orinllm.model import AnswerToken, Model, ModelDescription
-from orinllm.sight import PictureEncoder, network_with_pictures, read_projector
 
 GREEDY = Sampling(temperature=0)
 KINDS = tiny.KINDS

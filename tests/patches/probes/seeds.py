@@ -35,7 +35,7 @@ from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_
 from orinbench.check.reference import Reference
 from orinbench.model import open_model
 from orinbench.synth import shapes, write_synthetic
-from orinllm.gpu.compiler import write_clang_script
+from orinllm.gpu.host_compiler import write_clang_script
 
 ADVERSARIES: dict[str, Any] = {
     "strict": True,

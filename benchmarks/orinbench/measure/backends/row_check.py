@@ -29,7 +29,7 @@ from orinllm.choose.sampling import DrawRequest, Sampling, sample_token
 from orinllm.gpu.device import compile_all
 from orinllm.gpu.kernels.buffers import page_count
 from orinllm.gpu.launch import Argument, Launch, LaunchGraph
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.network.vision.pictures import position_shift, split_into_pieces
 
 Ids = Sequence[int]
@@ -206,7 +206,7 @@ def overwrite_caches(runner: Runner, draw: int) -> None:
         runner.executor.wait_for_device()
 
 
-def _overwriting_launches(memory: Memory, draw: int) -> Iterator[Launch]:
+def _overwriting_launches(memory: ModelMemory, draw: int) -> Iterator[Launch]:
     kept = _BYTES if memory.scales else _HALVES
     yield from (_overwriting_launch(buffer, draw, *kept) for buffer in memory.caches)
     yield from (_overwriting_launch(buffer, draw, *_SCALES) for buffer in memory.scales)

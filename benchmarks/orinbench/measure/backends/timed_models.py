@@ -24,7 +24,7 @@ from orinllm.choose.sampling import DrawRequest, Logprobs, Sampling
 from orinllm.cpu.executor import CpuRunner
 from orinllm.gpu.kernels.buffers import KEY_TYPES, page_count
 from orinllm.loader import Network, SharingOptions, make_runner, plan_network
-from orinllm.sight import network_with_pictures
+from orinllm.mmproj import network_with_pictures
 
 _GREEDY = Sampling(temperature=0)
 
@@ -35,7 +35,7 @@ class SequenceExecutor(Protocol):
     name: str  # of the path
     vocab_size: int
 
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions."""
         ...
 
@@ -97,7 +97,7 @@ class RunnerExecutor:
         self._text: list[int] = []
         self._token: int | None = None
 
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         """See `SequenceExecutor`."""
         self._text = list(tokens[:end])
         for at in range(start, end, self.runner.chunk):
@@ -107,7 +107,7 @@ class RunnerExecutor:
         """See `SequenceExecutor`; the last piece is as large as the scheduler's."""
         last, chunk = len(tokens) - 1, self.runner.chunk
         whole = start + max(0, last - 1 - start) // chunk * chunk
-        self.fill(tokens, start, whole)
+        self.fill_cache(tokens, start, whole)
         self._text, self._token = list(tokens), None
         row = Row(tokens[last], last, self._pages, DrawRequest(_GREEDY, self._text))
         self.runner.begin_answer(row, whole)

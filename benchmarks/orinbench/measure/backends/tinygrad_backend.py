@@ -24,7 +24,7 @@ from orinbench.measure.backends.orin_envelope import SMS
 from orinbench.measure.backends.worker_process import WorkerProcess
 from orinbench.measure.plan import Case, Lane
 from orinbench.measure.prompt_text import prompt_text
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.tinygrad_runner import TinygradRunner

@@ -55,7 +55,7 @@ class TransformerExecutor:
     def watch(self, positions: int) -> None:
         """Say nothing of layers."""
 
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def fill_cache(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""
         if start == 0:
             zero_recurrent_states(self._model)
@@ -68,7 +68,7 @@ class TransformerExecutor:
 
     def begin(self, tokens: Sequence[int], start: int) -> None:
         """Compute tokens[start:], and the token behind them."""
-        self.fill(tokens, start, len(tokens))
+        self.fill_cache(tokens, start, len(tokens))
         self._last = tokens[-1], len(tokens) - 1
 
     def step(self, token: int | None = None, position: int = 0) -> None:

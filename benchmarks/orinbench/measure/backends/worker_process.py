@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orinbench.child import PIPE, ChildProcess
 from orinbench.measure.backends.backend import BackendDiedError, NonfiniteLogitsError
-from orinllm.gpu.compiler import with_compiler_hint
+from orinllm.gpu.host_compiler import with_compiler_hint
 
 if TYPE_CHECKING:
     from orinbench.measure.backends.tinygrad_runner import TinygradRunner

@@ -19,7 +19,7 @@ from orinbench.errors import BenchError
 from orinbench.model import open_model
 from orinbench.show.markdown import markdown_table
 from orinbench.synth import write_sparse_model
-from orinllm.gpu.compiler import cuda_wheel_file
+from orinllm.gpu.host_compiler import cuda_wheel_file
 
 if TYPE_CHECKING:
     from orinllm.gpu.launch import Launch

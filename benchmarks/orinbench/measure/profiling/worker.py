@@ -27,10 +27,10 @@ def main(model: str, n_prompt: int, depth: int) -> None:
     """Run the model at `model`; the prompt stands behind `depth` tokens."""
     executor = RunnerExecutor(load_runner(model, depth + n_prompt + _WARM_TOKENS + _TOKENS + 2))
     ids = [(7919 * i) % executor.vocab_size for i in range(depth + n_prompt)]
-    executor.fill(ids, 0, depth)
+    executor.fill_cache(ids, 0, depth)
 
     def prompt() -> None:
-        executor.fill(ids, depth, len(ids) - 1)
+        executor.fill_cache(ids, depth, len(ids) - 1)
         executor.step(ids[-1], len(ids) - 1)
         executor.token()
 

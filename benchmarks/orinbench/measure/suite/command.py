@@ -58,7 +58,7 @@ from orinbench.options import (
 )
 from orinbench.progress import Messages
 from orinboard.files import Roots
-from orinllm.gpu.compiler import skipped_clang_note
+from orinllm.gpu.host_compiler import skipped_clang_note
 
 
 @dataclass(frozen=True, kw_only=True)

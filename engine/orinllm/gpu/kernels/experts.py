@@ -20,7 +20,7 @@ from orinllm.gpu.launch import (
     Constants,
     Given,
     Launch,
-    call_body,
+    kernel_body,
     make_arguments,
     make_launch,
     make_rows_launch,
@@ -110,7 +110,7 @@ def router_launch(
         "const float* scales": router.scales,
         "const int* state": state,
     }
-    call = call_body(
+    call = kernel_body(
         f"route<P0>(Route{{ids, weights, logits, x, norm, w, bias, choice, scales, {positions}, "
         f"counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag)",
         given,
@@ -196,7 +196,7 @@ def _expert_product_launch(
         file="moe.cu",
         constants=(Constants(constants),),
         arguments=make_arguments(given),
-        body=shared_memory_declaration(shared) + call_body(call, given),
+        body=shared_memory_declaration(shared) + kernel_body(call, given),
         grid=(plan.grid, choices, 1),
         block=plan.warps * 32,
         writes=("out",),

@@ -88,14 +88,14 @@ class _LaunchJoiner:
             self._body += [f"  typedef P{known + i} P{i};" for i in range(len(part.constants))]
         self._constants += part.constants
         for argument in part.arguments:
-            name = self._argument_name(argument)
+            name = self._find_or_add_argument(argument)
             if name != argument.name:
                 self._body.append(f"  {argument.type} const {argument.name} = {name};")
             if argument.name in part.writes and name not in self._writes:
                 self._writes.append(name)
         self._body.append(part.body)
 
-    def _argument_name(self, wanted: Argument) -> str:
+    def _find_or_add_argument(self, wanted: Argument) -> str:
         """Return the name that an argument has in the launch, which it is added to if need be."""
         for argument in self._arguments:
             if argument.buffer is wanted.buffer and argument.type == wanted.type:

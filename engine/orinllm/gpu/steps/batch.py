@@ -13,7 +13,7 @@ from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.gpu.kernels.gemm import RowProduct
 from orinllm.gpu.kernels.rows import NormWeights, embed_tokens_launch, norm_rows_launch
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.steps.lowering import AttentionScratch, logits_matrix
 from orinllm.gpu.steps.rows import RowLowering
 from orinllm.network.layer import Step
@@ -25,7 +25,7 @@ class BatchLowering(RowLowering):
     `state`, `table`, `logits` and `mail` are those of TokenLowering.
     """
 
-    def __init__(self, memory: Memory, sequences: int) -> None:
+    def __init__(self, memory: ModelMemory, sequences: int) -> None:
         super().__init__(memory, sequences)
         self.sequences, n = sequences, sequences
         self._normed = self.halves_buffer("normed", memory.config.dim)  # of the head
@@ -38,13 +38,11 @@ class BatchLowering(RowLowering):
         self._argmax = ArgmaxScratch(
             memory.allocate_scratch(parts),
             memory.allocate_scratch(parts, dtypes.int32),
-            memory.allocate_zeros(counters),
+            memory.zeroed_ints(counters),
         )
-        self.state = memory.allocate_zeros(
-            2 * n + 1 + n * max(h.block_count for h in heads.values())
-        )
+        self.state = memory.zeroed_ints(2 * n + 1 + n * max(h.block_count for h in heads.values()))
         self.mail = make_host_tokens(memory.device, n)
-        self.table = memory.allocate_zeros(n * memory.context // PAGE)
+        self.table = memory.zeroed_ints(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
         self.launches = tuple(self._all_launches())
 
@@ -56,7 +54,7 @@ class BatchLowering(RowLowering):
         )
         for i in range(len(config.layers)):
             yield from itertools.chain(*self.lower_layer(i))
-        yield from self.lower_kept_states()
+        yield from self.lower_kept_hidden_states()
         norm = NormWeights(memory.weights.vector(f"{config.final_norm}.weight"), config.norm_eps)
         yield norm_rows_launch(norm, self._normed, self.residual, n)
         head = RowProduct(
@@ -83,6 +81,6 @@ class BatchLowering(RowLowering):
         yield token_attention_launch(self._values[step.out_name], inputs, parts, self.state)
 
     @property
-    def idle_state(self) -> Buffer:
+    def idle_rows(self) -> Buffer:
         """The state, in which sequences may be idle."""
         return self.state

@@ -34,7 +34,7 @@ from orinllm.gpu.kernels.rows import (
     scale_launch,
 )
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.network import layer as network
 from orinllm.network.config import LAYERS
 from orinllm.network.layer import (
@@ -81,14 +81,14 @@ class Lowering(ABC):
     cache_view: tuple[int, Buffer]
 
     def __init__(
-        self, memory: Memory, count: int | Buffer, inputs: DType, slots: Buffer | None = None
+        self, memory: ModelMemory, count: int | Buffer, inputs: DType, slots: Buffer | None = None
     ) -> None:
         self.memory, self.count = memory, count
         sequences = count if isinstance(count, int) else 1
-        self.slots = memory.allocate_zeros(sequences) if slots is None else slots
+        self.slots = memory.zeroed_ints(sequences) if slots is None else slots
         _, self._rows, _ = row_count_arguments(count)
         by_parts = memory.config.uses_mrope
-        self.turns = memory.allocate_zeros(self.parts_of_turn * self._rows) if by_parts else None
+        self.turns = memory.zeroed_ints(self.parts_of_turn * self._rows) if by_parts else None
         steps = [step for layer in memory.config.layers for step in layer.steps]
         self._inputs, self._read = (
             inputs,
@@ -276,7 +276,7 @@ class Lowering(ABC):
             memory.weights.matrix(config.joined), self.residual, joined
         )
 
-    def lower_kept_states(self) -> Iterator[Launch]:
+    def lower_kept_hidden_states(self) -> Iterator[Launch]:
         """Yield what keeps `residual` behind the last layer, where a block wants it."""
         left = self.memory.left
         if left is not None and self.memory.config.joined is None:
@@ -354,7 +354,7 @@ class AttentionScratch:
     """Scratch for the parts of a token's attention, of the layer that needs most of it."""
 
     def __init__(
-        self, memory: Memory, heads: dict[int, KernelHeads], splits: dict[int, int]
+        self, memory: ModelMemory, heads: dict[int, KernelHeads], splits: dict[int, int]
     ) -> None:
         counts = {
             layer: h.sequences * h.attention.heads * splits[layer] for layer, h in heads.items()
@@ -377,7 +377,7 @@ def can_gate_together(weights: tuple[Weight, ...]) -> bool:
     return len({weight.type.id for weight in weights}) == 1
 
 
-def logits_matrix(memory: Memory) -> Weight:
+def logits_matrix(memory: ModelMemory) -> Weight:
     """Return the matrix that makes logits: the embedding table where a file has no other."""
     weights = memory.weights
     return weights.matrix("output" if weights.has_tensor("output.weight") else "token_embd")

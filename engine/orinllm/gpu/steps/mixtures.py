@@ -20,20 +20,20 @@ from orinllm.gpu.kernels.experts import (
     router_launch,
 )
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.network.layer import Experts, MixExperts, Step
 
 
 class _MixtureScratch:
     """Buffers of one mixture over `tokens` tokens at most; `rows`: of halves, by expert."""
 
-    def __init__(self, memory: Memory, experts: Experts, tokens: int, rows: bool) -> None:
+    def __init__(self, memory: ModelMemory, experts: Experts, tokens: int, rows: bool) -> None:
         used = tokens * experts.used
         self.choice = RouterOutput(
             memory.allocate_scratch(used, dtypes.int32),
             memory.allocate_scratch(used),
             memory.allocate_scratch(tokens * experts.count),
-            memory.allocate_zeros(tokens),
+            memory.zeroed_ints(tokens),
         )
         self.hidden = memory.allocate_scratch(
             used * experts.hidden, dtypes.uint16 if rows else dtypes.float32
@@ -51,7 +51,7 @@ class MixtureLowering:
     `rows`: over rows of halves. Layers of one shape share their scratch.
     """
 
-    def __init__(self, memory: Memory, tokens: int, rows: bool) -> None:
+    def __init__(self, memory: ModelMemory, tokens: int, rows: bool) -> None:
         self._memory, self._tokens, self._rows = memory, tokens, rows
         self._scratch: dict[Experts, _MixtureScratch] = {}
 

@@ -22,7 +22,7 @@ from orinllm.gpu.kernels.gemm import (
 from orinllm.gpu.kernels.rows import add_pictures_launch, embed_chunk_launch
 from orinllm.gpu.kernels.tile import PIECE_TOKENS
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.steps.rows import RowLowering
 from orinllm.network.layer import Step
 
@@ -43,21 +43,21 @@ class ChunkLowering(RowLowering):
     parts_of_turn = 3
 
     def __init__(
-        self, memory: Memory, most: int = CHUNK, other: "ChunkLowering | None" = None
+        self, memory: ModelMemory, most: int = CHUNK, other: "ChunkLowering | None" = None
     ) -> None:
         config = memory.config
         self.beside = [memory.allocate(most * config.dim) for _ in range(config.deepstack_parts)]
         self.chunk = memory.allocate(2 + most, dtypes.int32)
-        self.ahead = memory.allocate_zeros(most) if memory.config.whole_pictures else None
+        self.ahead = memory.zeroed_ints(most) if memory.config.whole_pictures else None
         super().__init__(memory, self.chunk, None if other is None else other.slots)
-        self.table: Buffer = other.table if other else memory.allocate_zeros(memory.context // PAGE)
+        self.table: Buffer = other.table if other else memory.zeroed_ints(memory.context // PAGE)
         self.at, self.cache_view = self.chunk, (1, self.table)
         widest = max(attention.q_width for attention in memory.config.attentions.values())
         self._q = memory.allocate_scratch(most * widest, dtypes.uint16)
         layers = [self.lower_layer(i) for i in range(len(memory.config.layers))]
         keys, rest = layers.pop()
         whole = [kept + behind for kept, behind in layers]
-        first, end = (*self.lower_input(self._embed_launch),), (*self.lower_kept_states(),)
+        first, end = (*self.lower_input(self._embed_launch),), (*self.lower_kept_hidden_states(),)
         self.ends = (*itertools.accumulate(map(len, whole), initial=len(first) - 1),)
         if end:
             keys, rest = [*keys, *rest, *end], []
@@ -97,7 +97,7 @@ class PieceLowering(ChunkLowering):
     def __init__(self, chunk: ChunkLowering) -> None:
         memory = chunk.memory
         sums, arrived = SplitScratch.buffer_sizes(multiprocessor_count(memory.device))
-        self._splits = SplitScratch(memory.allocate_scratch(sums), memory.allocate_zeros(arrived))
+        self._splits = SplitScratch(memory.allocate_scratch(sums), memory.zeroed_ints(arrived))
         super().__init__(memory, PIECE_TOKENS, chunk)
 
     def product_launches(self, product: RowProduct) -> Iterator[Launch]:

@@ -13,14 +13,14 @@ from orinllm.gpu.kernels.recurrent import (
     mamba2_launches,
 )
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.network.layer import Convolve, GatedDeltaNet, Recurrence, SelectiveScan
 
 
 class RecurrenceLowering:
     """The launches over `rows` rows of named values."""
 
-    def __init__(self, memory: Memory, values: Mapping[str, Buffer], rows: int) -> None:
+    def __init__(self, memory: ModelMemory, values: Mapping[str, Buffer], rows: int) -> None:
         self._memory, self._values = memory, values
         operations = [op for layer in memory.config.layers for op in layer.operations]
         wide = max((op.width for op in operations if isinstance(op, SelectiveScan)), default=0)

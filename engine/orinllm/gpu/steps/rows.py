@@ -12,7 +12,7 @@ from orinllm.gpu.kernels.buffers import Weight
 from orinllm.gpu.kernels.gemm import RowProduct
 from orinllm.gpu.kernels.rows import norm_rows_launch, to_halves_launch
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.steps.lowering import Lowering, WantedProduct
 from orinllm.network.layer import Linear, Step, X
 
@@ -26,7 +26,9 @@ class RowLowering(Lowering):
     Norms are launches, which leave halves: what products read.
     """
 
-    def __init__(self, memory: Memory, count: int | Buffer, slots: Buffer | None = None) -> None:
+    def __init__(
+        self, memory: ModelMemory, count: int | Buffer, slots: Buffer | None = None
+    ) -> None:
         super().__init__(memory, count, dtypes.uint16, slots)
 
     def _make_result_buffer(self, step: Step) -> None:
@@ -92,9 +94,9 @@ class RowLowering(Lowering):
         assert step.norm is not None
         yield from self._lower_norm_before(layer, step)
         rows = self.residual, self._values[step.norm.out], self._values[step.out_name]
-        yield from self.mixture_lowering.lower_rows(layer, step, rows, self.count, self.idle_state)
+        yield from self.mixture_lowering.lower_rows(layer, step, rows, self.count, self.idle_rows)
 
     @property
-    def idle_state(self) -> Buffer | None:
+    def idle_rows(self) -> Buffer | None:
         """The state (attention.cu) that says which rows are idle; None where none is."""
         return None

@@ -23,7 +23,7 @@ from orinllm.gpu.kernels.gemv import ArgmaxTail, GemvProduct, gemv_launches
 from orinllm.gpu.kernels.joined import join_neighbouring_launches
 from orinllm.gpu.kernels.rows import embed_tokens_launch
 from orinllm.gpu.launch import Launch
-from orinllm.gpu.memory import Memory
+from orinllm.gpu.memory import ModelMemory
 from orinllm.gpu.steps.lowering import AttentionScratch, Lowering, WantedProduct, logits_matrix
 from orinllm.network.layer import Attend, Recurrence, Step, state_inputs
 
@@ -44,7 +44,7 @@ class TokenLowering(Lowering):
     tokens, except where they are `together`. Norms are parts of the products behind them.
     """
 
-    def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
+    def __init__(self, memory: ModelMemory, sequences: int, together: bool = False) -> None:
         super().__init__(memory, sequences, dtypes.float32)
         self.sequences, self._together = sequences, together
         config, n = memory.config, sequences
@@ -57,20 +57,18 @@ class TokenLowering(Lowering):
         self._parts = AttentionScratch(memory, heads, self._splits)
         self._left: dict[str, AttentionParts] = {}  # in parts, of the layer that is lowered
         goes_back = together and memory.states is not None
-        self.passed = memory.allocate_zeros(2 + n) if goes_back else None
+        self.passed = memory.zeroed_ints(2 + n) if goes_back else None
         self.keep: list[Launch] = []
         self._head = logits_matrix(memory)
         self.logits = memory.allocate(n * self._head.rows)
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
         blocks = 2 * multiprocessor_count(memory.device)
-        self.state = memory.allocate_zeros(
-            2 * n + 1 + n * max(h.block_count for h in heads.values())
-        )
+        self.state = memory.zeroed_ints(2 * n + 1 + n * max(h.block_count for h in heads.values()))
         self.mail = None if together else make_host_tokens(memory.device, n)
-        self.table = memory.allocate_zeros(n * memory.context // PAGE)
+        self.table = memory.zeroed_ints(n * memory.context // PAGE)
         self.at, self.cache_view = self.state, (n, self.table)
         apart = [(*itertools.chain(*self.lower_layer(i)),) for i in range(len(config.layers))]
-        signals = memory.allocate_zeros(sum(map(len, apart)))
+        signals = memory.zeroed_ints(sum(map(len, apart)))
         self._tail = ArgmaxTail(
             memory.allocate_scratch(n * blocks),
             memory.allocate_scratch(n * blocks, dtypes.int32),
@@ -90,7 +88,7 @@ class TokenLowering(Lowering):
         )
         sizes = map(len, (*before, last))
         self.ends = (*itertools.accumulate(sizes, initial=len(first) - 1),)
-        self.ending = (*last, *self.lower_kept_states(), *self._lower_head())
+        self.ending = (*last, *self.lower_kept_hidden_states(), *self._lower_output_head())
         self.launches = (*first, *itertools.chain(*before), *self.ending)
 
     def lower_layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
@@ -120,7 +118,7 @@ class TokenLowering(Lowering):
         self.keep += [launch for launch in launches if "states" in launch.writes]
         return replace(passed, keeps=False)
 
-    def _lower_head(self) -> Iterator[Launch]:
+    def _lower_output_head(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences
         head = GemvProduct(
             "head",

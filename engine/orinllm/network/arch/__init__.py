@@ -13,19 +13,19 @@ from orinllm.network.arch.check import WantedTensor, check_tensors, wanted_tenso
 from orinllm.network.arch.gemma import gemma2_config, gemma3_config
 from orinllm.network.arch.gemma4 import gemma4_config
 from orinllm.network.arch.gpt_oss import gpt_oss_config
-from orinllm.network.arch.header import Header, TensorShape, Vector
+from orinllm.network.arch.header import Header, TensorHeader, Vector
 from orinllm.network.arch.lfm2 import lfm2_config
 from orinllm.network.arch.llama import granite_config, llama_config, mistral3_config, smollm3_config
 from orinllm.network.arch.nemotron_h import nemotron_h_config
 from orinllm.network.arch.phi import phi3_config
 from orinllm.network.arch.qwen import qwen2_config, qwen3_config, qwen3moe_config, qwen3vl_config
 from orinllm.network.arch.qwen35 import qwen35_config, qwen35_mtp_config
-from orinllm.network.arch.tinygrad_llm import upstream_config
+from orinllm.network.arch.tinygrad_llm import general_config
 from orinllm.network.config import Config
 
 __all__ = [
     "ARCHITECTURES",
-    "TensorShape",
+    "TensorHeader",
     "Vector",
     "WantedTensor",
     "config_of",
@@ -71,7 +71,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     "nemotron_h_moe": Family(nemotron_h_config),
     "granitehybrid": Family(granite_config, rope_tensors=True),
     "gemma4": Family(gemma4_config, rope_tensors=True),
-    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(upstream_config)),
+    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(general_config)),
 }
 
 # Names close to supported ones that stand for another network, and what it has.
@@ -97,7 +97,7 @@ _FOREIGN_KEYS = {
 
 def config_of(
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, TensorShape],
+    tensors: Mapping[str, TensorHeader],
     vector: Vector,
     max_context: int | None = None,
 ) -> Config:
@@ -128,7 +128,7 @@ def config_of(
 
 def mtp_config_of(
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, TensorShape],
+    tensors: Mapping[str, TensorHeader],
     vector: Vector,
     max_context: int,
 ) -> Config:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from orinllm.errors import BadInput
 from orinllm.file.ggml import kernel_ggml_types
-from orinllm.network.arch.header import TensorShape
+from orinllm.network.arch.header import TensorHeader
 from orinllm.network.config import Config
 from orinllm.network.layer import (
     AddMergedNorms,
@@ -99,10 +99,10 @@ def _tensors_of_operation(
             for name in (*operation.norms, operation.norm):
                 yield WantedTensor(f"{name}.weight", (widths[X],))
         case Convolve() | GatedDeltaNet() | SelectiveScan() | ScaleResidual():
-            yield from _tensors_of_state(operation)
+            yield from _tensors_of_recurrence(operation)
 
 
-def _tensors_of_state(
+def _tensors_of_recurrence(
     operation: Convolve | GatedDeltaNet | SelectiveScan | ScaleResidual,
 ) -> Iterator[WantedTensor]:
     match operation:
@@ -147,7 +147,7 @@ def _tensors_of_experts(experts: Experts, dim: int) -> Iterator[WantedTensor]:
 
 
 def check_tensors(
-    config: Config, tensors: Mapping[str, TensorShape], rope: bool, blocks: int = 0
+    config: Config, tensors: Mapping[str, TensorHeader], rope: bool, blocks: int = 0
 ) -> None:
     """Raise BadInput for a missing or unknown tensor and for a wrong shape or type.
 
@@ -177,7 +177,7 @@ def _belongs_to_other_block(name: str, config: Config, blocks: int) -> bool:
     return int(name.split(".")[1]) < blocks
 
 
-def _check_tensor(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorShape]) -> str:
+def _check_tensor(config: Config, wanted: WantedTensor, tensors: Mapping[str, TensorHeader]) -> str:
     """Check one tensor and return its name in the file."""
     name, first, rows = wanted.name, 0, None
     if wanted.is_matrix:
@@ -198,11 +198,11 @@ def _check_tensor(config: Config, wanted: WantedTensor, tensors: Mapping[str, Te
             f"tensor {name} has the shape {tuple(tensor.shape)}; {wanted.shape} was expected"
             + (f" from row {first}" if rows is not None else "")
         )
-    _check_type(name, tensor, wanted)
+    _check_tensor_type(name, tensor, wanted)
     return name
 
 
-def _check_type(name: str, tensor: TensorShape, wanted: WantedTensor) -> None:
+def _check_tensor_type(name: str, tensor: TensorHeader, wanted: WantedTensor) -> None:
     known = {type_.id: type_.name for type_ in kernel_ggml_types().values()}
     if not wanted.is_matrix and tensor.type != F32:
         raise BadInput(

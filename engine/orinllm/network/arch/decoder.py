@@ -17,13 +17,13 @@ from orinllm.network.layer import (
     Attention,
     Experts,
     Gate,
-    Gating,
     Layer,
     Linear,
     MixExperts,
     Norm,
     Operation,
     Rope,
+    Routing,
     X,
 )
 
@@ -42,7 +42,7 @@ class HeadCounts:
         return float(self.head_dim**-0.5)
 
 
-def read_heads(header: Header, least: int = 1) -> HeadCounts:
+def read_head_counts(header: Header, least: int = 1) -> HeadCounts:
     """Read the heads; raises BadInput where they do not divide or values are of another length.
 
     `least` 0: layers may have none.
@@ -79,7 +79,7 @@ _BESIDE = {
 def read_experts(
     header: Header,
     hidden: int,
-    gating: Gating,
+    gating: Routing,
     normalized: bool,
     biased: bool = False,
     reads: tuple[str, ...] = (),
@@ -165,19 +165,19 @@ class LayerParts:
             mixer = attention_operations("normed", self.attentions[index], dim)
 
         def added(of: str, by: str | None) -> tuple[Operation, ...]:
-            return self._add_operations(of, "post_ffw_norm", by)
+            return self._addition_ops(of, "post_ffw_norm", by)
 
         return Layer(
             (
                 Norm("normed", X, "attn_norm"),
                 *mixer,
-                *self._add_operations("out", "post_attention_norm"),
+                *self._addition_ops("out", "post_attention_norm"),
                 Norm("normed", X, self.ffn_norm),
                 *self.feed_forwards[index].operations("normed", dim, added),
             )
         )
 
-    def _add_operations(self, of: str, norm: str, by: str | None = None) -> tuple[Operation, ...]:
+    def _addition_ops(self, of: str, norm: str, by: str | None = None) -> tuple[Operation, ...]:
         if self.post_norms:
             return (
                 Norm(f"{of}_normed", of, norm),
@@ -199,10 +199,10 @@ def attention_operations(of: str, attention: Attention, dim: int) -> tuple[Opera
 def decoder_config(header: Header, parts: LayerParts) -> Config:
     """Return the Config of a family without multipliers, fused tensors and other specials."""
     dim = header.whole_number("embedding_length")
-    return config_with(header, tuple(parts.make_layer(i, dim) for i in range(header.n_layers)))
+    return config_of_layers(header, tuple(parts.make_layer(i, dim) for i in range(header.n_layers)))
 
 
-def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
+def mtp_config_of_block(header: Header, layer: Layer, index: int) -> Config:
     """Return the Config of block `index`, which proposes later tokens.
 
     It has a norm, and may have an embedding and a head, of its own; else it takes the model's.
@@ -213,7 +213,7 @@ def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
         names = (f"{prefix}{name}", *others)
         return next((name for name in names if f"{name}.weight" in tensors), names[-1])
 
-    config = config_with(header, (layer,), index)
+    config = config_of_layers(header, (layer,), index)
     embedding, head = own("embed_tokens", "token_embd"), ("shared_head_head", "output")
     matrices = {"token_embd": embedding, "output": own(*head, "token_embd")}
     return replace(
@@ -225,7 +225,7 @@ def mtp_config_with(header: Header, layer: Layer, index: int) -> Config:
     )
 
 
-def config_with(header: Header, layers: tuple[Layer, ...], first: int = 0) -> Config:
+def config_of_layers(header: Header, layers: tuple[Layer, ...], first: int = 0) -> Config:
     """Return the Config of these layers, the first of which is number `first` of the file.
 
     Raises BadInput where the file has no embedding.

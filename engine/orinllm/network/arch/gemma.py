@@ -11,7 +11,7 @@ from orinllm.network.arch.decoder import (
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
-    read_heads,
+    read_head_counts,
     read_windows,
 )
 from orinllm.network.arch.header import Header
@@ -29,7 +29,7 @@ _WINDOW_2, _SCORE_CAP_2, _LOGIT_CAP_2 = 4096, 50.0, 30.0
 
 def gemma2_config(header: Header) -> Config:
     """Return the Config of a Gemma 2: scores and logits are soft-capped."""
-    heads, windows = read_heads(header), read_windows(header, _PATTERN_2, _WINDOW_2)
+    heads, windows = read_head_counts(header), read_windows(header, _PATTERN_2, _WINDOW_2)
     far = read_rope(header, heads.head_dim, interleaved=False)
     base = header.positive_number(
         "rope.freq_base_swa", header.positive_number("rope.freq_base", 10000.0)
@@ -43,7 +43,7 @@ def gemma2_config(header: Header) -> Config:
 
 def gemma3_config(header: Header) -> Config:
     """Return the Config of a Gemma 3: windows with a rotary base of their own, norms of q and k."""
-    heads, windows = read_heads(header), read_windows(header, _PATTERN_3)
+    heads, windows = read_head_counts(header), read_windows(header, _PATTERN_3)
     far = read_rope(header, heads.head_dim, interleaved=False)
     base = header.positive_number("rope.freq_base_swa", 10000.0)
     near = read_rope(header, heads.head_dim, interleaved=False, base=base, factor=1.0)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from orinllm.errors import BadInput
 from orinllm.network.arch.decoder import (
     FeedForward,
-    config_with,
+    config_of_layers,
     layer_attentions,
     read_experts,
-    read_heads,
+    read_head_counts,
     read_windows,
 )
 from orinllm.network.arch.header import Header
@@ -21,13 +21,13 @@ from orinllm.network.layer import (
     AddToResidual,
     Attend,
     Attention,
-    Gating,
     Layer,
     Linear,
     MixExperts,
     Norm,
     Operation,
     Rope,
+    Routing,
     ScaleResidual,
     X,
 )
@@ -48,7 +48,7 @@ def gemma4_config(header: Header) -> Config:
             (
                 Norm("normed", X, "attn_norm"),
                 *_attention_operations(header, index, attended[index], dim),
-                *_norm_and_add("out", "post_attention_norm"),
+                *_norm_add_ops("out", "post_attention_norm"),
                 Norm("normed", X, "ffn_norm"),
                 *_feed_forward_operations(header, index, hidden[index], dim),
                 *(_layer_embedding_operations(index, each, dim) if each else ()),
@@ -56,12 +56,12 @@ def gemma4_config(header: Header) -> Config:
             )
         )
 
-    config = config_with(header, tuple(layer(index) for index in range(header.n_layers)))
+    config = config_of_layers(header, tuple(layer(index) for index in range(header.n_layers)))
     cap = header.number("final_logit_softcapping", 0.0)
     return replace(config, embedding_scale=dim**0.5, logit_softcap=cap, layer_embedding=each)
 
 
-def _norm_and_add(of: str, norm: str) -> tuple[Operation, ...]:
+def _norm_add_ops(of: str, norm: str) -> tuple[Operation, ...]:
     return (Norm(f"{of}_normed", of, norm), AddToResidual(f"{of}_normed"))
 
 
@@ -71,10 +71,10 @@ def _feed_forward_operations(
     """Return the dense part, with the experts beside it where the layer has some."""
     dense, prefix = FeedForward(Activation.GELU, hidden), f"blk.{index}."
     if f"{prefix}ffn_gate_inp.weight" not in header.tensors:
-        return dense.operations("normed", dim, lambda of, by: _norm_and_add(of, "post_ffw_norm"))
+        return dense.operations("normed", dim, lambda of, by: _norm_add_ops(of, "post_ffw_norm"))
     width = header.whole_numbers_by_layer("expert_feed_forward_length")[index]
     experts = replace(
-        read_experts(header, width, Gating.SOFTMAX, normalized=True),
+        read_experts(header, width, Routing.SOFTMAX, normalized=True),
         reads_x=True,
         scaled=f"{prefix}ffn_down_exps.scale" in header.tensors,
     )
@@ -92,7 +92,7 @@ def _layer_embedding_operations(index: int, each: int, dim: int) -> tuple[Operat
         Linear("chosen", X, (("inp_gate", each),)),
         Activate("gated", "chosen", Activation.GELU, by=LAYERS, first=index * each),
         Linear("layered", "gated", (("proj", dim),)),
-        *_norm_and_add("layered", "post_norm"),
+        *_norm_add_ops("layered", "post_norm"),
     )
 
 
@@ -114,7 +114,7 @@ def _attention_operations(
 def _layer_attentions(header: Header) -> list[Attention]:
     """Return the attention of each layer: near ones have windows, and heads of their own size."""
     header.get("attention.sliding_window_pattern")  # has no default
-    windows, heads = read_windows(header, 0), read_heads(header)
+    windows, heads = read_windows(header, 0), read_head_counts(header)
     near_size = header.whole_number("attention.key_length_swa", heads.head_dim)
     shared = header.whole_number("attention.shared_kv_layers", 0, least=0)
     own = header.n_layers - shared

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from orinllm.errors import BadInput
 
 
-class TensorShape(Protocol):
+class TensorHeader(Protocol):
     """A tensor as the architecture table sees it."""
 
     @property
@@ -35,7 +35,7 @@ class Header:
     """Metadata and tensors of a file. `max_context` is how many tokens a sequence may have."""
 
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, TensorShape]
+    tensors: Mapping[str, TensorHeader]
     vector: Vector  # the values of a small F32 tensor, by name
     max_context: int
     whole: bool = False  # blocks that propose later tokens are layers, too

@@ -14,13 +14,13 @@ from orinllm.network.arch.decoder import (
     dense_feed_forwards,
     layer_attentions,
     read_experts,
-    read_heads,
+    read_head_counts,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.nemotron_h import mamba2_operations
 from orinllm.network.arch.rope import read_rope
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Gating, QueryTemperature
+from orinllm.network.layer import Activation, QueryTemperature, Routing
 
 # In SmolLM3 every fourth layer has no positions; its file has no key for that.
 _SMOLLM3_STEP = 4
@@ -44,7 +44,7 @@ def mistral3_config(header: Header) -> Config:
 
 def smollm3_config(header: Header) -> Config:
     """Return the Config of a SmolLM3."""
-    heads = read_heads(header)
+    heads = read_head_counts(header)
     layers = layer_attentions(heads, read_rope(header, heads.head_dim, interleaved=True))
     step = slice(_SMOLLM3_STEP - 1, None, _SMOLLM3_STEP)
     layers[step] = [replace(one, rope=None) for one in layers[step]]
@@ -66,7 +66,7 @@ def granite_config(header: Header) -> Config:
         has_rope=header.architecture == "granitemoe" or header.flag("rope.scaling.finetuned", True),
     )
     if header.architecture == "granitehybrid":
-        kv_heads, net = read_heads(header, least=0).kv_heads, mamba2_operations(header)
+        kv_heads, net = read_head_counts(header, least=0).kv_heads, mamba2_operations(header)
         parts = replace(parts, mixers=[None if n else net for n in kv_heads])
     parts = replace(parts, residual_scale=header.number("residual_scale", 0.0) or 1.0)
     return replace(
@@ -77,7 +77,7 @@ def granite_config(header: Header) -> Config:
 
 
 def _layer_parts(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerParts:
-    heads = read_heads(header, least=int(header.architecture != "granitehybrid"))
+    heads = read_head_counts(header, least=int(header.architecture != "granitehybrid"))
     rope = read_rope(header, heads.head_dim, interleaved=True) if has_rope else None
     if rope is not None and 2 * len(rope.frequencies) != heads.head_dim:
         raise BadInput(
@@ -92,7 +92,7 @@ def _layer_parts(header: Header, scale: float | None = None, has_rope: bool = Tr
         is_granite = header.architecture.startswith("granite")
         reads, shared = SHARED if is_granite else (), "expert_shared_feed_forward_length"
         width = hidden.pop()
-        experts = read_experts(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
+        experts = read_experts(header, width, Routing.SOFTMAX, normalized=True, reads=reads)
         wide = header.whole_number(shared, 0, least=0) if is_granite else 0
         part = FeedForward(Activation.SILU, 0, experts, wide)
         return LayerParts(layers, [part] * header.n_layers)

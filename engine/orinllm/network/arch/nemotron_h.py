@@ -10,10 +10,10 @@ from orinllm.network.arch.decoder import (
     SHARED,
     FeedForward,
     attention_operations,
-    config_with,
+    config_of_layers,
     layer_attentions,
     read_experts,
-    read_heads,
+    read_head_counts,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.config import Config
@@ -21,11 +21,11 @@ from orinllm.network.layer import (
     Activation,
     AddToResidual,
     Convolve,
-    Gating,
     Layer,
     Linear,
     Norm,
     Operation,
+    Routing,
     SelectiveScan,
     X,
 )
@@ -33,7 +33,7 @@ from orinllm.network.layer import (
 
 def nemotron_h_config(header: Header) -> Config:
     """Return the Config of a Nemotron-H: each layer is a Mamba-2, attention or a feed-forward."""
-    heads, dim = read_heads(header, least=0), header.whole_number("embedding_length")
+    heads, dim = read_head_counts(header, least=0), header.whole_number("embedding_length")
     hidden = header.whole_numbers_by_layer("feed_forward_length", least=0)
     scale = header.number("attention.scale", 0.0) or heads.score_scale
     attended = layer_attentions(heads, None, scale=scale)
@@ -43,24 +43,24 @@ def nemotron_h_config(header: Header) -> Config:
         norm = Norm("normed", X, "attn_norm")
         if hidden[index]:
             part = experts or FeedForward(Activation.RELU_SQUARED, hidden[index])
-            return Layer((norm, *part.operations("normed", dim, _add_operation)))
+            return Layer((norm, *part.operations("normed", dim, _addition_ops)))
         if heads.kv_heads[index]:
             mixer = attention_operations("normed", attended[index], dim)
         else:
             mixer = mamba2_operations(header)
         return Layer((norm, *mixer, AddToResidual("out")))
 
-    return config_with(header, tuple(layer(index) for index in range(header.n_layers)))
+    return config_of_layers(header, tuple(layer(index) for index in range(header.n_layers)))
 
 
-def _add_operation(of: str, by: str | None) -> tuple[Operation, ...]:
+def _addition_ops(of: str, by: str | None) -> tuple[Operation, ...]:
     return (AddToResidual(of, by=by),)
 
 
 def _expert_feed_forward(header: Header) -> FeedForward:
     hidden = header.whole_number("expert_feed_forward_length")
     normalized = header.flag("expert_weights_norm", False)
-    experts = read_experts(header, hidden, Gating.SIGMOID, normalized, reads=SHARED)
+    experts = read_experts(header, hidden, Routing.SIGMOID, normalized, reads=SHARED)
     experts = replace(experts, choice_bias=True, gated=False)
     shared = header.whole_number("expert_shared_feed_forward_length")
     return FeedForward(Activation.RELU_SQUARED, 0, experts, shared)

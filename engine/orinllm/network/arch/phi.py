@@ -11,7 +11,7 @@ from orinllm.network.arch.decoder import (
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
-    read_heads,
+    read_head_counts,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope
@@ -21,7 +21,7 @@ from orinllm.network.layer import Activation
 
 def phi3_config(header: Header) -> Config:
     """Return the Config of a Phi-3: q, k and v are one tensor, gate and up another."""
-    heads = read_heads(header)
+    heads = read_head_counts(header)
     rope = read_rope(header, heads.head_dim, interleaved=False)
     parts = LayerParts(layer_attentions(heads, rope), dense_feed_forwards(header, Activation.SILU))
     config = decoder_config(header, parts)

@@ -10,12 +10,12 @@ from orinllm.network.arch.decoder import (
     expert_feed_forwards,
     layer_attentions,
     read_experts,
-    read_heads,
+    read_head_counts,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope, rope_with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, AddPictureRows, Attention, Gating, Layer
+from orinllm.network.layer import Activation, AddPictureRows, Attention, Layer, Routing
 
 
 def qwen2_config(header: Header) -> Config:
@@ -37,7 +37,7 @@ def qwen3moe_config(header: Header) -> Config:
     used = header.whole_number("expert_used_count")
     default = header.whole_number("feed_forward_length", least=0) // used
     hidden = header.whole_number("expert_feed_forward_length", default)
-    experts = read_experts(header, hidden, Gating.SOFTMAX, normalized=True)
+    experts = read_experts(header, hidden, Routing.SOFTMAX, normalized=True)
     layers = _layer_attentions(header, qk_norm=True)
     return decoder_config(
         header, LayerParts(layers, expert_feed_forwards(header, experts, Activation.SILU))
@@ -62,7 +62,7 @@ def qwen3vl_config(header: Header) -> Config:
 
 def _layer_attentions(header: Header, qk_norm: bool = False) -> list[Attention]:
     """Return attention with rotary positions, of three parts where the family sees."""
-    heads, name = read_heads(header), header.architecture
+    heads, name = read_head_counts(header), header.architecture
     rope = read_rope(header, heads.head_dim, interleaved=False)
     if "vl" in name:
         rope = rope_with_axes(header, rope, mixed=name != "qwen2vl")

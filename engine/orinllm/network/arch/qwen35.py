@@ -16,14 +16,14 @@ from orinllm.network.arch.decoder import (
     decoder_config,
     dense_feed_forwards,
     layer_attentions,
-    mtp_config_with,
+    mtp_config_of_block,
     read_experts,
-    read_heads,
+    read_head_counts,
 )
 from orinllm.network.arch.header import Header
 from orinllm.network.arch.rope import read_rope, rope_with_axes
 from orinllm.network.config import Config
-from orinllm.network.layer import Activation, Convolve, GatedDeltaNet, Gating, Linear, Operation
+from orinllm.network.layer import Activation, Convolve, GatedDeltaNet, Linear, Operation, Routing
 
 # Every fourth layer has attention, where the file does not say which.
 _INTERVAL = 4
@@ -32,7 +32,7 @@ _INTERVAL = 4
 def qwen35_config(header: Header) -> Config:
     """Return the Config of a Qwen3.5: gated delta nets, and attention with gates."""
     net = _delta_net_operations(header)
-    mixers = [net if recurrent else None for recurrent in _recurrent_layers(header)]
+    mixers = [net if recurrent else None for recurrent in _is_recurrent_by_layer(header)]
     return decoder_config(header, replace(_layer_parts(header), mixers=mixers))
 
 
@@ -48,11 +48,11 @@ def qwen35_mtp_config(header: Header) -> Config:
         )
     whole, dim = replace(header, whole=True), header.whole_number("embedding_length")
     index = whole.n_layers - 1
-    return mtp_config_with(whole, _layer_parts(whole).make_layer(index, dim), index)
+    return mtp_config_of_block(whole, _layer_parts(whole).make_layer(index, dim), index)
 
 
 def _layer_parts(header: Header) -> LayerParts:
-    heads = read_heads(header)
+    heads = read_head_counts(header)
     rope = rope_with_axes(header, read_rope(header, heads.head_dim, interleaved=False), mixed=True)
     layers = layer_attentions(heads, rope, qk_norm=True, gated=True)
     of_experts = header.architecture == "qwen35moe"
@@ -64,7 +64,7 @@ def _layer_parts(header: Header) -> LayerParts:
     return LayerParts(layers, feed_forwards, ffn_norm="post_attention_norm")
 
 
-def _recurrent_layers(header: Header) -> tuple[bool, ...]:
+def _is_recurrent_by_layer(header: Header) -> tuple[bool, ...]:
     """Return which layers have a delta net."""
     if not header.has_key("attention.recurrent_layers"):
         interval = header.whole_number("full_attention_interval", _INTERVAL)
@@ -114,5 +114,5 @@ def _expert_feed_forwards(header: Header) -> list[FeedForward]:
         "expert_feed_forward_length", width // header.whole_number("expert_used_count")
     )
     shared = header.whole_number("expert_shared_feed_forward_length", width)
-    experts = read_experts(header, hidden, Gating.SOFTMAX, normalized=True, reads=SHARED)
+    experts = read_experts(header, hidden, Routing.SOFTMAX, normalized=True, reads=SHARED)
     return [FeedForward(Activation.SILU, 0, experts, shared, shared_gate=True)] * header.n_layers

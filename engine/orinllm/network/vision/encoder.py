@@ -178,13 +178,13 @@ class Projector:
             return None
         return height // self.encoder.block_pixels, width // self.encoder.block_pixels
 
-    def largest_tile_rows(self, context: int) -> int:
+    def largest_tile_row_count(self, context: int) -> int:
         """Return the rows of the largest tile that a context has room for."""
         if self.encoder.free is None:
             return self.n_rows
         return max(1, min(self.sizes["most"] // self.encoder.block_pixels**2, context))
 
-    def rows_of_tile(self, height: int, width: int) -> int:
+    def tile_row_count(self, height: int, width: int) -> int:
         """Return the rows of a tile of pixels."""
         blocks = self.block_grid(height, width)
         return self.n_rows if blocks is None else blocks[0] * blocks[1]

@@ -157,7 +157,7 @@ def mrope_positions(ids: Sequence[int], start: int, end: int) -> Turns:
     """
     numbers = np.asarray(ids[:end], np.int64)
     turns = np.tile(np.arange(len(numbers), dtype=np.int32), (3, 1))
-    for at, (rows, columns) in _shaped_pictures(numbers):
+    for at, (rows, columns) in _starts_and_shapes(numbers):
         n = min(rows * columns, end - at)
         places = np.arange(rows * columns, dtype=np.int32)[:n]
         turns[:, at : at + n] = turns[0, at]
@@ -174,11 +174,11 @@ def mrope_positions_of_text(positions: Sequence[int]) -> Turns:
 
 def position_shift(ids: Sequence[int]) -> int:
     """Return by how much the positions of text behind `ids` are less than the number of these."""
-    shapes = _shaped_pictures(np.asarray(ids, np.int64))
+    shapes = _starts_and_shapes(np.asarray(ids, np.int64))
     return sum(rows * columns - max(rows, columns) for _, (rows, columns) in shapes)
 
 
-def _shaped_pictures(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
+def _starts_and_shapes(ids: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield where pictures of a shape begin among tokens, and the shape."""
     for at in np.flatnonzero((ids < 0) & ((-ids - 1) % MOST_ROWS == 0)):
         picture = _known_picture(int(ids[at]))

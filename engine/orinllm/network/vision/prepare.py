@@ -35,7 +35,7 @@ def decode_picture(data: bytes) -> Image.Image:
         raise BadInput(f"the picture has more than {MOST_PIXELS:,} pixels") from None
 
 
-def check_size(width: int, height: int) -> None:
+def check_picture_size(width: int, height: int) -> None:
     """Raise BadInput for a picture of no pixels, or of too many."""
     if not 1 <= width * height <= MOST_PIXELS:
         raise BadInput(
@@ -45,7 +45,7 @@ def check_size(width: int, height: int) -> None:
 
 def turn_upright(image: Image.Image) -> Image.Image:
     """Return a picture turned as its EXIF data say, in RGB; what is transparent is white."""
-    check_size(*image.size)
+    check_picture_size(*image.size)
     image = ImageOps.exif_transpose(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")

@@ -25,7 +25,7 @@ class FakeRunner:
 
     name, context, vocab_size = "general", 256, 1000
     slots, chunk, prompt_tokens_per_step = 2, 16, 16
-    most_extra_tokens, most_steps_in_flight, most_verified = 0, 1, 1
+    most_extra_tokens, most_steps_in_flight, most_verified_tokens = 0, 1, 1
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -19,7 +19,7 @@ from orinbench.measure.profiling.command import (
     sum_by_class,
 )
 from orinbench.measure.profiling.debug_log import kernel_class, parse_log
-from orinllm.gpu.compiler import write_clang_script
+from orinllm.gpu.host_compiler import write_clang_script
 
 # Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
 LOG = """\

@@ -14,9 +14,9 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling, drawable_tokens
-from orinllm.gpu.draws import packed_slot
 from orinllm.gpu.kernels.sample import SampleBuffers, sampling_launches
 from orinllm.gpu.launch import LaunchGraph
+from orinllm.gpu.sampler import pack_sampling
 
 SLOTS = 1000
 
@@ -34,7 +34,7 @@ def draw(
     state = Buffer(device, 2 * SLOTS, dtypes.int32).allocate()
     buffers = SampleBuffers.allocate(rows, state, SLOTS, 64)
     graph = LaunchGraph(device, tuple(sampling_launches(buffers, threads)))
-    buffers.slots.copyin(memoryview(bytearray(packed_slot(how) * SLOTS)))
+    buffers.slots.copyin(memoryview(bytearray(pack_sampling(how) * SLOTS)))
     rows.copyin(memoryview(bytearray(np.tile(logits, SLOTS))))
     drawn = []
     for start in range(0, len(positions), SLOTS):

@@ -22,7 +22,7 @@ from orinllm.gpu.kernels.gemm import RowProduct
 from orinllm.gpu.kernels.gemv import ArgmaxTail, GemvProduct, gemv_launches
 from orinllm.gpu.kernels.rows import gate_launch
 from orinllm.gpu.launch import LaunchGraph
-from orinllm.gpu.memory import make_memory, most_pages, pages_that_fit
+from orinllm.gpu.memory import addressable_pages, make_memory, pages_that_fit
 from orinllm.loader import Network, make_runner, plan_network
 
 pytestmark = pytest.mark.usefixtures("emulation")
@@ -197,7 +197,7 @@ class Slots:
         self.pages = [order[2 * i : 2 * i + 2] for i in range(sequences)]
         first = [pool - 1, pool - 2]
         executor.set_pages(first)
-        executor.fill(PROMPT, 0, len(PROMPT))
+        executor.fill_cache(PROMPT, 0, len(PROMPT))
         for cache in executor.memory.caches:
             held = np.empty(cache.nbytes // 2, np.uint16)
             cache.copyout(held.data.cast("B"))
@@ -284,7 +284,7 @@ def test_the_last_page_that_kernels_address(
 ) -> None:
     """A cache of 8 GB a layer: its last rows are where they belong. Of one more page is told."""
     network = Network.read(synthetic("tiny", "F16"), 128)
-    most, out, three = most_pages(network.config), np.zeros(2, np.uint64), ctypes.c_int * 3
+    most, out, three = addressable_pages(network.config), np.zeros(2, np.uint64), ctypes.c_int * 3
     page = np.array([most - 1], np.int32)
     lib = cuda_emulation.compile_emulated(flat("cache.cuh") + ADDRESSES)
     pointers = (ctypes.c_void_p * 2)(page.ctypes.data, out.ctypes.data)

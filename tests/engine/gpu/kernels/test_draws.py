@@ -14,8 +14,8 @@ from tinygrad.device import Buffer
 
 from orinllm.choose.sampling import Sampling, sample_token
 from orinllm.errors import BadInput
-from orinllm.gpu.draws import DeviceSampler
 from orinllm.gpu.launch import LaunchGraph
+from orinllm.gpu.sampler import DeviceSampler
 
 CONTEXT, SLOTS = 256, 5
 PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -31,7 +31,7 @@ from orinllm.choose.hidden_states import PooledStates, pooling_of
 from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
 from orinllm.file.gguf import GGUF
-from orinllm.gpu.compiler import compiler_environment
+from orinllm.gpu.host_compiler import compiler_environment
 from orinllm.loader import Network
 from orinllm.model import ModelDescription
 from orinllm.other.tinygrad_llm import UpstreamExecutor

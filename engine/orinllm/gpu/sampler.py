@@ -60,7 +60,7 @@ class DeviceSampler:
         self._drawing.discard(slot)
         if not how.is_greedy:
             self._drawing.add(slot)
-        _copy_bytes(self._buffers.slots, slot * _SLOT.size, packed_slot(how, biases is not None))
+        _copy_bytes(self._buffers.slots, slot * _SLOT.size, pack_sampling(how, biases is not None))
         if biases is not None:
             _copy_bytes(self._buffers.bias, slot * biases.nbytes, biases.tobytes())
         self.set_penalty_history(slot, ())
@@ -111,7 +111,7 @@ def _penalty_window(how: Sampling) -> int:
     return min(how.penalty_tokens, _MOST) if how.has_penalties else 0
 
 
-def packed_slot(how: Sampling, biased: bool = False) -> bytes:
+def pack_sampling(how: Sampling, biased: bool = False) -> bytes:
     """Return a Slot of cuda/sample.cu; `biased`: there is a row of biases."""
     cold = how.temperature == 0
     return _SLOT.pack(

@@ -26,7 +26,7 @@ from orinllm.network.vision.pictures import (
     PreparedPicture,
     find_or_make_picture,
 )
-from orinllm.network.vision.prepare import MOST_BYTES, check_size, prepare_picture
+from orinllm.network.vision.prepare import MOST_BYTES, check_picture_size, prepare_picture
 from orinllm.network.vision.qwen import qwen2vl_projector, qwen3vl_projector, qwen25vl_projector
 from orinllm.text.processes.job_process import JobProcess
 from orinllm.text.template import ChatTemplate
@@ -82,9 +82,9 @@ class PictureEncoder:
             except BadInput as error:
                 raise BadInput(f"{source}: {error}") from None
         file = isinstance(source, bytes | bytearray)
-        tiles, grid = self._decode_bytes(source) if file else self._prepare_image(source)
+        tiles, grid = self._prepare_bytes(source) if file else self._prepare_image(source)
         sides = [tile.shape[:2] for tile in tiles]
-        n_rows = sum(self.projector.rows_of_tile(*side) for side in sides)
+        n_rows = sum(self.projector.tile_row_count(*side) for side in sides)
         if n_rows > MOST_ROWS:
             raise BadInput(f"the picture has {n_rows:,} rows; {MOST_ROWS:,} at most were expected")
         prepared = PreparedPicture(tiles, grid, self.projector.block_grid(*sides[0]))
@@ -92,7 +92,7 @@ class PictureEncoder:
             f"{self._number}", prepared, n_rows, lambda p: self.encode(p.tiles)
         )
 
-    def _decode_bytes(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
+    def _prepare_bytes(self, data: bytes | bytearray) -> tuple[tuple[Pixels, ...], tuple[int, int]]:
         if len(data) > MOST_BYTES:
             most = f"{MOST_BYTES:,} at most were expected"
             raise BadInput(f"the picture has {len(data):,} bytes; {most}")
@@ -152,7 +152,7 @@ def _checked_pixels(source: Any) -> Pixels:
             "(height, width), (height, width, 3) or (height, width, 4) were expected, or a PIL "
             "image"
         )
-    check_size(array.shape[1], array.shape[0])  # before it is copied
+    check_picture_size(array.shape[1], array.shape[0])  # before it is copied
     return array
 
 
@@ -226,7 +226,7 @@ def encoder_memory_bytes(clip: GGUF, projector: Projector, context: int) -> tupl
     from orinllm.gpu.encoder import FusedEncoder
 
     encode = FusedEncoder(clip, projector.encoder, register_null_device(), empty=True)
-    return encode.weight_and_tile_bytes(projector.largest_tile_rows(context))
+    return encode.weight_and_tile_bytes(projector.largest_tile_row_count(context))
 
 
 def describe_projector(mmproj: str | Path, network: Network) -> Iterator[str]:
@@ -236,13 +236,13 @@ def describe_projector(mmproj: str | Path, network: Network) -> Iterator[str]:
     n, each = f"{projector.n_rows} rows a tile", f"tiles of {shape.size} x {shape.size} pixels"
     patches = f"{shape.patches_per_side**2} patches"
     if encoder.free is not None:
-        n, patches = f"up to {projector.largest_tile_rows(network.context):,} rows", "patches"
+        n, patches = f"up to {projector.largest_tile_row_count(network.context):,} rows", "patches"
         each = f"a row each {encoder.block_pixels} x {encoder.block_pixels} pixels"
     yield f"pictures      {clip.path}: {projector.kind}, {n}"
     yield f"              {each}, {patches} of width {shape.width}"
     weights, rows = encoder_memory_bytes(clip, projector, network.context)
     yield (
-        f"              {clip.size_bytes / 1e6:,.1f} MB of weights; on a GPU "
+        f"              {clip.n_tensor_bytes / 1e6:,.1f} MB of weights; on a GPU "
         f"{weights / 1e6:,.1f} MB, and {rows / 1e6:,.1f} MB for the largest picture"
     )
 
@@ -264,7 +264,7 @@ def enable_pictures(
         )
     sight = PictureEncoder.read(mmproj, network, device)
     if at_once and (prepare := getattr(sight.encode, "prepare_for_rows", None)) is not None:
-        prepare(sight.projector.largest_tile_rows(network.context))
+        prepare(sight.projector.largest_tile_row_count(network.context))
     template.enable_pictures(sight)
 
 
